@@ -18,8 +18,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mupscale.study import BudgetPoint, ContenderRuns, Curve, StudySummary, SystemRuns
+from mupscale.study import ContenderRuns, Curve, StudySummary, SystemRuns
 from mupscale.study.paper import thin_curve
+from mupscale.study.results import BudgetPoint
 
 
 def write_runs(folder: Path, steps: int) -> None:

@@ -19,13 +19,13 @@ from pathlib import Path
 import yaml
 
 from mupscale.study.contenders import contender_named
-from mupscale.study.pay import PayStudy
+from mupscale.study.pay import PayStudy, tune_contenders
 from mupscale.study.results import Tuning
 from mupscale.study.settings import StudySettings
 from mupscale.study.systems import System
 from mupscale.study.training import Trainer
 from mupscale.study.tree import list_stretches
-from mupscale.study.tuning import tune_contenders
+from mupscale.sweep import Sweep
 from mupscale.train import Recipe, Seeds
 
 MARGINS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2)
@@ -41,10 +41,15 @@ def tune(recipe: Recipe, settings: StudySettings, folder: Path) -> tuple[System,
         return system, tune_contenders(system, trainer, float(recipe.optimizer.init_args["lr"]))
 
 
+def contenders(tuning: Tuning) -> list[Sweep]:
+    """What was tried for each of them."""
+    return [one for name, one in tuning.items() if name != "base"]
+
+
 def candidates_cost(system: System, tuning: Tuning) -> float:
     """Of the first seed of all candidates: those that were stopped had their first budget alone."""
     total = 0.0
-    for tuned in tuning.contenders:
+    for tuned in contenders(tuning):
         one = contender_named(tuned.name)
         early, full = system.candidate(one, 1.0, 1.0, 0.0, 0)
         base = system.base_steps or 0
@@ -61,22 +66,22 @@ def report(name: str, recipe: Recipe, settings: StudySettings, margins: Sequence
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         system, all_of_them = tune(recipe, replace(settings, prune=NO_MARGIN), folder)
-        final = {(t.name, cell.lr, cell.noise): cell.final for t in all_of_them.contenders for cell in t.trials}
+        final = {(t.name, cell.lr, cell.noise): cell.loss for t in contenders(all_of_them) for cell in t.trials}
         in_one_go = sum(
             system.steps(one) * system.costs.cost_per_step(system.width_of(one)) * len(tuned.trials)
-            for tuned in all_of_them.contenders
+            for tuned in contenders(all_of_them)
             for one in [contender_named(tuned.name)]
         )
-        print(f"{name}: {sum(len(t.trials) for t in all_of_them.contenders)} candidates")
+        print(f"{name}: {sum(len(t.trials) for t in contenders(all_of_them))} candidates")
         for margin in margins:
             system, tuning = tune(recipe, replace(settings, prune=margin), folder)
             changes = []
-            for ours, theirs in zip(tuning.contenders, all_of_them.contenders, strict=True):
+            for ours, theirs in zip(contenders(tuning), contenders(all_of_them), strict=True):
                 if (ours.lr, ours.noise) != (theirs.lr, theirs.noise):
                     was, now = (final[one.name, one.lr, one.noise] for one in (theirs, ours))
                     higher = "" if was is None or now is None else f", {now / was - 1:+.2%}"
                     changes.append(f"{ours.name} {theirs.lr:g}/{theirs.noise:g} → {ours.lr:g}/{ours.noise:g}{higher}")
-            stopped = sum(cell.status == "stopped" for one in tuning.contenders for cell in one.trials)
+            stopped = sum(cell.status == "stopped" for one in contenders(tuning) for cell in one.trials)
             share = candidates_cost(system, tuning) / in_one_go
             print(
                 f"  margin {margin:5.0%}: {stopped:>2} stopped, {share:.2f} of the cost of all in one go; "

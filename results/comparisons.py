@@ -13,14 +13,13 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from mupscale.report import load_summary
-from mupscale.study import StudySettings, StudySummary, run_pay
+from mupscale.study import StudySettings, StudySummary, load_summary, run_pay
 from mupscale.study.forecast import LOSS_ROW
 from mupscale.train import Recipe
 
@@ -71,7 +70,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"{name}: {summary.answer['sentence']}", *summary.notes, sep="\n", flush=True)
         folder = asked.out / f"comparison-{name}"
         folder.mkdir(parents=True, exist_ok=True)
-        values = replace(summary, name=name, recipe=described).to_json()
+        values = asdict(replace(summary, name=name, recipe=described))
         (folder / "summary.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     return 0
 

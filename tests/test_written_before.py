@@ -150,7 +150,7 @@ def test_the_record_of_an_upscaled_checkpoint(folder: Path) -> None:
 
 def test_a_summary_of_before_there_was_one_format_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "method"]) == 1
-    assert "has format 1, but this version of mupscale reads format 3: run the study again" in capsys.readouterr().err
+    assert "is not the summary of a study" in capsys.readouterr().err
 
 
 def test_a_transfer_check_is_drawn(folder: Path) -> None:

@@ -8,9 +8,10 @@ tests/report/test_results.py compares them, so this is run whenever the words of
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
-from mupscale.report import load_summary
+from mupscale.study import load_summary
 from mupscale.study.wording import write_paper_words, write_pay_words
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -22,7 +23,7 @@ def reword(path: Path) -> None:
     summary = load_summary(path.parent)
     is_one_line = path.read_text(encoding="utf-8").count("\n") == 1
     layout = {"separators": (",", ":")} if is_one_line else {"indent": 1}
-    text = json.dumps(WRITE[summary.preset](summary).to_json(), **layout)  # type: ignore[arg-type]
+    text = json.dumps(asdict(WRITE[summary.preset](summary)), **layout)  # type: ignore[arg-type]
     path.write_text(text + "\n", encoding="utf-8")
 
 

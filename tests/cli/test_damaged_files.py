@@ -28,8 +28,8 @@ from mupscale.data import info, tokenize
 from mupscale.engine import read_outcome
 from mupscale.hf.files import Record
 from mupscale.models import MLP
-from mupscale.report import load_summary
-from mupscale.report.transfer import load_transfer_check
+from mupscale.report.tuning import load_transfer_check
+from mupscale.study import load_summary
 from mupscale.sweep import Cell, Space, SweepJob, Tried
 from mupscale.sweep.search import TrialBatch
 from mupscale.sweep.storage import Storage

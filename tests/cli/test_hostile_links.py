@@ -19,7 +19,8 @@ from hf_files import llama_config, llama_tensors, write_checkpoint
 from mupscale.cli import main
 from mupscale.data.documents import Corpus
 from mupscale.report import save_transfer_picture
-from mupscale.study import BudgetPoint, ContenderRuns, StudySummary, SystemRuns, run_sweeps, transfer_check
+from mupscale.study import ContenderRuns, StudySummary, SystemRuns, run_sweeps, transfer_check
+from mupscale.study.results import BudgetPoint
 from mupscale.system import MupscaleError
 from mupscale.train import run_recipe
 

@@ -27,6 +27,7 @@ from mupscale.cli import main
 from mupscale.data import tinyshakespeare
 from mupscale.study import StudySummary
 from mupscale.sweep import Cell, Space, Sweep, SweepJob, run_sweep
+from mupscale.system import parse_record
 from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Seeds, Spec, find_checkpoint, run_recipe
 from paper_runs import count_changes
 from processes import PROCESSES
@@ -374,4 +375,4 @@ def test_a_comparison_from_a_checkpoint(kind: str, tmp_path: Path, chance: rando
 def summary_of(folder: Path) -> StudySummary:
     """A comparison's summary, wherever its folder lies."""
     text = (folder / "summary.json").read_text().replace(str(folder), "FOLDER")
-    return StudySummary.from_json(json.loads(text))
+    return parse_record(StudySummary, json.loads(text))

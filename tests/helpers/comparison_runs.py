@@ -14,15 +14,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from mupscale.models import MLP
-from mupscale.study import (
-    BudgetPoint,
-    ContenderRuns,
-    StudySettings,
-    StudySummary,
-    SystemRuns,
-    contender_named,
-    run_pay,
-)
+from mupscale.study import ContenderRuns, StudySettings, StudySummary, SystemRuns, contender_named, run_pay
+from mupscale.study.results import BudgetPoint
 from mupscale.system import MupscaleError
 from mupscale.train import Growth, Recipe
 from small_runs import CLASSES, FEATURES, recipe

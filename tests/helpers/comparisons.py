@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from mupscale.study import (
-    BudgetPoint,
-    ContenderRuns,
-    Search,
-    StageSpent,
-    StudySettings,
-    StudySummary,
-    SystemRuns,
-    Tried,
-    contender_named,
-)
+from mupscale.study import ContenderRuns, StudySettings, StudySummary, SystemRuns, contender_named
 from mupscale.study.contenders import IN_PAY, USUAL_IN_PAY
 from mupscale.study.forecast import check_forecast, make_forecast
+from mupscale.study.results import BudgetPoint, StageSpent
 from mupscale.study.verdict import answer_comparison
 from mupscale.study.wording import write_pay_words
+from mupscale.sweep import Sweep, Tried
 
 USUAL, ALL = USUAL_IN_PAY, IN_PAY
 BUDGETS = (0.25, 0.5, 1.0)
@@ -73,7 +65,7 @@ def system(
     return SystemRuns(narrow, 4 * narrow, base, "FLOPs", contenders)
 
 
-def tuned(name: str) -> Search:
+def tuned(name: str) -> Sweep:
     """A valley over learning rates, the largest of which diverged, and over noise where that is tuned."""
     noisy = contender_named(name).tunes_noise
     tried = [
@@ -81,7 +73,7 @@ def tuned(name: str) -> Search:
         for j, noise in enumerate(NOISES if noisy else (0.0,), start=-2)
         for i, lr in enumerate(LRS, start=-2)
     ]
-    return Search(name, 0.008, 2.0 if noisy else 0.0, tried)
+    return Sweep(name, tried, lr=0.008, noise=2.0 if noisy else 0.0)
 
 
 def comparison(
@@ -108,7 +100,7 @@ def comparison(
             "steps": 2 * STEPS,
             "grow": [{"at": STEPS, "width": 1024}],
         },
-        settings=StudySettings(seeds=seeds, contenders=list(names), measure="held-out").to_json(),
+        settings=asdict(StudySettings(seeds=seeds, contenders=list(names), measure="held-out")),
         base={"from": None, "steps": STEPS, "lr": 0.008, "width": 256},
         tuned=[tuned(name) for name in ("base", *names) if name != "from-scratch-all-steps"],
         small=small,

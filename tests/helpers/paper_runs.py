@@ -19,7 +19,8 @@ from torch import Tensor
 from mupscale.cli import main
 from mupscale.data.stream import Batch
 from mupscale.models import MLP
-from mupscale.study import BudgetPoint, ContenderRuns, Curve, StudySettings, StudySummary, run_paper
+from mupscale.study import ContenderRuns, Curve, StudySettings, StudySummary, load_summary, run_paper
+from mupscale.study.results import BudgetPoint
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Growth, Recipe
 from processes import Child
@@ -106,14 +107,14 @@ def names_of(summary: StudySummary) -> list[str]:
 
 def read(folder: Path) -> StudySummary:
     """What a run has written."""
-    return StudySummary.from_json(json.loads((folder / "summary.json").read_text()))
+    return load_summary(folder)
 
 
 def facts(summary: StudySummary) -> dict[str, Any]:
     """All of a summary but the clock, its name, and where sweeps are kept."""
     values: dict[str, Any] = json.loads(json.dumps(asdict(summary)))
     del values["settings"]["storage"]
-    for part in values["stages"]:
+    for part in (*values["stages"], *values["tuned"]):
         del part["seconds"]
     return {name: value for name, value in values.items() if name not in ("name", "command")}
 
@@ -122,7 +123,7 @@ def written(path: Path, recipe: Recipe, how: StudySettings | None = None) -> Pat
     """A recipe as a file, which is YAML since it is JSON."""
     values = {name: value for name, value in recipe.to_json().items() if value is not None}
     if how is not None:
-        values["study"] = {name: value for name, value in how.to_json().items() if value is not None}
+        values["study"] = {name: value for name, value in asdict(how).items() if value is not None}
     path.write_text(json.dumps(values, indent=1))
     return path
 

@@ -11,18 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from mupscale.checks.coordinate_verdicts import Measurement
-from mupscale.study import (
-    BudgetPoint,
-    ContenderRuns,
-    Curve,
-    Search,
-    StageSpent,
-    StudySettings,
-    StudySummary,
-    SystemRuns,
-    Tried,
-)
+from mupscale.study import ContenderRuns, Curve, StudySettings, StudySummary, SystemRuns
+from mupscale.study.results import BudgetPoint, StageSpent
 from mupscale.study.wording import write_paper_words
+from mupscale.sweep import Sweep, Tried
 
 LRS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
 NOISES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -57,9 +49,9 @@ def example(**changes: Any) -> StudySummary:
             "steps": 2 * STEPS,
             "grow": [{"at": STEPS, "width": 256}],
         },
-        settings=StudySettings(
-            widths=[64], lrs=list(LRS), grown_lrs=list(LRS), noises=list(NOISES), measure="train"
-        ).to_json(),
+        settings=asdict(
+            StudySettings(widths=[64], lrs=list(LRS), grown_lrs=list(LRS), noises=list(NOISES), measure="train")
+        ),
         sentences=sentences,
         tuned=[sweep_1(), sweep_2()],
         large=SystemRuns(128, 256, 8.0e11, "FLOPs", contenders),
@@ -158,19 +150,17 @@ def diverged(runs: ContenderRuns) -> ContenderRuns:
     return with_curves(runs, runs.steps, bare)
 
 
-def sweep_1(*, lost: bool = False) -> Search:
-    """Learning rates at n₀, the largest of which diverged, or all."""
+def sweep_1() -> Sweep:
+    """Learning rates at n₀, the largest of which diverged."""
     trials = []
     for lr in LRS:
         loss = 0.52 + 0.03 * math.log2(lr / 0.016) ** 2 / 4
-        is_lost = lost or lr > 0.03
-        losses: list[float | None] = [None] if is_lost else [loss - 0.005, loss + 0.006]
+        losses: list[float | None] = [None] if lr > 0.03 else [loss - 0.005, loss + 0.006]
         trials.append(Tried(lr, 0.0, losses, steps=1000, cost=1.2e11))
-    name = "sweep-1-width-64"
-    return Search(name, 0.016, 0.0, trials, label=name, width=64, measure="train")
+    return Sweep("sweep-1-width-64", trials, 64, lr=0.016, noise=0.0, measure="train")
 
 
-def sweep_2(sampler: str = "grid", *, lost: bool = False, name: str = "sweep-2-width-64") -> Search:
+def sweep_2(sampler: str = "grid", *, name: str = "sweep-2-width-64") -> Sweep:
     """Learning rates × noise: a valley, with what is both fast and noisy diverged and one corner stopped."""
     trials, chance = [], random.Random(7)
     for number, (noise, lr) in enumerate(itertools.product(NOISES, LRS)):
@@ -180,16 +170,13 @@ def sweep_2(sampler: str = "grid", *, lost: bool = False, name: str = "sweep-2-w
         level = 0.0 if noise == 0 else 0.06 * math.exp(-(math.log10(noise) ** 2) / 0.4)
         far = 0.015 * math.log2(lr / 0.004) ** 2 + (0.1 * math.log10(noise / 3) ** 2 if noise > 3 else 0)
         loss = 0.46 - level + far
-        is_lost, is_stopped = lost or lr * max(noise, 0.3) > 0.15, lr < 0.0015 and noise > 2
+        is_lost, is_stopped = lr * max(noise, 0.3) > 0.15, lr < 0.0015 and noise > 2
         steps = [50 * (i + 1) for i in range(6 if is_lost or is_stopped else 20)]
         curve = [(s, loss + (0.1 + 0.12 * noise**0.5) * math.exp(-s / 150) + 0.05 * (1 - s / 1000)) for s in steps]
         losses: list[float | None] = [None if is_lost else loss]
         budget = 0.3 if is_stopped and not is_lost else 1.0
         trials.append(Tried(lr, noise, losses, budget, curve, steps[-1], 2.6e11))
-    done = [(trial.loss, trial) for trial in trials if trial.loss is not None]
-    best = min(done, key=lambda item: item[0])[1] if done else trials[0]
-    more: dict[str, Any] = {"width": 128, "start": 64, "measure": "train", "sampler": sampler}
-    return Search(name, best.lr, best.noise, trials, label=name, **more)
+    return Sweep(name, trials, 128, 64, measure="train", sampler=sampler)
 
 
 def coordinates() -> list[Measurement]:

@@ -50,7 +50,7 @@ def pages(paper_page: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
         if name == "both":
             lost = {
                 "runs": [diverged(one) for one in all_runs()[:2]],
-                "tuned": [sweep_1(lost=True), sweep_2(lost=True)],
+                "tuned": [sweep_1(), sweep_2()],
             }
             ruins = replace(example(name=words, **lost), coords=None)
             runs = [write(folder / "beside", replace(summary, small=[], tuned=[])), write(folder / "lost", ruins)]

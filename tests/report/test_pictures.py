@@ -24,10 +24,11 @@ from mupscale.plots import (
     words,
 )
 from mupscale.plots.contrast import find_contrast
-from mupscale.report import cost_picture, gain, loss_curves, transfer, tuning
+from mupscale.report import cost_picture, gain, loss_curves, tuning
 from mupscale.report.cost_picture import HALF, NARROW, WIDE, Shape
 from mupscale.report.looks import Look, find_looks
-from mupscale.study import CONTENDERS, ContenderRuns, Curve, Search, SystemRuns, Tried, contender_named
+from mupscale.study import CONTENDERS, ContenderRuns, Curve, SystemRuns, contender_named
+from mupscale.sweep import Sweep, Tried
 from summaries import GAIN, LRS, NOISES, all_runs, diverged, sweep_1, sweep_2, transfer_check, with_curves
 
 pytest.importorskip("matplotlib")
@@ -291,7 +292,7 @@ def test_what_has_one_point_is_no_picture() -> None:
     bare = Curve(0, "finished", [10], [2.0], held_out_steps=[10], held_out_losses=[2.0])
     runs = SystemRuns(4, 8, 1.0, "FLOPs", [with_curves(all_runs()[0], 10, [bare])])
     assert list(loss_curves.draw_loss_curves(runs, Gallery(Path()), {})) == []
-    one = Search("sweep-1", 0.1, 0.0, [Tried(0.1, 0.0, [1.0])], label="sweep-1")
+    one = Sweep("sweep-1", [Tried(0.1, 0.0, [1.0])])
     assert list(tuning.draw_tuning([one], Gallery(Path()), 0.1)) == []
 
 
@@ -331,11 +332,11 @@ def test_waterfall_goes_on_to_the_upscaled_model_with_its_own_rate(tmp_path: Pat
     given = {**GAIN, "copies-own": 0.29, "from-scratch-own": 0.33}
     ax = axes(lambda ax: gain._waterfall(ax, given))
     assert [text.get_text() for text in ax.texts][-3:] == ["0.412", "0.351", "0.290"]
-    assert [label.get_text() for label in ax.get_xticklabels()][-2:] == ["upscaled", "upscaled,\nown lr"]
+    assert [label.get_text() for label in ax.get_xticklabels()][-2:] == ["upscaled", "upscaled\n(e′)"]
     assert ax.get_ylim()[0] < 0.29
     (picture,) = gain.draw_gain(given, Gallery(tmp_path))
-    assert "Upscaled, own lr from halfway on: 0.290." in picture.alt
-    assert "and to that of the same with its own lr from halfway on" in picture.caption
+    assert "Grown from copies, own lr: 0.290." in picture.alt
+    assert "and to that grown from copies, own lr" in picture.caption
 
 
 @pytest.mark.usefixtures("pictures_without_pixels")
@@ -343,18 +344,18 @@ def test_waterfall_shows_the_best_of_the_alternatives_without_a_bar(tmp_path: Pa
     """It is what widening has to beat, and the others would hide it."""
     both = {**GAIN, "continued": 0.417, "continued-own": 0.34}
     for given, value, label in (
-        (both, 0.34, "base model continued, own lr"),
-        ({**both, "continued-own": None}, 0.417, "base model continued"),
+        (both, 0.34, "continued, own lr"),
+        ({**both, "continued-own": None}, 0.417, "continued"),
         ({**both, "from-scratch-own": 0.33}, 0.33, "from scratch, own lr"),
-        ({**both, "continued-late": 0.3}, 0.3, "base model continued, own lr from halfway"),
+        ({**both, "continued-late": 0.3}, 0.3, "continued, own lr late"),
     ):
         ax = axes(lambda ax, given=given: gain._waterfall(ax, given))  # type: ignore[misc]
         (line,) = [line for line in ax.lines if not str(line.get_label()).startswith("_")]
         assert (line.get_ydata()[0], line.get_label()) == (value, label)
         assert ax.get_ylim()[0] < value
     (picture,) = gain.draw_gain(both, Gallery(tmp_path))
-    assert picture.alt.endswith(" Base model continued, own lr: 0.340.")
-    assert picture.caption.endswith("; the line: base model continued, own lr")
+    assert picture.alt.endswith(" Continued, own lr: 0.340.")
+    assert picture.caption.endswith("; the line: continued, own lr")
     assert list(gain.draw_gain({"from-scratch": 0.5}, Gallery(tmp_path))) == []
     low = axes(lambda ax: gain._waterfall(ax, {"from-scratch": 0.045, "copies": 0.015, "continued": 0.001}))
     assert low.get_ylim()[0] == 0  # no loss is below
@@ -431,7 +432,7 @@ def test_rates_of_several_searches_share_a_picture() -> None:
 def test_the_cross_of_a_trial_that_diverged_lies_where_it_ended() -> None:
     points = [(100, 1.0), (200, 0.9), (300, 0.8), (316, 4.0)]
     trials = [Tried(0.1, 0.0, [None], curve=points), Tried(0.1, 1.0, [0.8], curve=points)]
-    ax = axes(lambda ax: tuning.sketch_by_noise(ax, trials, Search("sweep-2", 0.1, 1.0, trials)))
+    ax = axes(lambda ax: tuning.sketch_by_noise(ax, trials, Sweep("sweep-2", trials)))
     assert [line.get_xdata()[-1] for line in ax.lines] == [316, 316, 300]
     assert ax.lines[1].get_marker() == "x"
 
@@ -443,7 +444,7 @@ def test_losses_that_lie_far_apart_get_a_logarithmic_axis(highest: float, scale:
         Tried(0.1, noise, [top / 2], curve=[(500 * k, top / (1 + k / 40)) for k in range(1, 41)])
         for noise, top in ((0.0, 0.2), (1.0, 0.1), (8.0, highest))
     ]
-    ax = axes(lambda ax: tuning.sketch_by_noise(ax, trials, Search("sweep-2", 0.1, 1.0, trials)))
+    ax = axes(lambda ax: tuning.sketch_by_noise(ax, trials, Sweep("sweep-2", trials)))
     assert ax.get_yscale() == scale
     shown = [tick for tick in ax.get_xticks() if 0 <= tick <= 20_000]
     assert 3 <= len(shown) <= 6
@@ -466,13 +467,13 @@ def test_curves_by_noise_are_those_of_the_best_learning_rate() -> None:
 
 def test_transfer_panels_mark_each_width_s_optimum(tmp_path: Path) -> None:
     values = transfer_check()
-    ax = axes(lambda ax: transfer._panel(ax, values, "noise"))
+    ax = axes(lambda ax: tuning._panel(ax, values, "noise"))
     stars = [line for line in ax.lines if line.get_marker() == "*"]
     assert [star.get_xdata()[0] for star in stars] == [1.0] * 4
     assert len(ax.collections) == 4  # bands
-    assert transfer.save_transfer_picture(values, tmp_path / "new") == tmp_path / "new" / "transfer-check.png"
+    assert tuning.save_transfer_picture(values, tmp_path / "new") == tmp_path / "new" / "transfer-check.png"
     assert (tmp_path / "new" / "transfer-check.svg").exists()
-    assert transfer.save_transfer_picture(values, tmp_path / "t.svg").read_text().startswith("<?xml")
+    assert tuning.save_transfer_picture(values, tmp_path / "t.svg").read_text().startswith("<?xml")
 
 
 @pytest.mark.usefixtures("pictures_without_pixels")
@@ -484,7 +485,7 @@ def test_transfer_panels_mark_what_diverged(tmp_path: Path) -> None:
         if number in (1, 3):
             line["points"][-2]["losses"] = [None, None, None]
     values["lr"][2]["points"][2]["losses"][0] = None  # a seed of the best value
-    ax = axes(lambda ax: transfer._panel(ax, values, "lr"))
+    ax = axes(lambda ax: tuning._panel(ax, values, "lr"))
     crosses = [line for line in ax.lines if line.get_marker() == "x" and len(line.get_xdata())]
     marks = [(x, y) for line in crosses for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)]
     assert sorted(x for x, _ in marks) == [0.004, 0.016, 0.016, 0.032, 0.032, 0.032, 0.032]
@@ -497,10 +498,10 @@ def test_transfer_panels_mark_what_diverged(tmp_path: Path) -> None:
     assert ax.get_xlim()[1] > 0.032
     stars = [line.get_xdata()[0] for line in ax.lines if line.get_marker() == "*"]
     assert (stars[0], stars[2] != 0.004) == (0.004, True)  # as the check itself sees it
-    alts = {picture.name: picture.alt for picture in transfer.draw_transfer(values, Gallery(tmp_path))}
+    alts = {picture.name: picture.alt for picture in tuning.draw_transfer(values, Gallery(tmp_path))}
     assert "Diverged: 0.032 at width 128, 0.016 and 0.032 at width 256, 0.004 and 0.032" in alts["transfer-lr"]
     assert "Diverged" not in alts["transfer-noise"]
-    transfer._legend(ax.figure)
+    tuning._legend(ax.figure)
     assert [text.get_text() for text in ax.figure.legends[0].get_texts()][-2:] == ["1,024", "diverged"]
 
 
@@ -510,11 +511,11 @@ def test_transfer_check_where_all_seeds_of_a_point_diverged(tmp_path: Path) -> N
     for point in (*values["lr"][0]["points"], *values["noise"][0]["points"]):
         point["losses"] = [None, None, None]
     lost = [{**values["noise"][0]}]
-    (alone,) = [p for p in transfer.draw_transfer({**values, "noise": lost}, Gallery(tmp_path)) if "noise" in p.name]
+    (alone,) = [p for p in tuning.draw_transfer({**values, "noise": lost}, Gallery(tmp_path)) if "noise" in p.name]
     assert alone.alt.endswith("Diverged: 0 and 0.1 and 0.3 and 1 and 3 and 10 at width 128.")
     values["noise"] = []
-    assert transfer.save_transfer_picture(values, tmp_path / "t.png").exists()
-    assert [picture.name for picture in transfer.draw_transfer(values, Gallery(tmp_path))] == ["transfer-lr"]
+    assert tuning.save_transfer_picture(values, tmp_path / "t.png").exists()
+    assert [picture.name for picture in tuning.draw_transfer(values, Gallery(tmp_path))] == ["transfer-lr"]
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mupscale.study import BudgetPoint, ContenderRuns, StudySummary
+from mupscale.study import ContenderRuns, load_summary
 from mupscale.study.best_size import forecast_size
-from mupscale.study.results import SystemRuns
+from mupscale.study.results import BudgetPoint, SystemRuns
 
 STORED = sorted((Path(__file__).parents[2] / "results").glob("comparison-*"))
 
@@ -47,7 +46,7 @@ def test_lines_that_do_not_meet() -> None:
 
 @pytest.mark.parametrize("folder", STORED, ids=lambda path: path.name)
 def test_stored_comparisons_came_out_as_it_says_or_it_does_not_say(folder: Path) -> None:
-    summary = StudySummary.from_json(json.loads((folder / "summary.json").read_text()))
+    summary = load_summary(folder)
     large = summary.large
     assert large is not None
     cost = {}

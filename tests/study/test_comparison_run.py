@@ -20,26 +20,22 @@ from mupscale import checkpoint
 from mupscale.cli import main
 from mupscale.cli.studies import read_study
 from mupscale.engine.stack_run import StackRun
-from mupscale.study import StudySummary, contender_named, run_pay
+from mupscale.study import StudySummary, contender_named, load_summary, run_pay
 from mupscale.study.pay import PayStudy
 from mupscale.system import MupscaleError
 from mupscale.train import Growth, Recipe, Schedule, Spec, StoredRecipe, run_recipe
 from paper_runs import count_changes, written
 from processes import DEADLINE, PROCESSES
+from slow_cases import with_slow
 from small_runs import die_at
 
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """An uninterrupted comparison, and how often it changed something in its folder."""
-    place = tmp_path_factory.mktemp("whole")
-    run = place / "run"
-    assert in_process(run, partial(count_changes, str(run), str(place / "count"))) == 0
-    return run, int((place / "count").read_text())
+HOW = few(seeds=1)
+BRIEF: dict[str, Any] = {"contenders": ["continued", "fresh"], "budgets": [1.0]}
+"""Where two contenders tell enough."""
 
 
 class Commanded(NamedTuple):
-    """The smallest comparison there is, run by the command: its folder, its recipe, and what was printed."""
+    """A comparison with one seed of the large models, run by the command: its folder, recipe, and what was printed."""
 
     folder: Path
     recipe: Recipe
@@ -50,9 +46,10 @@ class Commanded(NamedTuple):
 @pytest.fixture(scope="module")
 def commanded(tmp_path_factory: pytest.TempPathFactory) -> Commanded:
     place = tmp_path_factory.mktemp("commanded")
-    path, run, said = written(place / "recipe.yaml", growing(), least()), place / "run", list[str]()
+    path, run, said = written(place / "recipe.yaml", growing(), HOW), place / "run", list[str]()
     for flags in (["--forecast"], []):
-        with redirect_stdout(StringIO()) as output:
+        with redirect_stdout(StringIO()) as output, pytest.MonkeyPatch.context() as patch:
+            patch.setattr("mupscale.report.page.make_page", lambda *given: "")  # whose tests draw it
             assert main(["run", str(path), "--out", str(run), *flags]) == 0
         said.append(output.getvalue())
     recipe = read_study("run", "", [str(path)], lambda parser: None, ()).recipe
@@ -65,8 +62,8 @@ def own_copy(commanded: Commanded, tmp_path: Path) -> Path:
     return Path(shutil.copytree(commanded.folder, tmp_path / "run"))
 
 
-def in_process(folder: Path, prepare: Any = int) -> int:
-    process = PROCESSES.Process(target=sit, args=(folder, growing(), few(), prepare))
+def in_process(folder: Path, recipe: Recipe, prepare: Any = int) -> int:
+    process = PROCESSES.Process(target=sit, args=(folder, recipe, HOW, prepare))
     process.start()
     process.join(DEADLINE)
     assert process.exitcode is not None
@@ -74,21 +71,20 @@ def in_process(folder: Path, prepare: Any = int) -> int:
 
 
 def read(folder: Path) -> StudySummary:
-    return StudySummary.from_json(json.loads((folder / "summary.json").read_text()))
+    return load_summary(folder)
 
 
-def test_what_is_in_the_summary(whole: tuple[Path, int]) -> None:
-    summary = read(whole[0])
-    assert StudySummary.from_json(json.loads(json.dumps(summary.to_json()))) == summary
+def test_what_is_in_the_summary(commanded: Commanded) -> None:
+    summary = read(commanded.folder)
     assert [one.name for one in summary.tuned] == ["base", "from-scratch", "continued", "copies", "fresh"]
     assert [len(one.trials) for one in summary.tuned] == [2, 2, 2, 2, 2]
     assert summary.large is not None
-    for system, narrow in ((summary.small[0], 4), (summary.large, 8)):
+    for system, narrow, seeds in ((summary.small[0], 4, 2), (summary.large, 8, 1)):
         assert (system.narrow, system.wide, system.unit) == (narrow, 2 * narrow, "FLOPs")
         assert [one.name for one in system.contenders] == ["from-scratch", "continued", "copies", "fresh"]
         for one in system.contenders:
             assert [point.budget for point in one.points] == [0.5, 1.0]
-            assert all(len(point.losses) == 2 and None not in point.losses for point in one.points)
+            assert all(len(point.losses) == seeds and None not in point.losses for point in one.points)
             chosen = next(tuned for tuned in summary.tuned if tuned.name == one.name)
             assert (one.lr, one.noise) == (chosen.lr, chosen.noise)
     assert summary.answer["sentence"].endswith(".")
@@ -122,15 +118,15 @@ def test_what_lies_far_behind_goes_no_further(tmp_path: Path) -> None:
     assert len(runs) == 2, "the constant phase of the first budget, and its decay"
     costs = [next(stage.cost for stage in one.stages if stage.name == "rates") for one in (pruned, whole)]
     assert costs[0] < costs[1]
-    assert StudySummary.from_json(json.loads(json.dumps(pruned.to_json()))) == pruned
 
 
-def test_a_budget_is_what_one_run_with_its_schedule_gives(whole: tuple[Path, int], tmp_path: Path) -> None:
+def test_a_budget_is_what_one_run_with_its_schedule_gives(commanded: Commanded, tmp_path: Path) -> None:
     """The base model continued for the half budget: constant phase and branch are two recipes that anybody can run."""
-    summary, own = read(whole[0]), PayStudy(growing(), few(), whole[0], lambda text: None)
+    run = commanded.folder
+    summary, own = read(run), PayStudy(commanded.recipe, HOW, run, lambda text: None)
     values = next(one for one in summary.tuned if one.name == "continued")
     leaf = own.system.leaves(contender_named("continued"), summary.base["lr"], values.lr, 0.0, 0)[0.5]
-    folders = [whole[0] / "stretches" / own.ground.folder_name(stretch) for stretch in leaf.path[1:]]
+    folders = [run / "stretches" / own.ground.folder_name(stretch) for stretch in leaf.path[1:]]
     first, second = (StoredRecipe.read(folder / "recipe.json").load(["small_runs"]) for folder in folders)
     assert first.schedule == Schedule()
     assert second.schedule == Schedule("wsd", decay=second.steps)
@@ -146,13 +142,12 @@ def test_a_budget_is_what_one_run_with_its_schedule_gives(whole: tuple[Path, int
     assert held_out == pytest.approx(continued.points[0].losses[0], rel=1e-4)
 
 
-def test_killed_anywhere_it_ends_the_same(whole: tuple[Path, int], tmp_path: Path) -> None:
-    folder, count = whole
+def test_killed_anywhere_it_ends_the_same(commanded: Commanded, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    for part in (0.2, 0.55):
-        assert in_process(run, partial(die_at, str(run), round(part * count))) == -signal.SIGKILL
-    assert in_process(run) == 0
-    assert facts(read(run)) == facts(read(folder))
+    for change in (150, 350):
+        assert in_process(run, commanded.recipe, partial(die_at, str(run), change)) == -signal.SIGKILL
+    assert in_process(run, commanded.recipe) == 0
+    assert facts(read(run)) == facts(read(commanded.folder))
 
 
 def test_asked_to_stop_in_a_last_step_it_trains_no_further_stage(
@@ -173,16 +168,24 @@ def test_asked_to_stop_in_a_last_step_it_trains_no_further_stage(
     assert said.err.endswith("run the same command again, and it goes on where it was\n")
 
 
+@pytest.fixture(scope="module")
+def changes(commanded: Commanded, tmp_path_factory: pytest.TempPathFactory) -> int:
+    """How often a comparison changes something in its folder."""
+    place = tmp_path_factory.mktemp("whole")
+    count = partial(count_changes, str(place / "run"), str(place / "count"))
+    assert in_process(place / "run", commanded.recipe, count) == 0
+    return int((place / "count").read_text())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(20))
 def test_killed_at_any_change_of_its_folder_it_ends_the_same(
-    whole: tuple[Path, int], tmp_path: Path, part: int
+    commanded: Commanded, changes: int, tmp_path: Path, part: int
 ) -> None:
-    folder, count = whole
     run = tmp_path / "run"
-    in_process(run, partial(die_at, str(run), 1 + part * count // 20))
-    assert in_process(run) == 0
-    assert facts(read(run)) == facts(read(folder))
+    in_process(run, commanded.recipe, partial(die_at, str(run), 1 + part * changes // 20))
+    assert in_process(run, commanded.recipe) == 0
+    assert facts(read(run)) == facts(read(commanded.folder))
 
 
 def histories(run: Path) -> dict[Path, int]:
@@ -190,28 +193,28 @@ def histories(run: Path) -> dict[Path, int]:
     return {path.relative_to(run): path.stat().st_mtime_ns for path in run.glob("**/metrics.jsonl")}
 
 
-@pytest.mark.parametrize("called", ["run", "../there/run", "{}/run", "{}/link/run"])
+@pytest.mark.parametrize("called", with_slow(["run", "../there/run", "{}/run", "{}/link/run"], ["{}/link/run"]))
 def test_its_folder_may_be_moved_and_called_by_any_path(
-    whole: tuple[Path, int], called: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    commanded: Commanded, called: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = tmp_path / "there"
-    run = Path(shutil.copytree(whole[0], there / "run"))
+    there, whole = tmp_path / "there", facts(read(commanded.folder))
+    run = Path(shutil.copytree(commanded.folder, there / "run"))
     (there / "link").symlink_to(there)
     monkeypatch.chdir(there)
     before = histories(run)
-    assert facts(compare_quietly(Path(called.format(there)))) == facts(read(whole[0]))
+    assert facts(compare_quietly(Path(called.format(there)), commanded.recipe, HOW)) == whole
     assert histories(run) == before
     stored = [file for file in run.glob("**/*") if file.suffix in (".json", ".jsonl", ".safetensors")]
     assert len(stored) > 50
-    assert not [file for file in stored if str(whole[0].parent).encode() in file.read_bytes()]
-    shutil.rmtree(next(run.glob("stretches/width-16-lr-*-seed-1-*")))
-    assert facts(compare_quietly(Path(called.format(there)))) == facts(read(whole[0]))
+    assert not [file for file in stored if str(commanded.folder.parent).encode() in file.read_bytes()]
+    shutil.rmtree(next(run.glob("stretches/width-16-lr-*-seed-0-*")))
+    assert facts(compare_quietly(Path(called.format(there)), commanded.recipe, HOW)) == whole
     assert histories(run).keys() == before.keys()
 
 
 def test_more_seeds_train_only_what_is_new(commanded: Commanded, own_copy: Path) -> None:
     before, kept = read(own_copy), histories(own_copy)
-    after = compare_quietly(own_copy, commanded.recipe, least(seeds=2))
+    after = compare_quietly(own_copy, commanded.recipe, few(seeds=2))
     assert kept.items() < histories(own_copy).items()
     assert before.large is not None
     assert after.large is not None
@@ -224,18 +227,17 @@ def test_more_seeds_train_only_what_is_new(commanded: Commanded, own_copy: Path)
 def test_another_recipe_in_the_same_folder_is_trained_and_never_taken_for_the_first(
     commanded: Commanded, own_copy: Path, tmp_path: Path
 ) -> None:
-    first, another = read(own_copy), replace(commanded.recipe, batch=4)
+    first, another, how = read(own_copy), replace(commanded.recipe, batch=4), least(**BRIEF)
     other, alone = (
-        compare_quietly(folder, another, least(), forecast_only=True) for folder in (own_copy, tmp_path / "alone")
+        compare_quietly(folder, another, how, forecast_only=True) for folder in (own_copy, tmp_path / "alone")
     )
     assert facts(other) == facts(alone)
-    assert other.small != first.small
-    assert facts(compare_quietly(own_copy, commanded.recipe, least())) == facts(first)
+    assert facts(compare_quietly(own_copy, commanded.recipe, HOW)) == facts(first)
 
 
 def test_a_width_that_is_no_multiple_is_for_fresh_units_alone(tmp_path: Path) -> None:
     recipe = growing(grow=[Growth(at=9, width=12, how="fresh")])
-    summary = compare_quietly(tmp_path / "run", recipe, least(), forecast_only=True)
+    summary = compare_quietly(tmp_path / "run", recipe, least(budgets=[1.0]), forecast_only=True)
     assert [one.name for one in summary.small[0].contenders] == ["from-scratch", "continued", "fresh"]
     assert any("copies are left out" in note for note in summary.notes)
 
@@ -244,7 +246,7 @@ def test_thin_lines_on_request_and_a_forecast_alone(tmp_path: Path) -> None:
     names = ["continued", "fresh", "copies-without-noise", "net2net", "naive-widening", "from-scratch"]
     names.append("from-scratch-all-steps")
     said = list[str]()
-    how = least(contenders=names)
+    how = least(contenders=names, budgets=[1.0])
     summary = run_pay(growing(), how, tmp_path / "run", note=said.append, forecast_only=True)
     assert summary.sentences[0] not in said  # the command says it, once
     assert summary.large is None
@@ -264,7 +266,8 @@ def test_copies_without_noise_are_the_base_model_continued_for_fewer_steps(tmp_p
     """With costs in steps both have equally many, and are the same function."""
     names = ["continued", "copies-without-noise", "fresh"]
     recipe = growing(model=Spec("comparison_runs.Uncounted"), precision="fp64")
-    summary = compare_quietly(tmp_path / "run", recipe, least(contenders=names), forecast_only=True)
+    how = least(contenders=names, budgets=[1.0])
+    summary = compare_quietly(tmp_path / "run", recipe, how, forecast_only=True)
     (small,) = summary.small
     assert small.unit == "steps"
     assert any("FLOPs cannot be counted, so costs are steps" in note for note in summary.notes)
@@ -315,10 +318,10 @@ def test_from_a_checkpoint_of_ones_own_loop(base_run: Path, tmp_path: Path) -> N
     checkpoint.save(tmp_path / "mine.safetensors", model, optimizer)
     with pytest.raises(MupscaleError, match="give from_width"):
         compare_quietly(tmp_path / "run", recipe)
-    recipe = replace(recipe, start_width=8)
+    recipe, how = replace(recipe, start_width=8), least(base_steps=9, **BRIEF)
     with pytest.raises(MupscaleError, match=r"how many steps its model has trained.*study\.base_steps"):
         compare_quietly(tmp_path / "run", recipe)
-    summary = compare_quietly(tmp_path / "other", recipe, least(base_steps=9))
+    summary = compare_quietly(tmp_path / "other", recipe, how)
     assert summary.large is not None
     assert summary.large.base_cost is not None
     assert not any("optimizer state" in note for note in summary.notes)
@@ -326,12 +329,12 @@ def test_from_a_checkpoint_of_ones_own_loop(base_run: Path, tmp_path: Path) -> N
     before = histories(tmp_path / "moved")
     (tmp_path / "mine.safetensors").rename(tmp_path / "yours.safetensors")
     again = replace(recipe, start=str(tmp_path / "yours.safetensors"))
-    assert compare_quietly(tmp_path / "moved", again, least(base_steps=9)).large == summary.large
+    assert compare_quietly(tmp_path / "moved", again, how).large == summary.large
     assert histories(tmp_path / "moved") == before
     (tmp_path / "yours.safetensors").rename(tmp_path / "mine.safetensors")
     (tmp_path / "moved").rename(tmp_path / "other")
     checkpoint.save(tmp_path / "mine.safetensors", model)
-    bare = compare_quietly(tmp_path / "other", recipe, least(base_steps=9))
+    bare = compare_quietly(tmp_path / "other", recipe, how)
     assert any("holds no optimizer state" in note for note in bare.notes)
     assert facts(bare)["large"] != facts(summary)["large"], "another checkpoint was taken for the first"
 

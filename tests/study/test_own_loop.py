@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import mupscale as mu
-from mupscale.report import load_summary, write_report
-from mupscale.study import FamilySettings, OwnLoop, StudySettings
+from mupscale.report import write_report
+from mupscale.study import FamilySettings, OwnLoop, StudySettings, load_summary
 from mupscale.study.own_loop import _LoopGround, fingerprint_code
 from mupscale.study.tree import Stretch
 from mupscale.system import MupscaleError, derive, seeded

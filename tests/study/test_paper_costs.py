@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mupscale.study import ContenderRuns, Curve, StageSpent
+from mupscale.study import ContenderRuns, Curve
+from mupscale.study.results import StageSpent
 from mupscale.study.verdict import compute_costs, compute_gain, cost_to_reach, mean_curve
-from mupscale.sweep.space import Space, Sweep, Tried
+from mupscale.sweep.space import Sweep, Tried
 from paper_runs import with_curves
 
 STEPS = list(range(25, 1001, 25))
@@ -104,10 +105,9 @@ def test_tuning_is_sweeps_and_small_models() -> None:
 
 
 def test_tuning_speedup_is_that_of_a_step_whatever_the_seeds() -> None:
-    space = Space((0.1,), (1.0,))
-    trials = [Tried(0.1, 1.0, [1.0], steps=100, cost=2 * 100 * 5.0), Tried(0.1, 0.0, [None])]
-    small = Sweep("sweep-2-width-64", 128, 64, space, trials, seeds=2)
-    first = Sweep("sweep-1-width-64", 64, None, space, [Tried(0.1, 0.0, [1.0], steps=1, cost=99.0)])
+    trials = [Tried(0.1, 1.0, [1.0, 1.0], steps=100, cost=2 * 100 * 5.0), Tried(0.1, 0.0, [None, None])]
+    small = Sweep("sweep-2-width-64", trials, 128, 64)
+    first = Sweep("sweep-1-width-64", [Tried(0.1, 0.0, [1.0], steps=1, cost=99.0)], 64)
     found = compute_costs([runs("copies", flat(1.0), flops=118.0)], [], [first, small])
     assert found["tuning_speedup"] == pytest.approx(23.6)
 

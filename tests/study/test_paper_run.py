@@ -12,14 +12,13 @@ import pytest
 import torch
 
 from mupscale.growth.noise import SignalNoise
-from mupscale.study import ContenderRuns, Search, StudySummary, Tried, estimate_paper, run_paper
+from mupscale.study import ContenderRuns, StudySummary, estimate_paper, run_paper
 from mupscale.study.contenders import COPIES, contender_named
-from mupscale.study.forecast import Extrapolation
-from mupscale.study.paper import Choice, PaperStudy, Tuned, _load_trained
-from mupscale.sweep import Space, Sweep
+from mupscale.study.paper import Choice, PaperStudy
+from mupscale.sweep import Cell, Space, Sweep, Tried
 from mupscale.system.errors import MupscaleError
 from mupscale.system.seeds import derive
-from mupscale.train import Growth, Recipe, Schedule, Seeds, Spec, run_recipe
+from mupscale.train import Growth, Recipe, Schedule, Seeds, Spec, find_checkpoint, read_snapshot, run_recipe
 from paper_runs import (
     BASE_STEPS,
     STEPS,
@@ -86,7 +85,7 @@ def choice_of(summary: StudySummary) -> Choice:
     return Choice(**summary.answer["choice"])
 
 
-def best_of(search: Search) -> Tried:
+def best_of(search: Sweep) -> Tried:
     assert search.best is not None
     return search.best
 
@@ -104,7 +103,7 @@ def test_everything_is_in_the_folder(done: StudySummary, folder: Path) -> None:
 
 
 def test_the_summary_is_read_back_as_it_was(done: StudySummary, folder: Path) -> None:
-    assert json.dumps(read(folder).to_json()) == json.dumps(done.to_json())
+    assert read(folder) == done
     assert (done.preset, done.measure) == ("paper", "training loss")
     assert done.coords is not None
     assert done.recipe == {**small().to_json(), "out": "."}
@@ -239,8 +238,8 @@ def test_own_rates_count_where_the_grid_tells_them_apart_and_a_baseline_has_one(
     """0.06 is between two rates of the grid, 0.05 the nearer: with it all would be trained twice for nothing."""
     study = prepared(tmp_path / "run", grown_lrs=[0.02, 0.05, 0.1], contenders=contenders)
     trials = [Tried(lr, 0.0, [float(lr != zero)]) for lr in (0.02, 0.05, 0.1)]
-    sweep = Sweep("sweep-2", 8, 4, Space((0.02, 0.05, 0.1)), trials)
-    choice = study._choose(Extrapolation(0.06, 1.0, 0.06, 1.0), 0.01, sweep)
+    sweep = Sweep("sweep-2", trials, 8, 4, Space((0.02, 0.05, 0.1)))
+    choice = study._choose(Cell(0.06, 1.0), 0.01, sweep)
     assert choice.own_lr == (zero if named else None)
     assert {one.name for one in study.contenders if study._plan(one, choice)} & OWN == named
 
@@ -334,13 +333,15 @@ def test_signal_noise_is_tuned_small_and_its_constants_transferred(tmp_path: Pat
     (tuned_at,) = study.small
     study.trainer.make_folder()
     study._train_small(tuned_at, 0.01)
-    sweep = Sweep("sweep-2", 8, 4, Space((0.02,), (0.2,)), [Tried(0.02, 0.2, [1.0])])
-    choice = study._choose(Extrapolation(0.03, 0.2, 0.02, 0.1), 0.01, sweep)
+    sweep = Sweep("sweep-2", [Tried(0.02, 0.1, [1.0])], 8, 4)
+    choice = study._choose(Cell(0.03, 0.2), 0.01, sweep)
     assert choice.constants is not None
     found = []
     for seed in (0, 1):
         noise = SignalNoise(0.2)
-        model = _load_trained(study.trainer.recipe_of(tuned_at.base_model(0.01, seed)))
+        model = signal.family().build(tuned_at.narrow).to(signal.dtype())
+        kept = study.trainer.recipe_of(tuned_at.base_model(0.01, seed)).out
+        read_snapshot(find_checkpoint(str(kept))).restore_model(model)
         signal.family().upscale(model, width=tuned_at.wide, noise=noise, seed=derive(seed, "start"))
         assert noise.effective is not None
         assert isinstance(noise.effective.std, dict)
@@ -354,15 +355,17 @@ def test_signal_noise_is_tuned_small_and_its_constants_transferred(tmp_path: Pat
     assert plain is not None
     made = study.trainer.recipe_of(ours.stretch(0))
     assert (made.noise, made.noise_unit, made.width) == (choice.constants, "theory", signal.grow[0].width)
-    assert isinstance(plain.noise, dict)  # of plain transfer, whose noise is half of the extrapolated one
-    assert plain.noise == pytest.approx({name: constant / 2 for name, constant in choice.constants.items()})
+    level = plain.stretch(0).noise
+    assert isinstance(level, dict)  # of plain transfer, whose noise is half of the extrapolated one
+    assert level == pytest.approx({name: constant / 2 for name, constant in choice.constants.items()})
 
 
 def test_an_extrapolated_value_has_the_plain_one_beside_it(tmp_path: Path) -> None:
     study = prepared(tmp_path / "run", contenders=["continued", "copies-plain"])
     study.trainer.make_folder()
     choice = Choice(0.01, 0.03, 0.2, "init", plain=(0.1, 0.02))
-    summary = study._summarise(Tuned([], choice, ["plain transfer has 0.1"]), "")
+    study.sentences = ["plain transfer has 0.1"]
+    summary = study._summarise(choice, "")
     copies, plain = runs_of(summary, "copies"), runs_of(summary, "copies-plain")
     assert (copies.noise, copies.lr) == (0.2, 0.03)
     assert (plain.noise, plain.lr) == (0.1, 0.02)
@@ -386,7 +389,7 @@ def test_two_small_widths_are_tuned_narrowest_first_and_what_moved_is_said(tmp_p
 def test_zero_noise_chosen_means_that_the_upscaled_model_is_the_base_model_continued(tmp_path: Path) -> None:
     study = prepared(tmp_path / "run", contenders=["continued", "copies-without-noise", "copies-own"], seeds=2)
     study.trainer.make_folder()
-    summary = study._summarise(Tuned([], Choice(0.01, 0.02, 0.0, "init", own_lr=0.01), []), "")
+    summary = study._summarise(Choice(0.01, 0.02, 0.0, "init", own_lr=0.01), "")
     copies = runs_of(summary, "copies")
     assert copies.curves == runs_of(summary, "copies-without-noise").curves
     assert copies.label == "(e) grown from copies, width 16, for which the sweep chose no noise"
@@ -404,7 +407,7 @@ def test_gpt_2_grows_by_heads_through_the_whole_comparison(tmp_path: Path) -> No
     assert [sweep.width for sweep in summary.tuned] == [{"heads": 2}]
     assert runs_of(summary, "copies").width == {"heads": 4}
     assert len(list((tmp_path / "run" / "stretches").glob("width-heads1-lr-*"))) == 1
-    assert read(tmp_path / "run") == StudySummary.from_json(json.loads(json.dumps(summary.to_json())))
+    assert read(tmp_path / "run") == summary
 
 
 @pytest.mark.slow
@@ -490,7 +493,7 @@ def test_a_seed_with_which_the_base_model_diverges_is_left_out(tmp_path: Path) -
     unlucky = small(data=Spec("paper_runs.Unlucky"))
     study = prepared(tmp_path / "run", unlucky, seeds=3, contenders=["continued"])
     study.trainer.make_folder()
-    summary = study._summarise(Tuned([], Choice(0.01, 0.02, 0.1, "init"), []), "")
+    summary = study._summarise(Choice(0.01, 0.02, 0.1, "init"), "")
     base, copies = runs_of(summary, "base"), runs_of(summary, "copies")
     assert [curve.status for curve in base.curves] == ["finished", "diverged", "finished"]
     assert [curve.seed for curve in copies.curves] == [0, 2]

@@ -236,7 +236,7 @@ def test_unknown_costs_leave_the_losses() -> None:
 
 
 def sweep(width: Any, start: Any, name: str = "sweep-2") -> Sweep:
-    return Sweep(name, width, start, Space((0.1, 0.2, 0.4)), [Tried(0.2, 0.0, [1.0])])
+    return Sweep(name, [Tried(0.2, 0.0, [1.0])], width, start, Space((0.1, 0.2, 0.4)))
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_one_warning_for_each_small_width() -> None:
 
 
 def test_findings_of_sweeps_carry_their_name() -> None:
-    edge = Sweep("sweep-1-width-64", 64, None, Space((0.1, 0.2)), [Tried(0.2, 0.0, [1.0])])
+    edge = Sweep("sweep-1-width-64", [Tried(0.2, 0.0, [1.0])], 64, None, Space((0.1, 0.2)))
     (only,) = write_warnings([edge], [])
     assert only == "sweep-1-width-64: the best learning rate, 0.2, is the largest tried: try 0.2, 0.4, 0.8"
 

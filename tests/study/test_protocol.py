@@ -14,11 +14,11 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from mupscale.engine.outcomes import Outcome
-from mupscale.study import StudySummary, dry_run, estimate_paper
+from mupscale.study import estimate_paper, training
 from mupscale.study.contenders import CONTINUED, COPIES, FROM_SCRATCH
-from mupscale.study.dry_run import measure_stage
 from mupscale.study.paper import Protocol, near_divisor, read_curve, thin_curve
 from mupscale.study.systems import System
+from mupscale.study.training import measure_stage
 from mupscale.system import rough_time
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Evaluation, Growth, Schedule, Seeds, Spec
@@ -221,7 +221,7 @@ def test_a_model_whose_cost_is_unknown_is_compared_step_by_step(tmp_path: Path) 
 
 def test_a_dry_run_tries_fewer_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
-    stack = dry_run.RunStack
+    stack = training.RunStack
 
     def cramped(recipes: list[Any], *others: Any) -> Any:
         tried.append(len(recipes))
@@ -229,7 +229,7 @@ def test_a_dry_run_tries_fewer_where_memory_is_short(tmp_path: Path, monkeypatch
             raise torch.OutOfMemoryError
         return stack(recipes, *others)
 
-    monkeypatch.setattr(dry_run, "RunStack", cramped)
+    monkeypatch.setattr(training, "RunStack", cramped)
     room, made = 3, protocol()
     seconds = measure_stage([system(made).base_model(0.1, seed) for seed in range(12)], made, "auto")
     assert tried == [12, 6, 3]
@@ -307,16 +307,3 @@ def test_small_widths_that_cannot_be_built(tmp_path: Path) -> None:
     with pytest.raises(MupscaleError, match="does not name the same arguments"):
         system(made).smaller({"head_dim": 2})
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("values", "why"),
-    [
-        ([], "this is not the summary of a study: run the study again"),
-        ({"format": 2}, "this summary has format 2, but this version of mupscale reads format 3"),
-        ({"format": 3}, r"this is not the summary of a study \(.*name.*\): run the study again"),
-    ],
-)
-def test_a_summary_that_is_none(values: Any, why: str) -> None:
-    with pytest.raises(MupscaleError, match=why):
-        StudySummary.from_json(values)

@@ -12,7 +12,8 @@ import pytest
 from comparisons import ALL, comparison, forecast_only, system
 from mupscale import MupscaleError
 from mupscale.plots import words
-from mupscale.study import Card, PageTable, StudySummary, format_width
+from mupscale.study import StudySummary, format_width
+from mupscale.study.results import Card, PageTable
 from summaries import all_runs, diverged, example
 
 

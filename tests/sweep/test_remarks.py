@@ -30,7 +30,7 @@ def sweep(
             trials.append(Tried(*cell, [None]))
         else:
             trials.append(Tried(*cell, [value - spread / 2, value + spread / 2] if seeds > 1 else [value]))
-    return Sweep("sweep-2-width-64", 128, 64, space, trials, seeds=seeds)
+    return Sweep("sweep-2-width-64", trials, 128, 64, space)
 
 
 def bowl(best_lr: float, best_noise: float, height: float = 1.0) -> Callable[[float, float], float]:
@@ -82,7 +82,7 @@ def test_a_single_noise_level_beside_zero_goes_on_by_twos() -> None:
 
 
 def test_values_off_the_grid_belong_to_the_nearest_edge() -> None:
-    found = Sweep("s", 128, 64, Space(LRS, NOISES), [Tried(0.37, 1.1, [1.0])], sampler="tpe")
+    found = Sweep("s", [Tried(0.37, 1.1, [1.0])], 128, 64, Space(LRS, NOISES), sampler="tpe")
     assert sweep_remarks(found) == [
         "the best learning rate, 0.37, lies next to 0.4, the largest tried: try 0.4, 0.8, 1.6",
     ]
@@ -166,7 +166,7 @@ def test_without_noise_divergence_with_noise_does_not_matter() -> None:
 @pytest.mark.parametrize(("lr", "told"), [(0.21, True), (0.18, False)])
 def test_samplers_may_find_divergence_nearer_than_a_grid_step(lr: float, told: bool) -> None:
     trials = [Tried(0.19, 1.0, [1.0]), Tried(lr, 1.0, [None])]
-    found = sweep_remarks(Sweep("s", 128, 64, Space(LRS, NOISES), trials, sampler="tpe"))
+    found = sweep_remarks(Sweep("s", trials, 128, 64, Space(LRS, NOISES), sampler="tpe"))
     assert any("close to one that diverged" in said for said in found) == told
 
 

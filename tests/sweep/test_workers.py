@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def _act(work: SweepJob, place: str, output: Path, start: Any, prepare: Any, opt
         start.wait(DEADLINE)
         Held.meet = start
     try:
-        print(json.dumps(run_sweep(work, place, **options).to_json()), flush=True)
+        print(json.dumps(asdict(run_sweep(work, place, **options))), flush=True)
     except MupscaleError as error:
         print(f"error: {error}", flush=True)
 

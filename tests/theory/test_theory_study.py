@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -330,7 +330,7 @@ def test_a_network_of_zeros_has_equal_copies() -> None:
 
 
 def test_a_sweep_survives_a_file(swept: Sweep) -> None:
-    assert parse_record(Sweep, json.loads(json.dumps(swept.to_json()))) == swept
+    assert parse_record(Sweep, json.loads(json.dumps(asdict(swept)))) == swept
 
 
 def test_a_sweep_that_cannot_be_is_refused() -> None:

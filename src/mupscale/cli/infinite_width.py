@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,7 +134,7 @@ def limit_sweep_command(words: list[str]) -> int:
     sweeps = _run_sweeps(options, experiment, space, device, notes.append)
     for sweep in sweeps:
         limit_pictures.draw_sweep(sweep, gallery, options.lr)
-    results = {"settings": settings_of(options), "sweeps": [sweep.to_json() for sweep in sweeps]}
+    results = {"settings": settings_of(options), "sweeps": [asdict(sweep) for sweep in sweeps]}
     if not any(trial.loss is not None for sweep in sweeps for trial in sweep.trials):
         limit_study.save_results(gallery.folder / "results.json", results)
         _ = sweeps[0].best  # raises: all diverged

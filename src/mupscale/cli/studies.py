@@ -228,6 +228,7 @@ def sweep_command(words: list[str]) -> int:
         if options[name] is not None:
             settings = replace(settings, **{name: options[name]})
     tuned = run_sweeps(recipe, settings, Path(recipe.out or "runs/study"), worker=options["worker"])
+    assert tuned.choice is not None
     for sweep in tuned.sweeps:
         for sentence in sweep_remarks(sweep):
             show(f"{sweep.name}: {sentence}")

@@ -1,16 +1,14 @@
 """The page of a study, or of several, and its pictures; it is drawn of a StudySummary and knows no preset.
 
 page: the files, and what stands where (page.html: the markup, style.css: its looks)
-loading: summaries from disk, and what they must hold; looks: colours and names of contenders
-cost_picture: loss against cost; loss_curves: training; gain, tuning, transfer: the other pictures
+looks: colours and names of contenders
+cost_picture: loss against cost; loss_curves: training; gain, tuning (and transfer): the other pictures
 """
 
-from mupscale.report.loading import load_summary
 from mupscale.report.page import write_report
-from mupscale.report.transfer import save_transfer_picture
+from mupscale.report.tuning import save_transfer_picture
 
 __all__ = [
-    "load_summary",
     "save_transfer_picture",
     "write_report",
 ]

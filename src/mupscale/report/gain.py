@@ -8,11 +8,12 @@ from typing import Any
 
 from mupscale.plots import BAD, GOOD, MUTED, PAPER, Gallery, Picture, words
 from mupscale.report.looks import Look, dark_colors
-from mupscale.study import CONTENDERS, Contender, GainMark, contender_named
+from mupscale.study import CONTENDERS, Contender, contender_named
 
 Gain = Mapping[str, float | None]
 _EFFECTS = (("learning_rate", "learning\nrate"), ("head_start", "head\nstart"), ("noise", "noise"))
 START, END = contender_named("from-scratch"), contender_named("copies")
+_IN_WATERFALL = (START.name, "from-scratch-changed", END.name)
 
 
 def draw_gain(gain: Gain, gallery: Gallery) -> Iterator[Picture]:
@@ -21,13 +22,12 @@ def draw_gain(gain: Gain, gallery: Gallery) -> Iterator[Picture]:
     if words.is_finite_number(start) and words.is_finite_number(end):
         alt = f"From scratch {words.format_loss(start)}, upscaled {words.format_loss(end)}. {describe_gain(gain)}"
         caption = "What lowers the final loss at equal cost, from training from scratch to the upscaled model"
-        for _, mark, value in _marked(gain, "grown"):
-            alt = f"{alt.strip()} {mark.words.capitalize()}: {words.format_loss(value)}."
-            caption += f", and to that of {mark.caption}"
-        if (other := _alternative(gain)) is not None:
-            _, mark, value = other
-            alt = f"{alt.strip()} {mark.words.capitalize()}: {words.format_loss(value)}."
-            caption += f"; the line: {mark.words}"
+        for one, value in _others(gain, "grown"):
+            alt = f"{alt.strip()} {one.label.capitalize()}: {words.format_loss(value)}."
+            caption += f", and to that {one.label}"
+        for one, value in _alternative(gain):
+            alt = f"{alt.strip()} {one.label.capitalize()}: {words.format_loss(value)}."
+            caption += f"; the line: {one.label}"
         dark = dark_colors(_look(one) for one in CONTENDERS)
         yield gallery.draw("gain", alt.strip(), caption, lambda ax: _waterfall(ax, gain), size=(4.8, 3.3), dark=dark)
 
@@ -51,16 +51,16 @@ def _digits(gain: Gain) -> int:
     return max(3, 2 - math.floor(math.log10(whole))) if words.is_finite_number(whole) and whole > 0 else 3
 
 
-def _alternative(gain: Gain) -> tuple[Contender, GainMark, float] | None:
-    """What growing competes with, and is not in the waterfall: the best baseline of these, its mark and loss."""
-    return min(_marked(gain, "baseline"), key=lambda item: item[2], default=None)
+def _alternative(gain: Gain) -> list[tuple[Contender, float]]:
+    """What growing competes with, and is not in the waterfall: the best baseline of these, if there is one."""
+    return sorted(_others(gain, "baseline"), key=lambda pair: pair[1])[:1]
 
 
-def _marked(gain: Gain, kind: str) -> Iterator[tuple[Contender, GainMark, float]]:
-    """Contenders of a kind that the picture has a mark for, and their losses."""
+def _others(gain: Gain, kind: str) -> Iterator[tuple[Contender, float]]:
+    """Contenders of a kind that are not in the waterfall itself, and their losses."""
     for one in CONTENDERS:
-        if one.kind == kind and one.gain_mark is not None and words.is_finite_number(value := gain.get(one.name)):
-            yield one, one.gain_mark, value
+        if one.kind == kind and one.name not in _IN_WATERFALL and words.is_finite_number(value := gain.get(one.name)):
+            yield one, value
 
 
 def _look(one: Contender) -> Look:
@@ -86,17 +86,16 @@ def _waterfall(ax: Any, gain: Gain) -> None:
     ax.plot([len(names) - 1 + 0.31, len(names)], [level, end], color=MUTED, lw=0.8, zorder=2)
     ends = [(0, start, START), (len(names), end, END)]
     names.append("upscaled")
-    for one, mark, value in _marked(gain, "grown"):
+    for one, value in _others(gain, "grown"):
         ends.append((len(names), value, one))
         seen.append(value)
-        names.append(mark.tick)
+        names.append(f"upscaled\n{one.letter}")
     for at, value, one in ends:
         ax.plot(at, value, "D", ms=8, color=_look(one).color, zorder=4)
         _number(ax, at, value, words.format_loss(value), 7)
-    if (other := _alternative(gain)) is not None:
-        baseline, mark, value = other
+    for one, value in _alternative(gain):
         seen.append(value)
-        ax.axhline(value, lw=1.2, zorder=1, label=mark.words, **_look(baseline).line)
+        ax.axhline(value, lw=1.2, zorder=1, label=one.label, **_look(one).line)
         ax.legend(loc="upper right")
     room = max(seen) - min(seen) or abs(start) or 1.0
     lowest = min(seen) - 0.15 * room

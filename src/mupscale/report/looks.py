@@ -8,7 +8,8 @@ from statistics import fmean
 from typing import Any
 
 from mupscale.plots import COLORS, DARK_PAPER, PAPER, recolour_for_dark, with_contrast
-from mupscale.study import CONTENDERS, Contender, ContenderRuns, Search, contender_or_stranger
+from mupscale.study import CONTENDERS, Contender, ContenderRuns, contender_or_stranger
+from mupscale.sweep import Sweep
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Look:
         return {"color": self.contender.color, "ls": self.contender.dashes}
 
 
-def find_looks(shown: Sequence[ContenderRuns | Search]) -> dict[str, Look]:
+def find_looks(shown: Sequence[ContenderRuns | Sweep]) -> dict[str, Look]:
     """By name; those that are strangers to the table of contenders get colours in turn."""
     looks: dict[str, Look] = {}
     strangers = 0
@@ -44,7 +45,7 @@ def find_looks(shown: Sequence[ContenderRuns | Search]) -> dict[str, Look]:
             contender = replace(contender, color=COLORS[(1 + strangers) % len(COLORS)])
             strangers += 1
         with_letter = contender.letter and one.label.startswith(contender.letter)
-        looks[one.name] = Look(contender, contender.short if with_letter else one.shown)
+        looks[one.name] = Look(contender, contender.short if with_letter else one.label or contender.label)
     return looks
 
 

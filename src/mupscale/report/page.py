@@ -14,10 +14,9 @@ from typing import Any, Literal, NamedTuple
 
 from mupscale.checks import CoordCheck, Measurement
 from mupscale.plots import Gallery, words
-from mupscale.report import gain, loss_curves, transfer, tuning
+from mupscale.report import gain, loss_curves, tuning
 from mupscale.report.cost_picture import HALF, WIDE, draw_system
-from mupscale.report.loading import load_summary
-from mupscale.study import StudySummary, format_width, format_widths
+from mupscale.study import StudySummary, format_width, format_widths, load_summary
 from mupscale.system import VERSION, MupscaleError, make_folder, replace_text, writing_into
 
 
@@ -75,7 +74,7 @@ def make_page(summaries: Sequence[StudySummary], folders: Sequence[Path], out: P
     alone = len(names) == 1
     galleries = [Gallery(out, "" if alone else f"{number}-{name}-") for number, name in enumerate(names, 1)]
     parts = [
-        list(list_parts(summary, transfer.load_transfer_check(folder), gallery, alone))
+        list(list_parts(summary, tuning.load_transfer_check(folder), gallery, alone))
         for summary, folder, gallery in zip(summaries, folders, galleries, strict=True)
     ]
     answers = [(summary.sentences, _describe(summary)) for summary in summaries]
@@ -219,7 +218,7 @@ def _checks(summary: StudySummary, check: dict[str, Any] | None, gallery: Galler
     html = _html()
     if check is not None:
         sentences = html.joined(map(html.paragraph, check.get("verdict", [])))
-        yield PagePart("Transfer check", sentences + html.pictures(transfer.draw_transfer(check, gallery)))
+        yield PagePart("Transfer check", sentences + html.pictures(tuning.draw_transfer(check, gallery)))
     if not summary.coords or not summary.coords.get("rows"):
         return
     coords = _read_coords(summary.coords)

@@ -1,10 +1,14 @@
-"""What was tuned: losses against learning rates, heat maps with noise, scatters of random searches, curves by noise."""
+"""What was tuned: losses against learning rates, heat maps with noise, scatters of random searches, curves by noise.
+
+And the paper's figure 'Hyperparameter transfer for the upscaled model': loss against one hyperparameter, by width.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict
 
 from mupscale.plots import (
     BAD,
@@ -22,21 +26,26 @@ from mupscale.plots import (
     draw_heat_map,
     drop_partial_point,
     escape_text,
+    figure,
     level_colors,
     number_colors,
     round_numbers,
+    save_figure,
     set_count_axis,
     set_log_axis_if_wide,
     set_value_axis,
+    styled,
     words,
 )
 from mupscale.report.looks import Look, add_line, dark_colors, find_looks
-from mupscale.study import CONTENDERS, Search, Tried, format_width
+from mupscale.study import CONTENDERS, TRANSFER_FILE, WidthLine, contender_or_stranger, format_width, read_width_line
+from mupscale.sweep import Sweep, Tried
+from mupscale.system import Finite, MupscaleError, Positive, parse_record, read_json
 
 _NAMES = {one.name for one in CONTENDERS}
 
 
-def draw_tuning(tuned: Sequence[Search], gallery: Gallery, base_lr: object) -> Iterator[Picture]:
+def draw_tuning(tuned: Sequence[Sweep], gallery: Gallery, base_lr: object) -> Iterator[Picture]:
     """One picture of the learning rates of all contenders, and one or two for every search that has noise, too.
 
     base_lr: the learning rate before the growth, which others are multiples of.
@@ -50,9 +59,9 @@ def draw_tuning(tuned: Sequence[Search], gallery: Gallery, base_lr: object) -> I
             yield _draw_noise(one, gallery, base_lr)
             if len(chosen := list_by_noise(one)) > 1:
                 where = "at the best learning rate" if one.sampler == "grid" else "at learning rates near the best"
-                caption = f"{_title(one)}: loss by noise level {where}, {words.format_setting(one.lr)}"
+                caption = f"{_title(one)}: loss by noise level {where}, {words.format_setting(one.best.lr)}"
 
-                def curves(ax: Any, chosen: list[Tried] = chosen, one: Search = one) -> None:
+                def curves(ax: Any, chosen: list[Tried] = chosen, one: Sweep = one) -> None:
                     sketch_by_noise(ax, chosen, one)
 
                 yield gallery.draw(f"{_file(one)}-by-noise", caption, caption, curves)
@@ -60,20 +69,19 @@ def draw_tuning(tuned: Sequence[Search], gallery: Gallery, base_lr: object) -> I
             yield _draw_rates(_file(one), [one], gallery)
 
 
-def list_tuned(tuned: Sequence[Search]) -> tuple[list[str], list[list[str]]]:
+def list_tuned(tuned: Sequence[Sweep]) -> tuple[list[str], list[list[str]]]:
     """Head and rows of a table: what every search found, and of how many trials."""
     head = ["for", "learning rate", "noise", "its loss", "tried", "stopped early", "diverged"]
     rows = [
         [
-            one.shown,
-            words.format_setting(one.lr),
-            words.format_setting(one.noise) if one.noise else "none",
-            words.format_loss(None if one.best is None else one.best.loss),
+            _name(one),
+            words.format_setting(one.best.lr),
+            words.format_setting(one.best.noise) if one.best.noise else "none",
+            words.format_loss(one.best.loss),
             words.format_count(len(one.trials)),
             *(words.format_count(sum(t.status == status for t in one.trials)) for status in ("stopped", "diverged")),
         ]
         for one in tuned
-        if one.trials
     ]
     return head, rows
 
@@ -81,37 +89,39 @@ def list_tuned(tuned: Sequence[Search]) -> tuple[list[str], list[list[str]]]:
 # ------------------------------------------------------------------------------------------------ words
 
 
-def _file(one: Search) -> str:
+def _name(one: Sweep) -> str:
+    return one.label or contender_or_stranger(one.name).label
+
+
+def _file(one: Sweep) -> str:
     return f"tuned-{one.name}" if one.name in _NAMES else one.name
 
 
-def _measure(one: Search) -> str:
+def _measure(one: Sweep) -> str:
     return "held-out loss" if one.measure == "held-out" else "training loss"
 
 
-def _title(one: Search) -> str:
+def _title(one: Sweep) -> str:
     if one.width is None:
-        return one.shown.capitalize()
+        return _name(one).capitalize()
     if one.start is None:
         return f"Sweep at width {format_width(one.width)}"
     return f"Sweep of upscaling, width {format_width(one.start)} → {format_width(one.width)}"
 
 
-def _alt(one: Search) -> str:
+def _alt(one: Sweep) -> str:
     counts = {status: sum(trial.status == status for trial in one.trials) for status in ("diverged", "stopped")}
     more = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
     end = f" Of {len(one.trials)} trials {more}." if more else ""
-    if one.best is None:
-        return f"{_title(one)}. None of the {len(one.trials)} trials finished.{end}"
-    noise = f" and noise {words.format_setting(one.noise)}" if one.noise else ""
-    loss = words.format_loss(one.best.loss)
-    return f"{_title(one)}. Chosen: learning rate {words.format_setting(one.lr)}{noise}, with loss {loss}.{end}"
+    best, loss = one.best, words.format_loss(one.best.loss)
+    noise = f" and noise {words.format_setting(best.noise)}" if best.noise else ""
+    return f"{_title(one)}. Chosen: learning rate {words.format_setting(best.lr)}{noise}, with loss {loss}.{end}"
 
 
 # ------------------------------------------------------------------------------------------- learning rates
 
 
-def _draw_rates(name: str, searches: Sequence[Search], gallery: Gallery) -> Picture:
+def _draw_rates(name: str, searches: Sequence[Sweep], gallery: Gallery) -> Picture:
     several = len(searches) > 1
     title = _measure(searches[0]).capitalize() if several else f"{_title(searches[0])}: {_measure(searches[0])}"
     caption = f"{title} against learning rate{', each at its chosen noise' if several else ''}"
@@ -125,29 +135,25 @@ def _draw_rates(name: str, searches: Sequence[Search], gallery: Gallery) -> Pict
     return gallery.draw(name, alt, f"{caption}; the ring is what was chosen", sketch, size=size, dark=dark)
 
 
-def sketch_rates(ax: Any, searches: Sequence[Search], looks: dict[str, Look]) -> None:
+def sketch_rates(ax: Any, searches: Sequence[Sweep], looks: dict[str, Look]) -> None:
     """A line for every search, with a ring at what was chosen and a × above for what diverged."""
     labels, lost = [], []
     for one in searches:
         look = looks[one.name]
-        trials = sorted((trial for trial in one.trials if trial.noise == one.noise), key=lambda trial: trial.lr)
+        trials = sorted((trial for trial in one.trials if trial.noise == one.best.noise), key=lambda trial: trial.lr)
         done = [(trial, trial.loss) for trial in trials if trial.loss is not None]
-        if done:
-            style = "-" if look.contender.is_wide or len(searches) == 1 else "--"
-            rates, losses = [trial.lr for trial, _ in done], [trial.finite for trial, _ in done]
-            add_line(ax, rates, losses, look.color, ls=style, lw=1.6, marker="o", ms=3)
-            if one.best is not None:
-                ax.plot([one.lr], [one.best.loss], "o", ms=9, mfc="none", mew=1.4, color=look.color, zorder=5)
-            if len(searches) > 1:
-                end = rates[-1], done[-1][1]
-                labels.append(EndLabel(_wrapped(one.shown), look.color, end, look.contender.kind != "base"))
+        style = "-" if look.contender.is_wide or len(searches) == 1 else "--"
+        rates, losses = [trial.lr for trial, _ in done], [trial.finite for trial, _ in done]
+        add_line(ax, rates, losses, look.color, ls=style, lw=1.6, marker="o", ms=3)
+        ax.plot([one.best.lr], [one.best.loss], "o", ms=9, mfc="none", mew=1.4, color=look.color, zorder=5)
+        if len(searches) > 1:
+            end = rates[-1], done[-1][1]
+            labels.append(EndLabel(_wrapped(_name(one)), look.color, end, look.contender.kind != "base"))
         if any(trial.status == "diverged" for trial in trials):
             lost.append(([trial.lr for trial in trials if trial.status == "diverged"], look.color))
     finals = [trial.loss for one in searches for trial in one.trials if trial.loss is not None]
     set_log_axis_if_wide(ax, finals)
     _set_rate_axis(ax, searches)
-    if not finals:
-        ax.set_yticks([])
     add_crosses(ax, lost)
     ax.set_ylabel(_measure(searches[0]))
     add_end_labels(ax, labels)
@@ -158,7 +164,7 @@ def _wrapped(text: str) -> str:
     return f"{first}\n{rest}" if len(text) > 14 else escape_text(text)
 
 
-def _set_rate_axis(ax: Any, searches: Sequence[Search]) -> None:
+def _set_rate_axis(ax: Any, searches: Sequence[Sweep]) -> None:
     """Logarithmic, in plain numbers: those of a grid, or round ones."""
     lrs = [trial.lr for one in searches for trial in one.trials]
     set_value_axis(ax, lrs, 0.8 if len(searches) == 1 else 0.5)
@@ -170,7 +176,7 @@ def _set_rate_axis(ax: Any, searches: Sequence[Search]) -> None:
 # ------------------------------------------------------------------------------------ learning rates and noise
 
 
-def _draw_noise(one: Search, gallery: Gallery, base_lr: object) -> Picture:
+def _draw_noise(one: Sweep, gallery: Gallery, base_lr: object) -> Picture:
     grid = one.sampler == "grid"
     size = (4.8, 1.7 + 0.36 * len({trial.noise for trial in one.trials})) if grid else (4.8, 3.6)
     caption = f"{_title(one)}: {_measure(one)} by learning rate and noise; the star is what was chosen"
@@ -181,7 +187,7 @@ def _draw_noise(one: Search, gallery: Gallery, base_lr: object) -> Picture:
     return gallery.draw(_file(one), _alt(one), caption, sketch, size=size)
 
 
-def sketch_heat_map(ax: Any, one: Search, base_lr: object) -> None:
+def sketch_heat_map(ax: Any, one: Sweep, base_lr: object) -> None:
     """Losses by learning rate and noise, with the optimum."""
     cells = {status: {(t.lr, t.noise) for t in one.trials if t.status == status} for status in ("diverged", "stopped")}
     reference = base_lr if words.is_finite_number(base_lr) else 0.0
@@ -193,7 +199,7 @@ def sketch_heat_map(ax: Any, one: Search, base_lr: object) -> None:
             numbers={(trial.lr, trial.noise): trial.loss for trial in one.trials if trial.loss is not None},
             crossed=cells["diverged"],
             hatched=cells["stopped"],
-            best=None if one.best is None else (one.lr, one.noise),
+            best=one.best.cell,
             reference=reference,
             column_label="learning rate",
             reference_label="learning rate, and as a multiple of the base model's",
@@ -204,7 +210,7 @@ def sketch_heat_map(ax: Any, one: Search, base_lr: object) -> None:
     )
 
 
-def sketch_scatter(ax: Any, one: Search) -> None:
+def sketch_scatter(ax: Any, one: Sweep) -> None:
     """The same where values were drawn."""
     finished = [trial for trial in one.trials if trial.loss is not None]
     color = number_colors([trial.loss for trial in finished])
@@ -215,11 +221,9 @@ def sketch_scatter(ax: Any, one: Search) -> None:
         those = [trial for trial in one.trials if trial.status == status]
         if those:
             ax.plot([t.lr for t in those], [t.noise for t in those], ls="", label=label, **style)
-    if color is not None:
-        faces = [color.to_rgba(trial.loss) for trial in finished]
-        ax.scatter([t.lr for t in finished], [t.noise for t in finished], c=faces, s=34, ec=MUTED, lw=0.4, zorder=3)
-    if one.best is not None:
-        ax.plot(one.lr, one.noise, ms=14, ls="", zorder=5, label="optimum", **STAR)
+    faces = [color.to_rgba(trial.loss) for trial in finished]
+    ax.scatter([t.lr for t in finished], [t.noise for t in finished], c=faces, s=34, ec=MUTED, lw=0.4, zorder=3)
+    ax.plot(*one.best.cell, ms=14, ls="", zorder=5, label="optimum", **STAR)
     _set_rate_axis(ax, [one])
     _set_noise_axis(ax, [trial.noise for trial in one.trials if trial.noise > 0])
     add_legend_below(ax, 3)
@@ -240,14 +244,14 @@ def _set_noise_axis(ax: Any, positive: Sequence[float]) -> None:
 # ------------------------------------------------------------------------------------------ curves by noise
 
 
-def list_by_noise(one: Search) -> list[Tried]:
+def list_by_noise(one: Sweep) -> list[Tried]:
     """Trials with curves at the chosen learning rate; in a random search, at those near it."""
     near = math.log(1.001 if one.sampler == "grid" else 1.5)
-    those = [t for t in one.trials if t.curve and t.status != "stopped" and abs(math.log(t.lr / one.lr)) <= near]
+    those = [t for t in one.trials if t.curve and t.status != "stopped" and abs(math.log(t.lr / one.best.lr)) <= near]
     return sorted(those, key=lambda trial: trial.noise) if any(trial.noise > 0 for trial in those) else []
 
 
-def sketch_by_noise(ax: Any, trials: Sequence[Tried], one: Search) -> None:
+def sketch_by_noise(ax: Any, trials: Sequence[Tried], one: Sweep) -> None:
     """Their losses against steps, coloured by noise."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LogNorm, Normalize
@@ -283,3 +287,121 @@ def sketch_by_noise(ax: Any, trials: Sequence[Tried], one: Search) -> None:
         bar.yaxis.minorticks_off()
     if any(trial.noise == 0 for trial in trials):
         ax.legend(loc="upper right")
+
+
+# ------------------------------------------------------------------------------------------------ transfer
+
+Varied = Literal["lr", "noise"]
+_AXES = {"lr": "learning rate", "noise": "noise"}
+
+
+class _Point(TypedDict):
+    x: Finite
+    losses: list[Finite | None]
+
+
+class _Line(TypedDict):
+    width: dict[str, Positive] | Positive
+    points: list[_Point]
+
+
+class _Check(TypedDict):
+    lr: list[_Line]
+    noise: list[_Line]
+    fixed: dict[str, Any]
+    verdict: NotRequired[list[str]]
+
+
+def save_transfer_picture(values: Mapping[str, Any], out: Path) -> Path:
+    """Write both panels as one picture: to `out` if it ends in .png or .svg, else to transfer-check.png and .svg in it.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> def line(width: int) -> dict[str, Any]:
+    ...     return {"width": width, "points": [{"x": x, "losses": [1 / x]} for x in (0.5, 1.0)]}
+    >>> values = {"lr": [line(64), line(128)], "noise": [], "fixed": {"lr": 0.1, "noise": 1.0}}
+    >>> with TemporaryDirectory() as folder:
+    ...     save_transfer_picture(values, Path(folder) / "transfer.svg").name
+    'transfer.svg'
+    """
+    single = out.suffix in (".png", ".svg")
+    paths = [out] if single else [out / "transfer-check.png", out / "transfer-check.svg"]
+    with styled("transfer"):
+        fig, axes = figure(9.2, 3.8, columns=2)
+        for ax, varied in zip(axes, ("lr", "noise"), strict=True):
+            _panel(ax, values, varied)  # type: ignore[arg-type]
+        _legend(fig)
+        for path in paths:
+            save_figure(fig, path)
+    return paths[0]
+
+
+def draw_transfer(values: Mapping[str, Any], gallery: Gallery) -> Iterator[Picture]:
+    """A picture a panel, for the page."""
+    for varied, other in (("lr", "noise"), ("noise", "lr")):
+        if any(line["points"] for line in values[varied]):
+            fixed = words.format_setting(values["fixed"].get(other))
+            caption = f"Loss against {_AXES[varied]} at {_AXES[other]} {fixed}, by width after upscaling"
+
+            def sketch(ax: Any, varied: str = varied) -> None:
+                _panel(ax, values, varied)  # type: ignore[arg-type]
+                _legend(ax.figure)
+
+            alt = f"{caption}. {_describe([read_width_line(entry) for entry in values[varied]])}".strip()
+            yield gallery.draw(f"transfer-{varied}", alt, caption, sketch)
+
+
+def load_transfer_check(folder: Path) -> dict[str, Any] | None:
+    """What the transfer check wrote into a run's folder, if it did."""
+    path = folder / TRANSFER_FILE
+    try:
+        values = read_json(path)
+        parse_record(_Check, values)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise MupscaleError(f"{path} cannot be read ({error.strerror})") from None
+    except MupscaleError as error:
+        why = str(error).removeprefix(f"{path} is damaged: ")
+        raise MupscaleError(f"{path} is damaged ({why}): run mupscale transfer-check again, or remove it") from None
+    return dict(values)
+
+
+def _panel(ax: Any, values: Mapping[str, Any], varied: Varied) -> None:
+    lines = [read_width_line(entry) for entry in values[varied]]
+    cmap = level_colors()
+    colors = [cmap(number / max(1, len(lines) - 1)) for number in range(len(lines))]
+    for line, color in zip(lines, colors, strict=True):
+        points, label = {x: some for x, some in line.seeds.items() if some}, escape_text(format_width(line.width))
+        add_line(ax, list(points), list(points.values()), color, marker="o", ms=3.5, lw=1.4, label=label, zorder=3)
+        if line.losses:
+            ax.plot(line.best, line.loss(line.best), "*", ms=13, color=color, mec="#14181d", mew=0.7, zorder=4)
+    set_value_axis(ax, [x for line in lines for x in line.seeds])
+    lost = [(line.diverged, color) for line, color in zip(lines, colors, strict=True) if line.diverged]
+    add_crosses(ax, lost)  # else a value that diverged looks like one that was never tried
+    if lost:
+        ax.plot([], [], "x", ms=5, mew=1.4, color=MUTED, label="diverged")
+    if not any(some for line in lines for some in line.seeds.values()):
+        ax.set_yticks([])
+    other: Varied = "noise" if varied == "lr" else "lr"
+    ax.set_xlabel(f"{_AXES[varied]} ({_AXES[other]} {words.format_setting(values['fixed'].get(other))})")
+    ax.set_ylabel("training loss")
+
+
+def _legend(fig: Any) -> None:
+    """Under all panels, each label once, and what diverged last."""
+    handles = {label: handle for ax in fig.axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    labels = sorted(handles, key=lambda label: label == "diverged")
+    if handles:
+        at: dict[str, Any] = {"loc": "outside lower center", "ncols": min(6, len(labels))}
+        fig.legend([handles[label] for label in labels], labels, title="width after upscaling", **at)
+
+
+def _describe(lines: Sequence[WidthLine]) -> str:
+    """Where each width is best, and where it diverged."""
+    best = {format_width(line.width): [line.best] for line in lines if line.losses}
+    lost = {format_width(line.width): line.diverged for line in lines if line.diverged}
+    sentences = []
+    for what, by_width in (("Best", best), ("Diverged", lost)):
+        places = [f"{' and '.join(map(words.format_setting, xs))} at width {width}" for width, xs in by_width.items()]
+        sentences += [f"{what}: {', '.join(places)}."] if places else []
+    return " ".join(sentences)

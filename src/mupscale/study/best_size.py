@@ -44,7 +44,7 @@ def forecast_size(
 
     cost: of a step at a width. overtakes: {low, value, high}; empty where lines do not meet.
 
-    >>> from mupscale.study import BudgetPoint, ContenderRuns
+    >>> from mupscale.study.results import BudgetPoint, ContenderRuns
     >>> ends = {"continued": [0.5, 0.4], "from-scratch": [0.8, 0.5]}
     >>> points = {name: [BudgetPoint(c, 1, c, [end]) for c, end in zip((1, 2), both)] for name, both in ends.items()}
     >>> small = SystemRuns(1, 2, 0.0, "FLOPs", [ContenderRuns(n, 1, 0.1, 0.0, each) for n, each in points.items()])

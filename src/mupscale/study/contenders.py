@@ -18,18 +18,6 @@ is best without noise, and what one small width alone would transfer."""
 Kind = Literal["base", "baseline", "ablation", "grown", "beside"]
 
 
-@dataclass(frozen=True)
-class GainMark:
-    """A contender in the picture of the gain: a baseline is a line across it, a grown model a point at its right end.
-
-    words: for the line, and for those who cannot see the picture. tick: below the point. caption: of the point.
-    """
-
-    words: str
-    tick: str = ""
-    caption: str = ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Contender:
     """A way to spend the budget.
@@ -57,7 +45,6 @@ class Contender:
         remark: there, what to add where a sentence speaks of 'the upscaled model'
         on_request: there, whether it takes part only where it is asked for
         own_sweep: there, whether its noise and rate do not transfer, and are tuned at the wide width
-        gain_mark: in the picture of the gain
         sets_zoom: whether a zoomed picture makes room for its curve
     """
 
@@ -83,7 +70,6 @@ class Contender:
     remark: str = ""
     on_request: bool = False
     own_sweep: bool = False
-    gain_mark: GainMark | None = None
     sets_zoom: bool = True
 
     def __post_init__(self) -> None:
@@ -168,7 +154,6 @@ CONTENDERS = (
         subject="training from scratch, changed to the learning rate that is best without noise",
         rate="base",
         change="own",
-        gain_mark=GainMark("from scratch, own lr"),
     ),
     Contender(
         name="continued",
@@ -180,7 +165,6 @@ CONTENDERS = (
         kind="baseline",
         letter="(c)",
         subject="simply continuing the base model with the new learning rate",
-        gain_mark=GainMark("base model continued"),
     ),
     Contender(
         name="continued-own",
@@ -192,7 +176,6 @@ CONTENDERS = (
         letter="(c′)",
         subject="simply continuing the base model with the learning rate that is best without noise",
         rate="own",
-        gain_mark=GainMark("base model continued, own lr"),
     ),
     Contender(
         name="continued-late",
@@ -204,7 +187,6 @@ CONTENDERS = (
         letter="(c″)",
         subject="continuing the base model, changed halfway to the learning rate that is best without noise",
         change="own",
-        gain_mark=GainMark("base model continued, own lr from halfway"),
     ),
     Contender(
         name="copies-without-noise",
@@ -237,9 +219,6 @@ CONTENDERS = (
         subject="the upscaled model, changed halfway to the learning rate that is best without noise,",
         change="own",
         remark=" (changed halfway)",
-        gain_mark=GainMark(
-            "upscaled, own lr from halfway on", "upscaled,\nown lr", "the same with its own lr from halfway on"
-        ),
     ),
     Contender(
         name="copies-plain",

@@ -31,13 +31,12 @@ from mupscale.study.results import (
     Card,
     ContenderRuns,
     PageTable,
-    Search,
     StudySummary,
     SystemRuns,
 )
 from mupscale.study.training import Ground, MakeGround, Note
 from mupscale.study.tree import Stretch, list_stretches
-from mupscale.sweep import Tried
+from mupscale.sweep import Sweep, Tried
 from mupscale.system import MupscaleError, appearing, move, print_at_once, replace_text, text_table
 from mupscale.train import (
     Deepen,
@@ -493,7 +492,7 @@ class _FamilyRun:
     def run(self, command: str) -> StudySummary:
         """Tune where that is asked for, train the family size by size, then the checks."""
         with self.trainer.alone():
-            lr, fall, tuned = _own_rate(self.recipe), self.settings.fall, list[Search]()
+            lr, fall, tuned = _own_rate(self.recipe), self.settings.fall, list[Sweep]()
             if self.settings.tune:
                 lr, fall, search = self._tune()
                 tuned = [search]
@@ -506,7 +505,7 @@ class _FamilyRun:
                 self.trainer.by_main(partial(summary.save, self.folder))
             return summary
 
-    def _tune(self) -> tuple[float, float, Search]:
+    def _tune(self) -> tuple[float, float, Sweep]:
         """The learning rate, and its fall, with which the two smallest sizes end lowest in their geometric mean."""
         trees = _tuning_trees(self.planner)
         small = " and ".join(str(Width.of(size)) for size in self.settings.sizes[:2])
@@ -524,7 +523,7 @@ class _FamilyRun:
         trials = [Tried(lr, fall, [_geometric_mean(pair)]) for (lr, fall), pair in ends.items()]
         self.note(f"  learning rate {lr:g}, times {fall:g} at every growth")
         label = f"the trunk, on sizes {small}: learning rate, and its factor at a growth"
-        return lr, fall, Search("trunk", lr, fall, trials, label=label)
+        return lr, fall, Sweep("trunk", trials, lr=lr, noise=fall, label=label)
 
     def _train(self, trees: Sequence[Sequence[PlannedSize]]) -> None:
         """Size by size, so that a size is finished and its folder there while the trunk goes on."""
@@ -603,7 +602,7 @@ class _FamilyRun:
         checks: Mapping[str, Check],
         lr: float,
         fall: float,
-        tuned: list[Search],
+        tuned: list[Sweep],
         command: str,
     ) -> StudySummary:
         planner, ended, first = self.planner, self.trainer.ended, trees[0]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from statistics import fmean, linear_regression
 from typing import Any, NamedTuple
 
@@ -195,19 +194,11 @@ LIMIT = 4.0
 _AXES = {"noise": "noise", "lr": "learning rate"}
 
 
-@dataclass(frozen=True)
-class Extrapolation:
-    """What to use at the large width, beside what the largest small width alone would transfer (plain)."""
+def extrapolate(sweeps: Sequence[tuple[float, Sweep]], width: float) -> tuple[Cell, list[str]]:
+    """The optimum of Sweep 2 at each small width, continued to `width` along a power of it; and sentences about that.
 
-    lr: float
-    noise: float
-    plain_lr: float
-    plain_noise: float
-    sentences: list[str] = field(default_factory=list)
-
-
-def extrapolate(sweeps: Sequence[tuple[float, Sweep]], width: float) -> Extrapolation:
-    """The optimum of Sweep 2 at each small width, continued to `width` along a power of the width."""
+    From one small width it is transferred as it is (plain transfer).
+    """
     ordered = sorted(sweeps, key=lambda pair: pair[0])
     widths = [small for small, _ in ordered]
     if not widths or len(set(widths)) < len(widths):
@@ -215,7 +206,7 @@ def extrapolate(sweeps: Sequence[tuple[float, Sweep]], width: float) -> Extrapol
     last = ordered[-1][1]
     plain = last.best.cell
     if len(widths) == 1:
-        return Extrapolation(plain.lr, plain.noise, plain.lr, plain.noise)
+        return plain, []
     zeros = [small for small, sweep in ordered if sweep.best.noise == 0]
     value, sentences = dict(plain._asdict()), list[str]()
     if zeros:
@@ -234,7 +225,7 @@ def extrapolate(sweeps: Sequence[tuple[float, Sweep]], width: float) -> Extrapol
             f"{optima[-1]:.3g} (×{2**power:.2f} for each doubling); at width {width:g} that makes {value[axis]:.3g}"
             f"{limited}, where plain transfer has {getattr(plain, axis):.3g}"
         )
-    return Extrapolation(value["lr"], value["noise"], plain.lr, plain.noise, [*sentences, *_gains(ordered, width)])
+    return Cell(**value), [*sentences, *_gains(ordered, width)]
 
 
 def _gains(sweeps: Sequence[tuple[float, Sweep]], width: float) -> list[str]:
@@ -292,7 +283,7 @@ def _limited(last: float, doublings: float, sweep: Sweep, axis: str) -> tuple[fl
 
 
 def _values(sweep: Sweep, axis: str) -> tuple[float, ...]:
-    return sweep.space.lrs if axis == "lr" else sweep.space.noises
+    return sweep.grid.lrs if axis == "lr" else sweep.grid.noises
 
 
 def _moved(cell: Cell, axis: str, value: float) -> Cell:

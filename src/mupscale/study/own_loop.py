@@ -314,14 +314,9 @@ class _LoopTrainer(Trainer):
             for each in fields(Stretch):
                 if each.name not in _UNDERSTOOD and (value := getattr(stretch, each.name)) != each.default:
                     raise MupscaleError(f"a loop of one's own cannot train what a recipe can: {each.name} {value!r}")
-            if stretch.start is not None:
-                self.ended[stretch.key] = 0.0  # somebody else has trained it
-            elif stretch.parent is not None and self.ended[stretch.parent.key] is None:
-                self.ended[stretch.key] = None
-            else:
-                self.ended[stretch.key] = self._train_stretch(stretch)
-                spent, cost = self.spent[self.name], self.ground.cost(stretch)
-                self.spent[self.name] = replace(spent, cost=(spent.cost or 0.0) + cost)
+            self.ended[stretch.key] = self._train_stretch(stretch)
+            spent, cost = self.spent[self.name], self.ground.cost(stretch)
+            self.spent[self.name] = replace(spent, cost=(spent.cost or 0.0) + cost)
 
     @property
     def own(self) -> OwnLoop:
@@ -343,8 +338,13 @@ class _LoopTrainer(Trainer):
         while done < stretch.steps:
             count = min(own.save_every or stretch.steps, stretch.steps - done)
             rates = [group["lr"] for group in optimizer.param_groups]
+
+            def schedule(step: int, done: int = done) -> float:
+                """The multiple of the learning rate at a step of a call that begins after `done` steps."""
+                return stretch.schedule.at(done + step, stretch.steps)
+
             with _calling(derive(stretch.seed, "stretch", stretch.order, done), "train"):
-                own.train(model.train(), optimizer, count, partial(_rate_after, stretch, done))
+                own.train(model.train(), optimizer, count, schedule)
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate  # a scheduler has left its own there
             done += count
@@ -417,11 +417,6 @@ class _LoopTrainer(Trainer):
                 f"held_out returned {type(value).__name__}, but must return the loss on held-out data, a number"
             ) from None
         return loss if math.isfinite(loss) else None
-
-
-def _rate_after(stretch: Stretch, done: int, step: int) -> float:
-    """The multiple of the learning rate at a step of a call that begins after `done` steps."""
-    return stretch.schedule.at(done + step, stretch.steps)
 
 
 def _save(path: Path, model: nn.Module, optimizer: Optimizer, run: RunState) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
+from mupscale.checks import coord_check
 from mupscale.core import WholeWidth, Width
 from mupscale.engine import Outcome, lowest_loss_bar
 from mupscale.growth import SignalNoise
@@ -29,30 +30,28 @@ from mupscale.study.contenders import (
     check_contenders,
     contenders_named,
 )
-from mupscale.study.coordinate_check import check_coordinates
-from mupscale.study.dry_run import describe_stages
-from mupscale.study.forecast import Extrapolation, extrapolate
+from mupscale.study.forecast import extrapolate
 from mupscale.study.results import (
     BudgetPoint,
     ContenderRuns,
     Curve,
-    Search,
     StageSpent,
     StudySummary,
     SystemRuns,
 )
 from mupscale.study.settings import StudySettings
 from mupscale.study.systems import System, check_builds, check_operators, find_alive, read_system
-from mupscale.study.training import POINTS, Ground, Note, Trainer
+from mupscale.study.training import POINTS, Ground, Note, Trainer, describe_stages
 from mupscale.study.tree import Stretch, hash_values
 from mupscale.study.verdict import compute_costs, compute_gain, write_verdict, write_warnings
 from mupscale.study.wording import count_of, write_paper_words
 from mupscale.sweep import Cell, Space, Sweep, sweep_remarks
-from mupscale.system import MupscaleError, derive, print_at_once, writes_into
+from mupscale.system import MupscaleError, derive, print_at_once, read_json, write_json, writes_into
 from mupscale.train import (
     NoiseLevel,
     Recipe,
     RunFolder,
+    cast_input,
     check_copies,
     find_checkpoint,
     read_snapshot,
@@ -162,36 +161,27 @@ class Choice:
         return {parameter: constant * noise / self.noise for parameter, constant in self.constants.items()}
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """The sweeps, and the hyperparameters that follow for the large models. sentences: how the optimum moves."""
-
-    sweeps: list[Sweep]
-    choice: Choice
-    sentences: list[str]
-
-
 class _Planned(NamedTuple):
-    """How a contender trains: its values, its stretch by seed, and whose runs it has as far as its steps go."""
+    """How a contender trains: its stretch by seed, and whose runs it has as far as its steps go."""
 
-    width: WholeWidth
-    steps: int
-    lr: float
-    noise: NoiseLevel
-    change: tuple[int, float] | None
     stretch: Callable[[int], Stretch]
     shares: str | None
 
 
 @dataclass
 class PaperStudy:
-    """A run of the paper's method in its folder: tuning, the large models, and what came of them."""
+    """A run of the paper's method in its folder: tuning, the large models, and what came of them.
+
+    sweeps, choice: of the tuning, and what follows for the large models. sentences: how the optimum moves.
+    """
 
     recipe: Recipe
     settings: StudySettings
     folder: Path
     note: Note = print_at_once
     sweeps: list[Sweep] = field(default_factory=list)
+    choice: Choice | None = None
+    sentences: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.settings = self.settings.resolved(USUAL_IN_PAPER, "train")
@@ -212,7 +202,7 @@ class PaperStudy:
 
     # ------------------------------------------------------------------------------------------- tuning
 
-    def tune(self, worker: bool = False) -> Tuned:
+    def tune(self, worker: bool = False) -> Choice:
         """Run Sweep 1 at the largest small width and Sweep 2 at each of them, and choose."""
         self.trainer.make_folder()
         base_lr, seeds = self.rates[0], range(self.settings.small_seeds)
@@ -231,8 +221,9 @@ class PaperStudy:
             sweep = self._sweep(name, sizes, self.space, _grown_model(small, base_lr), seeds, worker)
             pairs.append((Width.of(small.narrow).size, sweep))
             self.sweeps.append(sweep)
-        optimum = extrapolate(pairs, Width.of(self.system.narrow).size)
-        return Tuned(list(self.sweeps), self._choose(optimum, base_lr, pairs[-1][1]), optimum.sentences)
+        optimum, self.sentences = extrapolate(pairs, Width.of(self.system.narrow).size)
+        self.choice = self._choose(optimum, base_lr, pairs[-1][1])
+        return self.choice
 
     def _train_small(self, small: System, lr: float) -> None:
         """The small base models that Sweep 2 grows."""
@@ -245,16 +236,16 @@ class PaperStudy:
                 f"choose among smaller ones"
             )
 
-    def _choose(self, optimum: Extrapolation, base_lr: float, last: Sweep) -> Choice:
+    def _choose(self, optimum: Cell, base_lr: float, last: Sweep) -> Choice:
         """Extrapolated and plain values; for signal-normalised noise constants by parameter, as the paper transfers it.
 
         The rate that is best without noise counts where the grid tells it from the chosen one, and a contender has it.
         """
-        unit, plain = self.system.noise_unit, (optimum.plain_noise, optimum.plain_lr)
+        unit, plain = self.system.noise_unit, (last.best.noise, last.best.lr)
         signal = unit == "signal" and optimum.noise > 0
         constants = self._constants(base_lr, optimum.noise) if signal else None
         zero_lr = (last.best_without_noise or last.best).lr
-        nearest = min(last.space.lrs, key=lambda lr: abs(math.log(lr / optimum.lr)))
+        nearest = min(last.grid.lrs, key=lambda lr: abs(math.log(lr / optimum.lr)))
         others = any(one.has_own_rate for one in self.contenders if one.kind == "baseline")
         own_lr = None if zero_lr == nearest or not others else zero_lr
         is_plain = (optimum.noise, optimum.lr) == plain
@@ -268,8 +259,9 @@ class PaperStudy:
             recipe = self.trainer.recipe_of(small.base_model(base_lr, seed))
             family, noise = recipe.family(), SignalNoise(t)
             check_copies(family, self.protocol.data, recipe.width, small.wide)
-            drawn = derive(recipe.seeds.noise, "start")
-            family.upscale(_load_trained(recipe), width=small.wide, noise=noise, seed=drawn)
+            trained = family.build(recipe.width).to(recipe.dtype())
+            read_snapshot(find_checkpoint(str(recipe.out))).restore_model(trained)
+            family.upscale(trained, width=small.wide, noise=noise, seed=derive(recipe.seeds.noise, "start"))
             assert noise.effective is not None
             assert isinstance(noise.effective.std, Mapping)
             by_seed.append(noise.effective.std)
@@ -337,10 +329,10 @@ class PaperStudy:
 
     def run(self, command: str = "") -> StudySummary:
         """From wherever it stands in the folder to summary.json."""
-        tuned = self.tune()
-        summary = self._summarise(tuned, command)
+        choice = self.tune()
+        summary = self._summarise(choice, command)
         summary.save(self.folder)  # the answer first: the check below is one picture of its page
-        coords = check_coordinates(self.protocol, self.small[0], self.folder, tuned.choice.base_lr, self.note)
+        coords = check_coordinates(self.protocol, self.small[0], self.folder, choice.base_lr, self.note)
         summary = replace(summary, coords=coords)
         summary.save(self.folder)
         return summary
@@ -391,8 +383,7 @@ class PaperStudy:
         A rate that changes to itself is no change, so that its runs are those of the contender without it.
         """
         system, before = self.system, self.recipe.grow[0].at
-        steps = before if one is BASE else system.steps(one)
-        rate, change = choice.rate(one.rate), None
+        steps, rate, change = system.steps(one), choice.rate(one.rate), None
         if rate is None or (one.rate == "plain" and not choice.level("plain")):
             return None
         if one.change is not None:
@@ -417,7 +408,7 @@ class PaperStudy:
                 return replace(leaf, width=system.narrow)  # which computes what the wide one does, step by step
             return leaf if one.from_base else replace(leaf, order=0)  # from scratch it sees what the base model saw
 
-        return _Planned(system.width_of(one), steps, rate, noise, change, stretch, shares)
+        return _Planned(stretch, shares)
 
     def sweep_name(self, one: Contender) -> str:
         """Of the sweep that a contender has for itself, at the wide width."""
@@ -436,35 +427,38 @@ class PaperStudy:
         def stretch(cell: Cell, seed: int) -> Stretch:
             return planned(cell).stretch(seed)
 
-        sizes, seeds = (self.system.narrow, plan.width), alive[: self.settings.small_seeds]
+        sizes, seeds = (self.system.narrow, self.system.wide), alive[: self.settings.small_seeds]
         sweep = self._sweep(self.sweep_name(one), sizes, self.space, stretch, seeds)
         self.sweeps.append(sweep)
         return planned(sweep.best.cell)
 
     def _runs(self, one: Contender, plan: _Planned, outcomes: Sequence[Outcome], seeds: Sequence[int]) -> ContenderRuns:
-        curves = [read_curve(outcome, seed, plan.steps) for outcome, seed in zip(outcomes, seeds, strict=True)]
-        each = self.protocol.flops_per_step(plan.width)
-        without = ", for which the sweep chose no noise" if one is COPIES and plan.noise == 0 else ""
+        trained, width = plan.stretch(seeds[0]), self.system.width_of(one)
+        curves = [read_curve(outcome, seed, trained.steps) for outcome, seed in zip(outcomes, seeds, strict=True)]
+        each = self.protocol.flops_per_step(width)
+        without = ", for which the sweep chose no noise" if one is COPIES and trained.noise == 0 else ""
+        cost = trained.steps * (each or 1.0)
         return ContenderRuns(
             name=one.name,
-            width=plan.width,
-            lr=plan.lr,
-            noise=plan.noise,
-            points=[BudgetPoint(1.0, plan.steps, plan.steps * (each or 1.0), [curve.final() for curve in curves])],
-            label=f"{one.short}, width {Width.of(plan.width).label}{without}",
+            width=width,
+            lr=trained.lr,
+            noise=trained.noise,
+            points=[BudgetPoint(1.0, trained.steps, cost, [curve.final() for curve in curves])],
+            label=f"{one.short}, width {Width.of(width).label}{without}",
             cost_per_step=each,
-            change=plan.change,
+            change=trained.change,
             curves=curves,
         )
 
     # ------------------------------------------------------------------------------------------- what came of it
 
-    def _summarise(self, tuned: Tuned, command: str) -> StudySummary:
+    def _summarise(self, choice: Choice, command: str) -> StudySummary:
         """Train the contenders, and say what came of them."""
-        runs = self._train_contenders(tuned.choice)
-        own_sweeps = self.sweeps[len(tuned.sweeps) :]
+        sweeps = list(self.sweeps)
+        runs = self._train_contenders(choice)
+        own_sweeps = self.sweeps[len(sweeps) :]
         stages = self._stages()
-        costs, gain = compute_costs(runs, stages, tuned.sweeps), compute_gain(runs)
+        costs, gain = compute_costs(runs, stages, sweeps), compute_gain(runs)
         verdict = write_verdict(runs, costs, gain)
         return write_paper_words(
             StudySummary(
@@ -472,15 +466,15 @@ class PaperStudy:
                 command=command,
                 preset="paper",
                 recipe=stored_values(self.recipe, self.folder),
-                settings=self.settings.to_json(),
+                settings=asdict(self.settings),
                 sentences=verdict,
-                tuned=[as_search(sweep) for sweep in self.sweeps],
+                tuned=[replace(sweep, lr=sweep.best.lr, noise=sweep.best.noise) for sweep in self.sweeps],
                 large=SystemRuns(self.system.narrow, self.system.wide, costs["base"], self.protocol.unit, runs),
-                answer={"sentence": verdict[0], "costs": costs, "gain": gain, "choice": vars(tuned.choice)},
+                answer={"sentence": verdict[0], "costs": costs, "gain": gain, "choice": vars(choice)},
                 stages=stages,
                 notes=[
-                    *tuned.sentences,
-                    *write_warnings(tuned.sweeps, runs),
+                    *self.sentences,
+                    *write_warnings(sweeps, runs),
                     *(f"{sweep.name}: {finding}" for sweep in own_sweeps for finding in sweep_remarks(sweep)),
                 ],
             )
@@ -516,9 +510,11 @@ def run_paper(
 @writes_into("folder")
 def run_sweeps(
     recipe: Recipe, settings: StudySettings, folder: str | Path, *, worker: bool = False, note: Note = print_at_once
-) -> Tuned:
+) -> PaperStudy:
     """Run Step 0 alone; with a storage that others reach, as one worker of many. It takes what `run_paper` takes."""
-    return PaperStudy(recipe, settings, Path(folder), note).tune(worker)
+    study = PaperStudy(recipe, settings, Path(folder), note)
+    study.tune(worker)
+    return study
 
 
 def estimate_paper(recipe: Recipe, settings: StudySettings, folder: str | Path) -> str:
@@ -573,29 +569,6 @@ def stage_of(one: Contender) -> str:
     return max((stage for stage in STAGES if one.name.startswith(stage)), key=len)
 
 
-def _load_trained(recipe: Recipe) -> nn.Module:
-    """The model of a recipe whose run is finished, with its trained weights."""
-    model = recipe.family().build(recipe.width).to(recipe.dtype())
-    read_snapshot(find_checkpoint(str(recipe.out))).restore_model(model)
-    return model
-
-
-def as_search(sweep: Sweep) -> Search:
-    """A sweep as a summary keeps it."""
-    best = sweep.best
-    return Search(
-        name=sweep.name,
-        lr=best.lr,
-        noise=best.noise,
-        trials=sweep.trials,
-        label=sweep.name,
-        width=sweep.width,
-        start=sweep.start,
-        measure=sweep.measure,
-        sampler=sweep.sampler,
-    )
-
-
 def announce(stage: str, what: str, where: str, steps: int, left: int, count: int) -> str:
     """The line that a stage begins with."""
     to_do = "" if left in (0, count) else f", {left:,} of them left"
@@ -639,3 +612,81 @@ def thin_curve(curve: Sequence[tuple[int, float]], most: int = CURVE_POINTS) -> 
     parts = [losses[max(0, end - each) : end] for end in ends]
     shown = {"losses": [*map(fmean, parts)], "lowest": [*map(min, parts)]}
     return {"steps": [steps[end - 1] for end in ends], **shown, "highest": [*map(max, parts)]}
+
+
+# ---------------------------------------------------------------------------------------------- the coordinate check
+
+_EXAMPLES = 256  # in a batch of the coordinate check, at most; of text so many tokens
+_FEW = 8  # examples, below which the check is made at smaller widths
+_AFFORDABLE = 5e10  # FLOPs of a step of the check
+_WIDE_ENOUGH = 64  # below this width the readout's own start shows in a coordinate check
+
+
+def check_coordinates(ground: Ground, small: System, folder: Path, lr: float, note: Note) -> dict[str, Any] | None:
+    """Is the family set up right at all? Title and rows of the check, which is kept in the folder; None without one.
+
+    small: the smallest system that was tuned at.
+    """
+    widths = _widths(ground, small)
+    settings = {"recipe": hash_values(ground.identity), "lr": lr, "widths": widths}
+    path = folder / "coordinates.json"
+    if (stored := _read(path, settings)) is not None:
+        return stored
+    note(f"coordinate check: widths {', '.join(Width.of(width).label for width in widths)}")
+    try:
+        check = _check(ground, widths, lr)
+    except Exception as error:  # one picture of the report, and no reason to lose a run
+        note(f"the coordinate check could not be made: {' '.join(str(error).split())[:160]}")
+        return None
+    write_json(path, {"asked": settings, "check": check})
+    return check
+
+
+def _widths(ground: Ground, system: System) -> list[WholeWidth]:
+    """Three, from the smallest width that is tuned at, or from 64 where that is cheap."""
+    narrow = Width.of(system.narrow)
+    growing = narrow.growing(Width.of(system.wide))
+    start = narrow.times(math.ceil(_WIDE_ENOUGH / narrow.size)) if narrow.is_plain else narrow
+    if _examples(ground, start.times(4, growing).whole) < _FEW:
+        start = narrow
+    return [start.times(factor, growing).whole for factor in (1, 2, 4)]
+
+
+def _read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """A check that is there already, made with the same recipe, learning rate and widths."""
+    try:
+        stored = read_json(path)
+        return dict(stored["check"]) if stored["asked"] == settings else None
+    except (OSError, ValueError, KeyError, TypeError, MupscaleError):
+        return None
+
+
+def _check(ground: Ground, widths: Sequence[WholeWidth], lr: float) -> dict[str, Any]:
+    recipe, data, loss = ground.recipe, ground.data, ground.recipe.loss_function()
+    count = _examples(ground, widths[-1])
+    drawn = [data.batch(recipe.seeds.data, number * count, count) for number in range(3)]
+    batches = [(x.cpu(), y.cpu()) for x, y in drawn]  # where the check's models are
+
+    def objective(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return loss(model(cast_input(batch[0], recipe)), batch[1])
+
+    hyper: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in recipe.optimizer.init_args.items()}
+    check = coord_check(
+        recipe.family(),
+        widths,
+        batches,
+        objective,
+        recipe.optimizer_class(),
+        steps=3,
+        seeds=2,
+        dtype=recipe.dtype(),
+        **{**hyper, "lr": lr},
+    )
+    return {"title": check.title, "rows": [asdict(row) for row in check.rows]}
+
+
+def _examples(ground: Ground, width: WholeWidth) -> int:
+    """How many examples a batch of the check may have, for it to take seconds on a CPU."""
+    cost = ground.flops_per_step(width)
+    affordable = _EXAMPLES if cost is None else int(_AFFORDABLE * ground.recipe.batch / cost)
+    return max(1, min(ground.recipe.batch, _EXAMPLES // ground.data.per_example, affordable))

@@ -5,15 +5,23 @@ Small systems are tuned at and forecast from; the large one is the user's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from mupscale.core import WholeWidth, Width
 from mupscale.study.best_size import forecast_size_of
-from mupscale.study.contenders import USUAL_IN_DEPTH, USUAL_IN_PAY, Contender, check_contenders, contenders_named
-from mupscale.study.dry_run import describe_stages
+from mupscale.study.contenders import (
+    BASE,
+    USUAL_IN_DEPTH,
+    USUAL_IN_PAY,
+    Contender,
+    check_contenders,
+    contender_named,
+    contenders_named,
+)
 from mupscale.study.forecast import check_forecast, make_forecast
 from mupscale.study.results import StudySummary, SystemRuns, Tuning
 from mupscale.study.settings import StudySettings
@@ -25,10 +33,11 @@ from mupscale.study.systems import (
     train_base_models,
     train_budgets,
 )
-from mupscale.study.training import Ground, MakeGround, Note, Trainer
-from mupscale.study.tuning import CLOSE, list_candidates, tune_contenders
+from mupscale.study.training import Ground, MakeGround, Note, Trainer, describe_stages
+from mupscale.study.tree import Candidate
 from mupscale.study.verdict import answer_comparison
 from mupscale.study.wording import write_pay_words
+from mupscale.sweep import Sweep, Tried, edge_remarks
 from mupscale.system import MupscaleError, print_at_once
 from mupscale.train import Recipe, describe_start, stored_values
 
@@ -124,18 +133,18 @@ class PayStudy:
                 command=command,
                 preset="pay",
                 recipe=stored_values(self.recipe, self.folder),
-                settings=self.settings.to_json(),
+                settings=asdict(self.settings),
                 base={
                     "from": self.base_name or self.recipe.start,
                     "steps": self.system.base_steps,
-                    "lr": tuning.base.lr,
+                    "lr": tuning[BASE.name].best.lr,
                     "width": self.system.narrow,
                 },
-                tuned=[tuning.base, *tuning.contenders],
+                tuned=list(tuning.values()),
                 small=small,
                 forecast=forecast,
                 stages=list(trainer.spent.values()),
-                notes=[*self.notes, *(remark for one in (tuning.base, *tuning.contenders) for remark in one.remarks)],
+                notes=[*self.notes, *(remark for one in tuning.values() for remark in one.remarks)],
             )
             if not forecast_only:
                 write_pay_words(summary).save(self.folder)
@@ -243,15 +252,15 @@ class PayStudy:
     def _train_small(self, system: System, trainer: Trainer, tuning: Tuning) -> SystemRuns:
         name = f"forecast-{Width.of(system.narrow).label}"
         with trainer.stage(name, f"the contenders small, {system.label}: the forecast"):
-            seeds = train_base_models(system, trainer, tuning.base.lr, self.settings.small_seeds)
-            return train_budgets(system, trainer, self.contenders, tuning, seeds, self.ground.unit)
+            seeds = train_base_models(system, trainer, tuning[BASE.name].best.lr, self.settings.small_seeds)
+            return train_budgets(system, trainer, self.contenders, tuning, seeds)
 
     def _train_large(self, trainer: Trainer, tuning: Tuning) -> SystemRuns:
         system = self.system
         with trainer.stage("base", f"base models, width {Width.of(system.narrow)}"):
-            seeds = train_base_models(system, trainer, tuning.base.lr, self.settings.seeds)
+            seeds = train_base_models(system, trainer, tuning[BASE.name].best.lr, self.settings.seeds)
         with trainer.stage("contenders", f"the contenders, {system.label}"):
-            return train_budgets(system, trainer, self.contenders, tuning, seeds, self.ground.unit)
+            return train_budgets(system, trainer, self.contenders, tuning, seeds)
 
 
 # ---------------------------------------------------------------------------------------------- before it is trained
@@ -299,3 +308,151 @@ def describe_plan(
             f"train with {settings.small_seeds} seeds"
         )
     return "\n".join([*lines, *(f"Note: {note}" for note in study.notes)])
+
+
+# ---------------------------------------------------------------------------------------------- tuning
+
+CLOSE = 0.01  # candidates within so much of the lowest loss are tried with more seeds
+
+
+class _Values(NamedTuple):
+    """What a contender tries: one learning rate and noise, with one seed."""
+
+    contender: Contender
+    lr: float
+    noise: float
+    seed: int = 0
+
+
+def tune_contenders(system: System, trainer: Trainer, lr: float) -> Tuning:
+    """Tune the base model's rate, then every contender's values from the base model that it gives. lr: the recipe's.
+
+    One seed first. What lies far behind after the first budget goes no further. More seeds only where some are close.
+    """
+    settings, rates = system.settings, system.settings.rates(lr)
+    with trainer.stage("base-rates", f"the base model's learning rate, at width {Width.of(system.narrow)}"):
+        losses = trainer.train([system.decayed_base(rate, 0) for rate in rates])
+        cells = [Tried(rate, 0.0, [loss]) for rate, loss in zip(rates, losses, strict=True)]
+        tuning = {BASE.name: replace(choose("the base model", cells), name=BASE.name)}
+
+    def plan(one: _Values) -> Candidate:
+        return system.candidate(one.contender, tuning[BASE.name].best.lr, one.lr, one.noise, one.seed)
+
+    with trainer.stage("rates", f"learning rates and noise of the contenders, {system.label}"):
+        tried = list_candidates(system, contenders_named(settings.contenders), rates)
+        early = {one: leaf for one in tried if (leaf := plan(one).early) is not None}
+        first = dict(zip(early, trainer.train(list(early.values())), strict=True))
+        stopped = _judge_early(first, settings)
+        going_on = [one for one in tried if one not in stopped]
+        final = dict(zip(going_on, trainer.train([plan(one).full for one in going_on]), strict=True))
+        for name in dict.fromkeys(one.contender.name for one in tried):
+            own = [one for one in tried if one.contender.name == name]
+            tuning[name] = choose(name, [stopped.get(one) or Tried(one.lr, one.noise, [final[one]]) for one in own])
+    with trainer.stage("close", "more seeds where candidates are close"):
+        close = {name: _close(one.trials) for name, one in tuning.items() if name != BASE.name}
+        more = [
+            _Values(contender_named(name), *cell.cell, seed)
+            for name, cells in close.items()
+            for cell in cells
+            for seed in range(1, settings.small_seeds)
+        ]
+        ends = iter(trainer.train([plan(one).full for one in more]))
+        for name, cells in close.items():
+            extra = {cell.cell: [next(ends) for _ in range(1, settings.small_seeds)] for cell in cells}
+            all_seeds = [replace(cell, losses=cell.losses + extra.get(cell.cell, [])) for cell in tuning[name].trials]
+            tuning[name] = choose(name, all_seeds, among=set(extra) or None)
+    return tuning
+
+
+def list_candidates(system: System, contenders: Sequence[Contender], rates: Sequence[float]) -> list[_Values]:
+    """What is tried for every contender that is not tuned as another one."""
+    return [
+        _Values(one, lr, noise)
+        for one in contenders
+        if one.tuned_as is None
+        for noise in (system.settings.noises if one.tunes_noise else [0.0])
+        for lr in rates
+    ]
+
+
+def _judge_early(losses: Mapping[_Values, float | None], settings: StudySettings) -> dict[_Values, Tried]:
+    """Those that go no further than the first budget, since they diverged or lie far behind."""
+    stopped: dict[_Values, Tried] = {}
+    for name in dict.fromkeys(one.contender.name for one in losses):
+        cells = {
+            one: Tried(one.lr, one.noise, [loss], settings.budgets[0])
+            for one, loss in losses.items()
+            if one.contender.name == name
+        }
+        promising = list_promising(list(cells.values()), settings.prune)
+        for one, cell in cells.items():
+            if cell.mean is None:
+                stopped[one] = replace(cell, budget=1.0)
+            elif cell not in promising:
+                stopped[one] = cell
+    return stopped
+
+
+def list_promising(tried: Sequence[Tried], margin: float) -> list[Tried]:
+    """Those that may still win: within the margin of the best, or next to it in learning rate at its noise.
+
+    The neighbours go on however far behind they are, so that the best one is known to lie between two others.
+    """
+    means = {number: cell.mean for number, cell in enumerate(tried) if cell.mean is not None}
+    if not means:
+        return []
+    best = min(means, key=lambda number: means[number])
+    same_noise = [number for number, cell in enumerate(tried) if cell.noise == tried[best].noise]
+    same_noise.sort(key=lambda number: tried[number].lr)
+    place = same_noise.index(best)
+    beside = same_noise[max(0, place - 1) : place + 2]
+    limit = _limit(means[best], margin)
+    return [tried[number] for number, mean in means.items() if mean <= limit or number in beside]
+
+
+def _limit(lowest: float, margin: float) -> float:
+    """The loss that lies so far behind the lowest, as a part of it."""
+    return lowest + margin * abs(lowest)
+
+
+def _close(tried: Sequence[Tried]) -> list[Tried]:
+    """The candidates that one seed cannot tell apart; none where the best stands alone."""
+    finals = [(cell.loss, cell) for cell in tried if cell.loss is not None]
+    limit = _limit(min(final for final, _ in finals), CLOSE)
+    near = [cell for final, cell in finals if final <= limit]
+    return near if len(near) > 1 else []
+
+
+def choose(name: str, tried: Sequence[Tried], among: set[tuple[float, float]] | None = None) -> Sweep:
+    """The values with the lowest mean loss; next to divergence only if nothing as good is not.
+
+    among: the cells that may be chosen, where only some have all seeds.
+    """
+    means = {
+        number: cell.loss
+        for number, cell in enumerate(tried)
+        if cell.loss is not None and (among is None or (cell.lr, cell.noise) in among)
+    }
+    if not means:
+        raise MupscaleError(
+            f"{name}: all {len(tried)} trials at the small width diverged, with learning rates from "
+            f"{min(cell.lr for cell in tried):g} to {max(cell.lr for cell in tried):g}: give smaller ones "
+            "(study.lrs)"
+        )
+    best = min(means, key=lambda number: means[number])
+    remarks = []
+    if _is_next_to_divergence(tried[best], tried):
+        limit = means[best] + max(tried[number].spread for number in means)
+        safe = [n for n in means if means[n] <= limit and not _is_next_to_divergence(tried[n], tried)]
+        if safe:
+            best = min(safe, key=lambda number: means[number])
+        else:
+            remarks.append(f"{name}: the best learning rate, {tried[best].lr:g}, is the last before divergence")
+    found = Sweep(name, list(tried), lr=tried[best].lr, noise=tried[best].noise)
+    return replace(found, remarks=[*remarks, *(f"{name}: {remark}" for remark in edge_remarks(found))])
+
+
+def _is_next_to_divergence(cell: Tried, tried: Sequence[Tried]) -> bool:
+    """Whether the next larger learning rate at the same noise diverged."""
+    larger = [other for other in tried if other.noise == cell.noise and other.lr > cell.lr]
+    return bool(larger) and min(larger, key=lambda other: other.lr).mean is None

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from mupscale.study.contenders import Contender, contender_or_stranger
-from mupscale.sweep import Tried
-from mupscale.system import NOT_EMPTY, Finite, MupscaleError, Positive, parse_record, text_table, write_json
+from mupscale.sweep import Sweep
+from mupscale.system import NOT_EMPTY, Finite, MupscaleError, Positive, parse_record, read_json, text_table, write_json
 
-FORMAT = 3
 Losses = Annotated[list[Finite | None], NOT_EMPTY]
 """Of every seed; None: diverged."""
 Points = Sequence[tuple[float, float]]
 """Costs, rising, and the losses there."""
-
-
-def _mean_unless_diverged(losses: Sequence[float | None]) -> float | None:
-    finite = [loss for loss in losses if loss is not None]
-    return fmean(finite) if finite and len(finite) == len(losses) else None
+Tuning = dict[str, Sweep]
+"""What the smallest width told: of the base model and of every contender, what was tried, by name."""
 
 
 # ---------------------------------------------------------------------------------------------- what was trained
@@ -40,7 +37,8 @@ class BudgetPoint:
     @property
     def mean(self) -> float | None:
         """Over the seeds; None if one of them diverged."""
-        return _mean_unless_diverged(self.losses)
+        finite = [loss for loss in self.losses if loss is not None]
+        return fmean(finite) if len(finite) == len(self.losses) else None
 
 
 @dataclass(frozen=True)
@@ -142,6 +140,15 @@ class SystemRuns:
     unit: str
     contenders: Annotated[list[ContenderRuns], NOT_EMPTY]
 
+    def __post_init__(self) -> None:
+        """Costs rise, and no contender is there twice."""
+        names = [one.name for one in self.contenders]
+        for one in self.contenders:
+            if any(later.cost <= earlier.cost for earlier, later in pairwise(one.points)):
+                raise MupscaleError(f"the costs of the contender {one.name} do not rise")
+            if names.count(one.name) > 1:
+                raise MupscaleError(f"the contender {one.name} is there twice")
+
     def get(self, name: str) -> ContenderRuns | None:
         """The runs of a contender."""
         return next((runs for runs in self.contenders if runs.name == name), None)
@@ -163,54 +170,6 @@ class SystemRuns:
     def seeds(self) -> int:
         """How many seeds every contender has."""
         return min((len(point.losses) for runs in self.contenders for point in runs.points), default=0)
-
-
-# ---------------------------------------------------------------------------------------------- what was tuned
-
-
-@dataclass(frozen=True)
-class Search:
-    """All that was tried for a contender, or in a sweep, and the values that it takes to the large width.
-
-    remarks: sentences about them. label: what it is called, where it is no contender. width: at which trials train;
-    start: the width they grow from, None from an initialisation or where it is not told. measure: whose loss is
-    minimised. sampler: grid, or what drew the values.
-    """
-
-    name: str
-    lr: Positive
-    noise: Finite
-    trials: list[Tried]
-    remarks: list[str] = field(default_factory=list)
-    label: str = ""
-    width: Any = None
-    start: Any = None
-    measure: str = "held-out"
-    sampler: str = "grid"
-
-    @property
-    def shown(self) -> str:
-        """What it is called in tables and pictures."""
-        return self.label or contender_or_stranger(self.name).label
-
-    @property
-    def best(self) -> Tried | None:
-        """The trial with the chosen values, if it came to its end."""
-        chosen = (one for one in self.trials if (one.lr, one.noise) == (self.lr, self.noise) and one.loss is not None)
-        return next(chosen, None)
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """What the small width told: the base model's learning rate, and the values of every contender."""
-
-    base: Search
-    contenders: list[Search]
-
-    def of(self, contender: Contender) -> Search:
-        """The values of a contender, or of the one that it is tuned as."""
-        wanted = contender.tuned_as or contender.name
-        return next(one for one in self.contenders if one.name == wanted)
 
 
 # ---------------------------------------------------------------------------------------------- what it comes to
@@ -253,6 +212,29 @@ class PageTable:
                 raise MupscaleError(f"the table '{self.title}' has {len(self.head)} columns, but a row of {len(row)}")
 
 
+class _Even(TypedDict):
+    kind: Literal["always", "from", "never", "unknown"]
+    cost: Positive | None
+
+
+class _Reference(TypedDict):
+    loss: Finite
+    label: str
+
+
+class _Answer(TypedDict):
+    """What a page reads of a preset's own numbers; there may be more."""
+
+    grown: NotRequired[str | None]
+    break_even: NotRequired[dict[str, dict[Literal["charged", "there"], _Even]]]
+    gain: NotRequired[dict[str, float | None]]
+    reference: NotRequired[_Reference]
+
+
+class _Answered(TypedDict):
+    answer: _Answer
+
+
 @dataclass(frozen=True)
 class StudySummary:
     """What a study gave; a page can be drawn of it without knowing the preset.
@@ -271,7 +253,7 @@ class StudySummary:
     cards: list[Card] = field(default_factory=list)
     measured: list[str] = field(default_factory=list)
     tables: list[PageTable] = field(default_factory=list)
-    tuned: list[Search] = field(default_factory=list)
+    tuned: list[Sweep] = field(default_factory=list)
     small: list[SystemRuns] = field(default_factory=list)
     large: SystemRuns | None = None
     base: dict[str, Any] = field(default_factory=dict)
@@ -280,6 +262,18 @@ class StudySummary:
     stages: list[StageSpent] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     coords: dict[str, Any] | None = None
+    format: Literal[3] = 3
+
+    def __post_init__(self) -> None:
+        """Break-evens are of a contender that took part, and have a cost."""
+        answer = parse_record(_Answered, {"answer": self.answer})["answer"]
+        grown = answer.get("grown")
+        if grown is not None and (self.large is None or self.large.get(grown) is None):
+            raise MupscaleError(f"answer.grown is {grown!r}, which is not among large.contenders")
+        for rival, ways in answer.get("break_even", {}).items():
+            for way, one in ways.items():
+                if one["kind"] == "from" and (one["cost"] is None or grown is None):
+                    raise MupscaleError(f"answer.break_even.{rival}.{way} has no cost")
 
     @property
     def measure(self) -> str:
@@ -293,25 +287,30 @@ class StudySummary:
         tables = [f"\n{one.title}\n{text_table(one.head, rows)}" for one, rows in zip(shown, cells, strict=True)]
         return "\n".join([*self.sentences, *tables, *(f"Note: {note}" for note in self.notes)])
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, from which `from_json` makes the same."""
-        return {"format": FORMAT, **asdict(self)}
-
-    @classmethod
-    def from_json(cls, values: Any) -> StudySummary:
-        """What to_json gave."""
-        if not isinstance(values, Mapping):
-            raise MupscaleError("this is not the summary of a study: run the study again")
-        if values.get("format") != FORMAT:
-            raise MupscaleError(
-                f"this summary has format {values.get('format')!r}, but this version of mupscale reads format "
-                f"{FORMAT}: run the study again"
-            )
-        try:
-            return parse_record(cls, {name: value for name, value in values.items() if name != "format"})
-        except MupscaleError as error:
-            raise MupscaleError(f"this is not the summary of a study ({error}): run the study again") from None
-
     def save(self, folder: Path) -> Path:
         """Write summary.json, whole or not at all."""
-        return write_json(folder / "summary.json", self.to_json())
+        return write_json(folder / "summary.json", asdict(self))
+
+
+def load_summary(folder: str | Path) -> StudySummary:
+    """What a study wrote into its folder; what is damaged is named by file and field.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder, "summary.json")
+    ...     _ = path.write_text('{"name": 3}')
+    ...     try:
+    ...         load_summary(folder)
+    ...     except MupscaleError as error:
+    ...         str(error).removeprefix(str(path))
+    " is not the summary of a study ('name' is 3, but must be text): run the study again"
+    """
+    path = Path(folder) / "summary.json"
+    try:
+        values = read_json(path)
+    except OSError as error:
+        raise MupscaleError(f"{folder} holds no study: cannot read its summary.json ({error.strerror})") from None
+    try:
+        return parse_record(StudySummary, values)
+    except MupscaleError as error:
+        raise MupscaleError(f"{path} is not the summary of a study ({error}): run the study again") from None

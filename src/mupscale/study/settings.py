@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from mupscale.core import WholeWidth, Width
 from mupscale.study.contenders import contender_named
@@ -140,10 +140,6 @@ class StudySettings:
                 f"study.widths, such as [64]"
             )
         return smaller
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
 
 def _distance(wanted: float, k: int) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mupscale.core import WholeWidth, Width
-from mupscale.study.contenders import Contender
+from mupscale.study.contenders import BASE, Contender
 from mupscale.study.results import BudgetPoint, ContenderRuns, SystemRuns, Tuning
 from mupscale.study.settings import StudySettings
 from mupscale.study.training import Ground, Trainer
@@ -189,11 +189,11 @@ def train_budgets(
     contenders: Sequence[Contender],
     tuning: Tuning,
     seeds: Sequence[int],
-    unit: str,
 ) -> SystemRuns:
     """All contenders with their tuned values, at every budget and with every seed."""
+    values = {one.name: tuning[one.tuned_as or one.name].best.cell for one in contenders}
     leaves = {
-        (one.name, seed): system.leaves(one, tuning.base.lr, tuning.of(one).lr, tuning.of(one).noise, seed)
+        (one.name, seed): system.leaves(one, tuning[BASE.name].best.lr, *values[one.name], seed)
         for one in contenders
         for seed in seeds
     }
@@ -206,6 +206,5 @@ def train_budgets(
             steps = round(part * system.steps(one))
             ends = [losses[leaves[one.name, seed][part].key] for seed in seeds]
             points.append(BudgetPoint(part, steps, steps * system.costs.cost_per_step(system.width_of(one)), ends))
-        values = tuning.of(one)
-        runs.append(ContenderRuns(one.name, system.width_of(one), values.lr, values.noise, points))
-    return SystemRuns(system.narrow, system.wide, system.base_cost, unit, runs)
+        runs.append(ContenderRuns(one.name, system.width_of(one), *values[one.name], points))
+    return SystemRuns(system.narrow, system.wide, system.base_cost, system.costs.unit, runs)

@@ -1,4 +1,7 @@
-"""Training a tree: wave by wave, stretches of one shape as one program, kept so that a kill loses nothing."""
+"""Training a tree: wave by wave, stretches of one shape as one program, kept so that a kill loses nothing.
+
+And what it would train, without training it: models, cost, and from a few steps about how long it takes.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,18 @@ from typing import Any, Literal
 import torch
 
 from mupscale.core import WholeWidth, Width
-from mupscale.engine import Outcome, lowest_loss_bar, read_outcome, train_many
+from mupscale.engine import NotStackable, Outcome, RunStack, lowest_loss_bar, read_outcome, train_many
 from mupscale.study.results import StageSpent
-from mupscale.study.tree import Stretch, hash_values, list_waves
-from mupscale.system import MupscaleError, clear_leftovers, exclusive_lock, make_folder, read_json, write_json
+from mupscale.study.tree import Stretch, hash_values, list_stretches, list_waves
+from mupscale.system import (
+    MupscaleError,
+    clear_leftovers,
+    exclusive_lock,
+    make_folder,
+    read_json,
+    rough_time,
+    write_json,
+)
 from mupscale.train import (
     MAY_CHANGE,
     Evaluation,
@@ -26,8 +37,12 @@ from mupscale.train import (
     Processes,
     Recipe,
     Seeds,
+    Silence,
+    TrainingRun,
     copy_checkpoint,
     fingerprint_checkpoint,
+    join_processes,
+    matmul_precision,
 )
 
 Note = Callable[[str], None]
@@ -106,6 +121,9 @@ class Ground(LoadedRecipe):
         start = None if before is None else str(folder / self.folder_name(before))
         if before is not None and before.start is not None:
             start, changes["start_width"] = start_at or recipe.start, recipe.start_width
+        rates: list[Growth] = []
+        if stretch.change is not None:  # another learning rate from a step on is a growth to the width it has
+            rates = [Growth(at=stretch.change[0], width=stretch.width, lr=stretch.change[1])]
         data = first.data + stretch.seed + stretch.order * _OTHER_DATA
         return replace(
             recipe,
@@ -115,7 +133,7 @@ class Ground(LoadedRecipe):
             optimizer=replace(recipe.optimizer, init_args={**recipe.optimizer.init_args, "lr": stretch.lr}),
             seeds=Seeds(first.init + stretch.seed, data, first.noise + stretch.seed, first.dropout + stretch.seed),
             out=str(folder / self.folder_name(stretch)),
-            grow=[] if stretch.change is None else [_change_rate(stretch, *stretch.change)],
+            grow=rates,
             start=start,
             how=stretch.how,
             noise=stretch.noise,
@@ -136,11 +154,6 @@ class Ground(LoadedRecipe):
 
 MakeGround = Callable[[Recipe, str], Ground]
 """Of a recipe, and whose loss counts; one's own loop has a ground of its own."""
-
-
-def _change_rate(stretch: Stretch, at: int, lr: float) -> Growth:
-    """Another learning rate from a step on, which is a growth to the width it has."""
-    return Growth(at=at, width=stretch.width, lr=lr)
 
 
 @dataclass
@@ -212,7 +225,7 @@ class Trainer:
         """Everything trained within belongs to this stage."""
         self.number, self.name = self.number + 1, name
         self.note(f"{self.number}/{self.stages} {about}" if self.stages else about)
-        self.spent.setdefault(name, StageSpent(name, 0.0, self._seconds().get(name, 0.0)))
+        self.spent.setdefault(name, StageSpent(name, 0.0, self._read_numbers(self._clock).get(name) or 0.0))
         yield
 
     def train(self, leaves: Sequence[Stretch], *, keep: bool = True) -> list[float | None]:
@@ -222,10 +235,20 @@ class Trainer:
         """
         light = {} if keep else {leaf.key: self.ground.identify(leaf) for leaf in leaves}
         if light:
-            stored = self._light_losses()
+            stored = self._read_numbers(self._light)
             self.ended |= {key: stored[name] for key, name in light.items() if name in stored}
         for wave in list_waves(leaves):
-            self._train_wave([stretch for stretch in wave if stretch.key not in self.ended], light)
+            ready = []
+            for stretch in wave:
+                if stretch.key in self.ended:
+                    continue
+                if stretch.start is not None:
+                    self.ended[stretch.key] = 0.0  # somebody else has trained it
+                elif stretch.parent is not None and self.ended[stretch.parent.key] is None:
+                    self.ended[stretch.key] = None  # what stands on a diverged one has diverged
+                else:
+                    ready.append(stretch)
+            self._train_wave(ready, light)
         return [self.ended[leaf.key] for leaf in leaves]
 
     def count_left(self, leaves: Sequence[Stretch]) -> int:
@@ -243,15 +266,9 @@ class Trainer:
         return outcome if self.ended[stretch.key] is not None else replace(outcome, status="diverged")
 
     def _train_wave(self, wave: Sequence[Stretch], light: Mapping[str, str]) -> None:
-        """Those of one size, length, schedule and rules are one program; what stands on a diverged one has diverged."""
+        """Those of one size, length, schedule and rules are one program."""
         groups: dict[str, list[Stretch]] = {}
         for stretch in wave:
-            if stretch.start is not None:
-                self.ended[stretch.key] = 0.0  # somebody else has trained it
-                continue
-            if stretch.parent is not None and self.ended[stretch.parent.key] is None:
-                self.ended[stretch.key] = None
-                continue
             name = f"{Width.of(stretch.width).label}-{stretch.steps}-{stretch.schedule.kind}-{stretch.schedule.warmup}"
             if stretch.schedule.before or stretch.schedule.after:
                 name += f"-{stretch.schedule.before}-{stretch.schedule.after}"
@@ -260,16 +277,14 @@ class Trainer:
             groups.setdefault(name, []).append(stretch)
         for name, members in groups.items():
             recipes = [self.recipe_of(stretch) for stretch in members]
-            if light:
-                recipes = [
-                    replace(recipe, out=None) if stretch.key in light else recipe
-                    for recipe, stretch in zip(recipes, members, strict=True)
-                ]
+            for number, stretch in enumerate(members):
+                if stretch.key in light:
+                    recipes[number] = replace(recipes[number], out=None)
             outcomes = self._train_group(name, recipes)
             losses = {one.key: self._loss(end) for one, end in zip(members, outcomes, strict=True)}
             self.ended |= losses
             if new := {light[key]: loss for key, loss in losses.items() if key in light}:
-                self.by_main(partial(write_json, self._light, {**self._light_losses(), **new}))
+                self.by_main(partial(write_json, self._light, {**self._read_numbers(self._light), **new}))
 
     def _train_group(self, name: str, recipes: list[Recipe]) -> list[Outcome]:
         began, together = time.monotonic(), self.processes.world > 1
@@ -311,30 +326,114 @@ class Trainer:
 
     def _keep_seconds(self, seconds: float) -> None:
         """Add to what a stage has taken, in this process or others."""
-        stored = self._seconds()
-        stored[self.name] = stored.get(self.name, 0.0) + seconds
-        self.spent[self.name] = replace(self.spent[self.name], seconds=stored[self.name])
-        self.by_main(partial(write_json, self._clock, stored))
+        stored = self._read_numbers(self._clock)
+        taken = (stored.get(self.name) or 0.0) + seconds
+        self.spent[self.name] = replace(self.spent[self.name], seconds=taken)
+        self.by_main(partial(write_json, self._clock, {**stored, self.name: taken}))
 
     @property
     def _light(self) -> Path:
+        """Losses of stretches that have no folder, by what identifies them."""
         return self.folder / f"losses-{self.study}.json"
-
-    def _light_losses(self) -> dict[str, float | None]:
-        """Losses of stretches that have no folder, by key."""
-        try:
-            stored = read_json(self._light)
-            return {str(key): None if loss is None else float(loss) for key, loss in stored.items()}
-        except (OSError, ValueError, TypeError, AttributeError, MupscaleError):
-            return {}
 
     @property
     def _clock(self) -> Path:
+        """What stages have taken so far, by name."""
         return self.folder / f"seconds-{self.study}-{hash_values(self.ground.identity)[:8]}.json"
 
-    def _seconds(self) -> dict[str, float]:
-        """What stages have taken so far, by name."""
+    def _read_numbers(self, path: Path) -> dict[str, float | None]:
+        """Numbers by name in a file of the folder; none where it is damaged, or not there yet."""
         try:
-            return {str(name): float(seconds) for name, seconds in read_json(self._clock).items()}
+            return {str(name): None if value is None else float(value) for name, value in read_json(path).items()}
         except (OSError, ValueError, TypeError, AttributeError, MupscaleError):
             return {}
+
+
+# ---------------------------------------------------------------------------------------------- before it is trained
+
+_STEPS = 5  # that are measured, after as many that are not
+_PROBED = 32  # runs in a probe, at most; more cost in proportion
+
+
+def describe_stages(stages: Mapping[str, Sequence[Stretch]], ground: Ground, engine: str | None = None) -> str:
+    """A row for every stage: its finished models, its cost beyond what earlier stages have trained, and its share.
+
+    engine: also about how long it takes, measured with this engine.
+    """
+    trained: set[str] = set()
+    rows: list[tuple[str, int, float, float | None]] = []
+    for name, leaves in stages.items():
+        new = [stretch for stretch in list_stretches(leaves) if stretch.key not in trained and stretch.start is None]
+        trained |= {stretch.key for stretch in new}
+        cost = math.fsum(ground.cost(stretch) for stretch in new)
+        seconds = None if engine is None else measure_stage(new, ground, engine)
+        rows.append((name, len({leaf.key for leaf in leaves}), cost, seconds))
+    total, unit, wide = math.fsum(row[2] for row in rows), ground.unit, max(len(name) for name in stages) + 4
+    lines = [
+        f"{name:<{wide}}{count:>5} {'model' if count == 1 else 'models':<6}  {cost:9.3g} {unit}  {cost / total:6.1%}"
+        f"{_about(seconds, engine)}"
+        for name, count, cost, seconds in rows
+    ]
+    spent = [seconds for *_, seconds in rows]
+    known = None if None in spent else math.fsum(each or 0.0 for each in spent)
+    lines.append(f"{'together':<{wide}}{'':>12}  {total:9.3g} {unit}{'':8}{_about(known, engine)}")
+    if engine is not None and known is None:
+        lines.append("too big: one run does not fit into memory, so take a smaller batch or width")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _about(seconds: float | None, engine: str | None) -> str:
+    return "" if engine is None else f"{'too big' if seconds is None else rough_time(seconds):>12}"
+
+
+def measure_stage(stretches: Sequence[Stretch], ground: Ground, engine: str) -> float | None:
+    """Seconds for all of these, those of one size as one program; None if not one fits into memory."""
+    total = 0.0
+    for label in dict.fromkeys(Width.of(one.width).label for one in stretches):
+        same = [one for one in stretches if Width.of(one.width).label == label]
+        steps = sum(one.steps for one in same)
+        count = min(len(same), _PROBED)
+        seconds = None
+        while count and seconds is None:
+            try:
+                seconds = _probe(same[0], ground, engine, count)
+            except torch.OutOfMemoryError:
+                count //= 2
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        if seconds is None:
+            return None
+        total += seconds * steps
+    return total
+
+
+def _probe(stretch: Stretch, ground: Ground, engine: str, count: int) -> float:
+    """Seconds of one step of one run, where so many train at once."""
+    alone = replace(stretch, parent=None, start=None, change=None, noise=0.0, how="copies")
+    alone = replace(alone, steps=max(2 * _STEPS, stretch.steps, stretch.schedule.warmup + stretch.schedule.decay))
+    recipe = replace(ground.recipe_of(alone, Path()), compile=False, out=None)
+    with join_processes(recipe.device, recipe.parallel) as processes, matmul_precision(recipe.precision):
+        if engine != "serial":
+            try:
+                recipes = [replace(recipe, seeds=Seeds(init=number)) for number in range(count)]
+                stack = RunStack(recipes, processes.device, ground.data.to(processes.device, recipe.dtype()))
+                stack.advance(_STEPS)
+                return _timed(lambda: stack.advance(_STEPS), processes.device) / count
+            except NotStackable:
+                if engine == "vectorised":
+                    raise
+        run = TrainingRun(recipe, processes, Silence(), ground.data)
+        run.begin(resume=False)
+        for _ in range(_STEPS):
+            run.advance()
+        return _timed(lambda: [run.advance() for _ in range(_STEPS)], processes.device)
+
+
+def _timed(steps: Callable[[], object], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    steps()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - began) / _STEPS

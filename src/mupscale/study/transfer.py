@@ -25,7 +25,7 @@ from mupscale.sweep import Cell, Space, check_learning_rates
 from mupscale.system import MupscaleError, write_json, writes_into
 from mupscale.train import Recipe
 
-FILE = "transfer-check.json"
+TRANSFER_FILE = "transfer-check.json"
 
 
 @writes_into("out")
@@ -81,7 +81,7 @@ def transfer_check(
                 points = [{"x": getattr(cell, axis), "losses": losses[cell]} for cell in line]
                 values[axis].append({"width": system.wide, "from": system.narrow, "points": points})
         values["verdict"] = judge_transfer(values)
-        write_json(Path(out) / FILE, values)
+        write_json(Path(out) / TRANSFER_FILE, values)
     return values
 
 
@@ -126,16 +126,26 @@ def judge_transfer(values: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class WidthLine:
-    """One width's losses by seed, at the values where no seed diverged."""
+    """One width's losses by seed, at the values where no seed diverged; diverged: the other values.
 
-    width: str
+    seeds: at every value, the losses of the seeds that did not diverge.
+    """
+
+    width: Any
     losses: dict[float, list[float]]
+    diverged: list[float]
+    seeds: dict[float, list[float]]
+
+    def __str__(self) -> str:
+        return str(Width.of(self.width))
 
     @property
     def best(self) -> float:
-        return min(self.losses, key=lambda x: fmean(self.losses[x]))
+        """The value with the lowest mean."""
+        return min(self.losses, key=self.loss)
 
     def loss(self, x: float) -> float:
+        """The mean at a value."""
         return fmean(self.losses[x])
 
     def tells_apart(self, x: float) -> bool:
@@ -143,12 +153,20 @@ class WidthLine:
         return x not in self.losses or all(a > b for a, b in zip(self.losses[x], self.losses[self.best], strict=True))
 
 
+def read_width_line(entry: Mapping[str, Any]) -> WidthLine:
+    """One line of a check, as it is stored."""
+    points = {float(point["x"]): point["losses"] for point in sorted(entry["points"], key=lambda one: float(one["x"]))}
+    diverged = [x for x, losses in points.items() if None in losses or not losses]
+    seeds = {x: [loss for loss in losses if loss is not None] for x, losses in points.items()}
+    return WidthLine(entry["width"], {x: some for x, some in seeds.items() if x not in diverged}, diverged, seeds)
+
+
 def _moves(entries: Sequence[Mapping[str, Any]], what: str) -> list[str]:
     grid = sorted({float(point["x"]) for entry in entries for point in entry["points"]})
     if len(grid) < 2:
         return []
     lines = [read_width_line(entry) for entry in entries]
-    lost = [f"at width {line.width} every {what} tried diverged" for line in lines if not line.losses]
+    lost = [f"at width {line} every {what} tried diverged" for line in lines if not line.losses]
     lines = [line for line in lines if line.losses]
     if len(lines) < 2:
         return [
@@ -157,14 +175,14 @@ def _moves(entries: Sequence[Mapping[str, Any]], what: str) -> list[str]:
         ]
     at = [grid.index(line.best) for line in lines]
     moved = max(at) - min(at)
-    over = f"over widths {lines[0].width} … {lines[-1].width}"
+    over = f"over widths {lines[0]} … {lines[-1]}"
     if moved == 0:
         end = "whether it transfers cannot be seen on the edge" if _on_edge(lines[0], grid) else "it transfers"
         movement = f"the best {what}, {grid[at[0]]:.3g}, does not move {over}: {end}"
     elif moved == 1:
         movement = f"the best {what} moves by at most 1 grid step{_ratio(grid, at)} {over}: the optimum transfers"
     else:
-        path = ", ".join(f"{line.best:.3g} at {line.width}" for line in lines)
+        path = ", ".join(f"{line.best:.3g} at {line}" for line in lines)
         apart = any(line.tells_apart(lines[0].best) for line in lines)
         end = "the optimum does not transfer" if apart else "but not every seed agrees, so the optimum may transfer"
         movement = f"the best {what} moves by {moved} grid steps{_ratio(grid, at)} {over} ({path}): {end}"
@@ -175,8 +193,8 @@ def _moves(entries: Sequence[Mapping[str, Any]], what: str) -> list[str]:
 def _price(small: WidthLine, large: WidthLine, what: str) -> list[str]:
     """What transferring from the smallest width costs at the largest."""
     if small.best == large.best:
-        return [f"the best {what} of width {small.width}, {small.best:.3g}, is the best at width {large.width}, too"]
-    taken = f"taking the best {what} of width {small.width}, {small.best:.3g}, to width {large.width}"
+        return [f"the best {what} of width {small}, {small.best:.3g}, is the best at width {large}, too"]
+    taken = f"taking the best {what} of width {small}, {small.best:.3g}, to width {large}"
     if small.best not in large.losses:
         return [f"{taken} diverges there"]
     more = large.loss(small.best) / large.loss(large.best) - 1 if large.loss(large.best) else math.inf
@@ -184,7 +202,7 @@ def _price(small: WidthLine, large: WidthLine, what: str) -> list[str]:
 
 
 def _edges(lines: Sequence[WidthLine], grid: Sequence[float], what: str) -> list[str]:
-    where = [line.width for line in lines if _on_edge(line, grid)]
+    where = [str(line) for line in lines if _on_edge(line, grid)]
     if not where:
         return []
     return [f"the best {what} lies on the edge of the grid at width {', '.join(where)}: try a wider range"]
@@ -193,13 +211,6 @@ def _edges(lines: Sequence[WidthLine], grid: Sequence[float], what: str) -> list
 def _on_edge(line: WidthLine, grid: Sequence[float]) -> bool:
     """The optimum may lie beyond the grid; below no noise at all there is nothing."""
     return line.best == grid[-1] or 0 < line.best == grid[0]
-
-
-def read_width_line(entry: Mapping[str, Any]) -> WidthLine:
-    """A width's line, without the values at which a seed diverged."""
-    points = {float(point["x"]): list(point["losses"]) for point in entry["points"]}
-    sound = {x: losses for x, losses in points.items() if losses and None not in losses}
-    return WidthLine(str(Width.of(entry["width"])), sound)
 
 
 def _ratio(grid: Sequence[float], at: Sequence[int]) -> str:

@@ -271,7 +271,7 @@ def compute_costs(
     base_total = None if base is None else _cost(base, base.steps)
     # one step at k·n over one at the largest k·n₀: what tuning at the target, as Net2Net does, would cost more
     small = [
-        trial.cost / (trial.steps * sweep.seeds)
+        trial.cost / (trial.steps * len(trial.losses))
         for sweep in sweeps
         for trial in sweep.trials
         if sweep.start is not None and trial.status == "finished" and trial.steps and trial.cost

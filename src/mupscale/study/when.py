@@ -8,17 +8,16 @@ narrow ──┬──────┬──────────┬───�
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
 from mupscale.core import WholeWidth, Width
 from mupscale.study.contenders import CONTINUED, FRESH, FROM_SCRATCH
-from mupscale.study.dry_run import describe_stages
 from mupscale.study.results import BudgetPoint, ContenderRuns, StudySummary, SystemRuns
 from mupscale.study.settings import StudySettings
 from mupscale.study.systems import read_system
-from mupscale.study.training import Ground, Note, Trainer
+from mupscale.study.training import Ground, Note, Trainer, describe_stages
 from mupscale.study.tree import DECAY, Stretch, branch_off
 from mupscale.system import MupscaleError, print_at_once
 from mupscale.train import Recipe, Schedule, stored_values
@@ -132,7 +131,7 @@ def _summarise(
         command=command,
         preset="when",
         recipe=stored_values(recipe, folder),
-        settings=settings.to_json(),
+        settings=asdict(settings),
         sentences=[sentence],
         large=SystemRuns(recipe.width, recipe.grow[0].width, 0.0, ground.unit, runs),
         answer={"sentence": sentence, "losses": {arm.label: ends[arm.part] for arm in arms}},

@@ -9,7 +9,7 @@ pruning  when to stop a trial that falls behind
 remarks  what to know of a finished sweep beside its optimum
 """
 
-from mupscale.sweep.remarks import sweep_remarks
+from mupscale.sweep.remarks import edge_remarks, sweep_remarks
 from mupscale.sweep.search import run_sweep
 from mupscale.sweep.space import Cell, Space, Sweep, SweepJob, Tried, check_learning_rates
 
@@ -20,6 +20,7 @@ __all__ = [
     "SweepJob",
     "Tried",
     "check_learning_rates",
+    "edge_remarks",
     "run_sweep",
     "sweep_remarks",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from mupscale.sweep.space import Space, Sweep, Tried
 
@@ -13,14 +14,14 @@ CLOSE = 0.01
 def sweep_remarks(sweep: Sweep) -> list[str]:
     """What a person should know before they trust the optimum: sentences, those that matter most first.
 
-    >>> from mupscale.sweep import Space, Sweep, Tried, sweep_remarks
+    >>> from mupscale.sweep import Sweep, Tried, sweep_remarks
     >>> trials = [Tried(0.1, 0.0, [1.5]), Tried(0.2, 0.0, [1.2])]
-    >>> sweep_remarks(Sweep("sweep-1-width-64", 64, None, Space((0.1, 0.2)), trials))
+    >>> sweep_remarks(Sweep("sweep-1-width-64", trials))
     ['the best learning rate, 0.2, is the largest tried: try 0.2, 0.4, 0.8']
     """
     found: list[str] = []
     if sweep.finished:
-        found = [*_zero_noise(sweep), *_near_divergence(sweep), *_edges(sweep.space, sweep.best)]
+        found = [*_zero_noise(sweep), *_near_divergence(sweep), *edge_remarks(sweep)]
         found += _edges_without_noise(sweep)
     ends = {"diverged": "diverged", "stopped": "stopped early by pruning"}
     counts = {how: sum(trial.status == status for trial in sweep.trials) for status, how in ends.items()}
@@ -31,7 +32,7 @@ def _zero_noise(sweep: Sweep) -> Iterator[str]:
     """Whether noise, and with it upscaling, pays at all: zero noise is training on (Equivalence at zero noise)."""
     loss, best = sweep.finished[0]
     zeros = [one for one in sweep.finished if one[1].noise == 0]
-    if len(sweep.space.noises) == 1 or not zeros:
+    if len(sweep.grid.noises) == 1 or not zeros:
         return
     zero_loss, zero = zeros[0]
     if zero is best:
@@ -39,9 +40,9 @@ def _zero_noise(sweep: Sweep) -> Iterator[str]:
         return
     gap, spread = zero_loss - loss, max(zero.spread, best.spread)
     losses = f"the best trial without noise reaches {zero_loss:.4g}, the best with noise {loss:.4g}"
-    if sweep.seeds > 1 and gap <= spread:
+    if len(best.losses) > 1 and gap <= spread:
         yield f"{losses}, which is within the spread between seeds ({spread:.2g}): noise may not pay here"
-    elif sweep.seeds == 1 and gap < CLOSE * abs(loss):
+    elif len(best.losses) == 1 and gap < CLOSE * abs(loss):
         yield (
             f"{losses}, {gap / abs(loss):.1%} apart; with one seed the spread between seeds is unknown, so "
             f"noise may not pay here: try small_seeds 3"
@@ -55,7 +56,7 @@ def _near_divergence(sweep: Sweep) -> Iterator[str]:
         return
 
     def describe(trial: Tried) -> str:
-        noise = f" and noise {trial.noise:.3g}" if len(sweep.space.noises) > 1 else ""
+        noise = f" and noise {trial.noise:.3g}" if len(sweep.grid.noises) > 1 else ""
         return f"learning rate {trial.lr:.3g}{noise}"
 
     safe = [(loss, trial) for loss, trial in sweep.finished if not _diverged_beside(sweep, trial)]
@@ -68,7 +69,7 @@ def _near_divergence(sweep: Sweep) -> Iterator[str]:
 
 def _diverged_beside(sweep: Sweep, trial: Tried) -> Tried | None:
     """A diverged trial with a larger learning rate, up to a grid step, or, if it has noise, with more noise."""
-    space = sweep.space
+    space = sweep.grid
     lr, noise = _nearest(space.lrs, trial.lr), _nearest(space.noises, trial.noise)
     steps = {(0, 0), (1, 0), (0, 1)} if trial.noise else {(0, 0), (1, 0)}
     for other in sweep.trials:
@@ -78,9 +79,9 @@ def _diverged_beside(sweep: Sweep, trial: Tried) -> Tried | None:
     return None
 
 
-def _edges(space: Space, best: Tried) -> Iterator[str]:
+def edge_remarks(sweep: Sweep) -> Iterator[str]:
     """The optimum on the edge of the grid, and the range to try next in the grid's own ratio."""
-    rates, noises = space.lrs, space.noises
+    rates, noises, best = sweep.grid.lrs, sweep.grid.noises, sweep.best
     if len(rates) > 1:
         at = _nearest(rates, best.lr)
         if at == 0:
@@ -99,7 +100,8 @@ def _edges_without_noise(sweep: Sweep) -> Iterator[str]:
     loss, zero = zeros[0]
     others = [other for other, trial in zeros if trial.lr != zero.lr]
     if not others or min(others) - loss >= CLOSE * abs(loss):
-        yield from (f"without noise, {remark}" for remark in _edges(Space(sweep.space.lrs), zero))
+        alone = replace(sweep, trials=[zero], space=Space(sweep.grid.lrs))
+        yield from (f"without noise, {remark}" for remark in edge_remarks(alone))
 
 
 def _edge(what: str, best: float, which: str, edge: float, ratio: float) -> str:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -84,18 +85,15 @@ def run_sweep(
         raise MupscaleError(f"at_once is {at_once}, but at least 1 trial must be taken at a time")
     trials = SweepTrials(job, Storage(storage, patience), retries)
     if on_start is not None:
-        on_start(max(0, trials.wanted - len(trials.read_results().trials)), trials.wanted)
+        on_start(max(0, trials.wanted - trials.count_ended()), trials.wanted)
     with Worker(trials, grace) as me:
-        search = SweepSearch(trials, me, folder, at_once, note or _print_to_stderr, on_point, worker)
+        note = note or partial(show, stream="stderr")
+        search = SweepSearch(trials, me, folder, at_once, note, on_point, worker)
         if worker:
             search.note(f"{job.name}: worker {me.id} joins; {trials.count_open()} trials are open")
         search.run()
     trials.check_complete()
     return trials.read_results()
-
-
-def _print_to_stderr(text: str) -> None:
-    show(text, stream="stderr")
 
 
 @dataclass
@@ -130,7 +128,9 @@ class SweepSearch:
             if not self.trials.count_open():
                 self.trials.refresh()
             if count := self.trials.count_open():
-                taken = self.trials.take(self._share(count), self.me.id, self._offset(count))
+                # workers begin at different cells, so that they seldom begin the same
+                offset = secrets.randbelow(count) if self.me.count_others() else 0
+                taken = self.trials.take(self._share(count), self.me.id, offset)
                 if taken:
                     self._complete(TrialBatch.begin(self.job.study_name, self.me.id, taken, self.folder))
                 continue
@@ -151,10 +151,6 @@ class SweepSearch:
             self._note_once(f"{self.job.name}: a worker died or left; its trials are trained again")
             self.trials.refresh()
         self.looked = time.monotonic()
-
-    def _offset(self, count: int) -> int:
-        """Where among the open cells to begin, so that workers seldom begin the same."""
-        return secrets.randbelow(count) if self.me.count_others() else 0
 
     def _share(self, count: int) -> int:
         """How many of the open trials to take at once."""
@@ -224,7 +220,13 @@ class SweepSearch:
                     raise
                 return
         self.trained += 1
-        self._store(batch, batch.results)
+        numbered = zip(batch.cells, batch.results, strict=True)
+        stored = [self.trials.finish(number, result, batch.seconds) for number, result in numbered]
+        if late := stored.count(False):
+            self.note(
+                f"{self.job.name}: {late} of {len(stored)} trials had been given to another worker, since this one "
+                f"gave no sign of life; their results here are dropped"
+            )
         batch.remove_files()
 
     def _find_reason(self, batch: TrialBatch, error: BaseException) -> dict[str, str] | None:
@@ -276,17 +278,6 @@ class SweepSearch:
         batch.seconds = (time.monotonic() - began) / len(batch.trials)
         by_trial = [[next(outcomes) for _ in some] for some in recipes]
         return [combine_seeds(cell, some, self.job) for cell, some in zip(batch.cells.values(), by_trial, strict=True)]
-
-    def _store(self, batch: TrialBatch, results: Sequence[Tried]) -> None:
-        finished = [
-            self.trials.finish(number, result, batch.seconds)
-            for number, result in zip(batch.cells, results, strict=True)
-        ]
-        if late := finished.count(False):
-            self.note(
-                f"{self.job.name}: {late} of {len(finished)} trials had been given to another worker, since this one "
-                f"gave no sign of life; their results here are dropped"
-            )
 
 
 def combine_seeds(cell: Cell, outcomes: Sequence[Outcome], job: SweepJob) -> Tried:

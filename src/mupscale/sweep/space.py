@@ -146,28 +146,36 @@ class Tried:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A finished sweep.
+    """All that was tried in a sweep, or for a contender, and the values that are taken from it.
 
-    name: sweep-1-width-64, sweep-2-width-64 … width: at which trials train. start: the width they are upscaled from,
-    None if they train from scratch. measure: whose loss was minimised, training or held-out.
+    name: sweep-1-width-64, sweep-2-width-64 …, or the contender's. width: at which trials train. start: the width they
+    are upscaled from, None if they train from scratch. space: what was searched; the grid of its trials where it is not
+    told. lr, noise: what was chosen, where that is not the lowest loss. remarks: sentences about it. label: what it is
+    called, where that is not its name. measure: whose loss was minimised, training or held-out. seconds: of training.
 
     >>> from mupscale.sweep import Space, Sweep, Tried
-    >>> losses = {0.1: 1.5, 0.2: 1.2, 0.4: None}
-    >>> trials = [Tried(lr, 0.0, [loss]) for lr, loss in losses.items()]
-    >>> Sweep("sweep-1-width-64", 64, None, Space(tuple(losses)), trials).best.lr
+    >>> trials = [Tried(lr, 0.0, [loss]) for lr, loss in {0.1: 1.5, 0.2: 1.2, 0.4: None}.items()]
+    >>> Sweep("sweep-1-width-64", trials, width=64).best.lr
     0.2
     """
 
     name: str
-    width: Any
-    start: Any
-    space: Space
-    trials: list[Tried]
-    seeds: int = 1
-    measure: str = "train"
+    trials: Annotated[list[Tried], NOT_EMPTY]
+    width: Any = None
+    start: Any = None
+    space: Space | None = None
+    lr: Positive | None = None
+    noise: Finite | None = None
+    remarks: list[str] = field(default_factory=list)
+    label: str = ""
+    measure: str = "held-out"
     sampler: str = "grid"
-    pruner: str = "none"
-    seconds: float = 0.0
+    seconds: Finite = 0.0
+
+    @property
+    def grid(self) -> Space:
+        """What was searched."""
+        return self.space or Space(tuple(one.lr for one in self.trials), tuple(one.noise for one in self.trials))
 
     @property
     def finished(self) -> list[tuple[float, Tried]]:
@@ -177,12 +185,11 @@ class Sweep:
 
     @property
     def best(self) -> Tried:
-        """The trial with the lowest loss; an error if none finished."""
-        if self.finished:
-            return self.finished[0][1]
-        if not self.trials:
-            raise MupscaleError(f"{self.name}: no trial was trained, so there is nothing to choose: run it again")
-        counts, lowest = Counter(trial.status for trial in self.trials), f"{min(self.space.lrs):g}"
+        """The trial that was chosen, which is the one with the lowest loss unless told; an error if none finished."""
+        ended = [trial for _, trial in self.finished]
+        if ended:
+            return next((trial for trial in ended if trial.cell == (self.lr, self.noise)), ended[0])
+        counts, lowest = Counter(trial.status for trial in self.trials), f"{min(self.grid.lrs):g}"
         if counts["stopped"]:
             raise MupscaleError(
                 f"{self.name}: no trial came to its end ({counts['diverged']} diverged, {counts['stopped']} were "
@@ -206,10 +213,6 @@ class Sweep:
     def at(self, cell: Cell) -> Tried | None:
         """The trial of a cell, if it was trained."""
         return next((trial for trial in self.trials if trial.cell == cell), None)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
 
 # ------------------------------------------------------------------------------------------------ what can be searched

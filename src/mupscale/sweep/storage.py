@@ -66,7 +66,7 @@ def _open(place: str, patience: float) -> BaseStorage:
         return optuna.storages.JournalStorage(_journal(path))
     url = place if "://" in place else _A_FILE
     check_links(Path(place))
-    options = _engine(url, patience) if "://" in place else _file_engine(place, patience)
+    options = _engine(place, patience)
     for attempt in range(5):  # two workers may create the tables at the same moment: the second then finds them there
         try:
             database = optuna.storages.RDBStorage(url, engine_kwargs=options)
@@ -88,17 +88,15 @@ def load_optuna() -> Any:
     return optuna
 
 
-def _file_engine(path: str, patience: float) -> dict[str, Any]:
-    """How to open a SQLite file whatever its path is made of: in a URL, ?, % and # would mean something else."""
-    import sqlite3
+def _engine(place: str, patience: float) -> dict[str, Any]:
+    """How to open it: a SQLite file by itself, since ?, % and # of its path would mean something else in a URL."""
+    if "://" not in place:
+        import sqlite3
 
-    return {"creator": lambda: sqlite3.connect(path, timeout=patience, check_same_thread=False)}
-
-
-def _engine(url: str, patience: float) -> dict[str, Any]:
-    if url.startswith("sqlite"):
+        return {"creator": lambda: sqlite3.connect(place, timeout=patience, check_same_thread=False)}
+    if place.startswith("sqlite"):
         return {"connect_args": {"timeout": patience}}
-    waits = {"connect_timeout": max(2, int(patience / 3))} if url.startswith("postgresql") else {}
+    waits = {"connect_timeout": max(2, int(patience / 3))} if place.startswith("postgresql") else {}
     return {"pool_pre_ping": True, "connect_args": waits}
 
 

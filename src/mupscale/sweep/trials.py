@@ -150,6 +150,10 @@ class SweepTrials:
             return room
         return len(self.to_do) if self.job.sampler == "grid" else min(room, len(self.to_do))
 
+    def count_ended(self) -> int:
+        """How many trials have a result, as of the last look."""
+        return sum(trial_state(trial) in _ENDED for trial in self.known)
+
     # ------------------------------------------------------------------------------------------- ask
 
     def take(self, count: int, worker: str, offset: int = 0) -> dict[int, Cell]:
@@ -303,14 +307,12 @@ class SweepTrials:
         found = [read_result(trial, job.steps, seeds) for trial in ended]
         return Sweep(
             job.name,
+            sorted(found, key=lambda trial: (trial.noise, trial.lr)),
             job.width,
             job.start,
             job.space,
-            sorted(found, key=lambda trial: (trial.noise, trial.lr)),
-            seeds=seeds,
             measure=job.measure,
             sampler=job.sampler,
-            pruner=job.pruner,
             seconds=math.fsum(_stored_result(trial).seconds for trial in ended),
         )
 

@@ -197,8 +197,8 @@ def draw_sweep(sweep: Sweep, gallery: Gallery, base_lr: float) -> Picture:
     numbers: dict[tuple[float, float], float] = {t.cell: t.loss for t in sweep.trials if t.loss is not None}
     diverged = {trial.cell for trial in sweep.trials} - numbers.keys()
     heat_map = HeatMap(
-        columns=sweep.space.lrs,
-        rows=sweep.space.noises,
+        columns=sweep.grid.lrs,
+        rows=sweep.grid.noises,
         numbers=numbers,
         crossed=diverged,
         best=sweep.best.cell if numbers else None,

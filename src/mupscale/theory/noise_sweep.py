@@ -51,11 +51,11 @@ def sweep_limit(
         note(notes[-1])  # the noisiest cell's, which has the most latents
     return Sweep(
         name=f"limit-times-{times}",
+        trials=trials,
         width=f"{times * experiment.times}n",
         start="n" if experiment.times == 1 else f"{experiment.times}n",
         space=space,
-        trials=trials,
-        seeds=seeds,
+        measure="train",
         seconds=time.monotonic() - start,
     )
 
