@@ -108,9 +108,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.quick(
-    "dampening-0.05", "Nesterov-0.05", "Adam, decay-0.05", "AMSGrad-0.05", "AdamW-*"
-)  # tests/engine/test_updates.py has them all
+@pytest.mark.quick("dampening-0.05", "Nesterov-0.05", "Adam, decay-0.05", "AMSGrad-0.05", "AdamW-*")
 @pytest.mark.parametrize(
     ("name", "clip"), [*((name, 0.05) for name in OPTIMIZERS), ("momentum", None), ("AdamW", None)]
 )
