@@ -1,7 +1,9 @@
 """What many tests share: float64 for exactness, pictures without pixels, the same examples each time."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,24 @@ from hypothesis import settings
 # The same examples on every machine, and no limit by the clock; `pytest --hypothesis-profile=default` draws others.
 settings.register_profile("same-examples", derandomize=True, deadline=None, database=None)
 settings.load_profile("same-examples")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is slow
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark as slow the cases that their test's mark `quick` does not name."""
+    found: dict[tuple[str, str], bool] = defaultdict(bool)
+    for item in items:
+        if mark := item.get_closest_marker("quick"):
+            case = item.callspec.id  # type: ignore[attr-defined]
+            matching = {pattern: fnmatchcase(case, pattern) for pattern in mark.args}
+            for pattern, matches in matching.items():
+                found[item.nodeid.partition("[")[0], pattern] |= matches
+            if not any(matching.values()):
+                item.add_marker(pytest.mark.slow)
+    if not any("::" in argument for argument in config.args):  # else not all cases are here
+        for (test, pattern), matches in found.items():
+            if not matches:
+                raise pytest.UsageError(f"{test} is marked quick({pattern!r}), and has no such case")
 
 
 @pytest.fixture(autouse=True, scope="session")

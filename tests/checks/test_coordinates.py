@@ -50,6 +50,7 @@ OPTIMIZERS: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.quick("adamw")
 @pytest.mark.parametrize(("optimizer", "hyper"), OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_mlp(optimizer: type[Optimizer], hyper: dict[str, Any]) -> None:
     data, widths = vectors(), [64, 128, 256, 512]
@@ -211,6 +212,7 @@ def test_the_table_reads_well() -> None:
     assert str(made({"short": [2, 2, 2]})).startswith("made up: flat over widths")
 
 
+@pytest.mark.quick("flat", "many")
 @pytest.mark.parametrize(
     "change",
     [
@@ -257,6 +259,7 @@ EVERY_OPTIMIZER: dict[type[torch.optim.Optimizer], dict[str, float]] = {
 }
 
 
+@pytest.mark.quick("SGD", "AdamW", "Adafactor")
 @pytest.mark.parametrize(
     "optimizer", with_slow(EVERY_OPTIMIZER, list(EVERY_OPTIMIZER)[::2]), ids=lambda optimizer: optimizer.__name__
 )
@@ -369,6 +372,7 @@ def noisy_check(seed: int, widths: list[int], **arguments: Any) -> CoordCheck:
     return mu.coord_check(family, widths, [(x, y)], classify, torch.optim.AdamW, lr=1e-3, **arguments)
 
 
+@pytest.mark.slow  # the verdicts of made-up measurements are below
 def test_chance_is_not_taken_for_a_wrong_family() -> None:
     """Two seeds at two widths measure mostly noise; further apart, or with more seeds, the same family is flat."""
     few = [noisy_check(seed, [64, 128]) for seed in range(8)]
@@ -429,6 +433,7 @@ def check_at(lr: float, parametrization: Any = "mup") -> CoordCheck:
     return mu.coord_check(family, [64, 128, 256, 512], [(x, y)], squares, torch.optim.SGD, **arguments)
 
 
+@pytest.mark.quick("10.0")
 @pytest.mark.parametrize("lr", [5.0, 10.0])
 def test_a_learning_rate_that_no_width_bears_is_not_blamed_on_the_width(lr: float, tmp_path: Path) -> None:
     check = check_at(lr)

@@ -75,6 +75,7 @@ def test_a_pipe_is_told_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert capsys.readouterr().err.splitlines() == [f"{number} of 5 networks" for number in range(1, 6)]
 
 
+@pytest.mark.quick("command1")
 @pytest.mark.parametrize("command", [[*MLP, "--widths", "16", "32"], [*EXAMPLES, "--widths", "16"]])
 def test_what_is_printed_fits_into_80_columns(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -475,6 +475,7 @@ def test_as_a_module_with_several_processes(here: Path) -> None:
     torch.testing.assert_close(two, one, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow  # test_search_path.py starts it so, too
 def test_as_a_module(here: Path) -> None:
     words = [sys.executable, "-m", "mupscale", "train", "mine.yaml", "--stesp", "3"]
     done = subprocess.run(words, env=environment(), capture_output=True, text=True)

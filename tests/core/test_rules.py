@@ -112,6 +112,7 @@ def _sensitive(number: int) -> Outcome:
     return train_pair(ARCHITECTURES[architecture], TRAININGS[training], before=3, after=4, clip=clip)
 
 
+@pytest.mark.quick("1", "7")  # test_dynamic_equivalence.py has them all
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("number", range(len(SENSITIVE)))
 def test_the_unchanged_table_passes(number: int) -> None:
@@ -135,7 +136,8 @@ def test_every_exponent_matters(factor: str, variable: str, monkeypatch: pytest.
     else:
         changed = lambda self, *args: original(self, *args) * wrong(self)  # noqa: E731
     monkeypatch.setattr(Rule, factor, changed)
-    assert any(not _sensitive(number).difference <= 1e-6 for number in range(len(SENSITIVE)))
+    first = reversed if variable == "fold" else iter  # the last ones have a fold
+    assert any(not _sensitive(number).difference <= 1e-6 for number in first(range(len(SENSITIVE))))
 
 
 def _initial_stds() -> dict[str, float]:

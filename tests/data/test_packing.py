@@ -141,9 +141,9 @@ def test_a_document_is_in_the_same_part_wherever_it_stands(tmp_path: Path) -> No
     assert set(decoded(one, "validation")) != set(decoded(another, "validation"))
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(
-    texts=st.lists(st.text(min_size=1), min_size=2, max_size=8).filter(lambda texts: len(set(texts)) > 1),
+    texts=st.lists(st.text("abc", min_size=1, max_size=3), min_size=2, max_size=8).filter(lambda t: len(set(t)) > 1),
     validation=st.sampled_from([1e-6, 0.005, 0.5, 0.995]),
     seed=st.integers(0, 1000),
 )
@@ -397,6 +397,7 @@ def large_vocabulary(folder: Path, size: int) -> Path:
     return folder
 
 
+@pytest.mark.quick("65537-uint32")
 @pytest.mark.parametrize(("size", "dtype"), [(65_536, "uint16"), (65_537, "uint32")])
 def test_the_token_type_holds_the_vocabulary(tmp_path: Path, size: int, dtype: str) -> None:
     source, spec = str(corpus(tmp_path / "a.jsonl")), f"gpt2:{large_vocabulary(tmp_path, size)}"

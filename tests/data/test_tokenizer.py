@@ -151,6 +151,7 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path, spec: str) -> None:
         assert ours.tolist() == theirs.tolist()
 
 
+@pytest.mark.slow
 def test_learning_is_deterministic() -> None:
     """In a process with another hash seed and three threads."""
     pytest.importorskip("tokenizers")

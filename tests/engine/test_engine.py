@@ -108,6 +108,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.quick("dampening-0.05", "Nesterov-0.05", "Adam, decay-0.05", "AMSGrad-0.05", "AdamW-*")
 @pytest.mark.parametrize(
     ("name", "clip"), [*((name, 0.05) for name in OPTIMIZERS), ("momentum", None), ("AdamW", None)]
 )
@@ -119,6 +120,7 @@ def test_every_optimizer_gives_the_losses_of_one_at_a_time(name: str, clip: floa
     assert {"loss", "accuracy"} <= ours[0].scores.keys()
 
 
+@pytest.mark.quick("clipped", "wsd", "drop", "own loss")
 @pytest.mark.parametrize("what", CHANGES)
 def test_schedules_drops_and_losses(what: str) -> None:
     """A learning rate may drop at another step in every run."""
@@ -133,6 +135,7 @@ def test_schedules_drops_and_losses(what: str) -> None:
 UNTIED = replace(KINDS["gpt2-heads"]["model"], init_args={**KINDS["gpt2-heads"]["model"].init_args, "tied": False})
 
 
+@pytest.mark.quick("tied", "growing heads' size", "norms, AdamW")
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
@@ -150,6 +153,7 @@ def test_every_model_gives_the_losses_of_one_at_a_time(kind: str, changes: dict[
     assert far(ours, theirs) <= TOLERANCE
 
 
+@pytest.mark.quick("more runs than streams")
 @pytest.mark.parametrize("streams", [1, 2, 3], ids=["one for all", "more runs than streams", "one for each"])
 def test_batches_that_are_made_ahead_are_the_same(streams: int) -> None:
     """As on a GPU; over the ends of epochs, and where somebody asks to stop in between."""
@@ -221,6 +225,7 @@ NOISES: dict[str, list[tuple[Any, str]]] = {
 }
 
 
+@pytest.mark.quick("AdamW-units", "AdamW-by name")
 @pytest.mark.parametrize("noises", NOISES)
 @pytest.mark.parametrize("name", with_slow(["AdamW", "SGD"], ["AdamW"]))
 def test_upscaled_runs_start_from_checkpoints_with_their_optimizers_state(
@@ -273,6 +278,7 @@ WRONG: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.quick("eps", "seed of the data")
 @pytest.mark.parametrize("what", WRONG)
 def test_the_comparison_would_see_what_is_wrong(what: str) -> None:
     right = recipe(steps=50, **CLIPPED)
@@ -280,6 +286,7 @@ def test_the_comparison_would_see_what_is_wrong(what: str) -> None:
     assert far(ours, train_many([right], points=50, evaluate=True, engine="serial")) > 1e6 * TOLERANCE
 
 
+@pytest.mark.quick("lr", "norm")
 @pytest.mark.parametrize("factor", ["lr", "weight_decay", "eps", "norm"])
 def test_the_comparison_would_see_a_wrong_factor(factor: str) -> None:
     right = recipe(steps=50, **CLIPPED)
@@ -298,6 +305,7 @@ def test_the_comparison_would_see_a_wrong_factor(factor: str) -> None:
 # ------------------------------------------------------------------------------------------------ curves and points
 
 
+@pytest.mark.quick("7-1-*", "10-3-*")
 @pytest.mark.parametrize(
     ("steps", "points", "expected"),
     [(1, 40, [1]), (7, 1, [7]), (7, 100, [1, 2, 3, 4, 5, 6, 7]), (10, 3, [3, 6, 9, 10]), (45, 2, [22, 44, 45])],
@@ -442,6 +450,7 @@ def assert_same_steps(ours: RunStack, theirs: RunStack, count: int) -> None:
     assert all(float(distance) <= TOLERANCE for distance in far_off)
 
 
+@pytest.mark.quick("more runs than streams", "with buffers")
 @pytest.mark.parametrize(
     ("kind", "streams"),
     [("mlp", 1), ("mlp", 3), ("mlp", 5), ("normed", 3)],
@@ -468,6 +477,7 @@ def test_where_a_shape_is_dear_runs_go_and_their_rows_stay(
     assert shapes == [(3, 5), (2, 2)]
 
 
+@pytest.mark.quick("in blocks")
 @pytest.mark.parametrize("cached", [None, 1], ids=["whole", "in blocks"])
 def test_again_and_again(cached: int | None, shapes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also before the first step, and in another order."""
@@ -484,6 +494,7 @@ def test_again_and_again(cached: int | None, shapes: list[tuple[int, int]], monk
     assert shapes == [(10, 10), (8, 10), (6, 10), (5, 5), (4, 5), (2, 2)]
 
 
+@pytest.mark.quick("normed")
 @pytest.mark.parametrize("kind", ["mlp", "normed"])
 def test_a_row_for_nobody_may_hold_anything(kind: str, shapes: list[tuple[int, int]]) -> None:
     recipes = scheduled(kind, 5, 2)
@@ -499,6 +510,7 @@ def test_a_row_for_nobody_may_hold_anything(kind: str, shapes: list[tuple[int, i
     assert ours.replicas.finite_rows() == [True, False, False, True, True]
 
 
+@pytest.mark.quick("normed")
 @pytest.mark.parametrize("kind", ["mlp", "normed"])
 def test_a_file_holds_the_runs_alone(kind: str, tmp_path: Path, shapes: list[tuple[int, int]]) -> None:
     recipes = scheduled(kind, 5, 2)
@@ -668,6 +680,7 @@ def test_a_mistake_is_said_as_train_says_it() -> None:
 # ------------------------------------------------------------------------------------------------ diverged
 
 
+@pytest.mark.quick("3")
 @pytest.mark.parametrize("points", [50, 3])
 def test_diverged_runs_are_told_with_their_step_and_disturb_nobody(points: int) -> None:
     base = recipe(optimizer=optimizer("SGD", lr=0.1, momentum=0.9), steps=50)
@@ -729,6 +742,7 @@ def assert_same_folders(ours: Path, theirs: Path) -> None:
                 assert a[key] == close, key
 
 
+@pytest.mark.quick("AdamW")
 @pytest.mark.parametrize("spec", [ADAMW, SGD], ids=["AdamW", "SGD"])
 def test_a_folder_is_one_that_train_could_have_written(tmp_path: Path, spec: Spec) -> None:
     """Every line of metrics, and a checkpoint from which `train` goes on as if it had been there all along."""
@@ -748,6 +762,7 @@ def test_a_folder_is_one_that_train_could_have_written(tmp_path: Path, spec: Spe
     assert_same_folders(tmp_path / "together", tmp_path / "alone")
 
 
+@pytest.mark.slow
 def test_with_a_schedule_too(tmp_path: Path) -> None:
     train_many(foldered(tmp_path / "together"), engine="vectorised")
     train_many(foldered(tmp_path / "alone"), engine="serial")

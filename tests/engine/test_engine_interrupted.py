@@ -188,6 +188,7 @@ def test_without_folders_and_at_a_rung(tmp_path: Path) -> None:
     assert [(o.status, o.step) for o in ours] == [("finished", 60), ("pruned", 20), ("diverged", 35), ("finished", 60)]
 
 
+@pytest.mark.quick("other work", "damaged")
 @pytest.mark.parametrize("what", ["other work", "damaged", "no checkpoint", "other shapes"])
 def test_a_file_of_no_use_is_ignored(tmp_path: Path, what: str) -> None:
     recipes, save, notes = varied(recipe(steps=10)), tmp_path / "kept.safetensors", list[str]()
@@ -258,6 +259,7 @@ def test_what_is_kept_may_be_moved(tmp_path: Path) -> None:
     assert notes == ["going on after step 3 of 6 with 3 runs"]
 
 
+@pytest.mark.quick("2-vectorised", "15-serial")
 @pytest.mark.parametrize("engine", ["vectorised", "serial"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_asked_to_stop_in_the_last_step_it_stops_with_all_that_is_done(

@@ -170,6 +170,7 @@ def test_at_init_at_the_authors_init_is_taken_bit_for_bit(build: Callable[[int],
         assert same(family.init(init_at or 64, seed=5), author)
 
 
+@pytest.mark.quick("pytorch-32", "gpt2-256")
 @pytest.mark.parametrize("width", [32, 256])
 @pytest.mark.parametrize("build", INITS.values(), ids=INITS)
 def test_init_std_follows_the_rule_at_other_widths(build: Callable[[int], nn.Module], width: int) -> None:
@@ -232,6 +233,7 @@ def test_convolutions_and_batchnorm() -> None:
     assert torch.equal(model.get_parameter("bn1.weight"), torch.ones(32))
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_tiny_tensors_are_rescaled_without_accidents(width: int) -> None:
     """Two entries that happen to be close must not be blown up to reach a spread about their mean."""
@@ -570,6 +572,7 @@ def test_noise_changes_the_wide_model_and_only_that() -> None:
     assert str(opt.state_dict()) == str(kept_state)
 
 
+@pytest.mark.quick("True-dtype0", "False-dtype1")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("training", [True, False])
 def test_dtype_and_mode_are_kept(dtype: torch.dtype, training: bool) -> None:

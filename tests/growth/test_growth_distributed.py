@@ -72,7 +72,7 @@ def trained(kind: str) -> tuple[nn.Module, optim.Optimizer]:
     torch.manual_seed(1)
     narrow = build(kind, 1)
     optimizer = optim.AdamW(narrow.named_parameters(), **HYPER)
-    train(narrow, optimizer, kind, 3, share=False)
+    train(narrow, optimizer, kind, 2, share=False)
     return narrow, optimizer
 
 
@@ -133,7 +133,7 @@ def upscaled_then_trained(kind: str, how: str) -> dict[str, Any]:
         "weights": all(is_sharded(p) for p in wide.parameters()),
         "state": all(is_sharded(grown.state[p][key]) for p in wide.parameters() for key in ("exp_avg", "exp_avg_sq")),
     }
-    norms = train(wide, grown, kind, 5, plan)
+    norms = train(wide, grown, kind, 2, plan)
     return {
         "start": start,
         "sharded": sharded,
@@ -149,7 +149,7 @@ def from_a_wrapped_narrow_model(kind: str, how: str) -> dict[str, Any]:
     torch.manual_seed(1)
     narrow = wrap(build(kind, 1), how)
     optimizer = optim.AdamW(narrow.named_parameters(), **HYPER)
-    train(narrow, optimizer, kind, 3)
+    train(narrow, optimizer, kind, 2)
     plain = build(kind, 2)
     plan = plan_for(kind, build(kind, 1), plain)
     made_wrapped = mu.plan(narrow, plain).rules == plan.rules
@@ -161,7 +161,7 @@ def from_a_wrapped_narrow_model(kind: str, how: str) -> dict[str, Any]:
     mu.perturb(plain, plan, 0.5, seed=3)
     same_start = all(torch.equal(v, weights(plain)[n]) for n, v in weights(wide).items())
     same_state = all(torch.equal(v, states(plain, by_name)[n]) for n, v in states(wide, grown).items())
-    train(wide, grown, kind, 5, plan)
+    train(wide, grown, kind, 2, plan)
     return {"end": weights(wide), "agree": (made_wrapped, same_start, same_state)}
 
 
@@ -174,7 +174,7 @@ def sketched_then_sharded(kind: str, how: str) -> dict[str, Any]:
     wide, grown = mu.upscale(narrow, wrap(wide, how), plan, optimizer, noise=0.5, seed=3)
     assert grown is not None
     tied = kind == "mlp" or wide.get_parameter("lm_head.weight") is wide.get_parameter("wte.weight")
-    train(wide, grown, kind, 5, plan)
+    train(wide, grown, kind, 2, plan)
     return {"end": weights(wide), "tied": tied}
 
 
@@ -186,7 +186,7 @@ def grown_by_fresh_units(kind: str, how: str) -> dict[str, Any]:
     else:
         narrow, builds = GPT2(11, 6, layers=1, heads=2, head_dim=3), lambda: GPT2(11, 6, layers=1, heads=3, head_dim=3)
     optimizer = optim.AdamW(narrow.named_parameters(), **HYPER)
-    train(narrow, optimizer, kind, 3, share=False)
+    train(narrow, optimizer, kind, 2, share=False)
     grow = mu.Fresh(outgoing=0.5)
     plan = mu.plan(narrow, builds(), fresh=narrow, grow=grow)
     wide, grown = mu.upscale(narrow, wrap(builds(), how), plan, optimizer, grow=grow, seed=3)
@@ -195,7 +195,7 @@ def grown_by_fresh_units(kind: str, how: str) -> dict[str, Any]:
     sketched = mu.upscale(narrow, wrap(sketch, how), plan, grow=grow, seed=3)[0] if how == "fsdp2" else wide
     assert grown is not None
     start = {"weights": weights(wide), "state": states(wide, grown), "sketched": weights(sketched)}
-    train(wide, grown, kind, 5, plan)
+    train(wide, grown, kind, 2, plan)
     return {"start": start, "end": weights(wide), "state": states(wide, grown)}
 
 
@@ -216,7 +216,7 @@ def grown_in_depth(kind: str, how: str) -> dict[str, Any]:
 
     shallow = wrap(blocks(2, 1), how)
     optimizer = optim.AdamW(shallow.named_parameters(), **HYPER)
-    train(shallow, optimizer, kind, 3)
+    train(shallow, optimizer, kind, 2)
     made: dict[str, Any] = {"before": outputs(shallow, kind), "refused": ""}
     inputs = data(kind)[:2]
     if how == "fsdp2":
@@ -234,7 +234,7 @@ def grown_in_depth(kind: str, how: str) -> dict[str, Any]:
         deeper = mu.deepen_optimizer(optimizer, shallow, deep, plan, grow=operator)
         after, start = outputs(deep, kind), {"weights": weights(deep), "state": states(deep, deeper)}
         sharded = all(is_sharded(p) for p in deep.parameters())
-        train(deep, deeper, kind, 4)
+        train(deep, deeper, kind, 2)
         made[name] = {"start": start, "after": after, "end": weights(deep), "sharded": sharded}
     return made
 
@@ -252,7 +252,7 @@ def signal_noise_and_other_norms(kind: str, how: str) -> dict[str, Any]:
 
 
 def saved_and_loaded(kind: str, how: str, folder: Path) -> dict[str, Any]:
-    """Five steps with a checkpoint after two, into which a second model is put that goes on from there."""
+    """Four steps with a checkpoint after two, into which a second model is put that goes on from there."""
     narrow, optimizer = trained(kind)
     wide = build(kind, 2)
     plan = plan_for(kind, narrow, wide)
@@ -266,14 +266,14 @@ def saved_and_loaded(kind: str, how: str, folder: Path) -> dict[str, Any]:
     mu.checkpoint.write_tensors = write
     if dist.is_initialized():
         dist.barrier()
-    train(wide, grown, kind, 3, plan)
+    train(wide, grown, kind, 2, plan)
     torch.manual_seed(20)
     again = wrap(build(kind, 2), how)
     fresh = mu.make_optimizer(again, plan, optim.AdamW, lr=9.0)
     checkpoint = mu.load(path, again, fresh)
     sharded = all(is_sharded(v) for state in fresh.state.values() for key, v in state.items() if key != "step")
     assert checkpoint.plan is not None
-    train(again, fresh, kind, 3, checkpoint.plan)
+    train(again, fresh, kind, 2, checkpoint.plan)
     return {
         "end": weights(wide),
         "again": weights(again),
@@ -293,7 +293,7 @@ def loaded_from_one_process(kind: str, how: str, folder: Path) -> dict[str, Any]
     wide = wrap(wide, how)
     optimizer = mu.make_optimizer(wide, plan, optim.AdamW, lr=9.0)
     mu.load(folder / f"{kind}-plain.ckpt", wide, optimizer)
-    train(wide, optimizer, kind, 3, plan)
+    train(wide, optimizer, kind, 2, plan)
     return {"end": weights(wide)}
 
 
@@ -308,9 +308,11 @@ SCENARIOS: dict[str, list[tuple[Any, str]]] = {
     "loaded": [(loaded_from_one_process, "ddp"), (loaded_from_one_process, "fsdp2")],
 }
 WITH_FILES = ("saved", "loaded")
+AGAIN = {("depth", "gpt2"), *((name, "mlp") for name in SCENARIOS if name not in ("upscaled", "depth"))}
+"""Scenarios under FSDP2 for the slow tests: the same with the other model is acted out for every change."""
 
 
-def process(rank: int, folder: Path) -> None:
+def process(rank: int, folder: Path, slow: bool) -> None:
     """One of the two processes."""
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
@@ -327,6 +329,8 @@ def process(rank: int, folder: Path) -> None:
     for name, cases in SCENARIOS.items():
         for function, how in cases:
             for kind in KINDS:
+                if how == "fsdp2" and (name, kind) in AGAIN and not slow:
+                    continue
                 files = (folder,) if name in WITH_FILES else ()
                 torch.manual_seed(100 + rank)  # nothing may depend on the processes' own random numbers
                 torch.save(function(kind, how, *files), folder / f"{name}-{kind}-{how}-{rank}.pt")
@@ -362,7 +366,7 @@ class Results:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
     from torch.multiprocessing.spawn import ProcessException
 
     made = Results(tmp_path_factory.mktemp("processes"))
@@ -370,7 +374,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     for kind in KINDS:
         made.one("saved", kind)  # leaves the checkpoint that "loaded" wants
     try:
-        run_in_processes(process, (made.folder,), WORLD)
+        slow = any(item.get_closest_marker("slow") for item in request.session.items)
+        run_in_processes(process, (made.folder, slow), WORLD)
     except ProcessException as error:
         made.failure = str(error)
     return made
@@ -390,6 +395,7 @@ both = pytest.mark.parametrize("how", ["ddp", "fsdp2"])
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 
+@pytest.mark.quick("*-ddp", "gpt2-fsdp2")
 @both
 @kinds
 def test_fresh_units_are_those_of_one_process(kind: str, how: str, results: Results) -> None:
@@ -402,6 +408,7 @@ def test_fresh_units_are_those_of_one_process(kind: str, how: str, results: Resu
         assert difference(ours["state"], one["state"]) < TOLERANCE
 
 
+@pytest.mark.quick("*-ddp", "*-mlp-fsdp2")
 @both
 @kinds
 @pytest.mark.parametrize("way", ["identity", "stack"])
@@ -449,6 +456,7 @@ def test_weights_and_state_are_sharded_under_fsdp2(kind: str, results: Results) 
         assert two["sharded"] == {"weights": True, "state": True}
 
 
+@pytest.mark.quick("*-ddp", "gpt2-fsdp2")
 @both
 @kinds
 def test_upscaling_from_a_wrapped_narrow_model(kind: str, how: str, results: Results) -> None:
@@ -459,6 +467,7 @@ def test_upscaling_from_a_wrapped_narrow_model(kind: str, how: str, results: Res
         assert difference(two["end"], one["end"]) <= TOLERANCE
 
 
+@pytest.mark.quick("gpt2")
 @kinds
 def test_a_model_sharded_on_the_meta_device(kind: str, results: Results) -> None:
     one = results.one("sketched", kind)
@@ -468,6 +477,7 @@ def test_a_model_sharded_on_the_meta_device(kind: str, results: Results) -> None
     assert difference(one["end"], results.one("upscaled", kind)["end"]) <= TOLERANCE
 
 
+@pytest.mark.quick("*-ddp", "gpt2-fsdp2")
 @both
 @kinds
 def test_signal_noise_is_the_same_for_one_and_two_processes(kind: str, how: str, results: Results) -> None:
@@ -478,6 +488,7 @@ def test_signal_noise_is_the_same_for_one_and_two_processes(kind: str, how: str,
         assert two["effective"] == pytest.approx(one["effective"], rel=1e-12)
 
 
+@pytest.mark.quick("*-ddp", "gpt2-fsdp2")
 @both
 @kinds
 def test_the_invariant_norm_is_the_same_for_one_and_two_processes(kind: str, how: str, results: Results) -> None:
@@ -486,6 +497,7 @@ def test_the_invariant_norm_is_the_same_for_one_and_two_processes(kind: str, how
         assert two["norms"] == pytest.approx(one["norms"], rel=1e-10)
 
 
+@pytest.mark.quick("*-ddp", "gpt2-fsdp2")
 @both
 @kinds
 def test_a_checkpoint_of_two_processes_goes_on_in_two(kind: str, how: str, results: Results) -> None:
@@ -502,6 +514,7 @@ def test_a_checkpoint_of_two_processes_goes_on_in_two(kind: str, how: str, resul
     assert not list(results.folder.glob("*.tmp")) + list(results.folder.glob(".*.tmp"))
 
 
+@pytest.mark.quick("*-ddp", "gpt2-fsdp2")
 @both
 @kinds
 def test_a_checkpoint_of_two_processes_goes_on_in_one(kind: str, how: str, results: Results) -> None:
@@ -512,10 +525,11 @@ def test_a_checkpoint_of_two_processes_goes_on_in_one(kind: str, how: str, resul
         assert plan is not None
         optimizer = mu.make_optimizer(wide, plan, optim.AdamW, lr=9.0)
         mu.load(results.folder / f"{kind}-{how}.ckpt", wide, optimizer)
-        train(wide, optimizer, kind, 3, plan)
+        train(wide, optimizer, kind, 2, plan)
     assert difference(weights(wide), results.one("saved", kind)["end"]) <= TOLERANCE
 
 
+@pytest.mark.quick("*-ddp", "gpt2-fsdp2")
 @both
 @kinds
 def test_a_checkpoint_of_one_process_goes_on_in_two(kind: str, how: str, results: Results) -> None:

@@ -234,6 +234,7 @@ def test_coupled_weight_decay_not_scaled(optimizer: type[optim.Optimizer], float
     assert after_twenty_steps(optimizer, drop=("weight_decay",), **hyper) > 1e-3
 
 
+@pytest.mark.quick("AdamW")
 @pytest.mark.parametrize("optimizer", [optim.Adam, optim.AdamW, optim.RMSprop])
 def test_eps_not_scaled(optimizer: type[optim.Optimizer], float64: None) -> None:
     hyper = {"lr": 0.01, "eps": 1e-2}

@@ -87,6 +87,7 @@ def difference(one: nn.Module, other: nn.Module, x: Tensor) -> float:
     return float((before - after).abs().max() / before.abs().max())
 
 
+@pytest.mark.quick("*-12")
 @pytest.mark.parametrize("width", [12, 16])
 @pytest.mark.parametrize("name", MODELS)
 def test_who_reads_past_a_norm_starts_without_weights(name: str, width: int) -> None:

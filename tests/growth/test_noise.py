@@ -451,6 +451,7 @@ MATRICES: dict[str, Callable[[], Tensor]] = {
 TELLING = {"random", "clustered", "rank 5", "widened", "zero"}
 
 
+@pytest.mark.quick("random", "widened", "zero")
 @pytest.mark.parametrize(
     "make",
     [pytest.param(make, id=name, marks=() if name in TELLING else pytest.mark.slow) for name, make in MATRICES.items()],

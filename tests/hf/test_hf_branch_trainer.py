@@ -95,6 +95,7 @@ def _decayed(model: Any) -> list[dict[str, Any]]:
     return [{**group, "params": [own[name] for name in group["params"]]} for group in names]
 
 
+@pytest.mark.quick("4")
 @pytest.mark.parametrize(
     "stop", [pytest.param(2, marks=pytest.mark.slow), 4, 5, pytest.param(7, marks=pytest.mark.slow)]
 )

@@ -101,6 +101,7 @@ def test_a_table_and_plain_text(pair: tuple[Path, Path]) -> None:
     assert str(found).endswith(found.verdict)
 
 
+@pytest.mark.quick("llama-ForSequenceClassification-*", "bert-ForPreTraining-*", "vit-Model-*")
 @pytest.mark.parametrize(
     ("name", "head", "outputs"),
     [
@@ -219,6 +220,7 @@ def test_a_description_that_only_training_refutes(
     assert "grouped-query" in found.first.advice
 
 
+@pytest.mark.quick("*.lr-*", "*.eps-*")
 @pytest.mark.parametrize(
     ("where", "wrong"),
     [
@@ -390,6 +392,7 @@ def test_noise_on_the_way(pair: tuple[Path, Path], tmp_path: Path) -> None:
 # Precision of the files
 
 
+@pytest.mark.quick("dtype0")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sixteen_bits(dtype: torch.dtype, tmp_path: Path) -> None:
     small = saved(tmp_path / "small", dtype=dtype)

@@ -32,6 +32,7 @@ HEADS = [
 # Every class.
 
 
+@pytest.mark.quick("gpt2-*", "bert-*", "mixtral-Model")
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(("name", "head"), HEADS)
 def test_every_head_and_none(name: str, head: str) -> None:
@@ -47,6 +48,7 @@ def test_every_head_and_none(name: str, head: str) -> None:
 # Names in files, and what transformers makes of them.
 
 
+@pytest.mark.quick("True-bert", "True-gpt2", "True-llama", "False-mixtral", "False-opt")
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", models.each())
 @pytest.mark.parametrize("tied", [False, True])
@@ -202,6 +204,7 @@ def test_fields_that_config_json_leaves_out(name: str, field: str, config: dict[
     plan.check(sketches[1])
 
 
+@pytest.mark.quick("gpt2-*", "bert-*", "gemma-*")
 @pytest.mark.parametrize("tied", [None, False, True])
 @pytest.mark.parametrize("name", models.each(n for n in models.CONFIGS if DESCRIPTIONS[n].tied is not None))
 def test_what_is_tied_is_what_transformers_ties(name: str, tied: bool | None) -> None:

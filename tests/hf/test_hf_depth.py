@@ -65,6 +65,7 @@ def test_every_described_architecture_is_here() -> None:
     assert not {*WRITERS} & {*POST_NORM}
 
 
+@pytest.mark.quick("gpt2", "mixtral", "t5")
 @pytest.mark.parametrize("name", with_slow(RESIDUAL, FEW))
 def test_identity_keeps_the_function_of_every_described_architecture(name: str, tmp_path: Path) -> None:
     """In float64 to 1e-12; layers keep their kinds, and each kind its place."""
@@ -111,6 +112,7 @@ def test_old_layers_have_their_gradients_and_new_ones_learn(name: str, tmp_path:
     assert not {n for n in stuck if not n.endswith("bias")}
 
 
+@pytest.mark.quick("gpt2", "mixtral", "t5")
 @pytest.mark.parametrize("name", with_slow(RESIDUAL, FEW))
 def test_what_is_described_is_what_a_run_shows(name: str) -> None:
     """Every layer of every list, so that layers with and without experts are seen."""

@@ -67,6 +67,7 @@ def in_memory(small: nn.Module, folder: Path, operator: mu.Fresh, seed: int, nam
 # The same bits as in memory.
 
 
+@pytest.mark.quick("gpt2-*", "bert-lossless", "opt-half", "llama-fresh")
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "opt", "bert", "phi"])
 def test_what_is_streamed_is_what_growth_in_memory_gives(tmp_path: Path, name: str, operator: str) -> None:
@@ -81,6 +82,7 @@ def test_what_is_streamed_is_what_growth_in_memory_gives(tmp_path: Path, name: s
         assert torch.equal(value, own[tensor]), tensor
 
 
+@pytest.mark.quick("lossless-dtype1", "half-dtype2")
 @pytest.mark.parametrize(
     "dtype", with_slow([torch.float64, torch.float32, torch.bfloat16, torch.float16], [torch.float32, torch.bfloat16])
 )
@@ -417,6 +419,7 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2) 
     return float(loss.detach())
 
 
+@pytest.mark.quick("True-AdamW-*", "True-Adafactor-*")
 @pytest.mark.parametrize(
     ("cls", "hyper"),
     [

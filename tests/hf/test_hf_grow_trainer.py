@@ -66,6 +66,7 @@ def test_what_cannot_grow_is_said_before_training(tmp_path: Path) -> None:
         train(tmp_path, hf.GrowTrainerCallback(at=2, hidden=24, heads=6, exact=True), steps=3)
 
 
+@pytest.mark.quick("7-4")
 @pytest.mark.parametrize(("stop", "layers"), [pytest.param(3, None, marks=pytest.mark.slow), (4, None), (7, 4)])
 def test_a_run_that_was_stopped_goes_on_before_and_after_its_growth(
     tmp_path: Path, stop: int, layers: int | None
@@ -120,6 +121,7 @@ def test_a_deeper_run_resumes(tmp_path: Path) -> None:
     assert all(torch.equal(p, grown.model.get_parameter(n)) for n, p in trainer.model.named_parameters())
 
 
+@pytest.mark.quick("identity")
 @pytest.mark.parametrize("deepen", ["identity", "stack"])
 def test_width_and_layers_at_once(deepen: Any, tmp_path: Path) -> None:
     alone = train(tmp_path / "alone", steps=5)
@@ -173,6 +175,7 @@ def test_a_run_that_ends_before_the_growth_is_warned_of_when_it_begins(tmp_path:
     assert named == {"hf_trainer_runs.py"}  # whose line called the Trainer
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("limit", [1, 2])
 def test_the_small_model_stays_where_few_checkpoints_are_kept(tmp_path: Path, limit: int) -> None:
     """And so does the grown one, to go on from, which would have to make room for it."""

@@ -38,6 +38,7 @@ def test_two_growths_by_copies_go_on_as_the_small_model_would(tmp_path: Path) ->
     assert hf.verify(tmp_path / "grown/narrow-checkpoint-6", tmp_path / "grown/checkpoint-6", dtype="float64").ok
 
 
+@pytest.mark.quick("asked1")
 @pytest.mark.parametrize("asked", [[{"times": 2}, {"layers": 4}], [{"layers": 3}, {"times": 2}]])
 def test_width_and_depth_at_steps_of_their_own(asked: list[dict[str, Any]], tmp_path: Path) -> None:
     """The second growth changes nothing where it happens, and can be told from the files."""
@@ -60,6 +61,7 @@ def test_two_growths_at_one_step_are_as_one_of_both(tmp_path: Path) -> None:
         assert ours.read_text() == theirs.read_text()
 
 
+@pytest.mark.quick("4")
 @pytest.mark.parametrize("stop", [pytest.param(2, marks=pytest.mark.slow), 4, 6])
 def test_a_run_with_two_growths_goes_on_after_a_stop(tmp_path: Path, stop: int) -> None:
     """Before the first, between them and after both: with the weights, bit for bit, of one that was not stopped."""
@@ -141,6 +143,7 @@ def test_a_factor_that_is_none_is_refused(given: dict[str, float]) -> None:
         hf.GrowTrainerCallback(at=2, times=2, **given)  # type: ignore[arg-type]
 
 
+@pytest.mark.quick("how1")
 @pytest.mark.parametrize("how", [{"noise": 0.5}, {"grow": mu.Fresh()}])
 def test_what_a_second_growth_draws_counts_from_the_first_model(how: dict[str, Any], tmp_path: Path) -> None:
     """As in files: verify draws it again by the record, and finds the same."""
@@ -167,6 +170,7 @@ def small_persimmon() -> Any:
     return transformers.PersimmonForCausalLM(config).double()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::mupscale.UncheckedPlan")
 def test_an_architecture_that_is_not_described_grows_twice(tmp_path: Path) -> None:
     alone = train(tmp_path / "alone", model=small_persimmon(), max_grad_norm=0.1)

@@ -178,6 +178,7 @@ def test_new_units_have_the_spread_that_one_growth_gives_them(tmp_path: Path, na
     assert measured >= 5
 
 
+@pytest.mark.quick("first0-*")
 @pytest.mark.parametrize(
     ("first", "second"),
     [

@@ -134,6 +134,7 @@ def test_the_file_is_the_same_whatever_process_writes_it(case: Case, monkeypatch
     assert case.out.read_bytes() == first
 
 
+@pytest.mark.quick("adamw", "momentum", "adafactor", "rprop", "tensor lr")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_file_holds_what_the_core_makes_in_memory(name: str, case: Case) -> None:
     cls, hyper = OPTIMIZERS[name]
@@ -157,6 +158,7 @@ def test_the_file_holds_what_the_core_makes_in_memory(name: str, case: Case) -> 
 TRAINED = [n for n in OPTIMIZERS if n not in ("adafactor", "tensor lr")]
 
 
+@pytest.mark.quick("adamw", "rprop")
 @pytest.mark.parametrize("name", with_slow(TRAINED, ("adamw", "momentum", "amsgrad", "rprop")))
 def test_training_goes_on_exactly(name: str, tmp_path: Path, double: None) -> None:
     case, (cls, hyper) = Case(tmp_path), OPTIMIZERS[name]
@@ -170,6 +172,7 @@ def test_training_goes_on_exactly(name: str, tmp_path: Path, double: None) -> No
     assert same(train(case.small, optimizer, data), train(case.wide, resumed, data))
 
 
+@pytest.mark.quick("exp_avg_sq")
 @pytest.mark.parametrize("lost", ["exp_avg", "exp_avg_sq", "lr"])
 def test_training_differs_without_any_part_of_it(lost: str, tmp_path: Path, double: None) -> None:
     case = Case(tmp_path)
@@ -188,6 +191,7 @@ def test_training_differs_without_any_part_of_it(lost: str, tmp_path: Path, doub
     assert not same(train(case.small, optimizer, data), train(case.wide, resumed, data))
 
 
+@pytest.mark.quick("True")
 @pytest.mark.filterwarnings("ignore:.* was saved with a learning rate of 0")  # whose schedule is made anew here
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_trainers_own_file_goes_on_exactly(tied: bool, tmp_path: Path, double: None) -> None:

@@ -125,6 +125,7 @@ def saved(folder: Path, name: str) -> Path:
     return folder
 
 
+@pytest.mark.quick("clip", "convnext")
 @pytest.mark.parametrize("name", [*TELLING, *OTHERS])
 def test_outputs_and_training_stay(name: str, tmp_path: Path) -> None:
     small = saved(tmp_path / "small", name)
@@ -176,6 +177,7 @@ def test_sizes_of_parts_in_python_and_on_the_command_line(tmp_path: Path) -> Non
     assert not any(name.startswith("vision") for name in sizes)
 
 
+@pytest.mark.quick("True-clip-*")
 @pytest.mark.parametrize(
     ("name", "asked"),
     [

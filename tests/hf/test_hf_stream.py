@@ -147,6 +147,7 @@ def test_a_file_gets_bit_for_bit_what_memory_gets(tmp_path: Path, noise: mu.Gaus
     assert same(made, copied) == (noise.std == 0.0)
 
 
+@pytest.mark.quick("2-*", "3-*", "8-*")
 @pytest.mark.parametrize("noise", [pytest.param(None, marks=pytest.mark.slow), mu.GaussianNoise(0.7)])
 @pytest.mark.parametrize(
     ("threads", "shard_size", "piece"), [(1, "5GB", 100), (3, "100KB", 1000), (2, 1, 70_001), (8, "300kb", 1 << 22)]
@@ -185,6 +186,7 @@ def test_tied_copies_in_a_file_stay_equal(tmp_path: Path) -> None:
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
+@pytest.mark.quick("*source0-*", "noise1-source3-*")
 @pytest.mark.parametrize("target", [None, *FLOATS])
 @pytest.mark.parametrize("source", FLOATS)
 @pytest.mark.parametrize("noise", [None, mu.GaussianNoise(0.5)])

@@ -218,6 +218,7 @@ def test_the_trainer_goes_on_as_with_the_small_model(name: str, tmp_path: Path, 
     assert clip.norm > CLIP  # so it did clip
 
 
+@pytest.mark.quick("no clip")
 @pytest.mark.parametrize(
     "wrong", with_slow(["no clip", "uniform lr", "uniform decay", "plain eps"], ("no clip", "uniform lr"))
 )

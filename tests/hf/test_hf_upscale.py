@@ -407,6 +407,7 @@ def logits(model: torch.nn.Module | Path) -> Tensor:
         return model(torch.arange(20).view(2, 10)).logits
 
 
+@pytest.mark.quick("2-True", "hidden=2,ffn=3,heads=2-False")
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("times", [2, 3, "hidden=2,ffn=3,heads=2"])
 def test_transformers_loads_it_and_computes_the_same(zoo: Any, tmp_path: Path, tied: bool, times: Any) -> None:

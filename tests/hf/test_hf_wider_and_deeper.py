@@ -49,6 +49,7 @@ def loaded(folder: Path, like: nn.Module) -> nn.Module:
     return model.eval()
 
 
+@pytest.mark.quick("gpt2-identity", "mixtral-stack")
 @pytest.mark.parametrize("how", ["identity", "stack"])
 @pytest.mark.parametrize("name", ["gpt2", "mixtral"])
 def test_the_optimizer_goes_on_as_in_memory(name: str, how: Any, tmp_path: Path) -> None:

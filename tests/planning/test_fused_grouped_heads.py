@@ -64,6 +64,7 @@ class WithTemperatures(Fused):
 X = torch.randn(2, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
+@pytest.mark.quick("repeat_interleave-qkv-2", "enable_gqa-groups-2", "repeat-vqk-2")
 @pytest.mark.parametrize(
     ("how", "layout", "times"),
     [

@@ -70,6 +70,7 @@ WRONG = {
 }
 
 
+@pytest.mark.quick("two", "a constant", "beside a right one", "a dimension left out")
 @pytest.mark.parametrize("case", WRONG)
 def test_a_given_role_that_does_not_hold_is_named(case: str) -> None:
     """By a plan and by a family alike."""
@@ -99,6 +100,7 @@ def test_a_given_role_that_holds_is_taken_beside_learnt_ones() -> None:
 
 
 # --- a tied readout, where roles are learnt
+@pytest.mark.quick("RMSNorm, scaled", "own norm")
 @pytest.mark.parametrize("name", TIED)
 @pytest.mark.usefixtures("float64")
 def test_a_family_learns_the_roles_of_a_tied_readout(name: str) -> None:
@@ -161,6 +163,7 @@ def test_a_scaled_and_tied_embedding_is_planned_whatever_the_norms_class(norm: C
 
 
 # --- what the old units' weights are multiplied by beside fresh ones
+@pytest.mark.quick("LayerNorm-found", "OwnScale-given")
 @pytest.mark.parametrize("roles", [{}, SCALED], ids=["found", "given"])
 @pytest.mark.parametrize("norm", [OwnScale, nn.LayerNorm])
 @pytest.mark.usefixtures("float64")

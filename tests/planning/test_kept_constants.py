@@ -87,6 +87,7 @@ def test_the_old_units_alone_compute_what_they_did(name: str, tokens: Tensor) ->
     assert torch.allclose(out, narrow(tokens), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.quick("attention", "scaled")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_wrong_constant_shows(name: str, tokens: Tensor) -> None:
     """Copies' fold in place of what was found, or nothing at all."""
@@ -101,6 +102,7 @@ def test_a_wrong_constant_shows(name: str, tokens: Tensor) -> None:
     assert not torch.allclose(out, narrow(tokens), rtol=1e-3)
 
 
+@pytest.mark.quick("attention", "scaled")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_family_knows_it_at_every_width(name: str, tokens: Tensor) -> None:
     """Also where the width is no multiple."""

@@ -90,6 +90,7 @@ def optimizer_of(kind: str, model: nn.Module) -> torch.optim.Optimizer:
     return OPTIMIZERS[kind](model.parameters(), weight_decay=0.05, **hyper)
 
 
+@pytest.mark.quick("readout-adamw", "shared readout after a norm-sgd", "mlp-sgd")
 @pytest.mark.parametrize("kind", with_slow(OPTIMIZERS, ["adamw", "sgd"]))
 @pytest.mark.parametrize("name", BUILDS)
 def test_training_goes_on_as_the_narrow_model_would(name: str, kind: str, float64: None) -> None:
@@ -181,6 +182,7 @@ def test_parameters_keep_their_base_shapes(name: str) -> None:
     assert expected["embed.weight" if name != "mlp" else "first.weight"].width_mult() == WIDE / BASE
 
 
+@pytest.mark.quick("mlp-adam", "shared readout-sgd")
 @pytest.mark.parametrize("kind", ["adam", "sgd"])
 @pytest.mark.parametrize("name", ["mlp", "shared readout"])
 def test_a_family_of_mup_models_has_mups_rates_and_upscales(name: str, kind: str, float64: None) -> None:

@@ -423,6 +423,7 @@ KV_HEADS = ["num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "k
 HEAD_DIM = ["head_dim", "d_head", "dim_head", "head_size", "attention_head_size"]
 
 
+@pytest.mark.quick("*-separate", "num_heads--*", "num_heads-head_dim-*")
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("heads", "head_dim", "style"),
@@ -568,6 +569,7 @@ def test_heads_may_grow_while_the_residual_stream_does_not(style: str) -> None:
     assert_equivalent(narrow, wide, sequences())
 
 
+@pytest.mark.quick("*-separate", "num_key_value_heads-*")
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("style", ["separate", "fused", "to_out"])
 @pytest.mark.parametrize("kv_name", KV_HEADS)

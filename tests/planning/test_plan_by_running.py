@@ -41,12 +41,30 @@ halves that are copied in different orders, more operations in the wide model, u
 beside units, complex weights, or two constants at once."""
 
 
+DEAR = (
+    "long filters",
+    "tied readout behind a norm, table times",
+    "linear attention, dim grows, with a number added",
+    "image, nn.ChannelShuffle, number of groups",
+    "experts, dense gate, their number",
+    "norm by hand, length",
+    "across units, cumulative mean",
+    "grouped heads, enable_gqa",
+    "grouped heads, groups",
+    "heads and their size both grow",
+    "heads grow, the difference",
+    "heads grow, a learned slope",
+    "tied readout behind a layer",
+)
+"""How the names of those begin that take half a second and more, and have a sibling that does not."""
+
+
 def cases() -> list[ParameterSet]:
     """Some of the zoo for every change, the rest (and most refusals, which take longest) among the slow tests."""
     found = []
     for number, pattern in enumerate(PATTERNS):
         refused = pattern.expected == "refused" or pattern.name in LIMITS
-        slow = number % (10 if refused else 4) or pattern.name.startswith("long filters")
+        slow = number % (10 if refused else 4) or pattern.name.startswith(DEAR)
         found.append(pytest.param(pattern, id=pattern.name, marks=[pytest.mark.slow] if slow else []))
     return found
 
@@ -72,7 +90,7 @@ def test_exact_over_training_steps_or_refused(pattern: Pattern) -> None:
 
 def test_the_zoo_is_large() -> None:
     assert len(PATTERNS) >= 400
-    assert sum(not case.marks for case in cases()) >= 100
+    assert sum(not case.marks for case in cases()) >= 80
     assert len({pattern.name for pattern in PATTERNS}) == len(PATTERNS)
     assert {pattern.name for pattern in PATTERNS} >= LIMITS
 
@@ -342,6 +360,7 @@ def test_word2vec_is_seen_to_grow_and_learns_its_constant_from_a_batch() -> None
     assert check(mu.Family(Word2Vec, base=64, inputs=pairs)).ok
 
 
+@pytest.mark.quick("separate heads grow")
 @pytest.mark.parametrize("name", ["separate heads grow", "tied readout behind a norm", "table times sqrt(width)"])
 def test_a_pass_goes_on_where_its_guess_begins_to_differ(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it takes over from the pass before is what it would find itself."""

@@ -274,6 +274,7 @@ def batches_for(case: Case) -> list[tuple[Tensor, Tensor]]:
     return [(x, y[:, -1] if case.call is cell else y) for x, y in case.batches()]
 
 
+@pytest.mark.quick("*-adamw")
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("optimizer", with_slow(OPTIMIZERS, fast=["adamw"]))
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

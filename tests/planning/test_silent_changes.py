@@ -61,6 +61,7 @@ class Flat(nn.Module):
         return self.head(h.flatten(1)), h
 
 
+@pytest.mark.quick("channels", "lstm")
 @pytest.mark.parametrize(
     ("build", "x"),
     [

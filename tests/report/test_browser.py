@@ -17,7 +17,6 @@ import pytest
 import browser
 from comparisons import ALL, comparison
 from mupscale.report import write_report
-from slow_cases import with_slow
 from summaries import all_runs, diverged, example, sweep_1, sweep_2, write
 
 figure = pytest.importorskip("matplotlib.figure")
@@ -65,7 +64,8 @@ CASES = {f"{name}-{width}-{mode}": (name, width, mode == "dark") for name in ("p
          for width in (360, 1280) for mode in ("light", "dark")}  # fmt: skip
 
 
-@pytest.mark.parametrize("case", with_slow(CASES, ["paper-360-dark", "pay-1280-dark"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_page_is_drawn(tab: browser.Browser, pages: Callable[[str], Path], case: str) -> None:
     name, width, dark = CASES[case]
     assert browser.find_faults(tab, pages(name), width, dark, unfold=True) == []

@@ -312,6 +312,7 @@ ODD: dict[str, tuple[Callable[[], StudySummary], list[str], list[str], list[str]
 }
 
 
+@pytest.mark.quick("everything diverged", "no held-out data", "nothing at all")
 @pytest.mark.usefixtures("pictures_without_pixels")
 @pytest.mark.parametrize("case", with_slow(ODD, list(ODD)[::2]))
 def test_odd_runs_give_a_page(case: str, tmp_path: Path) -> None:

@@ -129,6 +129,7 @@ def test_a_summary_says_what_its_numbers_say(path: Path) -> None:
     assert write(summary) == summary
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_without_pixels")
 @pytest.mark.parametrize("path", with_slow(SUMMARIES, [SUMMARIES[0], PAPERS[0]]), ids=named)
 def test_its_page_can_be_drawn_again(path: Path, tmp_path: Path) -> None:
