@@ -187,13 +187,7 @@ class FamilyPlanner:
     @property
     def tokens_per_step(self) -> float:
         """Examples in a step, or for text its tokens."""
-        return float(self.recipe.batch * self.ground.data.per_example)
-
-    @property
-    def counted(self) -> str:
-        """What a step counts: tokens of text, else examples."""
-        unit = self.ground.data.unit
-        return "examples" if unit == "samples" else unit
+        return float(self.recipe.batch * self.ground.example[0])
 
     def parameters(self, size: WholeWidth) -> int:
         """How many numbers a model of this size is made of."""
@@ -331,7 +325,7 @@ def make_planner(recipe: Recipe, settings: FamilySettings, make_ground: MakeGrou
 
 def name_columns(planner: FamilyPlanner) -> list[str]:
     """The head of the table of sizes."""
-    return ["size", "parameters", "steps, trunk + branch", planner.counted, "FLOPs here", "FLOPs alone"]
+    return ["size", "parameters", "steps, trunk + branch", planner.ground.example[1], "FLOPs here", "FLOPs alone"]
 
 
 def list_sizes(planner: FamilyPlanner, planned: Sequence[PlannedSize]) -> list[list[str]]:
@@ -690,7 +684,8 @@ def _is_kept(folder: Path, recipe: str) -> bool:
 def write_card(planner: FamilyPlanner, one: PlannedSize, loss: float, sizes: Sequence[WholeWidth], cls: str) -> str:
     """README.md of a size that is a Hugging Face folder: what it is, what it has cost, and how it is loaded."""
     size = Width.of(one.size)
-    seen = words.format_count(round(sum(stretch.steps for stretch in one.leaf.path) * planner.tokens_per_step))
+    count = words.format_count(round(sum(stretch.steps for stretch in one.leaf.path) * planner.tokens_per_step))
+    seen = f"{count} {planner.ground.example[1]}"
     family = ", ".join(str(Width.of(each)) for each in sizes)
     return f"""\
 ---
@@ -706,7 +701,7 @@ them as one run that grows from size to size. This one trained for {one.steps[0]
 {one.steps[1]:,} more in a branch of its own, in which the learning rate decayed.
 
 - Held-out loss: {loss:.4f}
-- Trained on {seen} {planner.counted}, with {words.format_flops(one.spent)}; both include the smaller sizes before it
+- Trained on {seen}, with {words.format_flops(one.spent)}; both include the smaller sizes before it
 
 ```python
 import transformers

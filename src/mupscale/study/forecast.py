@@ -251,11 +251,11 @@ def _between(sweep: Sweep, axis: str) -> float:
     The grid's own value at an edge, beside zero, and beside a trial that did not come to its end.
     """
     best = sweep.best.cell
-    here, values = float(getattr(best, axis)), _values(sweep, axis)
+    here, values = float(getattr(best, axis)), getattr(sweep.grid, f"{axis}s")
     if here not in values or not 0 < values.index(here) < len(values) - 1:
         return here
     around = values[values.index(here) - 1 : values.index(here) + 2]
-    trials = [sweep.at(_moved(best, axis, value)) for value in around]
+    trials = [sweep.at(best._replace(**{axis: value})) for value in around]
     losses = [trial.loss for trial in trials if trial is not None and trial.status == "finished"]
     if around[0] <= 0 or len(losses) < 3:
         return here
@@ -273,18 +273,12 @@ def _limited(last: float, doublings: float, sweep: Sweep, axis: str) -> tuple[fl
     if value != wanted:
         remark = f" (limited to a factor of {LIMIT:g}: the line alone would lead to {wanted:.3g})"
     best = sweep.best.cell
-    above = [v for v in _values(sweep, axis) if v > getattr(best, axis)]
-    trials = {v: sweep.at(_moved(best, axis, v)) for v in above}
+    above = [v for v in getattr(sweep.grid, f"{axis}s") if v > getattr(best, axis)]
+    trials = {v: sweep.at(best._replace(**{axis: v})) for v in above}
     diverged = next((v for v, trial in trials.items() if trial is not None and trial.status == "diverged"), None)
-    safe = value if diverged is None else max((v for v in _values(sweep, axis) if v < diverged), default=value)
+    safe = (
+        value if diverged is None else max((v for v in getattr(sweep.grid, f"{axis}s") if v < diverged), default=value)
+    )
     if value > safe:
         value, remark = safe, f" (limited: {diverged:.3g} diverged)"
     return value, remark
-
-
-def _values(sweep: Sweep, axis: str) -> tuple[float, ...]:
-    return sweep.grid.lrs if axis == "lr" else sweep.grid.noises
-
-
-def _moved(cell: Cell, axis: str, value: float) -> Cell:
-    return cell._replace(**{axis: value})

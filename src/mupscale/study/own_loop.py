@@ -28,7 +28,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mupscale import checkpoint
 from mupscale.core import WholeWidth, Width, naming
-from mupscale.data import Data
 from mupscale.family import Family
 from mupscale.models import count_flops
 from mupscale.planning import call_arguments
@@ -246,8 +245,11 @@ class _LoopGround(Ground):
         return self.recipe.own
 
     @cached_property
-    def data(self) -> Data:
-        return _CountedData(self.own.family.inputs)
+    def example(self) -> tuple[int, str]:
+        """How many tokens a row of the family's inputs has; all that is known of the user's data."""
+        tensors = [one for one in tree_leaves(self.own.family.inputs) if isinstance(one, Tensor)]
+        tokens = [one[0].numel() for one in tensors if one.dim() > 1 and not one.is_floating_point()]
+        return (tokens[0], "tokens") if tokens else (1, "examples")
 
     def flops_per_step(self, width: WholeWidth) -> float | None:
         costs, name = self._flops_by_width, Width.of(width).label
@@ -273,25 +275,6 @@ class _LoopGround(Ground):
 
     def make_trainer(self, *given: Any, **more: Any) -> Trainer:
         return _LoopTrainer(self, *given, **more)
-
-
-class _CountedData(Data):
-    """What is known of the user's data: how many tokens an example of the family's inputs has."""
-
-    def __init__(self, inputs: Any) -> None:
-        tensors = [one for one in tree_leaves(inputs) if isinstance(one, Tensor)]
-        tokens = [one[0].numel() for one in tensors if one.dim() > 1 and not one.is_floating_point()]
-        self.unit, self.per_example = ("tokens", tokens[0]) if tokens else ("samples", 1)
-
-    @property
-    def size(self) -> int:
-        raise MupscaleError("the data of a loop of one's own are known to its functions alone")
-
-    def examples(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        raise MupscaleError("the data of a loop of one's own are known to its functions alone")
-
-    def evaluation(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        raise MupscaleError("the data of a loop of one's own are known to its functions alone")
 
 
 class _Called(nn.Module):

@@ -84,6 +84,11 @@ class Ground(LoadedRecipe):
         """Who trains stretches of this recipe; given: what `Trainer` takes behind its ground."""
         return Trainer(self, *given, **more)
 
+    @cached_property
+    def example(self) -> tuple[int, str]:
+        """What an example of the data counts: so many tokens of text, else one example."""
+        return self.data.per_example, "examples" if self.data.unit == "samples" else self.data.unit
+
     @property
     def unit(self) -> str:
         """FLOPs, or steps."""
