@@ -30,12 +30,14 @@ $(READY): FORCE
 endif
 endif
 
-# mup is for the tests alone, and asks for torchvision, which it does not use.
+# mup is for the tests alone, and asks for torchvision, which it does not use. pip would compile 12,000 files, which
+# takes a minute; a fifth of them is ever imported, and compiled then: what every process imports, here.
 $(READY): pyproject.toml constraints.txt
 	@echo "Installing mupscale[$(EXTRAS)] and its pinned dependencies into $(VENV) (a few minutes, once)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP_ENV) $(PY) -m pip install -qq -c constraints.txt -e '.[$(EXTRAS)]'
-	@$(PIP_ENV) $(PY) -m pip install -qq -c constraints.txt --no-deps mup
+	@$(PIP_ENV) $(PY) -m pip install -qq --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(PIP_ENV) $(PY) -m pip install -qq --no-compile -c constraints.txt --no-deps mup
+	@PYTHONDONTWRITEBYTECODE= $(PY) -c 'import torch._dynamo, mupscale'
 	@echo '$(EXTRAS)' > $@
 
 demo: $(READY) ## does growing pay? on embedded data, about two minutes; its page is demo/report/index.html

@@ -14,6 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+DEAR = {"depth.md", "huggingface.md", "huggingface-training.md", "own-loop.md", "theory.md", "your-model.md"}
+"""Pages whose blocks take a second and more each: they run with the slow tests."""
 NOTEBOOKS = sorted((ROOT / "docs").glob("**/*.ipynb"))
 
 
@@ -29,7 +31,9 @@ def architectures_stay() -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("error::mupscale.theory.FewSamples")  # a limit that is shown is a good one
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.slow if page.name in DEAR else (), id=page.name) for page in PAGES]
+)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     scope: dict[str, Any] = {"__name__": "__main__"}

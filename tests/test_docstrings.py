@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from syntax import tree
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "mupscale"
 PACKAGES = sorted(".".join(path.parent.relative_to(SOURCE.parent).parts) for path in SOURCE.glob("**/__init__.py"))
@@ -26,14 +28,14 @@ MIRRORED = {"plan", "upscale", "verify", "param_groups", "inspect"}
 def parsed() -> Iterator[tuple[str, ast.Module]]:
     """Every module of the package: its path below src, and its tree."""
     for path in sorted(SOURCE.glob("**/*.py")):
-        yield path.relative_to(SOURCE.parent).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+        yield path.relative_to(SOURCE.parent).as_posix(), tree(path)
 
 
 def public(kind: type | tuple[type, ...]) -> dict[str, list[str]]:
     """Where classes or functions without an underscore are defined at the top of a module, by name."""
     places = defaultdict(list)
-    for path, tree in parsed():
-        for node in tree.body:
+    for path, module in parsed():
+        for node in module.body:
             is_overload = any(ast.unparse(d) == "overload" for d in getattr(node, "decorator_list", ()))
             if isinstance(node, kind) and not node.name.startswith("_") and not is_overload:  # type: ignore[attr-defined]
                 places[node.name].append(path)  # type: ignore[attr-defined]

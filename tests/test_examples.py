@@ -12,6 +12,7 @@ import widen_mid_training as demo
 from mupscale.data import covtype_sample
 
 
+@pytest.mark.slow
 def test_demo_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     curves = demo.run(tmp_path, before=30, after=30)
     gaps = [abs(a - b) for a, b in zip(curves["narrow"].losses, curves["exact"].losses, strict=True)]

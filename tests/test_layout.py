@@ -10,9 +10,12 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from syntax import tree
 
 SOURCE = Path(__file__).parents[1] / "src" / "mupscale"
 HEAVY = [
@@ -57,13 +60,16 @@ def room(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-def imports(path: Path) -> Iterator[tuple[int, str, str]]:
+@cache
+def imports(path: Path) -> list[tuple[int, str, str]]:
     """Line, module and name of every import from this package, those inside functions included."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    found = []
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "mupscale":
-            yield from ((node.lineno, node.module, alias.name) for alias in node.names)
+            found += [(node.lineno, node.module, alias.name) for alias in node.names]
         elif isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name, "") for alias in node.names if alias.name.startswith("mupscale."))
+            found += [(node.lineno, alias.name, "") for alias in node.names if alias.name.startswith("mupscale.")]
+    return found
 
 
 def is_module(name: str) -> bool:
@@ -91,8 +97,8 @@ def test_every_part_has_a_floor() -> None:
 
 
 def test_every_part_is_in_the_picture() -> None:
-    tree = ast.parse((SOURCE.parents[1] / "tools" / "draw_layout.py").read_text(encoding="utf-8"))
-    names = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
+    module = tree(SOURCE.parents[1] / "tools" / "draw_layout.py")
+    names = {ast.unparse(node.targets[0]): node.value for node in module.body if isinstance(node, ast.Assign)}
     assert isinstance(names["BOXES"], ast.Dict)
     drawn = {ast.literal_eval(key) for key in names["BOXES"].keys if key is not None}
     assert drawn == {room(path) for path in modules() if not room(path).startswith("__")}

@@ -17,6 +17,7 @@ pytest.importorskip("jsonargparse")
 
 from mupscale.cli import main
 from mupscale.system import open_display, show, text_table, wrap_text
+from syntax import tree
 
 SOURCE = Path(__file__).parents[2] / "src" / "mupscale"
 RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -31,7 +32,7 @@ def test_nothing_else_prints() -> None:
         source = path.read_text(encoding="utf-8")
         if path == SOURCE / "system" / "terminal.py" or not re.search(r"\bprint\b|sys\.(__)?std|rich.console", source):
             continue
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(tree(path)):
             text = ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute | ast.Constant) else ""
             if text == "print" or re.fullmatch(r"sys\.(__)?std(out|err)(__)?\.write(lines)?|.?rich\.console.?", text):
                 found.append(f"{path.relative_to(SOURCE)}: {text}")

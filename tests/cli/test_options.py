@@ -19,6 +19,7 @@ from mupscale.cli.completion import completion_script, options_of
 from mupscale.cli.spelling import as_the_parser_has_them, fill_help, with_hyphens
 from mupscale.cli.training import read_recipe
 from mupscale.system import set_loudness
+from syntax import tree
 
 SOURCE = Path(__file__).parents[2] / "src" / "mupscale"
 TINY = ["train", "mlp-covtype-tiny", "--steps", "3", "--grow", "[]", "--device", "cpu", "--log-every", "1"]
@@ -217,7 +218,7 @@ def advised_options() -> dict[str, str]:
     """Options in what errors say, with the file that says it."""
     advised = {}
     for path in SOURCE.rglob("*.py"):
-        raised = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Raise)]
+        raised = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Raise)]
         texts = [part.value for node in raised for part in ast.walk(node) if isinstance(part, ast.Constant)]
         for text in filter(lambda text: isinstance(text, str), texts):
             advised |= {name.rstrip("."): path.name for name in re.findall(r"(?<![\w-])--[a-z][\w.-]*", text)}

@@ -377,6 +377,7 @@ def held(thing: object, seen: dict[int, int]) -> int:
     return sum(seen.values())
 
 
+@pytest.mark.quick("3")
 @pytest.mark.parametrize("k", [1, 3])
 def test_memory_is_linear_in_samples_times_latents(k: int) -> None:
     inputs, targets = batch()

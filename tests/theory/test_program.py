@@ -202,6 +202,7 @@ def test_what_is_nearly_known_is_not_met_again() -> None:
     close(basis @ basis.T, torch.eye(3, dtype=torch.float64), 1e-12)
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("copies", [1, 2])
 def test_revealed_matrices_have_the_distribution_of_real_ones(copies: int) -> None:
     """At small width, where O(1/n) terms are large: means and spreads of fourth moments agree."""

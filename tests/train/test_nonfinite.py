@@ -97,6 +97,7 @@ def test_where_nothing_helps_it_has_diverged(rule: str, tmp_path: Path) -> None:
     assert are_finite(tmp_path / "run")
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("huge", [False, True])
 def test_in_a_stack_each_run_is_judged_by_itself(huge: bool, tmp_path: Path) -> None:
     def runs(rule: str, name: str) -> list[Recipe]:
