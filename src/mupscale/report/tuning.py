@@ -313,7 +313,7 @@ class _Check(TypedDict):
 
 
 def save_transfer_picture(values: Mapping[str, Any], out: Path) -> Path:
-    """Write both panels as one picture: to `out` if that is a .png or .svg, else to transfer-check.png and .svg in it."""
+    """Write both panels as one picture: to `out` if it is a .png or .svg, else to transfer-check.png and .svg in it."""
     single = out.suffix in (".png", ".svg")
     paths = [out] if single else [out / "transfer-check.png", out / "transfer-check.svg"]
     with styled("transfer"):
