@@ -26,15 +26,6 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     Args:
         runs: folders of studies, each with a summary.json
         out: folder for index.html and the pictures; RUN/report for one run, report for several
-
-    >>> from tempfile import TemporaryDirectory
-    >>> from mupscale.study import StudySummary
-    >>> summary = StudySummary("demo", "mupscale run recipe.yaml", "pay", {}, {}, sentences=["Growing pays."])
-    >>> with TemporaryDirectory() as folder:
-    ...     path = summary.save(Path(folder))
-    ...     page = write_report([folder]).read_text(encoding="utf-8")
-    >>> "<h1>demo</h1>" in page, "Growing pays." in page
-    (True, True)
     """
     if not runs:
         raise MupscaleError("a report needs at least one run: mupscale report RUN")

@@ -313,16 +313,7 @@ class _Check(TypedDict):
 
 
 def save_transfer_picture(values: Mapping[str, Any], out: Path) -> Path:
-    """Write both panels as one picture: to `out` if it ends in .png or .svg, else to transfer-check.png and .svg in it.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> def line(width: int) -> dict[str, Any]:
-    ...     return {"width": width, "points": [{"x": x, "losses": [1 / x]} for x in (0.5, 1.0)]}
-    >>> values = {"lr": [line(64), line(128)], "noise": [], "fixed": {"lr": 0.1, "noise": 1.0}}
-    >>> with TemporaryDirectory() as folder:
-    ...     save_transfer_picture(values, Path(folder) / "transfer.svg").name
-    'transfer.svg'
-    """
+    """Write both panels as one picture: to `out` if it is a .png or .svg, else to transfer-check.png and .svg in it."""
     single = out.suffix in (".png", ".svg")
     paths = [out] if single else [out / "transfer-check.png", out / "transfer-check.svg"]
     with styled("transfer"):

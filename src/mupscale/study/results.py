@@ -293,18 +293,7 @@ class StudySummary:
 
 
 def load_summary(folder: str | Path) -> StudySummary:
-    """What a study wrote into its folder; what is damaged is named by file and field.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     path = Path(folder, "summary.json")
-    ...     _ = path.write_text('{"name": 3}')
-    ...     try:
-    ...         load_summary(folder)
-    ...     except MupscaleError as error:
-    ...         str(error).removeprefix(str(path))
-    " is not the summary of a study ('name' is 3, but must be text): run the study again"
-    """
+    """What a study wrote into its folder; what is damaged is named by file and field."""
     path = Path(folder) / "summary.json"
     try:
         values = read_json(path)

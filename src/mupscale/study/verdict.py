@@ -83,11 +83,7 @@ def cost_to_reach(points: Points, loss: float, *, by: Literal["logarithm", "step
 
 
 def compare_costs(points: Points, other: Points) -> CostRatio | None:
-    """What the first costs over the second, to the loss that the worse of them ends with; None where one has no loss.
-
-    >>> compare_costs([(1.0, 3.0), (4.0, 1.0)], [(2.0, 3.0), (8.0, 2.0)])
-    CostRatio(value=0.25, bound='')
-    """
+    """What the first costs over the second, to the loss that the worse of them ends with; None without a loss."""
     if not points or not other:
         return None
     if points[-1][1] <= other[-1][1]:
@@ -100,11 +96,7 @@ def compare_costs(points: Points, other: Points) -> CostRatio | None:
 
 
 def find_break_even(points: Points, other: Points) -> BreakEven:
-    """From which cost on the first is lower, up to the highest cost that both have.
-
-    >>> find_break_even([(1.0, 3.0), (4.0, 1.0)], [(1.0, 2.5), (4.0, 1.5)])
-    BreakEven(kind='from', cost=2.0)
-    """
+    """From which cost on the first is lower, up to the highest cost that both have."""
     costs = sorted({cost for cost, _ in (*points, *other)})
     gaps = [
         (cost, ours - theirs)

@@ -103,9 +103,6 @@ class Tried:
 
     budget: the part of the full budget after which these losses are; below 1 it was stopped there, far behind.
     curve: steps and the mean loss there. steps: how far it came. cost: of all seeds.
-
-    >>> Tried(0.1, 0.0, [3.0], budget=0.25).status
-    'stopped'
     """
 
     lr: Positive
@@ -225,13 +222,7 @@ CLOSE = 0.01
 
 
 def sweep_remarks(sweep: Sweep) -> list[str]:
-    """What a person should know before they trust the optimum: sentences, those that matter most first.
-
-    >>> from mupscale.sweep import Sweep, Tried, sweep_remarks
-    >>> trials = [Tried(0.1, 0.0, [1.5]), Tried(0.2, 0.0, [1.2])]
-    >>> sweep_remarks(Sweep("sweep-1-width-64", trials))
-    ['the best learning rate, 0.2, is the largest tried: try 0.2, 0.4, 0.8']
-    """
+    """What a person should know before they trust the optimum: sentences, those that matter most first."""
     found: list[str] = []
     if sweep.finished:
         found = [*_zero_noise(sweep), *_near_divergence(sweep), *edge_remarks(sweep)]
@@ -332,13 +323,7 @@ def _nearest(values: Sequence[float], value: float) -> int:
 
 
 def check_learning_rates(lrs: Sequence[float]) -> None:
-    """Refuse learning rates that no sweep can try, before anything is trained.
-
-    >>> from mupscale.sweep import check_learning_rates
-    >>> check_learning_rates([0.1, float("inf")])
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: inf is no learning rate for a sweep: it must be a number, 0 or more and finite
-    """
+    """Refuse learning rates that no sweep can try, before anything is trained."""
     _check_numbers("learning rate", lrs)
     if not lrs or 0 in lrs:
         raise MupscaleError("a sweep needs at least one learning rate, and all of them above 0")
