@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,12 @@ def tokenize(
     return Path(out)
 
 
-def info(tokens: str, *, target: str | None = None) -> None:
+def info(tokens: str, **table: Any) -> None:
     """Print what a folder of packed tokens holds, or what a table in a file becomes.
 
     Args:
         tokens: the folder, or a CSV or Parquet file
-        target: the column of a table to predict
+        table: how to read a table: what `TableFile` takes
 
     Example:
         >>> import tempfile
@@ -85,8 +86,10 @@ def info(tokens: str, *, target: str | None = None) -> None:
     """
     folder = Path(tokens).expanduser()
     if folder.is_file():
-        return _show_table(TableFile(tokens, target))
+        return _show_table(TableFile(tokens, **table))
     index = Index.read(folder)
+    if changed := [name for name, value in table.items() if value != signature(TableFile).parameters[name].default]:
+        raise MupscaleError(f"{tokens} is a folder of tokens, so {', '.join(changed)} cannot be given: that is for tables")
     shards = {part: index.open(folder, part) for part in PARTS}
     rows = {
         "tokenizer": f"{index.made_from.get('tokenizer', '?')}, {index.vocab_size:,} tokens, stored as {index.dtype}",
