@@ -91,7 +91,7 @@ def _with_lists(words: Sequence[str], parser: Any) -> list[str]:
     lists = {name for action in parser._actions if _takes_list(action) for name in action.option_strings}
     found = list[str]()
     for before, word in zip(["", *words], words, strict=False):
-        name, equals, value = word.partition("=") if word.startswith("--") else (before, "", word)
+        name, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
         is_bare = name in lists and not name.endswith("+") and value and value[0] not in "[{" and value != "null"
         found.append(f"{word[: len(word) - len(value)]}[{value}]" if is_bare else word)
     return found

@@ -330,8 +330,8 @@ def _filled(table: Columns, names: Sequence[str], settings: TableSettings) -> Co
         if settings.missing == "drop":
             gone |= gap
         elif settings.missing == "refuse" or is_target:
-            fill = "" if is_target else ", missing: mean fills in the column's mean, and skip: [{name}] ignores the column"
-            remedies = "missing: drop drops such rows" + fill.format(name=name)
+            others = f", missing: mean fills in the column's mean, and skip: [{name}] ignores the column"
+            remedies = f"missing: drop drops such rows{'' if is_target else others}"
             table.refuse(name, int(gap.argmax()), f"the cell is empty. {remedies}")
     if gone.all():
         raise MupscaleError(f"{table.name}: no row is without an empty cell, so none is left")

@@ -89,7 +89,7 @@ def info(tokens: str, **table: Any) -> None:
         return _show_table(TableFile(tokens, **table))
     index = Index.read(folder)
     if changed := [name for name, value in table.items() if value != signature(TableFile).parameters[name].default]:
-        raise MupscaleError(f"{tokens} is a folder of tokens, so {', '.join(changed)} cannot be given: that is for tables")
+        raise MupscaleError(f"{tokens} is a folder of tokens, so {', '.join(changed)} is of no use: it is for tables")
     shards = {part: index.open(folder, part) for part in PARTS}
     rows = {
         "tokenizer": f"{index.made_from.get('tokenizer', '?')}, {index.vocab_size:,} tokens, stored as {index.dtype}",
