@@ -25,6 +25,7 @@ COMMANDS = (
     "limit mlp",
     "limit examples",
     "limit sweep",
+    "limit grow",
 )
 """Those beside which a time stands: in README.md, docs/, `--help`, the recipes and the Makefile."""
 

@@ -405,6 +405,7 @@ def test_a_dry_run_prints_a_table_and_writes_nothing(tmp_path: Path, capsys: pyt
     ]
     assert lines[3].split()[-1] in ("s", "min"), "about how long it takes"
     assert lines[4].startswith("Times are estimates for this machine")
-    assert lines[-2].startswith("Steps at the full budget: from scratch ")
-    assert lines[-1].startswith("Tuning costs less if candidates stop early: those that are 10 % behind after 0.5 of")
+    said = "\n".join(lines[5:])
+    assert "Steps at the full budget: from scratch " in said
+    assert "Tuning costs less if candidates stop early: those that are 10 % behind after 0.5 of" in said
     assert not run.exists()

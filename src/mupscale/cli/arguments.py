@@ -98,10 +98,13 @@ def _with_lists(words: Sequence[str], parser: Any) -> list[str]:
 
 
 def _takes_list(action: Any) -> bool:
-    """Whether an option's values are lists, or nothing."""
-    hint = getattr(action, "_typehint", None)
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    return all(get_origin(kind) is list for kind in kinds if kind is not NoneType)
+    """Whether an option's values are lists of words or numbers, or nothing."""
+
+    def members(hint: Any) -> set[Any]:
+        return set(get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,))
+
+    kinds = members(getattr(action, "_typehint", None)) - {NoneType}
+    return all(get_origin(kind) is list and members(*get_args(kind)) & {str, int, float} for kind in kinds)
 
 
 def read_yaml(path: str) -> dict[str, Any]:

@@ -77,7 +77,7 @@ Do the best learning rate and noise stay the same as the width grows? This comma
 It measures the loss for each learning rate at a fixed noise, and for each noise at a fixed learning rate. The verdict
 says by how many grid steps the best value moves.
 
-  mupscale transfer-check mlp-covtype-demo --widths '[8, 16, 32]' --study.seeds 2           20 seconds of one core
+  mupscale transfer-check mlp-covtype-demo --widths '[8, 16, 32]' --study.seeds 2           half a minute of one core
   mupscale transfer-check mlp-covtype-demo --widths '[16, 64]' --study.seeds 2 --at-lr 0.008 --at-noise 2
 
 The recipe sets the grids, the steps and how much wider the models grow (study.grown_lrs, study.noises, grow). Wide

@@ -27,8 +27,8 @@ from mupscale.planning import bare_norms, find_past_norms, run_on_batch, runs_no
 from mupscale.system import MupscaleError, UncheckedPlan, warn
 
 UNTRIED = (
-    "this growth has not been tried: shapes alone tell which weights of new units keep the function. Pass inputs=, a "
-    "small batch as the model is called with it, to measure the difference"
+    "this growth has not been tried: shapes alone tell which weights of new units keep the function. Pass inputs= (a "
+    "small batch, as the model is called) to measure the difference"
 )
 _BY_NORMS = (
     "Likely: a norm inside the residual stream, or a norm that was not recognised (write it as a module that holds its "
@@ -114,7 +114,7 @@ def obstacles(narrow: nn.Module, plan: Plan) -> list[str]:
             reasons.append(f"LayerNorms and RMSNorms read the same axis of {sizes[0]} units")
     if unsettled := [name for name, entry in plan.parameters.items() if _is_read_unsettled(name, entry, plan)]:
         more = f" (and {len(unsettled) - 1} more)" if len(unsettled) > 1 else ""
-        reasons.append(f"new units of '{unsettled[0]}'{more} are drawn, and a norm reads what becomes of them")
+        reasons.append(f"new units of '{unsettled[0]}'{more} are random, and a norm reads what they cause")
     widths = {e.narrow[d] for e in plan.parameters.values() for d, axis in e.axes.items() if axis.times != 1}
     return [*reasons, *without_gains(naming.modules(narrow), widths)]
 
@@ -191,7 +191,10 @@ def _why_by_eps(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> 
         return ""
     path, key, eps = exact[0]
     more = f" (and in {len(exact) - 1} more)" if len(exact) > 1 else ""
-    return f"units are small beside the norms' eps: {key}={eps:.3g} in '{path}'{more} of the wide model is exact"
+    return (
+        f"activations are small compared with the norms' eps: {key}={eps:.3g} in '{path}'{more} of the wide model is "
+        "exact"
+    )
 
 
 def _possible_reasons(narrow: nn.Module, plan: Plan, inputs: Any) -> str:
@@ -239,5 +242,5 @@ def _as_model_takes_it(model: nn.Module, batch: Any) -> Any:
 def _first_tensor(output: Any) -> Tensor:
     tensors = tensors_in(output)
     if not tensors:
-        raise MupscaleError(f"the model gives {type(output).__name__}, in which there is no tensor to compare")
+        raise MupscaleError(f"the model returns {type(output).__name__}, which holds no tensor to compare")
     return tensors[0]
