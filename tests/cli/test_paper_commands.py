@@ -136,7 +136,7 @@ def test_the_first_example_of_a_transfer_check_is_short_and_says_how_long_it_tak
         main(["transfer-check", "--help"])
     example = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  mupscale transfer"))
     command, time = example.strip().split("  ", 1)
-    assert time.strip() == "20 seconds of one core"
+    assert time.strip() == "half a minute of one core"
     assert command in Path(__file__).parents[2].joinpath("docs/method.md").read_text(encoding="utf-8")  # measured
 
 

@@ -387,7 +387,7 @@ def test_a_width_that_does_not_name_all_sizes_is_refused(build: Callable[..., nn
         lambda: family.check_growth({"width": 16, "heads": 4}, width),
     ]
     sentence = (
-        f"the sizes of this family are width and heads, and {width} does not name them; say them all, as in "
+        f"the sizes of this family are width and heads, but {width} does not name them all. Write "
         f"{{'width': 32, 'heads': 8}}"
     )
     for ask in asked:

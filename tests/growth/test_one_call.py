@@ -99,12 +99,12 @@ def test_what_does_not_go_together_is_refused() -> None:
     model, optimizer, scheduler, x, _ = _half_way()
     wide = MLP(3, 32, 2).double()
     other = AdamW(model.parameters())
-    with pytest.raises(mu.MupscaleError, match="give optimizer="):
+    with pytest.raises(mu.MupscaleError, match="Give optimizer="):
         mu.upscale(model, wide, optimizer=other, scheduler=scheduler, inputs=x, exact=True)
     plan = mu.plan(model, wide)
     with pytest.raises(mu.MupscaleError, match="leave the plan out"):
         mu.upscale(model, wide, plan, optimizer, fresh=model, exact=True)
-    with pytest.raises(mu.MupscaleError, match=r"nothing would grow.*build it wider"):
+    with pytest.raises(mu.MupscaleError, match=r"nothing would grow.*Build it wider"):
         mu.upscale(model, MLP(3, 8, 2).double(), optimizer=optimizer, inputs=x, exact=True)
 
 

@@ -63,7 +63,7 @@ def deepen(
             raise
     if inputs is not None and plan.grow.copies:
         difference, _ = difference_of_outputs(shallow, deep, inputs)
-        said = f"stacking changes the function: outputs differ by {difference:.2g} of their size"
+        said = f"copied blocks change the function: outputs differ by {difference:.2g} of their size"
         warn(said)
     return deep
 
@@ -81,11 +81,11 @@ def _write(shallow: nn.Module, deep: nn.Module, plan: DepthPlan) -> None:
     sources = {**naming.parameters(shallow), **naming.buffers(shallow)}
     targets = {**naming.parameters(deep), **naming.buffers(deep)}
     if plan.origins.keys() != targets.keys():
-        raise MupscaleError("this depth plan is for another model: make it for these two with plan_depth")
+        raise MupscaleError("this depth plan is for a different model: make it for these two with plan_depth")
     if empty := [name for name, tensor in targets.items() if tensor.is_meta]:
         raise MupscaleError(
-            f"'{empty[0]}' of the deep model is on the meta device, and new blocks keep the values that the model is "
-            f"built with; build it on a real device"
+            f"'{empty[0]}' of the deep model is on the meta device, but new blocks keep the values that the model is "
+            "built with. Build it on a real device"
         )
     refuse_nonfinite({name: tensor for name, tensor in sources.items() if tensor.is_floating_point()})
     for name, origin in plan.origins.items():
@@ -117,14 +117,12 @@ def _check_same_function(shallow: nn.Module, deep: nn.Module, plan: DepthPlan, i
         return  # what draws random numbers while it runs cannot be compared
     far = max(map(_far, before, after))
     raise MupscaleError(
-        f"the deep model computes something else, by {far:.1g} of its outputs, although its new blocks write nothing "
-        f"into the residual stream: something in it depends on the number of blocks, such as a constant for each of "
-        f"them, or on what a block computes besides its output; grow by Stack(), which copies blocks and changes the "
-        f"function"
+        f"the deep model's outputs differ by {far:.1g}, although its new blocks write nothing into the residual "
+        "stream. Something depends on the number of blocks, or on what a block computes besides its output. Grow by "
+        "Stack(), which copies blocks and changes the function"
         if math.isfinite(far)
-        else "the deep model gives numbers that are not finite: it divides by the length of a weight, which is zero in "
-        "new blocks so that they write nothing into the residual stream; grow by Stack(), which copies blocks and "
-        "changes the function"
+        else "the deep model's outputs are not finite: it divides by the norm of a weight that is zero in new blocks. "
+        "Grow by Stack(), which copies blocks and changes the function"
     )
 
 

@@ -190,7 +190,7 @@ def _origins(
             raise MupscaleError(
                 f"'{name}' has shape {tuple(tensor.shape)} in the deep model and '{source}' is {ours} in the shallow "
                 f"one: the two differ in more than the number of blocks of {', '.join(one.path for one in lists)}; "
-                f"build both at one width, or name the blocks (blocks=)"
+                "build both at the same width, or name the blocks (blocks=)"
             )
         origins[name] = Origin(source, is_new)
     return origins

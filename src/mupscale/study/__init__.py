@@ -31,12 +31,14 @@ from mupscale.study.results import (
     load_summary,
 )
 from mupscale.study.settings import StudySettings
+from mupscale.study.training import COMMAND_FILE
 from mupscale.study.transfer import TRANSFER_FILE, WidthLine, read_width_line, transfer_check
 from mupscale.study.verdict import BreakEven, loss_at
 from mupscale.study.when import estimate_when, run_when
 from mupscale.study.wording import find_cost_unit, format_width, format_widths
 
 __all__ = [
+    "COMMAND_FILE",
     "CONTENDERS",
     "TRANSFER_FILE",
     "BreakEven",

@@ -30,6 +30,7 @@ from mupscale.study.contenders import (
     check_contenders,
     contenders_named,
 )
+from mupscale.study.dry_run import describe_stages
 from mupscale.study.forecast import extrapolate
 from mupscale.study.results import (
     BudgetPoint,
@@ -41,7 +42,7 @@ from mupscale.study.results import (
 )
 from mupscale.study.settings import StudySettings
 from mupscale.study.systems import System, check_builds, check_operators, find_alive, read_system
-from mupscale.study.training import POINTS, Ground, Note, Trainer, describe_stages
+from mupscale.study.training import POINTS, Ground, Note, Trainer
 from mupscale.study.tree import Stretch, hash_values
 from mupscale.study.verdict import compute_costs, compute_gain, write_verdict, write_warnings
 from mupscale.study.wording import count_of, write_paper_words
@@ -200,6 +201,12 @@ class PaperStudy:
         self.rates = self.settings.rates(self.own_lr)
         self.space = Space(tuple(self.settings.grown_lrs or self.rates), tuple(self.settings.noises))
 
+    @property
+    def remarks(self) -> list[str]:
+        """What the recipe says and this method does not do."""
+        is_fresh = self.recipe.grow[0].how == "fresh"
+        return ["The recipe grows with fresh units. The paper's method grows with copies instead."] * is_fresh
+
     # ------------------------------------------------------------------------------------------- tuning
 
     def tune(self, worker: bool = False) -> Choice:
@@ -329,6 +336,9 @@ class PaperStudy:
 
     def run(self, command: str = "") -> StudySummary:
         """From wherever it stands in the folder to summary.json."""
+        self.trainer.command = command
+        for sentence in self.remarks:
+            self.note(f"Note: {sentence}")
         choice = self.tune()
         summary = self._summarise(choice, command)
         summary.save(self.folder)  # the answer first: the check below is one picture of its page
@@ -473,6 +483,7 @@ class PaperStudy:
                 answer={"sentence": verdict[0], "costs": costs, "gain": gain, "choice": vars(choice)},
                 stages=stages,
                 notes=[
+                    *self.remarks,
                     *self.sentences,
                     *write_warnings(sweeps, runs),
                     *(f"{sweep.name}: {finding}" for sweep in own_sweeps for finding in sweep_remarks(sweep)),
@@ -548,7 +559,7 @@ def estimate_paper(recipe: Recipe, settings: StudySettings, folder: str | Path) 
         leaves = [plan.stretch(s) for plan in plans.values() if plan.shares is None for s in range(settings.seeds)]
         if leaves:
             stages[stage] = leaves
-    return describe_stages(stages, study.protocol, settings.engine)
+    return "\n".join([describe_stages(stages, study.protocol, settings.engine), *study.remarks])
 
 
 # ---------------------------------------------------------------------------------------------- pieces
