@@ -102,8 +102,8 @@ ROLES: dict[str, dict[str, mu.Role]] = {
 @pytest.mark.parametrize(
     ("name", "said", "roles"),
     [
-        ("flatten", "behind '0' .* '3' ", "{'3.weight': mupscale.Role(in_=1, in_block=16)}"),
-        ("heads", "behind 'qkv' .* 'last' ", "{'last.weight': mupscale.Role(out=0, in_=1, in_block=…)}"),
+        ("flatten", "up to '0', .* '3' ", "{'3.weight': mupscale.Role(in_=1, in_block=16)}"),
+        ("heads", "up to 'qkv', .* 'last' ", "{'last.weight': mupscale.Role(out=0, in_=1, in_block=…)}"),
     ],
 )
 def test_blocks_between_multiples_are_named_and_each_remedy_helps(name: str, said: str, roles: str) -> None:
