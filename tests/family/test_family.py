@@ -621,7 +621,7 @@ def test_upscaling_without_an_optimizer() -> None:
     torch.testing.assert_close(wide(x), model(x))
 
 
-@pytest.mark.parametrize(("width", "message"), [(12, "no multiple"), (4, "narrower")])
+@pytest.mark.parametrize(("width", "message"), [(12, "by a whole multiple"), (4, "narrower")])
 def test_widths_that_cannot_be_reached(width: int, message: str) -> None:
     family = mu.Family(Net, base=4)
     with pytest.raises(mu.MupscaleError, match=message):

@@ -81,7 +81,7 @@ def test_a_rate_far_above_the_schedules_is_said() -> None:
     for _ in range(90):
         optimizer.step()
         scheduler.step()
-    with pytest.warns(UserWarning, match=r"^lr is 20\.4 times the .*, 7\.34e-05, .*would be lr=3\.67e-05$") as met:
+    with pytest.warns(UserWarning, match=r"^lr is 20\.4 times the .*, 7\.34e-05\. .*give lr=3\.67e-05$") as met:
         family.upscale(model, optimizer, scheduler=scheduler, width=32, grow=mu.Fresh(), lr=1.5e-3)
     assert [warning.filename for warning in met] == [__file__]
     wide = MLP(3, 32, 2)

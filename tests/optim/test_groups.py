@@ -960,14 +960,14 @@ def test_what_is_not_homogeneous_is_refused_with_the_reason(optimizer: type[opti
     for cls in (optimizer, Derived):
         with pytest.raises(mu.MupscaleError, match=reason) as error:
             mu.param_groups(wide, plan, cls, lr=0.1)
-        assert "use " in str(error.value)
+        assert "Use " in str(error.value)
         with pytest.raises(mu.MupscaleError, match=reason):
             grow_optimizer(cls(narrow.parameters(), lr=0.1), narrow, wide, plan)
 
 
 def test_adagrads_initial_accumulator_is_refused() -> None:
     _, wide, plan = pair()
-    with pytest.raises(mu.MupscaleError, match=r"initial_accumulator_value.*use 0"):
+    with pytest.raises(mu.MupscaleError, match=r"initial_accumulator_value.*Use 0"):
         mu.param_groups(wide, plan, optim.Adagrad, lr=0.1, initial_accumulator_value=0.1)
 
 

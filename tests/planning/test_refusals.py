@@ -245,7 +245,7 @@ class Text(nn.Module):
 @pytest.mark.parametrize("rows", [12, 20])
 def test_another_vocabulary_is_called_so(inputs: Tensor | None, rows: int) -> None:
     with pytest.raises(
-        mu.MupscaleError, match=r"10.* (and of|to|→) \(?(12|20).*the vocabulary, or a number of positions"
+        mu.MupscaleError, match=r"10.* (and of|to|→) \(?(12|20).*the vocabulary,? or a number of positions"
     ):
         mu.upscale(Text(10, 4), Text(rows, 8), inputs=inputs)
 
