@@ -212,9 +212,16 @@ class PageTable:
                 raise MupscaleError(f"the table '{self.title}' has {len(self.head)} columns, but a row of {len(row)}")
 
 
-class _Even(TypedDict):
+@dataclass(frozen=True)
+class BreakEven:
+    """From which cost on one contender is lower than another.
+
+    kind: always (at the lowest cost that both have, too), from (from `cost` on), never (not at the highest either), or
+    unknown (they have no costs in common).
+    """
+
     kind: Literal["always", "from", "never", "unknown"]
-    cost: Positive | None
+    cost: Positive | None = None
 
 
 class _Reference(TypedDict):
@@ -226,7 +233,7 @@ class _Answer(TypedDict):
     """What a page reads of a preset's own numbers; there may be more."""
 
     grown: NotRequired[str | None]
-    break_even: NotRequired[dict[str, dict[Literal["charged", "there"], _Even]]]
+    break_even: NotRequired[dict[str, dict[Literal["charged", "there"], BreakEven]]]
     gain: NotRequired[dict[str, float | None]]
     reference: NotRequired[_Reference]
 
@@ -272,7 +279,7 @@ class StudySummary:
             raise MupscaleError(f"answer.grown is {grown!r}, which is not among large.contenders")
         for rival, ways in answer.get("break_even", {}).items():
             for way, one in ways.items():
-                if one["kind"] == "from" and (one["cost"] is None or grown is None):
+                if one.kind == "from" and (one.cost is None or grown is None):
                     raise MupscaleError(f"answer.break_even.{rival}.{way} has no cost")
 
     @property
