@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
+from mupscale.checks import CoordCheck
 from mupscale.study.contenders import Contender, contender_or_stranger
 from mupscale.sweep import Sweep
 from mupscale.system import NOT_EMPTY, Finite, MupscaleError, Positive, parse_record, read_json, text_table, write_json
@@ -268,7 +269,7 @@ class StudySummary:
     answer: dict[str, Any] = field(default_factory=dict)
     stages: list[StageSpent] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    coords: dict[str, Any] | None = None
+    coords: CoordCheck | None = None
     format: Literal[3] = 3
 
     def __post_init__(self) -> None:
