@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from mupscale.checks.coordinate_verdicts import Measurement
+from mupscale.checks.coordinate_verdicts import CoordCheck, Measurement
 from mupscale.study import ContenderRuns, Curve, StudySettings, StudySummary, SystemRuns
 from mupscale.study.results import BudgetPoint, StageSpent
 from mupscale.study.wording import write_paper_words
@@ -63,7 +63,7 @@ def example(**changes: Any) -> StudySummary:
             StageSpent("base", 2.4e12, 31.2),
         ],
         notes=["The best noise, 1, was chosen with one seed a trial: the spread between seeds is not known."],
-        coords={"title": "μP, AdamW", "rows": [asdict(row) for row in coordinates()]},
+        coords=CoordCheck(coordinates(), "μP, AdamW"),
     )
     return write_paper_words(replace(summary, **changes))
 

@@ -61,6 +61,10 @@ DAMAGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a break-even of no kind": (_set("answer", "break_even", "continued", to={"charged": 3}), "charged' is 3"),
     "a gain that is a text": (_set("answer", "gain", to={"copies": "much"}), "'answer.gain.copies' is 'much'"),
     "a row too short": (_set("tables", 0, "rows", 0, to=["x"]), "has 4 columns, but a row of 1"),
+    "half a coordinate check": (
+        _set("coords", to={"title": "x", "rows": [{"width": 1}]}),
+        r"'coords.rows\[0\].seed' is missing",
+    ),
     "an unknown field": (_set("large", "more", to=1), "there is no field 'large.more'"),
 }
 

@@ -338,9 +338,6 @@ def test_what_cannot_be_reported_is_said_in_a_sentence(tmp_path: Path) -> None:
     (run / "transfer-check.json").write_text('{"lr": [{"width": 8}]}')
     with pytest.raises(MupscaleError, match=r"transfer-check.json is damaged"):
         write_report([run])
-    damaged = StudySummary("empty", "", "pay", {}, {}, coords={"title": "x", "rows": [{"width": 1}]})
-    with pytest.raises(MupscaleError, match=r"coordinate check in summary.json is damaged"):
-        write_report([write(tmp_path / "coords", damaged)])
 
 
 def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

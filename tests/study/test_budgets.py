@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mupscale.study.verdict import BreakEven, CostRatio, compare_costs, cost_to_reach, find_break_even, loss_at
+from mupscale.study.results import BreakEven
+from mupscale.study.verdict import CostRatio, compare_costs, cost_to_reach, find_break_even, loss_at
 
 FALLING = [(1.0, 4.0), (10.0, 2.0), (100.0, 1.0)]
 tenths = st.integers(1, 100).map(lambda number: number / 10)  # two costs a rounding apart have nothing between them

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from mupscale.checks import CoordCheck, Measurement
 from mupscale.plots import Gallery, words
 from mupscale.report import gain, loss_curves, tuning
 from mupscale.report.cost_picture import HALF, WIDE, draw_system
@@ -210,23 +210,16 @@ def _checks(summary: StudySummary, check: dict[str, Any] | None, gallery: Galler
     if check is not None:
         sentences = html.joined(map(html.paragraph, check.get("verdict", [])))
         yield PagePart("Transfer check", sentences + html.pictures(tuning.draw_transfer(check, gallery)))
-    if not summary.coords or not summary.coords.get("rows"):
+    if summary.coords is None or not summary.coords.rows:
         return
-    coords = _read_coords(summary.coords)
+    rows = [replace(row, module=row.module.replace("$", "")) for row in summary.coords.rows]  # no formulas
+    coords = replace(summary.coords, rows=rows, title=summary.coords.title.replace("$", ""))
     widths = ", ".join(words.format_count(width) for width in coords.widths)
     what = "How much each layer's output changes in the first steps of training"
     sentence = f"{what}, at widths {widths}: {coords.outcome}."
     alt = f"Coordinate check, {coords.title}. {sentence}"
     picture = gallery.adopt("coordinates", alt, sentence, lambda path: coords.plot(path, narrow=True))
-    rows = [(x.module, str(x.size), str(x.change), x.verdict) for x in coords.layers]
+    layers = [(x.module, str(x.size), str(x.change), x.verdict) for x in coords.layers]
     head = ("layer", "size, power of the width", "change, power of the width", "verdict")
-    layers = html.part("Layer by layer", html.table(head, rows), "folded")
-    yield PagePart("Coordinate check", html.pictures([picture]) + layers)
-
-
-def _read_coords(values: dict[str, Any]) -> CoordCheck:
-    try:
-        rows = [Measurement(**{**row, "module": str(row["module"]).replace("$", "")}) for row in values["rows"]]
-        return CoordCheck(rows, str(values.get("title", "")).replace("$", ""))
-    except (KeyError, TypeError) as error:
-        raise MupscaleError(f"the coordinate check in summary.json is damaged ({error}): run it again") from None
+    by_layer = html.part("Layer by layer", html.table(head, layers), "folded")
+    yield PagePart("Coordinate check", html.pictures([picture]) + by_layer)

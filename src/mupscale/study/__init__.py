@@ -24,6 +24,7 @@ from mupscale.study.own_loop import OwnLoop
 from mupscale.study.paper import estimate_paper, run_paper, run_sweeps
 from mupscale.study.pay import describe_plan, run_pay
 from mupscale.study.results import (
+    BreakEven,
     ContenderRuns,
     Curve,
     StudySummary,
@@ -33,7 +34,7 @@ from mupscale.study.results import (
 from mupscale.study.settings import StudySettings
 from mupscale.study.training import COMMAND_FILE
 from mupscale.study.transfer import TRANSFER_FILE, WidthLine, read_width_line, transfer_check
-from mupscale.study.verdict import BreakEven, loss_at
+from mupscale.study.verdict import loss_at
 from mupscale.study.when import estimate_when, run_when
 from mupscale.study.wording import find_cost_unit, format_width, format_widths
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from mupscale.checks import coord_check
+from mupscale.checks import CoordCheck, coord_check
 from mupscale.core import WholeWidth, Width
 from mupscale.engine import Outcome, lowest_loss_bar
 from mupscale.growth import SignalNoise
@@ -47,7 +47,7 @@ from mupscale.study.tree import Stretch, hash_values
 from mupscale.study.verdict import compute_costs, compute_gain, write_verdict, write_warnings
 from mupscale.study.wording import count_of, write_paper_words
 from mupscale.sweep import Cell, Space, Sweep, sweep_remarks
-from mupscale.system import MupscaleError, derive, print_at_once, read_json, write_json, writes_into
+from mupscale.system import MupscaleError, derive, parse_record, print_at_once, read_json, write_json, writes_into
 from mupscale.train import (
     NoiseLevel,
     Recipe,
@@ -633,23 +633,27 @@ _AFFORDABLE = 5e10  # FLOPs of a step of the check
 _WIDE_ENOUGH = 64  # below this width the readout's own start shows in a coordinate check
 
 
-def check_coordinates(ground: Ground, small: System, folder: Path, lr: float, note: Note) -> dict[str, Any] | None:
-    """Is the family set up right at all? Title and rows of the check, which is kept in the folder; None without one.
+def check_coordinates(ground: Ground, small: System, folder: Path, lr: float, note: Note) -> CoordCheck | None:
+    """Is the family set up right at all? The check is kept in the folder; None where it cannot be made.
 
     small: the smallest system that was tuned at.
     """
     widths = _widths(ground, small)
     settings = {"recipe": hash_values(ground.identity), "lr": lr, "widths": widths}
     path = folder / "coordinates.json"
-    if (stored := _read(path, settings)) is not None:
-        return stored
+    try:
+        stored = read_json(path)
+        if stored["asked"] == settings:
+            return parse_record(CoordCheck, stored["check"])
+    except (OSError, KeyError, TypeError, MupscaleError):
+        pass  # it is made anew
     note(f"coordinate check: widths {', '.join(Width.of(width).label for width in widths)}")
     try:
         check = _check(ground, widths, lr)
     except Exception as error:  # one picture of the report, and no reason to lose a run
         note(f"the coordinate check could not be made: {' '.join(str(error).split())[:160]}")
         return None
-    write_json(path, {"asked": settings, "check": check})
+    write_json(path, {"asked": settings, "check": asdict(check)})
     return check
 
 
@@ -663,16 +667,7 @@ def _widths(ground: Ground, system: System) -> list[WholeWidth]:
     return [start.times(factor, growing).whole for factor in (1, 2, 4)]
 
 
-def _read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """A check that is there already, made with the same recipe, learning rate and widths."""
-    try:
-        stored = read_json(path)
-        return dict(stored["check"]) if stored["asked"] == settings else None
-    except (OSError, ValueError, KeyError, TypeError, MupscaleError):
-        return None
-
-
-def _check(ground: Ground, widths: Sequence[WholeWidth], lr: float) -> dict[str, Any]:
+def _check(ground: Ground, widths: Sequence[WholeWidth], lr: float) -> CoordCheck:
     recipe, data, loss = ground.recipe, ground.data, ground.recipe.loss_function()
     count = _examples(ground, widths[-1])
     drawn = [data.batch(recipe.seeds.data, number * count, count) for number in range(3)]
@@ -682,7 +677,7 @@ def _check(ground: Ground, widths: Sequence[WholeWidth], lr: float) -> dict[str,
         return loss(model(cast_input(batch[0], recipe)), batch[1])
 
     hyper: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in recipe.optimizer.init_args.items()}
-    check = coord_check(
+    return coord_check(
         recipe.family(),
         widths,
         batches,
@@ -693,7 +688,6 @@ def _check(ground: Ground, widths: Sequence[WholeWidth], lr: float) -> dict[str,
         dtype=recipe.dtype(),
         **{**hyper, "lr": lr},
     )
-    return {"title": check.title, "rows": [asdict(row) for row in check.rows]}
 
 
 def _examples(ground: Ground, width: WholeWidth) -> int:

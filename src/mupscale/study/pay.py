@@ -6,6 +6,7 @@ Small systems are tuned at and forecast from; the large one is the user's own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,15 +25,14 @@ from mupscale.study.contenders import (
 )
 from mupscale.study.dry_run import describe_stages
 from mupscale.study.forecast import check_forecast, make_forecast
-from mupscale.study.results import StudySummary, SystemRuns, Tuning
+from mupscale.study.results import BudgetPoint, ContenderRuns, StudySummary, SystemRuns, Tuning
 from mupscale.study.settings import StudySettings
 from mupscale.study.systems import (
     System,
     check_builds,
     check_operators,
+    find_alive,
     read_system,
-    train_base_models,
-    train_budgets,
 )
 from mupscale.study.training import Ground, MakeGround, Note, Trainer
 from mupscale.study.tree import Candidate
@@ -124,7 +124,7 @@ class PayStudy:
         trainer.command = command
         with trainer.alone():
             tuning = tune_contenders(self.small[0], trainer, float(self.recipe.optimizer.init_args["lr"]))
-            small = [self._train_small(one, trainer, tuning) for one in self.small]
+            small = [self._train(one, trainer, tuning) for one in self.small]
             forecast = make_forecast(small, self.system.narrow)
             forecast["size"] = forecast_size_of(self.system, small)
             for said in () if forecast_only else (forecast, forecast["size"]):  # its summary says it
@@ -150,7 +150,7 @@ class PayStudy:
             )
             if not forecast_only:
                 write_pay_words(summary).save(self.folder)
-                large = self._train_large(trainer, tuning)
+                large = self._train(self.system, trainer, tuning)
                 answer = answer_comparison(large)
                 held = check_forecast(forecast, large, answer)
                 summary = replace(summary, large=large, answer=answer, forecast={**forecast, "held": held})
@@ -251,18 +251,37 @@ class PayStudy:
 
     # ------------------------------------------------------------------------------------------- stages
 
-    def _train_small(self, system: System, trainer: Trainer, tuning: Tuning) -> SystemRuns:
-        name = f"forecast-{Width.of(system.narrow).label}"
-        with trainer.stage(name, f"the contenders small, {system.label}: the forecast"):
-            seeds = train_base_models(system, trainer, tuning[BASE.name].best.lr, self.settings.small_seeds)
-            return train_budgets(system, trainer, self.contenders, tuning, seeds)
+    def _train(self, system: System, trainer: Trainer, tuning: Tuning) -> SystemRuns:
+        """Base models, unless the user has brought one; then all contenders, at every budget and with every seed.
 
-    def _train_large(self, trainer: Trainer, tuning: Tuning) -> SystemRuns:
-        system = self.system
-        with trainer.stage("base", f"base models, width {Width.of(system.narrow)}"):
-            seeds = train_base_models(system, trainer, tuning[BASE.name].best.lr, self.settings.seeds)
-        with trainer.stage("contenders", f"the contenders, {system.label}"):
-            return train_budgets(system, trainer, self.contenders, tuning, seeds)
+        A small system is one stage, the large one two. Seeds whose base model diverged are left out.
+        """
+        is_large, base_lr, budgets = system is self.system, tuning[BASE.name].best.lr, self.settings.budgets
+        seeds = list(range(self.settings.seeds if is_large else self.settings.small_seeds))
+        first = f"forecast-{Width.of(system.narrow).label}", f"the contenders small, {system.label}: the forecast"
+        if is_large:
+            first = "base", f"base models, width {Width.of(system.narrow)}"
+        with trainer.stage(*first):
+            if system.start is None:
+                losses = trainer.train([system.base_model(base_lr, seed) for seed in seeds])
+                seeds = find_alive(system, base_lr, [loss is not None for loss in losses])
+        values = {one.name: tuning[one.tuned_as or one.name].best.cell for one in self.contenders}
+        leaves = {
+            (one.name, seed): system.leaves(one, base_lr, *values[one.name], seed)
+            for one in self.contenders
+            for seed in seeds
+        }
+        with trainer.stage("contenders", f"the contenders, {system.label}") if is_large else nullcontext():
+            trainer.train([leaf for by_budget in leaves.values() for leaf in by_budget.values()])
+        runs = []
+        for one in self.contenders:
+            width, points = system.width_of(one), []
+            for part in budgets:
+                steps = round(part * system.steps(one))
+                ends = [trainer.ended[leaves[one.name, seed][part].key] for seed in seeds]
+                points.append(BudgetPoint(part, steps, steps * self.ground.cost_per_step(width), ends))
+            runs.append(ContenderRuns(one.name, width, *values[one.name], points))
+        return SystemRuns(system.narrow, system.wide, system.base_cost, self.ground.unit, runs)
 
 
 # ---------------------------------------------------------------------------------------------- before it is trained

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
+from mupscale.checks import CoordCheck
 from mupscale.study.contenders import Contender, contender_or_stranger
 from mupscale.sweep import Sweep
 from mupscale.system import NOT_EMPTY, Finite, MupscaleError, Positive, parse_record, read_json, text_table, write_json
@@ -212,9 +213,16 @@ class PageTable:
                 raise MupscaleError(f"the table '{self.title}' has {len(self.head)} columns, but a row of {len(row)}")
 
 
-class _Even(TypedDict):
+@dataclass(frozen=True)
+class BreakEven:
+    """From which cost on one contender is lower than another.
+
+    kind: always (at the lowest cost that both have, too), from (from `cost` on), never (not at the highest either), or
+    unknown (they have no costs in common).
+    """
+
     kind: Literal["always", "from", "never", "unknown"]
-    cost: Positive | None
+    cost: Positive | None = None
 
 
 class _Reference(TypedDict):
@@ -226,7 +234,7 @@ class _Answer(TypedDict):
     """What a page reads of a preset's own numbers; there may be more."""
 
     grown: NotRequired[str | None]
-    break_even: NotRequired[dict[str, dict[Literal["charged", "there"], _Even]]]
+    break_even: NotRequired[dict[str, dict[Literal["charged", "there"], BreakEven]]]
     gain: NotRequired[dict[str, float | None]]
     reference: NotRequired[_Reference]
 
@@ -261,7 +269,7 @@ class StudySummary:
     answer: dict[str, Any] = field(default_factory=dict)
     stages: list[StageSpent] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    coords: dict[str, Any] | None = None
+    coords: CoordCheck | None = None
     format: Literal[3] = 3
 
     def __post_init__(self) -> None:
@@ -272,7 +280,7 @@ class StudySummary:
             raise MupscaleError(f"answer.grown is {grown!r}, which is not among large.contenders")
         for rival, ways in answer.get("break_even", {}).items():
             for way, one in ways.items():
-                if one["kind"] == "from" and (one["cost"] is None or grown is None):
+                if one.kind == "from" and (one.cost is None or grown is None):
                     raise MupscaleError(f"answer.break_even.{rival}.{way} has no cost")
 
     @property

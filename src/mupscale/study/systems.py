@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mupscale.core import WholeWidth, Width
-from mupscale.study.contenders import BASE, Contender
-from mupscale.study.results import BudgetPoint, ContenderRuns, SystemRuns, Tuning
+from mupscale.study.contenders import Contender
 from mupscale.study.settings import StudySettings
-from mupscale.study.training import Ground, Trainer
+from mupscale.study.training import Ground
 from mupscale.study.tree import DECAY, Candidate, Stretch, branch_off, plan_candidate
 from mupscale.system import MupscaleError
 from mupscale.train import Growth, NoiseLevel, Recipe, Schedule
@@ -161,17 +160,6 @@ def check_operators(recipe: Recipe, system: System, contenders: Sequence[Contend
                 raise MupscaleError(f"{error}: leave {one.name} out of study.contenders") from None
 
 
-# ---------------------------------------------------------------------------------------------- training them
-
-
-def train_base_models(system: System, trainer: Trainer, lr: float, seeds: int) -> list[int]:
-    """Train base models, unless the user has brought one; the seeds whose base model did not diverge."""
-    if system.start is not None:
-        return list(range(seeds))
-    losses = trainer.train([system.base_model(lr, seed) for seed in range(seeds)])
-    return find_alive(system, lr, [loss is not None for loss in losses])
-
-
 def find_alive(system: System, lr: float, finished: Sequence[bool]) -> list[int]:
     """Seeds with which the base model came to its end; with another it cannot be grown."""
     alive = [seed for seed, is_finished in enumerate(finished) if is_finished]
@@ -181,30 +169,3 @@ def find_alive(system: System, lr: float, finished: Sequence[bool]) -> list[int]
             f"smaller ones (study.lrs)"
         )
     return alive
-
-
-def train_budgets(
-    system: System,
-    trainer: Trainer,
-    contenders: Sequence[Contender],
-    tuning: Tuning,
-    seeds: Sequence[int],
-) -> SystemRuns:
-    """All contenders with their tuned values, at every budget and with every seed."""
-    values = {one.name: tuning[one.tuned_as or one.name].best.cell for one in contenders}
-    leaves = {
-        (one.name, seed): system.leaves(one, tuning[BASE.name].best.lr, *values[one.name], seed)
-        for one in contenders
-        for seed in seeds
-    }
-    every = [leaf for by_budget in leaves.values() for leaf in by_budget.values()]
-    losses = dict(zip((leaf.key for leaf in every), trainer.train(every), strict=True))
-    runs = []
-    for one in contenders:
-        points = []
-        for part in system.settings.budgets:
-            steps = round(part * system.steps(one))
-            ends = [losses[leaves[one.name, seed][part].key] for seed in seeds]
-            points.append(BudgetPoint(part, steps, steps * system.costs.cost_per_step(system.width_of(one)), ends))
-        runs.append(ContenderRuns(one.name, system.width_of(one), *values[one.name], points))
-    return SystemRuns(system.narrow, system.wide, system.base_cost, system.costs.unit, runs)

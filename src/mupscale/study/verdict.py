@@ -26,23 +26,11 @@ from mupscale.study.contenders import (
     Kind,
     contender_named,
 )
-from mupscale.study.results import ContenderRuns, Curve, Points, StageSpent, SystemRuns
+from mupscale.study.results import BreakEven, ContenderRuns, Curve, Points, StageSpent, SystemRuns
 from mupscale.sweep import Sweep, sweep_remarks
 from mupscale.system import MupscaleError
 
 # ---------------------------------------------------------------------------------------------- loss against cost
-
-
-@dataclass(frozen=True)
-class BreakEven:
-    """From which cost on one contender is lower than another.
-
-    kind: always (at the lowest cost that both have, too), from (from `cost` on), never (not at the highest either), or
-    unknown (they have no costs in common).
-    """
-
-    kind: Literal["always", "from", "never", "unknown"]
-    cost: float | None = None
 
 
 @dataclass(frozen=True)
