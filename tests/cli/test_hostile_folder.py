@@ -125,6 +125,7 @@ TAKES_A_FOLDER = {
 }
 
 
+@pytest.mark.quick("train", "upscale", "resume", "inspect")
 @pytest.mark.parametrize("words", TAKES_A_FOLDER.values(), ids=TAKES_A_FOLDER)
 @pytest.mark.filterwarnings("ignore:.*single process.*")
 def test_folders_of_torch_distributed(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:

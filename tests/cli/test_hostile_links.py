@@ -108,6 +108,7 @@ def test_a_pipe_of_metrics_is_not_waited_for(victim: Path) -> None:
     assert main(GO_ON) == 0
 
 
+@pytest.mark.quick("report")
 @pytest.mark.parametrize("place", ["foreign/report", "report"])
 def test_a_report(victim: Path, place: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Beside a run, and of several in the current folder; a folder that was named is as good as it is."""
@@ -138,6 +139,7 @@ def test_pictures(victim: Path) -> None:
         assert not path.is_symlink()
 
 
+@pytest.mark.slow
 def test_pictures_need_no_latex(victim: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A matplotlibrc in the current folder may ask for it, with a preamble of its own."""
     from matplotlib import rc_context, texmanager

@@ -69,6 +69,7 @@ def test_mlp_prints_a_table_and_writes_pictures_and_results(capsys: pytest.Captu
     assert all("of 8 networks" in line for line in said.err.splitlines())  # where it takes longer than ten seconds
 
 
+@pytest.mark.slow
 def test_a_pipe_is_told_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("mupscale.system.terminal.SECONDS_BETWEEN_LINES", 0.0)
     assert main([*MLP, "--widths", "16", "--samples", "400"]) == 0
@@ -141,6 +142,7 @@ def test_lists_take_negative_numbers_and_leaves_other_options_alone() -> None:
     assert gather_lists(["--widths"], ["--widths"]) == ["--widths"]
 
 
+@pytest.mark.slow
 def test_several_upscalings_frozen_layers_and_the_limit_alone(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--widths", "[]", "--times", "2", "2", "--frozen", "1", "3", "--noise", "0", "0.5", "0", "--out", "here"]
     assert main([*MLP, *words, "--samples", "400"]) == 0
@@ -178,6 +180,7 @@ def test_examples_stand_beside_their_closed_forms(capsys: pytest.CaptureFixture[
     assert "printed condition" in said
 
 
+@pytest.mark.slow
 def test_an_input_of_zero_leaves_nothing_to_converge(capsys: pytest.CaptureFixture[str]) -> None:
     """Networks are at the limit at every width: no slope, and nothing to draw on log axes."""
     assert main([*EXAMPLES, "--widths", "16", "32", "--x", "0"]) == 0

@@ -39,6 +39,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
 # ------------------------------------------------------------------------------------------------ run
 
 
+@pytest.mark.quick("flags0")
 @pytest.mark.parametrize("flags", [[], ["--paper"]])
 def test_contenders_are_added_to_those_that_take_part_already(flags: list[str], tmp_path: Path) -> None:
     def asked(*words: str, how: StudySettings | None = None) -> list[str]:

@@ -68,6 +68,7 @@ def test_answers_without_torch(words: list[str], said: str) -> None:
     assert not modules & set(HEAVY)
 
 
+@pytest.mark.quick("80---help-all")
 @pytest.mark.parametrize(("columns", "asked"), [("60", "--help"), ("80", "--help-all"), ("120", "--help")])
 def test_the_stored_help_is_what_the_parsers_show(
     columns: str, asked: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

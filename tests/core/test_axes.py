@@ -62,7 +62,7 @@ def expansions(draw: st.DrawFn) -> tuple[tuple[int, ...], dict[int, Axis]]:
     return tuple(shape), widths
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(
     expansions(),
     st.sampled_from(DTYPES),
@@ -164,7 +164,7 @@ def test_sections_of_a_packed_axis_are_expanded_one_by_one() -> None:
     assert axis.source(16).tolist() == [int(unit) for unit in expected]
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=1, max_size=4),
     st.integers(1, 3),
@@ -204,7 +204,7 @@ def test_meta_tensors_keep_their_device() -> None:
     assert out.is_meta
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(0, 4))
 def test_product_of_axes_is_expanding_twice(first: int, second: int, block: int, blocks: int) -> None:
     n = blocks * block

@@ -297,6 +297,7 @@ def interrupted(source: Path, out: Path, tokenizer: str = "bytes", after: int = 
     return caught  # a traceback that is kept, as a notebook does, keeps all that was open
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("after", [2, 3, 4])
 def test_interrupted_and_run_again_in_the_same_process(
     tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch

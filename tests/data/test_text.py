@@ -32,7 +32,7 @@ def packed(tmp_path: Path) -> Path:
     return pack(source(tmp_path / "a.jsonl"), tmp_path / "tokens", shard_tokens=600, validation=0.2)
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(data=st.data(), sizes=st.lists(st.integers(0, 12), min_size=1, max_size=8), context=st.integers(1, 15))
 def test_windows_are_slices_of_the_stream(data: st.DataObject, sizes: list[int], context: int) -> None:
     tokens = np.arange(sum(sizes), dtype=np.uint16)

@@ -111,7 +111,7 @@ def test_a_special_token_in_a_text_is_text(kind: str) -> None:
     assert tokenizer.decode([*tokens.tolist(), tokenizer.end_of_text]) == text + text
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(
     words=st.lists(
         st.sampled_from([" ", "\n", "\t", "\x1c", "\u3000", "a", "'ll", "1", "é", "日", ".", "ab "]), max_size=60

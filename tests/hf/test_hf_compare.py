@@ -101,7 +101,7 @@ def test_a_table_and_plain_text(pair: tuple[Path, Path]) -> None:
     assert str(found).endswith(found.verdict)
 
 
-@pytest.mark.quick("llama-ForSequenceClassification-*", "bert-ForPreTraining-*", "vit-Model-*")
+@pytest.mark.quick("llama-ForSequenceClassification-*", "bert-ForPreTraining-*")
 @pytest.mark.parametrize(
     ("name", "head", "outputs"),
     [
@@ -318,6 +318,7 @@ def test_other_weights_of_the_same_sizes(pair: tuple[Path, Path], tmp_path: Path
 # Several growths, and noise
 
 
+@pytest.mark.slow
 def test_any_two_of_several_growths(pair: tuple[Path, Path], tmp_path: Path) -> None:
     middle = pair[1]
     last = grown(middle, tmp_path / "last", times="hidden=2,ffn=3,heads=2")
@@ -376,6 +377,7 @@ def test_noise_in_the_papers_units(pair: tuple[Path, Path], tmp_path: Path) -> N
     assert found.noisy
 
 
+@pytest.mark.slow
 def test_noise_on_the_way(pair: tuple[Path, Path], tmp_path: Path) -> None:
     noisy = grown(pair[0], tmp_path / "noisy", noise=0.3)
     last = grown(noisy, tmp_path / "last")
@@ -414,6 +416,7 @@ def test_the_smallest_numbers_of_float16_lose_bits(tmp_path: Path) -> None:
     assert 1e-9 < found.rows[1].difference < found.rows[1].tolerance < 1e-3
 
 
+@pytest.mark.slow
 def test_rounded_to_less_on_the_way(pair: tuple[Path, Path], tmp_path: Path) -> None:
     wide = grown(pair[0], tmp_path / "wide", dtype="bfloat16", noise=0.1)
     assert verify(pair[0], wide).rows[0].difference == 0
@@ -442,6 +445,7 @@ def test_a_small_change_in_sixteen_bits(tmp_path: Path) -> None:
     assert found.first.name == Q
 
 
+@pytest.mark.slow
 def test_a_triple_in_single_precision(pair: tuple[Path, Path], tmp_path: Path) -> None:
     found = verify(pair[0], grown(pair[0], tmp_path / "wide", times=3), dtype="float64", train=5)
     assert found.ok, found
@@ -563,6 +567,7 @@ def test_a_precision_that_nothing_is_compared_in(pair: tuple[Path, Path]) -> Non
         verify(*pair, train=-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "times"),
     [pytest.param(torch.float16, 2, marks=pytest.mark.slow), (torch.bfloat16, 3)],

@@ -185,6 +185,7 @@ def test_a_first_layer_that_holds_less_is_not_copied(tmp_path: Path) -> None:
         hf.deepen_checkpoint(tmp_path / "one", tmp_path / "other", layers=2)
 
 
+@pytest.mark.slow
 def test_what_is_not_described_and_cannot_be_stacked_is_not_told_to_be(tmp_path: Path) -> None:
     sizes = {"vocab_size": 29, "hidden_size": 16, "intermediate_size": 20, "num_attention_heads": 4}
     config = transformers.ModernBertDecoderConfig(**sizes, num_hidden_layers=2, pad_token_id=0)

@@ -379,6 +379,7 @@ def test_grown_twice(tmp_path: Path) -> None:
 # An architecture that nobody described.
 
 
+@pytest.mark.slow
 def test_what_is_read_off_modules_is_shown_first(tmp_path: Path) -> None:
     config = transformers.ArceeConfig(**{**models.GROUPED, "num_hidden_layers": 1})
     models.randomised(transformers.ArceeForCausalLM(config)).save_pretrained(tmp_path / "small")  # type: ignore[operator]

@@ -175,6 +175,7 @@ def test_a_feed_forward_size_that_follows_from_the_hidden_size(tmp_path: Path) -
     )
 
 
+@pytest.mark.slow
 def test_models_that_are_not_run_are_said_to_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = saved(tmp_path / "small", *EXACT["arcee"])
     monkeypatch.setattr("mupscale.hf.describe.from_modules._FEW", 10)

@@ -142,6 +142,7 @@ def test_too_few_layers_are_refused_before_training(tmp_path: Path) -> None:
         train(tmp_path, hf.GrowTrainerCallback(at=2, layers=2), steps=3)
 
 
+@pytest.mark.quick("asked0")
 @pytest.mark.parametrize("asked", [{"times": 2}, {"layers": 3}])
 def test_loading_the_grown_model_into_the_small_one_names_the_remedy(tmp_path: Path, asked: dict[str, Any]) -> None:
     """trainer.train(resume_from_checkpoint=…) without callback.resume(trainer)."""

@@ -50,6 +50,7 @@ def test_width_and_depth_at_steps_of_their_own(asked: list[dict[str, Any]], tmp_
         assert hf.verify(tmp_path / f"narrow-checkpoint-{step}", tmp_path / f"checkpoint-{step}", dtype="float64").ok
 
 
+@pytest.mark.slow
 def test_two_growths_at_one_step_are_as_one_of_both(tmp_path: Path) -> None:
     apart = [hf.GrowTrainerCallback(at=2, times=2, exact=True), hf.GrowTrainerCallback(at=2, layers=4)]
     twice = train(tmp_path / "apart", *apart, steps=4)
@@ -89,6 +90,7 @@ def test_a_size_that_fits_only_after_the_first_growth_is_not_refused_before(tmp_
     assert trainer.model.config.hidden_size == 72
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_was_upscaled_grows_again_under_clip(tmp_path: Path) -> None:
     """From files with Clip, then in the middle of the run: still what the small model would do, also after a stop."""
     small_llama().save_pretrained(tmp_path / "small")
@@ -183,6 +185,7 @@ def test_an_architecture_that_is_not_described_grows_twice(tmp_path: Path) -> No
     assert not list((tmp_path / "refused").glob("*checkpoint*")), "refused after it had grown once"
 
 
+@pytest.mark.slow
 def test_layers_of_an_architecture_that_is_not_described(tmp_path: Path) -> None:
     """Copies of layers have the rates of the small model; they ended in advice to register a description."""
     trainer = train(tmp_path, hf.GrowTrainerCallback(at=2, layers=4, deepen="stack"), model=small_persimmon(), steps=4)

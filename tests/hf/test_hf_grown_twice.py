@@ -206,6 +206,7 @@ def test_they_are_verified_with_the_spread_that_was_written(
     assert not hf.verify(small, wider).ok
 
 
+@pytest.mark.quick("operator0")
 @pytest.mark.parametrize("operator", [FRESH, NOISY])
 def test_what_an_earlier_version_wrote_is_right(tmp_path: Path, operator: mu.Operator) -> None:
     """It counted from the grown checkpoint and did not say so; what grows from there counts from the first."""
@@ -279,6 +280,7 @@ def test_the_optimizers_state_does_not_depend_on_it(tmp_path: Path) -> None:
 # What is not described.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", [FRESH, pytest.param(NOISY, marks=pytest.mark.slow)])
 def test_what_is_not_described_counts_from_the_first(tmp_path: Path, second: mu.Operator) -> None:
     assert "arcee" not in DESCRIPTIONS

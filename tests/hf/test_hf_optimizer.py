@@ -158,7 +158,7 @@ def test_the_file_holds_what_the_core_makes_in_memory(name: str, case: Case) -> 
 TRAINED = [n for n in OPTIMIZERS if n not in ("adafactor", "tensor lr")]
 
 
-@pytest.mark.quick("adamw", "rprop")
+@pytest.mark.quick("adamw")
 @pytest.mark.parametrize("name", with_slow(TRAINED, ("adamw", "momentum", "amsgrad", "rprop")))
 def test_training_goes_on_exactly(name: str, tmp_path: Path, double: None) -> None:
     case, (cls, hyper) = Case(tmp_path), OPTIMIZERS[name]

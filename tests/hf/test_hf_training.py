@@ -244,6 +244,7 @@ def test_the_trainer_accumulates_and_checkpoints_activations(tmp_path: Path) -> 
     assert close(losses, trained(wide, arguments(tmp_path, **args), **given), 1e-4)
 
 
+@pytest.mark.slow
 def test_the_trainer_in_bfloat16(tmp_path: Path) -> None:
     small, wide = pair(tmp_path)
     losses = trained(small, arguments(tmp_path, bf16=True))
@@ -379,6 +380,7 @@ TIED = (
 )
 
 
+@pytest.mark.quick("GPT2LMHeadModel")
 @pytest.mark.parametrize("name", with_slow(TIED, ("GPT2LMHeadModel", "GemmaForCausalLM")))
 def test_a_tied_model_with_a_classifier_in_place_of_its_readout(name: str, tmp_path: Path, double: None) -> None:
     """The norm before it has the readout's 1/k, so that the classifier's rates are those of one that takes it back."""

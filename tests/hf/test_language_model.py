@@ -97,6 +97,7 @@ def test_what_a_folder_does_not_tell_is_asked_for_in_one_sentence(
     assert not (tmp_path / "tokens").exists()
 
 
+@pytest.mark.quick("gpt2")
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_costs_are_flops_and_small_widths_are_named(
     tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]

@@ -106,7 +106,7 @@ def check_made(parts: list[Part]) -> None:
 parts_of_a_model = st.lists(st.tuples(st.sampled_from(PARTS), st.integers(0, 11)), min_size=1, max_size=4)
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(parts_of_a_model)
 def test_models_made_up_are_exact_or_refused(parts: list[Part]) -> None:
     check_made(parts)

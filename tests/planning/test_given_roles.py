@@ -154,6 +154,7 @@ def test_roles_of_tied_names_that_differ_are_shown_with_what_differs() -> None:
         mu.plan(Tied(8, scaled=True), Tied(16, scaled=True), inputs=TOKENS, roles=roles)
 
 
+@pytest.mark.quick("RMSNorm", "OwnScale")
 @pytest.mark.parametrize("norm", [OwnScale, nn.LayerNorm, nn.RMSNorm])
 def test_a_scaled_and_tied_embedding_is_planned_whatever_the_norms_class(norm: Callable[[int], nn.Module]) -> None:
     """An RMSNorm without eps does not see the factor, which shows only where the stream is added to."""

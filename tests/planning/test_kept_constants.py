@@ -76,6 +76,7 @@ def _normed(norm: nn.LayerNorm, x: Tensor, out: Tensor, places: slice) -> Tensor
     return alone
 
 
+@pytest.mark.quick("attention", "tied")
 @pytest.mark.parametrize("name", MODELS)
 def test_the_old_units_alone_compute_what_they_did(name: str, tokens: Tensor) -> None:
     torch.manual_seed(0)

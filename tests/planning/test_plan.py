@@ -1000,6 +1000,13 @@ FAMILIES: dict[str, tuple[Callable[[], Family], Any, Any]] = {
 }
 
 
+@pytest.mark.quick(
+    "GPT2, head_dim growing",
+    "GPT2, heads growing",
+    "fused grouped queries",
+    "MLP narrower than its base",
+    "GPT2 of two widths, heads growing",
+)
 @pytest.mark.parametrize(("make", "n", "kn"), FAMILIES.values(), ids=FAMILIES)
 def test_mup_at_n_then_widening_is_mup_at_kn(make: Callable[[], Family], n: Any, kn: Any) -> None:
     """The master check of transfer: what a small model was tuned to is what the widened one should have."""

@@ -64,7 +64,7 @@ def cases() -> list[ParameterSet]:
     found = []
     for number, pattern in enumerate(PATTERNS):
         refused = pattern.expected == "refused" or pattern.name in LIMITS
-        slow = number % (10 if refused else 4) or pattern.name.startswith(DEAR)
+        slow = number % (20 if refused else 6) or pattern.name.startswith(DEAR)
         found.append(pytest.param(pattern, id=pattern.name, marks=[pytest.mark.slow] if slow else []))
     return found
 
@@ -90,7 +90,7 @@ def test_exact_over_training_steps_or_refused(pattern: Pattern) -> None:
 
 def test_the_zoo_is_large() -> None:
     assert len(PATTERNS) >= 400
-    assert sum(not case.marks for case in cases()) >= 80
+    assert sum(not case.marks for case in cases()) >= 50
     assert len({pattern.name for pattern in PATTERNS}) == len(PATTERNS)
     assert {pattern.name for pattern in PATTERNS} >= LIMITS
 

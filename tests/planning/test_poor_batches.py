@@ -58,6 +58,7 @@ def test_what_no_copies_widen_does_not_stand_the_check_on_a_dummy_batch(grown: A
         mu.upscale(narrow, wide, mu.plan(narrow, wide), inputs=ZEROS, exact=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -159,6 +160,7 @@ class Picky(nn.Module):
         return out
 
 
+@pytest.mark.quick("1.0")
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_a_model_that_takes_little_is_given_what_it_takes(value: float) -> None:
     plan = mu.plan(Picky(1), Picky(2), inputs=torch.full((2, 4, 5), value))

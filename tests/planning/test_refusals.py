@@ -130,6 +130,7 @@ def test_what_has_no_copies_may_grow_by_fresh_units_and_the_refusal_says_so() ->
     assert torch.equal(grown.a.weight[::2], narrow.a.weight)
 
 
+@pytest.mark.slow
 def test_fresh_units_are_no_advice_to_those_who_asked_for_them() -> None:
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     with pytest.raises(mu.MupscaleError, match="in any order that was tried") as refused:

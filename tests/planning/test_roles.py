@@ -302,6 +302,7 @@ def test_the_conv1d_of_transformers(optimizer: str) -> None:
 # Controls: the checks above can fail.
 
 
+@pytest.mark.quick("LSTM-*", "MultiheadAttention-*", "Embedding-*", "Bilinear-*")
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("name", "wrong"),

@@ -42,6 +42,7 @@ def fused(width: int) -> mu.Role:
     return mu.Role(out=0, in_=1, out_sections=sections)
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("times", [2, 4])
 @pytest.mark.usefixtures("float64")
 def test_given_roles_lead_the_search(times: int) -> None:

@@ -89,6 +89,7 @@ def test_going_back_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
     assert (result.status, result.step) == ("finished", 20)
 
 
+@pytest.mark.quick("skip")
 @pytest.mark.parametrize("rule", ["skip", "rewind"])
 def test_where_nothing_helps_it_has_diverged(rule: str, tmp_path: Path) -> None:
     result = run_recipe(poisoned(tmp_path / "run", list(range(5, 10_000)), rule, steps=40))

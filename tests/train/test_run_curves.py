@@ -37,6 +37,7 @@ def keep_figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return figures
 
 
+@pytest.mark.slow
 def test_one_line_a_run_and_a_mark_a_growth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = keep_figures(monkeypatch)
     for against, last in (("step", 20), ("flops", 2e10), ("seconds", 20)):

@@ -70,6 +70,7 @@ def test_recipe_tells_where_to_tune(path: Path, tmp_path: Path) -> None:
     assert recipe == read_recipe([str(path)])[0]
 
 
+@pytest.mark.quick("mlp-covtype-sgd", "gpt2-text")
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_print_config_is_the_same_recipe(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changed = ["--optimizer.lr", "0.5", "--seeds.data", "3", "--clip", "2", "--schedule.warmup", "7"]

@@ -71,6 +71,7 @@ AGAIN = {"gpt2, more heads, SGD, accumulated", "gpt2, larger heads, AdamW", "res
 """Slow: each of their models and each of their optimizers grows in another of the runs, or in growth's tests."""
 
 
+@pytest.mark.quick("gpt2, more heads, AdamW", "mlp, its author's init*", "mlp, AdamW, wsd*", "mlp, SGD")
 @pytest.mark.parametrize(
     "what",
     [pytest.param(what, id=name, marks=pytest.mark.slow if name in AGAIN else ()) for name, what in GROWTHS.items()],
@@ -179,6 +180,7 @@ def rates_seen() -> Iterator[list[list[tuple[float, float]]]]:
         handle.remove()
 
 
+@pytest.mark.quick("AdamW-cosine", "SGD-wsd")
 @pytest.mark.parametrize("schedule", [Schedule(), COSINE, WSD], ids=["constant", "cosine", "wsd"])
 @pytest.mark.parametrize("optimizer", [ADAMW, SGD], ids=["AdamW", "SGD"])
 def test_growth_with_a_rate_of_its_own(tmp_path: Path, schedule: Schedule, optimizer: Spec) -> None:
@@ -380,6 +382,7 @@ def test_precisions(tmp_path: Path, precision: str, dtype: torch.dtype, matmul: 
     assert sum(losses[-5:]) < sum(losses[:5]) - 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_a_compiled_run_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     """Compiled anew for the wide model; to the same numbers."""
@@ -445,6 +448,7 @@ def test_warm_up_stable_decay() -> None:
 # ------------------------------------------------------------------------------------------------ evaluation
 
 
+@pytest.mark.quick("gpt2-heads-5", "dropping-None", "mlp-1", "mlp-1000")
 @pytest.mark.parametrize("batch", [None, 1, 5, 1000])
 @pytest.mark.parametrize("kind", ["mlp", "gpt2-heads", "dropping"])
 def test_an_evaluation_is_the_mean_over_the_held_out_data(tmp_path: Path, kind: str, batch: int | None) -> None:

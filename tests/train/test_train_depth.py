@@ -51,6 +51,7 @@ def test_a_growth_event_says_depth() -> None:
         recipe(grow=[Growth(at=2, depth=4, how="identity", noise=1.0)])
 
 
+@pytest.mark.quick("complete")
 @pytest.mark.parametrize("rule", ["none", "complete"])
 def test_identity_goes_on_where_it_was_and_resumes_to_the_bit(tmp_path: Path, rule: Any) -> None:
     """The loss of the first step after growth is that of the run which did not grow; a stop changes nothing."""

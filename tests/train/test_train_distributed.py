@@ -419,7 +419,7 @@ SCENARIOS |= {
     f"fresh-{kind}-{mode}": (grown_afresh, kind, mode) for kind in (*KINDS, "still", "normed") for mode in MODES
 }
 SCENARIOS |= {f"depth-{mode}": (grown_in_depth, mode) for mode in MODES}
-SCENARIOS["started-gpt-fsdp"] = (started, "gpt", "fsdp", "fsdp")
+SCENARIOS["started-mlp-fsdp"] = (started, "mlp", "fsdp", "fsdp")
 
 
 def cells(scenario: str, values: Iterable[tuple[str, ...]]) -> list[Any]:
@@ -564,7 +564,7 @@ def test_growth_in_depth_trains_to_the_weights_of_one_process_and_resumes(mode: 
     assert same_metrics(metrics(results.folder / f"deep-{mode}"), metrics(results.folder / "deep-one"))
 
 
-@pytest.mark.parametrize("name", ["trained-gpt-fsdp", "trained-mlp-fsdp", "resumed-mlp-fsdp-fsdp", "started-gpt-fsdp"])
+@pytest.mark.parametrize("name", ["trained-gpt-fsdp", "trained-mlp-fsdp", "resumed-mlp-fsdp-fsdp", "started-mlp-fsdp"])
 def test_weights_and_state_are_sharded_under_fsdp(name: str, results: Results) -> None:
     """After growth, after a resume, and from the start; no process keeps the memory of more than its part."""
     for two in results.of(name):
@@ -663,12 +663,12 @@ def test_shards_are_resumed_under_ddp(results: Results) -> None:
 
 def test_a_run_starts_from_shards_in_one_process_and_in_two(results: Results) -> None:
     """Model and optimizer state are upscaled, to what comes from a checkpoint that is one file."""
-    runs, folder = results.of("started-gpt-fsdp"), results.folder
-    expected = started(folder, "gpt", "one", "one")["weights"]
-    assert difference(started(folder, "gpt", "one", "fsdp")["weights"], expected) <= TOLERANCE
+    runs, folder = results.of("started-mlp-fsdp"), results.folder
+    expected = started(folder, "mlp", "one", "one")["weights"]
+    assert difference(started(folder, "mlp", "one", "fsdp")["weights"], expected) <= TOLERANCE
     for two in runs:
         assert difference(two["weights"], expected) <= TOLERANCE
-    assert same_metrics(metrics(folder / "gpt-fsdp-started-fsdp"), metrics(folder / "gpt-one-started-one"))
+    assert same_metrics(metrics(folder / "mlp-fsdp-started-fsdp"), metrics(folder / "mlp-one-started-one"))
 
 
 def test_fsdp_checkpoints_are_shards_in_safetensors(results: Results) -> None:

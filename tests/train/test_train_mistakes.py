@@ -59,6 +59,7 @@ def counts(optimizer: torch.optim.Optimizer) -> set[float]:
     return {float(state["step"]) for state in optimizer.state.values()}
 
 
+@pytest.mark.quick("AdamW")
 @pytest.mark.parametrize("name", ["AdamW", "Adafactor", "NAdam"])
 def test_moments_come_along_from_a_file_of_ones_own_and_from_a_run(tmp_path: Path, name: str) -> None:
     what = recipe(tmp_path / "run", optimizer=Spec(f"torch.optim.{name}", {"lr": 1e-2}))

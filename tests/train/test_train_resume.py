@@ -182,6 +182,7 @@ def test_the_disk_is_full_in_the_middle_of_a_checkpoint(tmp_path: Path, survive:
     assert_same_run(out, tmp_path / "whole")
 
 
+@pytest.mark.quick("brace", "much")
 @pytest.mark.parametrize("cut", [1, 2, 30, -1], ids=["newline", "brace", "much", "all but the brace"])
 def test_a_last_line_cut_anywhere(tmp_path: Path, cut: int) -> None:
     """Where the last record is one that the checkpoint comes before; a line without its end is no line."""
@@ -215,6 +216,7 @@ def test_a_whole_last_line_without_its_newline_is_not_run_together(tmp_path: Pat
 # ------------------------------------------------------------------------------------------------ asked to stop
 
 
+@pytest.mark.quick("15")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_asked_to_stop(tmp_path: Path, whole: Path, number: int) -> None:
     """A checkpoint at once, not at the next interval; the way to go on is printed, and goes on exactly."""
