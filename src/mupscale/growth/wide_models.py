@@ -6,12 +6,14 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from mupscale.core import naming
+from mupscale.core import Plan, naming
 from mupscale.planning import take_modes
 
 
-def dress_like(wide: nn.Module, narrow: nn.Module) -> None:
+def dress_like(wide: nn.Module, narrow: nn.Module, plan: Plan | None = None) -> None:
     """Give the wide model the narrow one's device, dtypes, frozen parameters and train or eval mode, part by part.
+
+    plan: from one to the other, where new parts are as those that they come from.
 
     >>> wide = nn.Linear(4, 4)
     >>> dress_like(wide, nn.Linear(2, 2).double().eval())
@@ -19,13 +21,13 @@ def dress_like(wide: nn.Module, narrow: nn.Module) -> None:
     (torch.float64, False)
     """
     for named in (naming.parameters, naming.buffers):
-        theirs: Mapping[str, Tensor] = named(wide)
-        for name, tensor in named(narrow).items():
-            if name in theirs:
-                device = theirs[name].device if theirs[name].is_meta else tensor.device
-                theirs[name].data = theirs[name].data.to(device, tensor.dtype)
-                theirs[name].requires_grad_(tensor.requires_grad)
-    take_modes(wide, narrow)
+        ours: Mapping[str, Tensor] = named(narrow)
+        for name, tensor in named(wide).items():
+            if (source := ours.get(name if plan is None else plan.sources[name].name)) is not None:
+                device = tensor.device if tensor.is_meta else source.device
+                tensor.data = tensor.data.to(device, source.dtype)
+                tensor.requires_grad_(source.requires_grad)
+    take_modes(wide, narrow, plan)
 
 
 def has_unsaved_widths(wide: nn.Module, narrow: nn.Module) -> bool:
