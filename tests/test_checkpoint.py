@@ -404,7 +404,7 @@ def test_extra_that_cannot_be_written_is_refused(tmp_path: Path, value: Any, nam
 
 def test_tensors_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
     for tensor in (torch.eye(3).to_sparse(), torch.empty(3, device="meta")):
-        with pytest.raises(mu.MupscaleError, match=r"'extra\.odd' is a tensor that a checkpoint cannot hold"):
+        with pytest.raises(mu.MupscaleError, match=r"'extra\.odd' is a tensor which a checkpoint cannot store"):
             mu.save(tmp_path / "x.ckpt", FAMILY.init(8), odd=tensor)
     with pytest.raises(mu.MupscaleError, match=r"'model\.layers\.0\.weight'.*meta"):
         mu.save(tmp_path / "x.ckpt", FAMILY.sketch(8))

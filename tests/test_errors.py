@@ -113,7 +113,7 @@ def test_missing_parameters_of_a_state_dict(ready: Any) -> None:
 def test_extra_parameters_of_a_state_dict(ready: Any) -> None:
     narrow, wide, plan, *_ = ready
     state = {**narrow.state_dict(), "layers.4.weight": torch.zeros(3, 3)}
-    with refused("'layers.4.weight'", "lacks", unchanged=(wide,)):
+    with refused("'layers.4.weight'", "does not have", unchanged=(wide,)):
         mu.widen(state, wide, plan)
 
 
@@ -137,7 +137,7 @@ def test_shapes_of_a_state_dict(ready: Any) -> None:
 @pytest.mark.parametrize("depths", [(4, 5), (5, 4)], ids=["deeper", "shallower"])
 def test_different_depth(depths: tuple[int, int]) -> None:
     narrow, wide = (mlp(width, depth=depth) for width, depth in zip((4, 8), depths, strict=True))
-    with refused("lacks the module 'layers.4'", "one class and depth", unchanged=(narrow, wide)):
+    with refused("lacks the module 'layers.4'", "the same class and depth", unchanged=(narrow, wide)):
         mu.plan(narrow, wide)
 
 
@@ -149,7 +149,7 @@ def test_different_classes() -> None:
 
 def test_one_and_the_same_model() -> None:
     narrow = mlp()
-    with refused("one and the same module", "build a second", unchanged=(narrow,)):
+    with refused("the same module", "Build a second", unchanged=(narrow,)):
         mu.plan(narrow, narrow)
 
 
@@ -176,7 +176,7 @@ def test_an_unknown_optimizer(ready: Any) -> None:
 def test_an_optimizer_that_cannot_follow(ready: Any) -> None:
     narrow, wide, plan, *_ = ready
     optimizer = trained(narrow, optim.RAdam)
-    with refused("RAdam cannot follow the width", "use AdamW", unchanged=(narrow, wide, optimizer)):
+    with refused("RAdam cannot follow the width", "Use AdamW", unchanged=(narrow, wide, optimizer)):
         mu.upscale(narrow, wide, plan, optimizer, noise=0.1)
 
 
@@ -188,14 +188,14 @@ def test_state_that_is_not_known(ready: Any) -> None:
     mu.register_optimizer(Ours, degree=0, decoupled=False, state={"exp_avg": 1})
     narrow, wide, plan, *_ = ready
     optimizer = trained(narrow, Ours)
-    with refused("'layers.0.weight'", "'exp_avg_sq' is not known", "state={'exp_avg_sq'", unchanged=(wide, optimizer)):
+    with refused("'layers.0.weight'", "'exp_avg_sq' is unknown", "state={'exp_avg_sq'", unchanged=(wide, optimizer)):
         mu.upscale(narrow, wide, plan, optimizer, exact=True)
 
 
 def test_an_optimizer_of_another_model(ready: Any) -> None:
     narrow, wide, plan, *_ = ready
     stranger = trained(mlp())
-    with refused("holds a parameter that is not the narrow model's", unchanged=(narrow, wide, stranger)):
+    with refused("that is not the narrow model's", unchanged=(narrow, wide, stranger)):
         mu.upscale(narrow, wide, plan, stranger, exact=True)
 
 
@@ -345,9 +345,9 @@ def test_noise_without_a_unit(ready: Any) -> None:
 def test_noise_for_another_model(ready: Any) -> None:
     narrow, wide, plan, *_ = ready
     noise = mu.GaussianNoise({"layers.0.weight": 0.1, "layers.7.weight": 0.1})
-    with refused("'layers.7.weight'", "another model", unchanged=(wide,)):
+    with refused("'layers.7.weight'", "different model", unchanged=(wide,)):
         mu.perturb(wide, plan, noise)
-    with refused("'layers.7.weight'", "another model", unchanged=(wide,)):
+    with refused("'layers.7.weight'", "different model", unchanged=(wide,)):
         mu.upscale(narrow, wide, plan, noise=noise)
 
 
@@ -361,7 +361,7 @@ def test_a_plan_for_another_model(ready: Any) -> None:
     other = mu.plan(mlp(2), mlp(8), fresh=lambda: mlp(2))
     everything = (narrow, wide, optimizer, wide_optimizer)
     names = ("'layers.4.weight' and 1 more", "make the plan for this model")
-    shapes = ("'layers.0.weight' has shape (8, 5)", "(12, 5)", "another model")
+    shapes = ("'layers.0.weight' has shape (8, 5)", "(12, 5)", "different model")
     for bad, parts in ((deeper, names), (wider, shapes)):
         with refused(*parts, unchanged=everything):
             mu.widen(narrow, wide, bad)
@@ -386,7 +386,7 @@ def test_a_plan_for_another_model(ready: Any) -> None:
     with refused("'layers.0.weight' has shape (8, 5)", "(12, 5)", unchanged=everything):
         mu.widen_optimizer(named, wide_optimizer, wider)
     shallow = mu.plan(mlp(4, depth=3), mlp(8, depth=3))
-    with refused("'layers.3.weight'", "another model", unchanged=everything):
+    with refused("'layers.3.weight'", "different model", unchanged=everything):
         mu.widen_optimizer(optimizer, wide_optimizer, shallow)
 
 

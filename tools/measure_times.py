@@ -19,11 +19,13 @@ COMMANDS = (
     "train gpt2-text-tiny",
     "train resnet-cifar100-tiny",
     "run mlp-covtype-demo",
+    "family gpt2-text-tiny",
     "run mlp-covtype-tiny --paper",
     "transfer-check mlp-covtype-demo --widths '[8, 16, 32]' --study.seeds 2",
     "limit mlp",
     "limit examples",
     "limit sweep",
+    "limit grow",
 )
 """Those beside which a time stands: in README.md, docs/, `--help`, the recipes and the Makefile."""
 

@@ -546,9 +546,9 @@ def test_a_loss_that_does_not_call_the_model() -> None:
 
 def test_a_plan_for_another_pair() -> None:
     _, wide, plan = pair(mlp, 4, 8)
-    with pytest.raises(mu.MupscaleError, match="another model"):
+    with pytest.raises(mu.MupscaleError, match="different model"):
         mu.verify(mlp(2), wide, plan, vectors(D_IN), classify)
-    with pytest.raises(mu.MupscaleError, match="another model"):
+    with pytest.raises(mu.MupscaleError, match="different model"):
         mu.verify(mlp(4), mlp(16), plan, vectors(D_IN), classify)
 
 

@@ -96,7 +96,7 @@ def test_training(more: list[str], words: str, capsys: pytest.CaptureFixture[str
 
 def test_noise_beyond_what_weights_hold(capsys: pytest.CaptureFixture[str]) -> None:
     grow = "[{at: 2, width: 16, noise: 1e308}]"
-    assert "take less noise" in said(capsys, ["train", "mlp-covtype-tiny", "--grow", grow, *SMALL], 1)
+    assert "use less noise" in said(capsys, ["train", "mlp-covtype-tiny", "--grow", grow, *SMALL], 1)
 
 
 @pytest.mark.parametrize("option", ["--width", "--steps", "--seeds.init"])
@@ -108,8 +108,8 @@ def test_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     config = {**llama_config(), "max_position_embeddings": 64}
     write_checkpoint(tmp_path / "small", config, llama_tensors(llama_config()))
     upscale, inspect = ["upscale", "small", "wide"], ["inspect", "small"]
-    assert "take less noise" in said(capsys, [*upscale, "--noise", "1e308"], 1)
-    assert "is no size of a shard: write it as 5GB" in said(capsys, [*upscale, "--shard-size", "9" * 400], 1)
+    assert "use less noise" in said(capsys, [*upscale, "--noise", "1e308"], 1)
+    assert "is not a shard size. Write it as 5GB" in said(capsys, [*upscale, "--shard-size", "9" * 400], 1)
     for words in (upscale, inspect):
         assert "a number of 5,000 digits is too large" in said(capsys, [*words, "--times", DIGITS], 1)
         assert "raises.py: the module raises RuntimeError: one" in said(capsys, [*words, "--describe", "raises.py"], 2)

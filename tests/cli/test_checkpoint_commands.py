@@ -79,9 +79,9 @@ def test_fresh_units_at_sizes_that_are_no_multiples(
         ("--times 1.5", "'1.5' is no whole number, as in --times 2 or"),
         ("--how fresh --lossless --outgoing 0.5", "--lossless and --outgoing both set how fresh units start"),
         ("--how fresh --outgoing 2", "--outgoing is 2.0, but must be a number between 0 and 1"),
-        ("--how copies --hidden 24 --heads 6", "fresh units take any wider size: --how fresh"),
-        ("--how fresh --hidden 8", "--hidden 8 is narrower"),
-        ("--how fresh --hidden wide", "--hidden wide: a size is a whole number"),
+        ("--how copies --hidden 24 --heads 6", "Fresh units fit any larger size: --how fresh"),
+        ("--how fresh --hidden 8", "--hidden 8 is smaller"),
+        ("--how fresh --hidden wide", "--hidden wide: give a whole number"),
     ],
 )
 def test_what_fresh_growth_refuses(
@@ -99,8 +99,8 @@ def test_verify_fails_where_a_weight_is_wrong(small: Path, tmp_path: Path, capsy
     wide = tmp_path / "wide"
     assert main(["upscale", str(small), str(wide), "--how", "copies", "--no-verify"]) == 0
     said = " ".join(capsys.readouterr().err.split())
-    assert "remains a replica of the narrow one" in said
-    assert "and for a replica, as for verification, --exact" in said
+    assert "stays a replica of the narrow one" in said
+    assert "for a replica on purpose, --exact" in said
     tensors = load_file(wide / "model.safetensors")
     tensors["model.layers.1.mlp.up_proj.weight"][0] *= 1.5
     save_file(tensors, wide / "model.safetensors", metadata={"format": "pt"})
@@ -238,15 +238,15 @@ def test_a_fold_is_named(tmp_path: Path) -> None:
         (["upscale", "a"], "give CHECKPOINT and OUT"),
         (["verify", "a", "b", "c"], "give SMALL and WIDE"),
         (["inspect", "SMALL", "--times", "1.5"], "whole number"),
-        (["inspect", "SMALL", "--times", "depth=2"], "nothing that grows"),
+        (["inspect", "SMALL", "--times", "depth=2"], "which does not grow"),
         (["inspect", "SMALL", "--times", "ffn=2,ffn=3"], "'ffn' twice"),
         (["inspect", "SMALL", "--how", "afresh"], "must be fresh or copies; with --layers also identity, stack"),
-        (["upscale", "SMALL", "SMALL"], "exists already: remove it"),
+        (["upscale", "SMALL", "SMALL"], "already exists. Remove it"),
         (["upscale", "SMALL", "OUT", "--times", "2", "--layers", "4", "--how", "stack"], "use --deepen stack"),
         (["inspect", "SMALL", "--how", "copies", "--lossless"], "--lossless is for fresh units"),
         (["inspect", "SMALL", "--how", "fresh", "--heads", "5"], "5"),
         (["inspect", "SMALL", "--how", "fresh", "--hidden", "8"], "16"),
-        (["inspect", "SMALL", "--times", "2", "--hidden", "32"], "either by how much it grows"),
+        (["inspect", "SMALL", "--times", "2", "--hidden", "32"], "either how much it grows"),
         (["inspect", "SMALL", "--optimizer", "adan"], "no optimizer 'adan'"),
         (["inspect", "SMALL", "--optimizer", "radam"], "RAdam"),
         (["upscale", "SMALL", "OUT", "--dtype", "int8"], "float32, bfloat16, float16, float64, not int8"),
@@ -304,7 +304,7 @@ def test_overwrite_replaces_what_mupscale_wrote_alone(
     assert main([*words, "--overwrite"]) == 0
     capsys.readouterr()
     assert main(words) == 1
-    assert "exists already: --overwrite replaces it" in capsys.readouterr().err
+    assert "already exists. Use --overwrite to replace it" in capsys.readouterr().err
     assert main([*words, "--overwrite", "--times", "3"]) == 0
     assert json.loads((wide / "config.json").read_text())["hidden_size"] == 48
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small", "wide"]

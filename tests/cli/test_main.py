@@ -351,7 +351,7 @@ def test_what_the_library_refuses_has_status_1(here: Path, capsys: pytest.Captur
     growth = ["--grow", "[{at: 20, width: {d_model: 100}, how: copies}]"]
     said = line(capsys, ["train", "mine.yaml", *growth], 1)
     assert said.startswith(
-        "mupscale train: growth at step 20: d_model 100 is not a multiple of 64; take 64 or 128, or grow"
+        "mupscale train: growth at step 20: d_model 100 is not a multiple of 64. Choose 64 or 128, or grow"
     )
 
 

@@ -75,14 +75,16 @@ def test_a_whole_run_from_nothing_to_a_page(file: str, tmp_path: Path, capsys: p
     assert lines[-1] == f"Report: {folder / 'report' / 'index.html'}"
     checked = [line for line in lines if line.startswith("coordinate check: ")]
     assert len(checked) == 1
-    assert len(lines[:at]) == 2 * len(stages) + 1  # for each stage what is trained, and what came of it
+    assert lines[0].startswith("Note: The recipe grows with fresh units. The paper's method grows with copies")
+    assert len(lines[:at]) == 2 * len(stages) + 2  # for each stage what is trained, and what came of it
     assert output.err == ""
 
 
 def test_a_dry_run_prints_a_table_and_writes_nothing(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--paper", file, "--dry-run", "--out", "never"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == [
+    assert "grows with copies instead" in lines[-1]
+    assert [line.split()[0] for line in lines[:8]] == [
         "sweep-1-width-4",
         "small-width-4",
         "sweep-2-width-4",
@@ -136,7 +138,7 @@ def test_the_first_example_of_a_transfer_check_is_short_and_says_how_long_it_tak
         main(["transfer-check", "--help"])
     example = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  mupscale transfer"))
     command, time = example.strip().split("  ", 1)
-    assert time.strip() == "20 seconds of one core"
+    assert time.strip() == "half a minute of one core"
     assert command in Path(__file__).parents[2].joinpath("docs/method.md").read_text(encoding="utf-8")  # measured
 
 

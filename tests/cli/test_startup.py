@@ -52,7 +52,7 @@ except SystemExit:
         (["upscale", "small", "wide", "--how", "frsh"], "but must be fresh or copies"),
         (["upscale", "small", "wide", "--times", "1.5"], "is no whole number"),
         (["inspect", str(SOURCE)], "there is no config.json in"),
-        (["upscale", "small", str(SOURCE)], "exists already"),
+        (["upscale", "small", str(SOURCE)], "already exists"),
         (["verify", "--help"], "usage: mupscale verify"),
         (["limit", "mlp", "--help"], "usage: mupscale limit mlp"),
         (["train", "--help-all"], "--evaluation.every"),

@@ -136,7 +136,7 @@ def test_forms_that_differ() -> None:
 
 @pytest.mark.parametrize(("wide", "near"), [(500, "384 or 512"), (64, "128")])
 def test_no_multiple(wide: int, near: str) -> None:
-    with pytest.raises(MupscaleError, match=f"growth: width {wide} is not a multiple of 128; take {near}"):
+    with pytest.raises(MupscaleError, match=f"growth: width {wide} is not a multiple of 128. Choose {near}"):
         Width.of(wide).check_multiple_of(Width.of(128), "growth")
     with pytest.raises(MupscaleError, match=f"growth: heads {wide} is not a multiple of 128"):
         Width.of({"heads": wide}).check_multiple_of(Width.of({"heads": 128}), "growth")

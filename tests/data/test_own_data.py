@@ -122,8 +122,8 @@ BAD_TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
         {},
         r"t\.csv, line 12, column 'a': 'oops' is no number.*categories: \[a\]",
     ),
-    "an empty cell": (GOOD + ",x,0\n", {}, r"line 12, column 'a': the cell is empty; missing: drop.*skip: \[a\]"),
-    "an empty target": (GOOD + "1,x,\n", {"missing": "mean"}, "line 12, column 'y': the cell is empty; missing: drop"),
+    "an empty cell": (GOOD + ",x,0\n", {}, r"line 12, column 'a': the cell is empty. missing: drop.*skip: \[a\]"),
+    "an empty target": (GOOD + "1,x,\n", {"missing": "mean"}, "line 12, column 'y': the cell is empty. missing: drop"),
     "an infinite number": (GOOD + "inf,x,0\n", {}, "line 12, column 'a': the number is infinite"),
     "too few cells": (GOOD + "1,x\n", {}, "line 12 has 2 cells, and the first line 3"),
     "no header": ("1,2,3\n4,5,6\n", {}, "its first line must name the columns, but is '1,2,3'"),
@@ -132,7 +132,7 @@ BAD_TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
     "one row": ("a,y\n1,2\n", {}, "has 1 row: at least 2 are needed"),
     "an unknown target": (GOOD, {"target": "z"}, r"no column 'z' \(target\); it has a, b, y"),
     "no target": (GOOD, {"skip": ["q"]}, r"no column 'q' \(skip\)"),
-    "which target": ("a,b\n1,2\n3,4\n", {}, "which column of .* is to be predicted\\? target: one of a, b"),
+    "which target": ("a,b\n1,2\n3,4\n", {}, "which column of .* is the target\\? Set target to one of a, b"),
     "nothing beside": ("y\n1\n2\n", {}, "no column beside its target 'y'"),
     "amounts or classes": ("a,y\n" + "".join(f"0,{i}\n" for i in range(30)), {}, "30 whole numbers.*task: regression"),
     "an identifier": ("a,y\n" + "".join(f"0,n{i}\n" for i in range(9)), {}, "9 classes in 9 rows: is it an identifier"),
@@ -340,5 +340,9 @@ def test_datasets_of_the_hub_library() -> None:
 def test_data_info_tells_what_a_recipe_has_to_say(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "info", "plants.csv", "--target", "kind"]) == 0
     assert "d_in: 3, d_out: 3" in capsys.readouterr().out
+    assert main(["data", "info", "plants.csv", "--target", "kind", "--skip", "height", "--missing=drop"]) == 0
+    shown = capsys.readouterr().out
+    assert '{"path": "plants.csv", "target": "kind", "skip": ["height"], "missing": "drop"}}' in shown
+    assert "inputs      height" not in shown
     assert main(["data", "info", "plants.csv", "--target", "height"]) == 0
     assert "torch.nn.functional.mse_loss" in capsys.readouterr().out

@@ -424,6 +424,8 @@ def test_tokenize_and_info(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert f"source      a.jsonl, {Path(source).stat().st_size:,} bytes" in shown
     assert "skipped     9 empty documents" in shown
     assert f"begins      {decoded(tmp_path / 'out', 'train')[0][:50]}" in shown
+    with pytest.raises(MupscaleError, match="folder of tokens, so target is of no use"):
+        info(str(tmp_path / "out"), target="kind")
     with pytest.raises(MupscaleError, match="give one of them"):
         tokenize(source, str(tmp_path / "other"), vocab=280, gpt2="folder")
     pytest.importorskip("tokenizers")

@@ -385,7 +385,7 @@ def test_a_width_that_does_not_name_all_sizes_is_refused(build: Callable[..., nn
         lambda: family.check_growth({"width": 16, "heads": 4}, width),
     ]
     sentence = (
-        f"the sizes of this family are width and heads, and {width} does not name them; say them all, as in "
+        f"the sizes of this family are width and heads, but {width} does not name them all. Write "
         f"{{'width': 32, 'heads': 8}}"
     )
     for ask in asked:
@@ -618,7 +618,7 @@ def test_upscaling_without_an_optimizer() -> None:
     torch.testing.assert_close(wide(x), model(x))
 
 
-@pytest.mark.parametrize(("width", "message"), [(12, "no multiple"), (4, "narrower")])
+@pytest.mark.parametrize(("width", "message"), [(12, "by a whole multiple"), (4, "narrower")])
 def test_widths_that_cannot_be_reached(width: int, message: str) -> None:
     family = mu.Family(Net, base=4)
     with pytest.raises(mu.MupscaleError, match=message):

@@ -136,21 +136,19 @@ def test_bad_input() -> None:
         one.upscale(model, depth=2, exact=True)
     with pytest.raises(mu.MupscaleError, match="give the size to grow to: width=, depth=, or both"):
         one.upscale(model, exact=True)
-    with pytest.raises(mu.MupscaleError, match=r"has depth 3.*choose a larger one"):
+    with pytest.raises(mu.MupscaleError, match=r"has depth 3.*Choose a larger depth"):
         one.upscale(model, depth=3, exact=True)
     with pytest.raises(mu.MupscaleError, match="width= names depth 4, but depth= is 6: give one of them"):
         one.upscale(model, width={"width": 16, "depth": 4}, depth=6, exact=True)
     for wrong in ({"widht": 16}, {"widht": 16, "depth": 4}, {"width": 16, "heads": 4}):
-        with pytest.raises(
-            mu.MupscaleError, match=r"sizes of this family are width and depth.*say it as width=\{'width"
-        ):
+        with pytest.raises(mu.MupscaleError, match=r"sizes of this family are width and depth.*Write width=\{'width"):
             one.upscale(model, width=wrong, exact=True)
     with pytest.raises(mu.MupscaleError, match="sizes of this family are width and depth"):
         one.init({"widht": 16, "depth": 4})
-    with pytest.raises(mu.MupscaleError, match=r"base model lacks the module '0' .*give a model of the class"):
+    with pytest.raises(mu.MupscaleError, match=r"base model lacks the module '0' .*pass a model of the class"):
         one.upscale(nn.Sequential(nn.Linear(3, 4)), width={"width": 16}, exact=True)
     scheduler = torch.optim.lr_scheduler.StepLR(one.optimizer(model, torch.optim.AdamW, lr=1e-2), 1)
-    with pytest.raises(mu.MupscaleError, match="give optimizer="):
+    with pytest.raises(mu.MupscaleError, match="Give optimizer="):
         one.upscale(model, depth=4, scheduler=scheduler, exact=True)
     with pytest.raises(mu.MupscaleError, match="must name its depth"):
         one.plan({"width": 8})
@@ -163,7 +161,7 @@ def test_bad_input() -> None:
         plain.upscale(plain.init(8), depth=4, exact=True)
     with pytest.raises(mu.MupscaleError, match="no size in base"):
         mu.Family(lambda width: build(width, 2), base=8, depth_rule="complete")
-    with pytest.raises(mu.MupscaleError, match="pass inputs= to the Family"):
+    with pytest.raises(mu.MupscaleError, match="Pass inputs= to the Family"):
         mu.Family(build, base={"width": 8, "depth": 2}, depth_rule="complete").plan({"width": 8, "depth": 4})
 
 
@@ -227,7 +225,7 @@ def test_a_width_that_names_no_sizes_is_told_them_at_the_depth_that_there_is() -
 
     family = mu.Family(build, base={"width": 8, "ffn": 32, "depth": 2}, inputs=torch.randn(4, 5))
     model = family.init({"width": 8, "ffn": 32, "depth": 2})
-    with pytest.raises(mu.MupscaleError, match=r"say it as width={'width': 128, 'ffn': 512}, with depth beside them"):
+    with pytest.raises(mu.MupscaleError, match=r"Write width={'width': 128, 'ffn': 512}, and add depth"):
         family.upscale(model, width=128)
 
 

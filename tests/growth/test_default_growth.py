@@ -58,7 +58,7 @@ def test_a_family_grows_by_fresh_units(x: Tensor) -> None:
 def test_copies_without_noise_say_that_they_stay_a_replica(x: Tensor) -> None:
     narrow, family = Net(8), mu.Family(Net, base=8, inputs=x)
     for grow in (mu.Copies(), mu.Copies(mu.GaussianNoise({"layers.0.weight": 0.0}))):
-        with pytest.warns(mu.ReplicaWarning, match=r"remains a replica .*Copies\(noise=1.0\).* exact=True"):
+        with pytest.warns(mu.ReplicaWarning, match=r"stays a replica .*Copies\(noise=1.0\).* exact=True"):
             mu.upscale(narrow, Net(16), inputs=x, grow=grow)
     with pytest.warns(mu.ReplicaWarning):
         mu.upscale(narrow, Net(16), mu.plan(narrow, Net(16), inputs=x), inputs=x)  # a plan for copies

@@ -516,7 +516,7 @@ def test_what_cannot_be_grown_is_refused() -> None:
             mu.plan(narrow, wide, grow=mu.Fresh(), **more)
 
     refused(MLP(3, 8, 2), MLP(3, 6, 2), "becomes narrower")
-    refused(Halves(8), Halves(12), "reads 11 → 15 inputs, and nothing in the model grows by that factor")
+    refused(Halves(8), Halves(12), "reads 11 → 15 inputs, but nothing in the model grows by that factor")
     groups = [nn.Conv2d(8, 8, 1, groups=4), nn.Conv2d(12, 12, 1, groups=6)]
     refused(*groups, "from 4 to 6 groups of more than one channel")
     block = mu.Role(out=0, in_=1, in_block=16)
@@ -528,8 +528,11 @@ def test_what_cannot_be_grown_is_refused() -> None:
 @pytest.mark.parametrize(
     ("scale", "why"),
     [
-        ({"attention_multiplier": 2.0}, "there are no queries apart whose old units could make up for the new scale"),
-        ({}, "which would need another learning rate for the query part of one fused tensor"),
+        (
+            {"attention_multiplier": 2.0},
+            "the queries are not separate, so their old units cannot make up for the new scale",
+        ),
+        ({}, "the query part of one fused tensor would need its own learning rate"),
     ],
 )
 def test_heads_that_grow_inside_one_fused_tensor_are_refused(scale: dict[str, float], why: str) -> None:
@@ -545,12 +548,12 @@ def test_operators_are_checked_before_anything_is_written() -> None:
     plan = mu.plan(narrow, wide, grow=mu.Fresh())
     with torch.device("meta"):
         without_values = MLP(3, 12, 2)
-    with pytest.raises(mu.MupscaleError, match=r"need an initialisation to be drawn from: build .*fresh=.*Copies"):
+    with pytest.raises(mu.MupscaleError, match=r"need an initialisation to be drawn from. Build .*fresh=.*Copies"):
         mu.upscale(narrow, without_values, plan)
     for operator, match in [
         (
             mu.Copies(),
-            r"this plan is for fresh units .* needs one for copies: make it with mupscale\.plan\(narrow, wide\)",
+            r"this plan is for fresh units .* needs one for copies. Make it with mupscale\.plan\(narrow, wide\)",
         ),
         ("fresh", "grow= is 'fresh', but must be an operator of width"),
     ]:
@@ -561,7 +564,7 @@ def test_operators_are_checked_before_anything_is_written() -> None:
     copies = mu.plan(narrow, MLP(3, 16, 2), fresh=narrow)
     with pytest.raises(mu.MupscaleError, match="this plan is for copies: make it with"):
         mu.upscale(narrow, MLP(3, 16, 2), copies, grow=mu.Fresh())
-    with pytest.raises(mu.MupscaleError, match="Fresh units take any wider width"):
+    with pytest.raises(mu.MupscaleError, match="Fresh units fit any larger width"):
         mu.plan(narrow, wide)
     assert all(torch.equal(value, before[key]) for key, value in wide.state_dict().items())
 

@@ -261,7 +261,7 @@ def test_unsupported_optimizers_accepted(float64: None) -> None:
     mu.register_optimizer(Novel, degree=0, eps=())
     optimizer = Novel(narrow.parameters())
     train(narrow, optimizer, regression, 1)
-    with pytest.raises(mu.MupscaleError, match="'curvature' is not known"):
+    with pytest.raises(mu.MupscaleError, match="'curvature' is unknown"):
         mu.upscale(narrow, wide, plan, optimizer, exact=True)
 
 

@@ -63,7 +63,7 @@ def test_upscale_grows_what_differs() -> None:
     deep, deep_adam = mu.upscale(shallow, deep, optimizer=adam, inputs=TOKENS)
     assert torch.equal(deep(TOKENS), shallow(TOKENS))
     assert deep_adam is not None
-    with pytest.warns(UserWarning, match="stacking changes the function"):
+    with pytest.warns(UserWarning, match="copied blocks change the function"):
         mu.upscale(shallow, build(2), grow=mu.Stack(), inputs=TOKENS)
     for said in ({"noise": 1.0}, {"grow": mu.Copies()}, {"fresh": build(1)}):
         with pytest.raises(mu.MupscaleError, match="only the number of blocks differs"):

@@ -110,7 +110,7 @@ def test_shapes_alone_would_change_the_function(name: str) -> None:
     build, x = MODELS[name], torch.randn(6, 20, dtype=torch.float64)
     narrow, wide = trained(build, x), exact(build(12))
     plan = mu.plan(narrow, wide, fresh=lambda: build(8), grow=LOSSLESS, inputs=x)
-    with pytest.warns(mu.UncheckedPlan, match="has not been tried: which weights of new units .* Pass inputs="):
+    with pytest.warns(mu.UncheckedPlan, match="has not been tried: shapes alone tell which weights .* Pass inputs="):
         mu.upscale(narrow, wide, replace(plan, past_norms=None), grow=LOSSLESS)
     assert difference(narrow, wide, x) > 1e-3
 
@@ -255,7 +255,7 @@ def test_a_norm_inside_another_module_is_among_the_causes() -> None:
             return out
 
     x = torch.randn(6, 20)
-    with pytest.warns(UserWarning, match="a norm that was not recognised: write it as a module that holds its gain"):
+    with pytest.warns(UserWarning, match=r"a norm that was not recognised \(write it as a module that holds its gain"):
         mu.upscale(Inside(8), Inside(16), inputs=x, fresh=lambda: Inside(8), grow=LOSSLESS)
 
 

@@ -157,7 +157,7 @@ def test_fresh_as_a_function_tells_tables_from_random_values() -> None:
 
 
 def test_fresh_of_another_width_is_refused() -> None:
-    with pytest.raises(mu.MupscaleError, match="another model"):
+    with pytest.raises(mu.MupscaleError, match="different model"):
         mu.plan(Net(8), Net(16), fresh=Net(16))
 
 
@@ -253,7 +253,7 @@ def test_levels_per_parameter_are_checked_too() -> None:
 
 def test_a_plan_for_another_model_is_refused() -> None:
     _, _, plan = pair(Net, 8, 16, fresh=True)
-    with pytest.raises(mu.MupscaleError, match="another model"):
+    with pytest.raises(mu.MupscaleError, match="different model"):
         mu.perturb(Net(32), plan, 0.1)
 
 
@@ -391,7 +391,7 @@ def test_effective_constants_give_the_same_noise_again_at_the_same_width() -> No
 def test_constants_for_another_model_are_refused() -> None:
     _, wide, plan = pair(Net, 8, 16)
     before = copy.deepcopy(wide)
-    with pytest.raises(mu.MupscaleError, match=r"'layers\.0\.weight'.*another model"):
+    with pytest.raises(mu.MupscaleError, match=r"'layers\.0\.weight'.*different model"):
         mu.perturb(wide, plan, mu.GaussianNoise({"layers.0.weight": 1.0, "hidden.weight": 1.0}, unit="theory"))
     assert all(torch.equal(p, before.get_parameter(n)) for n, p in wide.named_parameters())
     with pytest.raises(mu.MupscaleError, match="no noise"):

@@ -81,7 +81,7 @@ def test_a_rate_far_above_the_schedules_is_said() -> None:
     for _ in range(90):
         optimizer.step()
         scheduler.step()
-    with pytest.warns(UserWarning, match=r"^lr is 20\.4 times the .*, 7\.34e-05, .*would be lr=3\.67e-05$") as met:
+    with pytest.warns(UserWarning, match=r"^lr is 20\.4 times the .*, 7\.34e-05\. .*give lr=3\.67e-05$") as met:
         family.upscale(model, optimizer, scheduler=scheduler, width=32, grow=mu.Fresh(), lr=1.5e-3)
     assert [warning.filename for warning in met] == [__file__]
     wide = MLP(3, 32, 2)
@@ -99,12 +99,12 @@ def test_what_does_not_go_together_is_refused() -> None:
     model, optimizer, scheduler, x, _ = _half_way()
     wide = MLP(3, 32, 2).double()
     other = AdamW(model.parameters())
-    with pytest.raises(mu.MupscaleError, match="give optimizer="):
+    with pytest.raises(mu.MupscaleError, match="Give optimizer="):
         mu.upscale(model, wide, optimizer=other, scheduler=scheduler, inputs=x, exact=True)
     plan = mu.plan(model, wide)
     with pytest.raises(mu.MupscaleError, match="leave the plan out"):
         mu.upscale(model, wide, plan, optimizer, fresh=model, exact=True)
-    with pytest.raises(mu.MupscaleError, match=r"nothing would grow.*build it wider"):
+    with pytest.raises(mu.MupscaleError, match=r"nothing would grow.*Build it wider"):
         mu.upscale(model, MLP(3, 8, 2).double(), optimizer=optimizer, inputs=x, exact=True)
 
 

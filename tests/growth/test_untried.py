@@ -102,8 +102,8 @@ ROLES: dict[str, dict[str, mu.Role]] = {
 @pytest.mark.parametrize(
     ("name", "said", "roles"),
     [
-        ("flatten", "behind '0' .* '3' ", "{'3.weight': mupscale.Role(in_=1, in_block=16)}"),
-        ("heads", "behind 'qkv' .* 'last' ", "{'last.weight': mupscale.Role(out=0, in_=1, in_block=…)}"),
+        ("flatten", "up to '0', .* '3' ", "{'3.weight': mupscale.Role(in_=1, in_block=16)}"),
+        ("heads", "up to 'qkv', .* 'last' ", "{'last.weight': mupscale.Role(out=0, in_=1, in_block=…)}"),
     ],
 )
 def test_blocks_between_multiples_are_named_and_each_remedy_helps(name: str, said: str, roles: str) -> None:
@@ -153,7 +153,7 @@ class Centred(nn.Module):
 def test_the_module_that_reads_the_blocks_is_named_whatever_it_is_and_the_role_helps() -> None:
     x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     given: dict[str, Any] = {"inputs": x, "fresh": lambda: Recurrent(4), "grow": SILENT}
-    with pytest.raises(mu.MupscaleError, match=r"behind 'conv' they agree, and 'rnn' .* in blocks of 4 ") as refused:
+    with pytest.raises(mu.MupscaleError, match=r"they agree up to 'conv', and 'rnn' .* in blocks of 4 ") as refused:
         mu.plan(Recurrent(4), Recurrent(6), **given)
     role = mu.Role(out=0, in_=1, in_block=4)
     names = "rnn.weight_ih_l0", "rnn.weight_ih_l0_reverse"
@@ -181,7 +181,9 @@ def test_a_rounded_size_is_named_with_what_helps_and_it_helps() -> None:
     ):
         assert said in str(refused.value)
     assert "At a whole multiple" not in str(refused.value)
-    with pytest.raises(mu.MupscaleError, match=r"'last\.0\.weight'.* not rounded, such as 12 or 24; base may differ"):
+    with pytest.raises(
+        mu.MupscaleError, match=r"'last\.0\.weight'.* not rounded, such as 12 or 24. The base may differ"
+    ):
         mu.Family(rounded, base=8, inputs=TEXT)
     mu.Family(rounded, base=12, inputs=TEXT).upscale(narrow, width=16)
 

@@ -129,13 +129,13 @@ def test_a_line_in_the_log_and_a_record_wherever_the_model_is_saved(
 
 
 def test_what_cannot_branch_is_said_before_training(tmp_path: Path) -> None:
-    with pytest.raises(MupscaleError, match="leaves no trunk before it"):
+    with pytest.raises(MupscaleError, match="leaves no steps for the trunk before it"):
         hf.BranchTrainerCallback(at=5, steps=5)
     with pytest.raises(MupscaleError, match="the name of a folder in OUT/sizes"):
         hf.BranchTrainerCallback(at=5, steps=2, name="../small")
-    with pytest.raises(MupscaleError, match="lr_scheduler_type is cosine: give constant or constant_with_warmup"):
+    with pytest.raises(MupscaleError, match=r"lr_scheduler_type is cosine. Give constant or constant_with_warmup"):
         train(tmp_path, hf.BranchTrainerCallback(5, 2))
-    with pytest.raises(MupscaleError, match="ends after step 50, and this run after 10"):
+    with pytest.raises(MupscaleError, match="ends after step 50, but this run ends after 10"):
         train(tmp_path, hf.BranchTrainerCallback(50, 2), **CONSTANT)
     branch, grow, last = family()
     with pytest.raises(MupscaleError, match="put BranchTrainerCallback before GrowTrainerCallback"):

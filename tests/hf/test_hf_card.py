@@ -101,7 +101,7 @@ def test_the_card_loads_the_class_of_the_config_and_the_optimizer(tmp_path: Path
     assert 'transformers.GPT2LMHeadModel.from_pretrained("wide")' in written
     assert 'hf.resume_optimizer("wide", model' in written
     assert "). New layers write nothing" in written
-    assert "optimizer.pt: the saved optimizer, grown as well" in str(wide)
+    assert "optimizer.pt: the saved optimizer, grown too" in str(wide)
 
 
 def test_a_card_of_ours_is_extended_without_what_is_no_longer_so(tmp_path: Path) -> None:

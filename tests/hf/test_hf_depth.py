@@ -188,11 +188,11 @@ def test_what_is_not_described_and_cannot_be_stacked_is_not_told_to_be(tmp_path:
     config = transformers.ModernBertDecoderConfig(**sizes, num_hidden_layers=2, pad_token_id=0)
     transformers.ModernBertDecoderForCausalLM(config).save_pretrained(tmp_path / "small")
     for settings in ({}, {"deepen": "stack"}):  # whatever new layers are to be
-        with pytest.raises(MupscaleError, match=r"can be made wider, or deeper once, not both"):
+        with pytest.raises(MupscaleError, match=r"can grow in width, or once in depth, but not in both"):
             hf.upscale(tmp_path / "small", tmp_path / "out", times=2, layers=4, **settings)
-        with pytest.raises(MupscaleError, match=r"can be made wider, or deeper once, not both"):
+        with pytest.raises(MupscaleError, match=r"can grow in width, or once in depth, but not in both"):
             hf.inspect(tmp_path / "small", times=2, layers=4, **settings)
-    with pytest.raises(MupscaleError, match=r"is not described: load the model .* finds it by running$"):
+    with pytest.raises(MupscaleError, match=r"load the model .* finds it by running$"):
         hf.deepen_checkpoint(tmp_path / "small", tmp_path / "out", layers=4)
     with pytest.raises(MupscaleError, match=r"do not all hold the same .*attn_norm.weight'; load the model and use"):
         hf.deepen_checkpoint(tmp_path / "small", tmp_path / "out", layers=4, how="stack")
@@ -257,7 +257,7 @@ def test_lists_of_a_config_that_are_as_long_as_there_are_layers(tmp_path: Path) 
 def test_refused(tmp_path: Path) -> None:
     saved("llama", tmp_path / "llama")
     for layers in (1, 2):
-        with pytest.raises(MupscaleError, match=f"has 2 layers, and a deeper model more than that, not {layers}"):
+        with pytest.raises(MupscaleError, match=f"has 2 layers. A deeper model needs more than that, not {layers}"):
             hf.deepen_checkpoint(tmp_path / "llama", tmp_path / "other", layers=layers)
     with pytest.raises(MupscaleError, match="how= is 'sideways', but must be 'identity', 'stack' or 'interleaved'"):
         hf.deepen_checkpoint(tmp_path / "llama", tmp_path / "other", layers=3, how="sideways")  # type: ignore[arg-type]
@@ -265,12 +265,12 @@ def test_refused(tmp_path: Path) -> None:
         hf.upscale(tmp_path / "llama", tmp_path / "other", layers=3, noise=1.0)
     config = stored(tmp_path / "llama")
     (tmp_path / "llama" / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
-    with pytest.raises(MupscaleError, match=r"layers of .* are not found: its config says 3, and its files have 2"):
+    with pytest.raises(MupscaleError, match=r"layers of .* were not found: its config says 3, but its files have 2"):
         hf.deepen_checkpoint(tmp_path / "llama", tmp_path / "other", layers=4)
     (tmp_path / "llama" / "config.json").write_text(json.dumps({**config, "model_type": "arcee"}))
-    with pytest.raises(MupscaleError, match="of arcee is not described"):
+    with pytest.raises(MupscaleError, match="description of arcee does not say"):
         hf.deepen_checkpoint(tmp_path / "llama", tmp_path / "other", layers=4)
-    with pytest.raises(MupscaleError, match="wider, or deeper once, not both"):
+    with pytest.raises(MupscaleError, match="in width, or once in depth, but not in both"):
         hf.upscale(tmp_path / "llama", tmp_path / "other", layers=4, times=2, deepen="stack", exact=True)
     assert not (tmp_path / "other").exists()
     opt, _ = tiny("opt", do_layer_norm_before=False)
@@ -282,14 +282,14 @@ def test_refused(tmp_path: Path) -> None:
     weighted = {"architectures": ["WhisperForAudioClassification"], "use_weighted_layer_sum": True}
     whisper, _ = tiny("whisper", **weighted, classifier_proj_size=6)
     build(whisper).save_pretrained(tmp_path / "whisper")  # type: ignore[operator]
-    with pytest.raises(MupscaleError, match=r"'layer_weights' of .* has a number for each layer"):
+    with pytest.raises(MupscaleError, match=r"'layer_weights' of .* weighs the output of each layer"):
         hf.deepen_checkpoint(tmp_path / "whisper", tmp_path / "other", layers=4)
 
 
 def test_inspection(tmp_path: Path) -> None:
     saved("gemma2", tmp_path / "small")
     shown = str(hf.inspect(tmp_path / "small", layers=5))
-    assert "layers 2 → 5 (identity): trained ones are layers 0, 2" in shown
+    assert "layers 2 → 5 (identity): the trained ones are layers 0, 2" in shown
     assert re.search(r"post_attention_layernorm\.weight +3 +-1\n", shown)
     both = hf.inspect(tmp_path / "small", layers=4, times=4, deepen="stack")
     assert both.depth is not None

@@ -188,18 +188,21 @@ def test_sizes_of_copies_and_multipliers_of_fresh_units(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "cut head": ({"model": "gpt2", "hidden": 18}, "hidden=18 would cut a head of 4 units; take 20 with heads=5"),
-    "rotary": ({"model": "gpt_neox", "hidden": 48}, "head_dim is hidden_size / num_attention_heads, and it must stay"),
-    "narrower": ({"hidden": 8}, "hidden=8 is narrower than the model"),
+    "cut head": ({"model": "gpt2", "hidden": 18}, "hidden=18 would cut a head of 4 units. Choose 20 with heads=5"),
+    "rotary": (
+        {"model": "gpt_neox", "hidden": 48},
+        "head_dim is hidden_size / num_attention_heads, and must stay the same",
+    ),
+    "narrower": ({"hidden": 8}, "hidden=8 is smaller than the model"),
     "groups": ({"heads": 5, "hidden": 20}, "heads=5 cuts a group"),
     "kv": ({"heads": 6, "hidden": 24, "kv": 4}, "4 heads with 2 key/value heads cannot become 6 with 4"),
     "no multiple": (
         {"hidden": 24, "heads": 6, "grow": None, "exact": True},
-        r"^hidden=24 is no .*: grow=mupscale\.Fresh\(\)$",
+        r"^hidden=24 is not a whole .*: grow=mupscale\.Fresh\(\)$",
     ),
-    "both": ({"hidden": 24, "times": 2}, "say either by how much it grows"),
+    "both": ({"hidden": 24, "times": 2}, "give either how much it grows"),
     "noise": ({"hidden": 24, "noise": 0.5}, "noise= and grow= exclude each other"),
-    "divide": ({"hidden": 25, "heads": 6}, "6 heads do not divide 25; let hidden grow as much as heads"),
+    "divide": ({"hidden": 25, "heads": 6}, "6 heads do not divide 25: let hidden grow as much as heads"),
     "paired": ({"grow": mu.Copies(0.1, paired=True)}, "paired noise needs whole tensors"),
     "a word": ({"grow": "fresh"}, "grow= is 'fresh', but must be an operator of width"),
     "no init": (
@@ -381,7 +384,7 @@ def test_what_is_read_off_modules_is_shown_first(tmp_path: Path) -> None:
     made = grow(tmp_path / "small", tmp_path / "wide", mu.Fresh(lossless=True), verify=True, note=said.append)
     assert made.comparison is not None
     assert "lossless" in made.comparison.verdict
-    assert "showing by copies" in said[0]
+    assert "checking the plan with copies" in said[0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small", "wide"]
     assert hf.verify(tmp_path / "small", tmp_path / "wide").ok
     groups = hf.param_groups(tmp_path / "wide", load(tmp_path / "wide"), torch.optim.AdamW, lr=0.3)

@@ -266,11 +266,15 @@ SIZES = {"hidden": 1024, "ffn": 2816, "heads": 16, "kv": 4}
 @pytest.mark.parametrize(
     ("wanted", "fresh", "message"),
     [
-        ({"hidden": 512}, True, "hidden=512 is narrower than the model, whose hidden size is 1024"),
-        ({"hidden": 1500}, False, "no whole multiple of 1024, .* fresh units take any wider size: grow=mupscale.Fresh"),
+        ({"hidden": 512}, True, "hidden=512 is smaller than the model's hidden size, 1024"),
+        (
+            {"hidden": 1500},
+            False,
+            "not a whole multiple of 1024, .* Fresh units fit any larger size: grow=mupscale.Fresh",
+        ),
         ({"hidden": 1024}, True, "nothing would grow: the model has hidden 1024, ffn 2816, heads 16, kv 4 already"),
-        ({"heads": 18}, True, "heads=18 cuts a group: each key/value head serves 4 heads; take heads=20"),
-        ({"heads": 22}, True, "take heads=20 or 24"),
+        ({"heads": 18}, True, "heads=18 cuts a group: each key/value head serves 4 heads. Choose heads=20"),
+        ({"heads": 22}, True, "Choose heads=20 or 24"),
         ({"heads": 24, "kv": 5}, True, "16 heads with 4 key/value heads cannot become 24 with 5"),
         ({"heads": 32, "kv": 6}, True, "in whole groups of 4, or stay .4. while each of them serves more heads"),
         ({"ffn": True}, True, "ffn= takes the size of the feed-forward layers of the wide model, as in ffn=5632"),
@@ -291,11 +295,11 @@ def test_key_value_heads_may_stay() -> None:
 @pytest.mark.parametrize(
     ("ratios", "message"),
     [
-        ({"hidden": Fraction(800, 768)}, "hidden=800 would cut a head of 64 units; take 832 with heads=13"),
-        ({"hidden": Fraction(1000, 768)}, "take 960 with heads=15 or 1024 with heads=16"),
-        ({"hidden": 2}, "let hidden and heads grow alike, as in hidden=1536, heads=24"),
+        ({"hidden": Fraction(800, 768)}, "hidden=800 would cut a head of 64 units. Choose 832 with heads=13"),
+        ({"hidden": Fraction(1000, 768)}, "Choose 960 with heads=15 or 1024 with heads=16"),
+        ({"hidden": 2}, "let hidden and heads grow by the same factor, as in hidden=1536, heads=24"),
         ({"heads": 2, "kv": 2}, "as in hidden=1536, heads=24"),
-        ({"hidden": 2, "heads": 2, "kv": 1}, "leave kv out"),
+        ({"hidden": 2, "heads": 2, "kv": 1}, "Leave kv out"),
     ],
 )
 def test_a_head_is_not_cut(ratios: dict[str, Any], message: str) -> None:

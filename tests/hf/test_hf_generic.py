@@ -142,7 +142,9 @@ def test_norms_without_gains_are_the_reason_of_fresh_units_that_are_not_compared
     small = saved(tmp_path / "small", "Olmo", "ForCausalLM", {**GROUPED, "num_hidden_layers": 1, "pad_token_id": 0})
     found = upscale(small, tmp_path / "wide", times=2, grow=Fresh(), progress=False).comparison
     assert found is not None
-    said = "new units silent: the norm 'model.layers.0.input_layernorm' has no gain that could be rescaled (layer)"
+    said = (
+        "new units switched off: the norm 'model.layers.0.input_layernorm' has no gain that could be rescaled (layer)"
+    )
     assert any(said in note for note in found.notes)
 
 
@@ -250,20 +252,20 @@ def test_fields_that_follow_from_others_stay_null() -> None:
     plan = from_modules.plan_by_modules(config, Times.of(2), fresh=False)
     assert wide["n_inner"] is None
     assert plan["transformer.h.0.mlp.fc_in.weight"].wide == (128, 32)
-    with pytest.raises(MupscaleError, match=r"no size of their own .* let ffn grow as hidden does, 2 times"):
+    with pytest.raises(MupscaleError, match=r"no separate size .* let ffn grow as hidden does, 2 times"):
         from_modules.plan_by_modules(config, Times.of("hidden=2,heads=2,ffn=3"), fresh=False)
 
 
 def test_a_head_dim_that_would_change() -> None:
     config = config_of(*EXACT["codegen"]).to_dict()
-    with pytest.raises(MupscaleError, match="head_dim is n_embd / n_head here, and it must stay"):
+    with pytest.raises(MupscaleError, match="head_dim is n_embd / n_head here, and must stay the same"):
         from_modules.plan_by_modules(config, Times.of("hidden=2"), fresh=False)
     config = config_of(*EXACT["apertus"]).to_dict()  # to which transformers gives a head_dim of its own
     assert from_modules.wide_config(config, Times.of("hidden=2"))["head_dim"] == 4
 
 
 def test_a_config_without_any_known_size() -> None:
-    with pytest.raises(MupscaleError, match="has no field for the hidden size"):
+    with pytest.raises(MupscaleError, match="has no known field for the hidden size"):
         from_modules.wide_config({"model_type": "nobody", "breadth": 3}, Times.of(2))
 
 

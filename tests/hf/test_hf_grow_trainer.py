@@ -60,9 +60,9 @@ def test_fresh_units_and_another_rate(tmp_path: Path) -> None:
 
 
 def test_what_cannot_grow_is_said_before_training(tmp_path: Path) -> None:
-    with pytest.raises(MupscaleError, match="say either by how much"):
+    with pytest.raises(MupscaleError, match="give either how much"):
         train(tmp_path, hf.GrowTrainerCallback(at=2, times=2, hidden=32, exact=True), steps=3)
-    with pytest.raises(MupscaleError, match=r"hidden=24 is no whole multiple of 16, .*: grow=mupscale\.Fresh\(\)"):
+    with pytest.raises(MupscaleError, match=r"hidden=24 is not a whole multiple of 16, .*: grow=mupscale\.Fresh\(\)"):
         train(tmp_path, hf.GrowTrainerCallback(at=2, hidden=24, heads=6, exact=True), steps=3)
 
 
@@ -136,7 +136,7 @@ def test_width_and_layers_at_once(deepen: Any, tmp_path: Path) -> None:
 
 
 def test_too_few_layers_are_refused_before_training(tmp_path: Path) -> None:
-    with pytest.raises(MupscaleError, match="the model has 2 layers, and a deeper model more than that, not 2"):
+    with pytest.raises(MupscaleError, match=r"the model has 2 layers. A deeper model needs more than that, not 2"):
         train(tmp_path, hf.GrowTrainerCallback(at=2, layers=2), steps=3)
 
 
@@ -144,7 +144,7 @@ def test_too_few_layers_are_refused_before_training(tmp_path: Path) -> None:
 def test_loading_the_grown_model_into_the_small_one_names_the_remedy(tmp_path: Path, asked: dict[str, Any]) -> None:
     """trainer.train(resume_from_checkpoint=…) without callback.resume(trainer)."""
     train(tmp_path, hf.GrowTrainerCallback(at=1, **asked), steps=2)
-    with pytest.raises(MupscaleError, match=r"has grown after step 1.*callback\.resume\(trainer\)") as caught:
+    with pytest.raises(MupscaleError, match=r"grew after step 1.*callback\.resume\(trainer\)") as caught:
         train(tmp_path, hf.GrowTrainerCallback(at=1, **asked), steps=3, resume=tmp_path / "checkpoint-1")
     assert "\n" not in str(caught.value)
 
@@ -162,7 +162,7 @@ def test_the_best_checkpoint_is_one_of_the_grown_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", [0, -1, 2.0, True])
 def test_a_growth_before_the_first_step_is_refused_when_it_is_asked_for(at: Any) -> None:
-    with pytest.raises(MupscaleError, match=rf"at= is {at}, .* 1 or more; .* use mupscale\.hf\.upscale"):
+    with pytest.raises(MupscaleError, match=rf"at= is {at}, .* 1 or more. .* use mupscale\.hf\.upscale"):
         hf.GrowTrainerCallback(at=at, times=2, exact=True)
 
 
@@ -222,5 +222,5 @@ def test_lr_is_the_rate_at_the_step_of_growth(tmp_path: Path) -> None:
     )
     half = [rate / 2 if step > 5 else rate for step, rate in enumerate(rates(alone), start=1)]
     torch.testing.assert_close(rates(halved), half, rtol=1e-6, atol=0)
-    with pytest.warns(UserWarning, match=r"lr=0.004 changes nothing: .* after step 5; for half .* give lr=0.002"):
+    with pytest.warns(UserWarning, match=r"lr=0.004 changes nothing: .* after step 5. For half .* give lr=0.002"):
         train(tmp_path / "same", hf.GrowTrainerCallback(at=5, times=2, lr=4e-3, exact=True), **linear)

@@ -137,7 +137,7 @@ def test_half_of_what_the_rates_would_have_been(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", [{"scale_lr": 0.5, "lr": 1e-3}, {"scale_lr": 0.0}, {"scale_lr": float("nan")}])
 def test_a_factor_that_is_none_is_refused(given: dict[str, float]) -> None:
-    with pytest.raises(MupscaleError, match="positive number by which rates are multiplied, in the place of lr="):
+    with pytest.raises(MupscaleError, match="positive factor for the learning rates, instead of lr="):
         hf.GrowTrainerCallback(at=2, times=2, **given)  # type: ignore[arg-type]
 
 
@@ -174,7 +174,7 @@ def test_an_architecture_that_is_not_described_grows_twice(tmp_path: Path) -> No
     grown = train(tmp_path / "grown", grow, again, model=small_persimmon(), max_grad_norm=0.1)
     torch.testing.assert_close(losses(grown), losses(alone), rtol=1e-5, atol=0)
     both = hf.GrowTrainerCallback(at=2, times=2, exact=True), hf.GrowTrainerCallback(at=4, layers=4, deepen="stack")
-    with pytest.raises(MupscaleError, match="can be made wider, or deeper once, not both"):
+    with pytest.raises(MupscaleError, match="can grow in width, or once in depth, but not in both"):
         train(tmp_path / "refused", *both, model=small_persimmon(), steps=5)
     assert not list((tmp_path / "refused").glob("*checkpoint*")), "refused after it had grown once"
 

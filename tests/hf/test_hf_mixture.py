@@ -58,8 +58,8 @@ def test_the_command_and_what_it_refuses(tmp_path: Path, capsys: pytest.CaptureF
     saved("gpt2", tmp_path / "gpt2")
     words = ["upscale", str(tmp_path / "small"), str(tmp_path / "out")]
     for more, sentence in (
-        (["--experts", "1"], "1 experts of which 2 are active"),
-        (["--experts", "4", "--active", "5"], "4 experts of which 5"),
+        (["--experts", "1"], "1 experts with 2 active"),
+        (["--experts", "4", "--active", "5"], "4 experts with 5"),
         (["--active", "2"], "add --experts N"),
         (["--experts", "4", "--times", "2"], "one after the other"),
         (["--experts", "4", "--layers", "4"], "one after the other"),
@@ -67,7 +67,7 @@ def test_the_command_and_what_it_refuses(tmp_path: Path, capsys: pytest.CaptureF
     ):
         assert main([*words, *more]) in (1, 2)
         assert sentence in " ".join(capsys.readouterr().err.split())
-    for name, sentence in (("gpt2", "not of gpt2"), ("biased", "'mlp_bias' in config.json")):
+    for name, sentence in (("gpt2", "not from gpt2"), ("biased", "'mlp_bias' in config.json")):
         with pytest.raises(MupscaleError, match=sentence):
             hf.add_experts(tmp_path / name, tmp_path / "out", experts=4)
     assert not (tmp_path / "out").exists()

@@ -314,8 +314,8 @@ def test_what_cannot_be_told_is_refused(case: Case) -> None:
     refused(torch.optim.AdamW(parameters[1:]), r"holds 11 parameters, which are neither the model's 12 in order nor")
     refused(torch.optim.AdamW(parameters[::-1]), "or their shapes differ")
     refused(torch.optim.AdamW([{"params": parameters[:4]}, {"params": parameters[4:]}]), r"holds 4 \+ 8 parameters")
-    refused(torch.optim.AdamW([("other", parameters[0])]), "holds 'other', which the model lacks")
-    refused(torch.optim.SGD(parameters, lr=0.1), "which optimizer .* cannot be told from its state .there is none")
+    refused(torch.optim.AdamW([("other", parameters[0])]), "holds 'other', which the model does not have")
+    refused(torch.optim.SGD(parameters, lr=0.1), "cannot tell which optimizer wrote .* from its state .there is none")
     refused(torch.optim.RAdam(parameters), "RAdam cannot follow the width")
 
 
@@ -405,9 +405,9 @@ def test_resuming_something_else_is_refused(case: Case) -> None:
     train(case.small, optimizer, batches(1))
     case.save(optimizer)
     case.widened()
-    with pytest.raises(mu.MupscaleError, match="'exp_avg', which is no state of SGD"):
+    with pytest.raises(mu.MupscaleError, match="'exp_avg', which is not a state of SGD"):
         training.resume_optimizer(case.out, case.wide, torch.optim.SGD)
-    with pytest.raises(mu.MupscaleError, match="it is of another model"):
+    with pytest.raises(mu.MupscaleError, match="it belongs to a different model"):
         training.resume_optimizer(case.path, case.wide, torch.optim.AdamW)
     with pytest.raises(mu.MupscaleError, match="there is no optimizer at"):
         training.resume_optimizer(case.folder / "nowhere", case.wide, torch.optim.AdamW)
@@ -440,14 +440,14 @@ def test_bad_files(case: Case) -> None:
     none += [{"state": {0: 5}, "param_groups": [{"params": [0]}]}, {"state": {}, "param_groups": [{"params": [[0]]}]}]
     for content in none:
         torch.save(content, case.path)
-        refused(r"is no optimizer's state_dict\(\)")
+        refused(r"is not an optimizer's state_dict\(\)")
     optimizer = torch.optim.AdamW(case.small.parameters(), lr=1e-2)
     train(case.small, optimizer, batches(1))
     case.save(optimizer)
     whole, content = case.path.read_bytes(), optimizer.state_dict()
     content["param_groups"][0]["param_names"] = ["lm_head.weight"] * len(content["param_groups"][0]["params"])
     torch.save(content, case.path)
-    refused("it is of another model")
+    refused("it belongs to a different model")
     case.path.write_bytes(whole[: len(whole) // 2])
     refused("cannot be loaded safely")
     optimizer.state[case.small.lm_head.weight]["exp_avg"][0, 0] = math.nan
@@ -531,7 +531,7 @@ def test_a_schedule_that_has_ended_at_no_rate_is_told(case: Case) -> None:
     train(case.small, optimizer, batches(1), schedule)
     case.save(optimizer)
     case.widened()
-    with pytest.warns(UserWarning, match=r"a learning rate of 0, where its schedule had ended.*\(lr=0\.01\)") as met:
+    with pytest.warns(UserWarning, match=r"a learning rate of 0, at the end of its schedule.*\(lr=0\.01\)") as met:
         training.resume_optimizer(case.out, case.wide, torch.optim.AdamW)
     assert met[0].filename == __file__
     resumed = training.resume_optimizer(case.out, case.wide, torch.optim.AdamW, lr=1e-2)
@@ -540,5 +540,5 @@ def test_a_schedule_that_has_ended_at_no_rate_is_told(case: Case) -> None:
 
 def test_another_kind_of_file_is_no_optimizer(case: Case) -> None:
     case.path.write_text('{"log_history": []}')
-    with pytest.raises(mu.MupscaleError, match=r"optimizer.pt is no file of torch.save: give the optimizer.pt"):
+    with pytest.raises(mu.MupscaleError, match=r"optimizer.pt was not written by torch.save. Give the optimizer.pt"):
         case.widened()

@@ -29,8 +29,8 @@ def test_sizes_of_stages_with_heads_in_a_list(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "sizes", "message"),
     [
-        pytest.param("RegNet", REGNET, "WIDE is no upscaled version of SMALL", marks=pytest.mark.slow),
-        ("TimeSeriesTransformer", SERIES, "reads 'past_values', whose sizes its config does not tell"),
+        pytest.param("RegNet", REGNET, "WIDE is not an upscaled version of SMALL", marks=pytest.mark.slow),
+        ("TimeSeriesTransformer", SERIES, "reads 'past_values', but its config does not give the sizes"),
     ],
 )
 def test_refused_in_a_sentence(name: str, sizes: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -241,11 +241,13 @@ def test_the_state_of_adamw_grows_with_the_parts(tmp_path: Path) -> None:
 
 def test_parts_that_are_not_there(tmp_path: Path) -> None:
     small = saved(tmp_path / "small", "clip")
-    with pytest.raises(MupscaleError, match="'audio' is nothing of this model that grows: its parts are text, vision"):
+    with pytest.raises(
+        MupscaleError, match="'audio' is not a part of this model that grows: its parts are text, vision"
+    ):
         upscale(small, tmp_path / "wide", times="audio=2", progress=False, exact=True)
     with pytest.raises(MupscaleError, match=r"hidden=32: config.json has the sizes text.hidden 16"):
         upscale(small, tmp_path / "wide", hidden=32, progress=False, exact=True)
-    with pytest.raises(MupscaleError, match=r"hidden=\"text=wide\": a size is a whole number"):
+    with pytest.raises(MupscaleError, match=r"hidden=\"text=wide\": give a whole number"):
         upscale(small, tmp_path / "wide", hidden="text=wide", progress=False, exact=True)
     with pytest.raises(MupscaleError, match=r"hidden=\"audio=24\": config.json has the sizes"):
         upscale(small, tmp_path / "wide", hidden="audio=24", grow=Fresh(), progress=False)
@@ -273,5 +275,5 @@ def test_new_channels_of_batch_norm_start_with_the_variance_of_a_fresh_one(tmp_p
 
 def test_a_part_that_the_model_lacks_is_answered_with_its_parts(tmp_path: Path) -> None:
     config = {"model_type": "clip", "text_config": {"hidden_size": 8}, "vision_config": {"hidden_size": 8}}
-    with pytest.raises(MupscaleError, match=r"names 'txt', which is nothing that grows: text and vision \(text=2\)"):
+    with pytest.raises(MupscaleError, match=r"names 'txt', which does not grow: text and vision \(text=2\)"):
         settle_growth(architecture_of(config), config, times="txt=2")

@@ -75,7 +75,7 @@ def test_what_times_may_be(given_: Any, expected: Times) -> None:
         ("1.5", "'1.5' is no whole number"),
         ("-2", "'-2' is no whole number"),
         ("hidden=2,ffn", "'' is no whole number"),
-        ("width=2", "names 'width', which is nothing that grows"),
+        ("width=2", "names 'width', which does not grow"),
         ("heads=2,kv=3", r"cannot grow 3 times while heads grow 2 times.*\(kv=2\).*\(kv=1\)"),
         ("kv=2", "cannot grow 2 times while heads grow 1 times"),
         ("2" * 5 + "x", "no whole number"),
@@ -170,13 +170,13 @@ def test_tensors_that_do_not_fit_their_layout() -> None:
     wires = {"hidden": Wire(4, 2), "ffn": Wire(5, 3)}
     with pytest.raises(MupscaleError, match=r"'w' has shape \(5, 6\).*dimension 1 should be 'hidden' of 4 units"):
         linear("ffn", "hidden").entry("w", (5, 6), wires)
-    with pytest.raises(MupscaleError, match=r"'w' has shape \(5,\).*tells of 2 dimensions"):
+    with pytest.raises(MupscaleError, match=r"'w' has shape \(5,\).*description has 2 dimensions"):
         linear("ffn", "hidden").entry("w", (5,), wires)
-    with pytest.raises(MupscaleError, match=r"'w' has shape \(\).*tells of 1 dimensions"):
+    with pytest.raises(MupscaleError, match=r"'w' has shape \(\).*description has 1 dimensions"):
         vector("hidden").narrowed("w", (), wires)
     with pytest.raises(MupscaleError, match=r"'w' has shape \(15, 9\), and \(15, 8\) in the upscaled model"):
         linear("ffn", "hidden").narrowed("w", (15, 9), wires)
-    with pytest.raises(MupscaleError, match="at the wire 'heads', which is none of hidden, ffn"):
+    with pytest.raises(MupscaleError, match="with the axis 'heads', which is not one of hidden, ffn"):
         vector("heads").entry("w", (4,), wires)
 
 
@@ -306,16 +306,16 @@ def test_extend_and_register(monkeypatch: pytest.MonkeyPatch) -> None:
             "hidden_size 16, which 3 heads do not divide",
         ),
         ({"num_key_value_heads": 3}, 2, "4 heads, which 3 key/value heads do not divide"),
-        ({}, "heads=3", "want.* heads of a llama model to divide its hidden_size, and 12 heads do not divide 16"),
+        ({}, "heads=3", "heads of a llama model must divide its hidden_size, but 12 heads do not divide 16"),
         ({"pruned_heads": {"0": [1]}}, 2, "heads were pruned"),
         ({"model_type": "mistral", "hidden_size": "x"}, 2, "config.json of a mistral model"),
         ({"model_type": "gpt2", "n_embd": 16, "n_head": 4, "add_cross_attention": True}, 2, "attends to an encoder"),
         ({"model_type": "gpt2", "n_embd": 16, "n_head": 4}, "hidden=2", "head_dim is n_embd / n_head.*heads=2"),
-        ({"model_type": "bert"}, "hidden=2,heads=2,kv=1", "leave kv out of times="),
-        ({"model_type": "opt", "do_layer_norm_before": False}, 2, "no norm with a gain.*untie the readout"),
+        ({"model_type": "bert"}, "hidden=2,heads=2,kv=1", "Leave kv out of times="),
+        ({"model_type": "opt", "do_layer_norm_before": False}, 2, "no norm with a gain.*Untie the readout"),
         ({"model_type": "opt", "_remove_final_layer_norm": True}, 2, "no norm with a gain"),
         ({"model_type": "opt", "layer_norm_elementwise_affine": False}, 2, "no norm with a gain"),
-        ({"model_type": "opt", "word_embed_proj_dim": 32}, 2, "words of 32 units.*grow by another number"),
+        ({"model_type": "opt", "word_embed_proj_dim": 32}, 2, "words of 32 units.*Grow by a different factor"),
         ({"model_type": "opt", "word_embed_proj_dim": "x"}, 2, "no usable 'word_embed_proj_dim' .it is 'x'"),
         ({"model_type": "vit", "hidden_size": []}, 2, "no usable 'hidden_size'"),
         ({"model_type": "gpt2", "n_embd": None}, 2, "no usable 'n_embd'"),
@@ -335,9 +335,9 @@ def test_configs_that_cannot_grow_are_refused(config: dict[str, Any], times: Any
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"architectures": "LlamaForCausalLM"}, "no list of names of classes .it is 'LlamaForCausalLM'"),
-        ({"architectures": [5]}, "no list of names of classes"),
-        ({"initializer_range": "x"}, "'initializer_range' in config.json is no number .it is 'x'"),
+        ({"architectures": "LlamaForCausalLM"}, "not a list of class names .it is 'LlamaForCausalLM'"),
+        ({"architectures": [5]}, "not a list of class names"),
+        ({"initializer_range": "x"}, "'initializer_range' in config.json is not a number .it is 'x'"),
     ],
 )
 def test_fields_of_another_kind_are_refused(config: dict[str, Any], message: str) -> None:
@@ -352,7 +352,7 @@ def test_fields_of_another_kind_are_refused(config: dict[str, Any], message: str
 )
 def test_a_record_that_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "mupscale.json").write_text(text)
-    with pytest.raises(MupscaleError, match=r"is no mupscale.json of this version .*copy the one"):
+    with pytest.raises(MupscaleError, match=r"is not a mupscale.json of this version .*Copy the one"):
         Record.load(tmp_path)
 
 

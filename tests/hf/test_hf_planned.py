@@ -47,9 +47,9 @@ def test_a_description_needs_no_proof() -> None:
 
 def test_what_is_read_off_modules_has_to_be_shown() -> None:
     from_modules = architecture_of(OTHER)
-    with pytest.raises(MupscaleError, match="only verification shows whether it was widened rightly"):
+    with pytest.raises(MupscaleError, match="only verification shows whether it was widened correctly"):
         from_modules.check_unverified()
-    with pytest.raises(MupscaleError, match="compared in training, which needs 9 GB of memory"):
+    with pytest.raises(MupscaleError, match=r"compared in training. That needs 9 GB of memory"):
         from_modules.check_too_large_to_train("9 GB")
     with pytest.raises(MupscaleError, match=r"there is no mupscale.json in wide, and 'nobody' is not described"):
         from_modules.check_without_record(Path("wide"))

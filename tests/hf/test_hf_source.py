@@ -157,8 +157,8 @@ class Code:
     ("content", "message"),
     [
         ({"a": Code()}, "holds .*print, which is code"),
-        ({"a": torch.ones(2), "epoch": 3}, "more than tensors by name"),
-        ([torch.ones(2)], "more than tensors by name"),
+        ({"a": torch.ones(2), "epoch": 3}, "more than named tensors"),
+        ([torch.ones(2)], "more than named tensors"),
         ({"a": torch.ones(2, dtype=torch.int8)}, "'a' .* dtype torch.int8, as in a quantised"),
     ],
 )
@@ -207,7 +207,7 @@ BAD = {
     "no model_type": (config_becomes('{"hidden_size": 3}'), "names no model_type"),
     "quantised": (
         config_becomes(json.dumps(llama_config(quantization_config={"quant_method": "gptq"}))),
-        r"is quantised \(gptq\) and cannot be widened: take the original",
+        r"is quantised \(gptq\) and cannot be widened. Use the original",
     ),
     "adapter": (
         lambda f: (f / "adapter_config.json").write_text("{}"),
@@ -289,7 +289,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", ["no-such-owner/no-such-model", "no-such-model"])
 def test_a_hub_name_without_a_network(hub: Path, name: str) -> None:
-    with pytest.raises(MupscaleError, match=f"no folder '{name}', and it could not be had from the hub") as error:
+    with pytest.raises(
+        MupscaleError, match=f"no folder '{name}', and it could not be downloaded from the hub"
+    ) as error:
         open_source(name)
     assert "\n" not in str(error.value)
 

@@ -406,10 +406,10 @@ def test_ties_other_than_the_checkpoints_are_refused(tmp_path: Path) -> None:
     pair(tmp_path, tie_word_embeddings=True)
     record = Record.load(tmp_path)
     wide = DESCRIPTIONS.get("llama").wide_config(record.config, record.times)
-    with pytest.raises(mu.MupscaleError, match="are two tensors in this model and were one"):
+    with pytest.raises(mu.MupscaleError, match="are two tensors in this model, but were one"):
         training.plan(tmp_path, build({**wide, "tie_word_embeddings": False}))
     pair(tmp_path, tie_word_embeddings=False)
-    with pytest.raises(mu.MupscaleError, match="are one tensor in this model and were two"):
+    with pytest.raises(mu.MupscaleError, match="are one tensor in this model, but were two"):
         training.plan(tmp_path, build({**wide, "tie_word_embeddings": True}))
 
 
@@ -445,7 +445,7 @@ def test_a_model_that_is_not_described_brings_its_plan(tmp_path: Path) -> None:
     Record({**record.config, "model_type": "nobody knows"}, record.growths, mu.plan(small, wide)).save(tmp_path)
     assert [{**g, "params": [n for n, _ in g["params"]]} for g in _groups(tmp_path, wide)] == expected
     for other in (small, small.model, build(config_of("GPT2LMHeadModel"))):
-        with pytest.raises(mu.MupscaleError, match="is another: "):
+        with pytest.raises(mu.MupscaleError, match="is a different one: "):
             training.plan(tmp_path, other)
 
 
@@ -455,7 +455,7 @@ def _groups(folder: Path, model: nn.Module) -> list[dict[str, Any]]:
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
     small, wide = pair(tmp_path)
-    said = r"grew by 2 in width, and this LlamaForCausalLM is another: '[\w.]*' has shape \(29, 16\), and \(29, 32\) in"
+    said = r"and this LlamaForCausalLM is a different one: '[\w.]*' has shape \(29, 16\), and \(29, 32\) in"
     with pytest.raises(mu.MupscaleError, match=said):
         training.plan(tmp_path, small)
     wide.extra = nn.Linear(3, 3)

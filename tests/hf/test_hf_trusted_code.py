@@ -132,5 +132,5 @@ def test_code_in_another_repository_is_not_fetched(checkpoint: Path, tmp_path: P
     config = json.loads((checkpoint / "config.json").read_text())
     config["auto_map"] = {name: f"somebody/else--{path}" for name, path in config["auto_map"].items()}
     (checkpoint / "config.json").write_text(json.dumps(config))
-    with pytest.raises(MupscaleError, match="is in another repository"):
+    with pytest.raises(MupscaleError, match="is in a different repository"):
         upscale(checkpoint, tmp_path / "wide", trust_remote_code=True, exact=True)

@@ -107,9 +107,9 @@ def occupied(out: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], Callable[[Path, Path], Any], str]] = {
-    "exists": ({}, lambda small, out: occupied(out), "exists already: remove it"),
-    "a file": ({}, lambda small, out: out.write_text(""), "exists already: remove it"),
-    "a link": ({}, lambda small, out: out.symlink_to(out.parent / "nowhere"), "exists already"),
+    "exists": ({}, lambda small, out: occupied(out), "already exists. Remove it"),
+    "a file": ({}, lambda small, out: out.write_text(""), "already exists. Remove it"),
+    "a link": ({}, lambda small, out: out.symlink_to(out.parent / "nowhere"), "already exists"),
     "no config": ({}, lambda small, out: (small / "config.json").unlink(), "there is no config.json"),
     "no weights": ({}, lambda small, out: (small / "model.safetensors").unlink(), "there are no weights"),
     "non-integer factor": ({"times": "1.5"}, None, "times=\"1.5\": '1.5' is no whole number"),
@@ -117,9 +117,9 @@ REFUSED: dict[str, tuple[dict[str, Any], Callable[[Path, Path], Any], str]] = {
     "zero": ({"times": 0}, None, "0 times"),
     "unknown part": ({"times": "depth=2"}, None, "depth"),
     "kv heads": ({"times": "hidden=2,ffn=2,heads=2,kv=3"}, None, "key/value heads cannot grow 3 times"),
-    "shard size": ({"shard_size": "much"}, None, "'much' is no size of a shard"),
+    "shard size": ({"shard_size": "much"}, None, "'much' is not a shard size"),
     "dtype": ({"dtype": "int8"}, None, "float32, bfloat16, float16, float64, not int8"),
-    "threads": ({"threads": 0}, None, "needs a thread at least"),
+    "threads": ({"threads": 0}, None, "at least one thread is needed"),
     "negative noise": ({"noise": -1.0}, None, "finite and 0 or more"),
     "noise of signals": ({"noise": mu.SignalNoise(0.1)}, None, "signal-normalised noise needs whole tensors"),
     "no optimizer": ({"optimizer": "nowhere.pt"}, None, "no saved optimizer at nowhere.pt"),
@@ -152,9 +152,13 @@ REFUSED: dict[str, tuple[dict[str, Any], Callable[[Path, Path], Any], str]] = {
     "record of another model": (
         {},
         lambda small, out: Record(llama_config(hidden_size=4), (GrowthStep(Times.of(2)),)).save(small),
-        "tells of a model that grew by 2 in width",
+        "describes a model that grew by 2 in width",
     ),
-    "broken record": ({}, lambda small, out: (small / "mupscale.json").write_text("{}"), "is no mupscale.json of this"),
+    "broken record": (
+        {},
+        lambda small, out: (small / "mupscale.json").write_text("{}"),
+        "is not a mupscale.json of this",
+    ),
 }
 
 
@@ -181,7 +185,7 @@ def test_code_comes_along_where_the_config_names_it(small: Path, tmp_path: Path)
 def test_not_into_the_checkpoint_itself(small: Path) -> None:
     with pytest.raises(MupscaleError, match="lies inside the checkpoint"):
         plainly(small, small / "wide")
-    with pytest.raises(MupscaleError, match=r"exists already"):
+    with pytest.raises(MupscaleError, match=r"already exists"):
         plainly(small, small)
 
 
@@ -224,7 +228,7 @@ def test_no_space_on_the_disk(tmp_path: Path, capfd: pytest.CaptureFixture[str])
 
     assert ended(in_a_child(limited)) == 1
     said = capfd.readouterr().err
-    assert re.search(r"needs \S+ GB and the disk of .* has \S+ GB left: free some space", said), said
+    assert re.search(r"needs \S+ GB and the disk of .* has \S+ GB left. Free some space", said), said
     assert os.listdir(tmp_path) == ["small"]
 
 
@@ -317,7 +321,7 @@ def test_two_runs_at_once(small: Path, tmp_path: Path) -> None:
             plainly(small, out)
         assert os.listdir(hidden) == ["config.json"]
     assert os.listdir(out) == ["config.json"]
-    with pytest.raises(MupscaleError, match="exists already"):
+    with pytest.raises(MupscaleError, match="already exists"):
         plainly(small, out)
 
 
@@ -467,7 +471,7 @@ def test_a_wrong_description_is_found_out_and_nothing_kept(
     saved(zoo, tmp_path / "small")
     wrong = {**DESCRIPTIONS["llama"].tensors, "lm_head.weight": table("hidden")}  # an embedding is not divided
     monkeypatch.setitem(DESCRIPTIONS, "llama", replace(DESCRIPTIONS["llama"], tensors=wrong))
-    with pytest.raises(MupscaleError, match=r"not what it should be and was not kept: NOT equivalent: logits") as error:
+    with pytest.raises(MupscaleError, match=r"failed its check and was not kept: NOT equivalent: logits") as error:
         upscale(tmp_path / "small", tmp_path / "wide", exact=True)
     assert "lm_head" in str(error.value)
     assert "\n" not in str(error.value)
@@ -480,7 +484,7 @@ def test_rounding_may_send_tokens_to_other_experts(zoo: Any, tmp_path: Path) -> 
     assert exact.comparison is not None
     rounded = upscale(tmp_path / "small", tmp_path / "rounded", times=3, dtype="bfloat16", exact=True)
     assert rounded.comparison is None
-    assert "its tensors are the small one's, but rounding them to 16 bits" in str(rounded)
+    assert "its tensors match the small model's, but rounding to 16 bits" in str(rounded)
 
 
 def arcee(folder: Path) -> torch.nn.Module:
@@ -506,7 +510,7 @@ def test_an_architecture_that_is_not_described_is_verified(zoo: Any, tmp_path: P
     assert noisy.comparison.noisy
     assert Record.load(tmp_path / "noisy").growths == (GrowthStep(Times.of(2), 0.5, 4),)
     assert not torch.equal(logits(tmp_path / "noisy"), expected)
-    with pytest.raises(MupscaleError, match=r"'arcee' is not described, so that only verification shows"):
+    with pytest.raises(MupscaleError, match=r"'arcee' is not described, so only verification shows"):
         plainly(tmp_path / "small", tmp_path / "unverified")
     assert sorted(os.listdir(tmp_path)) == ["noisy", "small", "wide"]
 
@@ -516,7 +520,7 @@ def test_a_blank_model_of_an_undescribed_architecture_shows_nothing(zoo: Any, tm
     for p in model.parameters():
         p.data.zero_()
     model.save_pretrained(tmp_path / "small")
-    with pytest.raises(MupscaleError, match="are all alike, so that comparing them shows nothing"):
+    with pytest.raises(MupscaleError, match="are all alike, so comparing them shows nothing"):
         upscale(tmp_path / "small", tmp_path / "wide", times=2, exact=True)
     assert os.listdir(tmp_path) == ["small"]
 

@@ -159,13 +159,13 @@ def test_wrong_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     trained("gpt2", tmp_path / "small")
     small, out = str(tmp_path / "small"), str(tmp_path / "out")
     for words, sentence in (
-        (["--layers", "2"], "a deeper model more than that"),
+        (["--layers", "2"], "A deeper model needs more than that"),
         (["--layers", "3", "--noise", "1"], "are for a wider model"),
         (["--how", "stack"], "add --layers N"),
         (["--deepen", "stack"], "add --layers N"),
         (["--layers", "3", "--how", "stack", "--deepen", "identity"], "give one of them"),
         (["--layers", "3", "--deepen", "sideways"], "identity, stack or interleaved"),
-        (["--layers", "3", "--optimizer", f"{small}/config.json"], "is no file of torch.save"),
+        (["--layers", "3", "--optimizer", f"{small}/config.json"], "was not written by torch.save"),
         (["--layers", "3", "--optimizer", f"{small}/none.pt"], "no saved optimizer"),
     ):
         assert main(["upscale", small, out, *words]) in (1, 2)

@@ -595,7 +595,7 @@ def test_state_of_an_optimizer_from_anywhere(source: str, named: bool, tmp_path:
         given = mu.load_torch(tmp_path / "optimizer.pt")
     grown = mu.make_optimizer(wide, plan, optim.AdamW, lr=0.01)
     if not named:
-        with pytest.raises(mu.MupscaleError, match=r"which parameter is which in the narrow optimizer cannot be told"):
+        with pytest.raises(mu.MupscaleError, match=r"cannot tell which parameter is which in the narrow optimizer"):
             mu.widen_optimizer(given, grown, plan)
         if source != "object":
             again = optim.AdamW(narrow.parameters(), lr=0.01)
@@ -666,9 +666,7 @@ def test_unnamed_state_in_several_groups_needs_the_model(float64: None) -> None:
     plan = mu.plan(narrow, wide)
     mu.widen(narrow, wide, plan)
     grown = mu.make_optimizer(wide, plan, optim.AdamW, lr=0.01)
-    with pytest.raises(
-        mu.MupscaleError, match=r"which in the narrow optimizer cannot be told .* 2 groups.*pass narrow="
-    ):
+    with pytest.raises(mu.MupscaleError, match=r"which in the narrow optimizer .* 2 groups.*pass narrow="):
         mu.widen_optimizer(optimizer, grown, plan)
     with pytest.raises(mu.MupscaleError, match=r"2 groups.*load it into the narrow optimizer.*named_parameters"):
         mu.widen_optimizer(optimizer.state_dict(), grown, plan)
@@ -714,9 +712,9 @@ def test_state_of_another_optimizer_is_refused() -> None:
     grown = mu.make_optimizer(wide, plan, optim.SGD, lr=0.01)
     with pytest.raises(mu.MupscaleError, match="state of AdamW cannot be carried over to SGD"):
         mu.widen_optimizer(optimizer, grown, plan)
-    with pytest.raises(mu.MupscaleError, match=r"'layers\.0\.weight': optimizer state 'exp_avg' is not known"):
+    with pytest.raises(mu.MupscaleError, match=r"'layers\.0\.weight': optimizer state 'exp_avg' is unknown"):
         mu.widen_optimizer(optimizer.state_dict(), grown, plan)
-    with pytest.raises(mu.MupscaleError, match="no optimizer state dict"):
+    with pytest.raises(mu.MupscaleError, match="not an optimizer state dict"):
         mu.widen_optimizer({"lr": 3}, grown, plan)
     assert not grown.state
 
@@ -962,14 +960,14 @@ def test_what_is_not_homogeneous_is_refused_with_the_reason(optimizer: type[opti
     for cls in (optimizer, Derived):
         with pytest.raises(mu.MupscaleError, match=reason) as error:
             mu.param_groups(wide, plan, cls, lr=0.1)
-        assert "use " in str(error.value)
+        assert "Use " in str(error.value)
         with pytest.raises(mu.MupscaleError, match=reason):
             grow_optimizer(cls(narrow.parameters(), lr=0.1), narrow, wide, plan)
 
 
 def test_adagrads_initial_accumulator_is_refused() -> None:
     _, wide, plan = pair()
-    with pytest.raises(mu.MupscaleError, match=r"initial_accumulator_value.*use 0"):
+    with pytest.raises(mu.MupscaleError, match=r"initial_accumulator_value.*Use 0"):
         mu.param_groups(wide, plan, optim.Adagrad, lr=0.1, initial_accumulator_value=0.1)
 
 
@@ -1027,7 +1025,7 @@ def test_a_weight_with_an_offset_refuses_what_goes_by_the_stored_value() -> None
     with pytest.raises(mu.MupscaleError, match=r"'weight' is stored without the 1 .*weight_decay=0 \(groups="):
         mu.param_groups(wide, plan, optim.AdamW, lr=0.1, weight_decay=0.1)
     for optimizer in (optim.Adafactor, optim.ASGD):
-        with pytest.raises(mu.MupscaleError, match=r"goes by the size of what is stored.*use AdamW"):
+        with pytest.raises(mu.MupscaleError, match=r"depends on the size of the stored values.*Use AdamW"):
             mu.param_groups(wide, plan, optimizer, lr=0.1, weight_decay=0.0)
     assert mu.param_groups(wide, plan, optim.AdamW, lr=0.1, weight_decay=0.0)[0]["lr"] == 0.05
     unfolded = mu.plan(Gain(4), wide, roles={"weight": mu.Role(out=0, offset=1)})

@@ -56,15 +56,15 @@ TIED: dict[str, Callable[[int], nn.Module]] = {
 # --- a role that does not hold
 WRONG = {
     "an input called an output": ({"out.weight": mu.Role(out=1)}, "given for 'out.weight', Role(out=1), does not"),
-    "by a pattern": ({"out.w*": mu.Role(out=1)}, "given for 'out.w*', Role(out=1), does not stand the check"),
+    "by a pattern": ({"out.w*": mu.Role(out=1)}, "given for 'out.w*', Role(out=1), does not pass the check"),
     "beside a right one": (
         {"hid.weight": mu.Role(out=0, in_=1), "out.weight": mu.Role(out=1)},
-        "the role given for 'out.weight', Role(out=1), does not stand the check",
+        "the role given for 'out.weight', Role(out=1), does not pass the check",
     ),
-    "a constant": ({"out.weight": mu.Role(in_=1, fold=0.5)}, "'out.weight', Role(in_=1, fold=0.5), does not stand"),
+    "a constant": ({"out.weight": mu.Role(in_=1, fold=0.5)}, "'out.weight', Role(in_=1, fold=0.5), does not pass"),
     "two": (
         {"hid.bias": mu.Role(out=0, out_block=2), "out.weight": mu.Role(out=1)},
-        "the roles given for 'hid.bias', Role(out=0, out_block=2); for 'out.weight', Role(out=1), do not stand",
+        "the roles given for 'hid.bias', Role(out=0, out_block=2); for 'out.weight', Role(out=1), do not pass",
     ),
     "a dimension left out": ({"hid.weight": mu.Role(out=0)}, "given for 'hid.weight', Role(out=0), leaves out dimen"),
 }
@@ -194,7 +194,7 @@ def test_a_constant_given_without_its_part_for_old_units_is_asked_for_where_no_r
 @pytest.mark.parametrize("wrong", [None, "0", 1.0, True, (0, None), torch.tensor(0.5)], ids=str)
 def test_dimensions_that_are_none_are_refused_with_what_to_write(wrong: object) -> None:
     said = "a role's in_ is the number of the input dimension that grows, such as in_=0, or several as a tuple, not "
-    remedy = "; leave in_ away where no input dimension grows"
+    remedy = "; leave in_ out if no input dimension grows"
     with pytest.raises(mu.MupscaleError, match=re.escape(f"{said}{wrong!r}{remedy}")):
         mu.Role(out=0, in_=wrong)  # type: ignore[arg-type]
     with pytest.raises(mu.MupscaleError, match="a role's out is the number of the output dimension"):

@@ -54,7 +54,7 @@ def test_a_rotary_gpt_keeps_its_heads_on_a_dummy_batch() -> None:
 @pytest.mark.parametrize("grown", [lambda k: GPT(k, "slopes"), TurnedDim], ids=["slopes by head", "turned dim"])
 def test_what_no_copies_widen_does_not_stand_the_check_on_a_dummy_batch(grown: Any) -> None:
     narrow, wide = grown(1), grown(2)
-    with pytest.raises(mu.MupscaleError, match=r"on the batch.* \(not the given one but a stronger one of its kind"):
+    with pytest.raises(mu.MupscaleError, match=r"on the batch.* \(a stronger batch of the same kind"):
         mu.upscale(narrow, wide, mu.plan(narrow, wide), inputs=ZEROS, exact=True)
 
 

@@ -50,11 +50,11 @@ def test_a_batch_does_not_hide_which_size_is_wrong() -> None:
     not_a_multiple, narrower, vocabulary = (
         refusal(wide, inputs=TOKENS, exact=True) for wide in (Tokens(12), Tokens(4), Tokens(16, vocabulary=14))
     )
-    assert "no multiple; sizes of that axis that fit are 16, 24, 32" in not_a_multiple
+    assert "does not grow by a whole multiple. Sizes that fit: 16, 24, 32" in not_a_multiple
     assert "grow=mupscale.Fresh()" in not_a_multiple
     assert "becomes narrower" in narrower
     assert "multiple" not in narrower
-    assert "dimension 0, from 13 to 14, which is no width axis of it: the vocabulary" in vocabulary
+    assert "dimension 0, from 13 to 14, but that dimension is not a width: is it the vocabulary" in vocabulary
     assert "Keep that size" in vocabulary
 
 
@@ -95,9 +95,9 @@ def test_each_thing_that_the_message_names_helps() -> None:
 @pytest.mark.parametrize(
     ("narrow", "wide", "advice"),
     [
-        ((16, 2), (20, 2), "Take a multiple of 8 for the width, such as 24 or 32, with num_heads of 3 or 4"),
-        ((16, 2), (28, 2), "Take a multiple of 8 for the width, such as 24 or 32, with num_heads of 3 or 4"),
-        ((64, 8), (12, 1), "Take a multiple of 8 for the width, such as 8 or 16, with num_heads of 1 or 2"),
+        ((16, 2), (20, 2), "Choose a multiple of 8 for the width, such as 24 or 32, with num_heads of 3 or 4"),
+        ((16, 2), (28, 2), "Choose a multiple of 8 for the width, such as 24 or 32, with num_heads of 3 or 4"),
+        ((64, 8), (12, 1), "Choose a multiple of 8 for the width, such as 8 or 16, with num_heads of 1 or 2"),
         ((16, 2), (32, 2), r"Grow num_heads instead \(2 → 4\)"),
     ],
 )
@@ -172,7 +172,7 @@ CALLS: dict[str, Any] = {
 def test_labels_are_no_arguments_of_the_model(call: str) -> None:
     takes = r"Sequential.forward takes \(input\)" if call == "statistics" else r"Picky.forward takes \(x, mask\)"
     for batch, given in (((X, X, X), "3 arguments"), ({"x": X, "labels": X}, "x=, labels=")):
-        with pytest.raises(mu.MupscaleError, match=rf"the batch gives {given}, and {takes}: .* and no labels"):
+        with pytest.raises(mu.MupscaleError, match=rf"the batch gives {given}, and {takes}: .* without labels"):
             CALLS[call](batch)
 
 
@@ -245,12 +245,12 @@ class Text(nn.Module):
 @pytest.mark.parametrize("rows", [12, 20])
 def test_another_vocabulary_is_called_so(inputs: Tensor | None, rows: int) -> None:
     with pytest.raises(
-        mu.MupscaleError, match=r"10.* (and of|to|→) \(?(12|20).*the vocabulary, or a number of positions"
+        mu.MupscaleError, match=r"10.* (and of|to|→) \(?(12|20).*the vocabulary,? or a number of positions"
     ):
         mu.upscale(Text(10, 4), Text(rows, 8), inputs=inputs)
 
 
 @pytest.mark.parametrize("inputs", [None, torch.tensor([[1, 2, 3]])])
 def test_more_blocks_are_told_how_to_be_added(inputs: Tensor | None) -> None:
-    with pytest.raises(mu.MupscaleError, match=r"'blocks\.1.*To add blocks take mupscale\.deepen, .*'depth': 4}"):
+    with pytest.raises(mu.MupscaleError, match=r"'blocks\.1.*To add blocks, use mupscale\.deepen .*'depth': 4}"):
         mu.upscale(Text(10, 4), Text(10, 8, layers=2), inputs=inputs)

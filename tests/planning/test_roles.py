@@ -374,7 +374,7 @@ def test_single_channel_groups_may_become_groups_of_copies(
 def test_a_first_axis_that_is_output_and_input_at_once_is_refused() -> None:
     """The same in a ConvTranspose, whose first axis is groups × inputs per group."""
     few, many = OneModule(2, nn.ConvTranspose1d(2, 2, 3, groups=2)), OneModule(8, nn.ConvTranspose1d(8, 8, 3, groups=4))
-    with pytest.raises(MupscaleError, match="output and input at once; keep the number of groups"):
+    with pytest.raises(MupscaleError, match=r"output and input at once. Keep the number of groups"):
         mu.plan(few, many)
     told = {"body.*": Role(out=0)}
     assert mu.plan(few, OneModule(8, nn.ConvTranspose1d(8, 8, 3, groups=8)), roles=told)["body.weight"].rule.out == 4
@@ -684,7 +684,7 @@ def test_role_patterns_go_before_what_modules_say() -> None:
 def test_a_pattern_whose_role_does_not_fit_is_an_error(role: Role) -> None:
     """As where one pattern is meant for a weight and its bias."""
     few, many = CASES["Linear"].net(FEW), CASES["Linear"].net(MANY)
-    with pytest.raises(MupscaleError, match=r"'body\.bias' of shape \(6,\) cannot have Role.*a pattern of its own"):
+    with pytest.raises(MupscaleError, match=r"'body\.bias' of shape \(6,\) cannot have Role.*its own pattern"):
         mu.plan(few, many, roles={"body.bias": role})
 
 
@@ -696,10 +696,10 @@ def test_a_pattern_that_matches_nothing_is_an_error() -> None:
 
 def test_an_axis_that_is_no_width_must_not_grow() -> None:
     few, many = (nn.Sequential(nn.Embedding(tokens, 4), nn.Linear(4, 2)) for tokens in (5, 10))
-    with pytest.raises(MupscaleError, match=r"'0\.weight'.*grows along dimension 0, .*which is no width axis of it"):
+    with pytest.raises(MupscaleError, match=r"'0\.weight'.*grows along dimension 0, .*that dimension is not a width"):
         mu.plan(few, many)
     few, many = (nn.Conv2d(3, 4, size) for size in (3, 5))
-    with pytest.raises(MupscaleError, match=r"'weight'.*grows along dimension 2, .*which is no width axis of it"):
+    with pytest.raises(MupscaleError, match=r"'weight'.*grows along dimension 2, .*that dimension is not a width"):
         mu.plan(few, many)
 
 
@@ -707,9 +707,9 @@ def test_an_axis_that_is_no_width_must_not_grow() -> None:
 def test_register_roles_checks_what_it_is_given() -> None:
     with pytest.raises(MupscaleError, match="module= is a Linear, but must be the class of a model"):
         register_roles(nn.Linear(2, 2), weight=MATRIX)  # type: ignore[arg-type]
-    with pytest.raises(MupscaleError, match="either a function or one Role per parameter"):
+    with pytest.raises(MupscaleError, match="either a function, or one Role per parameter"):
         register_roles(Mixer)
-    with pytest.raises(MupscaleError, match="either a function or one Role per parameter"):
+    with pytest.raises(MupscaleError, match="either a function, or one Role per parameter"):
         register_roles(Mixer, lambda narrow, wide: {}, mix=MATRIX)
 
 

@@ -56,7 +56,7 @@ def test_given_roles_lead_the_search(times: int) -> None:
 def test_given_roles_that_mislead_the_search_are_named() -> None:
     """Here the search finds the whole without them."""
     role = mu.Role(out=0, in_=1, in_block=2)
-    with pytest.raises(mu.MupscaleError, match=re.escape(f"given for 'back.weight', {role}, does not stand the check")):
+    with pytest.raises(mu.MupscaleError, match=re.escape(f"given for 'back.weight', {role}, does not pass the check")):
         mu.plan(Fused(16), Fused(32), inputs=TOKENS, roles={"mix.weight": fused(16), "back.weight": role})
 
 
@@ -70,7 +70,7 @@ def test_a_family_takes_sections_as_parts_of_every_width() -> None:
 
 
 def test_sections_for_another_width_are_refused_where_nothing_is_tried() -> None:
-    with pytest.raises(mu.MupscaleError, match=r"'mix.weight': dimension 0 has 64 units, and the sections .* up to 32"):
+    with pytest.raises(mu.MupscaleError, match=r"'mix.weight': dimension 0 has 64 units, but the sections .* up to 32"):
         mu.plan(
             Fused(32),
             Fused(64),

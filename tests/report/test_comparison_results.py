@@ -9,6 +9,7 @@ import yaml
 
 from mupscale.study import StudySettings
 from mupscale.study.contenders import USUAL_IN_PAY
+from mupscale.study.wording import FORECAST_RANGE
 from mupscale.train import Recipe
 from result_scripts import ROOT, load_script
 
@@ -32,6 +33,7 @@ def test_what_is_said_of_them(comparisons: ModuleType) -> None:
     assert sorted(str(one.forecast["winner"]) for one in summaries) == ["None", "None", "continued", "continued"]
     ranges = [row["held"] for one in summaries for row in one.forecast["held"] if isinstance(row["forecast"], dict)]
     assert (len(ranges), sum(ranges)) == (28, 24)
+    assert "24 of 28" in FORECAST_RANGE
     for what, low, high in (
         (("base-rates", "rates", "close"), 0.04, 0.18),
         (("forecast-16", "forecast-32"), 0.08, 0.23),

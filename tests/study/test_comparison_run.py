@@ -403,7 +403,9 @@ def test_a_dry_run_prints_a_table_and_writes_nothing(tmp_path: Path, capsys: pyt
         "large, 8 → 16",
         "together",
     ]
-    assert lines[4].startswith("steps at the full budget: from scratch ")
-    assert lines[5].startswith("tuning costs less where candidates are 10 % behind after 0.5 of the budget")
-    assert lines[5].endswith("it costs more where some are within 1 % of the best, and train with 1 seeds")
+    assert lines[3].split()[-1] in ("s", "min"), "about how long it takes"
+    assert lines[4].startswith("Times are estimates for this machine")
+    said = "\n".join(lines[5:])
+    assert "Steps at the full budget: from scratch " in said
+    assert "Tuning costs less if candidates stop early: those that are 10 % behind after 0.5 of" in said
     assert not run.exists()

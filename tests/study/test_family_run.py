@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
+import shlex
 import shutil
 import signal
 from dataclasses import replace
@@ -19,7 +21,7 @@ from mupscale.cli import main
 from mupscale.core import Width
 from mupscale.plots import words
 from mupscale.study import FamilySettings, StudySummary, estimate_family, run_family
-from mupscale.study.family_run import list_sizes, make_planner
+from mupscale.study.family_run import Check, list_sizes, make_planner
 from mupscale.study.tree import list_stretches
 from mupscale.system import MupscaleError
 from mupscale.train import Recipe, Schedule, find_checkpoint, read_snapshot, run_recipe, values_in
@@ -160,10 +162,23 @@ def test_the_dry_run_costs_what_is_spent_to_the_last_digit(whole: tuple[Path, in
     assert math.fsum(runs) == spent["family"], "what the runs have counted, step by step"
     shown = estimate_family(small(), settings())
     assert words.format_flops(together) in shown
+    assert "All of it takes about " in shown
     added = [row[4] for row in list_sizes(planner, trees[0])]
     assert added[0] == words.format_flops(trees[0][0].spent)
     assert all(one in shown for one in added)
     assert len(list((whole[0] / "stretches").iterdir())) == len(trained) + len(checks)
+
+
+def test_a_size_tells_what_all_its_way_has_cost(whole: tuple[Path, int]) -> None:
+    folder = whole[0] / "sizes" / str(SIZES[-1])
+    told, branch = json.loads((folder / "size.json").read_text()), metrics(folder, "end")[-1]
+    planned = make_planner(small(), settings()).plan(SIZES, 0.02, 1.0, 0)[-1]
+    assert told["steps"] == sum(one.steps for one in planned.leaf.path) > branch["step"]
+    assert told["flops"] == planned.spent > branch["flops"]
+
+
+def test_one_seed_has_no_range() -> None:
+    assert Check(0.01, [1.0], [0.99], None, {}).difference == "1 % lower (one seed: no range)"
 
 
 def test_a_finished_size_trains_on_as_any_run_does(whole: tuple[Path, int], tmp_path: Path) -> None:
@@ -314,6 +329,13 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     said = capsys.readouterr().out
     assert "size 6 is finished" in said
     assert said.strip().splitlines()[-1] == f"Report: {tmp_path / 'run' / 'report' / 'index.html'}"
+    assert main(["resume", str(tmp_path / "run")]) == 2
+    assert shlex.join(["mupscale", *given, "--check", "all"]) in capsys.readouterr().err
+    page = html.unescape((tmp_path / "run" / "report" / "index.html").read_text())
+    again = tmp_path / "again.yaml"
+    again.write_text("model:" + page.partition("<pre>model:")[2].partition("</pre>")[0])
+    assert main(["family", str(again), "--dry-run"]) == 0
+    assert "Two sizes for 0." in capsys.readouterr().out
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert sorted(summary["answer"]["checks"]) == ["4", "6"]
     assert main(["family", str(file), "--sizes", "4;6"]) == 2

@@ -152,7 +152,7 @@ def disturb_the_data(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(run_module.TrainingRun, "_grow", sabotaged)
 
 
-@pytest.mark.filterwarnings("ignore:gradients come with a norm of 0.05")  # which is clip_plainly
+@pytest.mark.filterwarnings("ignore:gradients have a norm of 0.05")  # which is clip_plainly
 @pytest.mark.parametrize("sabotage", [drop_state, clip_plainly, keep_rates, keep_decay, keep_eps, disturb_the_data])
 def test_a_mistake_in_growth_would_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sabotage: Callable[[pytest.MonkeyPatch], None]

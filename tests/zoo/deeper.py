@@ -18,7 +18,7 @@ from table import LIBRARIES, MODELS
 from third_party import Model
 
 NOT_RESIDUAL = r"no residual connection|transformed before|post-norm"
-SHAPES = r"cannot come from .* depth grows by blocks of one shape"
+SHAPES = r"cannot come from .* Depth grows by blocks of one shape"
 FLOAT32 = "does not run on the batch in float64"
 SKIPS = "its up blocks read what the down blocks have kept, one block for each"
 
@@ -36,13 +36,13 @@ REFUSED: dict[str, tuple[str, str]] = {
             *("Condition", "Condition, Fourier features of time"),
         )
     },
-    "peft: DoRA on Llama": ("divides by the length of a weight", "divides by the length of a weight that is zero"),
+    "peft: DoRA on Llama": ("divides by the norm of a weight", "divides by the norm of a weight that is zero"),
     "peft: FourierFT": (FLOAT32, "asks for float32 inside"),
     "timm: XCiT": (NOT_RESIDUAL, "normalises the class token's stream"),
     "timm: Swin": (SHAPES, "the new block of its second stage is shifted, and no old one there is"),
     "timm: Swin V2": (SHAPES, "the new block of its second stage is shifted, and no old one there is"),
     "timm: CoAtNet": (SHAPES, "blocks that change the shape have other modules"),
-    "timm: TinyViT": ("not its input plus branches alone", "a GELU behind the sum"),
+    "timm: TinyViT": ("not just its input plus branches", "a GELU behind the sum"),
     "timm: ConvMixer": ("post-norm", "normalises the stream"),
     "timm: RepViT": (NOT_RESIDUAL, "half of a block has no residual connection"),
     "timm: DenseNet": ("no ModuleList or Sequential is longer", "concatenates instead of adding"),

@@ -11,7 +11,8 @@ from argparse import SUPPRESS, ArgumentError
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any, TextIO
+from types import NoneType, UnionType
+from typing import Any, TextIO, Union, get_args, get_origin
 
 from mupscale.cli.spelling import (
     HELP_ALL,
@@ -73,7 +74,7 @@ def parse_arguments(parser: Any, arguments: Sequence[str]) -> Any:
         elif "--print_config" in action.option_strings:
             action.help, action.metavar = "print the whole recipe and exit", ""
     check_words(arguments)
-    words = as_the_parser_has_them(arguments, parser._option_string_actions)
+    words = _with_lists(as_the_parser_has_them(arguments, parser._option_string_actions), parser)
     if {"-h", "--help"} & set(words):  # and not otherwise: what is suppressed is left out of the values, too
         command = parser.prog.removeprefix("mupscale ")
         for action in parser._actions:
@@ -83,6 +84,27 @@ def parse_arguments(parser: Any, arguments: Sequence[str]) -> Any:
         return parser.parse_args(words)
     except ArgumentError as error:
         raise UsageError(with_hyphens(condense_error(str(error), parser))) from error
+
+
+def _with_lists(words: Sequence[str], parser: Any) -> list[str]:
+    """Between brackets, what is given to options that take a list: `--skip id,name` is `--skip [id,name]`."""
+    lists = {name for action in parser._actions if _takes_list(action) for name in action.option_strings}
+    found = list[str]()
+    for before, word in zip(["", *words], words, strict=False):
+        name, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
+        is_bare = name in lists and not name.endswith("+") and value and value[0] not in "[{" and value != "null"
+        found.append(f"{word[: len(word) - len(value)]}[{value}]" if is_bare else word)
+    return found
+
+
+def _takes_list(action: Any) -> bool:
+    """Whether an option's values are lists of words or numbers, or nothing."""
+
+    def members(hint: Any) -> set[Any]:
+        return set(get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,))
+
+    kinds = members(getattr(action, "_typehint", None)) - {NoneType}
+    return all(get_origin(kind) is list and members(*get_args(kind)) & {str, int, float} for kind in kinds)
 
 
 def read_yaml(path: str) -> dict[str, Any]:

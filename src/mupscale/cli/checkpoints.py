@@ -169,8 +169,12 @@ def _check_place(out: Path, overwrite: bool) -> Path:
     if overwrite:
         return _beside(out)
     if is_taken(out):
-        own = "--overwrite replaces it" if (out / "mupscale.json").is_file() and not out.is_symlink() else "remove it"
-        raise MupscaleError(f"{out} exists already: {own}, or choose another name")
+        own = (
+            "Use --overwrite to replace it"
+            if (out / "mupscale.json").is_file() and not out.is_symlink()
+            else "Remove it"
+        )
+        raise MupscaleError(f"{out} already exists. {own}, or choose a different name")
     return out
 
 

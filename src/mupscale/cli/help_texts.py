@@ -22,7 +22,7 @@ def stored_help(command: str, words: Sequence[str]) -> str | None:
     """What `mupscale COMMAND --help` shows; None if more was asked, or nothing is stored for the command.
 
     >>> print(stored_help("data info", ["--help"]).splitlines()[0])
-    usage: mupscale data info FOLDER | FILE [--target COLUMN]
+    usage: mupscale data info FOLDER | FILE [--target COLUMN] [--option VALUE …]
     """
     if list(words) not in (["-h"], ["--help"], [HELP_ALL]):
         return None

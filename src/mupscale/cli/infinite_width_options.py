@@ -23,7 +23,7 @@ MLP = """\
 Train an MLP, upscale it and continue training: in the limit of infinite width, with error bars, and on real networks
 of several widths n. The networks approach the limit as n^(-1/2).
 
-  mupscale limit mlp                                                      25 seconds of one core
+  mupscale limit mlp                                                      half a minute of one core
   mupscale limit mlp --activation relu --layers 4 --widths 256 512 1024 2048 --times 3 --noise 0.5
   mupscale limit mlp --lr 0.5 --upscaled-lr 0.3 --noise 0 1 0 --frozen 1 3 --out limit/hidden-alone
   mupscale limit mlp --times 2 2 --after 4                                 upscaled twice, 4 steps after each
@@ -35,7 +35,7 @@ SWEEP = """\
 Find the noise and learning rate with the lowest final loss at infinite width. This is the paper's Sweep 2 (after
 growing), but no network is trained.
 
-  mupscale limit sweep                                                   15 seconds on two cores
+  mupscale limit sweep                                                   40 seconds of one core
   mupscale limit sweep --noises 1 2 4 8 --lrs 0.25 0.5 1 2 --times 2
   mupscale limit sweep --times 2 4 --activation relu --after 10 --out limit/relu      one sweep for each k
 
@@ -45,7 +45,7 @@ GROW = """\
 Compare noisy copies with fresh units, each at several learning rates. Which has the lower final loss in the limit of
 infinite width, and on real networks? A picture shows the best of each.
 
-  mupscale limit grow                                                      half a minute of one core
+  mupscale limit grow                                                      a minute of one core
   mupscale limit grow --times 4 --steps 20 --noises 1 2 4 --outgoing 0 1
   mupscale limit grow --times 1.5 --rates 0.5 1 --widths 64 256 1024 --revealed     not a multiple: only fresh units
 

@@ -33,7 +33,7 @@ Does growing pay? Compare four ways to spend the same FLOPs (the contenders): tr
 model, grow it with copies, or grow it with fresh units. All follow one schedule, each at its own tuned learning rate.
 
   mupscale run mlp-covtype-demo                             on a laptop, data included
-  mupscale run mlp-covtype-demo --dry-run                   show what it would train, and the FLOPs
+  mupscale run mlp-covtype-demo --dry-run                   show what it would train, the FLOPs and the time
   mupscale run mlp-covtype-demo --forecast                  train only small models, and forecast the answer
   mupscale run RECIPE --from my-model.safetensors --width 512    start from your own checkpoint
   mupscale run RECIPE --from FOLDER --width 1536            start from a Hugging Face folder; the recipe names a text
@@ -50,7 +50,7 @@ Train every size of a model in one run. The run (the trunk) trains the smallest 
 At each size, a copy of the trunk (a branch) decays its learning rate to zero and gives a finished model. The cost of a
 size includes everything that the trunk has spent so far.
 
-  mupscale family recipes/gpt2-text-tiny.yaml --sizes 32,48,64,96 --dry-run     show steps, tokens and FLOPs per size
+  mupscale family recipes/gpt2-text-tiny.yaml --sizes 32,48,64,96 --dry-run     show steps, FLOPs and time
   mupscale family recipes/gpt2-text-tiny.yaml --sizes 32,48,64,96
   mupscale family recipes/gpt2-text-tiny.yaml --sizes 32,48,64,96 --check 64    also train 64 from scratch, equal FLOPs
   mupscale family recipes/gpt2-text-tiny.yaml --sizes 32,48,64,96,128           add a size: only the new part trains
@@ -77,7 +77,7 @@ Do the best learning rate and noise stay the same as the width grows? This comma
 It measures the loss for each learning rate at a fixed noise, and for each noise at a fixed learning rate. The verdict
 says by how many grid steps the best value moves.
 
-  mupscale transfer-check mlp-covtype-demo --widths '[8, 16, 32]' --study.seeds 2           20 seconds of one core
+  mupscale transfer-check mlp-covtype-demo --widths '[8, 16, 32]' --study.seeds 2           half a minute of one core
   mupscale transfer-check mlp-covtype-demo --widths '[16, 64]' --study.seeds 2 --at-lr 0.008 --at-noise 2
 
 The recipe sets the grids, the steps and how much wider the models grow (study.grown_lrs, study.noises, grow). Wide

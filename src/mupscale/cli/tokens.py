@@ -17,7 +17,7 @@ INFO = """\
 What a folder of tokens holds, or what a table in a file becomes.
 
   mupscale data info data/books
-  mupscale data info plants.csv --target kind"""
+  mupscale data info plants.csv --target kind --skip id --missing mean"""
 
 
 def tokenize_command(words: list[str]) -> int:
@@ -31,7 +31,7 @@ def info_command(words: list[str]) -> int:
     """mupscale data info FOLDER or FILE."""
     from mupscale.data import info
 
-    return _call("data info", "FOLDER | FILE [--target COLUMN]", INFO, info, words)
+    return _call("data info", "FOLDER | FILE [--target COLUMN] [--option VALUE …]", INFO, info, words)
 
 
 def _call(command: str, usage: str, about: str, function: Callable[..., Any], words: list[str]) -> int:

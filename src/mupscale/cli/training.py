@@ -19,7 +19,7 @@ from mupscale.cli.arguments import (
 )
 from mupscale.cli.own_modules import allow_modules
 from mupscale.cli.recipe_options import allow_named_classes, plain_values, read_recipe_values, replace_growth
-from mupscale.system import pausing_garbage_collection, print_at_once, show
+from mupscale.system import pausing_garbage_collection, print_at_once, printable, read_regular, show
 
 if TYPE_CHECKING:
     from mupscale.train import Recipe, Result, StoredRecipe
@@ -170,7 +170,20 @@ def _stored_recipe(run: Path) -> StoredRecipe:
     """What the folder of a run says about it."""
     from mupscale.train import StoredRecipe
 
+    if not (run / "recipe.json").exists() and (run / "stretches").is_dir():
+        raise UsageError(f"{run} holds a study, not a single run. To continue it, {_how_to_continue(run)}")
     try:
         return StoredRecipe.read(run / "recipe.json")
     except OSError as error:
         raise UsageError(f"{run} is not the folder of a run: cannot read its recipe.json ({error.strerror})") from None
+
+
+def _how_to_continue(study: Path) -> str:
+    """The command that began a study, or that there is none; somebody else's is shown, and never run."""
+    from mupscale.study import COMMAND_FILE
+
+    try:
+        command = read_regular(study / COMMAND_FILE, 1 << 16).decode("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return "repeat the command or the call that began it"
+    return f"repeat its command where you gave it: {printable(command)}"

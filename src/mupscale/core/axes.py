@@ -41,13 +41,13 @@ class Axis:
 
     def __post_init__(self) -> None:
         if min((self.block, *(block for _, block in self.sections))) < 1:
-            raise MupscaleError(f"a block has at least one unit; {self} has a smaller one")
+            raise MupscaleError(f"a block has at least one unit, but {self} has a smaller one")
 
     @property
     def copies(self) -> int:
         """The multiplier as a number of copies; a real one (μP) has none."""
         if self.times != int(self.times):
-            raise MupscaleError(f"an axis that grows {self.times} times cannot be copied; choose an integer multiple")
+            raise MupscaleError(f"an axis that grows {self.times} times cannot be copied. Choose a whole multiple")
         return int(self.times)
 
     def source(self, n: int) -> Tensor:
@@ -64,7 +64,7 @@ class Axis:
         if self.block != other.block or grown != other.sections or self.last != other.last:
             first, then = (axis.sections or axis.block for axis in (self, other))
             raise MupscaleError(
-                f"axes copied in blocks of {first} and then of {then} do not compose; widen in one step"
+                f"axes copied in blocks of {first} and then of {then} do not compose. Widen in one step"
             )
         return replace(self, times=times)
 
@@ -138,7 +138,7 @@ def _copy(narrow: Tensor, axes: Mapping[int, Axis], out: Tensor, scale: float) -
         block, k = axes[dim].block, axes[dim].copies
         if narrow.shape[dim] % block:
             raise MupscaleError(
-                f"an axis of {narrow.shape[dim]} units does not divide into blocks of {block}; check the block"
+                f"an axis of {narrow.shape[dim]} units does not divide into blocks of {block}. Check the block"
             )
         source = source.unflatten(dim, (-1, 1, block))
         target = target.unflatten(dim, (-1, k, block))

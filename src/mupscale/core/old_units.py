@@ -55,7 +55,7 @@ def whole_blocks(axis: Axis, length: int, block: int) -> int:
     """
     wide = length * Fraction(axis.times)
     if length % block:
-        raise MupscaleError(f"an axis of {length} units does not divide into blocks of {block}; check the block")
+        raise MupscaleError(f"an axis of {length} units does not divide into blocks of {block}. Check the block")
     if wide % block:
         raise MupscaleError(f"{length} units in blocks of {block} cannot become {wide}: that cuts a block")
     return int(wide // block)

@@ -23,7 +23,7 @@ class PackedTensors:
         """Keep the tensor, and return its name: the key, where that is free."""
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
             kind = "one without values (meta)" if tensor.is_meta else "sparse or quantised"
-            raise MupscaleError(f"'{key}' is a tensor that a checkpoint cannot hold: {kind}")
+            raise MupscaleError(f"'{key}' is a tensor which a checkpoint cannot store: {kind}")
         memory = (tensor.data_ptr() or id(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
         if memory not in self.names:
             while key in self.by_name:
@@ -63,7 +63,7 @@ def pack_values(value: Any, key: str, tensors: PackedTensors) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise MupscaleError(
-        f"'{key}' is a {type(value).__name__}, which a checkpoint cannot hold; give tensors or JSON values"
+        f"'{key}' is a {type(value).__name__}, which a checkpoint cannot store. Use tensors or JSON values"
     )
 
 

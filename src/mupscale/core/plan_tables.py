@@ -87,14 +87,14 @@ def tried_in_words(by: TriedBy | None, *, copies: bool = True) -> str:
     >>> tried_in_words("copies")
     'copies tried: exact'
     >>> tried_in_words("silent units", copies=False)
-    'tried with the new units silent: the outputs stay'
+    'tried with the new units switched off: the outputs stay the same'
     >>> tried_in_words("small members")
     'copies tried on small members of the family: exact'
     """
     if by is None:
-        return "not tried yet: mu.verify, or a batch (inputs=), would"
+        return "not tried yet: call mu.verify, or pass a batch (inputs=)"
     if by == "silent units":
-        return "tried with the new units silent: the outputs stay"
+        return "tried with the new units switched off: the outputs stay the same"
     if by == "small members":
         return "copies tried on small members of the family: exact"
     return "copies tried: exact" if copies else "axes tried with copies, at a whole multiple: exact"

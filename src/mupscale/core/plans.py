@@ -71,7 +71,7 @@ class Plan:
     def __getitem__(self, name: str) -> Entry:
         entry = self.parameters.get(name) or self.buffers.get(name)
         if entry is None:
-            raise MupscaleError(f"the plan has no parameter '{name}': it was made for another model")
+            raise MupscaleError(f"the plan has no parameter '{name}': it was made for a different model")
         return entry
 
     def __str__(self) -> str:
@@ -172,7 +172,7 @@ class Plan:
             shape: Shape = getattr(self.parameters[name], side)
             if tuple(p.shape) != shape:
                 raise MupscaleError(
-                    f"this plan is for another model: '{name}' has shape {tuple(p.shape)} and the plan's {side} "
+                    f"this plan is for a different model: '{name}' has shape {tuple(p.shape)} but the plan's {side} "
                     f"shape is {shape}"
                 )
         return parameters
@@ -218,7 +218,7 @@ class Plan:
         try:
             return cls.from_json(read_regular(path).decode("utf-8"))
         except UnicodeDecodeError as error:
-            raise MupscaleError(f"{path} is no plan: it is no text in UTF-8 ({error.reason})") from None
+            raise MupscaleError(f"{path} is not a plan: it is not UTF-8 text ({error.reason})") from None
         except OSError as error:
             raise MupscaleError(f"there is no plan to read at {path} ({error.strerror})") from None
 
@@ -265,6 +265,6 @@ def check_dtype(name: str, tensor: Tensor) -> None:
         if tensor.is_complex():
             remedy = "keep its real and imaginary parts as two parameters, and let forward call torch.complex"
         raise MupscaleError(
-            f"'{name}' has dtype {tensor.dtype}: only floating-point parameters of 16 bits or more can be widened; "
-            f"{remedy}"
+            f"'{name}' has dtype {tensor.dtype}: only floating-point parameters of 16 bits or more can be widened. "
+            f"Remedy: {remedy}"
         )

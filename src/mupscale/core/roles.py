@@ -100,8 +100,8 @@ class Role:
         if any(length * units % (whole * block) for length, block in self.out_sections):
             lengths, blocks = (", ".join(map(str, numbers)) for numbers in zip(*self.out_sections, strict=True))
             raise MupscaleError(
-                f"an axis of {whole} units is copied in parts of {lengths}, in blocks of {blocks}; one of {units} "
-                f"units cannot be divided so"
+                f"an axis of {whole} units is copied in parts of {lengths}, in blocks of {blocks}. An axis of {units} "
+                "units cannot be divided that way"
             )
         return tuple((length * units // whole, block) for length, block in self.out_sections)
 
@@ -124,7 +124,7 @@ def _read_dims(name: str, kind: str, dims: object) -> tuple[int, ...]:
         return tuple(map(int, several))
     raise MupscaleError(
         f"a role's {name} is the number of the {kind} dimension that grows, such as {name}=0, or several as a tuple, "
-        f"not {dims!r}; leave {name} away where no {kind} dimension grows"
+        f"not {dims!r}; leave {name} out if no {kind} dimension grows"
     )
 
 

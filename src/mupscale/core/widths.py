@@ -165,7 +165,7 @@ class Width:
         >>> Width.of(512).check_multiple_of(Width.of(128), "growth at step 1000")
         >>> Width.of(500).check_multiple_of(Width.of(128), "growth at step 1000")
         Traceback (most recent call last):
-        mupscale.system.errors.MupscaleError: growth at step 1000: width 500 is not a multiple of 128; take ...
+        mupscale.system.errors.MupscaleError: growth at step 1000: width 500 is not a multiple of 128. Choose ...
         """
         if self.sizes.keys() != narrow.sizes.keys():
             raise MupscaleError(f"{what}: width {self.plain} does not name the same arguments as {narrow.plain}")
@@ -175,8 +175,8 @@ class Width:
                 below, above = size // unit * unit, (size // unit + 1) * unit
                 near = f"{above}" if below == 0 else f"{below} or {above}"
                 raise MupscaleError(
-                    f"{what}: {name} {size} is not a multiple of {unit}; take {near}, or grow by fresh units (how: "
-                    f"fresh), which take any wider width"
+                    f"{what}: {name} {size} is not a multiple of {unit}. Choose {near}, or grow by fresh units (how: "
+                    "fresh), which fit any larger width"
                 )
 
     def check_wider_than(self, narrow: Width, what: str) -> None:

@@ -88,15 +88,16 @@ class TableFile(Table):
 
     Args:
         path: the file; a CSV file's first line names its columns
-        target: the column to predict (default: one that is called label, labels, target or y)
+        target: the column to predict (default: the one called label, labels, target or y)
         inputs: the columns to predict it from (default: all others)
         skip: columns to leave out
-        task: classification or regression, where the target does not tell
-        categories: columns whose numbers are names
-        missing: what to do about empty cells: refuse them, drop their rows, or put the column's mean there
+        task: classification or regression, if the target could be either
+        categories: columns whose numbers are names, such as postcodes
+        missing: what to do about empty cells: refuse them, drop their rows, or fill in the column's mean
         standardise: whether columns of numbers get mean 0 and standard deviation 1
-        test: a second file, to evaluate on; without one, a share `held_out` of the rows is for that
-        held_out: this share, of rows that `split_seed` chooses
+        test: a second file, to evaluate on (default: some rows of the first, see held_out)
+        held_out: share of the rows to evaluate on, without a second file
+        split_seed: seed that chooses these rows
 
     Example:
         >>> import tempfile
@@ -281,7 +282,7 @@ def _find_target(table: Columns, settings: TableSettings) -> str:
         known = [name for name in TARGETS if name in table.values]
         if len(known) == 1:
             return known[0]
-        raise MupscaleError(f"which column of {table.name} is to be predicted? target: one of {_listed(table.values)}")
+        raise MupscaleError(f"which column of {table.name} is the target? Set target to one of {_listed(table.values)}")
     _check_known(table, [settings.target], "target")
     if settings.target in table.unread:
         raise MupscaleError(f"{table.name}: the target {settings.target!r} is of type {table.unread[settings.target]}")
@@ -329,10 +330,9 @@ def _filled(table: Columns, names: Sequence[str], settings: TableSettings) -> Co
         if settings.missing == "drop":
             gone |= gap
         elif settings.missing == "refuse" or is_target:
-            remedies = "missing: drop leaves out such rows" + (
-                "" if is_target else ", missing: mean puts the mean there"
-            )
-            table.refuse(name, int(gap.argmax()), f"the cell is empty; {remedies}, and skip: [{name}] the column")
+            others = f", missing: mean fills in the column's mean, and skip: [{name}] ignores the column"
+            remedies = f"missing: drop drops such rows{'' if is_target else others}"
+            table.refuse(name, int(gap.argmax()), f"the cell is empty. {remedies}")
     if gone.all():
         raise MupscaleError(f"{table.name}: no row is without an empty cell, so none is left")
     kept = {name: table.values[name][~gone] for name in names}

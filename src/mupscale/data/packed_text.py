@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +66,12 @@ def tokenize(
     return Path(out)
 
 
-def info(tokens: str, *, target: str | None = None) -> None:
+def info(tokens: str, **table: Any) -> None:
     """Print what a folder of packed tokens holds, or what a table in a file becomes.
 
     Args:
         tokens: the folder, or a CSV or Parquet file
-        target: the column of a table to predict
+        table: how to read a table: what `TableFile` takes
 
     Example:
         >>> import tempfile
@@ -83,10 +85,13 @@ def info(tokens: str, *, target: str | None = None) -> None:
         validation  4 tokens, documents: 1, files: 1
         begins      two<|endoftext|>
     """
-    folder = Path(tokens).expanduser()
+    folder, usual = Path(tokens).expanduser(), signature(TableFile).parameters
+    given = {name: value for name, value in table.items() if value != usual[name].default}
     if folder.is_file():
-        return _show_table(TableFile(tokens, target))
+        return _show_table(TableFile(tokens, **table), {"path": tokens, **given})
     index = Index.read(folder)
+    if given:
+        raise MupscaleError(f"{tokens} is a folder of tokens, so {', '.join(given)} is of no use: it is for tables")
     shards = {part: index.open(folder, part) for part in PARTS}
     rows = {
         "tokenizer": f"{index.made_from.get('tokenizer', '?')}, {index.vocab_size:,} tokens, stored as {index.dtype}",
@@ -103,13 +108,14 @@ def info(tokens: str, *, target: str | None = None) -> None:
     return None
 
 
-def _show_table(table: TableFile) -> None:
-    """What a recipe has to say about a table, and what to look at before it does."""
+def _show_table(table: TableFile, given: dict[str, Any]) -> None:
+    """What a recipe has to say about a table, and what to look at before it does. given: what it was made with."""
     task = f"classification: {', '.join(table.labels)}" if table.labels else "regression, standardised"
     rows = {
         "rows": f"{table.size:,} to train on, {len(table.split.test_y):,} held out",
         "inputs": ", ".join(table.inputs),
         "target": task,
+        "the data": f"{{class_path: mupscale.data.TableFile, init_args: {json.dumps(given)}}}",
         "the model": f"d_in: {len(table.inputs)}, d_out: {len(table.labels) or 1}",
         "the loss": "mupscale.train.cross_entropy (the default)" if table.labels else "torch.nn.functional.mse_loss",
     }

@@ -62,6 +62,12 @@ class Data(ABC):
     def evaluation(self, batch: int) -> Iterator[Batch]:
         """Everything to evaluate on, in batches, in a fixed order, on the device."""
 
+    def describe_epochs(self, examples: int) -> str:
+        """How often training on so many examples goes over the data; nothing where it does not get through once."""
+        if examples <= self.size:
+            return ""
+        return f"{examples / self.size:.{2 if examples < 10 * self.size else 0}f} epochs over {self.size:,} examples"
+
     @classmethod
     def writes_to(cls, arguments: Mapping[str, Any]) -> Path | None:
         """Where making it with these arguments would write; None where it reads alone. A stored recipe is asked."""

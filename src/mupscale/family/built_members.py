@@ -70,8 +70,8 @@ class BuiltMembers:
         if len(names) > 1 and not names <= width.sizes.keys():
             *others, last = names
             raise MupscaleError(
-                f"the sizes of this family are {', '.join(others)} and {last}, and {width.plain} does not name them; "
-                f"say them all, as in {self._base.times(2, [name for name in names if name != self.depth_size]).plain}"
+                f"the sizes of this family are {', '.join(others)} and {last}, but {width.plain} does not name them "
+                f"all. Write {self._base.times(2, [name for name in names if name != self.depth_size]).plain}"
             )
 
     def sketch(self, width: WidthLike) -> nn.Module:

@@ -75,9 +75,9 @@ class Depths:
             ratio = width.size / next(iter(self._widths.sizes.values()))
             wider = self._widths.times(int(ratio) if ratio > 1 and ratio == int(ratio) else 2)
             raise MupscaleError(
-                f"the sizes of this family are {', '.join(self._widths.sizes)} and {self.name}, and a width of "
-                f"{width.plain} does not name them; say it as width={wider.plain}, with {self.name} beside them if "
-                f"that is to grow, too"
+                f"the sizes of this family are {', '.join(self._widths.sizes)} and {self.name}, but a width of "
+                f"{width.plain} does not name them. Write width={wider.plain}, and add {self.name} if the depth grows, "
+                "too"
             )
 
     def join(self, depth: int, widths: Width) -> Width:
@@ -158,7 +158,7 @@ class Depths:
         depth = len(paths) * self.base // len(first.shallow)
         if depth < 1:
             base = naming.modules(self.family.sketch(self.join(self.base, self._widths)))
-            advice = "give a model of the class that the family builds"
+            advice = "pass a model of the class that the family builds"
             check_same_names("this model", naming.modules(model), "the family's base model", base, advice, "module")
         return depth
 
@@ -185,13 +185,13 @@ class Depths:
                     written[path] = writers[source]
                 elif self.rule == "complete":
                     raise MupscaleError(
-                        f"rates cannot follow the depth: of '{source}', {reasons[source]}; take depth_rule='none'"
+                        f"rates cannot follow the depth: of '{source}', {reasons[source]}. Use depth_rule='none'"
                     )
             if not any(path in written for path in paths):
                 source, reason = next((path, reasons[path]) for path in base[one.path])
                 raise MupscaleError(
-                    f"'{source}' cannot start as identity: {reason}; grow by Stack(), which copies blocks and changes "
-                    f"the function, or widen the model instead"
+                    f"'{source}' cannot start as identity: {reason}. Grow by Stack(), which copies blocks and changes "
+                    "the function, or widen the model instead"
                 )
         return written
 
@@ -201,8 +201,8 @@ class Depths:
             sample = self.family.inputs if inputs is None else inputs
             if sample is None:
                 raise MupscaleError(
-                    "what writes into the residual stream is found by running a small model: pass inputs= to the "
-                    "Family, a small batch as its models are called with it"
+                    "the library runs a small model to find what writes into the residual stream. Pass inputs= to the "
+                    "Family: a small batch, as its models are called"
                 )
             with torch.random.fork_rng(devices=[]):
                 model = self.family.build(self.join(self.base, self._widths))
@@ -238,8 +238,8 @@ class Depths:
             members.append(rest)
         if depths[0] != depths[1]:
             raise MupscaleError(
-                f"a plan for widening is between models of one depth, not of {depths[0]} and {depths[1]}: plan_depth "
-                f"is for the other, and upscale(…, depth=…) does both"
+                f"a plan for widening is between models of one depth, not of {depths[0]} and {depths[1]}: use "
+                "plan_depth for the depth, or upscale(…, depth=…) for both"
             )
         plan: Plan = self.at(depths[0]).widening(members[0], members[1], grow=grow)
         return plan
@@ -250,7 +250,7 @@ class Depths:
         wider, deeper = split_operators(grow)
         wider.check(self.at(few).widening(narrow_widths, wide_widths, grow=wider))
         if many < few:
-            raise MupscaleError(f"the model has depth {few} and cannot grow to depth {many}: choose a larger one")
+            raise MupscaleError(f"the model has depth {few} and cannot grow to depth {many}. Choose a larger depth")
         if many > few and not deeper.copies:
             self._writers(self._lists(few, many), "shallow")
         if many > few:
@@ -292,7 +292,7 @@ class Depths:
         wider, deeper = split_operators(grow)
         after = before if depth is None else depth
         if after < before or (after == before and widths is None):
-            raise MupscaleError(f"the model has depth {before} and cannot grow to depth {after}: choose a larger one")
+            raise MupscaleError(f"the model has depth {before} and cannot grow to depth {after}. Choose a larger depth")
         has_width = self.family.width_of(model)
         current = None if has_width is None else self._without(has_width)
         grown, optimizer_now = model, optimizer
@@ -309,7 +309,7 @@ class Depths:
             return grown, optimizer_now
         at = widths if widths is not None else current
         if at is None:
-            raise MupscaleError("this model was not built by the family: give width= as well as depth=")
+            raise MupscaleError("this model was not built by the family. Give width= as well as depth=")
         target = self.join(after, at)
         deep, deep_optimizer = self._deepen(grown, optimizer_now, target, deeper, lr, seed, place, inputs)
         if deep_optimizer is not None and optimizer_now is not None and optimizer_now is not optimizer:

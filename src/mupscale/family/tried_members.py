@@ -63,8 +63,8 @@ class TriedMembers(BuiltMembers):
     def warn_untried(self, what: str) -> None:
         """Say that something follows from module types and names alone."""
         warn(
-            f"this family has not been tried: its {what} from module types and names. Pass inputs= to Family, a small "
-            f"batch as the models are called with it, and small members are tried on it first",
+            f"this family has not been tried: its {what} from module types and names. Pass inputs= to Family (a small "
+            "batch, as the models are called) to try small members first",
             UncheckedPlan,
         )
 
@@ -100,9 +100,9 @@ class TriedMembers(BuiltMembers):
             narrow, wide = self._probes()
             if uneven := find_uneven(narrow, wide):
                 raise MupscaleError(
-                    f"{uneven} does not grow by a whole multiple: where a size is rounded up, build it as a multiple "
-                    f"of the width, or take a base at which it is not rounded{self._even_bases()}; base may differ "
-                    f"from the width of the model that grows"
+                    f"{uneven} does not grow by a whole multiple. If a size is rounded up, build it as a multiple of "
+                    f"the width, or use a base at which it is not rounded{self._even_bases()}. The base may differ "
+                    "from the width of the model that grows"
                 )
             learnt = learn_roles(narrow, wide, trials, self.roles or {})
             self.roles = roles_for_any_width(narrow, wide, with_keeps(narrow, wide, learnt, trials))

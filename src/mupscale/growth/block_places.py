@@ -70,7 +70,7 @@ def _fitting(
             return Place(min(candidates, key=lambda i: abs(i - place.block)), is_new=True)
     odd = next((n for n in (*theirs, *ours[place.block]) if theirs.get(n) != ours[place.block].get(n)), "")
     raise MupscaleError(
-        f"'{one.deep[number]}' cannot come from '{one.shallow[place.block]}': '{odd}' has shape "
-        f"{theirs.get(odd)} in the deep model and {ours[place.block].get(odd)} in the shallow one; depth grows "
-        f"by blocks of one shape (say where new ones are with Identity(at=…))"
+        f"'{one.deep[number]}' cannot come from '{one.shallow[place.block]}': '{odd}' has shape {theirs.get(odd)} in "
+        f"the deep model and {ours[place.block].get(odd)} in the shallow one. Depth grows by blocks of one shape. Use "
+        "Identity(at=…) to say where new blocks go"
     )

@@ -83,8 +83,8 @@ def _old_places(at: tuple[int, ...] | None, shallow: int, deep: int) -> list[int
         return [number * deep // shallow for number in range(shallow)]
     if len(set(at)) != deep - shallow or not all(0 <= number < deep for number in at):
         raise MupscaleError(
-            f"at={at} is to say where {deep - shallow} new blocks are among {deep}: so many different numbers from 0 "
-            f"to {deep - 1}"
+            f"at={at} must give the places of {deep - shallow} new blocks among {deep}: {deep - shallow} different "
+            f"numbers from 0 to {deep - 1}"
         )
     return [number for number in range(deep) if number not in at]
 

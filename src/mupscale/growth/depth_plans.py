@@ -116,7 +116,7 @@ def _sources(
             raise MupscaleError(
                 f"'{name}' has shape {tuple(tensor.shape)} in the deep model and '{source}' is {ours} in the shallow "
                 f"one: the two differ in more than the number of blocks of {', '.join(one.path for one in lists)}; "
-                f"build both at one width, or name the blocks (blocks=)"
+                "build both at the same width, or name the blocks (blocks=)"
             )
         if copies or not is_new:
             sources[name] = TensorSource(source, "copy" if is_new else "old")

@@ -102,6 +102,6 @@ def _refuse_growing_heads(plan: Plan) -> None:
     for name, entry in plan.parameters.items():
         if entry.keep != 1 and entry.out_is_width and entry.in_is_width:
             raise MupscaleError(
-                f"'{name}': head_dim grows, which cannot be lossless, since the queries and keys of new units would "
-                f"both have to start at zero and could not leave it; grow the number of heads, or leave out lossless="
+                f"'{name}': head_dim grows, which cannot be lossless: queries and keys of new units would both start "
+                "at zero and stay there. Grow the number of heads, or leave out lossless="
             )

@@ -27,18 +27,14 @@ from mupscale.planning import bare_norms, find_past_norms, run_on_batch, runs_no
 from mupscale.system import MupscaleError, UncheckedPlan, warn
 
 UNTRIED = (
-    "this growth has not been tried: which weights of new units keep the function was told from shapes alone. Pass "
-    "inputs=, a small batch as the model is called with it, and a run shows it and measures the difference"
+    "this growth has not been tried: shapes alone tell which weights of new units keep the function. Pass inputs= (a "
+    "small batch, as the model is called) to measure the difference"
 )
 _BY_NORMS = (
-    "a norm's eps beside small units: where n units become N, n/N of it in the wide model is exact; a norm that was "
-    "not recognised: write it as a module that holds its gain and nothing else, and is called with the units as the "
-    "last dimension; a norm inside the residual stream; units that are multiplied on their way to a norm; or "
+    "Likely: a norm inside the residual stream, or a norm that was not recognised (write it as a module that holds its "
+    "gain and nothing else). Or "
 )
-_BY_OTHERS = (
-    "what reads new units without weights of its own, such as a mean, a maximum or a softmax over them; a constant "
-    "that depends on the width; or a readout tied to the embedding{before}"
-)
+_BY_OTHERS = "something reads new units without weights of its own, such as a mean. docs/growth.md lists all causes"
 _EPS = ("eps", "epsilon", "variance_epsilon")
 _ROUNDING = {torch.float64: 1e-3, torch.float32: 1e-3}  # a norm's eps leaves a trace, too
 
@@ -118,7 +114,7 @@ def obstacles(narrow: nn.Module, plan: Plan) -> list[str]:
             reasons.append(f"LayerNorms and RMSNorms read the same axis of {sizes[0]} units")
     if unsettled := [name for name, entry in plan.parameters.items() if _is_read_unsettled(name, entry, plan)]:
         more = f" (and {len(unsettled) - 1} more)" if len(unsettled) > 1 else ""
-        reasons.append(f"new units of '{unsettled[0]}'{more} are drawn, and a norm reads what becomes of them")
+        reasons.append(f"new units of '{unsettled[0]}'{more} are random, and a norm reads what they cause")
     widths = {e.narrow[d] for e in plan.parameters.values() for d, axis in e.axes.items() if axis.times != 1}
     return [*reasons, *without_gains(naming.modules(narrow), widths)]
 
@@ -171,7 +167,7 @@ def warn_of_loss(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any = N
         return
     if difference > rounding:
         why = "; ".join(reasons) or _why_by_eps(narrow, wide, plan, inputs) or _possible_reasons(narrow, plan, inputs)
-        warn(f"the growth is not lossless: outputs differ by {difference:.2g} of their size on the batch ({why})")
+        warn(f"the growth is not lossless: outputs differ by {difference:.2g} of their size on the batch. {why}")
 
 
 def _why_by_eps(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> str:
@@ -195,14 +191,17 @@ def _why_by_eps(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> 
         return ""
     path, key, eps = exact[0]
     more = f" (and in {len(exact) - 1} more)" if len(exact) > 1 else ""
-    return f"units are small beside the norms' eps: {key}={eps:.3g} in '{path}'{more} of the wide model is exact"
+    return (
+        f"activations are small compared with the norms' eps: {key}={eps:.3g} in '{path}'{more} of the wide model is "
+        "exact"
+    )
 
 
 def _possible_reasons(narrow: nn.Module, plan: Plan, inputs: Any) -> str:
     """What may be behind a difference; norms are named where there are any, recognised or not."""
     if plan.norms or runs_norms(narrow, inputs):
-        return _BY_NORMS + _BY_OTHERS.format(before=" that no norm comes before")
-    return _BY_OTHERS.format(before="")
+        return _BY_NORMS + _BY_OTHERS
+    return f"Likely, {_BY_OTHERS}"
 
 
 @torch.no_grad()
@@ -243,5 +242,5 @@ def _as_model_takes_it(model: nn.Module, batch: Any) -> Any:
 def _first_tensor(output: Any) -> Tensor:
     tensors = tensors_in(output)
     if not tensors:
-        raise MupscaleError(f"the model gives {type(output).__name__}, in which there is no tensor to compare")
+        raise MupscaleError(f"the model returns {type(output).__name__}, which holds no tensor to compare")
     return tensors[0]

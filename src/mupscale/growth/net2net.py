@@ -33,7 +33,7 @@ class Net2Net(NaiveCopies):
         """Refuse a model whose function random copies do not keep, and noise that cannot be given."""
         super().check(plan)
         if self.paired:
-            raise MupscaleError("Net2Net has copies in different numbers, so their noise cannot be paired")
+            raise MupscaleError("Net2Net copies units different numbers of times, so their noise cannot be paired")
         normed = [name for name, entry in plan.parameters.items() if entry.fold != 1 or name in plan.norms]
         if normed:
             raise MupscaleError(
@@ -41,7 +41,7 @@ class Net2Net(NaiveCopies):
                 f"widen this model without changing its function"
             )
         if any(axis.sections for entry in plan.parameters.values() for axis in entry.axes.values()):
-            raise MupscaleError("Net2Net is not written for packed projections")
+            raise MupscaleError("Net2Net does not support packed projections")
 
     def parameter(self, out: Tensor, narrow: Tensor, part: Part) -> None:
         """Random copies, what reads them divided by how many there are of each, and their noise."""

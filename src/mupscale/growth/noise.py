@@ -60,7 +60,7 @@ class GaussianNoise:
         try:
             return cls(**json.loads(text))
         except (ValueError, TypeError) as error:
-            raise MupscaleError(f"this is no noise written by mupscale ({error})") from None
+            raise MupscaleError(f"this is not noise written by mupscale ({error})") from None
 
 
 @checks_arguments
@@ -174,7 +174,7 @@ def check_spread(name: str, std: float, dtype: torch.dtype) -> None:
     """
     if std > torch.finfo(dtype).max / _FARTHEST:
         raise MupscaleError(
-            f"the noise on '{name}' has a standard deviation of {std:g}, more than {dtype} can hold: take less noise"
+            f"the noise on '{name}' has a standard deviation of {std:g}, more than {dtype} can hold: use less noise"
         )
 
 
@@ -212,7 +212,8 @@ def check_noise(noise: Noise, plan: Plan) -> GaussianNoise | SignalNoise:
     constants = noise.std if isinstance(noise, GaussianNoise) and isinstance(noise.std, Mapping) else {}
     if strangers := constants.keys() - plan.parameters.keys():
         raise MupscaleError(
-            f"the noise has a constant for '{min(strangers)}', which the model lacks: it is for another model"
+            f"the noise has a constant for '{min(strangers)}', which the model does not have: it is for a different "
+            "model"
         )
     if isinstance(noise, GaussianNoise) and _has_noise(noise, plan):
         unit_std(plan, next(iter(plan.parameters)), noise.unit)

@@ -111,8 +111,8 @@ def check_operator(operator: Operator, plan: Plan) -> None:
     name = type(operator).__name__
     if plan.mup and operator.needs_multiples:
         raise MupscaleError(
-            f"this plan is for fresh units or for μP, and {name} needs one for copies: make it with "
-            f"mupscale.plan(narrow, wide)"
+            f"this plan is for fresh units or for μP, but {name} needs one for copies. Make it with "
+            "mupscale.plan(narrow, wide)"
         )
     if not plan.mup and not operator.needs_multiples:
         raise MupscaleError(f"this plan is for copies: make it with mupscale.plan(…, grow={name}(…))")

@@ -51,8 +51,8 @@ def widen_optimizer(
     """
     if isinstance(optimizer, Optimizer) and type(optimizer) is not type(wide_optimizer):
         raise MupscaleError(
-            f"state of {type(optimizer).__name__} cannot be carried over to {type(wide_optimizer).__name__}; "
-            f"use one optimizer for both, or start the wide one without state"
+            f"state of {type(optimizer).__name__} cannot be carried over to {type(wide_optimizer).__name__}. Use one "
+            "optimizer class for both, or start the wide one without state"
         )
     if grow is None:  # what the plan was made for
         grow = Fresh() if plan.mup else Copies()
@@ -67,8 +67,8 @@ def widen_optimizer(
         p, group = held[name]
         if tuple(p.shape) != entry.wide:
             raise MupscaleError(
-                f"this plan is for another model: '{name}' has shape {tuple(p.shape)} in the wide optimizer and the "
-                f"plan's wide shape is {entry.wide}"
+                f"this plan is for a different model: '{name}' has shape {tuple(p.shape)} in the wide optimizer and "
+                f"the plan's wide shape is {entry.wide}"
             )
         part, state = Part(name, plan, seed=0), states[source.name]
         grown[p] = {
@@ -94,7 +94,7 @@ def _states(
         try:
             groups, states = optimizer["param_groups"], optimizer["state"]
         except (KeyError, TypeError):
-            raise MupscaleError("this is no optimizer state dict: it lacks 'param_groups' and 'state'") from None
+            raise MupscaleError("this is not an optimizer state dict: it lacks 'param_groups' and 'state'") from None
     if not any(states.values()):
         return
     keys = [key for group in groups for key in group["params"]]
@@ -127,9 +127,9 @@ def _resolve(
         return ordered
     remedy = f"pass {side}= the model" if tensors is not None else f"load it into the {side} optimizer and pass that"
     raise MupscaleError(
-        f"which parameter is which in the {side} optimizer cannot be told ({count} in {len(groups)} "
+        f"the library cannot tell which parameter is which in the {side} optimizer ({count} in {len(groups)} "
         f"group{'s' * (len(groups) != 1)}, {len(set(shapes))} different shapes): {remedy}, or build its groups with "
-        f"mupscale.param_groups or from named_parameters()"
+        "mupscale.param_groups or from named_parameters()"
     )
 
 
@@ -137,7 +137,7 @@ def _in_plan(name: str, own: Mapping[str, str], side: str) -> str:
     """The plan's own name of a parameter that an optimizer may hold under another name of its own (tied)."""
     if name not in own:
         raise MupscaleError(
-            f"the plan has no parameter '{name}' that the {side} optimizer holds: it is of another model"
+            f"the plan has no parameter '{name}' that the {side} optimizer holds: it is for a different model"
         )
     return own[name]
 
@@ -154,8 +154,8 @@ def state_factor(name: str, key: str, entry: Entry, group: Mapping[str, Any], tr
         return 1.0
     if key not in traits.state:
         raise MupscaleError(
-            f"'{name}': optimizer state '{key}' is not known, so it cannot be rescaled; register "
-            f"the optimizer with state={{'{key}': DEGREE}}"
+            f"'{name}': optimizer state '{key}' is unknown, so it cannot be rescaled. Register the optimizer with "
+            f"state={{'{key}': DEGREE}}"
         )
     factor: float = traits.state[key](entry, group)
     return factor

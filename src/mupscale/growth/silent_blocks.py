@@ -48,14 +48,12 @@ def check_silent_blocks(shallow: nn.Module, deep: nn.Module, plan: Plan, inputs:
     if far <= _SAME or max(map(_far, before, outputs(small, 1))) > _SAME:
         return  # what draws random numbers while it runs cannot be compared
     raise MupscaleError(
-        f"the deep model computes something else, by {far:.1g} of its outputs, although its new blocks write nothing "
-        f"into the residual stream: something in it depends on the number of blocks, such as a constant for each of "
-        f"them, or on what a block computes besides its output; grow by Stack(), which copies blocks and changes the "
-        f"function"
+        f"the deep model's outputs differ by {far:.1g}, although its new blocks write nothing into the residual "
+        "stream. Something depends on the number of blocks, or on what a block computes besides its output. Grow by "
+        "Stack(), which copies blocks and changes the function"
         if math.isfinite(far)
-        else "the deep model gives numbers that are not finite: it divides by the length of a weight, which is zero in "
-        "new blocks so that they write nothing into the residual stream; grow by Stack(), which copies blocks and "
-        "changes the function"
+        else "the deep model's outputs are not finite: it divides by the norm of a weight that is zero in new blocks. "
+        "Grow by Stack(), which copies blocks and changes the function"
     )
 
 

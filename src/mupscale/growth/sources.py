@@ -46,19 +46,19 @@ def _refuse_values_that_cannot_be_told(wide: nn.Module, sources: Mapping[str, Te
     targets = {**naming.parameters(wide), **naming.buffers(wide)}
     if new := [n for n, source in plan.sources.items() if n in targets and targets[n].is_meta and not source.is_taken]:
         raise MupscaleError(
-            f"'{new[0]}' of the deep model is on the meta device, and new blocks keep the values that the model is "
-            f"built with; build it on a real device"
+            f"'{new[0]}' of the deep model is on the meta device, but new blocks keep the values that the model is "
+            "built with. Build it on a real device"
         )
     unsaved = [name for name, buffer in naming.buffers(wide).items() if buffer.is_meta and name not in sources]
     if unsaved:
         raise MupscaleError(
             f"the wide model has no memory, and the buffer '{unsaved[0]}' is not in the state dict (persistent=False), "
-            f"so its values cannot be told; pass the narrow model itself, or build the wide one on a real device"
+            "so its values are unknown. Pass the narrow model itself, or build the wide one on a real device"
         )
     if plain := naming.plain_tensors_without_memory(wide):
         raise MupscaleError(
-            f"the wide model has no memory, and '{plain[0]}' is a plain tensor, which is neither a parameter nor a "
-            f"buffer, so its values cannot be told; make it a buffer, or build the wide model on a real device"
+            f"the wide model has no memory, and '{plain[0]}' is a plain tensor, neither a parameter nor a buffer, so "
+            "its values are unknown. Make it a buffer, or build the wide model on a real device"
         )
 
 
@@ -76,8 +76,8 @@ def _empty_statistics(wide: nn.Module, plan: Plan) -> list[nn.modules.batchnorm.
             continue
         if not isinstance(owner, nn.modules.batchnorm._NormBase):
             raise MupscaleError(
-                f"the buffer '{name}' grows, and what it is for new units cannot be told from a wide model without "
-                f"memory; build the wide model on a real device"
+                f"the buffer '{name}' grows, but a wide model without memory does not show its values for new units. "
+                "Build the wide model on a real device"
             )
         norms.append(owner)
     return norms
@@ -91,16 +91,18 @@ def _sources(narrow: Tensors, wide: nn.Module, plan: Plan) -> dict[str, Tensor]:
     tensors = {canonical: narrow[name] for canonical, name in naming.without_ddp(narrow, plan.old_names).items()}
     strangers = [name for name in tensors if name not in plan.old_names and isinstance(tensors[name], Tensor)]
     if strangers:
-        raise MupscaleError(f"the state dict has '{strangers[0]}', which the plan's narrow model lacks")
+        raise MupscaleError(f"the state dict has '{strangers[0]}', which the plan's narrow model does not have")
     tensors = {plan.old_names[name]: tensor for name, tensor in tensors.items() if name in plan.old_names}
     saved = {naming.canonical(name) for name in naming.unwrap(wide).state_dict()}
     for name in plan.buffers:
         if name in saved and plan.sources[name].name not in tensors:
-            raise MupscaleError(f"the state dict lacks the buffer '{name}': it is not of the plan's narrow model")
+            raise MupscaleError(
+                f"the state dict lacks the buffer '{name}': it does not belong to the plan's narrow model"
+            )
     sources = {}
     for name, entry in plan.parameters.items():
         if (tensor := tensors.get(plan.sources[name].name)) is None:
-            raise MupscaleError(f"the state dict lacks '{name}': it is not of the plan's narrow model")
+            raise MupscaleError(f"the state dict lacks '{name}': it does not belong to the plan's narrow model")
         sources[name] = tensor
         if tuple(tensor.shape) != entry.narrow:
             raise MupscaleError(
@@ -117,14 +119,14 @@ def refuse_nonfinite(tensors: Mapping[str, Tensor]) -> None:
 
     >>> refuse_nonfinite({"weight": torch.tensor([1.0, float("nan")])})
     Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: 'weight' holds NaN or infinite values; load a checkpoint from before it ...
+    mupscale.system.errors.MupscaleError: 'weight' holds NaN or infinite values. Load a checkpoint from before ...
     """
     sums = {name: gather_whole(tensor.detach().sum(dtype=_sum_dtype(tensor))) for name, tensor in tensors.items()}
     if not sums or torch.stack([total.double() for total in sums.values()]).isfinite().all():
         return
     for name, total in sums.items():
         if not torch.isfinite(total) and not torch.isfinite(gather_whole(tensors[name])).all():
-            raise MupscaleError(f"'{name}' holds NaN or infinite values; load a checkpoint from before it diverged")
+            raise MupscaleError(f"'{name}' holds NaN or infinite values. Load a checkpoint from before it diverged")
 
 
 def _sum_dtype(tensor: Tensor) -> torch.dtype:

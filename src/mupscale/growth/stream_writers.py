@@ -50,7 +50,7 @@ class StreamWriters:
             if path not in self._run(0)[1] or self._differ(path, one.deep[number]):
                 raise _unlike(one.deep[number], reasons[one.deep[number]])
         raise _unlike(
-            path, "nothing is known to write into the stream" if self._given is not None else self._run(0)[1][path]
+            path, "no known part writes into the stream" if self._given is not None else self._run(0)[1][path]
         )
 
     def _shallow(self) -> Mapping[str, Writers]:
@@ -70,8 +70,8 @@ class StreamWriters:
     def _run(self, which: int) -> _Run:
         if self._inputs is None:
             raise MupscaleError(
-                "what a block writes into the residual stream is found by running the model: pass inputs=, a small "
-                "batch as the model is called with it"
+                "the library runs the model to find what a block writes into the residual stream. Pass inputs=: a "
+                "small batch, as the model is called"
             )
         run = self._runs[which]
         if run is None:
@@ -81,6 +81,6 @@ class StreamWriters:
 
 def _unlike(path: str, reason: str) -> MupscaleError:
     return MupscaleError(
-        f"'{path}' cannot start as identity: {reason}; grow by Stack(), which copies blocks and changes the function, "
-        f"or widen the model instead"
+        f"'{path}' cannot start as identity: {reason}. Grow by Stack(), which copies blocks and changes the function, "
+        "or widen the model instead"
     )

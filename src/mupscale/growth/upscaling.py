@@ -46,8 +46,8 @@ from mupscale.system import (
 )
 
 UNCHECKED = (
-    "this growth has not been tried: its plan follows from module types and names. Pass inputs=, a small batch as the "
-    "model is called with it, and it is checked first; or make the plan with plan(narrow, wide, inputs=…)"
+    "this growth has not been tried: its plan follows from module types and names. Pass inputs= (a small batch, as "
+    "the model is called) to check it first, or make the plan with plan(narrow, wide, inputs=…)"
 )
 
 
@@ -264,7 +264,7 @@ def upscale_by_plan(
         warn_of_loss(narrow, wide, plan, inputs)
     if plan.has_new_parts and not plan.mup and inputs is not None:
         difference, _ = difference_of_outputs(narrow, wide, inputs)
-        warn(f"stacking changes the function: outputs differ by {difference:.2g} of their size")
+        warn(f"copied blocks change the function: outputs differ by {difference:.2g} of their size")
     return wide, grown
 
 
@@ -298,15 +298,15 @@ def check_goes_with(optimizer: Optimizer | None, scheduler: LRScheduler | None, 
 
     >>> check_goes_with(None, None, lr=0.1)
     Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: lr= needs an optimizer: give optimizer=, the ...
+    mupscale.system.errors.MupscaleError: lr= needs an optimizer. Give optimizer= (the narrow model's), or make ...
     """
     if lr is not None and optimizer is None:
         raise MupscaleError(
-            "lr= needs an optimizer: give optimizer=, the narrow model's, or make one for "
-            "the wide model (mupscale.make_optimizer, or family.optimizer) with that rate"
+            "lr= needs an optimizer. Give optimizer= (the narrow model's), or make one for the wide model "
+            "(mupscale.make_optimizer, or family.optimizer) with that rate"
         )
     if scheduler is not None and scheduler.optimizer is not optimizer:
-        raise MupscaleError("scheduler= needs its optimizer: give optimizer=, the one that the scheduler was made for")
+        raise MupscaleError("scheduler= needs its optimizer. Give optimizer=, the one that the scheduler was made for")
 
 
 def with_scheduler(
@@ -337,15 +337,15 @@ def _settled_plan(
     """The plan that was given, tried on the inputs; or one that is made here, from them."""
     if plan is not None and fresh is not None:
         raise MupscaleError(
-            "fresh= is for a plan that is made here: give it to plan(…, fresh=…), or leave the plan out"
+            "fresh= has no effect on a finished plan. Pass it to plan(…, fresh=…), or leave the plan out"
         )
     try:
         settled = make_plan(narrow, wide, inputs=inputs, fresh=fresh, grow=operator) if plan is None else plan
         entries = [*settled.parameters.values(), *settled.buffers.values()]
         if plan is None and all(entry.narrow == entry.wide for entry in entries):
             raise MupscaleError(
-                "nothing would grow: the wide model has the narrow one's shapes, in all parameters and buffers; "
-                "build it wider"
+                "nothing would grow: all parameters and buffers of the wide model have the narrow one's shapes. Build "
+                "it wider"
             )
         if settled.fresh is None and not is_replica(operator) and not settled.has_new_parts:
             settled = with_initial_of_wide(settled, wide)
@@ -446,14 +446,14 @@ def replica_in_words() -> str:
     """What copies without noise come to, and what to ask for.
 
     >>> replica_in_words()[:69]
-    'copies without noise stay equal for ever, so the wide model remains a'
+    'copies without noise stay equal forever, so the wide model stays a re'
     """
     fresh = as_asked("leave out grow= and noise=", "leave out --how and --noise")
     noise = as_asked("grow=mupscale.Copies(noise=1.0)", "--how copies --noise 1")
     return (
-        f"copies without noise stay equal for ever, so the wide model remains a replica of the narrow one, at a "
-        f"multiple of its cost: for fresh units {fresh}, for copies that differ say {noise}, and for a replica, as for "
-        f"verification, {as_asked('exact=True', '--exact')}"
+        "copies without noise stay equal forever, so the wide model stays a replica of the narrow one, at several "
+        f"times its cost. For fresh units, {fresh}; for copies that differ, {noise}; for a replica on purpose, "
+        f"{as_asked('exact=True', '--exact')}"
     )
 
 

@@ -105,6 +105,6 @@ def check_written(name: str, out: Tensor, operator: Operator) -> None:
     """
     if type(operator) not in _OURS and bool(out.isnan().any()):
         raise MupscaleError(
-            f"{type(operator).__name__} left entries of '{name}' unwritten (or wrote NaN); an operator fills the whole "
-            f"of the tensor it is given. Nothing has been changed"
+            f"{type(operator).__name__} left entries of '{name}' unwritten (or wrote NaN). An operator must fill the "
+            "whole tensor. Nothing has been changed"
         )

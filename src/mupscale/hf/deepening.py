@@ -191,7 +191,7 @@ class DeepeningJob:
         comparison = compare(self.source, deep)
         if not comparison.ok:
             verdict = " ".join(comparison.verdict.split())
-            raise MupscaleError(f"the deep model is not what it should be and was not kept: {verdict}")
+            raise MupscaleError(f"the deep model failed its check and was not kept: {verdict}")
         return comparison, ""
 
     def _write_card(self, folder: Path, shallow: Source, grown: Record, checked: str) -> None:

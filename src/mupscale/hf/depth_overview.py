@@ -52,9 +52,9 @@ class DepthOverview:
     def summary(self) -> list[str]:
         """In a few sentences."""
         before, after = self.layers
-        lines = [f"layers {before} → {after} ({self.how}): trained ones are layers {_ranges(self.old)}"]
+        lines = [f"layers {before} → {after} ({self.how}): the trained ones are layers {_ranges(self.old)}"]
         if self.how == "identity":
-            lines.append("new layers write nothing into the residual stream yet, so that the function stays")
+            lines.append("new layers write nothing into the residual stream yet, so the function stays the same")
         else:
             lines.append(f"new layers are copies, {_COPIED[self.how]}, which changes the function")
         lines.append("more layers change no learning rate")

@@ -115,13 +115,13 @@ class Inspection:
         """A few sentences."""
         before, after = map(shorten_number, self.numbers)
         how = f"--times {self.times}" if self.fresh is None else "fresh units"
-        lines = [f"{self.model_type} ({self.origin}), {before} → {after} numbers with {how}"]
+        lines = [f"{self.model_type} ({self.origin}), {before} → {after} parameters with {how}"]
         if self.depth is not None:
             wider = [f"--times {self.times}"] if self.times != Times() and self.fresh is None else []
             wider += ["fresh units"] if self.fresh is not None else []
             after = shorten_number(self.numbers[1] + self.depth.new_numbers)
             how = " and ".join([*wider, "more layers"])
-            lines[0] = f"{self.model_type} ({self.origin}), {before} → {after} numbers with {how}"
+            lines[0] = f"{self.model_type} ({self.origin}), {before} → {after} parameters with {how}"
             lines += self.depth.summary()
             if self.times == Times() and self.fresh is None:
                 return [*lines, *self._history()]
@@ -129,7 +129,7 @@ class Inspection:
         folds = [row.label for row in self.rows if row.entry.fold != 1]
         lines += self._fresh_lines()
         if folds and self.fresh is None:
-            lines.append(f"a constant is folded into {', '.join(folds)}")
+            lines.append(f"a constant is stored in {', '.join(folds)} (column fold)")
         lines += self._history()
         groups = f"{self.groups} parameter group{'s' * (self.groups != 1)}"
         lines.append(f"{self.optimizer} gets {groups}; its factors are in the last columns")
@@ -139,7 +139,7 @@ class Inspection:
         """How it grew before."""
         if self.record is None:
             return []
-        spreads = "" if self.fresh is None else ", as the spreads of new units do"
+        spreads = "" if self.fresh is None else ", and so does the scale of new units"
         return [
             f"it has grown before, {self.record.in_words}: param_groups counts from the first model{spreads}, and the "
             f"factors shown here count from this one"
@@ -152,13 +152,13 @@ class Inspection:
         kept = [row for row in self.rows if row.values is not None and _short(row.values.keep) != _short(1)]
         but = ", but for those below" if kept else ""
         lines = [
-            f"old weights stay as they are{but}, in the places of their units; new ones are drawn from the model's "
-            f"own initialisation at μP's spread for the wide size (new units), or start at a constant"
+            f"old weights stay as they are{but}, in the places of their units; new ones are drawn from the model's own "
+            "initialisation at μP's scale for the wide size (new units), or start at a constant"
         ]
         if kept:
             lines.append(f"old weights are multiplied in {', '.join(row.label for row in kept)} (column old)")
         if self.fresh.lossless and not self.losses:
-            lines.append("lossless: the function stays, up to the eps of the norms")
+            lines.append("lossless: the function stays the same, up to the eps of the norms")
         elif self.fresh.lossless:
             lines.append(f"not lossless, since {'; '.join(self.losses)}")
         return lines
@@ -232,7 +232,7 @@ def inspect(
     >>> [(row.name, row.entry.wide, row.factors["lr"]) for row in inspection.rows]
     [('wte.weight', (11, 16), 1.0)]
     >>> print(inspection.summary()[0])
-    gpt2 (as described), 88 → 176 numbers with fresh units
+    gpt2 (as described), 88 → 176 parameters with fresh units
     >>> temporary.cleanup()
     """
     source = open_source(path)

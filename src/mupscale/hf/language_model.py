@@ -100,7 +100,7 @@ def hidden_size(folder: str | Path) -> int:
     config = read_config(Path(folder))
     sizes = architecture_of(config).parts(config)
     if "hidden" not in sizes:
-        raise MupscaleError(f"config.json in {folder} names no hidden size that can change")
+        raise MupscaleError(f"config.json in {folder} has no hidden size that can change")
     return sizes["hidden"]
 
 

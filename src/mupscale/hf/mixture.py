@@ -131,22 +131,24 @@ def _check(small: Source, experts: int, active: int, optimizer: object) -> _Targ
     kind = str(small.config.get("model_type"))
     if kind not in _TARGETS:
         raise MupscaleError(
-            f"experts are made of LLaMA and Mistral (as Mixtral) and Qwen3 (as Qwen3-MoE), not of {kind}"
+            f"experts can be made from LLaMA and Mistral (as Mixtral) and Qwen3 (as Qwen3-MoE), not from {kind}"
         )
     if odd := [name for name in _UNLIKE if small.config.get(name)]:
         raise MupscaleError(
-            f"'{odd[0]}' in config.json of {small.folder} is on, which {_TARGETS[kind].model_type} lacks"
+            f"'{odd[0]}' in config.json of {small.folder} is set, but {_TARGETS[kind].model_type} does not support it"
         )
     if experts < 2 or not 1 <= active <= experts:
         raise MupscaleError(
-            f"{experts} experts of which {active} are active: give 2 or more, and 1 up to as many active"
+            f"{experts} experts with {active} active: give 2 or more experts, of which at least 1 is active"
         )
     if find_record(small) is not None:
-        raise MupscaleError(f"{small.folder} has grown before, and its record is for a dense model: add experts first")
+        raise MupscaleError(
+            f"{small.folder} has grown before, and its record is for a dense model. Add experts first, then grow"
+        )
     if optimizer is not None:
         raise MupscaleError(
-            "the state of an optimizer is not carried over to experts, each of which sees other gradients from the "
-            f"first step on: leave {setting('optimizer')} out, and start a fresh one"
+            "optimizer state is not carried over to experts, since each sees different gradients from the first step. "
+            f"Leave {setting('optimizer')} out, and start a new optimizer"
         )
     return _TARGETS[kind]
 
@@ -188,7 +190,7 @@ def _compare(small: Source, mixture: Source, note: Callable[[str], None]) -> flo
     difference = max(compare_outputs(ours, theirs, make_batches(ours)).differences.values())
     if not difference <= _TOLERANCE:
         raise MupscaleError(
-            f"the mixture was not kept, since its outputs differ by {difference:.1e}: some setting of config.json "
-            f"means something else to {mixture.model_type}"
+            f"the mixture was not kept, since its outputs differ by {difference:.1e}: some setting in config.json has "
+            f"a different meaning in {mixture.model_type}"
         )
     return difference

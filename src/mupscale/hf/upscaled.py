@@ -13,7 +13,7 @@ from mupscale.hf.verification import Comparison
 
 __all__ = ["Upscaled"]
 
-_OF_OPTIMIZER = "optimizer.pt: the saved optimizer, grown as well, which mupscale.hf.resume_optimizer reads"
+_OF_OPTIMIZER = "optimizer.pt: the saved optimizer, grown too; mupscale.hf.resume_optimizer reads it"
 
 
 @dataclass(frozen=True)
@@ -45,4 +45,4 @@ class Upscaled:
             layers = f"{' → '.join(map(str, self.sizes['layers']))} layers ({self.deepen})"
             how = f"{how} and {layers}" if wider else layers
         optimizer = f"{_OF_OPTIMIZER}\n" if self.optimizer else ""
-        return f"{self.path}: {before} → {after} numbers with {how}, {size}\n{optimizer}{checked}"
+        return f"{self.path}: {before} → {after} parameters with {how}, {size}\n{optimizer}{checked}"

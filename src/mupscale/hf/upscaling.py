@@ -128,7 +128,9 @@ def _wider_and_deeper(job: DeepeningJob, width: Mapping[str, Any], note: Callabl
     width = {name: value for name, value in width.items() if value is not None}
     sized, wide = {"times", "hidden", "ffn", "heads", "kv"} & width.keys(), list[Upscaled]()
     if not sized and {"grow", "noise", "exact"} & width.keys():
-        raise MupscaleError("noise= and grow= are for a wider model, and layers= alone makes a deeper one: say times=")
+        raise MupscaleError(
+            "noise= and grow= are for a wider model, but layers= alone makes a deeper one. Give times= as well"
+        )
 
     def widen(folder: Path) -> None:
         unsized = {} if sized else {"times": 1, "exact": True}
@@ -214,8 +216,8 @@ def _prepare(
     gaussian = check_noise(asked.noise, plan)
     if not isinstance(gaussian, GaussianNoise):
         raise MupscaleError(
-            "signal-normalised noise needs whole tensors, and a checkpoint is widened in pieces: use GaussianNoise, "
-            "with the constants that SignalNoise found in memory (.effective) if need be"
+            "signal-normalised noise needs whole tensors, but a checkpoint is widened in pieces. Use GaussianNoise, "
+            "with the constants that SignalNoise finds in memory (.effective) if you need them"
         )
     file = None if optimizer is None else find_optimizer_file(optimizer)
     if file is not None:
@@ -282,7 +284,7 @@ def _not_lossless(prepared: _Prepared) -> str:
 
 def _show_by_copies(prepared: _Prepared, note: Callable[[str], None]) -> None:
     """Where modules were asked what is output and what is input: copies of the same parts must train alike."""
-    note("showing by copies, in training, that the modules were understood")
+    note("checking the plan with copies, in training")
     times = prepared.growth.times.as_copies()
     with tempfile.TemporaryDirectory() as folder:
         upscale(prepared.source.folder, Path(folder) / "copies", times=times, exact=True, progress=False)
@@ -316,12 +318,12 @@ def _compare(
     comparison = compare(source, wide, dtype=dtype, train=steps, plan=prepared.recorded_plan)
     if not comparison.ok and not evidence.required and comparison.rows[0].ok and _is_rounded(prepared):
         return None, (
-            "its tensors are the small one's, but rounding them to 16 bits moves the outputs by more than can be told "
-            "from a mistake, as a router that then chooses other experts does"
+            "its tensors match the small model's, but rounding to 16 bits moves the outputs too much to rule out a "
+            "mistake (a router may choose different experts)"
         )
     if not comparison.ok:
         verdict = " ".join(comparison.verdict.split())
-        raise MupscaleError(f"the wide model is not what it should be and was not kept: {verdict}")
+        raise MupscaleError(f"the wide model failed its check and was not kept: {verdict}")
     return comparison, ""
 
 

@@ -75,22 +75,22 @@ def _weights_of(
     """The weight of each parameter that has a gradient, as the optimizer's groups have it."""
     if norm_type != 2:
         raise MupscaleError(
-            f"an optimizer knows the weights of the norm of type 2, and norm_type= is {norm_type}: give a plan from "
-            f"the width at which max_norm was chosen to the model"
+            f"an optimizer knows only the norm of type 2, but norm_type= is {norm_type}. Pass a plan from the width at "
+            "which max_norm was chosen to this model"
         )
     factors = dict[int, float]()
     for group in optimizer.param_groups:
         if NORM_FACTOR not in group and "lr_factor" in group:
             raise MupscaleError(
                 "this optimizer's groups were made by an earlier version, which did not store how gradients enter a "
-                "norm: give a plan from the width at which max_norm was chosen to the model"
+                "norm. Pass a plan from the width at which max_norm was chosen to this model"
             )
         factors.update((id(p), group.get(NORM_FACTOR, 1.0)) for p in group["params"])
     for name, p in parameters.items():
         if p.grad is not None and id(p) not in factors:
             raise MupscaleError(
-                f"'{name}' has a gradient, and this optimizer does not hold it: give the optimizer of the whole model, "
-                f"or a plan from the width at which max_norm was chosen to the model"
+                f"'{name}' has a gradient, but this optimizer does not hold it. Pass the optimizer of the whole model, "
+                "or a plan from the width at which max_norm was chosen to this model"
             )
         yield name, factors.get(id(p), 1.0)
 
@@ -127,9 +127,9 @@ class _Watch:
         is_clipped = len(last) == _ALIKE and typed > 0 and all(math.isclose(n, typed, rel_tol=1e-5) for n in last)
         if is_clipped:
             warn(
-                f"gradients come with a norm of {typed:g} at every step, as torch's clip_grad_norm_ leaves them; in a "
-                f"model that has grown that norm depends on the width. Clip with "
-                f"mupscale.clip_grad_norm_(model, {typed:g}, optimizer)"
+                f"gradients have a norm of {typed:g} at every step, as after torch's clip_grad_norm_. In a model that "
+                f"has grown, that norm depends on the width. Clip with mupscale.clip_grad_norm_(model, {typed:g}, "
+                "optimizer)"
             )
         if is_clipped or len(self.norms) >= _WATCHED:
             self.hook.remove()

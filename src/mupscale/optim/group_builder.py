@@ -89,19 +89,19 @@ class GroupBuilder:
         """Refuse a parameter that this optimizer cannot train at another width as it does at this one."""
         if self.traits.matrices_only and len(entry.narrow) != 2:
             raise MupscaleError(
-                f"Muon is for matrices, and '{name}' has shape {entry.wide}; give it another optimizer (groups=), or "
-                f"use mupscale.optim.MuonAdamW, which has AdamW for the rest"
+                f"Muon is for matrices, and '{name}' has shape {entry.wide}; give it a different optimizer (groups=), "
+                "or use mupscale.optim.MuonAdamW, which uses AdamW for the rest"
             )
         if entry.shift and complete.get("weight_decay"):
             raise MupscaleError(
-                f"'{name}' is stored without the {entry.offset} that the model adds to it, so that weight decay pulls "
-                f"the wide model's elsewhere than the narrow one's; give it a group with weight_decay=0 (groups=; "
-                f"mupscale.hf.decay_groups makes such groups of a Hugging Face model)"
+                f"'{name}' is stored without the {entry.offset} that the model adds to it, so weight decay pulls it to "
+                "different values in the two models. Give it a group with weight_decay=0 (groups=; "
+                "mupscale.hf.decay_groups makes such groups of a Hugging Face model)"
             )
         if entry.shift and self.traits.by_size:
             raise MupscaleError(
-                f"'{name}' is stored without the {entry.offset} that the model adds to it, and this optimizer goes by "
-                f"the size of what is stored, which the wide model's does not share; use AdamW"
+                f"'{name}' is stored without the {entry.offset} that the model adds to it, and this optimizer's step "
+                "depends on the size of the stored values, which differs in the wide model. Use AdamW"
             )
 
     def groups(self) -> list[dict[str, Any]]:

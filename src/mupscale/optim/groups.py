@@ -131,13 +131,13 @@ def _not_of_the_model(p: Tensor, model: nn.Module) -> MupscaleError:
     whole = [n for n, q in naming.parameters(model).items() if q.shape == p.shape and not is_sharded(q)]
     if is_sharded(p) and whole:
         return MupscaleError(
-            f"the optimizer holds sharded parameters, and '{whole[0]}' of the model that is to grow is whole at the "
-            f"moment, as FSDP2 leaves parameters of the outermost module after a forward pass without a backward pass: "
-            f"call model.reshard() on that model, and then let the optimizer grow"
+            f"the optimizer holds sharded parameters, and '{whole[0]}' of the model that is to grow is not sharded "
+            "now. FSDP2 leaves parameters of the outermost module so after a forward pass without a backward pass. "
+            "Call model.reshard() on that model, and then grow the optimizer"
         )
     return MupscaleError(
-        f"the optimizer holds a parameter that is not the narrow model's, of shape {tuple(p.shape)}: pass the model "
-        f"that the optimizer was built for"
+        f"the optimizer holds a parameter of shape {tuple(p.shape)} that is not the narrow model's. Pass the model "
+        "that the optimizer was built for"
     )
 
 

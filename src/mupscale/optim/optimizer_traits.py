@@ -145,7 +145,7 @@ _MUON = Traits(
 def _check_adagrad(hyper: Hyper) -> None:
     if hyper.get("initial_accumulator_value", 0):
         raise MupscaleError(
-            "Adagrad's initial_accumulator_value is one number for all parameters and cannot follow the width; use 0"
+            "Adagrad's initial_accumulator_value is one number for all parameters, so it cannot follow the width. Use 0"
         )
 
 
@@ -197,10 +197,10 @@ _TRAITS[MuonAdamW] = Traits(
 )
 
 _REFUSED: dict[type[Optimizer], str] = {
-    torch.optim.RAdam: "its first steps are linear in the gradient and later ones are not, so no one learning rate "
-    "is right for both; use AdamW with a warm-up",
-    torch.optim.LBFGS: "it mixes all parameters in one inner product and has no per-parameter learning rates; use "
-    "SGD or AdamW",
+    torch.optim.RAdam: "its first steps are linear in the gradient and later ones are not, so no single learning rate "
+    "is right for both. Use AdamW with a warm-up",
+    torch.optim.LBFGS: "it mixes all parameters in one inner product and has no per-parameter learning rates. Use SGD "
+    "or AdamW",
 }
 
 
@@ -245,9 +245,9 @@ def traits_of(optimizer: type[Optimizer]) -> Traits:
     if (refused := _known_base(optimizer)) is not None:
         raise MupscaleError(f"{optimizer.__name__} cannot follow the width: {_REFUSED[refused]}")
     raise MupscaleError(
-        f"unknown optimizer {optimizer.__name__}; if its update is entrywise and homogeneous of degree m in the "
+        f"unknown optimizer {optimizer.__name__}. If its update is entrywise and homogeneous of degree m in the "
         f"gradient, write mupscale.register_optimizer({optimizer.__name__}, degree=m, decoupled=…, eps=(…), "
-        f"state={{'NAME': DEGREE}})"
+        "state={'NAME': DEGREE})"
     )
 
 

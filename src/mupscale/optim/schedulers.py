@@ -61,9 +61,8 @@ def _warn_of_far_rate(wide_optimizer: Optimizer) -> None:
     if times > _FAR:
         now = float(group["lr"]) / group.get("lr_factor", 1.0) / times
         warn(
-            f"lr is {times:.3g} times the learning rate that the schedule has at this moment, {now:.3g}, and the "
-            f"schedule goes on from there, with all its rates {times:.3g} times as large; half of today's rate would "
-            f"be lr={now / 2:.3g}"
+            f"lr is {times:.3g} times the schedule's current learning rate, {now:.3g}. All later rates of the schedule "
+            f"become {times:.3g} times as large. For half of the current rate, give lr={now / 2:.3g}"
         )
 
 
@@ -108,7 +107,7 @@ def _growth_of_rate(wide: Mapping[str, Any], narrow: Mapping[str, Any]) -> float
     change: float = wide.get(RATE_CHANGE, 1.0)
     if math.isinf(change):
         raise MupscaleError(
-            "the schedule is at a learning rate of 0, so it cannot go on from the lr that upscale was given; leave lr "
-            "out, or make a new scheduler for the wide optimizer"
+            "the schedule is at a learning rate of 0, so it cannot continue from the lr that you gave. Leave lr out, "
+            "or make a new scheduler for the wide optimizer"
         )
     return float(wide.get("lr_factor", 1.0) / narrow.get("lr_factor", 1.0) * change)

@@ -220,8 +220,8 @@ def _growing_heads(
     grow, kv_grow = multiplier(small.heads, large.heads), multiplier(small.kv_heads, large.kv_heads)
     if kv_grow not in (1, grow):
         raise MupscaleError(
-            f"{where}: query heads grow {grow} times and key/value heads {kv_grow} times; "
-            f"grow both alike (whole groups) or leave the key/value heads as they are"
+            f"{where}: query heads grow {grow} times and key/value heads {kv_grow} times. Grow both by the same factor "
+            "(whole groups), or keep the key/value heads as they are"
         )
     heads, kv_heads = int(small.heads), int(small.kv_heads)
     group = heads // kv_heads if kv_grow == grow else 1
@@ -239,8 +239,8 @@ def _growing_heads(
     ]
     if kv_grow == 1 and grow != 1 and projections.fused:
         raise MupscaleError(
-            f"{where}: a fused projection whose query heads grow and whose key/value heads do not would need two "
-            f"learning rates in one tensor; grow both, or use separate projections"
+            f"{where}: query heads grow and key/value heads do not, in one fused projection. It would need two "
+            "learning rates in one tensor. Grow both, or use separate projections"
         )
     for names, edit in change:
         for name in names:
@@ -265,12 +265,12 @@ def _growing_head_dim(
     where: str,
 ) -> Roles:
     roles: dict[str, Role] = {}
-    why = f"{where}: heads and head_dim both grow; grow one of them" if small.heads != large.heads else ""
+    why = f"{where}: heads and head_dim both grow. Grow only one of them" if small.heads != large.heads else ""
     for name in (*projections.query, *projections.key_value, *projections.fused, *projections.out) if why else ():
         roles.update(_edited(narrow, wide, name, lambda role: replace(role, uncopyable=why)))
     if small.scale is None or large.scale is None:
         # nothing said: 1/head_dim is taken for granted, and verify tells if it is not so; new units have no such check
-        unsaid = f"{where}: head_dim grows {grow} times and no attribute tells the scale ({', '.join(SCALE)}); set one"
+        unsaid = f"{where}: head_dim grows {grow} times but no attribute gives the scale ({', '.join(SCALE)}); set one"
         return {**roles, **_fresh_refused(narrow, wide, projections, unsaid)}
     ratio = large.scale / small.scale
     if math.isclose(ratio, 1 / grow, rel_tol=1e-6):
@@ -282,23 +282,23 @@ def _growing_head_dim(
         if not gains:
             raise MupscaleError(
                 f"{where}: head_dim grows {grow} times and the scale goes from {small.scale:.6g} to {large.scale:.6g}; "
-                f"the missing factor {fold:.6g} belongs into the gain of '{norms[0]}', which has none. Give it one, or "
-                f"let the attention scale as 1/head_dim"
+                f"the missing factor {fold:.6g} belongs in the gain of '{norms[0]}', which has no gain. Add one, or "
+                "let attention scale as 1/head_dim"
             )
         return {**roles, **dict.fromkeys(gains, Role(out=0, fold=fold, keep=1 / ratio))}
     if projections.fused:
         raise MupscaleError(
-            f"{where}: head_dim grows {grow} times and the scale goes from {small.scale:.6g} to "
-            f"{large.scale:.6g}, not to {small.scale / float(grow):.6g} (as 1/head_dim), which would "
-            f"need another learning rate for the query part of one fused tensor. Let the attention scale as 1/head_dim "
-            f"(attention_multiplier in mupscale.models.GPT2), or grow the number of heads"
+            f"{where}: head_dim grows {grow} times and the scale goes from {small.scale:.6g} to {large.scale:.6g}, not "
+            f"to {small.scale / float(grow):.6g} (as 1/head_dim), so the query part of one fused tensor would need its "
+            "own learning rate. Let attention scale as 1/head_dim (attention_multiplier in mupscale.models.GPT2), or "
+            "grow the number of heads"
         )
     if not projections.query:
         query = f"pass roles= for all of it, with fold={fold:.6g} for the query's weight and bias"
         raise MupscaleError(
             f"{where}: head_dim grows {grow} times and the scale goes from {small.scale:.6g} to {large.scale:.6g}; the "
-            f"missing factor {fold:.6g} belongs into the query projection, which was not recognised by name "
-            f"({', '.join(projections.linears)}): let the attention scale as 1/head_dim{ways_out(', or ', roles=query)}"
+            f"missing factor {fold:.6g} belongs in the query projection, which was not recognised by name "
+            f"({', '.join(projections.linears)}). Let attention scale as 1/head_dim{ways_out(', or ', roles=query)}"
         )
     for name in projections.query:
         roles.update(_edited(narrow, wide, name, lambda role: replace(role, fold=fold, keep=1 / ratio, uncopyable=why)))
@@ -314,8 +314,11 @@ def _kept_logits(
     if gains:
         return dict.fromkeys(gains, Role(out=0, keep=keep))
     if norms or projections.fused or not projections.query:
-        why = f"{where}: head_dim grows, and there are no queries apart whose old units could make up for the new scale"
-        return _fresh_refused(narrow, wide, projections, f"{why}; grow the number of heads")
+        why = (
+            f"{where}: head_dim grows, but the queries are not separate, so their old units cannot make up for the new "
+            "scale"
+        )
+        return _fresh_refused(narrow, wide, projections, f"{why}. Grow the number of heads instead")
     roles: dict[str, Role] = {}
     for name in projections.query:
         roles.update(_edited(narrow, wide, name, lambda role: replace(role, keep=keep)))

@@ -208,7 +208,7 @@ def refusal(follower: Follower, stuck: Stuck, how: How | None = None) -> Mupscal
     the wide model's output is 2 times the narrow one's, and ...
     """
     operations = follower.small.run.operations
-    ways = {"size": "leave that size as it is", "roles": "pass roles= for what the run cannot tell"}
+    ways = {"size": "leave that size as it is", "roles": "pass roles= for what the run cannot show"}
     if how == "copies":
         fresh = as_asked("grow=mupscale.Fresh()", "--how fresh")
         ways["fresh"] = f"try fresh units, which need no copies ({fresh})"
@@ -216,14 +216,14 @@ def refusal(follower: Follower, stuck: Stuck, how: How | None = None) -> Mupscal
     if stuck.position >= len(operations):
         return MupscaleError(
             f"the wide model's output is {stuck.factor:.6g} times the narrow one's, and no weight that was tried can "
-            f"take that up{advice}"
+            f"compensate for it{advice}"
         )
     op = operations[stuck.position]
     where = f"'{op.module}'" if op.module else "the model"
     shapes = [f"{_shape(follower.small, n)} → {_shape(follower.large, n)}" for n in op.refs if _grows(follower, n)]
     what = f"{where} ({op.name} of {', '.join(shapes) or 'what does not grow'})"
     return MupscaleError(
-        f"in {what} the wide units are no copies of the narrow ones in any order that was tried{advice}"
+        f"in {what} the wide units are not copies of the narrow ones, in any order that was tried{advice}"
     )
 
 

@@ -61,10 +61,10 @@ def find_block_lists(shallow: nn.Module, deep: nn.Module, blocks: str | None = N
     if not lists:
         same = naming.parameters(shallow).keys() == naming.parameters(deep).keys()
         raise MupscaleError(
-            "the deep model has as many blocks as the shallow one; build it with more"
+            "the deep model has no more blocks than the shallow one. Build it with more"
             if same
-            else "no ModuleList or Sequential is longer in the deep model, so where its blocks are is not known: name "
-            "them as blocks='path.of.the.blocks.*', with * in place of their number"
+            else "no ModuleList or Sequential is longer in the deep model, so the library cannot find its blocks. "
+            "Name them: blocks='path.of.the.blocks.*', with * in place of their number"
         )
     return lists
 
@@ -94,8 +94,8 @@ def _check_one_class(path: str, blocks: Iterable[nn.Module]) -> None:
     kinds = list(dict.fromkeys(plain_type(block).__name__ for block in blocks))
     if len(kinds) > 1:
         raise MupscaleError(
-            f"'{path}' holds blocks of different classes ({', '.join(kinds)}), so which of them a new block would be "
-            f"cannot be told; a list that grows in depth has blocks of one class"
+            f"'{path}' holds blocks of different classes ({', '.join(kinds)}), so the class of a new block is unknown. "
+            "A list that grows in depth must have blocks of one class"
         )
 
 

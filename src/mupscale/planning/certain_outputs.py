@@ -111,7 +111,7 @@ def check_certain(uncertain: Mapping[str, Uncertain]) -> None:
 
     >>> check_certain({f"blocks.{i}.alpha": Uncertain("Block", (16,), (32,), 0) for i in range(2)})
     Traceback (most recent call last):
-    mupscale.system.errors.PlanError: 'blocks.0–1.alpha' (in Block, 16 → 32) may be given along the width (added to ...
+    mupscale.system.errors.PlanError: 'blocks.0–1.alpha' (in Block, 16 → 32) may be added to (or multiplied ...
     """
     if not uncertain:
         return
@@ -128,19 +128,19 @@ def check_certain(uncertain: Mapping[str, Uncertain]) -> None:
     pattern = f"*.{local}" if len(names) > 1 and not local.isdigit() else names[0]
     parts = "; a weight_norm's gain wants a fold of in_^-1/2, too" if first.kind == "ParametrizationList" else ""
     multiples = all(each.is_multiple for each in uncertain.values())
-    batch = "Pass a batch, inputs=, to mupscale.plan, upscale or Family, so that a run shows it"
+    batch = "Pass a batch, inputs=, to mupscale.plan, upscale or Family, and a run of the model shows it"
     between = (
-        "A run shows it, but at a whole multiple of the width alone: take one, with inputs=, or "
-        "mupscale.Family(…, inputs=…), which learns it there for every width"
+        "A run of the model shows it, but only at a whole multiple of the width. Choose one, with inputs=, or use "
+        "mupscale.Family(…, inputs=…), which learns it for every width"
     )
     say_it = (
-        f"say it, roles={{'{pattern}': mupscale.Role(out={first.dim})}} where given and Role(in_={first.dim}) where "
-        f"summed over, to mupscale.Family or to mupscale.plan, whose result upscale takes as plan={parts}"
+        f"give its role, roles={{'{pattern}': mupscale.Role(out={first.dim})}} where given and Role(in_={first.dim}) "
+        f"where summed over, to mupscale.Family or to mupscale.plan, whose result upscale takes as plan={parts}"
     )
     ways = {"inputs": batch} if multiples else {"no_inputs": between}  # a batch that was given is not enough there
     raise PlanError(
-        f"{', '.join(shown)}{more} may be given along the width (added to the hidden units, or multiplied with each of "
-        f"them) or summed over, which the modules do not tell{ways_out('. ', **ways, roles=say_it)}"
+        f"{', '.join(shown)}{more} may be added to (or multiplied with) hidden units, or summed over them. The modules "
+        f"do not show which{ways_out('. ', **ways, roles=say_it)}"
     )
 
 
@@ -165,9 +165,9 @@ def check_tables_are_read(
     ]
     if len(tables) < 2 or any(entry.in_ for entry in entries.values()) or any(name in told for name in tables):
         return
-    batch = "pass a batch, inputs=, so that the model itself shows it"
+    batch = "pass a batch, inputs=, and the model itself shows it"
     role = f"pass roles={{'{tables[1]}': mupscale.Role(in_=1)}} where they are summed over, and Role(out=1) where not"
     raise PlanError(
-        f"no weight of the model reads the units of '{tables[0]}' and '{tables[1]}', so that their products may be "
-        f"summed over the width, which then grows with it{ways_out(inputs=batch, roles=role)}"
+        f"no weight of the model reads the units of '{tables[0]}' and '{tables[1]}', so their products may be summed "
+        f"over the width. The sum then grows with the width{ways_out(inputs=batch, roles=role)}"
     )

@@ -208,8 +208,8 @@ class Follower(BothRuns):
         dims = growing_dims(narrow, wide)
         if dims is None:
             raise MupscaleError(
-                f"'{name}' of shape {tuple(narrow)} → {tuple(wide)} does not grow by a whole multiple: build that "
-                f"size as a multiple of the width"
+                f"'{name}' of shape {tuple(narrow)} → {tuple(wide)} does not grow by a whole multiple. Build that size "
+                "as a multiple of the width"
             )
         return dims
 
@@ -345,6 +345,6 @@ def _check_draws(op: Operation, ours: Sequence[Any], theirs: Sequence[Any]) -> N
     """An error where random numbers are drawn for more units at another width; else they are the same in both runs."""
     if op.is_random and [t.shape for t in tensors_of(ours)] != [t.shape for t in tensors_of(theirs)]:
         raise MupscaleError(
-            f"'{op.module or 'the model'}' draws random numbers for units that grow ({op.name}), which are others at "
-            f"another width{ways_out('; ', off='switch that off to plan by running', no_inputs='leave out inputs=')}"
+            f"'{op.module or 'the model'}' draws random numbers for units that grow ({op.name}), which differ at a "
+            f"different width{ways_out('; ', off='switch that off to plan by running', no_inputs='leave out inputs=')}"
         )

@@ -59,7 +59,7 @@ def build_plan(
     Rule(out=Fraction(3, 2), in_=Fraction(3, 2), fold=1)
     """
     if narrow is wide:
-        raise MupscaleError("narrow and wide are one and the same module; build a second, wider one")
+        raise MupscaleError("narrow and wide are the same module. Build a second, wider one")
     walk = _Walk(narrow, wide, dict(roles or {}), how, is_width, assume)
     parameters = walk.entries("parameters")
     check_blocks(parameters, how)
@@ -111,7 +111,7 @@ class _Walk:
             if ours.__module__.startswith("torch.ao.nn") and ".quantized" in ours.__module__:
                 raise MupscaleError(
                     f"'{path or 'the model'}' is a quantised {ours.__name__}: only floating-point weights can be "
-                    f"widened; widen the model first and quantise the wide one"
+                    "widened. Widen the model first, then quantise the wide one"
                 )
 
     def _collect_roles(self) -> dict[str, Role]:
@@ -159,7 +159,7 @@ class _Walk:
         tied_wide = {group[0]: group for group in naming.aliases(_named(self.wide, kind))}
         if tied != tied_wide and kind == "parameters":
             odd = next(g for g in sorted({*tied.values()} ^ {*tied_wide.values()}) if len(g) > 1)
-            raise MupscaleError(f"'{odd[0]}' is tied to '{odd[1]}' in one of the two models only; tie both or none")
+            raise MupscaleError(f"'{odd[0]}' is tied to '{odd[1]}' in only one of the two models. Tie both or neither")
         entries = {first: self._entry(group, small[first], large[first]) for first, group in tied.items()}
         if kind == "parameters" or self.how == "mup":
             return entries
@@ -184,18 +184,18 @@ class _Walk:
             return self.assume
         elif not small.is_meta and small.unique().numel() <= 1:
             return False
-        copy_it = f"pass roles={{'{name}': mupscale.Role(out={entry.out})}} to copy it all the same"
+        copy_it = f"pass roles={{'{name}': mupscale.Role(out={entry.out})}} to copy it anyway"
         raise MupscaleError(
             f"the buffer '{name}' of shape {entry.narrow} → {entry.wide} depends on the width and is not saved with "
-            f"the model (persistent=False), so that the wide model loses its copy as soon as it is built anew. Where "
-            f"these are rotary frequencies, let the number of heads grow and not head_dim; else register it with "
+            "the model (persistent=False). The wide model would lose its copy when it is built again. For rotary "
+            "frequencies, grow the number of heads instead of head_dim. Otherwise register it with "
             f"persistent=True{ways_out(', or ', roles=copy_it)}"
         )
 
     def _entry(self, group: tuple[str, ...], small: Tensor, large: Tensor) -> Entry:
         name = group[0]
         if is_lazy(small) or is_lazy(large):
-            raise MupscaleError(f"'{name}' is not initialised yet; run the lazy module on a batch first")
+            raise MupscaleError(f"'{name}' is not initialised yet. Run the lazy module on a batch first")
         if isinstance(small, nn.Parameter):
             for tensor in (small, large):
                 check_dtype(name, tensor)
@@ -232,8 +232,8 @@ class _Walk:
         elif local.isidentifier():  # not in a ParameterList
             ways = {"register": f"write mupscale.register_roles({cls}, {local}={line})", **ways}
         raise MupscaleError(
-            f"'{name}' of shape {tuple(small.shape)} → {tuple(large.shape)} grows along dimensions "
-            f"{grown}, and {cls} does not tell which is output and which is input{ways_out(**ways)}"
+            f"'{name}' of shape {tuple(small.shape)} → {tuple(large.shape)} grows along dimensions {grown}, but {cls} "
+            f"does not show which is output and which is input{ways_out(**ways)}"
         )
 
     def _oriented(self, role: Role, name: str, small: Tensor, large: Tensor) -> Role:
@@ -241,17 +241,17 @@ class _Walk:
         out, in_ = role.dims(small.dim())
         if not role.fits(small.dim()):
             raise MupscaleError(
-                f"'{name}' of shape {tuple(small.shape)} cannot have Role(out={role.out}, in_={role.in_}): each of "
-                f"its dimensions is output or input once; give it a pattern of its own in roles="
+                f"'{name}' of shape {tuple(small.shape)} cannot have Role(out={role.out}, in_={role.in_}): each "
+                "dimension is output or input, once. Give it its own pattern in roles="
             )
         for d in range(small.dim()):
             if small.shape[d] != large.shape[d]:
                 if d not in out + in_:
                     if (given := self._override(name)) is not None:
                         raise MupscaleError(
-                            f"the role given for '{name}', {given}, leaves out dimension {d}, along which it grows: "
+                            f"the role given for '{name}', {given}, leaves out dimension {d}, which grows: "
                             f"{tuple(small.shape)} → {tuple(large.shape)}. Say whether that is out= or in_=, or leave "
-                            f"the role out"
+                            "the role out"
                         )
                     say_it = f"say what it is with roles={{'{name}': Role(…)}}"
                     what = "a number of classes or of positions"
@@ -259,8 +259,8 @@ class _Walk:
                         what = "the vocabulary, or a number of positions"
                     raise MupscaleError(
                         f"'{name}' of shape {tuple(small.shape)} → {tuple(large.shape)} grows along dimension {d}, "
-                        f"from {small.shape[d]} to {large.shape[d]}, which is no width axis of it: {what}? Keep that "
-                        f"size{ways_out(', or ', roles=say_it)}"
+                        f"from {small.shape[d]} to {large.shape[d]}, but that dimension is not a width: is it {what}? "
+                        f"Keep that size{ways_out(', or ', roles=say_it)}"
                     )
                 check_axis(name, small, large, d, role, self.how)
         keep = {d for d in out + in_ if small.shape[d] != large.shape[d] or self.is_width(name, d)}
@@ -278,9 +278,9 @@ class _Walk:
             entries = {name: self._with_axes(group, role, small, large) for name, role in roles.items()}
             shown = {n: replace(r, fold=entries[n].fold, keep=r.keep and entries[n].keep) for n, r in roles.items()}
             raise MupscaleError(
-                f"tied parameters {', '.join(group)} play roles that contradict each other "
-                f"({'; '.join(f'{name}: {role}' for name, role in shown.items())}); untie them"
-                f"{ways_out(', or ', roles='pass one role for all names in roles=')}"
+                f"tied parameters {', '.join(group)} have contradictory roles "
+                f"({'; '.join(f'{name}: {role}' for name, role in shown.items())}); untie "
+                f"them{ways_out(', or ', roles='pass one role for all names in roles=')}"
             )
         own = self._with_axes(group, as_output[0], small, large)  # its constants meet the readout, too
         times = multiplier(math.prod(small.shape), math.prod(large.shape))
@@ -334,9 +334,9 @@ class _Walk:
         for name in entries:
             if name in self.unkept:
                 raise MupscaleError(
-                    f"'{name}' has fold={float(entries[name].fold):.6g} for copies; say by what the weights of old "
-                    f"units are to be multiplied where the other units are fresh: Role(…, fold=…, keep=…). With a "
-                    f"batch (inputs=) and a wide model at a whole multiple of the width, a run looks for it"
+                    f"'{name}' has fold={float(entries[name].fold):.6g} for copies; say what to multiply the weights "
+                    "of old units by if the other units are fresh: Role(…, fold=…, keep=…). With a batch (inputs=) "
+                    "and a wide model at a whole multiple of the width, a run finds it"
                 )
 
     def told(self, entries: Mapping[str, Entry]) -> set[str]:

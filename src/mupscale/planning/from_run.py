@@ -37,9 +37,9 @@ from mupscale.planning.trials import Trials
 from mupscale.system import MupscaleError, ways_out
 
 _MOST_PASSES = 25
-_STRONGER = " (not the given one but a stronger one of its kind, since that one leaves parts of the model unseen)"
+_STRONGER = " (a stronger batch of the same kind: yours leaves parts of the model unseen)"
 _REMEDIES = {
-    "inputs": "make it by running the models, plan(narrow, wide, inputs=…)",
+    "inputs": "make the plan by running the models, plan(narrow, wide, inputs=…)",
     "roles": "pass roles= for what it gets wrong",
 }
 
@@ -186,8 +186,8 @@ def _check_numbers(tensors: Sequence[Tensor]) -> None:
     for tensor in tensors:
         if tensor.isnan().all() and tensor.numel():
             raise MupscaleError(
-                "the narrow model computes nan on the batch, so whether copies are exact cannot be seen: pass inputs "
-                "on which its outputs and their gradients are numbers"
+                "the narrow model computes nan on the batch, so the check cannot tell whether copies are exact. Pass "
+                "inputs on which outputs and gradients are finite"
             )
 
 
@@ -300,9 +300,9 @@ def _check_own_weights(model: nn.Module, run_of_copy: RecordedRun) -> None:
     for leaf in run_of_copy.leaves.values():
         if id(leaf) in originals:
             raise MupscaleError(
-                f"a copy of the model still uses '{originals[id(leaf)]}' of the original: some function in the model "
-                f"refers to the model itself, which copy.deepcopy does not see"
-                f"{ways_out(forward='refer to it in forward instead', no_inputs='leave out inputs=')}"
+                f"a copy of the model still uses '{originals[id(leaf)]}' of the original: a function in the model "
+                "refers to the model itself, and copy.deepcopy does not see "
+                f"that{ways_out(forward='refer to it in forward instead', no_inputs='leave out inputs=')}"
             )
 
 
@@ -334,8 +334,8 @@ def _count_shared_operations(ours: list[Operation], theirs: list[Operation]) -> 
 def _different_operations(ours: list[Operation], theirs: list[Operation], position: int) -> MupscaleError:
     op = (ours if position < len(ours) else theirs)[position]
     return MupscaleError(
-        f"the two models do not run the same operations: from '{op.module or 'the model'}' on ({op.name}) they differ"
-        f"{ways_out('; ', build='build them alike but for their widths', no_inputs='leave out inputs=')}"
+        f"the two models do not run the same operations: they differ from '{op.module or 'the model'}' on "
+        f"({op.name}){ways_out('; ', build='build them alike but for their widths', no_inputs='leave out inputs=')}"
     )
 
 

@@ -21,8 +21,8 @@ How = Literal["copies", "fresh", "mup"]
 
 
 ONE_DEPTH = (
-    "the two models must be of one class and depth; only widths may differ. To add blocks take mupscale.deepen, before "
-    "or after the width grows, or a Family whose base says both: {'width': 64, 'depth': 4}"
+    "the two models must have the same class and depth; only widths may differ. To add blocks, use mupscale.deepen "
+    "before or after the width grows, or a Family whose base names both: {'width': 64, 'depth': 4}"
 )
 
 
@@ -46,20 +46,20 @@ def check_axis(name: str, small: Tensor, large: Tensor, dim: int, role: Role, ho
     >>> check_axis("weight", torch.zeros(8), torch.zeros(12), 0, Role(out=0), "fresh")
     >>> check_axis("weight", torch.zeros(8), torch.zeros(12), 0, Role(out=0), "copies")
     Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: 'weight' of shape (8,) → (12,): dimension 0 is no multiple; sizes of ...
+    mupscale.system.errors.MupscaleError: 'weight' of shape (8,) → (12,): dimension 0 does not grow by a whole ...
     """
     n, wide = small.shape[dim], large.shape[dim]
     where = f"'{name}' of shape {tuple(small.shape)} → {tuple(large.shape)}"
     if how == "mup":
         return
     if wide < n:
-        raise MupscaleError(f"{where}: dimension {dim} becomes narrower; the target must be at least as wide")
+        raise MupscaleError(f"{where}: dimension {dim} becomes narrower. The target must be at least as wide")
     if how == "copies" and (n == 0 or wide % n):
         fits = ", ".join(str(n * k) for k in (2, 3, 4)) if n else "none"
         raise MupscaleError(
-            f"{where}: dimension {dim} is no multiple; sizes of that axis that fit are {fits}, … (an axis that joins a "
-            f"width with a part that does not grow has none: give each part a layer of its own). Fresh units take any "
-            f"wider width: {as_asked('grow=mupscale.Fresh()', '--how fresh')}"
+            f"{where}: dimension {dim} does not grow by a whole multiple. Sizes that fit: {fits}, … (if the axis joins "
+            "a width with a part that does not grow, none fits: give each part its own layer). Fresh units fit any "
+            f"larger width: {as_asked('grow=mupscale.Fresh()', '--how fresh')}"
         )
     if n == 0:
         raise MupscaleError(f"{where}: dimension {dim} has no units to grow from")
@@ -80,10 +80,10 @@ def check_blocks(entries: Mapping[str, Entry], how: How) -> None:
         if axis.times == 1:
             continue
         if axis.sections and (whole := sum(length for length, _ in axis.sections)) != n:
-            as_parts = "pass a batch, inputs=, with which they are taken as parts of the whole and tried"
+            as_parts = "pass a batch, inputs=, to try them as parts of the whole"
             raise MupscaleError(
-                f"'{name}': dimension {dim} has {n} units, and the sections of its role add up to {whole}: say them "
-                f"for this width{ways_out(', or ', inputs=as_parts)}"
+                f"'{name}': dimension {dim} has {n} units, but the sections of its role add up to {whole}. Give "
+                f"sections for this width{ways_out(', or ', inputs=as_parts)}"
             )
         if how == "copies" and not axis.sections and n % axis.block:
             raise MupscaleError(f"'{name}': dimension {dim} of {n} units does not divide into blocks of {axis.block}")
@@ -110,7 +110,7 @@ def _sizes_that_fit(n: int, alike: Sequence[tuple[int, Axis]]) -> str:
     factors = [Fraction(k, common) for k in (math.floor(times * common), math.ceil(times * common)) if k > common]
     width = min(units for units, _ in alike)
     fits, widths = (" or ".join(str(units * factor) for factor in factors) for units in (n, width))
-    return f"; take {fits}" + (f", that is {widths} where {width} become {width * times} now" if width != n else "")
+    return f"; take {fits}" + (f", that is {widths} instead of {width * times}" if width != n else "")
 
 
 def check_read_widths(entries: Mapping[str, Entry], told: Collection[str]) -> None:
@@ -122,15 +122,15 @@ def check_read_widths(entries: Mapping[str, Entry], told: Collection[str]) -> No
     >>> entry = Entry(narrow=(4, 67), wide=(4, 99), axes={1: Axis(Fraction(99, 67))}, in_=(1,))
     >>> check_read_widths({"joined.weight": entry}, told=())
     Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: 'joined.weight' reads 67 → 99 inputs, and nothing in the model grows by ...
+    mupscale.system.errors.MupscaleError: 'joined.weight' reads 67 → 99 inputs, but nothing in the model grows ...
     """
     grown = {Fraction(e.axes[d].times) for e in entries.values() for d in e.out if d in e.axes}
     for name, entry in entries.items():
         for d in entry.in_:
             if name not in told and entry.axes[d].times != 1 and Fraction(entry.axes[d].times) not in grown:
                 raise MupscaleError(
-                    f"'{name}' reads {entry.narrow[d]} → {entry.wide[d]} inputs, and nothing in the model grows by "
-                    f"that factor: a width joined with a part that does not grow? Give each part a layer of its own"
+                    f"'{name}' reads {entry.narrow[d]} → {entry.wide[d]} inputs, but nothing in the model grows by "
+                    "that factor. Does it join a width with a part that does not grow? Give each part its own layer"
                 )
 
 

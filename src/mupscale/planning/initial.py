@@ -113,14 +113,14 @@ def means_of(plan: Plan, name: str) -> tuple[float, ...]:
     """
     if plan.fresh is None or plan.means is None:
         raise MupscaleError(
-            "fresh units need an initialisation to be drawn from: build the wide model on a real device, as its author "
-            "initialises it, make the plan with fresh=build (a freshly built narrow model, or the function that builds "
-            "it), use a Family, or grow by copies (grow=mupscale.Copies(…))"
+            "fresh units need an initialisation to be drawn from. Build the wide model on a real device, with its own "
+            "initialisation; or make the plan with fresh=build (a freshly built narrow model, or the function that "
+            "builds it); or use a Family; or grow by copies (grow=mupscale.Copies(…))"
         )
     if name not in plan.means:
         raise MupscaleError(
-            f"'{name}' starts as a pattern that is neither constant nor random, so what its new units start as cannot "
-            f"be told; grow by copies, or leave that axis as it is"
+            f"'{name}' starts as a pattern that is neither constant nor random, so the initial values of new units are "
+            "unknown. Grow by copies, or keep that axis as it is"
         )
     return plan.means[name]
 

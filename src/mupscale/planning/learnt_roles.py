@@ -40,7 +40,7 @@ def learn_roles(
     (0,)
     >>> learn_roles(Plain(4), Plain(8), torch.randn(5, 3), {"b": Role(out=0)})
     Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: the role given for 'b', Role(out=0), does not stand the check: ...
+    mupscale.system.errors.MupscaleError: the role given for 'b', Role(out=0), does not pass the check: output ...
     """
     pair = _Pair(narrow, wide, inputs, given, how)
     learnt = pair.learn()
@@ -75,8 +75,8 @@ def _for_any_width(name: str, role: Role, entry: Entry) -> Role:
     if times == 1:
         pair = "plan the pair of models instead, with plan(narrow, wide, inputs=…)"
         raise MupscaleError(
-            f"a constant that depends on the width has to be folded into '{name}', which has no width: let the model "
-            f"not depend on its width there{ways_out(', or ', no_inputs=pair)}"
+            f"a constant that depends on the width would have to be stored in '{name}', which has no width. Remove "
+            f"that constant from the model{ways_out(', or ', no_inputs=pair)}"
         )
     by_input = entry.rule.in_ != 1
 
@@ -126,8 +126,8 @@ class _Pair:
                 raise
             reason = what_differs(self.narrow, self.wide, walked, self.trials)
             raise MupscaleError(
-                f"{error}. Nor do the roles given for {_listed(self.given)}, with what the modules tell of the rest, "
-                f"stand the check: {reason}"
+                f"{error}. The roles given for {_listed(self.given)}, with the modules' roles for the rest, fail the "
+                f"check, too: {reason}"
             ) from None
 
     def _given_by_name(self) -> dict[str, Role]:
@@ -176,14 +176,14 @@ class _Pair:
             wrong = list(self.given)
         if not wrong:
             said = ways_out("; ", roles="pass roles=")
-            return MupscaleError(f"the plan is wrong, also as a run of the models shows it: {reason}{said}")
+            return MupscaleError(f"the plan is wrong, and so is the one that a run of the models shows: {reason}{said}")
         shown = {name: role for name, role in learnt.items() if any(fnmatchcase(name, pattern) for pattern in wrong)}
         instead = "; ".join(f"{role} for '{name}'" for name, role in list(shown.items())[:_MOST_SHOWN])
-        advice = f"A run of the models shows {instead}: give that, or leave" if instead else "Leave"
+        advice = f"A run of the models shows {instead}: use that, or leave" if instead else "Leave"
         given = _listed({pattern: self.given[pattern] for pattern in wrong})
         one = len(wrong) == 1
         return MupscaleError(
-            f"the {'role' if one else 'roles'} given for {given}, {'does' if one else 'do'} not stand the check: "
+            f"the {'role' if one else 'roles'} given for {given}, {'does' if one else 'do'} not pass the check: "
             f"{reason}. {advice} {'it' if one else 'them'} out"
         )
 

@@ -155,8 +155,8 @@ def check_vocabulary(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Rol
             few, many = module.num_embeddings, other.num_embeddings
             if few != many:
                 raise MupscaleError(
-                    f"'{path}' is a table of {few} rows in the narrow model and of {many} in the wide one: the "
-                    f"vocabulary, or a number of positions, which is no width. Keep that size"
+                    f"'{path}' is a table of {few} rows in the narrow model and of {many} in the wide one: that is the "
+                    "vocabulary or a number of positions, not a width. Keep that size"
                 )
 
 

@@ -47,12 +47,12 @@ def run_on_batch(model: nn.Module, inputs: Any, *, in_double: bool = False) -> A
         kind, said = type(naming.unwrap(model)).__name__, " ".join(f"{type(error).__name__}: {error}".split())
         if in_double and _runs_in_float32(model, inputs):
             raise MupscaleError(
-                f"{kind} does not run on the batch in float64 ({said}), which a plan by running needs"
-                f"{ways_out(double='let nothing in the model ask for float32', no_inputs='leave out inputs=')}"
+                f"{kind} does not run on the batch in float64 ({said}), but a plan by running needs "
+                f"float64{ways_out(double='let nothing in the model ask for float32', no_inputs='leave out inputs=')}"
             ) from error
         raise MupscaleError(
-            f"{kind} does not run on the batch ({said}): pass what the model is called with, a tensor, a tuple of "
-            f"arguments or a dict of keywords"
+            f"{kind} does not run on the batch ({said}): pass what the model is called with: a tensor, a tuple of "
+            "arguments or a dict of keywords"
         ) from error
 
 
@@ -74,8 +74,8 @@ def check_takes(model: nn.Module, inputs: Any) -> None:
         given = ", ".join(f"{name}=" for name in kwargs) or f"{len(args)} argument{'s' * (len(args) != 1)}"
         raise MupscaleError(
             f"the batch gives {given}, and {type(plain).__name__}.forward takes ({', '.join(signature.parameters)}): "
-            f"pass what the model is called with, a tensor, a tuple of arguments or a dict of keywords, and no labels "
-            f"that only the loss takes"
+            "pass what the model is called with: a tensor, a tuple of arguments or a dict of keywords, without labels "
+            "that only the loss needs"
         ) from None
 
 

@@ -119,14 +119,13 @@ _ADVICE = {
         "of heads (ALiBi's slopes) cannot be copied at all."
     ),
     "flatten": (
-        "Usually a flatten before it: after convolutions flattened to C·H·W its input is copied in blocks of H·W "
-        "units (in_block of its Role); else heads that were not "
-        "recognised, a tied weight, a bare parameter on the input side (Role(in_=DIM)), or a constant in forward that "
-        "depends on the width."
+        "Usually a flatten before it: after convolutions flattened to C·H·W, its input is copied in blocks of H·W "
+        "units (in_block of its Role). Otherwise heads that were not recognised, a tied weight, a bare parameter on "
+        "the input side (Role(in_=DIM)), or a constant in forward that depends on the width."
     ),
     "factor": (
         "Usually a constant in forward that depends on the width, such as a division by √width, or a tied readout "
-        "whose 1/k is folded into no norm."
+        "whose 1/k no norm takes."
     ),
     "constant": "Usually a constant in forward that depends on the width, such as a division by √width, or an eps.",
     "other": (
@@ -134,7 +133,7 @@ _ADVICE = {
         "parameter on the input side (Role(in_=DIM)), or a constant in forward that depends on the width."
     ),
     "rounding": (
-        "So small a difference may be rounding in a module that computes in float32 whatever it is given (norms of "
-        "transformers do): pass tolerance=1e-4 then."
+        "A difference this small may be rounding in a module that always computes in float32, as norms of "
+        "transformers do. If so, pass tolerance=1e-4."
     ),
 }

@@ -59,8 +59,8 @@ def differentiated(attempt: Callable[[], _Found], models: Sequence[nn.Module]) -
             return attempt()
         except (RuntimeError, MupscaleError):
             raise MupscaleError(
-                f"{type(models[0]).__name__} runs on the batch and gives no gradients there "
-                f"({' '.join(str(error).split())}): call it as in training, without a cache that is written in place"
+                f"{type(models[0]).__name__} runs on the batch but gives no gradients "
+                f"({' '.join(str(error).split())}). Call it as in training, without a cache that is written in place"
             ) from error
 
 

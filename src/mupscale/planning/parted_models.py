@@ -37,7 +37,7 @@ class Parting:
     def __str__(self) -> str:
         entry = None if self.matrix is None else self.weights[self.matrix]
         shapes = "" if entry is None else f" (weight {entry.narrow} → {entry.wide})"
-        before = f"behind '{self.last}' they agree, and " if self.last else ""
+        before = f"they agree up to '{self.last}', and " if self.last else ""
         return f"{before}'{self.path or 'the model'}'{shapes} is the first to differ"
 
     @property

@@ -142,9 +142,9 @@ def _try_silence(
             writers_of_block = candidates.pop(block.path)
             finite = all(bool(marked.values[number].isfinite().all()) for number in marked.streams(block))
             reasons[block.path] = (
-                "its output is not its input plus branches alone"
+                "its output is not just its input plus branches"
                 if finite
-                else f"with {', '.join(writers_of_block)} at zero, so that it writes nothing, it divides by zero"
+                else f"with {', '.join(writers_of_block)} at zero, it divides by zero"
             )
 
 
@@ -185,7 +185,7 @@ class _Walk:
         streams = self.marked.streams(self.block)
         branches = [branch for number in streams for branch in self._branches(number, self.block.last)]
         if not branches and not self._scales:
-            raise _Unlike("it has no residual connection: what it is given is not added to what it computes")
+            raise _Unlike("it has no residual connection: its input is not added to what it computes")
         written = self._own(self._scales)
         for number, before in branches:
             written |= self._written_by(number, before)
@@ -197,7 +197,7 @@ class _Walk:
         if position is None or position < self.block.first:
             if number in self.block.given:
                 return []
-            raise _Unlike("it has no residual connection: what it is given is not added to what it computes")
+            raise _Unlike("it has no residual connection: its input is not added to what it computes")
         operation = self.marked.operation(position)
         operands = [n for n in dict.fromkeys(operation.refs) if n in self.data]
         if operation.name in _SUMS and len(operands) == 2:
@@ -206,23 +206,23 @@ class _Walk:
                 with suppress(_Unlike):
                     return [*self._branches(stream, position), (branch, position)]
                 self._scales = scales
-            raise _Unlike(f"what it is given is transformed before '{operation.module}' adds to it")
+            raise _Unlike(f"its input is transformed before '{operation.module}' adds to it")
         if operation.name == "cat" and operands == list(dict.fromkeys(operation.refs)):  # parts of the stream, or two
             return [branch for operand in operands for branch in self._branches(operand, position)]
         roots = [self._roots(n, position) for n in operation.refs if n not in self.data]
         used = {name: value for each in roots for name, value in each.items()}
         if "norm" in operation.name and len(operands) == 1:
             raise _Unlike(
-                f"'{operation.module}' normalises the stream after a branch was added to it (post-norm), so that no "
-                f"block can leave the stream as it is"
+                f"'{operation.module}' normalises the stream after a branch was added (post-norm), so every block "
+                "changes the stream"
             )
         if operation.name in ("mul", "mul_") and len(operands) == 1 and list(used.values()) == [0.0]:
             self._scales |= dict.fromkeys(used, 1.0)
             used = {}
         if len(operands) != 1 or used:
             raise _Unlike(
-                f"it has no residual connection: '{operation.module}' transforms all of what it is given "
-                f"({operation.name}), and nothing is added to that"
+                f"it has no residual connection: '{operation.module}' transforms all of its input ({operation.name}), "
+                "and nothing is added to that"
             )
         return self._branches(operands[0], position)
 
@@ -233,7 +233,7 @@ class _Walk:
             roots = self._own(self._roots(number, before))
             if roots or not bool(self.marked.values[number].any()):
                 return roots
-            raise _Unlike("a branch ends in what the block is given, with no parameter behind it")
+            raise _Unlike("a branch ends in the block's own input, with no parameter after it")
         operation = self.marked.operation(position)
         operands = [n for n in dict.fromkeys(operation.refs) if n in self.data]
         others = [n for n in dict.fromkeys(_factors(operation)) if n not in self.data]
@@ -259,7 +259,7 @@ class _Walk:
     def _through(self, operation: Operation, operands: list[int], position: int) -> Writers:
         """Go on behind an operation without parameters: of a product, one factor that is zero is enough."""
         keeps_zero = operation.is_view or operation.name in _KEEP_ZERO or operation.name in ("bmm", "matmul", "mm")
-        reason = _Unlike(f"a branch ends in {operation.name} ('{operation.module}'), which is not silent at zero")
+        reason = _Unlike(f"a branch ends in {operation.name} ('{operation.module}'), which does not write zero at zero")
         if not keeps_zero:
             raise reason
         for operand in operands:

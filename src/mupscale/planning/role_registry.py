@@ -46,7 +46,7 @@ def register_roles(module: type[nn.Module], function: RoleFunction | None = None
     Rule(out=2, in_=2, fold=1)
     """
     if (function is None) == (not roles):
-        raise MupscaleError("register_roles takes either a function or one Role per parameter name")
+        raise MupscaleError("register_roles takes either a function, or one Role per parameter name")
     inherited = next((_REGISTRY[cls] for cls in module.__mro__ if cls in _REGISTRY), None)
     if function is None and inherited is not None:
         _REGISTRY[module] = lambda narrow, wide: {**inherited(narrow, wide), **roles}
@@ -100,7 +100,7 @@ def _mup_multiplier(readout: Any, side: str) -> float:
     if not hasattr(readout.weight, "infshape"):
         raise MupscaleError(
             f"the {side} model has a {type(readout).__name__} without base shapes: call mup.set_base_shapes(model, "
-            f"base) with one base for both models before this (rescale_params=False where weights are trained already)"
+            "base) first, with one base for both models (rescale_params=False if the weights are already trained)"
         )
     return float(readout.output_mult / readout.width_mult())
 
@@ -116,8 +116,8 @@ def _conv_transpose(narrow: nn.ConvTranspose2d, wide: nn.ConvTranspose2d) -> Rol
     if narrow.groups != wide.groups and len(per_group) > 1:
         raise MupscaleError(
             f"{type(narrow).__name__} goes from {narrow.groups} to {wide.groups} groups and from {narrow.in_channels} "
-            f"to {wide.in_channels} inputs, so that its first axis is output and input at once; keep the number of "
-            f"groups, or the inputs of each"
+            f"to {wide.in_channels} inputs, so its first axis is output and input at once. Keep the number of groups, "
+            "or the inputs of each"
         )
     outputs = narrow.groups != wide.groups or (per_group == {1} and narrow.groups > 1)  # an input is its group's own
     weight = Role(out=(0, 1)) if outputs else Role(out=1, in_=0)
@@ -167,7 +167,7 @@ def _whole_heads(narrow: nn.MultiheadAttention, wide: nn.MultiheadAttention) -> 
     grows = width > narrow.embed_dim
     first = below if below > (narrow.embed_dim if grows else 0) else below + head
     return (
-        f"Take a multiple of {head} for the width, such as {first} or {first + head}, with num_heads of "
+        f"Choose a multiple of {head} for the width, such as {first} or {first + head}, with num_heads of "
         f"{first // head} or {first // head + 1}"
     )
 
@@ -176,7 +176,7 @@ def _multihead_attention(narrow: nn.MultiheadAttention, wide: nn.MultiheadAttent
     if wide.head_dim != narrow.head_dim:
         raise MupscaleError(
             f"nn.MultiheadAttention with head_dim {narrow.head_dim} → {wide.head_dim}: its attention scales as "
-            f"1/√head_dim, which would need another learning rate for the query part of one packed tensor. "
+            "1/√head_dim, so the query part of one packed tensor would need its own learning rate. "
             f"{_whole_heads(narrow, wide)}"
         )
     head = narrow.head_dim

@@ -62,9 +62,9 @@ def _growing_output(number: int, sizes: Sizes, writers: list[str], plan: Plan) -
     role = Role(out=plan[name].out, in_=plan[name].in_)
     return (
         f"output {number} of the model grows from {sizes[0]} to {sizes[1]}, written by '{name}', and nothing in the "
-        f"model reads it. If these are classes, tokens or other things with a meaning, build the wide model with "
-        f"{sizes[0]}: {others} otherwise, which changes what the model says. If they are features for other code, say "
-        f"that they are meant to grow: roles={{'{name}': mupscale.{role}}}"
+        f"model reads it. If these are classes or tokens, build the wide model with {sizes[0]}: otherwise {others}, "
+        "which changes what the model says. If they are features for other code, say that they are meant to grow: "
+        f"roles={{'{name}': mupscale.{role}}}"
     )
 
 
@@ -78,9 +78,9 @@ def warn_of_kept_losses(narrow: nn.Module, wide: nn.Module) -> None:
         if name in theirs and not are_close(number.detach(), theirs[name].detach(), loosened=100):
             before, after = float(number.detach()), float(theirs[name].detach())
             warn(
-                f"'{name}', which the model computes beside its outputs, is {before:.4g} in the narrow model and "
-                f"{after:.4g} in the wide one. If it is a part of the loss, training differs: let it be a mean over "
-                f"units in place of a sum, or weigh it less in the loss of the wide model"
+                f"'{name}', which the model computes besides its outputs, is {before:.4g} in the narrow model and "
+                f"{after:.4g} in the wide one. If it is part of the loss, training differs. Make it a mean over units "
+                "instead of a sum, or give it less weight in the wide model's loss"
             )
 
 

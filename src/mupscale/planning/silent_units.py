@@ -42,7 +42,7 @@ def check_silent_units(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: A
     >>> narrow, wide = (nn.Sequential(*layers(n)) for n in (8, 12))
     >>> check_silent_units(narrow, wide, mu.plan(narrow, wide, grow=mu.Fresh()), torch.ones(1, 3, 4))
     Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: the wide model with the old units alone does not compute what the narrow ...
+    mupscale.system.errors.MupscaleError: with its old units alone, the wide model does not compute what the ...
     """
     trials = Trials.of(inputs)
     pair = _parted_pair(narrow, wide, plan, trials)
@@ -53,18 +53,18 @@ def check_silent_units(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: A
     small, large, batch = pair
     if not _compared(small, large, batch, plan):
         raise MupscaleError(
-            "every output of the model grows, to a size that no layer has, so that a batch shows nothing of fresh "
-            "units: build the wide model with outputs of the narrow one's size, or grow to a multiple of the width"
+            "every output of the model grows, to a size that no layer has, so a batch cannot test fresh units. Build "
+            "the wide model with the narrow one's output size, or grow to a multiple of the width"
         )
     if random := why_random(small, batch):
         raise MupscaleError(
-            f"{random}, so that a batch shows nothing of fresh units"
-            f"{ways_out(off='switch that off to plan', no_inputs='leave out inputs=')}"
+            f"{random}, so a batch cannot test fresh "
+            f"units{ways_out(off='switch that off to plan', no_inputs='leave out inputs=')}"
         )
     parting = find_parting(small, large, batch, plan)
     raise MupscaleError(
-        f"the wide model with the old units alone does not compute what the narrow one does on the batch"
-        f"{'' if parting is None else f': {parting}'}. {_remedies(parting, _why_no_run(narrow, wide))}"
+        "with its old units alone, the wide model does not compute what the narrow one does on the "
+        f"batch{'' if parting is None else f': {parting}'}. {_remedies(parting, _why_no_run(narrow, wide))}"
     )
 
 
@@ -74,14 +74,14 @@ def _why_no_run(narrow: nn.Module, wide: nn.Module) -> str:
     pairs = [(p.shape, theirs[name].shape) for name, p in naming.parameters(narrow).items()]
     if uneven and any(m > n and m % n == 0 for few, many in pairs for n, m in zip(few, many, strict=True) if n):
         family = (
-            "take mupscale.Family(build, base, inputs=…) with a base at which it is not rounded, which may differ from "
-            "this model's width, and grow with family.upscale"
+            "use mupscale.Family(build, base, inputs=…) with a base at which it is not rounded (it may differ from "
+            "this model's width), and grow with family.upscale"
         )
         return (
-            f"A run finds the blocks and constants where all sizes grow by whole multiples, and {uneven} does not, as "
-            f"where a size is rounded: build that size as a multiple of the width{ways_out(', or ', no_inputs=family)}"
+            f"A run finds the blocks and constants only if all sizes grow by whole multiples, and {uneven} does not: "
+            f"is it rounded? Build that size as a multiple of the width{ways_out(', or ', no_inputs=family)}"
         )
-    family = "take mupscale.Family(build, base, inputs=…), which learns them there for every width"
+    family = "use mupscale.Family(build, base, inputs=…), which learns them for every width"
     found = "At a whole multiple of the width a run finds the blocks and constants: grow to that"
     return f"{found}{ways_out('. Or ', no_inputs=family)}"
 
@@ -90,8 +90,8 @@ def _remedies(parting: Parting | None, found: str) -> str:
     if parting is not None and parting.helpful:
         block = next(iter(parting.helpful.values()))
         return (
-            f"Its inputs lie in blocks of {block} units, as after a flatten or in heads, which the modules do not "
-            f"tell{ways_out('; with them it agrees: ', roles=f'plan=mupscale.plan(…, roles={parting.roles})')}. {found}"
+            f"Its inputs lie in blocks of {block} units, as after a flatten or in heads, and the modules do not show "
+            f"that{ways_out('; with them it agrees: ', roles=f'plan=mupscale.plan(…, roles={parting.roles})')}. {found}"
         )
     grows = parting is not None and any(entry.narrow != entry.wide for entry in parting.weights.values())
     if parting is not None and grows and parting.matrix is None:
@@ -99,15 +99,15 @@ def _remedies(parting: Parting | None, found: str) -> str:
         return f"Either {why}. {found}"
     name = "NAME.weight" if parting is None or parting.matrix is None else parting.matrix
     blocks = (
-        f"say the blocks: plan=mupscale.plan(…, roles={{'{name}': mupscale.Role(out=0, in_=1, in_block=…)}}), with "
-        f"in_block=H*W after a flatten to C·H·W; for heads in_block=head_dim in the output projection, and "
-        f"out_block=head_dim in query, key and value and their biases; where key and value heads serve several queries "
-        f"each, head_dim times so many for queries and the output projection; where one weight holds all three, "
-        f"out_sections, such as ((32, 16), (16, 8), (16, 8)) for heads of 8 in pairs (docs/extending.md)"
+        f"give the blocks: plan=mupscale.plan(…, roles={{'{name}': mupscale.Role(out=0, in_=1, in_block=…)}}), with "
+        "in_block=H*W after a flatten to C·H·W. For heads: in_block=head_dim in the output projection, and "
+        "out_block=head_dim in query, key and value and their biases. If key and value heads each serve several "
+        "queries, multiply head_dim by that number for queries and the output projection. If one weight holds all "
+        "three: out_sections, such as ((32, 16), (16, 8), (16, 8)) for heads of 8 in pairs (docs/extending.md)"
     )
     return (
-        f"Either units lie in blocks that the modules do not tell, as after a flatten or in heads; or a norm was not "
-        f"recognised; or there is a constant that depends on the width. {found}{ways_out('. Or ', roles=blocks)}"
+        "Either units lie in blocks that the modules do not show, as after a flatten or in heads; or a norm was not "
+        f"recognised; or a constant depends on the width. {found}{ways_out('. Or ', roles=blocks)}"
     )
 
 

@@ -21,7 +21,7 @@ from mupscale.planning.model_calls import call_arguments
 from mupscale.planning.tracing import run_in_float64
 from mupscale.system import MupscaleError
 
-EMPTY = "the batch is empty, so that nothing can be seen on it: pass inputs= with at least one row"
+EMPTY = "the batch is empty, so it shows nothing: pass inputs= with at least one row"
 _SEED = 8_117_359  # one that nobody takes: a tensor drawn like its neighbour would hide what tells them apart
 _ROWS = 8  # at least
 _MOST_ROWS = 64
@@ -75,7 +75,7 @@ def check_not_empty(inputs: Any) -> None:
 
     >>> check_not_empty(torch.zeros(0, 3))
     Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: the batch is empty, so that nothing can be seen on it: pass inputs= with ...
+    mupscale.system.errors.MupscaleError: the batch is empty, so it shows nothing: pass inputs= with at least ...
     """
     tensors = [t for t in Leaves(inputs).tensors if t.dim()]
     if tensors and not any(t.numel() for t in tensors):

@@ -26,7 +26,7 @@ def norm_before(modules: Modules, readout: str, width: int) -> list[str]:
         own = [n for n, _ in module.named_parameters(recurse=False)]
         if own and path != readout_path and not isinstance(module, nn.Embedding | nn.EmbeddingBag):
             last = path
-    what = f"'{readout}' is tied to the embedding, so its 1/k must be folded into a norm with a gain just before it"
+    what = f"'{readout}' is tied to the embedding, so a norm with a gain must come just before it and take its 1/k"
     line = "name the norm, roles={'NORM.*': mupscale.Role(out=0, fold=lambda out, in_: 1 / out)}"
     gains = _gains(modules, last, width)
     if beside := _norm_beside(modules, last, width):
@@ -36,7 +36,7 @@ def norm_before(modules: Modules, readout: str, width: int) -> list[str]:
         return gains
     end = "untie the readout, or end the model with a LayerNorm or RMSNorm"
     raise MupscaleError(
-        f"{what}, and none was found ('{last}' is a {type(modules[last]).__name__}){ways_out(end=end, roles=line)}"
+        f"{what}. None was found ('{last}' is a {type(modules[last]).__name__}){ways_out(end=end, roles=line)}"
     )
 
 

@@ -143,7 +143,7 @@ def why_random(model: nn.Module, batch: Any) -> str:
     if all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(first, second, strict=False)):
         return ""
     kind = type(naming.unwrap(model)).__name__
-    return f"{kind} draws random numbers, which are others at another width where they are drawn for units that grow"
+    return f"{kind} draws random numbers, which differ at a different width where they are drawn for units that grow"
 
 
 def tensors_in(tree: Any) -> list[Tensor]:

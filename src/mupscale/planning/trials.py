@@ -98,8 +98,8 @@ class Trials:
             stronger = "" if self.strong is None else ", nor on a stronger one that was drawn"
             warn(
                 f"the batch does not show whether the plan is right for {' and '.join(some)}: it changes no output on "
-                f"the batch{stronger}, so that module types and names alone decide. Pass inputs= on which it matters "
-                f"(longer ones; models in train() for what is used in training alone), or roles= for it",
+                f"the batch{stronger}, so only module types and names decide. Pass inputs= on which it matters (longer "
+                "ones; models in train() for what only training uses), or roles= for it",
                 UncheckedPlan,
             )
 

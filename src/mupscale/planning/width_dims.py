@@ -42,7 +42,7 @@ def find_width_dims(sketch: Sketch, base: Width) -> dict[str, set[int]]:
                 width_dims.setdefault(name, set()).update(grown)
     if not any(width_dims.values()):
         raise MupscaleError(
-            f"no parameter changes if the width doubles from {base.plain}: does build use its argument?"
+            f"no parameter changes when the width doubles from {base.plain}: does build use its argument?"
         )
     return width_dims
 
@@ -64,7 +64,9 @@ def find_depth_size(sketch: Sketch, base: Width) -> str | None:
             if len(all_tensors(sketch(base.times(2, [name]))).keys() - small):
                 depths.append(name)
     if len(depths) > 1:
-        raise MupscaleError(f"both {depths[0]} and {depths[1]} change the number of parameters, but only one may")
+        raise MupscaleError(
+            f"both {depths[0]} and {depths[1]} change the number of parameters, but only one size may do that"
+        )
     return depths[0] if depths else None
 
 

@@ -203,7 +203,7 @@ def _stages(summary: StudySummary) -> Iterator[list[str]]:
 
 def _recipe(summary: StudySummary) -> str:
     """As YAML where PyYAML is there; JSON is YAML, too."""
-    values = {**summary.recipe, "study": summary.settings}
+    values = {**summary.recipe, "family" if summary.preset == "family" else "study": summary.settings}
     try:
         import yaml
     except ImportError:

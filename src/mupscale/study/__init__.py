@@ -35,6 +35,7 @@ from mupscale.study.results import (
     SystemRuns,
 )
 from mupscale.study.settings import StudySettings
+from mupscale.study.training import COMMAND_FILE
 from mupscale.study.transfer import transfer_check
 from mupscale.study.verdict import BreakEven, loss_at
 from mupscale.study.when import estimate_when, run_when
@@ -42,6 +43,7 @@ from mupscale.study.wording import find_cost_unit, format_width, format_widths
 from mupscale.sweep import Tried
 
 __all__ = [
+    "COMMAND_FILE",
     "CONTENDERS",
     "BreakEven",
     "BudgetPoint",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -19,87 +20,122 @@ from mupscale.train import Seeds, Silence, TrainingRun, join_processes, matmul_p
 
 _STEPS = 5  # that are measured, after as many that are not
 _PROBED = 32  # runs in a probe, at most; more cost in proportion
+_PATIENCE = 2.0  # seconds for a probe; beyond that, a smaller size tells the time, in proportion to FLOPs
 
 
-def describe_stages(stages: Mapping[str, Sequence[Stretch]], ground: Ground, engine: str | None = None) -> str:
-    """A row for every stage: its finished models, its cost beyond what earlier stages have trained, and its share.
+def describe_stages(stages: Mapping[str, Sequence[Stretch]], ground: Ground, engine: str) -> str:
+    """A row for every stage: its finished models, its cost beyond what earlier stages have trained, share and time.
 
-    engine: also about how long it takes, measured with this engine.
+    engine: with which a few steps of every size are measured.
     """
     trained: set[str] = set()
     rows: list[tuple[str, int, float, float | None]] = []
+    clock = Stopwatch(ground, engine)
     for name, leaves in stages.items():
         new = [stretch for stretch in list_stretches(leaves) if stretch.key not in trained and stretch.start is None]
         trained |= {stretch.key for stretch in new}
         cost = math.fsum(ground.cost(stretch) for stretch in new)
-        seconds = None if engine is None else measure_stage(new, ground, engine)
-        rows.append((name, len({leaf.key for leaf in leaves}), cost, seconds))
+        rows.append((name, len({leaf.key for leaf in leaves}), cost, clock.measure(new)))
     total, unit, wide = math.fsum(row[2] for row in rows), ground.unit, max(len(name) for name in stages) + 4
     lines = [
         f"{name:<{wide}}{count:>5} {'model' if count == 1 else 'models':<6}  {cost:9.3g} {unit}  {cost / total:6.1%}"
-        f"{_about(seconds, engine)}"
+        f"{_about(seconds)}"
         for name, count, cost, seconds in rows
     ]
     spent = [seconds for *_, seconds in rows]
     known = None if None in spent else math.fsum(each or 0.0 for each in spent)
-    lines.append(f"{'together':<{wide}}{'':>12}  {total:9.3g} {unit}{'':8}{_about(known, engine)}")
-    if engine is not None and known is None:
-        lines.append("too big: one run does not fit into memory, so take a smaller batch or width")
+    lines.append(f"{'together':<{wide}}{'':>12}  {total:9.3g} {unit}{'':8}{_about(known)}")
+    lines.append(TOO_BIG if known is None else MEASURED)
+    lines += describe_epochs([leaf for leaves in stages.values() for leaf in leaves], ground)
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _about(seconds: float | None, engine: str | None) -> str:
-    return "" if engine is None else f"{'too big' if seconds is None else rough_time(seconds):>12}"
+MEASURED = "Times are estimates for this machine, from a few steps of each size. They include evaluation."
+TOO_BIG = "Too big: one run does not fit into memory, so take a smaller batch or width."
 
 
-def measure_stage(stretches: Sequence[Stretch], ground: Ground, engine: str) -> float | None:
-    """Seconds for all of these, those of one size as one program; None if not one fits into memory."""
-    total = 0.0
-    for label in dict.fromkeys(Width.of(one.width).label for one in stretches):
-        same = [one for one in stretches if Width.of(one.width).label == label]
-        steps = sum(one.steps for one in same)
-        count = min(len(same), _PROBED)
-        seconds = None
-        while count and seconds is None:
+def describe_epochs(leaves: Sequence[Stretch], ground: Ground) -> list[str]:
+    """A line on how often models go over the data, if one does so more than once."""
+    steps = max(sum(stretch.steps for stretch in leaf.path) for leaf in leaves)
+    epochs = ground.data.describe_epochs(steps * ground.recipe.batch)
+    return [f"The model with the most steps trains for {epochs}."] if epochs else []
+
+
+def _about(seconds: float | None) -> str:
+    return f"{'too big' if seconds is None else rough_time(seconds):>12}"
+
+
+@dataclass
+class Stopwatch:
+    """Measures a few steps of each size. speeds: seconds of a step of one run, by its cost and how many run at once."""
+
+    ground: Ground
+    engine: str
+    speeds: dict[tuple[float, int], float] = field(default_factory=dict)
+
+    @cached_property
+    def evaluation_steps(self) -> float:
+        """What an evaluation takes, in training steps: a forward pass is about a third of a step."""
+        batch = self.ground.recipe.evaluation.batch or self.ground.recipe.batch
+        return sum(len(x) for x, _ in self.ground.data.evaluation(batch)) / self.ground.recipe.batch / 3
+
+    def measure(self, stretches: Sequence[Stretch]) -> float | None:
+        """Seconds for all of these, those of one size as one program; None if not one fits into memory."""
+        total, evaluated = 0.0, self.evaluation_steps if self.ground.measure == "held-out" else 0.0
+        for label in dict.fromkeys(Width.of(one.width).label for one in stretches):
+            same = [one for one in stretches if Width.of(one.width).label == label]
+            seconds = self._seconds_per_step(same)
+            if seconds is None:
+                return None
+            total += seconds * sum(one.steps + evaluated for one in same)
+        return total
+
+    def _seconds_per_step(self, same: Sequence[Stretch]) -> float | None:
+        cost, count = self.ground.cost_per_step(same[0].width), min(len(same), _PROBED)
+        if self.ground.unit == "FLOPs" and (known := [key for key in self.speeds if key[0] <= cost]):
+            nearest = max(known, key=lambda key: (key[0], key[1] == count))
+            likely = self.speeds[nearest] * cost / nearest[0]
+            if nearest == (cost, count) or 2 * _STEPS * count * likely > _PATIENCE:
+                return likely
+        while count:
             try:
-                seconds = _probe(same[0], ground, engine, count)
+                return self.speeds.setdefault((cost, count), _probe(same[0], self.ground, self.engine, count))
             except torch.OutOfMemoryError:
                 count //= 2
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-        if seconds is None:
-            return None
-        total += seconds * steps
-    return total
+            finally:
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
+        return None
 
 
 def _probe(stretch: Stretch, ground: Ground, engine: str, count: int) -> float:
     """Seconds of one step of one run, where so many train at once."""
     alone = replace(stretch, parent=None, start=None, change=None, noise=0.0, how="copies")
     alone = replace(alone, steps=max(2 * _STEPS, stretch.steps, stretch.schedule.warmup + stretch.schedule.decay))
-    recipe = replace(ground.recipe_of(alone, Path()), compile=False, out=None)
+    recipe = replace(ground.recipe_of(alone, Path()), compile=False, out=None, callbacks=[])
     with join_processes(recipe.device, recipe.parallel) as processes, matmul_precision(recipe.precision):
         if engine != "serial":
             try:
                 recipes = [replace(recipe, seeds=Seeds(init=number)) for number in range(count)]
                 stack = RunStack(recipes, processes.device, ground.data.to(processes.device, recipe.dtype()))
-                stack.advance(_STEPS)
-                return _timed(lambda: stack.advance(_STEPS), processes.device) / count
+                return _time_step(lambda: stack.advance(1), processes.device) / count
             except NotStackable:
                 if engine == "vectorised":
                     raise
         run = TrainingRun(recipe, processes, Silence(), ground.data)
         run.begin(resume=False)
-        for _ in range(_STEPS):
-            run.advance()
-        return _timed(lambda: [run.advance() for _ in range(_STEPS)], processes.device)
+        return _time_step(run.advance, processes.device)
 
 
-def _timed(steps: Callable[[], object], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    began = time.perf_counter()
-    steps()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return (time.perf_counter() - began) / _STEPS
+def _time_step(step: Callable[[], object], device: torch.device) -> float:
+    """Seconds of a step, after some that do not count; of slow ones fewer are taken."""
+    seconds = 0.0
+    for _ in ("warm-up", "measured"):
+        began, taken = time.perf_counter(), 0
+        while taken < _STEPS and (not taken or time.perf_counter() - began < _PATIENCE / 2):
+            step()
+            taken += 1
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds = (time.perf_counter() - began) / taken
+    return seconds

@@ -26,6 +26,7 @@ from torch import nn
 from mupscale.core import WholeWidth, Width
 from mupscale.plots import words
 from mupscale.study.contenders import CONTINUED, FRESH, FROM_SCRATCH
+from mupscale.study.dry_run import MEASURED, TOO_BIG, Stopwatch, describe_epochs
 from mupscale.study.results import (
     BudgetPoint,
     Card,
@@ -38,7 +39,16 @@ from mupscale.study.results import (
 from mupscale.study.training import Ground, MakeGround, Note
 from mupscale.study.tree import Stretch, list_stretches
 from mupscale.sweep import Tried
-from mupscale.system import MupscaleError, appearing, move, print_at_once, replace_text, text_table
+from mupscale.system import (
+    MupscaleError,
+    appearing,
+    move,
+    print_at_once,
+    replace_text,
+    rough_time,
+    text_table,
+    write_json,
+)
 from mupscale.train import (
     Deepen,
     Processes,
@@ -199,6 +209,12 @@ class FamilyPlanner:
     def parameters(self, size: WholeWidth) -> int:
         """How many numbers a model of this size is made of."""
         return sum(p.numel() for p in self.recipe.family().sketch(size).parameters())
+
+    def count(self, one: PlannedSize) -> dict[str, Any]:
+        """What a size's model has trained on all its way, from the start of the trunk; metrics.jsonl has its branch."""
+        steps = sum(stretch.steps for stretch in one.leaf.path)
+        seen = {"steps": steps, self.counted: round(steps * self.tokens_per_step), "flops": one.spent}
+        return {"size": one.size, "parameters": self.parameters(one.size), **seen}
 
     def budgets(self, sizes: Sequence[WholeWidth]) -> list[float]:
         """What every size may spend, in FLOPs."""
@@ -378,12 +394,13 @@ def estimate_family(recipe: Recipe, settings: FamilySettings) -> str:
     ...     optimizer=Spec("torch.optim.AdamW", {"lr": 0.01}),
     ...     width=16, base=16, steps=400, batch=100,
     ... )
-    >>> print(estimate_family(recipe, FamilySettings(sizes=[16, 32, 64])))
+    >>> print(estimate_family(recipe, FamilySettings(sizes=[16, 32, 64])))  # doctest: +ELLIPSIS
     size  parameters  steps, trunk + branch  examples    FLOPs here   FLOPs alone
       16       1,543              300 + 100    40,000  0.357 GFLOPs  0.357 GFLOPs
       32       4,103              188 + 100    58,800  0.691 GFLOPs   0.96 GFLOPs
       64      12,295              201 + 100    78,900   2.18 GFLOPs    2.9 GFLOPs
     Three sizes for 0.77 of the FLOPs of training each (3.23 GFLOPs against 4.22 GFLOPs).
+    All of it takes about ... Times are estimates for this machine, from a few steps of each size. ...
     """
     planner = make_planner(recipe, settings)
     planned = planner.plan(settings.sizes, _own_rate(recipe), settings.fall, 0)
@@ -391,11 +408,15 @@ def estimate_family(recipe: Recipe, settings: FamilySettings) -> str:
     together, alone = planner.costs(planned)
     costs = f"({words.format_flops(together)} against {words.format_flops(alone)})"
     lines.append(f"{describe_saving(planner, planned)} {costs}.")
-    for name, stretches in _extra_stretches(planner, planned).items():
+    for name, stretches in (extra := _extra_stretches(planner, planned)).items():
         cost = math.fsum(map(planner.ground.cost, list_stretches(stretches)))
         lines.append(f"{name}: {words.format_flops(cost)} more, {cost / together:.2f} of the family's")
+    leaves = [leaf for some in ([one.leaf for one in planned], *extra.values()) for leaf in some]
+    seconds = Stopwatch(planner.ground, settings.engine).measure([s for s in list_stretches(leaves) if s.start is None])
     if settings.seeds > 1:
-        lines.append(f"all of it {settings.seeds} times, once for each seed")
+        lines.append(f"All of it {settings.seeds} times, once for each seed.")
+    time = "" if seconds is None else f"All of it takes about {rough_time(settings.seeds * seconds)}. "
+    lines += [time + (TOO_BIG if seconds is None else MEASURED), *describe_epochs(leaves, planner.ground)]
     return "\n".join(lines)
 
 
@@ -492,6 +513,7 @@ class _FamilyRun:
 
     def run(self, command: str) -> StudySummary:
         """Tune where that is asked for, train the family size by size, then the checks."""
+        self.trainer.command = command
         with self.trainer.alone():
             lr, fall, tuned = _own_rate(self.recipe), self.settings.fall, list[Search]()
             if self.settings.tune:
@@ -534,7 +556,9 @@ class _FamilyRun:
                 losses = self.trainer.train([tree[number].leaf for tree in trees])
                 shown = ", ".join("diverged" if loss is None else f"{loss:.4f}" for loss in losses)
                 place = self._keep([tree[number] for tree in trees], losses)
-                self.note(f"  size {Width.of(size)} is finished: loss {shown}; {place}")
+                spent = self.planner.count(trees[0][number])
+                counted = f"{spent['steps']:,} steps, {words.format_flops(spent['flops'])}"
+                self.note(f"  size {Width.of(size)} is finished: loss {shown} after {counted} from the start; {place}")
 
     def _keep(self, seeds: Sequence[PlannedSize], losses: Sequence[float | None]) -> Path:
         """A folder of the size's own, which is an ordinary finished run; a second seed has one beside it."""
@@ -571,6 +595,7 @@ class _FamilyRun:
                 model.save_pretrained(hidden / "hf")
                 card = write_card(self.planner, one, loss, self.settings.sizes, _class_to_load(model))
                 replace_text(hidden / "hf" / "README.md", card)
+            write_json(hidden / "size.json", {**self.planner.count(one), "held_out_loss": loss})
         sign_run(target, self.trainer.recipe_of(one.leaf))
 
     def _check(self, trees: Sequence[Sequence[PlannedSize]], lr: float) -> dict[str, Check]:
@@ -691,7 +716,7 @@ def _is_kept(folder: Path, recipe: str) -> bool:
 def write_card(planner: FamilyPlanner, one: PlannedSize, loss: float, sizes: Sequence[WholeWidth], cls: str) -> str:
     """README.md of a size that is a Hugging Face folder: what it is, what it has cost, and how it is loaded."""
     size = Width.of(one.size)
-    seen = words.format_count(round(sum(stretch.steps for stretch in one.leaf.path) * planner.tokens_per_step))
+    seen = words.format_count(planner.count(one)[planner.counted])
     family = ", ".join(str(Width.of(each)) for each in sizes)
     return f"""\
 ---
@@ -749,7 +774,7 @@ class Check:
         size = f"{100 * abs(mean):.2g} %"
         word = "lower" if mean < 0 else "higher"
         if len(self.relative) < 2:
-            return f"{size} {word}"
+            return f"{size} {word} (one seed: no range)"
         low, high = (f"{100 * each:+.2g}" for each in (min(self.relative), max(self.relative)))
         return f"{size} {word} ({low} to {high} %)"
 
@@ -770,7 +795,7 @@ def describe_edges(checks: Mapping[str, Check]) -> list[str]:
     """Which sizes from scratch ended best at the lowest or highest learning rate of several that were tried.
 
     >>> describe_edges({"64": Check(0.2, [1.0], [1.0], None, {0.1: [1.1], 0.2: [1.0]})})[0][:80]
-    'from scratch, 64 ended best at the highest learning rate that was tried (0.2), s'
+    'from scratch, 64 ended best at the highest learning rate that was tried (0.2). I'
     """
     notes = []
     for label, check in checks.items():
@@ -778,7 +803,7 @@ def describe_edges(checks: Mapping[str, Check]) -> list[str]:
         if len(check.tried) > 1 and check.lr in ends:
             notes.append(
                 f"from scratch, {label} ended best at the {ends[check.lr]} learning rate that was tried "
-                f"({check.lr:g}), so that it might end lower at another: give more of them (family.check_lrs)"
+                f"({check.lr:g}). It might end lower beyond it: give more learning rates (family.check_lrs)"
             )
     return notes
 

@@ -210,6 +210,12 @@ class PaperStudy:
         self.rates = self.settings.rates(self.own_lr)
         self.space = Space(tuple(self.settings.grown_lrs or self.rates), tuple(self.settings.noises))
 
+    @property
+    def remarks(self) -> list[str]:
+        """What the recipe says and this method does not do."""
+        is_fresh = self.recipe.grow[0].how == "fresh"
+        return ["The recipe grows with fresh units. The paper's method grows with copies instead."] * is_fresh
+
     # ------------------------------------------------------------------------------------------- tuning
 
     def tune(self, worker: bool = False) -> Tuned:
@@ -337,6 +343,9 @@ class PaperStudy:
 
     def run(self, command: str = "") -> StudySummary:
         """From wherever it stands in the folder to summary.json."""
+        self.trainer.command = command
+        for sentence in self.remarks:
+            self.note(f"Note: {sentence}")
         tuned = self.tune()
         summary = self._summarise(tuned, command)
         summary.save(self.folder)  # the answer first: the check below is one picture of its page
@@ -479,6 +488,7 @@ class PaperStudy:
                 answer={"sentence": verdict[0], "costs": costs, "gain": gain, "choice": vars(tuned.choice)},
                 stages=stages,
                 notes=[
+                    *self.remarks,
                     *tuned.sentences,
                     *write_warnings(tuned.sweeps, runs),
                     *(f"{sweep.name}: {finding}" for sweep in own_sweeps for finding in sweep_remarks(sweep)),
@@ -552,7 +562,7 @@ def estimate_paper(recipe: Recipe, settings: StudySettings, folder: str | Path) 
         leaves = [plan.stretch(s) for plan in plans.values() if plan.shares is None for s in range(settings.seeds)]
         if leaves:
             stages[stage] = leaves
-    return describe_stages(stages, study.protocol, settings.engine)
+    return "\n".join([describe_stages(stages, study.protocol, settings.engine), *study.remarks])
 
 
 # ---------------------------------------------------------------------------------------------- pieces

@@ -111,6 +111,7 @@ class PayStudy:
         """All stages; the summary is written after the forecast, and again with the answer."""
         stages = 3 + len(self.small) + (0 if forecast_only else 2)
         trainer = self.ground.make_trainer(self.folder, "pay", self.settings.engine, self.note, stages)
+        trainer.command = command
         with trainer.alone():
             tuning = tune_contenders(self.small[0], trainer, float(self.recipe.optimizer.init_args["lr"]))
             small = [self._train_small(one, trainer, tuning) for one in self.small]
@@ -289,13 +290,13 @@ def describe_plan(
             for seed in range(seeds)
             for leaf in system.leaves(one, rates[0], rates[0], noise, seed).values()
         ]
-    lines = [describe_stages(stages, study.ground)]
+    lines = [describe_stages(stages, study.ground, settings.engine)]
     steps = ", ".join(f"{one.label} {study.system.steps(one):,}" for one in contenders)
-    lines.append(f"steps at the full budget: {steps}")
+    lines.append(f"Steps at the full budget: {steps}.")
     if None not in leaves:  # each is judged early
         lines.append(
-            f"tuning costs less where candidates are {100 * settings.prune:g} % behind after {settings.budgets[0]:g} "
-            f"of the budget, and go no further; it costs more where some are within {100 * CLOSE:g} % of the best, and "
-            f"train with {settings.small_seeds} seeds"
+            f"Tuning costs less if candidates stop early: those that are {100 * settings.prune:g} % behind after "
+            f"{settings.budgets[0]:g} of the budget. It costs more if candidates within {100 * CLOSE:g} % of the best "
+            f"train with further seeds (study.small_seeds is {settings.small_seeds})."
         )
     return "\n".join([*lines, *(f"Note: {note}" for note in study.notes)])

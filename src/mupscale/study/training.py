@@ -17,7 +17,15 @@ from mupscale.core import WholeWidth, Width
 from mupscale.engine import Outcome, lowest_loss_bar, read_outcome, train_many
 from mupscale.study.results import StageSpent
 from mupscale.study.tree import Stretch, hash_values, list_waves
-from mupscale.system import MupscaleError, clear_leftovers, exclusive_lock, make_folder, read_json, write_json
+from mupscale.system import (
+    MupscaleError,
+    clear_leftovers,
+    exclusive_lock,
+    make_folder,
+    read_json,
+    replace_text,
+    write_json,
+)
 from mupscale.train import (
     MAY_CHANGE,
     Evaluation,
@@ -31,6 +39,8 @@ from mupscale.train import (
 )
 
 Note = Callable[[str], None]
+COMMAND_FILE = "command.txt"
+"""In a study's folder: the command that began it, and that goes on with it."""
 POINTS = 40  # of a run's curve at least, where it has so many steps
 _OTHER_DATA = 10_000  # between the data seeds of two orders, so that each stretch goes on with batches of its own
 _OF_STRETCHES = {
@@ -166,11 +176,14 @@ class Trainer:
     ended: dict[str, float | None] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
     processes: Processes = field(default_factory=lambda: Processes(torch.device("cpu")))
+    command: str = ""
 
     def make_folder(self) -> None:
-        """Make the study's folder if there is none."""
+        """Make the study's folder if there is none, and say in it which command goes on with what is there."""
         try:
             make_folder(self.folder)
+            if self.command:
+                replace_text(self.folder / COMMAND_FILE, f"{self.command}\n")
         except OSError as error:
             raise MupscaleError(f"{self.folder} cannot be written: {error.strerror or error}") from None
 

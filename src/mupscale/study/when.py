@@ -88,7 +88,7 @@ def estimate_when(recipe: Recipe, settings: StudySettings) -> str:
     """What it would train, and its cost."""
     ground = Ground(replace(recipe, grow=[]))
     arms = plan_when(recipe, settings, ground)
-    return describe_stages({arm.label: arm.leaves for arm in arms}, ground)
+    return describe_stages({arm.label: arm.leaves for arm in arms}, ground, settings.engine)
 
 
 def run_when(
@@ -99,6 +99,7 @@ def run_when(
     ground = Ground(replace(recipe, grow=[]), settings.measure or "held-out")
     arms = plan_when(recipe, settings, ground)
     trainer = Trainer(ground, Path(folder), "when", settings.engine, note, stages=1)
+    trainer.command = command
     with trainer.alone():
         label = f"{Width.of(recipe.width)} → {Width.of(recipe.grow[0].width)}"
         with trainer.stage("when", f"one trunk that grows after {_list(PARTS)} of the FLOPs, {label}"):

@@ -80,6 +80,8 @@ class RunPosition:
             self._adopt(model, optimizer, self.recipe.width)
         if (ready := self.folder) is not None:
             self.processes.by_main(lambda: self._open(ready, overwrite), f"{ready.path} cannot be written")
+        if epochs := self.data.describe_epochs(self.recipe.steps * self.recipe.batch):
+            self.progress.note(f"{self.recipe.steps:,} steps of {self.recipe.batch:,} are {epochs}")
         self._began = self._saved = time.monotonic()
         self._reported = (self.step, self._began)
         self.callbacks.tell("begin", self)

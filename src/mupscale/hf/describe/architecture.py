@@ -137,27 +137,27 @@ class Architecture:
             raise MupscaleError(why)
         if self.ffn is None and times.ffn not in (1, times.hidden):
             raise MupscaleError(
-                f"config.json of a {self.model_type} model gives the feed-forward layers no size of their own: let ffn "
+                f"config.json of a {self.model_type} model has no separate size for the feed-forward layers. Let ffn "
                 f"grow as hidden does, {times.hidden} times"
             )
         more = not self.wider_heads or times.heads != 1
         if times.hidden != times.heads and self.head_dim is None and more:
             raise MupscaleError(
-                f"in {self.model_type} head_dim is {self.hidden} / {self.heads}, and it must stay: "
+                f"in {self.model_type} head_dim is {self.hidden} / {self.heads}, and must stay the same: "
                 f"{how_to_grow_alike(hidden, heads, times)}"
             )
         if times.kv != times.heads and self.kv is None:
             raise MupscaleError(
-                f"{self.model_type} has as many key/value heads as heads, so that its kv heads cannot grow apart from "
-                f"them; leave kv out{'' if isinstance(times, Ratios) else ' of ' + setting('times')}"
+                f"{self.model_type} has as many key/value heads as heads, so its kv heads cannot grow separately. "
+                f"Leave kv out{'' if isinstance(times, Ratios) else ' of ' + setting('times')}"
             )
         hidden, heads = grown(hidden, times.hidden), grown(heads, times.heads)
         if self.divisible and hidden % heads:
             alike = "let hidden grow as much as heads"
             alike = alike if isinstance(times, Ratios) else f"{alike}, as in {setting('times', times.heads)}"
             raise MupscaleError(
-                f"transformers wants the heads of a {self.model_type} model to divide its {self.hidden}, and {heads} "
-                f"heads do not divide {hidden}; {alike}"
+                f"in transformers, the heads of a {self.model_type} model must divide its {self.hidden}, but {heads} "
+                f"heads do not divide {hidden}: {alike}"
             )
 
     def parts(self, config: Config) -> dict[str, int]:
@@ -211,7 +211,7 @@ class Architecture:
         tied = config.get("tie_word_embeddings")
         classes = config.get("architectures") or [self.tied.models[0]]
         if not isinstance(classes, list) or not isinstance(classes[0], str):
-            raise MupscaleError(f"'architectures' in config.json is no list of names of classes (it is {classes!r})")
+            raise MupscaleError(f"'architectures' in config.json is not a list of class names (it is {classes!r})")
         return (self.tied.default if tied is None else bool(tied)) and classes[0].endswith(self.tied.models)
 
     @cached_property
@@ -224,7 +224,7 @@ class Architecture:
             if pattern.match(name):
                 return layout
         raise MupscaleError(
-            f"'{name}' is a tensor that the description of {self.model_type} does not know; tell what it is with "
+            f"'{name}' is a tensor that the description of {self.model_type} does not know. Describe it with "
             f"mupscale.hf.extend({self.model_type!r}, {{'{name}': mupscale.hf.linear('hidden', 'hidden')}}) or the like"
         )
 
@@ -265,7 +265,7 @@ class Architecture:
         """The std that the config gives a fresh initialisation; None where it does not tell."""
         std = self.value(config, self.std)
         if std is not None and (isinstance(std, bool) or not isinstance(std, int | float)):
-            raise MupscaleError(f"'{self.std}' in config.json is no number (it is {std!r})")
+            raise MupscaleError(f"'{self.std}' in config.json is not a number (it is {std!r})")
         return None if std is None else float(std)
 
     def _fold_and_keep(self, name: str, wires: Wires, tied: bool, config: Config) -> tuple[Number, Number]:
@@ -328,11 +328,11 @@ def _check_complete(config: Config) -> None:
     """Refuse what no architecture can grow."""
     if config.get("pruned_heads"):
         raise MupscaleError(
-            "heads were pruned from this model (pruned_heads in config.json), so that its layers differ in size; only "
-            "a model with all its heads can be upscaled"
+            "heads were pruned from this model (pruned_heads in config.json), so its layers differ in size. Only a "
+            "model with all its heads can be upscaled"
         )
     if config.get("add_cross_attention"):
         raise MupscaleError(
-            "this model attends to an encoder (add_cross_attention in config.json), which would have to grow with it; "
-            "only models that stand alone can be upscaled"
+            "this model attends to an encoder (add_cross_attention in config.json), which would have to grow with it. "
+            "Only stand-alone models can be upscaled"
         )

@@ -58,16 +58,16 @@ def settle_growth(
     operator, wanted = choose_operator(grow, noise, exact=exact), sizes_by_part(sizes or {})
     if not isinstance(operator, Copies | Fresh):
         raise MupscaleError(
-            f"a checkpoint grows by Copies(…) or Fresh(…), and grow= is {operator!r}; an operator of your own takes "
-            f"models in memory (mupscale.upscale)"
+            f"a checkpoint grows by Copies(…) or Fresh(…), but grow= is {operator!r}. For your own operator, load the "
+            "models and call mupscale.upscale"
         )
     fresh = operator if isinstance(operator, Fresh) else None
     if isinstance(operator, Copies) and operator.paired:
         raise MupscaleError(
-            "paired noise needs whole tensors, and a checkpoint is widened in pieces: leave out paired="
+            "paired noise needs whole tensors, but a checkpoint is widened in pieces. Leave out paired="
         )
     if wanted and times is not None:
-        raise MupscaleError("say either by how much it grows (times) or what it becomes (hidden, ffn, heads, kv)")
+        raise MupscaleError("give either how much it grows (times) or its new sizes (hidden, ffn, heads, kv)")
     by_how_much = Times.of(2 if times is None else times, () if architecture.described else part_names(config))
     if isinstance(by_how_much, PartTimes) and architecture.described:
         raise MupscaleError(
@@ -95,5 +95,7 @@ def check_fresh_plan(architecture: PlannedArchitecture, config: Config, plan: Pl
     if plan.fresh is None:
         remedy = architecture.how_to_tell_the_initialisation(config)
         copies = as_asked("grow=mupscale.Copies(noise=1.0)", "--how copies --noise 1")
-        raise MupscaleError(f"what fresh units are to be drawn from is not known: {remedy}, or copy units ({copies})")
+        raise MupscaleError(
+            f"the initialisation that fresh units are drawn from is unknown: {remedy}, or copy units ({copies})"
+        )
     fresh.check(plan)

@@ -40,7 +40,7 @@ def make_batches(
     torch.Size([2, 5])
     """
     if text is not None and folder is None:
-        raise MupscaleError("a text is read by the checkpoint's own tokenizer: give its folder, too")
+        raise MupscaleError("to read a text, the checkpoint's own tokenizer is needed. Give its folder, too")
     main = getattr(model, "main_input_name", "input_ids")
     if main not in ("input_ids", "input_features") and text is not None:
         raise MupscaleError(f"{type(model).__name__} reads {_KINDS.get(main, main)}, not text: leave the text out")
@@ -48,8 +48,8 @@ def make_batches(
         signals = [_signals(model, main, rows, seed, number) for number in range(count)]
     except (AttributeError, TypeError):
         raise MupscaleError(
-            f"{type(model).__name__} reads '{main}', whose sizes its config does not tell, so there is nothing to "
-            f"compare it on; upscale the model in memory with mupscale.plan and inputs= of its own"
+            f"{type(model).__name__} reads '{main}', but its config does not give the sizes of that input, so there is "
+            "nothing to compare the models on. Upscale the model in memory, with mupscale.plan and inputs="
         ) from None
     if main != "input_ids" and not _decodes(model):
         return signals
@@ -156,7 +156,7 @@ def _tokens(
     if not isinstance(getattr(decoder, "vocab_size", None), int):
         raise MupscaleError(
             f"{type(model).__name__} reads '{model.main_input_name}', neither tokens nor pixels, so there is nothing "
-            f"to compare it on; upscale the model in memory with mupscale.plan and inputs= of its own"
+            "to compare the models on. Upscale the model in memory, with mupscale.plan and inputs="
         )
     vocabulary, pad = int(decoder.vocab_size), getattr(decoder, "pad_token_id", None)
     size = max(2, min(size, _positions(decoder, pad)))
@@ -196,17 +196,17 @@ def _tokens_of(text: str, folder: Path, vocabulary: int, needed: int, trust_remo
     except Exception as error:  # whatever is wrong with its files
         if not trust_remote_code and "trust_remote_code" in str(error):
             raise MupscaleError(
-                f"the tokenizer in {folder} is code of its own, which is not run unless you trust it "
-                f"(--trust-remote-code); leave the text out, and random tokens are taken"
+                f"the tokenizer in {folder} is custom code, which runs only if you trust it (--trust-remote-code). Or "
+                "leave the text out to use random tokens"
             ) from None
         raise MupscaleError(
-            f"{folder} has no tokenizer that transformers can load ({in_one_line(error)}); leave the text out, and "
-            f"random tokens are taken"
+            f"{folder} has no tokenizer that transformers can load ({in_one_line(error)}). Leave the text out to use "
+            "random tokens"
         ) from None
     if text.strip() and not known:  # without files transformers makes one of special tokens alone
         raise MupscaleError(
             f"{folder} has no tokenizer that knows a word of the text: put its files there (tokenizer.json), or leave "
-            f"the text out, and random tokens are taken"
+            "the text out to use random tokens"
         )
     if len(ids) < 2:
         raise MupscaleError(f"the text is {len(ids)} tokens long; give two or more")

@@ -72,8 +72,8 @@ def model_class(config: Mapping[str, Any]) -> Any:
     what = f"model_type '{model_type}'" if not is_known else f"the class '{name}'"
     if config.get("auto_map"):
         raise MupscaleError(
-            f"{what} is code of the checkpoint's own (auto_map in config.json), which is not run unless you trust it "
-            f"(--trust-remote-code, trust_remote_code=True)"
+            f"{what} is the checkpoint's own code (auto_map in config.json), which runs only if you trust it "
+            "(--trust-remote-code, trust_remote_code=True)"
         )
     raise MupscaleError(
         f"{what} is not known to transformers {transformers.__version__}: correct config.json, or install a version "

@@ -106,8 +106,7 @@ def miniatures(config: Config, times: Times) -> list[dict[str, Any]]:
                     raise MupscaleError("too large, or of other parts")
             return pair
     raise MupscaleError(
-        f"no smaller model with the parts of '{config.get('model_type')}' can be built, on which its units could be "
-        f"followed"
+        f"the library cannot build a smaller '{config.get('model_type')}' model with the same parts to follow its units"
     )
 
 
@@ -204,7 +203,7 @@ def _role(name: str, entry: Entry) -> Role:
     blocks = [{entry.axes[d].block for d in side if entry.axes[d].times != 1} or {1} for side in (entry.out, entry.in_)]
     sections = {entry.axes[d].sections for d in entry.axes if entry.axes[d].sections}
     if max(map(len, blocks)) > 1 or len(sections) > 1:
-        raise MupscaleError(f"'{name}' is copied in several orders, which no role can tell")
+        raise MupscaleError(f"'{name}' is copied in several orders, which no role can express")
     return Role(
         out=entry.out,
         in_=entry.in_,

@@ -105,7 +105,7 @@ def wide_config(config: Config, times: Times, *, wider_heads: bool = False) -> d
     parts = part_names(config)
     if isinstance(times, PartTimes) and (strangers := {name for name, _ in times.parts} - {*parts}):
         there = f"its parts are {', '.join(parts)}" if parts else "config.json names no parts"
-        raise MupscaleError(f"'{min(strangers)}' is nothing of this model that grows: {there}")
+        raise MupscaleError(f"'{min(strangers)}' is not a part of this model that grows: {there}")
     if not parts:
         return _wide_part(config, times, wider_heads)
     wide = {part: part_config(config, part) for part in parts}
@@ -157,9 +157,7 @@ def _wide_part(config: Config, times: Times, wider_heads: bool) -> dict[str, Any
     """config.json with every field that grows multiplied."""
     fields = {part: [name for name in names if is_size(config.get(name))] for part, names in FIELDS.items()}
     if not fields["hidden"]:
-        raise MupscaleError(
-            f"config.json has no field for the hidden size that is known ({', '.join(FIELDS['hidden'])})"
-        )
+        raise MupscaleError(f"config.json has no known field for the hidden size ({', '.join(FIELDS['hidden'])})")
     explicit = any(is_size(config.get(name)) for name in HEAD_DIM)
     also = {n: grown(config[n], times.hidden) for n in AS_HIDDEN if config.get(n) == config[fields["hidden"][0]]}
     if times.hidden != times.heads and fields["heads"] and not explicit and not (wider_heads and times.heads == 1):
@@ -168,11 +166,11 @@ def _wide_part(config: Config, times: Times, wider_heads: bool) -> dict[str, Any
         if alike and _takes_head_dim(config, config[hidden] // config[heads]):
             return _wide_part({**config, "head_dim": config[hidden] // config[heads]}, times, wider_heads)
         advice = how_to_grow_alike(config[hidden], config[heads], times) if alike else "let both grow alike"
-        raise MupscaleError(f"head_dim is {hidden} / {heads} here, and it must stay: {advice}")
+        raise MupscaleError(f"head_dim is {hidden} / {heads} here, and must stay the same: {advice}")
     if times.ffn not in (1, times.hidden) and not fields["ffn"]:
         raise MupscaleError(
-            f"config.json gives the feed-forward layers no size of their own ({', '.join(FIELDS['ffn'])}): let ffn "
-            f"grow as hidden does, {times.hidden} times"
+            f"config.json has no separate size for the feed-forward layers ({', '.join(FIELDS['ffn'])}): let ffn grow "
+            f"as hidden does, {times.hidden} times"
         )
     wide = {name: _grown(config[name], getattr(times, part)) for part, names in fields.items() for name in names}
     return {**config, **wide, **also}

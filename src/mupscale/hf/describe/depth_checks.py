@@ -31,12 +31,12 @@ def check_wider_and_deeper(config: Config) -> None:
 
     >>> check_wider_and_deeper({"model_type": "arcee"})
     Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: 'arcee' is not described, and such a checkpoint can be made wider, or ...
+    mupscale.system.errors.MupscaleError: 'arcee' is not described. Such a checkpoint can grow in width, or ...
     """
     if (kind := str(config.get("model_type"))) not in DESCRIPTIONS:
         raise MupscaleError(
-            f"'{kind}' is not described, and such a checkpoint can be made wider, or deeper once, not both: ask for a "
-            f"width or for layers alone, or describe the architecture (mupscale.hf.register)"
+            f"'{kind}' is not described. Such a checkpoint can grow in width, or once in depth, but not in both. Ask "
+            "for a width or for layers alone, or describe the architecture (mupscale.hf.register)"
         )
 
 
@@ -45,38 +45,37 @@ def check_depth(config: Config, how: HowDeep, layers: int, names: Collection[str
 
     >>> check_depth({"model_type": "bert", "num_hidden_layers": 2}, "identity", 4, [], "small")
     Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: layers of bert normalise the stream after what they add to it (post-norm), ...
+    mupscale.system.errors.MupscaleError: layers of bert normalise the stream after they add to it (post-norm), ...
     """
     kind, operator = str(config.get("model_type")), depth_operator(how)
     if not operator.copies:
         setting, default = PRE_NORM_IF.get(kind, ("", True))
         if kind in POST_NORM or not config.get(setting, default):
             raise MupscaleError(
-                f"layers of {kind} normalise the stream after what they add to it (post-norm), so that no layer can "
-                f"leave it as it is: take {called('stack')}, which changes the function"
+                f"layers of {kind} normalise the stream after they add to it (post-norm), so every layer changes the "
+                f"stream. Use {called('stack')}, which changes the function"
             )
         if kind not in WRITERS or kind not in DESCRIPTIONS:
             stack = "" if _misfit(config, "stack", layers) else f"; or take {called('stack')}"
             raise MupscaleError(
-                f"what writes into the residual stream of {kind} is not described: {_IN_MEMORY}, which finds it by "
-                f"running{stack}"
+                f"the description of {kind} does not say what writes into the residual stream: {_IN_MEMORY}, which "
+                f"finds it by running{stack}"
             )
     if weighted := [name for name in names if _ONE_FOR_EACH_LAYER.fullmatch(name)]:
         raise MupscaleError(
-            f"'{weighted[0]}' of {folder} has a number for each layer and weighs their outputs "
-            f"(use_weighted_layer_sum in config.json), which more layers would share: load the base model, without "
-            f"its head, and deepen that"
+            f"'{weighted[0]}' of {folder} weighs the output of each layer (use_weighted_layer_sum in config.json), and "
+            "more layers would change the weights. Load the base model without its head, and deepen that"
         )
     before = _counts(config, names, folder)
     if layers <= max(before.values()):
         raise MupscaleError(
-            f"{folder} has {max(before.values())} layers, and a deeper model more than that, not {layers}"
+            f"{folder} has {max(before.values())} layers. A deeper model needs more than that, not {layers}"
         )
     if odd := _misfit(config, how, layers):
         instead = f"take {called('identity')}" if kind in WRITERS else _IN_MEMORY
         raise MupscaleError(
-            f"layers of {kind} do not all hold the same tensors, and new ones that are made after those of {folder} "
-            f"('{how}') would not be whole: {odd}{f'; {instead}' if operator.copies else ''}"
+            f"layers of {kind} do not all hold the same tensors, so new ones modelled on those of {folder} ('{how}') "
+            f"would be incomplete: {odd}{f'; {instead}' if operator.copies else ''}"
         )
 
 
@@ -110,7 +109,7 @@ def _counts(config: Config, names: Collection[str], folder: object) -> dict[str,
     if not numbers or not whole or len(numbers) > 1 + bool(config.get("is_encoder_decoder")):
         says = " and ".join(map(str, sorted(told))) or "nothing"
         raise MupscaleError(
-            f"the layers of {folder} are not found: its config says {says}, and its files have "
+            f"the layers of {folder} were not found: its config says {says}, but its files have "
             f"{sum(map(len, numbers.values()))} in {', '.join(sorted(numbers)) or 'no list'}"
         )
     return {path: len(found) for path, found in numbers.items()}

@@ -235,8 +235,8 @@ def deep_config(config: Config, how: HowDeep, layers: int) -> dict[str, Any]:
         dense = _places_of(places, range(first))
         if dense != list(range(len(dense))):
             raise MupscaleError(
-                f"the first {first} layers of this model are plain and all others have experts, which cannot be said "
-                f"of layers that are stacked; take {called('interleaved')}, or identity"
+                f"the first {first} layers of this model are plain and all others have experts, which stacked layers "
+                f"cannot keep. Use {called('interleaved')}, or identity"
             )
         deep["first_k_dense_replace"] = len(dense)
     return {**deep, **{name: layers for name in LAYERS if isinstance(config.get(name), int)}}

@@ -50,7 +50,7 @@ class Described(PlannedArchitecture):
         alike = size["hidden"] == size.get("ffn") and times.hidden == times.ffn != 1
         if alike and any(layout.norm == "layer" for layout in described.tensors.values()):
             reasons.append(
-                "its feed-forward layers have the size of its residual stream, which the plan cannot tell apart"
+                "its feed-forward layers have the size of its residual stream, so the plan cannot tell the two apart"
             )
         return reasons
 

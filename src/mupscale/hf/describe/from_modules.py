@@ -63,8 +63,8 @@ class FromModules(PlannedArchitecture):
     def how_to_tell_the_initialisation(self, config: Config) -> str:
         """It is measured."""
         return (
-            f"a freshly built '{self.model_type}' shows it, for which memory is lacking: use a larger machine, or "
-            f"describe the architecture (mupscale.hf.register)"
+            f"a freshly built '{self.model_type}' model would show it, but there is too little memory. Use a larger "
+            "machine, or describe the architecture (mupscale.hf.register)"
         )
 
     def obstacles(self, config: Config, times: Times) -> list[str]:
@@ -113,36 +113,36 @@ class FromModules(PlannedArchitecture):
         if times == Times():
             return plan_by_modules(config, times, fresh=False)
         raise MupscaleError(
-            f"the model was upscaled by a description of '{config.get('model_type')}' that is not known here: register "
-            f"it again before this"
+            f"the model was upscaled by a description of '{config.get('model_type')}' that is not known here. Register "
+            "it again first"
         )
 
     def check_unverified(self) -> None:
         """Only a comparison shows that the plan is right."""
         raise MupscaleError(
-            f"'{self.model_type}' is not described, so that only verification shows whether it was widened rightly: "
-            f"let it verify, or describe the architecture (mupscale.hf.register)"
+            f"'{self.model_type}' is not described, so only verification shows whether it was widened correctly. Let "
+            "it verify, or describe the architecture (mupscale.hf.register)"
         )
 
     def check_too_large_to_train(self, needed: str) -> None:
         """Only training shows that the plan is right."""
         raise MupscaleError(
-            f"'{self.model_type}' is not described, so that both models must be compared in training, which "
-            f"needs {needed} of memory: use a larger machine, or describe the architecture (mupscale.hf.register)"
+            f"'{self.model_type}' is not described, so both models must be compared in training. That needs {needed} "
+            "of memory. Use a larger machine, or describe the architecture (mupscale.hf.register)"
         )
 
     def check_without_record(self, folder: Path) -> None:
         """The usual fields may not be all that grew."""
         raise MupscaleError(
-            f"there is no mupscale.json in {folder}, and '{self.model_type}' is not described, so that nobody knows "
-            f"how the wide checkpoint grew: copy the file that mupscale upscale wrote to it"
+            f"there is no mupscale.json in {folder}, and '{self.model_type}' is not described, so it is unknown how "
+            "the wide checkpoint grew. Copy the file that mupscale upscale wrote into the folder"
         )
 
     def check_constant_outputs(self, folder: Path) -> None:
         """They would be equal with a wrong plan, too."""
         raise MupscaleError(
-            f"the outputs of {folder} are all alike, so that comparing them shows nothing, and "
-            f"'{self.model_type}' is not described: take a checkpoint with weights in it"
+            f"the outputs of {folder} are all alike, so comparing them shows nothing, and '{self.model_type}' is not "
+            "described. Use a trained checkpoint"
         )
 
     def advice(self) -> str:
@@ -224,9 +224,8 @@ def _plan_by_running(config: Config, times: Times) -> Plan | None:
 def how_to_describe(model_type: object) -> str:
     """What to do about an architecture that its modules alone do not explain."""
     return (
-        f"The architecture '{model_type}' is not described, so its modules were asked; a description "
-        f"of it (mupscale.hf.register) settles what they cannot tell: see 'Adding an architecture' in "
-        f"docs/huggingface.md"
+        f"The architecture '{model_type}' is not described, so the plan comes from its modules. A description "
+        "(mupscale.hf.register) gives what they do not show: see 'Adding an architecture' in docs/huggingface.md"
     )
 
 
@@ -278,12 +277,12 @@ def _cannot_tell(name: str, shape: Shape, held: InModel, config: Config) -> Mups
     if len(held.names) > 1:
         return MupscaleError(
             f"'{name}' of shape {shape} holds {len(held.names)} parameters of the model ('{held.names[0]}', …) in an "
-            f"order in which they cannot grow: load the model with transformers, and save it under its own names with "
-            f"model.save_pretrained(folder, save_original_format=False)"
+            "order in which they cannot grow. Load the model with transformers, and save it with "
+            "model.save_pretrained(folder, save_original_format=False)"
         )
     return MupscaleError(
-        f"'{name}' of shape {shape} is no parameter of the model that config.json names, nor a part of one "
-        f"that could be widened alone. {how_to_describe(config.get('model_type'))}"
+        f"'{name}' of shape {shape} is neither a parameter of the model that config.json names, nor a part of one that "
+        f"can be widened alone. {how_to_describe(config.get('model_type'))}"
     )
 
 

@@ -35,8 +35,8 @@ def plan_fresh(
     for name in growing:
         if len(entries[name].narrow) == 1 and not layouts[name].norm and _LIKE_A_NORM.search(name):
             raise MupscaleError(
-                f"'{name}' seems to be of a norm, and its description does not say what its new units start with: "
-                f"describe it with vector('hidden').in_norm('rms'), 'layer' or 'bias'"
+                f"'{name}' seems to belong to a norm, but its description does not say what its new units start with. "
+                "Describe it with vector('hidden').in_norm('rms'), 'layer' or 'bias'"
             )
     norms = {name: layouts[name].norm for name in growing if layouts[name].norm not in ("", "head")}
     plan = Plan(entries, mup=True, norms=norms)

@@ -38,13 +38,14 @@ class Times:
         for name, value in asdict(self).items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise MupscaleError(
-                    f"{name} cannot grow {value} times: units are copied whole, so choose a whole number, as in "
-                    f"{setting('times', 2)} or {setting('times', 'hidden=2,ffn=3,heads=2')}"
+                    f"{name} cannot grow {value} times: copies need a whole number, as in {setting('times', 2)} or "
+                    f"{setting('times', 'hidden=2,ffn=3,heads=2')}"
                 )
         if self.heads % self.kv:
             raise MupscaleError(
                 f"key/value heads cannot grow {self.kv} times while heads grow {self.heads} times: each serves whole "
-                f"groups of heads, so grow both alike (kv={self.heads}) or leave the key/value heads as they are (kv=1)"
+                f"groups of heads, so grow both by the same factor (kv={self.heads}), or keep the key/value heads "
+                "(kv=1)"
             )
 
     @classmethod
@@ -63,7 +64,7 @@ class Times:
             return PartTimes.by_name(times, parts)
         if strangers := times.keys() - {f.name for f in fields(cls)}:
             raise MupscaleError(
-                f"{setting('times')} names '{min(strangers)}', which is nothing that grows: {_what_grows(parts)} are"
+                f"{setting('times')} names '{min(strangers)}', which does not grow: {_what_grows(parts)} do"
             )
         return cls(**{"kv": times.get("heads", 1), **times})
 
@@ -113,7 +114,7 @@ class Ratios(Times):
     def _check(self) -> None:
         for name, value in asdict(self).items():
             if isinstance(value, bool | float) or not isinstance(value, int | Fraction) or value < 1:
-                raise MupscaleError(f"{name} cannot become {value} times as large: a growth makes a model wider")
+                raise MupscaleError(f"{name} cannot become {value} times as large: a model can only become wider")
             object.__setattr__(self, name, tidy(value))
 
     @property
@@ -154,7 +155,7 @@ class PartTimes(Times):
             part, _, what = name.partition(".")
             if part not in PART_NAMES:
                 such = ", ".join(parts or PART_NAMES)
-                raise MupscaleError(f"{setting('times')} names '{part}' beside parts of a model: {such} are such")
+                raise MupscaleError(f"{setting('times')} names '{part}' beside parts of a model: the parts are {such}")
             more = {what: number} if what else dict.fromkeys(("hidden", "ffn", "heads", "kv"), number)
             named[part] = {**named.get(part, {}), **more}
         return cls.of_parts({part: Times.of(numbers) for part, numbers in named.items()})
@@ -186,7 +187,9 @@ class PartTimes(Times):
         """First this, then the other."""
         names = [name for name, _ in (*self.parts, *getattr(other, "parts", ()))]
         if not isinstance(other, PartTimes) and other != Times():
-            raise MupscaleError("a growth of parts by name and one of the whole do not compose: name the parts in both")
+            raise MupscaleError(
+                "a growth that names parts and one that does not cannot be combined. Name the parts in both"
+            )
         return PartTimes.of_parts({name: self.of_part(name) * other.of_part(name) for name in names})
 
     def to_json(self) -> dict[str, Any]:
@@ -223,7 +226,7 @@ def grown(size: int, times: Number) -> int:
     """
     wide = Fraction(size) * Fraction(times)
     if wide.denominator != 1:
-        raise MupscaleError(f"{size} units cannot become {times} times as many, which is no whole number")
+        raise MupscaleError(f"{size} units cannot grow {times} times: that is not a whole number")
     return int(wide)
 
 
@@ -231,19 +234,19 @@ def how_to_grow_alike(hidden: int, heads: int, times: Times) -> str:
     """What to ask for where heads are parts of the hidden size and the two do not grow alike.
 
     >>> how_to_grow_alike(768, 12, Ratios(hidden=Fraction(800, 768)))
-    'hidden=800 would cut a head of 64 units; take 832 with heads=13'
+    'hidden=800 would cut a head of 64 units. Choose 832 with heads=13'
     """
     if not isinstance(times, Ratios):
         alike = f"hidden={times.hidden},ffn={times.ffn},heads={times.hidden}"
-        return f"let hidden and heads grow alike, as in {setting('times', alike)}"
+        return f"let hidden and heads grow by the same factor, as in {setting('times', alike)}"
     size, wide = hidden // heads, grown(hidden, times.hidden)
     if times.hidden != 1 and wide % size:
         fits = [n for n in (wide // size, wide // size + 1) if n > heads]
         near = " or ".join(f"{n * size} with {setting('heads', n)}" for n in fits)
-        return f"{setting('hidden', wide)} would cut a head of {size} units; take {near}"
+        return f"{setting('hidden', wide)} would cut a head of {size} units. Choose {near}"
     count = wide // size if times.hidden != 1 else grown(heads, times.heads)
     both = as_asked(f"hidden={count * size}, heads={count}", f"--hidden {count * size} --heads {count}")
-    return f"let hidden and heads grow alike, as in {both}"
+    return f"let hidden and heads grow by the same factor, as in {both}"
 
 
 def _what_grows(parts: Iterable[str]) -> str:

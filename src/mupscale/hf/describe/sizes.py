@@ -40,8 +40,8 @@ def times_to(wanted: Mapping[str, int], now: Mapping[str, int], *, fresh: bool) 
     for part, ratio in ratios.items():
         if ratio.denominator != 1:
             raise MupscaleError(
-                f"{setting(part, wanted[part])} is no whole multiple of {now[part]}, and units are copied whole; fresh "
-                f"units take any wider size: {as_asked('grow=mupscale.Fresh()', '--how fresh')}"
+                f"{setting(part, wanted[part])} is not a whole multiple of {now[part]}, which copies need. Fresh units "
+                f"fit any larger size: {as_asked('grow=mupscale.Fresh()', '--how fresh')}"
             )
     whole = {part: int(ratio) for part, ratio in ratios.items()}
     return Times(**{"kv": whole.get("heads", 1), **whole})
@@ -61,7 +61,7 @@ def sizes_by_part(sizes: Mapping[str, int | str | Mapping[str, int] | None]) -> 
             pairs = [pair.partition("=") for pair in size.split(",")]
             if not all(name.strip() and number.strip().isdecimal() for name, _, number in pairs):
                 raise MupscaleError(
-                    f"{setting(what, size)}: a size is a whole number, or of a model of several parts one for each, as "
+                    f"{setting(what, size)}: give a whole number, or for a model with several parts one for each, as "
                     f"in {setting(what, 'text=1024,vision=768')}"
                 )
             size = {name.strip(): int(number) for name, _, number in pairs}
@@ -87,7 +87,7 @@ def times_to_parts(wanted: Mapping[str, int], now: Mapping[str, int], *, fresh: 
             part, _, what = name.rpartition(".")
             size = f"{part}={wanted[name]}" if part else wanted[name]
             raise MupscaleError(
-                f"{setting(what or name, size)}: config.json has the sizes {_in_words(now)}; name one of them, as in "
+                f"{setting(what or name, size)}: config.json has the sizes {_in_words(now)}. Name one of them, as in "
                 f"{setting('hidden', 'text=1024')}"
             )
     named = {part: _of_part(wanted, part) for part in parts}
@@ -125,17 +125,15 @@ def check_groups(times: Times, now: Mapping[str, int]) -> Times:
 
 def _check_size(part: str, size: int, now: Mapping[str, int]) -> None:
     if part not in now:
-        raise MupscaleError(
-            f"{setting(part)}: config.json gives the {PARTS[part]} no field of its own that could be set"
-        )
+        raise MupscaleError(f"{setting(part)}: config.json has no separate field for the {PARTS[part]}")
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise MupscaleError(
             f"{setting(part)} takes the {PARTS[part]} of the wide model, as in {setting(part, 2 * now[part])}"
         )
     if size < now[part]:
         raise MupscaleError(
-            f"{setting(part, size)} is narrower than the model, whose {PARTS[part]} is {now[part]}: a growth makes it "
-            f"wider"
+            f"{setting(part, size)} is smaller than the model's {PARTS[part]}, {now[part]}. A model can only become "
+            "wider"
         )
 
 
@@ -146,9 +144,9 @@ def _kv_of_heads(heads: int, heads_now: int, kv_now: int) -> int:
         below = heads // group * group
         more = setting("heads", below + group)
         near = f"{setting('heads', below)} or {below + group}" if below > heads_now else more
-        stay = f", or {setting('kv', kv_now)}, so that each serves {heads // kv_now}" if heads % kv_now == 0 else ""
+        stay = f", or {setting('kv', kv_now)}, so each serves {heads // kv_now}" if heads % kv_now == 0 else ""
         raise MupscaleError(
-            f"{setting('heads', heads)} cuts a group: each key/value head serves {group} heads; take {near}{stay}"
+            f"{setting('heads', heads)} cuts a group: each key/value head serves {group} heads. Choose {near}{stay}"
         )
     return heads // group
 

@@ -55,8 +55,8 @@ def own_class(config: Mapping[str, Any], name: str | None) -> Any:
         return None
     if "--" in str(reference):
         raise MupscaleError(
-            f"the code of this checkpoint is in another repository ({reference} in config.json): save the model with "
-            f"its code beside it, as save_pretrained does"
+            f"the code of this checkpoint is in a different repository ({reference} in config.json). Save the model "
+            "together with its code, as save_pretrained does"
         )
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 

@@ -54,7 +54,7 @@ class Wire:
         if self.times != other.times:
             raise MupscaleError(
                 f"one tensor packs an axis that grows {self.times} times with one that grows {other.times} times, "
-                f"which would need two learning rates in it; let both grow alike"
+                "which would need two learning rates in it. Let both grow by the same factor"
             )
         size = self.size + other.size
         parts = tuple(part for wire in (self, other) for part in wire.sections or ((wire.size, wire.block),))
@@ -88,8 +88,8 @@ class Layout:
         for d, label in labels.items():
             if shape[d] != wires[label].size:
                 raise MupscaleError(
-                    f"'{name}' has shape {shape}, and its dimension {d} should be '{label}' of {wires[label].size} "
-                    f"units according to the config: the checkpoint and its config.json do not belong together"
+                    f"'{name}' has shape {shape}, but by the config its dimension {d} should be '{label}' of "
+                    f"{wires[label].size} units: the checkpoint and its config.json do not belong together"
                 )
         axes = {d: wires[label].axis for d, label in sorted(labels.items()) if wires[label].width}
         wide = tuple(grown(n, wires[labels[d]].times) if d in labels else n for d, n in enumerate(shape))
@@ -102,8 +102,8 @@ class Layout:
         wide = tuple(grown(lying[d].size, lying[d].times) if d in lying else n for d, n in enumerate(shape))
         if shape != wide:
             raise MupscaleError(
-                f"'{name}' has shape {shape}, and {wide} in the upscaled model: load that one, from the folder that "
-                f"mupscale upscale wrote"
+                f"'{name}' has shape {shape}, and {wide} in the upscaled model. Load that model, from the folder that "
+                "mupscale upscale wrote"
             )
         return tuple(lying[d].size if d in lying else n for d, n in enumerate(shape))
 
@@ -112,13 +112,13 @@ class Layout:
         named = {**self.out, **self.in_}
         if named and len(shape) < -min(named):
             raise MupscaleError(
-                f"'{name}' has shape {shape}, and its description tells of {-min(named)} dimensions: the checkpoint is "
-                f"of another kind than its config.json says"
+                f"'{name}' has shape {shape}, but its description has {-min(named)} dimensions: the checkpoint is not "
+                "of the kind that its config.json says"
             )
         for label in named.values():
             if label not in wires:
                 raise MupscaleError(
-                    f"'{name}' is said to lie at the wire '{label}', which is none of {', '.join(wires)}"
+                    f"'{name}' is described with the axis '{label}', which is not one of {', '.join(wires)}"
                 )
         return {d % len(shape): label for d, label in named.items()}
 

@@ -39,7 +39,7 @@ def count_from_first(record: Record, plan: Plan) -> Plan:
     first = architecture.plan_unchanged(config, small, means=plan.means is not None)
     if first.fresh is None:
         raise MupscaleError(
-            f"what the first model was initialised with is not known, from which the spread of fresh units counts: "
+            "the first model's initialisation is unknown, and the scale of fresh units is counted from it: "
             f"{architecture.how_to_tell_the_initialisation(config)}, and into 'config' in {RECORD_FILE}"
         )
     entries = {name: so_far[name].then(_in_no_blocks(entry)) for name, entry in plan.parameters.items()}

@@ -21,10 +21,10 @@ _PARTS = {
     "kv": "key/value heads",
 }
 _LAYERS = {
-    "identity": "new layers stand between the trained ones and write nothing into the residual stream yet (identity, "
-    "seed {seed}), so that the function stays",
-    "stack": "all layers stand once more on top of all layers (stacking), which changes the function",
-    "interleaved": "copies of each layer stand behind it (stacking, interleaved), which changes the function",
+    "identity": "new layers are between the trained ones and write nothing into the residual stream yet (identity, "
+    "seed {seed}), so the function stays the same",
+    "stack": "a copy of all layers follows all layers (stacking), which changes the function",
+    "interleaved": "copies of each layer follow it (stacking, interleaved), which changes the function",
 }
 _FRONT = re.compile(r"---\r?\n(.*?)^---\r?\n?", re.S | re.M)
 _TRAINING_BEFORE = re.compile(
@@ -202,8 +202,8 @@ def _how(growth: GrowthStep) -> str:
         how = f"units were copied, and noise was added (level {growth.noise}, seed {growth.seed})"
     else:
         how = (
-            "units were copied without noise, so that it computes what the small model computes, and stays a replica "
-            "of it in training"
+            "units were copied without noise, so it computes what the small model computes, and stays a replica of it "
+            "in training"
         )
     return f"By width: {how}."
 

@@ -31,10 +31,10 @@ def check_place(out: Path, source: Source) -> None:
     ...     check_place(Path(folder) / "wide", Source(Path(folder) / "small", {}, {}))
     """
     if is_taken(out):
-        raise MupscaleError(f"{out} exists already: remove it, or choose another name")
+        raise MupscaleError(f"{out} already exists. Remove it, or choose a different name")
     here, there = out.resolve(), source.folder.resolve()
     if there == here or there in here.parents:
-        raise MupscaleError(f"{out} lies inside the checkpoint {source.folder} itself: choose a place beside it")
+        raise MupscaleError(f"{out} lies inside the checkpoint {source.folder}. Choose a folder outside it")
 
 
 def check_space(out: Path, source: Source, weights: int, optimizer: int = 0) -> None:
@@ -51,7 +51,7 @@ def check_space(out: Path, source: Source, weights: int, optimizer: int = 0) -> 
     if (free := shutil.disk_usage(parent).free) < needed:
         raise MupscaleError(
             f"the wide checkpoint needs {size_in_words(needed)} and the disk of {parent} has {size_in_words(free)} "
-            f"left: free some space, or choose another disk"
+            "left. Free some space, or choose a different disk"
         )
 
 
@@ -105,8 +105,8 @@ def _check_stays_inside(file: Path, folder: Path) -> None:
     homes = [home, *([home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [])]
     if not any(there.is_relative_to(place) for place in homes):
         raise MupscaleError(
-            f"{file} is a link to {there}, outside the checkpoint, and is not copied: put the file itself there if it "
-            f"belongs to the checkpoint, or remove the link"
+            f"{file} is a link to {there}, outside the checkpoint, and is not copied. If the file belongs to the "
+            "checkpoint, put the file itself there. Otherwise remove the link"
         )
 
 

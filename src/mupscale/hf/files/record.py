@@ -75,7 +75,7 @@ class GrowthStep:
         if draws not in get_args(Draws):
             raise ValueError(f"numbers drawn by {draws!r}, which this version does not know")
         if (spread := content.get("spread")) not in (None, _FROM_FIRST):
-            raise ValueError(f"a spread counted {spread!r}, which this version does not know")
+            raise ValueError(f"an initial scale counted {spread!r}, which this version does not know")
         if how in get_args(HowDeep):
             times, seed, layers = Times(**content["times"]), content["seed"], int(content["layers"])
             return cls(times, seed=seed, draws=draws, layers=layers, deepen=how)
@@ -176,8 +176,8 @@ class Record:
             ) from None
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, MupscaleError) as error:
             raise MupscaleError(
-                f"{file} is no {RECORD_FILE} of this version ({type(error).__name__}: {error}); copy the one that "
-                f"mupscale upscale wrote"
+                f"{file} is not a {RECORD_FILE} of this version ({type(error).__name__}: {error}). Copy the one that "
+                "mupscale upscale wrote"
             ) from None
 
     @classmethod

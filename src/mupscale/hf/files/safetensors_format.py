@@ -58,7 +58,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a safetensors file in the order in which they lie there, when all of it is in order."""
     try:
         if not path.is_file() and path.exists():
-            raise MupscaleError(f"{path} is no ordinary file, so no weights are read from it")
+            raise MupscaleError(f"{path} is not an ordinary file, so no weights are read from it")
         with open(path, "rb") as file:
             size = file.seek(0, 2)
             file.seek(0)
@@ -75,7 +75,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     if 8 + length + end != size:
         what = "is truncated" if size < 8 + length + end else "has more bytes than it should"
         raise MupscaleError(
-            f"{path} {what}: its header tells of {8 + length + end} bytes and it has {size}; download or copy it again"
+            f"{path} {what}: its header says {8 + length + end} bytes, but it has {size}. Download or copy it again"
         )
     return tensors
 
@@ -104,8 +104,8 @@ def _place(path: Path, name: str, entry: Any) -> tuple[str, int, int, torch.dtyp
         raise _broken(path, f"its header does not say where '{name}' lies")
     if not isinstance(code, str) or code not in DTYPES:
         raise MupscaleError(
-            f"'{name}' in {path} has dtype {code}, as in a quantised checkpoint, which cannot be widened: take the "
-            f"original one in float32, bfloat16 or float16, or dequantise it"
+            f"'{name}' in {path} has dtype {code}, as in a quantised checkpoint, which cannot be widened. Use the "
+            "original in float32, bfloat16 or float16, or dequantise it"
         )
     dtype = DTYPES[code]
     if stop - start != math.prod(shape) * dtype.itemsize:
@@ -114,7 +114,7 @@ def _place(path: Path, name: str, entry: Any) -> tuple[str, int, int, torch.dtyp
 
 
 def _broken(path: Path, reason: str) -> MupscaleError:
-    return MupscaleError(f"{path} is no whole safetensors file ({reason}); download or copy it again")
+    return MupscaleError(f"{path} is not a complete safetensors file ({reason}). Download or copy it again")
 
 
 def make_header(tensors: Mapping[str, tuple[torch.dtype, Shape]]) -> tuple[bytes, dict[str, int]]:
@@ -144,7 +144,7 @@ def read_into(tensor: Tensor, file: Any, at: int) -> Tensor:
     while left.nbytes:
         count = file.readinto(left)
         if not count:
-            raise MupscaleError(f"{file.name} has become shorter while it was read; download or copy it again")
+            raise MupscaleError(f"{file.name} has become shorter while it was read. Download or copy it again")
         left = left[count:]
     return tensor
 

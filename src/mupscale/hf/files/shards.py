@@ -51,7 +51,7 @@ def parse_size(size: int | str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", "" if isinstance(size, bool) else str(size).strip().upper())
     count = 0.0 if match is None else float(match[1]) * _SIZES.get(match[2], 0)
     if not 1 <= count < 1 << 63:
-        raise MupscaleError(f"{show_short(size)} is no size of a shard: write it as 5GB or 500MB")
+        raise MupscaleError(f"{show_short(size)} is not a shard size. Write it as 5GB or 500MB")
     return int(count)
 
 
@@ -158,10 +158,7 @@ def plan_name(name: str, plan: Plan, file: str = "the files") -> str:
     'transformer.wte.weight'
     """
     if name not in plan.names:
-        raise MupscaleError(
-            f"'{name}' in {file} is not in the plan, so that it is not known how to widen it: the plan was made for "
-            f"another checkpoint"
-        )
+        raise MupscaleError(f"'{name}' in {file} is not in the plan: the plan was made for a different checkpoint")
     return plan.names[name]
 
 

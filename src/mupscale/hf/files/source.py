@@ -84,7 +84,7 @@ def open_source(path: str | Path | Source) -> Source:
     if folder.is_file() and is_gguf(folder):
         raise MupscaleError(
             f"{folder} is a GGUF file, whose weights are mostly quantised: give --dequantise, or mupscale.hf.read_gguf "
-            f"in Python, to read them as float32 numbers; or take the original checkpoint, which is not rounded"
+            "in Python, to read them as float32; or use the original checkpoint, which is not rounded"
         )
     if not folder.is_dir():
         if folder.exists():
@@ -95,14 +95,14 @@ def open_source(path: str | Path | Source) -> Source:
         raise MupscaleError(f"there is no folder at {path}: give a checkpoint's folder or a hub name")
     if (folder / "adapter_config.json").exists():
         raise MupscaleError(
-            f"{folder} holds a LoRA or another PEFT adapter, which cannot be widened by itself: merge it into its "
-            f"model with merge_and_unload() and save that"
+            f"{folder} holds a LoRA or another PEFT adapter, which cannot be widened by itself. Merge it into its "
+            "model with merge_and_unload(), and save that"
         )
     config = read_config(folder)
     resources: list[object] = []
     tensors = _find_tensors(folder, resources)
     if not tensors:
-        raise MupscaleError(f"the weights in {folder} hold no tensors; download or copy them again")
+        raise MupscaleError(f"the weights in {folder} hold no tensors. Download or copy them again")
     source = Source(folder, config, tensors, tuple(resources))
     check_sizes(config, source.shapes, folder)
     return source
@@ -138,11 +138,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     if (quantised := config.get("quantization_config")) is not None:
         method = quantised.get("quant_method", "some method") if isinstance(quantised, dict) else quantised
         raise MupscaleError(
-            f"the checkpoint in {folder} is quantised ({method}) and cannot be widened: take the original one in "
-            f"float32, bfloat16 or float16, or dequantise it"
+            f"the checkpoint in {folder} is quantised ({method}) and cannot be widened. Use the original in float32, "
+            "bfloat16 or float16, or dequantise it"
         )
     if not isinstance(config.get("model_type"), str):
-        raise MupscaleError(f"{folder / 'config.json'} names no model_type: it is no config of transformers")
+        raise MupscaleError(f"{folder / 'config.json'} names no model_type: it is not a config of transformers")
     return config
 
 
@@ -152,9 +152,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise MupscaleError(f"{path} cannot be read: {error.strerror}") from None
     except MupscaleError as error:
-        raise MupscaleError(f"{error}; download or copy it again") from None
+        raise MupscaleError(f"{error}. Download or copy it again") from None
     if not isinstance(content, dict):
-        raise MupscaleError(f"{path} is no JSON object; download or copy it again")
+        raise MupscaleError(f"{path} is no JSON object. Download or copy it again")
     return content
 
 
@@ -167,7 +167,7 @@ def _find_tensors(folder: Path, resources: list[object]) -> dict[str, StoredTens
         if index.exists():
             return _read_index(folder, index, resources)
     if shards := sorted(f.name for f in folder.iterdir() if _SHARD.fullmatch(f.name)):
-        raise MupscaleError(f"{folder} holds {shards[0]} but no index of its shards; download or copy that file, too")
+        raise MupscaleError(f"{folder} holds {shards[0]} but no index of its shards. Download or copy that file, too")
     raise MupscaleError(
         f"there are no weights in {folder}: neither model.safetensors nor pytorch_model.bin, nor an index of shards"
     )
@@ -176,7 +176,7 @@ def _find_tensors(folder: Path, resources: list[object]) -> dict[str, StoredTens
 def _read_index(folder: Path, index: Path, resources: list[object]) -> dict[str, StoredTensor]:
     weight_map = _read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-        raise MupscaleError(f"{index} has no usable weight_map; download or copy it again")
+        raise MupscaleError(f"{index} has no usable weight_map. Download or copy it again")
     files = list(dict.fromkeys(weight_map.values()))
     for file in files:
         if file in ("", ".", "..") or len(file) > 200 or re.search(r"[/\\:\0]", file):
@@ -192,8 +192,8 @@ def _read_index(folder: Path, index: Path, resources: list[object]) -> dict[str,
     beside = {f.name for f in folder.iterdir() if _SHARD.fullmatch(f.name) and f.name.endswith(ending)}
     if strangers := beside - {*files}:
         raise MupscaleError(
-            f"{folder / min(strangers)} is not in {index.name}: remove it if it is left over from another checkpoint, "
-            f"or mend the index"
+            f"{folder / min(strangers)} is not in {index.name}: remove it if it is left over from a different "
+            "checkpoint, or correct the index"
         )
     tensors: dict[str, StoredTensor] = {}
     for file in files:
@@ -230,12 +230,12 @@ def _read_pickled(path: Path, resources: list[object]) -> dict[str, StoredTensor
 def _state_dict(path: Path) -> dict[str, Tensor]:
     content = load_torch(path)
     if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
-        raise MupscaleError(f"{path} is no state dict of a model: it holds more than tensors by name")
+        raise MupscaleError(f"{path} is not a model's state dict: it holds more than named tensors")
     for name, tensor in content.items():
         if tensor.dtype not in DTYPES.values():
             raise MupscaleError(
-                f"'{name}' in {path} has dtype {tensor.dtype}, as in a quantised checkpoint, which cannot be widened: "
-                f"take the original one in float32, bfloat16 or float16, or dequantise it"
+                f"'{name}' in {path} has dtype {tensor.dtype}, as in a quantised checkpoint, which cannot be widened. "
+                "Use the original in float32, bfloat16 or float16, or dequantise it"
             )
     return content
 
@@ -261,7 +261,7 @@ def _convert(path: Path, resources: list[object]) -> dict[str, StoredTensor]:
                 file.write(raw_bytes(tensor.contiguous()))
     except OSError as error:
         raise MupscaleError(
-            f"{path} is of an old format and must be converted, and there is no room for that in {folder.name} "
+            f"{path} is of an old format and must be converted, but {folder.name} has no room for that "
             f"({error.strerror}): set TMPDIR to a folder on a larger disk"
         ) from None
     return read_header(converted)
@@ -281,6 +281,6 @@ def _download(name: str) -> Path:
     except (OSError, ValueError) as error:
         first = re.split(r"\n|\. ", str(error).strip())[0]
         raise MupscaleError(
-            f"there is no folder '{name}', and it could not be had from the hub ({type(error).__name__}: {first}): "
-            f"check the name and the network, or download it and give the folder"
+            f"there is no folder '{name}', and it could not be downloaded from the hub ({type(error).__name__}: "
+            f"{first}): check the name and the network, or download it and give the folder"
         ) from None

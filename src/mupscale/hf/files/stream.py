@@ -93,7 +93,7 @@ def write_shards(
     """
     threads = min(usable_cores(), _MOST_THREADS) if threads is None else threads
     if threads < 1:
-        raise MupscaleError(f"the work needs a thread at least, not {threads}")
+        raise MupscaleError(f"at least one thread is needed, not {threads}")
     ours = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -214,7 +214,7 @@ def pieces(shape: Shape, axes: Mapping[int, Axis], size: int, start: int = 0, at
     copies = first.copies
     for length, block in first.sections or ((shape[0], first.block),):
         if length % block:
-            raise MupscaleError(f"an axis of {length} units does not divide into blocks of {block}; check the block")
+            raise MupscaleError(f"an axis of {length} units does not divide into blocks of {block}. Check the block")
         whole = {**inner, 0: Axis(copies, block)} if copies > 1 else inner
         if block * copies * wide_row <= size:
             step = size // (block * copies * wide_row) * block
@@ -301,7 +301,7 @@ class _PieceWriter:
 
     def _refuse_overflow(self, rounded: Tensor, job: WideTensor) -> Tensor:
         if not math.isfinite(float(rounded.sum(dtype=torch.float32))) and not torch.isfinite(rounded).all():
-            raise MupscaleError(f"'{job.name}' holds values that are too large for {rounded.dtype}; keep a wider dtype")
+            raise MupscaleError(f"'{job.name}' holds values that are too large for {rounded.dtype}. Keep a wider dtype")
         return rounded
 
     def _read(self, source: StoredTensor, piece: Piece) -> Tensor:

@@ -49,7 +49,9 @@ class BranchTrainerCallback(require_transformers().TrainerCallback):  # type: ig
 
     def __init__(self, at: Annotated[int, _COUNT], steps: Annotated[int, _COUNT], *, name: str | None = None) -> None:
         if steps >= at:
-            raise MupscaleError(f"a branch of {steps} steps that ends after step {at} leaves no trunk before it")
+            raise MupscaleError(
+                f"a branch of {steps} steps that ends after step {at} leaves no steps for the trunk before it"
+            )
         if name is not None and (Path(name).name != name or name.startswith(".")):
             raise MupscaleError(f"name= is {name!r}, but is the name of a folder in OUT/sizes")
         self.at, self.steps, self.begin, self.name = at, steps, at - steps, name
@@ -61,7 +63,7 @@ class BranchTrainerCallback(require_transformers().TrainerCallback):  # type: ig
         if any(growth.at == self.at for growth in growths_of(kwargs.get("model"))):
             raise MupscaleError(
                 f"the model grows after step {self.at}, where a branch ends: put BranchTrainerCallback before "
-                f"GrowTrainerCallback in callbacks=, so that the trunk grows and not the branch"
+                "GrowTrainerCallback in callbacks=, so the trunk grows, not the branch"
             )
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -71,14 +73,14 @@ class BranchTrainerCallback(require_transformers().TrainerCallback):  # type: ig
         scheduler, kind = kwargs["lr_scheduler"], str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
         if kind not in _CONSTANT or not isinstance(scheduler, LambdaLR):
             raise MupscaleError(
-                f"the trunk trains at a constant rate, and branches have their own decay; lr_scheduler_type is {kind}: "
-                f"give {' or '.join(_CONSTANT)}"
+                "the trunk trains at a constant learning rate, and each branch has its own decay, but "
+                f"lr_scheduler_type is {kind}. Give {' or '.join(_CONSTANT)}"
             )
         if state.max_steps < self.at:
-            raise MupscaleError(f"a branch ends after step {self.at}, and this run after {state.max_steps}")
+            raise MupscaleError(f"a branch ends after step {self.at}, but this run ends after {state.max_steps}")
         if self.begin <= state.global_step < self.at and not self._trunk(args).is_file():
             raise MupscaleError(
-                f"{self._trunk(args)} is gone, from which the trunk was to go on: resume from before it"
+                f"{self._trunk(args)} is gone, and the trunk would continue from it. Resume from an earlier checkpoint"
             )
         if scheduler not in self._schedulers:
             self._schedulers.add(scheduler)

@@ -54,7 +54,7 @@ def check_deepened_optimizer(path: str | Path, source: Source, *, layers: int, h
     ...     source = open_source(folder.name)
     ...     check_deepened_optimizer(f"{folder.name}/optimizer.pt", source, layers=2, how="stack")
     ... except MupscaleError as error:
-    ...     print("is no optimizer's state_dict()" in str(error))
+    ...     print("is not an optimizer's state_dict()" in str(error))
     True
     >>> folder.cleanup()
     """
@@ -69,7 +69,7 @@ def _prepare(
     deep = naming.parameters(sketch_model(deep_config(source.config, how, layers)))
     origins = layer_origins(naming.parameters(shallow), how, layers)
     if strangers := deep.keys() - origins.keys():
-        raise MupscaleError(f"'{min(strangers)}' of the deep model comes from no parameter of {source.folder}")
+        raise MupscaleError(f"'{min(strangers)}' of the deep model does not come from any parameter of {source.folder}")
     saved = read_optimizer(path, shallow, mmap=True)
     groups, start = [], 0
     for held, hyper in saved.groups:

@@ -48,7 +48,7 @@ def plan(path: str | Path, model: nn.Module) -> Plan:
     except MupscaleError as error:
         kind = type(naming.unwrap(model)).__name__
         raise MupscaleError(
-            f"{path} tells of a model that grew {record.in_words}, and this {kind} is another: {error}"
+            f"{path} describes a model that grew {record.in_words}, and this {kind} is a different one: {error}"
         ) from None
     return model_plan
 
@@ -117,7 +117,9 @@ def resume_optimizer(
     saved = read_optimizer(path / OPTIMIZER if path.is_dir() else path, model)
     own, held = traits_of(optimizer_class), {key for state in saved.states.values() for key in state}
     if strangers := held - {*own.state, *own.as_is}:
-        raise MupscaleError(f"{saved.path} holds '{min(strangers)}', which is no state of {optimizer_class.__name__}")
+        raise MupscaleError(
+            f"{saved.path} holds '{min(strangers)}', which is not a state of {optimizer_class.__name__}"
+        )
     parameters = naming.parameters(model)
     groups = [{"params": [(n, parameters[n]) for n in names], **hyper} for names, hyper in saved.groups]
     for group in groups if lr is not None else ():
@@ -142,6 +144,6 @@ def _warn_of_no_rate(path: Path, groups: Sequence[Mapping[str, Any]]) -> None:
     first = groups[0]
     began = f"{float(first['initial_lr']) / first.get('lr_factor', 1.0):g}" if "initial_lr" in first else "1e-4"
     warn(
-        f"{path} was saved with a learning rate of 0, where its schedule had ended, and nothing is learnt at it: give "
-        f"one in the small model's units (lr={began}), or let a scheduler of a new run set it, as the Trainer's does"
+        f"{path} was saved with a learning rate of 0, at the end of its schedule. Give a learning rate in the small "
+        f"model's units (lr={began}), or let a new run's scheduler set it, as the Trainer's does"
     )

@@ -42,7 +42,7 @@ from mupscale.system import (
 )
 
 _STEPS = Must(
-    "the number of steps after which the model grows, 1 or more; to grow it before training, use mupscale.hf.upscale, "
+    "the number of steps after which the model grows, 1 or more. To grow it before training, use mupscale.hf.upscale, "
     "and train the wide checkpoint",
     lambda at: at >= 1,
 )
@@ -89,8 +89,8 @@ class GrowTrainerCallback(InvariantClipping):
         super().__init__()
         if not (scale_lr > 0 and math.isfinite(scale_lr)) or (lr is not None and scale_lr != 1):
             raise MupscaleError(
-                f"scale_lr= is a positive number by which rates are multiplied, in the place of lr=, not {scale_lr!r} "
-                f"with lr={lr!r}"
+                f"scale_lr= is a positive factor for the learning rates, instead of lr=, not {scale_lr!r} with "
+                f"lr={lr!r}"
             )
         self.at, self.times, self.grow, self.noise, self.exact, self.seed = at, times, grow, noise, exact, seed
         self.lr, self.scale_lr = lr, scale_lr
@@ -113,8 +113,8 @@ class GrowTrainerCallback(InvariantClipping):
         differs |= self.layers is not None and not tensors.keys() <= own.keys()
         if self.plan is None and differs:
             raise MupscaleError(
-                f"this checkpoint is of the model that has grown after step {self.at}, and the model of this Trainer "
-                f"has not: go on with trainer.train(resume_from_checkpoint=callback.resume(trainer))"
+                f"this checkpoint holds the model that grew after step {self.at}, but this Trainer's model has not "
+                "grown. Continue with trainer.train(resume_from_checkpoint=callback.resume(trainer))"
             )
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -124,8 +124,8 @@ class GrowTrainerCallback(InvariantClipping):
             self._loading = None
         if args.world_size > 1 or args.deepspeed or args.torch_compile:
             raise MupscaleError(
-                "GrowTrainerCallback grows a model in one process, uncompiled: with several processes stop at this "
-                "step, widen the checkpoint with mupscale upscale --optimizer, and go on from it"
+                "GrowTrainerCallback grows a model in one process, uncompiled. With several processes, stop at this "
+                "step, widen the checkpoint with mupscale upscale --optimizer, and continue from it"
             )
         if self.plan is not None:  # resumed after the growth
             self.switch_off_theirs(args)
@@ -138,13 +138,13 @@ class GrowTrainerCallback(InvariantClipping):
                 check_wider_and_deeper(kwargs["model"].config.to_dict())
             if state.max_steps < self.at:
                 warn(
-                    f"the model will not grow: GrowTrainerCallback(at={self.at}) waits for step {self.at}, and this "
-                    f"run ends after step {state.max_steps}; give an earlier at=, or train for longer"
+                    f"the model will not grow: GrowTrainerCallback(at={self.at}) waits for step {self.at}, but this "
+                    f"run ends after step {state.max_steps}. Give an earlier at=, or train longer"
                 )
         else:
             raise MupscaleError(
-                f"this run goes on from step {state.global_step}, and its model grew after {self.at}: go on with "
-                f"trainer.train(resume_from_checkpoint=callback.resume(trainer))"
+                f"this run continues from step {state.global_step}, but its model grew after step {self.at}. Continue "
+                "with trainer.train(resume_from_checkpoint=callback.resume(trainer))"
             )
 
     def _comes_later(self, model: nn.Module) -> bool:
@@ -202,8 +202,8 @@ class GrowTrainerCallback(InvariantClipping):
         """lr= is easily taken for a rate that the schedule is to begin with."""
         if self.lr is not None and all(math.isclose(self.lr, rate, rel_tol=1e-3) for rate in _rates(optimizer)):
             warn(
-                f"lr={self.lr:g} changes nothing: the schedule is at that rate after step {self.at}; for half of what "
-                f"the rates would be from here on give lr={self.lr / 2:g}"
+                f"lr={self.lr:g} changes nothing: the schedule has that rate after step {self.at}. For half of the "
+                f"rates from here on, give lr={self.lr / 2:g}"
             )
 
     def _asked(self, model: nn.Module) -> AskedGrowth:
@@ -292,8 +292,9 @@ class GrowTrainerCallback(InvariantClipping):
 
     def _untried(self, model_type: str) -> str:
         return (
-            f"this growth has not been tried: '{model_type}' is not described, so that its modules were asked. Compare "
-            f"the two models, in the Trainer's folder: mupscale verify narrow-checkpoint-{self.at} checkpoint-{self.at}"
+            f"this growth has not been tried: '{model_type}' is not described, so the plan comes from its modules. "
+            f"Compare the two models, in the Trainer's folder: mupscale verify narrow-checkpoint-{self.at} "
+            f"checkpoint-{self.at}"
         )
 
 

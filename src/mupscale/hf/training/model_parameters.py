@@ -42,19 +42,19 @@ def match_plan(model: nn.Module, plan: Plan, small: Config | None = None) -> Pla
     means: dict[str, tuple[float, ...]] = {}
     for group in naming.aliases(naming.unwrap(model).named_parameters(remove_duplicate=False)):
         if strangers := [name for name in group if name not in plan.names]:
-            raise MupscaleError(f"the model has the parameter '{strangers[0]}', which the upscaled one lacks")
+            raise MupscaleError(f"the model has the parameter '{strangers[0]}', which the upscaled one does not have")
         entries = {plan.names[name]: replace(plan.parameters[plan.names[name]], names=()) for name in group}
         first = next(iter(entries))
         if any(entry != entries[first] for entry in entries.values()):
             _refuse_new_readout(group, type(naming.unwrap(model)).__name__, small)
             raise MupscaleError(
-                f"'{group[0]}' and '{group[1]}' are one tensor in this model and were two when it was upscaled: load "
-                f"it with tie_word_embeddings as in its config.json"
+                f"'{group[0]}' and '{group[1]}' are one tensor in this model, but were two when it was upscaled. Load "
+                "it with tie_word_embeddings as in its config.json"
             )
         if first in taken:
             raise MupscaleError(
-                f"'{taken[first]}' and '{group[0]}' are two tensors in this model and were one when it was upscaled: "
-                f"load it with tie_word_embeddings as in its config.json"
+                f"'{taken[first]}' and '{group[0]}' are two tensors in this model, but were one when it was upscaled. "
+                "Load it with tie_word_embeddings as in its config.json"
             )
         taken.update(dict.fromkeys(entries, group[0]))
         parameters[group[0]] = replace(entries[first], names=group)
@@ -77,9 +77,9 @@ def _refuse_new_readout(group: Sequence[str], kind: str, small: Config | None) -
     if new := [name for name in group if not f".{name}".endswith(known)]:
         raise MupscaleError(
             f"'{new[0]}' is one tensor with '{group[0]}' in this model, and the {type(upscaled).__name__} that was "
-            f"upscaled had no such readout, so that the norm before it lacks the 1/k which a tied readout takes when "
-            f"the width grows k times. Load the small model as {kind}, save it, and upscale that; or load this one "
-            f"with tie_word_embeddings=False, and its readout starts afresh"
+            "upscaled had no such readout, so the norm before it lacks the 1/k that a tied readout needs when the "
+            f"width grows k times. Load the small model as {kind}, save it, and upscale that; or load this one with "
+            "tie_word_embeddings=False, and its readout starts afresh"
         )
 
 
@@ -89,19 +89,19 @@ def refuse_untrainable(model: nn.Module) -> None:
         if type(module).__module__.split(".")[0] == "peft":
             raise MupscaleError(
                 f"the model has a LoRA or another PEFT adapter ('{path or type(module).__name__}'): its small matrices "
-                f"have no wide axes to scale; merge it (merge_and_unload) and train the whole model"
+                "have no axes to widen. Merge it (merge_and_unload), and train the whole model"
             )
     quantised = getattr(naming.unwrap(model), "is_quantized", False)
     for name, p in naming.parameters(model).items():
         if re.search(r"(^|[._])lora_", name):
             raise MupscaleError(
-                f"'{name}' is a parameter of a LoRA adapter, which has no wide axes to scale; merge the adapter and "
-                f"train the whole model"
+                f"'{name}' is a parameter of a LoRA adapter, which has no axes to widen. Merge the adapter, and train "
+                "the whole model"
             )
         if quantised or not p.is_floating_point() or p.itemsize < 2:
             raise MupscaleError(
-                f"the model is quantised ('{name}' is stored as {p.dtype}), so that its weights cannot be trained on; "
-                f"load it in float32 or bfloat16, without a quantization_config"
+                f"the model is quantised ('{name}' is stored as {p.dtype}), so its weights cannot be trained. Load it "
+                "in float32 or bfloat16, without a quantization_config"
             )
 
 

@@ -38,9 +38,9 @@ class SavedOptimizer:
         nearest = min(names, key=lambda cls: (len(hyper - names[cls]), len(names[cls] - hyper)), default=None)
         if nearest is None:
             raise MupscaleError(
-                f"which optimizer {self.path} is of cannot be told from its state "
+                f"the library cannot tell which optimizer wrote {self.path} from its state "
                 f"({', '.join(sorted(held)) or 'there is none'}) and hyperparameters ({', '.join(sorted(hyper))}): "
-                f"only those of torch.optim that follow the width are known, and AdamW is the usual one"
+                "only those of torch.optim that follow the width are known, and AdamW is the usual one"
             )
         if nearest is torch.optim.AdamW and not self.groups[0][1].get("decoupled_weight_decay", True):
             return torch.optim.Adam
@@ -83,7 +83,8 @@ def read_optimizer(path: Path, model: nn.Module, *, mmap: bool = False) -> Saved
     raise MupscaleError(
         f"{path} holds {' + '.join(str(len(k)) for k in keys)} parameters, which are neither the model's {len(shapes)} "
         f"in order nor the Trainer's {with_decay} with and {without} without weight decay, or their shapes differ: it "
-        f"is of another model, or its optimizer must be built from model.named_parameters(), so that it holds names"
+        "belongs to a different model, or its optimizer must be built from model.named_parameters(), which stores "
+        "names"
     )
 
 
@@ -92,7 +93,7 @@ def _load(path: Path, mmap: bool) -> dict[str, Any]:
         raise MupscaleError(f"there is no optimizer at {path}: give the file that torch.save wrote of its state_dict()")
     with path.open("rb") as file:
         if not file.read(2).startswith((b"PK", b"\x80")):  # a zip file, or a pickle of earlier versions of torch
-            raise MupscaleError(f"{path} is no file of torch.save: give the optimizer.pt that lies beside the weights")
+            raise MupscaleError(f"{path} was not written by torch.save. Give the optimizer.pt beside the weights")
     try:
         content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # whatever is wrong with the file
@@ -107,8 +108,8 @@ def _load(path: Path, mmap: bool) -> dict[str, Any]:
         good = False
     if not good:
         raise MupscaleError(
-            f"{path} is no optimizer's state_dict(), which has 'state' and 'param_groups': save what "
-            f"optimizer.state_dict() gives"
+            f"{path} is not an optimizer's state_dict(), which has 'state' and 'param_groups'. Save "
+            "optimizer.state_dict()"
         )
     result: dict[str, Any] = content
     return result
@@ -127,7 +128,9 @@ def _candidates(path: Path, groups: list[dict[str, Any]], model: nn.Module) -> l
     }
     strangers = [n for n in canonical.values() if n not in own]
     if strangers:
-        raise MupscaleError(f"{path} holds '{strangers[0]}', which the model lacks: it is of another model")
+        raise MupscaleError(
+            f"{path} holds '{strangers[0]}', which the model does not have: it belongs to a different model"
+        )
     return [[[own[canonical[n]] for n in names] for names in named]]
 
 

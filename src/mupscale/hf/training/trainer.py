@@ -37,9 +37,7 @@ class Clip(InvariantClipping):
                 "Clip cannot clip gradients that fp16 has scaled: train with bf16=True, or in float32 (fp16=False)"
             )
         if args.deepspeed:
-            raise MupscaleError(
-                "DeepSpeed keeps the gradients to itself, so that Clip cannot clip them: train with DDP or FSDP2"
-            )
+            raise MupscaleError("DeepSpeed hides the gradients, so Clip cannot clip them. Train with DDP or FSDP2")
         self.switch_off_theirs(args)
         if find_in_charge(kwargs["model"]) in (None, self):
             self.begin(kwargs["model"])

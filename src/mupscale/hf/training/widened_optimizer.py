@@ -92,7 +92,7 @@ def check_optimizer_file(
     >>> try:
     ...     check_optimizer_file(f"{folder.name}/optimizer.pt", open_source(f"{folder.name}/small"), Times.of(2))
     ... except MupscaleError as error:
-    ...     print("is no optimizer's state_dict()" in str(error))
+    ...     print("is not an optimizer's state_dict()" in str(error))
     True
     >>> folder.cleanup()
     """

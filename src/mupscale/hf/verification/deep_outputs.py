@@ -41,7 +41,7 @@ def compare_deep(
     move = "moves" if movers == ["noise"] else "move"
     told = f"{' and '.join(movers)} {move} {what} by {moved:.1%}" if movers else ""
     if not movers and all(row.ok for row in rows):
-        notes = [*notes, "New layers write nothing into the residual stream yet, so that the function is the same."]
+        notes = [*notes, "New layers write nothing into the residual stream yet, so the function is the same."]
     if train:
         notes = [*notes, "Training is not compared: new layers learn from the first step on."]
     return Comparison(tuple(rows), outputs.losses, first, notes=tuple(notes), as_recorded=told)

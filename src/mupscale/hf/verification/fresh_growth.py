@@ -70,7 +70,7 @@ class FreshGrowth:
     def as_recorded(self, what: str, moved: float) -> str:
         """In words."""
         gains = " (times √(n/N) for the norms, see inspect)" if self.fresh.lossless and self.plan.norms else ""
-        kept = f"the old weights are there to the bit{gains}, the new units as drawn at μP's spread"
+        kept = f"the old weights are unchanged to the bit{gains}, the new units as drawn at μP's scale"
         if self.same_as_they_are:
             return f"{kept}; {what} are the same ({moved:.1e})"
         if not self.fresh.lossless:
@@ -84,16 +84,16 @@ class FreshGrowth:
         said = []
         if not same and not self.relation.architecture.described:
             said.append(
-                "Something in the model does not let new units be silent, as norms behind the residual sum, norms "
-                "that were not recognised, or constants that depend on the width: let hidden stay, or describe the "
-                "architecture (mupscale.hf.register)."
+                "New units change the function even when they are switched off. Causes are norms after the residual "
+                "sum, norms that were not recognised, or constants that depend on the width. Keep hidden, or describe "
+                "the architecture (mupscale.hf.register)."
             )
         if any(name.endswith("running_var") for name in self.relation.small.shapes):
             fresh = "New channels of BatchNorm have the running mean 0 and variance 1 of a fresh one"
             until = ": outputs mean little until it has trained on, or mupscale.measure_statistics has run batches"
             said.append(f"{fresh}{'' if same and self.fresh.lossless else until}.")
         if self.obstacles and not self.fresh.lossless:
-            said.append(f"Not compared with the new units silent: {self._why}.")
+            said.append(f"Not compared with the new units switched off: {self._why}.")
         if train:
             said.append("Training is not compared: new units learn what the small model cannot.")
         return said

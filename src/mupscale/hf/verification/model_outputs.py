@@ -86,8 +86,8 @@ def _copy_units(small: Tensor, wide: Tensor) -> Tensor:
     """A hidden state as the wide model should have it: every unit as often as the last axis has grown."""
     if small.shape[:-1] != wide.shape[:-1] or wide.shape[-1] % small.shape[-1]:
         raise MupscaleError(
-            f"the outputs of the two models have shapes {tuple(small.shape)} and {tuple(wide.shape)}: WIDE is no "
-            f"upscaled version of SMALL"
+            f"the outputs of the two models have shapes {tuple(small.shape)} and {tuple(wide.shape)}: WIDE is not an "
+            "upscaled version of SMALL"
         )
     copies = small.repeat_interleave(wide.shape[-1] // small.shape[-1], -1)
     return copies * _shrinkage(small, wide)
@@ -134,7 +134,7 @@ def loss_of(model: nn.Module, outputs: dict[str, Tensor], batch: Batch) -> Tenso
             value = (t - torch.randn(t.shape, generator=generator(0, name)).to(t)).square().mean()
         total = value if total is None else total + value
     if total is None:
-        raise MupscaleError(f"{type(model).__name__} gives out no tensor that could be compared")
+        raise MupscaleError(f"{type(model).__name__} returns no tensor to compare")
     return total
 
 

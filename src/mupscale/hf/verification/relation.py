@@ -113,11 +113,11 @@ def find_record(source: Source) -> Record | None:
     record = Record.find(source.folder)
     if record is None:
         return None
-    advice = f"copy the right {RECORD_FILE} there, or remove it, and rates count from this checkpoint on"
+    advice = f"copy the right {RECORD_FILE} there, or remove it to count learning rates from this checkpoint"
     if not _same_sizes(_config_after(record.config, record.growths), source.config):
         first, now = _sizes_in_words(record.config), _sizes_in_words(source.config)
         raise MupscaleError(
-            f"{source.folder / RECORD_FILE} tells of a model that grew {record.in_words} from {first}, and "
+            f"{source.folder / RECORD_FILE} describes a model that grew {record.in_words} from {first}, but "
             f"config.json beside it has {now}: {advice}"
         )
     architecture = architecture_of(record.config)
@@ -136,7 +136,7 @@ def relate(small: Source, wide: Source, plan: Plan | None = None) -> Relation:
     plan: between the two, where there is no record of it.
     """
     if small.model_type != wide.model_type:
-        raise _unrelated(f"the one is a {small.model_type} model and the other a {wide.model_type}")
+        raise _unrelated(f"the small one is a {small.model_type} model and the wide one a {wide.model_type}")
     record = Record.find(wide.folder)
     if record is None:
         if plan is not None:
@@ -169,7 +169,7 @@ def _before(record: Record, start: int) -> Record | None:
 
 
 def _unrelated(why: str) -> MupscaleError:
-    return MupscaleError(f"the wide checkpoint is no upscaled version of the small one: {why}")
+    return MupscaleError(f"the wide checkpoint is not an upscaled version of the small one: {why}")
 
 
 def _config_after(config: Config, growths: tuple[GrowthStep, ...]) -> Config | None:

@@ -30,8 +30,8 @@ from mupscale.system import MupscaleError, checks_arguments
 
 _BATCHES = 8  # of training, used in turn
 _FILES_ADVICE = (
-    "It is not the small one's, grown as mupscale.json says: the file was changed or trained on since, "
-    "SMALL is not the checkpoint it was made from, or another description made it."
+    "It does not match the small one, grown as mupscale.json says: the file was changed or trained since, SMALL is a "
+    "different checkpoint, or a different description made it."
 )
 
 Checkpoint = str | Path | Source | nn.Module
@@ -92,7 +92,7 @@ def verify(
 
 def _check_arguments(tolerance: float | None, tokens: int, train: int) -> None:
     if tolerance is not None and not tolerance >= 0:
-        raise MupscaleError(f"a tolerance of {tolerance} allows nothing: give 0 or more")
+        raise MupscaleError(f"the tolerance is {tolerance}, but must be 0 or more")
     if train < 0 or tokens < 2:
         raise MupscaleError(f"there is nothing to compare in {tokens} tokens and {train} steps: give 2 and 0 or more")
 
@@ -262,7 +262,7 @@ def _both_models(
     if unused := loaded[0].unused:
         more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
         kind = type(loaded[0].model).__name__
-        notes.append(f"Not in the outputs: '{unused[0]}'{more}, which {kind} has no use for.")
+        notes.append(f"Not in the outputs: '{unused[0]}'{more}, which {kind} does not use.")
     for one in loaded:
         if hasattr(one.model.config, "use_cache"):
             one.model.config.use_cache = False

@@ -115,8 +115,8 @@ def _difference(name: str, grown: StoredTensor, history: _History, limit: float)
             expected = _grown(name, expected, planned, step, dtype)
         if expected.shape != wide.shape:
             raise MupscaleError(
-                f"the wide checkpoint is no upscaled version of the small one: '{name}' should have the shape "
-                f"{tuple(expected.shape)} and has {tuple(wide.shape)}"
+                f"the wide checkpoint is not an upscaled version of the small one: '{name}' should have shape "
+                f"{tuple(expected.shape)}, but has {tuple(wide.shape)}"
             )
         whole = _relative_difference(expected, wide)
         once = len(ways) + (drawn is not None) <= 1
@@ -174,7 +174,7 @@ def _check_names(ours: Collection[str], theirs: Collection[str]) -> None:
     for one, other, which, whose in ((ours, theirs, "wide", "small"), (theirs, ours, "small", "wide")):
         if lacking := {*one} - {*other}:
             raise MupscaleError(
-                f"the wide checkpoint is no upscaled version of the small one: the {which} one lacks "
+                f"the wide checkpoint is not an upscaled version of the small one: the {which} one lacks "
                 f"'{min(lacking)}', which the {whose} one has"
             )
 
@@ -182,7 +182,7 @@ def _check_names(ours: Collection[str], theirs: Collection[str]) -> None:
 def _grown(name: str, narrow: Tensor, planned: str, step: PlannedGrowth, dtype: torch.dtype) -> Tensor:
     entry = step.plan[planned]
     if tuple(narrow.shape) != entry.narrow:
-        raise MupscaleError(f"'{name}' has shape {tuple(narrow.shape)} and should have {entry.narrow} by the config")
+        raise MupscaleError(f"'{name}' has shape {tuple(narrow.shape)}, but should have {entry.narrow} by the config")
     if not narrow.is_floating_point():
         return narrow
     if step.fresh is not None:

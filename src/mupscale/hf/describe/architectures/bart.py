@@ -34,7 +34,7 @@ def _refuse(config: Config, times: Times) -> str:
     if config.get("scale_embedding") and times.hidden != 1:
         return (
             "this BART model multiplies its embeddings by √d_model (scale_embedding in config.json), and its readout "
-            f"is the same tensor, unscaled: let the feed-forward layers alone grow, as in {setting('times', 'ffn=2')}"
+            f"is the same tensor, unscaled: let only the feed-forward layers grow, as in {setting('times', 'ffn=2')}"
         )
     return ""
 

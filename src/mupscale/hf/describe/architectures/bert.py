@@ -5,7 +5,7 @@ from mupscale.hf.describe.architectures.llama import HEADS
 from mupscale.hf.describe.registry import register
 from mupscale.hf.describe.wires import linear, readout, same, table, vector
 
-AFTER_THE_SUM = "its norms come after the residual sum, whose mean new units cannot know"
+AFTER_THE_SUM = "its norms come after the residual sum, and new units cannot know the mean of that sum"
 
 LAYER = {
     "*.attention.output.dense.weight": linear("hidden", "queries"),

@@ -22,20 +22,20 @@ def why_not_with_alibi(heads: int, times: Times) -> str:
             return ""
         wider = setting("times", f"hidden={times.hidden},ffn={times.hidden},heads=1")
         return (
-            "the slopes of ALiBi follow from the number of heads, so that no head can be copied and keep its own: let "
-            f"heads stay and become wider, as in {wider}"
+            "the slopes of ALiBi follow from the number of heads, so a copied head cannot keep its slope. Keep the "
+            f"number of heads and make them wider, as in {wider}"
         )
     doubled = isinstance(times.heads, int) and times.heads.bit_count() == 1 and heads.bit_count() == 1
     if times.hidden == times.heads and (doubled or times.heads == 1):
         return ""
     if times.hidden != times.heads:
         return (
-            "new units inside a head would change what it attends to: let fresh heads come with fresh hidden units, as "
-            "many times"
+            "new units inside a head would change what it attends to: let heads and hidden units grow by the same "
+            "factor"
         )
     return (
         f"the slopes of ALiBi follow from the number of heads, and those of {heads} heads are among those of "
-        f"{heads * times.heads} only where both numbers are powers of two: let hidden and heads grow 2 or 4 times, or "
+        f"{heads * times.heads} only if both numbers are powers of two. Let hidden and heads grow 2 or 4 times, or "
         f"make heads wider by copies ({setting('times', 'hidden=2,ffn=2,heads=1')})"
     )
 

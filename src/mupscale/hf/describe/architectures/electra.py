@@ -31,7 +31,7 @@ def _refuse(config: Config, times: Times) -> str:
     if _projected(config) and ELECTRA.number(config, "hidden_size") * times.hidden == _word_size(config):
         return (
             f"ELECTRA projects its embeddings of {_word_size(config)} units to the hidden layers unless both have the "
-            f"same size, as they would after growing {times.hidden} times; grow by another number"
+            f"same size, as they would after growing {times.hidden} times. Grow by a different factor"
         )
     return ""
 

@@ -42,19 +42,21 @@ def _also(config: Config, times: Times) -> Config:
 def _refuse(config: Config, times: Times) -> str:
     if times.heads != 1 and config.get("alibi", False):
         return (
-            "the slopes of ALiBi follow from the number of heads (alibi in config.json), so that no head can be copied "
-            f"or added and keep its own: let the feed-forward layers alone grow, as in {setting('times', 'ffn=2')}"
+            "the slopes of ALiBi follow from the number of heads (alibi in config.json), so heads cannot keep their "
+            "slopes when some are copied or added: let only the feed-forward layers grow, as in "
+            f"{setting('times', 'ffn=2')}"
         )
     old = not config.get("new_decoder_architecture", False) and config.get("multi_query", True)
     if times.heads != 1 and old and not config.get("parallel_attn", True):
         return (
             "this Falcon model has one key/value head for all its heads in one tensor, which transformers cannot hold "
-            "in groups without parallel_attn: let the feed-forward layers alone grow, as in "
-            f"{setting('times', 'ffn=2')}"
+            f"in groups without parallel_attn: let only the feed-forward layers grow, as in {setting('times', 'ffn=2')}"
         )
     if isinstance(times.heads, int) or not old:
         return ""
-    return "all heads of this Falcon model are one group, which fresh units add whole: take a multiple of its heads"
+    return (
+        "all heads of this Falcon model are one group, and fresh units add whole groups. Choose a multiple of its heads"
+    )
 
 
 FALCON = register(

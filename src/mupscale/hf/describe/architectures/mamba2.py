@@ -64,13 +64,13 @@ def _of_time_steps(config: Config) -> float:
 def _refuse(config: Config, times: Times) -> str:
     if times.hidden != times.heads:
         return (
-            f"Mamba 2 has as many units in its heads as expand × hidden_size: let hidden and heads grow alike, as in "
-            f"{setting('times', times.hidden if times.hidden != 1 else times.heads)}"
+            "Mamba 2 has as many units in its heads as expand × hidden_size: let hidden and heads grow by the same "
+            f"factor, as in {setting('times', times.hidden if times.hidden != 1 else times.heads)}"
         )
     if isinstance(times, Ratios):
         return (
-            "the decays of Mamba 2 (A_log) start as log 1, 2, 3, … over the heads of a layer, so that where new heads "
-            f"beside trained ones start is not said: grow by copies, as in {setting('times', 2)}"
+            "the decays of Mamba 2 (A_log) start as log 1, 2, 3, … over the heads of a layer, so the start of new "
+            f"heads beside trained ones is undefined. Grow by copies, as in {setting('times', 2)}"
         )
     return ""
 

@@ -34,17 +34,16 @@ def _refuse(config: Config, times: Times) -> str:
         if OPT.number(config, "hidden_size") * times.hidden == _word_size(config):
             return (
                 f"OPT projects its words of {_word_size(config)} units to the hidden layers unless both have the same "
-                f"size, as they would after growing {times.hidden} times; grow by another number"
+                f"size, as they would after growing {times.hidden} times. Grow by a different factor"
             )
         return ""
     last = config.get("do_layer_norm_before", True) and not config.get("_remove_final_layer_norm", False)
     gain = config.get("layer_norm_elementwise_affine", True)
     if OPT.is_tied(config) and not (last and gain):
         return (
-            "this OPT model reads its logits out with its embedding and has no norm with a gain before that "
-            "(do_layer_norm_before, _remove_final_layer_norm or layer_norm_elementwise_affine in config.json), so that "
-            "nothing can take the readout's 1/k; untie the readout, or let hidden stay as in "
-            f"{setting('times', 'ffn=2')}"
+            "this OPT model uses its embedding as the readout, with no norm with a gain before it "
+            "(do_layer_norm_before, _remove_final_layer_norm or layer_norm_elementwise_affine in config.json), so "
+            f"nothing can take the readout's 1/k. Untie the readout, or keep hidden, as in {setting('times', 'ffn=2')}"
         )
     return ""
 

@@ -16,8 +16,8 @@ from mupscale.system import setting
 def _refuse(config: Config, times: Times) -> str:
     if config.get("qk_layernorm") and times.heads != 1:
         return (
-            "this StableLM model has a norm for each head in a tensor of its own (qk_layernorm in config.json), and "
-            "more heads would need tensors that the files lack: let the feed-forward layers alone grow, as in "
+            "this StableLM model has a separate tensor for each head's norm (qk_layernorm in config.json), and more "
+            "heads would need tensors that the files lack: let only the feed-forward layers grow, as in "
             f"{setting('times', 'ffn=2')}"
         )
     return ""

@@ -34,7 +34,7 @@ def _refuse(config: Config, times: Times) -> str:
     if config.get("tie_word_embeddings", True) is False and times.hidden != 1:
         return (
             "this T5 model has a readout beside its embedding by config.json (tie_word_embeddings, as T5 1.1 has it), "
-            "and transformers 5 ties the two all the same, without T5's scale: let hidden stay, as in "
+            "but transformers 5 ties the two anyway, without T5's scale. Keep hidden, as in "
             f"{setting('times', 'ffn=2,heads=2')}"
         )
     return ""

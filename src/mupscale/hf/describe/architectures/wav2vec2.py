@@ -53,12 +53,12 @@ def _refuse(config: Config, times: Times) -> str:
     if config.get("add_adapter") and times.hidden != 1:
         return (
             "this wav2vec2 model has an adapter after its encoder (add_adapter in config.json), whose size is not "
-            f"described: let the feed-forward layers alone grow, as in {setting('times', 'ffn=2')}"
+            f"described: let only the feed-forward layers grow, as in {setting('times', 'ffn=2')}"
         )
     if isinstance(times, Ratios) and times.hidden != 1:
         return (
-            "the positions of wav2vec2 come from a convolution whose weight has a given norm, so that new hidden units "
-            f"would take from the old ones: grow hidden by copies, as in {setting('times', 2)}, or let it stay"
+            "the positions of wav2vec2 come from a convolution whose weight has a given norm, so new hidden units "
+            f"would take from the old ones. Grow hidden by copies, as in {setting('times', 2)}, or keep it"
         )
     return ""
 

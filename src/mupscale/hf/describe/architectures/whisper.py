@@ -17,7 +17,7 @@ def _refuse(config: Config, times: Times) -> str:
     if config.get("scale_embedding") and times.hidden != 1:
         return (
             "this Whisper model says that it multiplies its embeddings by √d_model (scale_embedding in config.json), "
-            f"which no published one does: let hidden stay, as in {setting('times', 'ffn=2')}"
+            f"which no published one does. Keep hidden, as in {setting('times', 'ffn=2')}"
         )
     return ""
 
