@@ -394,9 +394,9 @@ def test_constants_for_another_model_are_refused() -> None:
     with pytest.raises(mu.MupscaleError, match=r"'layers\.0\.weight'.*different model"):
         mu.perturb(wide, plan, mu.GaussianNoise({"layers.0.weight": 1.0, "hidden.weight": 1.0}, unit="theory"))
     assert all(torch.equal(p, before.get_parameter(n)) for n, p in wide.named_parameters())
-    with pytest.raises(mu.MupscaleError, match="no noise"):
+    with pytest.raises(mu.MupscaleError, match="not noise written"):
         mu.GaussianNoise.from_json("[1, 2]")
-    with pytest.raises(mu.MupscaleError, match="no noise"):
+    with pytest.raises(mu.MupscaleError, match="not noise written"):
         mu.GaussianNoise.from_json('{"t": 0.1}')
 
 

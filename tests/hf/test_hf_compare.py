@@ -491,7 +491,7 @@ def test_what_the_model_does_not_use_is_told(tmp_path: Path) -> None:
     edit_json(small / "config.json", architectures=["BertForMaskedLM"])
     found = verify(small, grown(small, tmp_path / "wide"))
     assert found.ok
-    assert "which BertForMaskedLM has no use for" in found.verdict
+    assert "which BertForMaskedLM does not use" in found.verdict
     unused = load_pretrained(open_source(small), torch.float32).unused
     assert len(unused) == 4
     assert "bert.pooler.dense.bias" in unused

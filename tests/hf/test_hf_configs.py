@@ -237,7 +237,7 @@ def test_what_transformers_refuses_is_refused_first(name: str, times: str, confi
         architecture.wide_config(given, Times.of(times))
     forced = replace(architecture, divisible=False, refuse=lambda config, times: "")
     wide = forced.wide_config(given, Times.of(times))
-    with pytest.raises(Exception, match=r"not a multiple|another model"):
+    with pytest.raises(Exception, match=r"not a multiple|different model"):
         forced.plan(given, Times.of(times), models.shapes(models.build(made))).check(models.build(wide))
 
 

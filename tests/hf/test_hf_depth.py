@@ -159,7 +159,7 @@ def test_new_layers_start_as_the_models_own_initialisation(name: str, tmp_path: 
 @pytest.mark.parametrize("name", with_slow(POST_NORM, ("bert",)))
 def test_post_norm_is_refused_and_stacks(name: str, tmp_path: Path) -> None:
     saved(name, tmp_path / "small")
-    with pytest.raises(MupscaleError, match=rf"layers of {name} normalise the stream .*post-norm.*take 'stack'"):
+    with pytest.raises(MupscaleError, match=rf"layers of {name} normalise the stream .*post-norm.*Use 'stack'"):
         hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=4)
     assert not (tmp_path / "deep").exists()
     stacked = hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=4, how="stack")

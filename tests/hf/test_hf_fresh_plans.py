@@ -312,7 +312,7 @@ def test_a_norm_of_ones_own_must_say_what_it_is() -> None:
     mine = replace(DESCRIPTIONS["llama"], model_type="mine", tensors={"*norm.weight": vector("hidden")})
     config = models.tiny("llama")[0].to_dict()
     mine.plan(config, Times.of(2), {"model.norm.weight": (16,)})
-    with pytest.raises(MupscaleError, match=r"'model.norm.weight' seems to be of a norm.*in_norm\('rms'\)"):
+    with pytest.raises(MupscaleError, match=r"'model.norm.weight' seems to belong to a norm.*in_norm\('rms'\)"):
         mine.plan(config, Ratios(hidden=2, heads=2, kv=2), {"model.norm.weight": (16,)})
     with pytest.raises(MupscaleError, match=r"of kind 'rms', 'layer' or 'head', and its bias .* not 'batch'"):
         vector("hidden").in_norm("batch")

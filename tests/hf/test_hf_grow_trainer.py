@@ -167,7 +167,7 @@ def test_a_growth_before_the_first_step_is_refused_when_it_is_asked_for(at: Any)
 
 
 def test_a_run_that_ends_before_the_growth_is_warned_of_when_it_begins(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"will not grow: .*at=50.* this run ends after step 1;") as met:
+    with pytest.warns(UserWarning, match=r"will not grow: .*at=50.* this run ends after step 1\.") as met:
         train(tmp_path, hf.GrowTrainerCallback(at=50, times=2, exact=True), steps=1)
     named = {Path(one.filename).name for one in met if "will not grow" in str(one.message)}
     assert named == {"hf_trainer_runs.py"}  # whose line called the Trainer

@@ -182,6 +182,6 @@ def test_an_optimizer_of_another_model_is_refused_before_anything_is_written(tmp
     trained("gpt2", tmp_path / "small")
     stranger = nn.Linear(3, 3)
     torch.save(torch.optim.AdamW(stranger.parameters()).state_dict(), tmp_path / "other.pt")
-    with pytest.raises(MupscaleError, match="it is of another model"):
+    with pytest.raises(MupscaleError, match="it belongs to a different model"):
         hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=3, optimizer=tmp_path / "other.pt")
     assert not (tmp_path / "deep").exists()

@@ -35,7 +35,7 @@ timm(
         {**CLASSES, "embed_dim": 8 * k, "depths": (1, 1), "focal_levels": (2, 2), "focal_windows": (3, 3)}
         | {"drop_path_rate": 0.0}
     ),
-    refused="is no multiple",
+    refused="not grow by a whole multiple",
     why="one layer gives out units and a fixed number of gates",
 )
 timm(

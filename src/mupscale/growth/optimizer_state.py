@@ -56,8 +56,8 @@ def widen_optimizer(
         )
     if grow is None:  # what the plan was made for
         grow = Fresh() if plan.mup else Copies()
-    traits, states = traits_of(type(wide_optimizer)), dict(_states(optimizer, plan, narrow))
-    held, grown = dict(_targets(wide_optimizer, plan, wide)), {}
+    traits, held = traits_of(type(wide_optimizer)), dict(_targets(wide_optimizer, plan, wide))
+    states, grown = dict(_states(optimizer, plan, narrow)), {}
     for name, entry in plan.parameters.items():
         source = plan.sources[name]
         if source.name not in states or not source.is_taken:

@@ -15,7 +15,7 @@ from mupscale.core import Width
 from mupscale.engine import NotStackable, RunStack
 from mupscale.study.training import Ground
 from mupscale.study.tree import Stretch, list_stretches
-from mupscale.system import rough_time
+from mupscale.system import MupscaleError, rough_time
 from mupscale.train import Seeds, Silence, TrainingRun, join_processes, matmul_precision
 
 _STEPS = 5  # that are measured, after as many that are not
@@ -45,13 +45,9 @@ def describe_stages(stages: Mapping[str, Sequence[Stretch]], ground: Ground, eng
     spent = [seconds for *_, seconds in rows]
     known = None if None in spent else math.fsum(each or 0.0 for each in spent)
     lines.append(f"{'together':<{wide}}{'':>12}  {total:9.3g} {unit}{'':8}{_about(known)}")
-    lines.append(TOO_BIG if known is None else MEASURED)
+    lines.append(clock.remark(known))
     lines += describe_epochs([leaf for leaves in stages.values() for leaf in leaves], ground)
     return "\n".join(line.rstrip() for line in lines)
-
-
-MEASURED = "Times are estimates for this machine, from a few steps of each size. They include evaluation."
-TOO_BIG = "Too big: one run does not fit into memory, so take a smaller batch or width."
 
 
 def describe_epochs(leaves: Sequence[Stretch], ground: Ground) -> list[str]:
@@ -62,7 +58,7 @@ def describe_epochs(leaves: Sequence[Stretch], ground: Ground) -> list[str]:
 
 
 def _about(seconds: float | None) -> str:
-    return f"{'too big' if seconds is None else rough_time(seconds):>12}"
+    return f"{'?' if seconds is None else rough_time(seconds):>12}"
 
 
 @dataclass
@@ -72,6 +68,7 @@ class Stopwatch:
     ground: Ground
     engine: str
     speeds: dict[tuple[float, int], float] = field(default_factory=dict)
+    failure: str = ""
 
     @cached_property
     def evaluation_steps(self) -> float:
@@ -90,6 +87,14 @@ class Stopwatch:
             total += seconds * sum(one.steps + evaluated for one in same)
         return total
 
+    def remark(self, seconds: float | None) -> str:
+        """What the times are, or why there are none."""
+        if self.failure:
+            return f"There is no estimate of the time, because a step failed: {self.failure}"
+        if seconds is None:
+            return "Too big: one run does not fit into memory, so use a smaller batch or width."
+        return "Times are estimates for this machine, from a few steps of each size. They include evaluation."
+
     def _seconds_per_step(self, same: Sequence[Stretch]) -> float | None:
         cost, count = self.ground.cost_per_step(same[0].width), min(len(same), _PROBED)
         if self.ground.unit == "FLOPs" and (known := [key for key in self.speeds if key[0] <= cost]):
@@ -102,6 +107,9 @@ class Stopwatch:
                 return self.speeds.setdefault((cost, count), _probe(same[0], self.ground, self.engine, count))
             except torch.OutOfMemoryError:
                 count //= 2
+            except MupscaleError as error:  # which the run itself would say, too
+                self.failure = str(error)
+                return None
             finally:
                 if torch.cuda.is_available():
                     torch.cuda.empty_cache()

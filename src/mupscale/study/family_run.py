@@ -26,7 +26,7 @@ from torch import nn
 from mupscale.core import WholeWidth, Width
 from mupscale.plots import words
 from mupscale.study.contenders import CONTINUED, FRESH, FROM_SCRATCH
-from mupscale.study.dry_run import MEASURED, TOO_BIG, Stopwatch, describe_epochs
+from mupscale.study.dry_run import Stopwatch, describe_epochs
 from mupscale.study.results import (
     BudgetPoint,
     Card,
@@ -412,11 +412,12 @@ def estimate_family(recipe: Recipe, settings: FamilySettings) -> str:
         cost = math.fsum(map(planner.ground.cost, list_stretches(stretches)))
         lines.append(f"{name}: {words.format_flops(cost)} more, {cost / together:.2f} of the family's")
     leaves = [leaf for some in ([one.leaf for one in planned], *extra.values()) for leaf in some]
-    seconds = Stopwatch(planner.ground, settings.engine).measure([s for s in list_stretches(leaves) if s.start is None])
+    clock = Stopwatch(planner.ground, settings.engine)
+    seconds = clock.measure([stretch for stretch in list_stretches(leaves) if stretch.start is None])
     if settings.seeds > 1:
         lines.append(f"All of it {settings.seeds} times, once for each seed.")
     time = "" if seconds is None else f"All of it takes about {rough_time(settings.seeds * seconds)}. "
-    lines += [time + (TOO_BIG if seconds is None else MEASURED), *describe_epochs(leaves, planner.ground)]
+    lines += [time + clock.remark(seconds), *describe_epochs(leaves, planner.ground)]
     return "\n".join(lines)
 
 
