@@ -10,10 +10,10 @@ from typing import Literal, NamedTuple
 
 from mupscale.core.entries import TensorSource
 from mupscale.core.rules import Number, Rule
-from mupscale.system import html_table, name_of_group, pattern_of_name, terminal_width, text_table, wrap_text
+from mupscale.system import name_of_group, pattern_of_name, terminal_width, text_table, wrap_text
 
 HEADER = ("parameter", "shape", "out", "in", "fold", "weight ×", "lr × (Adam)", "lr × (SGD)")
-_BLOCKS = ("block", "comes from", "starts")
+BLOCK_HEADER = ("block", "comes from", "starts")
 TriedBy = Literal["copies", "silent units", "small members"]
 """What was run to see that a plan is right."""
 
@@ -72,15 +72,6 @@ def plan_as_text(rows: Sequence[tuple[str, ...]], tried: str) -> str:
     return f"{whole}\n{wrap_text(tried, width)}"
 
 
-def plan_as_html(rows: Sequence[tuple[str, ...]], tried: str) -> str:
-    """The table for a notebook.
-
-    >>> plan_as_html([], "copies tried: exact")[:50]
-    '<table><caption>copies tried: exact</caption><thea'
-    """
-    return html_table(HEADER, rows, tried)
-
-
 def tried_in_words(by: TriedBy | None, *, copies: bool = True) -> str:
     """What models were run to see of a plan; by: None if none was. copies: whether that is what it is for.
 
@@ -116,30 +107,10 @@ def moved_parts(sources: Mapping[str, TensorSource]) -> dict[str, str]:
     return moved
 
 
-def blocks_as_text(sources: Mapping[str, TensorSource], rules: Mapping[str, Rule]) -> str:
-    """A table of the larger model's blocks, and below it what else there is to know.
-
-    >>> print(blocks_as_text({"h.0.up": TensorSource("h.0.up"), "h.1.up": TensorSource("h.0.up", "copy")}, {}))
-    block  comes from  starts
-    h.0    h.0         as it was
-    h.1    h.0         a copy
-    blocks are copied: the function changes
-    """
-    return f"{text_table(_BLOCKS, _block_rows(sources), left=3)}\n{wrap_text(_on_blocks(sources, rules))}"
-
-
-def blocks_as_html(sources: Mapping[str, TensorSource], rules: Mapping[str, Rule]) -> str:
-    """The table for a notebook.
-
-    >>> blocks_as_html({"h.1.up": TensorSource("h.0.up", "copy")}, {})[:56]
-    '<table><caption>blocks are copied: the function changes<'
-    """
-    return html_table(_BLOCKS, _block_rows(sources), _on_blocks(sources, rules))
-
-
-def _block_rows(sources: Mapping[str, TensorSource]) -> list[tuple[str, str, str]]:
+def block_rows(sources: Mapping[str, TensorSource]) -> list[tuple[str, ...]]:
+    """One row for each block of the larger model, under BLOCK_HEADER."""
     patterns = {pattern_of_name(path): path.count(".") + 1 for path in moved_parts(sources)}
-    rows: dict[str, tuple[str, str, str]] = {}
+    rows: dict[str, tuple[str, ...]] = {}
     for name, source in sources.items():
         for pattern, length in patterns.items():
             path = ".".join(name.split(".")[:length])
@@ -150,7 +121,8 @@ def _block_rows(sources: Mapping[str, TensorSource]) -> list[tuple[str, str, str
     return list(rows.values())
 
 
-def _on_blocks(sources: Mapping[str, TensorSource], rules: Mapping[str, Rule]) -> str:
+def blocks_in_words(sources: Mapping[str, TensorSource], rules: Mapping[str, Rule]) -> str:
+    """What there is to know of the blocks besides."""
     silent = sorted({pattern_of_name(name) for name, source in sources.items() if source.kind == "silent"})
     said = ["new blocks write nothing yet: the function stays" if silent else "blocks are copied: the function changes"]
     said += [f"what writes into the stream: {', '.join(silent)}"] if silent else []

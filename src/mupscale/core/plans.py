@@ -19,18 +19,19 @@ from torch import Tensor, nn
 from mupscale.core import naming
 from mupscale.core.entries import Entry, Shape, TensorSource, entry_from_json, entry_to_json
 from mupscale.core.plan_tables import (
+    BLOCK_HEADER,
+    HEADER,
     PlannedShape,
     TriedBy,
-    blocks_as_html,
-    blocks_as_text,
+    block_rows,
+    blocks_in_words,
     moved_parts,
-    plan_as_html,
     plan_as_text,
     plan_rows,
     tried_in_words,
 )
 from mupscale.core.rules import Rule
-from mupscale.system import MupscaleError, read_regular, replace_text
+from mupscale.system import MupscaleError, html_table, read_regular, replace_text, text_table, wrap_text
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -77,14 +78,15 @@ class Plan:
     def __str__(self) -> str:
         """A table that fits the terminal: alike layers in one row; of a plan for new blocks, the blocks."""
         if self.has_new_parts:
-            return blocks_as_text(self.sources, self.rules)
+            words = wrap_text(blocks_in_words(self.sources, self.rules))
+            return f"{text_table(BLOCK_HEADER, block_rows(self.sources), left=3)}\n{words}"
         return plan_as_text(self._table_rows(), self._tried())
 
     def _repr_html_(self) -> str:
         """The same table in a notebook."""
         if self.has_new_parts:
-            return blocks_as_html(self.sources, self.rules)
-        return plan_as_html(self._table_rows(), self._tried())
+            return html_table(BLOCK_HEADER, block_rows(self.sources), blocks_in_words(self.sources, self.rules))
+        return html_table(HEADER, self._table_rows(), self._tried())
 
     def _tried(self) -> str:
         return tried_in_words(self.tried_by if self.checked else None, copies=not self.mup)

@@ -16,10 +16,7 @@ noise            what makes copies differ from each other
 spectral         the size of a weight that noise may be relative to
 upscaling        all of it in one call
 depth_operators  what new blocks of a deeper model are: silent ones, or copies
-block_places     which block of a deeper model is which old one, by their shapes
-stream_writers   what writes into the residual stream of either model
 depth_plans      which tensor of the shallow model each of the deep one's is made of
-silent_blocks    that new blocks which write nothing leave the function as it is
 """
 
 from mupscale.growth.copies import Copies, NaiveCopies

@@ -1,23 +1,45 @@
-"""A plan for more depth: of every tensor of the deep model, which one of the shallow model it is made of."""
+"""A plan for more depth: of every tensor of the deep model, which one of the shallow model it is made of.
+
+First where each block of the shallow model goes, by shapes; then what writes into the residual stream, by running the
+models; and whether blocks that write nothing leave the function as it is.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
-from mupscale.core import Entry, Plan, TensorSource, naming, tidy
-from mupscale.growth.block_places import fitting_places
+from mupscale.core import Entry, Plan, TensorSource, is_sharded, naming, tidy
 from mupscale.growth.depth_operators import DepthOperator, Identity, Place
-from mupscale.growth.stream_writers import StreamWriters
-from mupscale.planning import BlockList, Writers, find_block_lists
+from mupscale.growth.fresh import Fresh
+from mupscale.growth.sources import prepare_growth
+from mupscale.growth.writing import write_grown
+from mupscale.planning import (
+    BlockList,
+    Writers,
+    find_block_lists,
+    find_writers,
+    in_float64,
+    run_in_float64,
+    take_modes,
+    tensors_in,
+)
 from mupscale.system import MupscaleError, checks_arguments
 
 DepthRule = Literal["none", "complete"]
 """How rates follow the depth: not at all, or as under a residual multiplier of 1/L (CompleteP)."""
+
+Shapes = dict[str, tuple[int, ...]]
+"""The tensors of a block, by the names that they have in it."""
+
+_SAME = 1e-9  # of the size of outputs, in float64
+_Run = tuple[dict[str, Writers], dict[str, str]]
 
 
 @checks_arguments
@@ -142,3 +164,176 @@ def _unscaled(
         for named in (naming.parameters(deep), naming.buffers(deep))
     )
     return Plan(parameters, buffers, mup=mup)
+
+
+def fitting_places(
+    one: BlockList, operator: DepthOperator, tensors: Mapping[str, Tensor], deeper: Mapping[str, Tensor]
+) -> list[Place]:
+    """The operator's places, as far as shapes allow them.
+
+    Old blocks that are to be spread evenly go to the nearest places where the deep model's blocks have their shapes:
+    the last block of some models has less in it, and every second one of others has a mask. A new block goes with the
+    nearest old one that is shaped as it is, or, where there is none, that has all of its tensors, in whatever shapes.
+
+    >>> import torch
+    >>> a, b = torch.ones(1), torch.ones(2)
+    >>> one = BlockList("h.*", ("h.0", "h.1"), ("h.0", "h.1", "h.2", "h.3"))
+    >>> deeper = {"h.0.w": a, "h.1.w": a, "h.2.w": a, "h.3.w": b}
+    >>> fitting_places(one, Identity(), {"h.0.w": a, "h.1.w": b}, deeper)[3]
+    Place(block=1, is_new=False)
+    """
+    ours = [_below(path, tensors) for path in one.shallow]
+    theirs = [_below(path, deeper) for path in one.deep]
+    places = operator.places(len(ours), len(theirs))
+    if operator == Identity():
+        old = _where_they_fit(ours, theirs, [n for n, place in enumerate(places) if not place.is_new])
+        new = tuple(n for n in range(len(theirs)) if n not in old)
+        places = Identity(at=new).places(len(ours), len(theirs)) if old else places
+    return [_fitting(one, operator, number, place, ours, theirs[number]) for number, place in enumerate(places)]
+
+
+def _below(path: str, tensors: Mapping[str, Tensor]) -> Shapes:
+    return {n.removeprefix(f"{path}."): tuple(t.shape) for n, t in tensors.items() if n.startswith(f"{path}.")}
+
+
+def _where_they_fit(ours: Sequence[Shapes], theirs: Sequence[Shapes], wanted: Sequence[int]) -> tuple[int, ...]:
+    """Places in rising order at which the old blocks' shapes are, nearest to the wanted ones; else none."""
+    best: dict[int, tuple[int, tuple[int, ...]]] = {-1: (0, ())}  # by the last place that is taken
+    for block, shapes in enumerate(ours):
+        ends = [n for n, there in enumerate(theirs) if there == shapes]
+        best = {
+            end: min((cost + abs(end - wanted[block]), (*taken, end)) for cost, taken in before)
+            for end in ends
+            if (before := [way for last, way in best.items() if last < end])
+        }
+    return min(best.values())[1] if best else ()
+
+
+def _fitting(
+    one: BlockList, operator: DepthOperator, number: int, place: Place, ours: Sequence[Shapes], theirs: Shapes
+) -> Place:
+    """The place, or that of a new block with another old one."""
+    if ours[place.block] == theirs:
+        return place
+    if place.is_new and not operator.copies:
+        candidates = [i for i, block in enumerate(ours) if block == theirs]
+        candidates = candidates or [i for i, block in enumerate(ours) if theirs.keys() <= block.keys()]
+        if candidates:
+            return Place(min(candidates, key=lambda i: abs(i - place.block)), is_new=True)
+    odd = next((n for n in (*theirs, *ours[place.block]) if theirs.get(n) != ours[place.block].get(n)), "")
+    raise MupscaleError(
+        f"'{one.deep[number]}' cannot come from '{one.shallow[place.block]}': '{odd}' has shape {theirs.get(odd)} in "
+        f"the deep model and {ours[place.block].get(odd)} in the shallow one. Depth grows by blocks of one shape. Use "
+        "Identity(at=…) to say where new blocks go"
+    )
+
+
+class StreamWriters:
+    """What writes into the residual stream: given, or found by running the models when it is asked for.
+
+    given: by the path of a block of the shallow model. inputs: the batch to run on, where it is not given.
+    """
+
+    def __init__(
+        self,
+        shallow: nn.Module,
+        deep: nn.Module,
+        lists: Sequence[BlockList],
+        inputs: Any,
+        given: Mapping[str, Writers] | None,
+    ) -> None:
+        self._models, self._inputs, self._given = (shallow, deep), inputs, given
+        self._paths = ([p for one in lists for p in one.shallow], [p for one in lists for p in one.deep])
+        self._runs: list[_Run | None] = [None, None]
+
+    def of_block(self, one: BlockList, number: int, place: Place) -> Writers:
+        """Of a block of the deep model, by names relative to it: those of the block that it is, or is made after.
+
+        Where that one cannot be without effect, as the first block of a stage that changes the shape, or where it is
+        the only one of its list and its end is not seen, the deep model's own block is looked at.
+        """
+        path = one.shallow[place.block]
+        written = self._shallow().get(path)
+        if written is not None and all(f"{one.deep[number]}.{name}" in self._deep_names() for name in written):
+            return written
+        if place.is_new and self._given is None and not any(p.is_meta for p in self._models[1].parameters()):
+            writers, reasons = self._run(1)
+            if one.deep[number] in writers:
+                return writers[one.deep[number]]
+            if path not in self._run(0)[1] or self._differ(path, one.deep[number]):
+                raise _unlike(one.deep[number], reasons[one.deep[number]])
+        raise _unlike(
+            path, "no known part writes into the stream" if self._given is not None else self._run(0)[1][path]
+        )
+
+    def _shallow(self) -> Mapping[str, Writers]:
+        return self._run(0)[0] if self._given is None else self._given
+
+    def _deep_names(self) -> Mapping[str, nn.Parameter]:
+        return naming.parameters(self._models[1])
+
+    def _differ(self, path: str, deep_path: str) -> bool:
+        """Whether a block of the shallow model and one of the deep model have other tensors."""
+        shapes = [
+            {n.removeprefix(p): q.shape for n, q in naming.parameters(model).items() if n.startswith(f"{p}.")}
+            for model, p in zip(self._models, (path, deep_path), strict=True)
+        ]
+        return shapes[0] != shapes[1]
+
+    def _run(self, which: int) -> _Run:
+        if self._inputs is None:
+            raise MupscaleError(
+                "the library runs the model to find what a block writes into the residual stream. Pass inputs=: a "
+                "small batch, as the model is called"
+            )
+        run = self._runs[which]
+        if run is None:
+            run = self._runs[which] = find_writers(self._models[which], self._paths[which], self._inputs)
+        return run
+
+
+def _unlike(path: str, reason: str) -> MupscaleError:
+    return MupscaleError(
+        f"'{path}' cannot start as identity: {reason}. Grow by Stack(), which copies blocks and changes the function, "
+        "or widen the model instead"
+    )
+
+
+@torch.no_grad()
+def check_silent_blocks(shallow: nn.Module, deep: nn.Module, plan: Plan, inputs: Any) -> None:
+    """An error where the deep model would compute something else although its new blocks write nothing.
+
+    The growth is done on copies in float64; the models stay as they are.
+    """
+    tensors = [*shallow.parameters(), *deep.parameters()]
+    if len({t.device for t in tensors}) > 1 or any(t.is_meta or is_sharded(t) for t in tensors):
+        return  # which cannot be copied and run on one batch
+    small, batch = in_float64(shallow, inputs)
+    large, _ = in_float64(deep, inputs)
+    take_modes(large, shallow, plan)
+    write_grown(prepare_growth(small, large, plan), large, plan, Fresh())
+
+    def outputs(model: nn.Module, seed: int) -> list[Tensor]:
+        return [t for t in tensors_in(run_in_float64(model, batch, seed)) if t.is_floating_point()]
+
+    before, after = outputs(small, 0), outputs(large, 0)
+    if len(before) != len(after):  # what there is of each block, such as a cache, beside the output
+        before, after = before[:1], after[:1]
+    far = max(map(_far, before, after), default=0.0)
+    if far <= _SAME or max(map(_far, before, outputs(small, 1))) > _SAME:
+        return  # what draws random numbers while it runs cannot be compared
+    raise MupscaleError(
+        f"the deep model's outputs differ by {far:.1g}, although its new blocks write nothing into the residual "
+        "stream. Something depends on the number of blocks, or on what a block computes besides its output. Grow by "
+        "Stack(), which copies blocks and changes the function"
+        if math.isfinite(far)
+        else "the deep model's outputs are not finite: it divides by the norm of a weight that is zero in new blocks. "
+        "Grow by Stack(), which copies blocks and changes the function"
+    )
+
+
+def _far(before: Tensor, after: Tensor) -> float:
+    """How far two tensors lie apart, by the size of the first."""
+    if before.shape != after.shape:
+        return math.inf
+    return float((after - before).abs().max()) / (1 + float(before.abs().max())) if before.numel() else 0.0

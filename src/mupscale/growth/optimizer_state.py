@@ -143,13 +143,7 @@ def _in_plan(name: str, own: Mapping[str, str], side: str) -> str:
 
 
 def state_factor(name: str, key: str, entry: Entry, group: Mapping[str, Any], traits: Traits) -> float:
-    """By what a state tensor of this key is rescaled.
-
-    >>> entry = Entry(narrow=(8, 8), wide=(16, 16), axes={0: Axis(2), 1: Axis(2)}, out=(0,), in_=(1,))
-    >>> adam = traits_of(torch.optim.Adam)
-    >>> [state_factor("weight", key, entry, {}, adam) for key in ("step", "exp_avg", "exp_avg_sq")]
-    [1.0, 0.5, 0.25]
-    """
+    """By what a state tensor of this key is rescaled."""
     if key in traits.as_is:
         return 1.0
     if key not in traits.state:
@@ -279,22 +273,12 @@ def _kept_after_a_step(
 
 
 def is_scalar(value: Tensor, entry: Entry) -> bool:
-    """Whether a state tensor is one number for the whole parameter, as `step` is.
-
-    >>> entry = Entry(narrow=(8, 8), wide=(16, 16))
-    >>> is_scalar(torch.tensor(3.0), entry), is_scalar(torch.zeros(8, 8), entry)
-    (True, False)
-    """
+    """Whether a state tensor is one number for the whole parameter, as `step` is."""
     return value.dim() == 0 or (value.numel() == 1 and tuple(value.shape) != entry.narrow)
 
 
 def axes_of_state(label: str, value: Tensor, entry: Entry) -> dict[int, Axis]:
-    """The parameter's axes along the dimensions that the state has, too; others are reduced to 1 (Adafactor).
-
-    >>> entry = Entry(narrow=(8, 8), wide=(16, 16), axes={0: Axis(2), 1: Axis(2)}, out=(0,), in_=(1,))
-    >>> axes_of_state("row_var", torch.zeros(8, 1), entry)
-    {0: Axis(times=2, block=1, sections=())}
-    """
+    """The parameter's axes along the dimensions that the state has, too; others are reduced to 1 (Adafactor)."""
     if value.dim() == len(entry.narrow) and all(
         size in (1, n) for size, n in zip(value.shape, entry.narrow, strict=True)
     ):

@@ -14,13 +14,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from mupscale.core import Plan, is_sharded, naming
 from mupscale.growth.copies import Copies
 from mupscale.growth.depth_operators import DepthOperator
-from mupscale.growth.depth_plans import plan_depth
+from mupscale.growth.depth_plans import check_silent_blocks, plan_depth
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.lossless import difference_of_outputs, warn_of_loss, with_past_norms
 from mupscale.growth.noise import Noise, is_no_noise
 from mupscale.growth.operators import Operator, check_operator
 from mupscale.growth.optimizer_state import constructor_arguments, widen_optimizer
-from mupscale.growth.silent_blocks import check_silent_blocks
 from mupscale.growth.sources import prepare_growth, whole_or_void
 from mupscale.growth.writing import write_grown
 from mupscale.optim import grown_groups, watch_for_plain_clipping, widen_scheduler
@@ -248,12 +247,6 @@ def upscale_by_plan(
     """What `upscale` does when operator and plan are settled: the growth is tried, where there is a batch, and done.
 
     made_here: from this batch, on which copies by it were compared then.
-
-    >>> import torch, mupscale as mu
-    >>> from mupscale.models import MLP
-    >>> narrow, wide, x = MLP(3, 4, 2), MLP(3, 8, 2), torch.ones(1, 3)
-    >>> upscale_by_plan(narrow, wide, mu.plan(narrow, wide), None, Copies(), None, 0, x)[0].layers[1].weight.shape
-    torch.Size([8, 8])
     """
     _try(plan, narrow, wide, operator, inputs, made_here=made_here)
     is_lossless = isinstance(operator, Fresh) and operator.lossless
@@ -278,13 +271,7 @@ def upscale_untried(
     lr: NotNegative | None = None,
     seed: int = 0,
 ) -> tuple[nn.Module, Optimizer | None]:
-    """What `upscale` does, without a word about what was not tried: for callers that know the plan, or compare models.
-
-    >>> import mupscale as mu
-    >>> narrow, wide = nn.Linear(2, 4), nn.Linear(2, 8)
-    >>> upscale_untried(narrow, wide, mu.plan(narrow, wide), grow=Copies())[0].weight.shape
-    torch.Size([8, 2])
-    """
+    """What `upscale` does, without a word about what was not tried: for those who know the plan, or compare models."""
     check_operator(grow, plan)
     has_memory = not any(p.is_meta for p in wide.parameters())
     with nullcontext() if has_memory else whole_or_void(wide):
@@ -294,12 +281,7 @@ def upscale_untried(
 
 
 def check_goes_with(optimizer: Optimizer | None, scheduler: LRScheduler | None, lr: float | None) -> None:
-    """An error where a scheduler, or a rate, is given without the optimizer that it is for.
-
-    >>> check_goes_with(None, None, lr=0.1)
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: lr= needs an optimizer. Give optimizer= (the narrow model's), or make ...
-    """
+    """An error where a scheduler, or a rate, is given without the optimizer that it is for."""
     if lr is not None and optimizer is None:
         raise MupscaleError(
             "lr= needs an optimizer. Give optimizer= (the narrow model's), or make one for the wide model "
@@ -312,11 +294,7 @@ def check_goes_with(optimizer: Optimizer | None, scheduler: LRScheduler | None, 
 def with_scheduler(
     model: nn.Module, optimizer: Optimizer | None, scheduler: LRScheduler | None
 ) -> tuple[nn.Module, Optimizer | None] | tuple[nn.Module, Optimizer, LRScheduler]:
-    """What a growth returns: the grown model and optimizer, and, where there was a scheduler, its schedule for them.
-
-    >>> with_scheduler(nn.Linear(2, 2), None, None)
-    (Linear(in_features=2, out_features=2, bias=True), None)
-    """
+    """What a growth returns: the grown model and optimizer, and, where there was a scheduler, its schedule for them."""
     if optimizer is not None:
         watch_for_plain_clipping(optimizer)
     if scheduler is None or optimizer is None:
@@ -425,29 +403,18 @@ def choose_operator(
 
 
 def is_replica(operator: Operator) -> bool:
-    """Whether the wide model would be copies without noise; what is there for comparison alone says nothing.
-
-    >>> is_replica(Copies()), is_replica(Copies(noise=1.0)), is_replica(Fresh())
-    (True, False, False)
-    """
+    """Whether the wide model would be copies without noise; what is there for comparison alone says nothing."""
     return type(operator) is Copies and is_no_noise(operator.noise)
 
 
 def warn_of_replica(operator: Operator) -> None:
-    """Say that copies without noise learn nothing new, where nobody has said that this is meant.
-
-    >>> warn_of_replica(Copies(noise=1.0))
-    """
+    """Say that copies without noise learn nothing new, where nobody has said that this is meant."""
     if is_replica(operator):
         warn(replica_in_words(), ReplicaWarning)
 
 
 def replica_in_words() -> str:
-    """What copies without noise come to, and what to ask for.
-
-    >>> replica_in_words()[:69]
-    'copies without noise stay equal forever, so the wide model stays a re'
-    """
+    """What copies without noise come to, and what to ask for."""
     fresh = as_asked("leave out grow= and noise=", "leave out --how and --noise")
     noise = as_asked("grow=mupscale.Copies(noise=1.0)", "--how copies --noise 1")
     return (
@@ -465,15 +432,7 @@ def grow_optimizer(
     lr: NotNegative | None = None,
     grow: Operator | None = None,
 ) -> Optimizer:
-    """An optimizer of the same class for the wide model, with rescaled hyperparameters and state.
-
-    >>> import torch
-    >>> import mupscale as mu
-    >>> narrow, wide = nn.Linear(8, 8, bias=False), nn.Linear(32, 32, bias=False)
-    >>> optimizer = torch.optim.Adam(narrow.parameters(), lr=0.1)
-    >>> grow_optimizer(optimizer, narrow, wide, mu.plan(narrow, wide)).param_groups[0]["lr"]
-    0.025
-    """
+    """An optimizer of the same class for the wide model, with rescaled hyperparameters and state."""
     groups = grown_groups(optimizer, narrow, wide, plan, lr)
     grown = type(optimizer)(groups, **constructor_arguments(optimizer))
     return widen_optimizer(optimizer, grown, plan, narrow=narrow, wide=wide, grow=grow)

@@ -14,11 +14,6 @@ def dress_like(wide: nn.Module, narrow: nn.Module, plan: Plan | None = None) -> 
     """Give the wide model the narrow one's device, dtypes, frozen parameters and train or eval mode, part by part.
 
     plan: from one to the other, where new parts are as those that they come from.
-
-    >>> wide = nn.Linear(4, 4)
-    >>> dress_like(wide, nn.Linear(2, 2).double().eval())
-    >>> wide.weight.dtype, wide.training
-    (torch.float64, False)
     """
     for named in (naming.parameters, naming.buffers):
         ours: Mapping[str, Tensor] = named(narrow)
@@ -31,11 +26,7 @@ def dress_like(wide: nn.Module, narrow: nn.Module, plan: Plan | None = None) -> 
 
 
 def has_unsaved_widths(wide: nn.Module, narrow: nn.Module) -> bool:
-    """Whether buffers without memory that no state dict holds may depend on the width.
-
-    >>> has_unsaved_widths(nn.BatchNorm1d(4, device="meta"), nn.BatchNorm1d(2))
-    False
-    """
+    """Whether buffers without memory that no state dict holds may depend on the width."""
     ours, modules = naming.buffers(narrow), naming.modules(wide)
     for name, buffer in naming.buffers(wide).items():
         path, _, local = name.rpartition(".")

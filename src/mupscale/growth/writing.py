@@ -98,11 +98,7 @@ def unwritten(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, 
 
 
 def check_written(name: str, out: Tensor, operator: Operator) -> None:
-    """An error where an operator has left entries unwritten, or has written NaN.
-
-    >>> import mupscale as mu
-    >>> check_written("weight", torch.zeros(2), mu.Copies())
-    """
+    """An error where an operator has left entries unwritten, or has written NaN."""
     if type(operator) not in _OURS and bool(out.isnan().any()):
         raise MupscaleError(
             f"{type(operator).__name__} left entries of '{name}' unwritten (or wrote NaN). An operator must fill the "
