@@ -68,7 +68,6 @@ def sample(hint: Any) -> Any:
             return value
     plain: dict[Any, Any] = {nn.Module: nn.Linear(1, 1), mu.Plan: mu.Plan({}), str: "x", int: 1, float: 1.0}
     plain |= {Tensor: torch.ones(1), optim.Optimizer: optim.SGD([torch.ones(1)])}
-    plain[mu.DepthPlan] = mu.DepthPlan({}, {}, mu.Plan({}), mu.Identity())
     return plain[hint] if hint in plain else object.__new__(hint) if isinstance(hint, type) else None
 
 
@@ -98,13 +97,13 @@ def pair() -> tuple[MLP, MLP, optim.Optimizer]:
 MISTAKES: dict[str, tuple[Callable[..., Any], str]] = {
     "grow by a word": (
         lambda n, w, o: mu.upscale(n, w, grow="fresh"),
-        r"grow= is 'fresh', but must be an operator of width \(mupscale.Copies\(\) or mupscale.Fresh\(\)\)$",
+        r"grow= is 'fresh', but must be an operator of width \(mupscale.Copies\(\) or mupscale.Fresh\(\)\) or an ",
     ),
     "an operator's class": (
         lambda n, w, o: mu.plan(n, w, grow=mu.Fresh),
         "is the class Fresh, but must be an operator",
     ),
-    "an operator of depth": (lambda n, w, o: mu.upscale(n, w, grow=mu.Stack()), "operator of width.*mupscale.deepen"),
+    "an operator of depth": (lambda n, w, o: mu.upscale(n, w, grow=mu.Stack()), "as many blocks"),
     "and for a plan": (lambda n, w, o: mu.plan(n, w, grow=mu.Stack()), "operator of width.*mupscale.deepen"),
     "an operator of width": (
         lambda n, w, o: mu.deepen(n, w, grow=mu.Fresh()),

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from mupscale.family import Family
     from mupscale.growth import (
         Copies,
-        DepthPlan,
         Fresh,
         GaussianNoise,
         Identity,
@@ -58,7 +57,7 @@ __version__ = VERSION
 
 # fmt: off
 __all__ = [
-    "Axis", "Copies", "DepthPlan", "Entry", "Family", "Fresh", "GaussianNoise", "Identity", "MupscaleError", "Operator",
+    "Axis", "Copies", "Entry", "Family", "Fresh", "GaussianNoise", "Identity", "MupscaleError", "Operator",
     "Plan", "PlanError", "ReplicaWarning", "Role", "Rule", "SignalNoise", "Stack", "UncheckedPlan", "clip_grad_norm_",
     "coord_check", "deepen", "deepen_optimizer", "expand", "growth_table", "index_of_old", "load", "load_torch",
     "make_optimizer",
@@ -70,7 +69,7 @@ _NAMES = {
     "checks": ("coord_check", "growth_table", "verify"),
     "core": ("Axis", "Entry", "Plan", "Role", "Rule", "expand", "index_of_old"),
     "family": ("Family",),
-    "growth": ("Copies", "DepthPlan", "Fresh", "GaussianNoise", "Identity", "Operator", "SignalNoise", "Stack",
+    "growth": ("Copies", "Fresh", "GaussianNoise", "Identity", "Operator", "SignalNoise", "Stack",
                "deepen", "deepen_optimizer", "measure_statistics", "perturb", "plan_depth", "upscale", "widen",
                "widen_optimizer"),
     "optim": ("clip_grad_norm_", "make_optimizer", "param_groups", "per_group", "register_optimizer",

@@ -83,14 +83,14 @@ def difference(name: str, *, clip: bool = False, tamper: Callable[[Any], None] =
         step(shallow, optimizer)
     grow = mu.Stack("interleaved")
     plan = mu.plan_depth(shallow, deep, inputs=INPUTS, grow=grow, depth_rule="complete")
-    mu.deepen(shallow, deep, plan, grow=grow)
-    deeper = mu.deepen_optimizer(optimizer, shallow, deep, plan, grow=grow)
+    mu.deepen(shallow, deep, plan)
+    deeper = mu.deepen_optimizer(optimizer, shallow, deep, plan)
     for group in deeper.param_groups:
         tamper(group)
     worst = 0.0
     for _ in range(10):
         ours = step(shallow, optimizer, lambda: clip and nn.utils.clip_grad_norm_(shallow.parameters(), 0.05))
-        theirs = step(deep, deeper, lambda: clip and mu.clip_grad_norm_(deep, 0.05, plan.rules))
+        theirs = step(deep, deeper, lambda: clip and mu.clip_grad_norm_(deep, 0.05, plan))
         worst = max(worst, float((ours - theirs).abs().max()))
     return worst
 

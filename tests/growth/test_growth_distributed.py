@@ -230,8 +230,8 @@ def grown_in_depth(kind: str, how: str) -> dict[str, Any]:
     for name, grow in (("identity", mu.Identity()), ("stack", mu.Stack())):
         operator: Any = grow
         plan = mu.plan_depth(blocks(2, 1), blocks(4, 2), inputs=inputs, grow=operator)
-        deep = mu.deepen(shallow, wrap(blocks(4, 2), how), plan, grow=operator)
-        deeper = mu.deepen_optimizer(optimizer, shallow, deep, plan, grow=operator)
+        deep = mu.deepen(shallow, wrap(blocks(4, 2), how), plan)
+        deeper = mu.deepen_optimizer(optimizer, shallow, deep, plan)
         after, start = outputs(deep, kind), {"weights": weights(deep), "state": states(deep, deeper)}
         sharded = all(is_sharded(p) for p in deep.parameters())
         train(deep, deeper, kind, 2)

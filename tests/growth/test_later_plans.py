@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,38 +28,73 @@ def optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
-USES: dict[str, Callable[[nn.Module, nn.Module, Any, Path], object]] = {
-    "clip": lambda small, large, plan, out: mu.clip_grad_norm_(large, 0.3, plan),
-    "save": lambda small, large, plan, out: mu.save(out / "deep.safetensors", large, plan=plan),
-    "param_groups": lambda small, large, plan, out: mu.param_groups(large, plan, torch.optim.AdamW, lr=0.1),
-    "widen": lambda small, large, plan, out: mu.widen(small, large, plan),
-    "upscale": lambda small, large, plan, out: mu.upscale(small, large, plan, exact=True),
-    "perturb": lambda small, large, plan, out: mu.perturb(large, plan, 0.1),
-    "verify": lambda small, large, plan, out: mu.verify(small, large, plan, [TOKENS], loss),
-    "widen_optimizer": lambda small, large, plan, out: mu.widen_optimizer(
-        optimizer(small), optimizer(large), plan, narrow=small
-    ),
-}
+def trained(layers: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = build(layers)
+    adam = optimizer(model)
+    loss(model, TOKENS).backward()
+    adam.step()
+    return model, adam
 
 
-@pytest.mark.parametrize("use", USES)
-def test_a_depth_plan_is_no_plan_of_widths(use: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("grow", [mu.Identity(), mu.Stack("interleaved")], ids=["identity", "stack"])
+def test_a_plan_for_blocks_is_a_plan(grow: Any, tmp_path: Path) -> None:
+    """It goes through a file, gives groups and a norm to clip by, and `upscale` grows by it what `deepen` does."""
+    (shallow, adam), deep, other = trained(1), build(2), build(2)
+    other.load_state_dict(deep.state_dict())
+    plan = mu.plan_depth(shallow, deep, inputs=TOKENS, grow=grow)
+    assert mu.Plan.from_json(plan.to_json()) == plan
+    deepened = mu.deepen(shallow, other, plan)
+    grown, deep_adam = mu.upscale(shallow, deep, plan, adam)
+    assert all(torch.equal(p, q) for p, q in zip(grown.parameters(), deepened.parameters(), strict=True))
+    assert deep_adam is not None
+    old, new = shallow.get_parameter("h.0.mlp.c_fc.weight"), grown.get_parameter("h.1.mlp.c_fc.weight")
+    assert (new in deep_adam.state) == isinstance(grow, mu.Stack)
+    if isinstance(grow, mu.Stack):
+        assert torch.equal(deep_adam.state[new]["exp_avg"], adam.state[old]["exp_avg"])
+    mu.save(tmp_path / "deep.safetensors", grown, deep_adam, plan)
+    assert mu.load(tmp_path / "deep.safetensors", build(2)).plan == plan
+    assert norm(grown, plan) == norm(grown)
+    assert {group["lr"] for group in mu.param_groups(grown, plan, torch.optim.AdamW, lr=0.1)} == {0.1}
+
+
+def test_upscale_grows_what_differs() -> None:
+    (shallow, adam), deep = trained(1), build(3)
+    deep, deep_adam = mu.upscale(shallow, deep, optimizer=adam, inputs=TOKENS)
+    assert torch.equal(deep(TOKENS), shallow(TOKENS))
+    assert deep_adam is not None
+    with pytest.warns(UserWarning, match="copied blocks change the function"):
+        mu.upscale(shallow, build(2), grow=mu.Stack(), inputs=TOKENS)
+    for said in ({"noise": 1.0}, {"grow": mu.Copies()}, {"fresh": build(1)}):
+        with pytest.raises(mu.MupscaleError, match="only the number of blocks differs"):
+            mu.upscale(shallow, build(2), inputs=TOKENS, **said)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("grow", [mu.Identity(), mu.Stack()], ids=["identity", "stack"])
+def test_wider_and_then_deeper_is_one_plan(grow: Any) -> None:
+    """What a tensor is made of after two growths, and its rule, are in `first.then(second)`, and back from a file."""
+    narrow, wide, deep = build(2), build(2, 16), build(4, 16)
+    first = mu.plan(narrow, wide, inputs=TOKENS)
+    whole = first.then(mu.plan_depth(wide, deep, inputs=TOKENS, grow=grow))
+    assert whole.rules["h.3.mlp.c_fc.weight"] == first.rules["h.1.mlp.c_fc.weight"]
+    assert whole.sources["h.3.mlp.c_fc.weight"].name == "h.1.mlp.c_fc.weight"
+    assert whole.sources["h.3.mlp.c_fc.weight"].kind == ("copy" if isinstance(grow, mu.Stack) else "drawn")
+    assert mu.Plan.from_json(whole.to_json()) == whole
+    whole.check(narrow, "narrow"), whole.check(deep)
+
+
+def test_a_plan_of_another_model_is_refused() -> None:
     shallow, deep = build(1), build(2)
-    plan = mu.plan_depth(shallow, deep, inputs=TOKENS)
-    with pytest.raises(
-        mu.MupscaleError, match=r"is DepthPlan\(.*; pass one .* mupscale\.plan\(base, model, inputs=…\)"
-    ):
-        USES[use](shallow, deep, plan, tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_plan_of_widths_is_no_depth_plan() -> None:
-    shallow, deep = build(1), build(2)
-    plan: Any = mu.plan(build(2), build(2, 16), inputs=TOKENS)
-    with pytest.raises(mu.MupscaleError, match="must be a plan of depth"):
+    plan = mu.plan(build(2), build(2, 16), inputs=TOKENS)
+    with pytest.raises(mu.MupscaleError, match="lacks"):
         mu.deepen(shallow, deep, plan)
-    with pytest.raises(mu.MupscaleError, match="must be a plan of depth"):
+    with pytest.raises(mu.MupscaleError, match="lacks"):
         mu.deepen_optimizer(optimizer(shallow), shallow, deep, plan)
+    depth = mu.plan_depth(shallow, deep, inputs=TOKENS)
+    with pytest.raises(mu.MupscaleError, match="fresh units"):
+        mu.widen(shallow, deep, depth)
+    with pytest.raises(mu.MupscaleError, match="fresh units"):
+        mu.upscale(shallow, deep, depth, exact=True)
 
 
 def norm(model: nn.Module, plan: mu.Plan | None = None) -> float:

@@ -62,7 +62,7 @@ def test_the_optimizer_goes_on_as_in_memory(name: str, how: Any, tmp_path: Path)
     other = loaded(tmp_path / "deep", small)
     grow: Any = mu.Identity() if how == "identity" else mu.Stack()
     plan = mu.plan_depth(small.eval(), other, grow=grow, inputs=batches[0])
-    expected = mu.deepen_optimizer(optimizer, small, other, plan, grow=grow)
+    expected = mu.deepen_optimizer(optimizer, small, other, plan)
     theirs = dict(other.named_parameters())
     for parameter, p in deep.named_parameters():
         ours, state = resumed.state.get(p, {}), expected.state.get(theirs[parameter], {})

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import SWALR
 import mupscale as mu
 from mupscale.growth.upscaling import grow_optimizer
 from mupscale.models import GPT2, MLP
-from mupscale.optim.groups import widened_groups
+from mupscale.optim.groups import grown_groups
 
 DATA = torch.Generator().manual_seed(7)
 X = torch.randn(16, 5, generator=DATA, dtype=torch.float64)
@@ -541,7 +541,7 @@ def test_initial_lr_is_widened_so_that_last_epoch_works(name: str) -> None:
     scheduler = RESUMED[name](optimizer, lambda rate: rate, -1)
     for _ in range(4):
         advance(optimizer, scheduler, 0.0)
-    grown = optim.SGD(widened_groups(optimizer, narrow, wide, plan))
+    grown = optim.SGD(grown_groups(optimizer, narrow, wide, plan))
     continued = RESUMED[name](grown, lambda rate: mu.per_group(grown, rate), scheduler.last_epoch - 1)
     for _ in range(5):
         for group in grown.param_groups:
@@ -555,7 +555,7 @@ def test_a_new_learning_rate_replaces_the_schedules_too() -> None:
     narrow, wide, plan = pair()
     optimizer = optim.SGD(narrow.parameters(), lr=0.1)
     sched.LambdaLR(optimizer, lambda e: 0.5)
-    for group in widened_groups(optimizer, narrow, wide, plan, lr=0.3):
+    for group in grown_groups(optimizer, narrow, wide, plan, lr=0.3):
         assert group["lr"] == pytest.approx(0.3 * group["lr_factor"])
         assert "initial_lr" not in group
 

@@ -27,7 +27,7 @@ import mupscale as mu
 import small_runs
 from mupscale.data import Split, Table
 from mupscale.models import gpt2_flops, mlp_flops, resnet18_flops
-from mupscale.optim.groups import widened_groups
+from mupscale.optim.groups import grown_groups
 from mupscale.system.seeds import derive
 from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Seeds, Spec, cross_entropy, run_recipe
 from mupscale.train import training_run as run_module
@@ -137,9 +137,9 @@ def keep_eps(patch: pytest.MonkeyPatch) -> None:
 
 def change_groups(patch: pytest.MonkeyPatch, **values: float) -> None:
     def groups(*args: Any, **kwargs: Any) -> list[dict[str, Any]]:
-        return [{**group, **values} for group in widened_groups(*args, **kwargs)]
+        return [{**group, **values} for group in grown_groups(*args, **kwargs)]
 
-    patch.setattr(upscale_module, "widened_groups", groups)
+    patch.setattr(upscale_module, "grown_groups", groups)
 
 
 def disturb_the_data(patch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def title(model: Model) -> str:
     return f"{model.library}: {model.name}"
 
 
-def deepened(model: Model) -> tuple[nn.Module, nn.Module, mu.DepthPlan] | None:
+def deepened(model: Model) -> tuple[nn.Module, nn.Module, mu.Plan] | None:
     """The model and one of twice its depth that was written from it, in float64; None without a depth to double."""
     torch.manual_seed(0)
     shallow, deep, inputs = model.build(1).double(), model.deeper(), in_double(model.inputs())

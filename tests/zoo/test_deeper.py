@@ -38,16 +38,16 @@ def test_the_function_stays_or_it_is_refused(model: Model) -> None:
         outputs(each, batch)[0].square().mean().backward()
     ours, theirs = dict(shallow.named_parameters()), dict(deep.named_parameters())
     for name, p in theirs.items():
-        old = ours.get(plan.origins[name].name) if name in plan.origins else None
+        old = ours.get(plan.sources[name].name) if name in plan.sources else None
         if (
             old is not None
             and old.grad is not None
             and p.grad is not None
             and p.numel()
-            and not plan.origins[name].is_new
+            and not plan.sources[name].is_new
         ):
             assert float((p.grad - old.grad).abs().max()) <= 1e-9 * (1 + float(old.grad.abs().max())), name
-    trained = [theirs[name] for name in plan.silent if theirs[name].requires_grad]
+    trained = [theirs[n] for n, s in plan.sources.items() if s.kind == "silent" and theirs[n].requires_grad]
     learns = any(bool(p.grad.any()) for p in trained if p.grad is not None)
     assert learns == (bool(trained) and title(model) not in NEVER_LEARN)
 

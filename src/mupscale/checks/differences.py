@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 
-from mupscale.core import Plan, index_of_old, naming
+from mupscale.core import Entry, Plan, index_of_old, naming
 from mupscale.growth import gain_factor
 from mupscale.planning import Difference, relative_difference
 
@@ -49,19 +50,24 @@ def _furthest(narrow: nn.Module, wide: nn.Module, plan: Plan, tolerance: float) 
     """How far the worst parameter is from its copies, and its name; '' where all are within the tolerance."""
     worst: tuple[float, str] = (tolerance, "")
     theirs = naming.parameters(wide)
-    for name, p in naming.parameters(narrow).items():
-        entry = plan.parameters[name]
+    for name, p, entry in _taken(narrow, plan):
         expected = entry.widened(p.detach(), torch.empty_like(theirs[name]))
         worst = max(worst, (relative_difference(expected, theirs[name].detach()), name))
     return worst
+
+
+def _taken(narrow: nn.Module, plan: Plan) -> Iterator[tuple[str, nn.Parameter, Entry]]:
+    """Of what the wide model has from the narrow one: its name in the wide one, the narrow parameter, and the entry."""
+    for name, p in plan.check(narrow, "narrow").items():
+        if plan.sources[name].is_taken:
+            yield name, p, plan.parameters[name]
 
 
 def misplaced_parameter(narrow: nn.Module, wide: nn.Module, plan: Plan, tolerance: float) -> Difference | None:
     """Of a growth by fresh units: the parameter whose old units are furthest from the narrow model's, if any are."""
     worst: tuple[float, str] = (tolerance, "")
     theirs = naming.parameters(wide)
-    for name, p in naming.parameters(narrow).items():
-        entry = plan.parameters[name]
+    for name, p, entry in _taken(narrow, plan):
         old = theirs[name].detach()[index_of_old(entry.narrow, entry.axes)]
         gains = (1.0, gain_factor(name, plan))  # as fresh units, or lossless ones, leave them
         off = min(relative_difference(p.detach() * float(entry.keep) * gain, old) for gain in gains)
@@ -71,10 +77,10 @@ def misplaced_parameter(narrow: nn.Module, wide: nn.Module, plan: Plan, toleranc
 
 def first_wrong_buffer(narrow: nn.Module, wide: nn.Module, plan: Plan, tolerance: float) -> Difference | None:
     """Before any update: a buffer that is not the copies it should be, which only evaluation would show."""
-    theirs = naming.buffers(wide)
-    for name, buffer in naming.buffers(narrow).items():
-        if name in plan.buffers and buffer.is_floating_point():
-            entry = plan.buffers[name]
+    ours, theirs = naming.buffers(narrow), naming.buffers(wide)
+    for name, entry in plan.buffers.items():
+        source, buffer = plan.sources[name], ours.get(plan.sources[name].name)
+        if buffer is not None and buffer.is_floating_point() and source.is_taken:
             expected = entry.widened(buffer, torch.empty_like(theirs[name]), factor=entry.rule.weight)
             if not torch.allclose(expected, theirs[name], rtol=tolerance, atol=tolerance, equal_nan=True):
                 return Difference(name, "buffer", relative_difference(expected, theirs[name]), _BUFFER)

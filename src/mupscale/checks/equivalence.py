@@ -197,7 +197,7 @@ def _compare_old_units(narrow: nn.Module, wide: nn.Module, plan: Plan, batch: An
     plan.check(narrow, "narrow")
     plan.check(wide)
     (small, _), (large, _) = _copy(narrow), _copy(wide)
-    take_modes(large, small)
+    take_modes(large, small, plan)
     dropout = [silence_dropout(model) for model in (small, large)]
     first = misplaced_parameter(small, large, plan, _FEW_ROUNDINGS * rounding_of(small))
     with Recorder(small) as ours, Recorder(large) as theirs:
@@ -303,7 +303,7 @@ class _Pair:
         plan.check(wide)
         small, own = _copy(narrow, optimizer if isinstance(optimizer, Optimizer) else None)
         large, _ = _copy(wide)
-        take_modes(large, small)
+        take_modes(large, small, plan)
         dropout = [silence_dropout(model) for model in (small, large)]
         eps = rounding_of(small)
         tolerance, changed = _tolerance(eps), why_no_copies(small, large, plan, _FEW_ROUNDINGS * eps)

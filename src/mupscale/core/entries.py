@@ -1,13 +1,13 @@
-"""What a plan says of one parameter or buffer: its two shapes, its axes, and the numbers that follow from them."""
+"""What a plan says of one tensor of the larger model: what it is made of, its axes, and the numbers that follow."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -19,9 +19,44 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
+class TensorSource:
+    """What a tensor of the larger model is made of: target ← source.
+
+    name: the tensor of the smaller model; empty where it has the name of the target.
+    kind: "old" if the target is that tensor, grown. What is in a new part of the model, such as a block, is a "copy" if
+    it starts as that tensor, with its optimizer state; "drawn" if it keeps the values that the larger model was built
+    with; "silent" if it starts at `value`, at which it writes nothing. The last two have no optimizer state yet, and
+    are in the parameter group of the named tensor.
+
+    >>> TensorSource("h.0.mlp.weight", "silent").is_new, TensorSource("h.0.mlp.weight", "copy").is_taken
+    (True, True)
+    """
+
+    name: str = ""
+    kind: Literal["old", "copy", "drawn", "silent"] = "old"
+    value: float = 0.0
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the target is in a part of the larger model that the smaller one lacks."""
+        return self.kind != "old"
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the target has the named tensor's values, grown."""
+        return self.kind in ("old", "copy")
+
+    def then(self, later: TensorSource) -> TensorSource:
+        """What the target of a later growth is made of, where this is what its own source is made of."""
+        kind, value = (self.kind, self.value) if later.kind == "old" or not self.is_taken else (later.kind, later.value)
+        return TensorSource(self.name or later.name, kind, value)
+
+
+@dataclass(frozen=True)
 class Entry:
     """One parameter or buffer: its shapes, its width axes by dimension, and what each dimension is to it.
 
+    source: what it is made of: the smaller model's tensor of the same name, if nothing is said.
     offset: what the model adds to the stored value before it uses it, as a norm with gain 1 + w does.
     keep: by what the weights of old units are multiplied where the other units are new ones and no copies, so that what
     they compute stays: a model that divides a readout by its width needs it.
@@ -42,6 +77,7 @@ class Entry:
     offset: Number = 0
     keep: Number = 1
     depth: Number = 1
+    source: TensorSource = TensorSource()
 
     @cached_property
     def rule(self) -> Rule:
@@ -98,7 +134,7 @@ class Entry:
         return wide.add_(shift) if shift else wide
 
     def then(self, later: Entry) -> Entry:
-        """This widening followed by a later one; a dimension that grows in one only need be an axis of that one."""
+        """This growth followed by a later one; a dimension that grows in one only need be an axis of that one."""
         if self.wide != later.narrow:
             raise MupscaleError(
                 f"plans of different models do not compose: '{self.names[0]}' ends with shape {self.wide} "
@@ -114,7 +150,8 @@ class Entry:
         keep = tidy(Fraction(1) * self.keep * later.keep)
         depth = tidy(Fraction(1) * self.depth * later.depth)
         outputs, inputs = tuple(sorted(out)), tuple(sorted(in_))
-        return replace(self, wide=later.wide, axes=axes, out=outputs, in_=inputs, fold=fold, keep=keep, depth=depth)
+        grown = replace(self, wide=later.wide, axes=axes, out=outputs, in_=inputs, fold=fold, keep=keep, depth=depth)
+        return replace(grown, names=later.names, source=self.source.then(later.source))
 
 
 def _number_to_json(number: Number) -> int | float | str:
@@ -142,6 +179,7 @@ def entry_to_json(entry: Entry) -> dict[str, Any]:
         "offset": _number_to_json(entry.offset),
         "keep": _number_to_json(entry.keep),
         **({} if entry.depth == 1 else {"depth": _number_to_json(entry.depth)}),
+        **({} if entry.source == TensorSource() else {"source": list(astuple(entry.source))}),
     }
 
 
@@ -162,4 +200,5 @@ def entry_from_json(content: dict[str, Any]) -> Entry:
         _number_from_json(content.get("offset", 0)),
         _number_from_json(content.get("keep", 1)),
         _number_from_json(content.get("depth", 1)),
+        TensorSource(*content.get("source", ())),
     )

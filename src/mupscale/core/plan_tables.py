@@ -1,14 +1,19 @@
-"""A plan as a table: parameters that differ in their layer alone in one row, with what their three numbers imply."""
+"""A plan as a table: parameters that differ in their layer alone in one row, with what their three numbers imply.
+
+Of a plan that adds blocks, a table of the blocks: what each of them comes from.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from mupscale.core.entries import TensorSource
 from mupscale.core.rules import Number, Rule
-from mupscale.system import html_table, name_of_group, pattern_of_name, terminal_width, text_table, wrap_text
+from mupscale.system import name_of_group, pattern_of_name, terminal_width, text_table, wrap_text
 
 HEADER = ("parameter", "shape", "out", "in", "fold", "weight ×", "lr × (Adam)", "lr × (SGD)")
+BLOCK_HEADER = ("block", "comes from", "starts")
 TriedBy = Literal["copies", "silent units", "small members"]
 """What was run to see that a plan is right."""
 
@@ -67,15 +72,6 @@ def plan_as_text(rows: Sequence[tuple[str, ...]], tried: str) -> str:
     return f"{whole}\n{wrap_text(tried, width)}"
 
 
-def plan_as_html(rows: Sequence[tuple[str, ...]], tried: str) -> str:
-    """The table for a notebook.
-
-    >>> plan_as_html([], "copies tried: exact")[:50]
-    '<table><caption>copies tried: exact</caption><thea'
-    """
-    return html_table(HEADER, rows, tried)
-
-
 def tried_in_words(by: TriedBy | None, *, copies: bool = True) -> str:
     """What models were run to see of a plan; by: None if none was. copies: whether that is what it is for.
 
@@ -93,6 +89,44 @@ def tried_in_words(by: TriedBy | None, *, copies: bool = True) -> str:
     if by == "small members":
         return "copies tried on small members of the family: exact"
     return "copies tried: exact" if copies else "axes tried with copies, at a whole multiple: exact"
+
+
+def moved_parts(sources: Mapping[str, TensorSource]) -> dict[str, str]:
+    """From the path of a part of the larger model to that of the part that it comes from, where the two differ.
+
+    >>> moved_parts({"h.0.up": TensorSource("h.0.up"), "h.1.up": TensorSource("h.0.up", "copy")})
+    {'h.1': 'h.0'}
+    """
+    moved = {}
+    for name, source in sources.items():
+        ours, theirs = name.split("."), source.name.split(".")
+        while ours and theirs and ours[-1] == theirs[-1]:
+            del ours[-1], theirs[-1]
+        if ours:
+            moved[".".join(ours)] = ".".join(theirs)
+    return moved
+
+
+def block_rows(sources: Mapping[str, TensorSource]) -> list[tuple[str, ...]]:
+    """One row for each block of the larger model, under BLOCK_HEADER."""
+    patterns = {pattern_of_name(path): path.count(".") + 1 for path in moved_parts(sources)}
+    rows: dict[str, tuple[str, ...]] = {}
+    for name, source in sources.items():
+        for pattern, length in patterns.items():
+            path = ".".join(name.split(".")[:length])
+            if pattern_of_name(path) == pattern:
+                starts = "a copy" if source.is_taken else "new, and writes nothing yet"
+                origin = source.name.removesuffix(name.removeprefix(path))
+                rows.setdefault(path, (path, origin, starts if source.is_new else "as it was"))
+    return list(rows.values())
+
+
+def blocks_in_words(sources: Mapping[str, TensorSource], rules: Mapping[str, Rule]) -> str:
+    """What there is to know of the blocks besides."""
+    silent = sorted({pattern_of_name(name) for name, source in sources.items() if source.kind == "silent"})
+    said = ["new blocks write nothing yet: the function stays" if silent else "blocks are copied: the function changes"]
+    said += [f"what writes into the stream: {', '.join(silent)}"] if silent else []
+    return "; ".join(said + ["learning rates follow the depth"] * any(rule.depth != 1 for rule in rules.values()))
 
 
 def _numbers(rule: Rule) -> tuple[str, ...]:

@@ -1,14 +1,14 @@
-"""A plan: for every parameter and buffer, how its axes are copied and which Rule it obeys.
+"""A plan: for every parameter and buffer, what it is made of, how its axes are copied and which Rule it obeys.
 
-It is made between two modules of one class, or between a family's base and any width; it is keyed by name and
-lives beside the model, so it survives deepcopy, `.to()`, wrappers, sharding and a round trip through a file.
+It is made between two modules of one class, or between a family's base and any width; it is keyed by the larger model's
+names and lives beside the model, so it survives deepcopy, `.to()`, wrappers, sharding and a round trip through a file.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,21 @@ import torch
 from torch import Tensor, nn
 
 from mupscale.core import naming
-from mupscale.core.entries import Entry, Shape, entry_from_json, entry_to_json
-from mupscale.core.plan_tables import PlannedShape, TriedBy, plan_as_html, plan_as_text, plan_rows, tried_in_words
+from mupscale.core.entries import Entry, Shape, TensorSource, entry_from_json, entry_to_json
+from mupscale.core.plan_tables import (
+    BLOCK_HEADER,
+    HEADER,
+    PlannedShape,
+    TriedBy,
+    block_rows,
+    blocks_in_words,
+    moved_parts,
+    plan_as_text,
+    plan_rows,
+    tried_in_words,
+)
 from mupscale.core.rules import Rule
-from mupscale.system import MupscaleError, read_regular, replace_text
+from mupscale.system import MupscaleError, html_table, read_regular, replace_text, text_table, wrap_text
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -65,15 +76,35 @@ class Plan:
         return entry
 
     def __str__(self) -> str:
-        """A table that fits the terminal; alike layers in one row."""
+        """A table that fits the terminal: alike layers in one row; of a plan for new blocks, the blocks."""
+        if self.has_new_parts:
+            words = wrap_text(blocks_in_words(self.sources, self.rules))
+            return f"{text_table(BLOCK_HEADER, block_rows(self.sources), left=3)}\n{words}"
         return plan_as_text(self._table_rows(), self._tried())
 
     def _repr_html_(self) -> str:
         """The same table in a notebook."""
-        return plan_as_html(self._table_rows(), self._tried())
+        if self.has_new_parts:
+            return html_table(BLOCK_HEADER, block_rows(self.sources), blocks_in_words(self.sources, self.rules))
+        return html_table(HEADER, self._table_rows(), self._tried())
 
     def _tried(self) -> str:
         return tried_in_words(self.tried_by if self.checked else None, copies=not self.mup)
+
+    @cached_property
+    def sources(self) -> dict[str, TensorSource]:
+        """What every parameter and buffer of the larger model is made of; the smaller one's tensors by name."""
+        return {n: replace(e.source, name=e.source.name or n) for n, e in {**self.buffers, **self.parameters}.items()}
+
+    @cached_property
+    def moved(self) -> dict[str, str]:
+        """From the path of a part of the larger model to that of the part it comes from, where the two differ."""
+        return moved_parts(self.sources)
+
+    @property
+    def has_new_parts(self) -> bool:
+        """Whether the larger model has parts, such as blocks, that the smaller one lacks."""
+        return any(source.is_new for source in self.sources.values())
 
     def _table_rows(self) -> list[tuple[str, ...]]:
         return plan_rows({name: PlannedShape(e.narrow, e.wide, e.rule) for name, e in self.parameters.items()})
@@ -83,11 +114,12 @@ class Plan:
 
     def then(self, later: Plan) -> Plan:
         """First this plan, then the later one: μP at width n followed by widening to k·n is μP at k·n."""
-        if self.parameters.keys() != later.parameters.keys():
+        before = {name: later.sources[name].name for name in (*later.parameters, *later.buffers)}
+        if self.parameters.keys() != {before[name] for name in later.parameters}:
             raise MupscaleError("plans of different models do not compose: their parameters have different names")
         return Plan(
-            {name: entry.then(later.parameters[name]) for name, entry in self.parameters.items()},
-            {name: entry.then(later.buffers[name]) for name, entry in self.buffers.items() if name in later.buffers},
+            {name: self.parameters[before[name]].then(entry) for name, entry in later.parameters.items()},
+            {n: self.buffers[before[n]].then(entry) for n, entry in later.buffers.items() if before[n] in self.buffers},
             later.fresh,
             self.mup,
             later.means,
@@ -102,6 +134,16 @@ class Plan:
         """Every name of every parameter and buffer, tied ones under all of theirs → the name it has here."""
         entries = {**self.buffers, **self.parameters}
         return {alias: name for name, entry in entries.items() for alias in (name, *entry.names)}
+
+    @cached_property
+    def old_names(self) -> dict[str, str]:
+        """Every name of every tensor of the smaller model, tied ones under all of theirs → its name in sources."""
+        return {self.old_path(alias): self.sources[name].name for alias, name in self.names.items()}
+
+    def old_path(self, path: str) -> str:
+        """Where in the smaller model that is which a module or tensor of this path in the larger one comes from."""
+        part = next((moved for moved in self.moved if f"{path}.".startswith(f"{moved}.")), "")
+        return self.moved.get(part, "") + path.removeprefix(part)
 
     @cached_property
     def _norm_weights(self) -> dict[float, dict[str, float]]:
@@ -119,9 +161,15 @@ class Plan:
         return {name: entry.rule for name, entry in self.parameters.items()}
 
     def check(self, model: nn.Module, side: str = "wide") -> dict[str, nn.Parameter]:
-        """The model's parameters by name, if they are the ones this plan is about; an error otherwise."""
-        parameters = naming.parameters(model)
-        check_same_names("the plan", self.parameters, f"the {side} model", parameters, "make the plan for this model")
+        """The model's parameters by name, if they are the ones this plan is about; an error otherwise.
+
+        side: "wide", or "narrow" for the smaller model, whose parameters come by the names of what is made of them.
+        """
+        found = naming.parameters(model)
+        names = {name: name if side == "wide" else self.sources[name].name for name in self.parameters}
+        asked = dict.fromkeys(names.values())
+        check_same_names("the plan", asked, f"the {side} model", found, "make the plan for this model")
+        parameters = {name: found[names[name]] for name in (found if side == "wide" else names)}
         for name, p in parameters.items():
             shape: Shape = getattr(self.parameters[name], side)
             if tuple(p.shape) != shape:

@@ -19,10 +19,10 @@ from mupscale.growth import (
     DepthOperator,
     DepthRule,
     Operator,
-    deepen,
-    deepen_optimizer,
-    dress_deep,
+    choose_operator,
+    dress_like,
     plan_depth,
+    upscale_by_plan,
     warn_of_replica,
     with_depth,
 )
@@ -226,7 +226,9 @@ class Depths:
         lists = self._lists(self.base, depth)
         return with_depth(plan, lists, self._writers(lists))
 
-    def widening(self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module, grow: Operator | None) -> Plan:
+    def widening(
+        self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module, *, grow: Operator | None = None
+    ) -> Plan:
         """The plan for growing in width; both members have one depth."""
         members, depths = list[Any](), list[int]()
         for member in (narrow, wide):
@@ -242,7 +244,7 @@ class Depths:
         plan: Plan = self.at(depths[0]).widening(members[0], members[1], grow=grow)
         return plan
 
-    def check_growth(self, narrow: WidthLike, wide: WidthLike, grow: Grow | None) -> None:
+    def check_growth(self, narrow: WidthLike, wide: WidthLike, grow: Grow | None = None) -> None:
         """An error where one member cannot grow into the other in this way; no model is built with memory."""
         (few, narrow_widths), (many, wide_widths) = self.split(narrow), self.split(wide)
         wider, deeper = split_operators(grow)
@@ -254,21 +256,26 @@ class Depths:
         if many > few:
             deeper.places(few, many)
 
-    def init(self, width: WidthLike, seed: int) -> nn.Module:
+    def has_tried(self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module) -> bool:
+        """Whether small members at the base's depth have grown as these two differ in width."""
+        members = [m if isinstance(m, nn.Module) else self.split(m)[1] for m in (narrow, wide)]
+        tried: bool = self.at(self.base).has_tried(*members)
+        return tried
+
+    def init_untried(self, width: WidthLike, seed: int = 0) -> nn.Module:
         """A model under μP at this width and depth."""
         depth, widths = self.split(width)
         model: nn.Module = self.at(depth).init_untried(widths, seed)
         return model
 
-    def check(self, inputs: Any, sizes: Iterable[str] | None) -> None:
+    def check(self, inputs: Any, sizes: Iterable[str] | None = None) -> None:
         """An error unless small members widen exactly, as `Family.check` says."""
         self.at(self.base).check(inputs, None if sizes is None else [size for size in sizes if size != self.name])
 
-    def upscale(
+    def _grown(
         self,
         model: nn.Module,
         optimizer: Optimizer | None,
-        *,
         width: WidthLike | None,
         depth: int | None,
         grow: Grow | None,
@@ -276,7 +283,8 @@ class Depths:
         seed: int,
         place: Callable[[nn.Module], nn.Module] | None,
         inputs: Any,
-        exact: bool = False,
+        *,
+        exact: bool,
     ) -> tuple[nn.Module, Optimizer | None]:
         """The model wider first, and then deeper, so that its new blocks are drawn at the new width."""
         depth, widths = self._target(width, depth)
@@ -342,14 +350,12 @@ class Depths:
         place: Callable[[nn.Module], nn.Module] | None,
         inputs: Any,
     ) -> tuple[nn.Module, Optimizer | None]:
-        deep = self.init(target, seed)
+        deep = self.init_untried(target, seed)
         shallow, writers = naming.unwrap(model), None
         if not grow.copies or self.rule == "complete":
             writers = self._writers(find_block_lists(shallow, deep), "shallow", inputs)
         plan = plan_depth(shallow, deep, grow=grow, depth_rule=self.rule, writers=writers)
-        dress_deep(deep, model, plan)
+        dress_like(deep, shallow, plan)
         deep = deep if place is None else place(deep)
-        deepen(shallow, deep, plan, inputs=inputs)
-        if optimizer is None:
-            return deep, None
-        return deep, deepen_optimizer(optimizer, shallow, deep, plan, lr=lr)
+        operator = choose_operator(None, plan=plan)
+        return upscale_by_plan(shallow, deep, plan, optimizer, operator, lr, seed, inputs)

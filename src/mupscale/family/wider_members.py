@@ -38,14 +38,7 @@ def widen_member(
     place: Callable[[nn.Module], nn.Module] | None,
     inputs: Any,
 ) -> tuple[nn.Module, Optimizer | None]:
-    """The model and its optimizer at this width; the other arguments are those of `Family.upscale`.
-
-    >>> import mupscale as mu
-    >>> family = mu.Family(lambda width: nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2)), 64)
-    >>> wide, _ = widen_member(family, family.init(64), None, 96, mu.Fresh(), lr=None, seed=0, place=None, inputs=None)
-    >>> wide[2].weight.shape
-    torch.Size([2, 96])
-    """
+    """The model and its optimizer at this width; the other arguments are those of `Family.upscale`."""
     check_not_empty(inputs)
     wide = family.sketch(width)
     if naming.plain_tensors_without_memory(wide) or has_unsaved_widths(wide, model):  # the narrow one lacks values

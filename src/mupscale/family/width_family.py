@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, overload
+from functools import wraps
+from typing import Any, TypeVar, cast, overload
 
 from torch import nn
 from torch.optim import Optimizer
@@ -32,6 +33,20 @@ from mupscale.system import MupscaleError, NotNegative, checks_arguments
 
 _DRAWS = 4  # freshly built models that the initialisation is measured on
 _PROBE_WIDTH = 8  # the least width of the models that are run to learn or check roles
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _by_depth(method: _Method) -> _Method:
+    """A method that, of a family with a depth, `Depths` answers: it has one of the same name."""
+
+    @wraps(method)
+    def asked(family: Family, *args: Any, **kwargs: Any) -> Any:
+        depths = family._depths
+        return method(family, *args, **kwargs) if depths is None else getattr(depths, method.__name__)(*args, **kwargs)
+
+    return cast(_Method, asked)
 
 
 @checks_arguments
@@ -105,13 +120,12 @@ class Family(TriedMembers):
         """The width at which the model's own initialisation is taken as it is."""
         return self._init_at.plain
 
+    @_by_depth
     def plan(self, width: WidthLike | nn.Module) -> Plan:
         """μP at this width (or for this model): every factor relative to the base. Made once for each width.
 
         With a batch (`inputs`, or `check`) it says that small members have been tried.
         """
-        if self._depths is not None:
-            return self._depths.plan(width)
         if isinstance(width, nn.Module):
             return self._noting_trial(self.between(self._base_model, width, how="mup"), self._base, width)
         width, trials = Width.of(width), len(self.tried)
@@ -120,6 +134,7 @@ class Family(TriedMembers):
             self._plans[width, trials] = self._noting_trial(plan, self._base, width)
         return self._plans[width, trials]
 
+    @_by_depth
     def widening(
         self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module, *, grow: Operator | None = None
     ) -> Plan:
@@ -127,8 +142,6 @@ class Family(TriedMembers):
 
         It knows the family's initial values, which are the unit of noise and what fresh units are drawn from.
         """
-        if self._depths is not None:
-            return self._depths.widening(narrow, wide, grow)
         wide_model = self._at(wide)
         copies = grow is None or grow.needs_multiples
         plan = self.between(self._at(narrow), wide_model, how="copies" if copies else "fresh")
@@ -137,21 +150,16 @@ class Family(TriedMembers):
         plan = with_initial(plan, entries, self.initial_std(), self._means)
         return self._noting_trial(replace(plan, past_norms=past_norms), narrow, wide)
 
+    @_by_depth
     def check_growth(self, narrow: WidthLike, wide: WidthLike, grow: Grow | None = None) -> None:
         """An error where one member of the family cannot grow into the other in this way, before any is built."""
-        if self._depths is not None:
-            self._depths.check_growth(narrow, wide, grow)
-        else:
-            operator = split_operators(grow)[0]
-            operator.check(self.widening(narrow, wide, grow=operator))
+        operator = split_operators(grow)[0]
+        operator.check(self.widening(narrow, wide, grow=operator))
 
+    @_by_depth
     def has_tried(self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module) -> bool:
         """Whether small members have grown as these two differ, on a batch (`inputs`, or `check`)."""
-        if self._depths is None:
-            return super().has_tried(narrow, wide)
-        members = [m if isinstance(m, nn.Module) else self._depths.split(m)[1] for m in (narrow, wide)]
-        tried: bool = self._depths.at(self._depths.base).has_tried(*members)
-        return tried
+        return super().has_tried(narrow, wide)
 
     def _noting_trial(self, plan: Plan, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module) -> Plan:
         return replace(plan, checked=self.has_tried(narrow, wide), tried_by="small members")
@@ -167,10 +175,9 @@ class Family(TriedMembers):
             self.warn_untried("initial values follow")
         return self.init_untried(width, seed)
 
+    @_by_depth
     def init_untried(self, width: WidthLike, seed: int = 0) -> nn.Module:
         """What `init` does, without a word about what was not tried: for callers that try it, or have."""
-        if self._depths is not None:
-            return self._depths.init(width, seed)
         model = self.drawn(width, seed)
         if Width.of(width) == self._init_at:
             return model
@@ -284,23 +291,36 @@ class Family(TriedMembers):
         """
         check_goes_with(optimizer, scheduler, lr)
         wider, deeper = split_operators(grow, noise, exact=exact)
-        if self._depths is not None:
-            operators = grow
-            if noise is not None or exact:
-                operators = wider if grow is None and not is_replica(wider) else (wider, deeper)
-            more: dict[str, Any] = {"lr": lr, "seed": seed, "place": place, "inputs": inputs, "exact": exact}
-            grown, wide_optimizer = self._depths.upscale(
-                model, optimizer, width=width, depth=depth, grow=operators, **more
-            )
-        elif depth is not None or width is None:
-            raise MupscaleError("give width=; depth= needs a base that names it, such as {'width': 64, 'depth': 4}")
-        else:
-            refuse_idle_operator(grow, wider=True, deeper=False)
-            if not exact:
-                warn_of_replica(wider)
-            grown, wide_optimizer = widen_member(self, model, optimizer, width, wider, lr, seed, place, inputs)
-        return with_scheduler(grown, wide_optimizer, scheduler)
+        if noise is not None or exact:
+            grow = wider if grow is None and not is_replica(wider) else (wider, deeper)
+        grown = self._grown(model, optimizer, width, depth, grow, lr, seed, place, inputs, exact=exact)
+        return with_scheduler(*grown, scheduler)
 
+    @_by_depth
+    def _grown(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        width: WidthLike | None,
+        depth: int | None,
+        grow: Grow | None,
+        lr: float | None,
+        seed: int,
+        place: Callable[[nn.Module], nn.Module] | None,
+        inputs: Any,
+        *,
+        exact: bool,
+    ) -> tuple[nn.Module, Optimizer | None]:
+        """What `upscale` does, once noise is part of grow=."""
+        if depth is not None or width is None:
+            raise MupscaleError("give width=; depth= needs a base that names it, such as {'width': 64, 'depth': 4}")
+        refuse_idle_operator(grow, wider=True, deeper=False)
+        wider = split_operators(grow)[0]
+        if not exact:
+            warn_of_replica(wider)
+        return widen_member(self, model, optimizer, width, wider, lr, seed, place, inputs)
+
+    @_by_depth
     def check(self, inputs: Any, sizes: Iterable[str] | None = None) -> None:
         """An error unless the family's models, small ones, widen exactly: outputs and gradients on this batch.
 
@@ -310,10 +330,7 @@ class Family(TriedMembers):
         >>> family = Family(lambda width: nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2)), 64)
         >>> family.check(torch.randn(5, 3))
         """
-        if self._depths is not None:
-            self._depths.check(inputs, sizes)
-        else:
-            self.check_widths(inputs, sizes)
+        self.check_widths(inputs, sizes)
 
     def _at(self, width: WidthLike | nn.Module) -> nn.Module:
         return width if isinstance(width, nn.Module) else self.sketch(width)

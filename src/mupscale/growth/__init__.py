@@ -16,16 +16,12 @@ noise            what makes copies differ from each other
 spectral         the size of a weight that noise may be relative to
 upscaling        all of it in one call
 depth_operators  what new blocks of a deeper model are: silent ones, or copies
-block_places     which block of a deeper model is which old one, by their shapes
-stream_writers   what writes into the residual stream of either model
-depth_plans      which tensor of the shallow model each of the deep one's is
-deepening        weights, buffers and optimizer state of a deeper model
+depth_plans      which tensor of the shallow model each of the deep one's is made of
 """
 
 from mupscale.growth.copies import Copies, NaiveCopies
-from mupscale.growth.deepening import deepen, deepen_optimizer, dress_deep
 from mupscale.growth.depth_operators import DepthOperator, Identity, Place, Stack
-from mupscale.growth.depth_plans import DepthPlan, DepthRule, Origin, plan_depth, with_depth
+from mupscale.growth.depth_plans import DepthRule, plan_depth, with_depth
 from mupscale.growth.draws import DRAWS, Draws, draw_normal, standard_normal
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.fresh_tensor import FreshTensor, FreshValues, Region
@@ -55,6 +51,8 @@ from mupscale.growth.statistics import measure_statistics
 from mupscale.growth.upscaling import (
     check_goes_with,
     choose_operator,
+    deepen,
+    deepen_optimizer,
     grow_optimizer,
     is_replica,
     replica_in_words,
@@ -71,7 +69,6 @@ __all__ = [
     "DRAWS",
     "Copies",
     "DepthOperator",
-    "DepthPlan",
     "DepthRule",
     "Draws",
     "Fresh",
@@ -83,7 +80,6 @@ __all__ = [
     "Net2Net",
     "Noise",
     "Operator",
-    "Origin",
     "Part",
     "Place",
     "Region",
@@ -100,7 +96,6 @@ __all__ = [
     "deepen_optimizer",
     "difference_of_outputs",
     "draw_normal",
-    "dress_deep",
     "dress_like",
     "gain_factor",
     "grow_optimizer",

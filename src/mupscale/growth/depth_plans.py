@@ -1,93 +1,45 @@
-"""A plan for more depth: of every tensor of the deep model, which one of the shallow model it is or is made after."""
+"""A plan for more depth: of every tensor of the deep model, which one of the shallow model it is made of.
+
+First where each block of the shallow model goes, by shapes; then what writes into the residual stream, by running the
+models; and whether blocks that write nothing leave the function as it is.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
-from mupscale.core import Entry, Plan, naming, tidy
-from mupscale.growth.block_places import fitting_places
+from mupscale.core import Entry, Plan, TensorSource, is_sharded, naming, tidy
 from mupscale.growth.depth_operators import DepthOperator, Identity, Place
-from mupscale.growth.stream_writers import StreamWriters
-from mupscale.planning import BlockList, Writers, find_block_lists
-from mupscale.system import MupscaleError, checks_arguments, html_table, pattern_of_name, text_table, wrap_text
+from mupscale.growth.fresh import Fresh
+from mupscale.growth.sources import prepare_growth
+from mupscale.growth.writing import write_grown
+from mupscale.planning import (
+    BlockList,
+    Writers,
+    find_block_lists,
+    find_writers,
+    in_float64,
+    run_in_float64,
+    take_modes,
+    tensors_in,
+)
+from mupscale.system import MupscaleError, checks_arguments
 
 DepthRule = Literal["none", "complete"]
 """How rates follow the depth: not at all, or as under a residual multiplier of 1/L (CompleteP)."""
 
-_HEADER = ("block", "comes from", "starts")
+Shapes = dict[str, tuple[int, ...]]
+"""The tensors of a block, by the names that they have in it."""
 
-
-@dataclass(frozen=True)
-class Origin:
-    """The shallow model's tensor that one of the deep model is, or, where it is new, is a copy of or like."""
-
-    name: str
-    is_new: bool = False
-
-
-@dataclass(frozen=True)
-class DepthPlan:
-    """How a shallow model becomes a deep one.
-
-    origins: of every parameter and buffer of the deep model, by name. silent: the parameters of new blocks that write
-    into the residual stream, and the value at which they write nothing. rules: what the deep model's parameter groups
-    go by; every factor is 1 unless rates follow the depth. grow: what the new blocks are. lists: the lists of blocks
-    that are longer. Printed, a plan is a table of the deep model's blocks.
-
-    >>> import torch
-    >>> from mupscale.models import GPT2
-    >>> shallow, deep = (GPT2(11, 8, width=8, head_dim=4, layers=n) for n in (1, 2))
-    >>> plan = plan_depth(shallow, deep, inputs=torch.zeros(1, 8, dtype=torch.int64))
-    >>> plan.origins["h.1.ln_1.weight"], sorted(plan.silent)[:2]
-    (Origin(name='h.0.ln_1.weight', is_new=True), ['h.1.attn.c_proj.bias', 'h.1.attn.c_proj.weight'])
-    >>> plan
-    DepthPlan(1 → 2 blocks of 'h', Identity)
-    """
-
-    origins: Mapping[str, Origin]
-    silent: Mapping[str, float]
-    rules: Plan
-    grow: DepthOperator
-    lists: Sequence[BlockList] = field(default_factory=tuple)
-
-    def __repr__(self) -> str:
-        return f"DepthPlan({', '.join([*map(_list_in_words, self.lists), type(self.grow).__name__])})"
-
-    def __str__(self) -> str:
-        """A table of the deep model's blocks, and below it what else there is to know."""
-        return f"{text_table(_HEADER, self._table_rows(), left=3)}\n{wrap_text(self._caption())}"
-
-    def _repr_html_(self) -> str:
-        """The same table in a notebook."""
-        return html_table(_HEADER, self._table_rows(), self._caption())
-
-    def _table_rows(self) -> list[tuple[str, ...]]:
-        new = "a copy" if self.grow.copies else "new, and writes nothing yet"
-        rows: list[tuple[str, ...]] = []
-        for one in self.lists:
-            for path in one.deep:
-                tensor = next((name for name in self.origins if name.startswith(f"{path}.")), None)
-                if tensor is not None:
-                    origin = self.origins[tensor]
-                    source = origin.name.removesuffix(tensor.removeprefix(path))
-                    rows.append((path, source, new if origin.is_new else "as it was"))
-        return rows
-
-    def _caption(self) -> str:
-        silent = sorted({pattern_of_name(name) for name in self.silent})
-        follows = any(entry.depth != 1 for entry in self.rules.parameters.values())
-        return "; ".join(
-            [
-                f"{self.grow!r}: the function {'changes' if self.grow.copies else 'stays'}",
-                *([f"what writes into the stream: {', '.join(silent)}"] if silent else []),
-                *(["learning rates follow the depth"] if follows else []),
-            ]
-        )
+_SAME = 1e-9  # of the size of outputs, in float64
+_Run = tuple[dict[str, Writers], dict[str, str]]
 
 
 @checks_arguments
@@ -100,9 +52,10 @@ def plan_depth(
     blocks: str | None = None,
     depth_rule: DepthRule = "none",
     writers: Mapping[str, Writers] | None = None,
-) -> DepthPlan:
+) -> Plan:
     """How `shallow` grows into `deep`, two models of one class with more blocks in the second.
 
+    The plan says what each tensor of the deep model is made of. Printed, it is a table of the deep model's blocks.
     inputs: a small batch, as the models are called with it. A run of the shallow model on it shows which parameters of
     a block write into the residual stream, and whether the stream stays as it is without them.
     grow: what the new blocks are, `Identity()` if nothing is said. blocks: where the blocks are, if that is not found.
@@ -119,7 +72,6 @@ def plan_depth(
     lists = find_block_lists(shallow, deep, blocks)
     tensors, deeper = _tensors(shallow), _tensors(deep)
     places = {one.path: fitting_places(one, operator, tensors, deeper) for one in lists}
-    origins = _origins(lists, places, tensors, deeper)
     written = StreamWriters(shallow, deep, lists, inputs, writers)
     needed = {
         one.deep[number]: written.of_block(one, number, place)
@@ -127,14 +79,10 @@ def plan_depth(
         for number, place in enumerate(places[one.path])
         if depth_rule == "complete" or (place.is_new and not operator.copies)
     }
-    silent: dict[str, float] = {}
-    if not operator.copies:
-        new = [one.deep[n] for one in lists for n, place in enumerate(places[one.path]) if place.is_new]
-        silent = {f"{path}.{name}": value for path in new for name, value in needed[path].items()}
-    rules = _rules(deep)
-    if depth_rule == "complete":
-        rules = with_depth(rules, lists, needed)
-    return DepthPlan(origins, silent, rules, operator, tuple(lists))
+    silent = {f"{path}.{name}": value for path, names in needed.items() for name, value in names.items()}
+    sources = _sources(lists, places, tensors, deeper, silent, copies=operator.copies)
+    plan = _unscaled(deep, tensors, sources, mup=not operator.copies)
+    return with_depth(plan, lists, needed) if depth_rule == "complete" else plan
 
 
 def with_depth(plan: Plan, lists: Sequence[BlockList], writers: Mapping[str, Writers]) -> Plan:
@@ -162,26 +110,26 @@ def with_depth(plan: Plan, lists: Sequence[BlockList], writers: Mapping[str, Wri
     return replace(plan, parameters=entries)
 
 
-def _list_in_words(one: BlockList) -> str:
-    return f"{len(one.shallow)} → {len(one.deep)} blocks of '{one.path.removesuffix('.*')}'"
-
-
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**naming.parameters(model), **naming.buffers(model)}
 
 
-def _origins(
+def _sources(
     lists: Sequence[BlockList],
     places: Mapping[str, Sequence[Place]],
     tensors: Mapping[str, Tensor],
     deeper: Mapping[str, Tensor],
-) -> dict[str, Origin]:
+    silent: Mapping[str, float],
+    *,
+    copies: bool,
+) -> dict[str, TensorSource]:
+    """silent: the values at which what writes into the stream writes nothing. copies: whether new blocks are copies."""
     moves: dict[str, tuple[str, bool]] = {}
     for one in lists:
         for path, place in zip(one.deep, places[one.path], strict=True):
             moves[path] = one.shallow[place.block], place.is_new
         moves |= {path: (source, False) for path, source in one.moved.items()}
-    origins = {}
+    sources = {}
     for name, tensor in deeper.items():
         path = next((p for p in moves if name.startswith(f"{p}.")), "")
         source, is_new = (moves[path][0] + name.removeprefix(path), moves[path][1]) if path else (name, False)
@@ -192,12 +140,200 @@ def _origins(
                 f"one: the two differ in more than the number of blocks of {', '.join(one.path for one in lists)}; "
                 "build both at the same width, or name the blocks (blocks=)"
             )
-        origins[name] = Origin(source, is_new)
-    return origins
+        if copies or not is_new:
+            sources[name] = TensorSource(source, "copy" if is_new else "old")
+        else:
+            sources[name] = (
+                TensorSource(source, "silent", silent[name]) if name in silent else TensorSource(source, "drawn")
+            )
+    return sources
 
 
-def _rules(deep: nn.Module) -> Plan:
-    """Entries with every factor 1, for parameters that only change their names."""
+def _unscaled(
+    deep: nn.Module, tensors: Mapping[str, Tensor], sources: Mapping[str, TensorSource], *, mup: bool
+) -> Plan:
+    """A plan by which every factor is 1."""
     names = {group[0]: group for group in naming.aliases(naming.unwrap(deep).named_parameters(remove_duplicate=False))}
-    shapes = {name: tuple(p.shape) for name, p in naming.parameters(deep).items()}
-    return Plan({name: Entry(shape, shape, names=names.get(name, (name,))) for name, shape in shapes.items()})
+
+    def entry(name: str, tensor: Tensor) -> Entry:
+        narrow = tuple(tensors[sources[name].name].shape)
+        return Entry(narrow, tuple(tensor.shape), names=names.get(name, (name,)), source=sources[name])
+
+    parameters, buffers = (
+        {name: entry(name, tensor) for name, tensor in named.items()}
+        for named in (naming.parameters(deep), naming.buffers(deep))
+    )
+    return Plan(parameters, buffers, mup=mup)
+
+
+def fitting_places(
+    one: BlockList, operator: DepthOperator, tensors: Mapping[str, Tensor], deeper: Mapping[str, Tensor]
+) -> list[Place]:
+    """The operator's places, as far as shapes allow them.
+
+    Old blocks that are to be spread evenly go to the nearest places where the deep model's blocks have their shapes:
+    the last block of some models has less in it, and every second one of others has a mask. A new block goes with the
+    nearest old one that is shaped as it is, or, where there is none, that has all of its tensors, in whatever shapes.
+
+    >>> import torch
+    >>> a, b = torch.ones(1), torch.ones(2)
+    >>> one = BlockList("h.*", ("h.0", "h.1"), ("h.0", "h.1", "h.2", "h.3"))
+    >>> deeper = {"h.0.w": a, "h.1.w": a, "h.2.w": a, "h.3.w": b}
+    >>> fitting_places(one, Identity(), {"h.0.w": a, "h.1.w": b}, deeper)[3]
+    Place(block=1, is_new=False)
+    """
+    ours = [_below(path, tensors) for path in one.shallow]
+    theirs = [_below(path, deeper) for path in one.deep]
+    places = operator.places(len(ours), len(theirs))
+    if operator == Identity():
+        old = _where_they_fit(ours, theirs, [n for n, place in enumerate(places) if not place.is_new])
+        new = tuple(n for n in range(len(theirs)) if n not in old)
+        places = Identity(at=new).places(len(ours), len(theirs)) if old else places
+    return [_fitting(one, operator, number, place, ours, theirs[number]) for number, place in enumerate(places)]
+
+
+def _below(path: str, tensors: Mapping[str, Tensor]) -> Shapes:
+    return {n.removeprefix(f"{path}."): tuple(t.shape) for n, t in tensors.items() if n.startswith(f"{path}.")}
+
+
+def _where_they_fit(ours: Sequence[Shapes], theirs: Sequence[Shapes], wanted: Sequence[int]) -> tuple[int, ...]:
+    """Places in rising order at which the old blocks' shapes are, nearest to the wanted ones; else none."""
+    best: dict[int, tuple[int, tuple[int, ...]]] = {-1: (0, ())}  # by the last place that is taken
+    for block, shapes in enumerate(ours):
+        ends = [n for n, there in enumerate(theirs) if there == shapes]
+        best = {
+            end: min((cost + abs(end - wanted[block]), (*taken, end)) for cost, taken in before)
+            for end in ends
+            if (before := [way for last, way in best.items() if last < end])
+        }
+    return min(best.values())[1] if best else ()
+
+
+def _fitting(
+    one: BlockList, operator: DepthOperator, number: int, place: Place, ours: Sequence[Shapes], theirs: Shapes
+) -> Place:
+    """The place, or that of a new block with another old one."""
+    if ours[place.block] == theirs:
+        return place
+    if place.is_new and not operator.copies:
+        candidates = [i for i, block in enumerate(ours) if block == theirs]
+        candidates = candidates or [i for i, block in enumerate(ours) if theirs.keys() <= block.keys()]
+        if candidates:
+            return Place(min(candidates, key=lambda i: abs(i - place.block)), is_new=True)
+    odd = next((n for n in (*theirs, *ours[place.block]) if theirs.get(n) != ours[place.block].get(n)), "")
+    raise MupscaleError(
+        f"'{one.deep[number]}' cannot come from '{one.shallow[place.block]}': '{odd}' has shape {theirs.get(odd)} in "
+        f"the deep model and {ours[place.block].get(odd)} in the shallow one. Depth grows by blocks of one shape. Use "
+        "Identity(at=…) to say where new blocks go"
+    )
+
+
+class StreamWriters:
+    """What writes into the residual stream: given, or found by running the models when it is asked for.
+
+    given: by the path of a block of the shallow model. inputs: the batch to run on, where it is not given.
+    """
+
+    def __init__(
+        self,
+        shallow: nn.Module,
+        deep: nn.Module,
+        lists: Sequence[BlockList],
+        inputs: Any,
+        given: Mapping[str, Writers] | None,
+    ) -> None:
+        self._models, self._inputs, self._given = (shallow, deep), inputs, given
+        self._paths = ([p for one in lists for p in one.shallow], [p for one in lists for p in one.deep])
+        self._runs: list[_Run | None] = [None, None]
+
+    def of_block(self, one: BlockList, number: int, place: Place) -> Writers:
+        """Of a block of the deep model, by names relative to it: those of the block that it is, or is made after.
+
+        Where that one cannot be without effect, as the first block of a stage that changes the shape, or where it is
+        the only one of its list and its end is not seen, the deep model's own block is looked at.
+        """
+        path = one.shallow[place.block]
+        written = self._shallow().get(path)
+        if written is not None and all(f"{one.deep[number]}.{name}" in self._deep_names() for name in written):
+            return written
+        if place.is_new and self._given is None and not any(p.is_meta for p in self._models[1].parameters()):
+            writers, reasons = self._run(1)
+            if one.deep[number] in writers:
+                return writers[one.deep[number]]
+            if path not in self._run(0)[1] or self._differ(path, one.deep[number]):
+                raise _unlike(one.deep[number], reasons[one.deep[number]])
+        raise _unlike(
+            path, "no known part writes into the stream" if self._given is not None else self._run(0)[1][path]
+        )
+
+    def _shallow(self) -> Mapping[str, Writers]:
+        return self._run(0)[0] if self._given is None else self._given
+
+    def _deep_names(self) -> Mapping[str, nn.Parameter]:
+        return naming.parameters(self._models[1])
+
+    def _differ(self, path: str, deep_path: str) -> bool:
+        """Whether a block of the shallow model and one of the deep model have other tensors."""
+        shapes = [
+            {n.removeprefix(p): q.shape for n, q in naming.parameters(model).items() if n.startswith(f"{p}.")}
+            for model, p in zip(self._models, (path, deep_path), strict=True)
+        ]
+        return shapes[0] != shapes[1]
+
+    def _run(self, which: int) -> _Run:
+        if self._inputs is None:
+            raise MupscaleError(
+                "the library runs the model to find what a block writes into the residual stream. Pass inputs=: a "
+                "small batch, as the model is called"
+            )
+        run = self._runs[which]
+        if run is None:
+            run = self._runs[which] = find_writers(self._models[which], self._paths[which], self._inputs)
+        return run
+
+
+def _unlike(path: str, reason: str) -> MupscaleError:
+    return MupscaleError(
+        f"'{path}' cannot start as identity: {reason}. Grow by Stack(), which copies blocks and changes the function, "
+        "or widen the model instead"
+    )
+
+
+@torch.no_grad()
+def check_silent_blocks(shallow: nn.Module, deep: nn.Module, plan: Plan, inputs: Any) -> None:
+    """An error where the deep model would compute something else although its new blocks write nothing.
+
+    The growth is done on copies in float64; the models stay as they are.
+    """
+    tensors = [*shallow.parameters(), *deep.parameters()]
+    if len({t.device for t in tensors}) > 1 or any(t.is_meta or is_sharded(t) for t in tensors):
+        return  # which cannot be copied and run on one batch
+    small, batch = in_float64(shallow, inputs)
+    large, _ = in_float64(deep, inputs)
+    take_modes(large, shallow, plan)
+    write_grown(prepare_growth(small, large, plan), large, plan, Fresh())
+
+    def outputs(model: nn.Module, seed: int) -> list[Tensor]:
+        return [t for t in tensors_in(run_in_float64(model, batch, seed)) if t.is_floating_point()]
+
+    before, after = outputs(small, 0), outputs(large, 0)
+    if len(before) != len(after):  # what there is of each block, such as a cache, beside the output
+        before, after = before[:1], after[:1]
+    far = max(map(_far, before, after), default=0.0)
+    if far <= _SAME or max(map(_far, before, outputs(small, 1))) > _SAME:
+        return  # what draws random numbers while it runs cannot be compared
+    raise MupscaleError(
+        f"the deep model's outputs differ by {far:.1g}, although its new blocks write nothing into the residual "
+        "stream. Something depends on the number of blocks, or on what a block computes besides its output. Grow by "
+        "Stack(), which copies blocks and changes the function"
+        if math.isfinite(far)
+        else "the deep model's outputs are not finite: it divides by the norm of a weight that is zero in new blocks. "
+        "Grow by Stack(), which copies blocks and changes the function"
+    )
+
+
+def _far(before: Tensor, after: Tensor) -> float:
+    """How far two tensors lie apart, by the size of the first."""
+    if before.shape != after.shape:
+        return math.inf
+    return float((after - before).abs().max()) / (1 + float(before.abs().max())) if before.numel() else 0.0

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from mupscale.core import Entry, Plan, gather_whole, is_sharded, laid_out_like
 from mupscale.growth.draws import standard_normal
+from mupscale.growth.sources import whole_or_void
 from mupscale.growth.spectral import spectral_norm
 from mupscale.system import MupscaleError, NotNegative, checks_arguments
 
@@ -116,10 +117,12 @@ def perturb(wide: nn.Module, plan: Plan, noise: Noise, seed: int = 0) -> Gaussia
     noise = check_noise(noise, plan)
     unit: Unit = noise.unit if isinstance(noise, GaussianNoise) else "theory"
     constants = {}
-    for name, p in plan.check(wide).items():
-        level = add_noise(p, name, plan, noise, seed)
-        if level is not None:
-            constants[name] = level
+    parameters = plan.check(wide)
+    with whole_or_void(wide):
+        for name, p in parameters.items():
+            level = add_noise(p, name, plan, noise, seed)
+            if level is not None:
+                constants[name] = level
     effective = GaussianNoise(constants, unit)
     if isinstance(noise, SignalNoise):
         noise.effective = effective

@@ -103,11 +103,7 @@ class Operator(ABC):
 
 
 def check_operator(operator: Operator, plan: Plan) -> None:
-    """Refuse a plan that is for another operator, and what the operator itself refuses.
-
-    >>> import torch, mupscale as mu
-    >>> check_operator(mu.Copies(), mu.plan(torch.nn.Linear(2, 2), torch.nn.Linear(4, 4)))
-    """
+    """Refuse a plan that is for another operator, and what the operator itself refuses."""
     name = type(operator).__name__
     if plan.mup and operator.needs_multiples:
         raise MupscaleError(

@@ -56,23 +56,25 @@ def widen_optimizer(
         )
     if grow is None:  # what the plan was made for
         grow = Fresh() if plan.mup else Copies()
-    traits = traits_of(type(wide_optimizer))
-    targets = dict(_targets(wide_optimizer, plan, wide))
-    widened = {}
-    for name, state in _states(optimizer, plan, narrow):
-        if name not in targets:
+    traits, held = traits_of(type(wide_optimizer)), dict(_targets(wide_optimizer, plan, wide))
+    states, grown = dict(_states(optimizer, plan, narrow)), {}
+    for name, entry in plan.parameters.items():
+        source = plan.sources[name]
+        if source.name not in states or not source.is_taken:
+            continue
+        if name not in held:
             raise MupscaleError(f"the wide optimizer does not hold '{name}', whose state the narrow one has")
-        p, group = targets[name]
-        if tuple(p.shape) != plan.parameters[name].wide:
+        p, group = held[name]
+        if tuple(p.shape) != entry.wide:
             raise MupscaleError(
                 f"this plan is for a different model: '{name}' has shape {tuple(p.shape)} in the wide optimizer and "
-                f"the plan's wide shape is {plan.parameters[name].wide}"
+                f"the plan's wide shape is {entry.wide}"
             )
-        part = Part(name, plan, seed=0)
-        widened[p] = {
+        part, state = Part(name, plan, seed=0), states[source.name]
+        grown[p] = {
             key: _grow_value(key, value, part, p, group, traits, grow, wide_optimizer) for key, value in state.items()
         }
-    wide_optimizer.state.update(widened)
+    wide_optimizer.state.update(grown)
     return wide_optimizer
 
 
@@ -85,7 +87,7 @@ def _targets(optimizer: Optimizer, plan: Plan, wide: nn.Module | None) -> Iterat
 def _states(
     optimizer: Optimizer | Mapping[str, Any], plan: Plan, narrow: nn.Module | None
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Pairs of name and state, of the parameters that have any."""
+    """Pairs of the narrow model's name and state, of the parameters that have any."""
     if isinstance(optimizer, Optimizer):
         groups, states = optimizer.param_groups, optimizer.state
     else:
@@ -110,15 +112,16 @@ def _resolve(
     side: str,
 ) -> list[str]:
     """Names of an optimizer's parameters: by those in its groups, by identity, or by their shapes where all differ."""
-    count = sum(len(group["params"]) for group in groups)
+    count, own = sum(len(group["params"]) for group in groups), plan.names if side == "wide" else plan.old_names
     if all("param_names" in group for group in groups):
-        names = naming.without_ddp((name for group in groups for name in group["param_names"]), plan.names)
-        return [_in_plan(name, plan, side) for name in names]
+        names = naming.without_ddp((name for group in groups for name in group["param_names"]), own)
+        return [_in_plan(name, own, side) for name in names]
     if model is not None and tensors is not None:
-        owned = {id(p): name for name, p in plan.check(model, side).items()}
+        owned = {id(p): own[name] for name, p in naming.parameters(model).items() if name in own}
         if all(id(t) in owned for t in tensors):
             return [owned[id(t)] for t in tensors]
-    ordered, shapes = list(plan.parameters), [getattr(entry, side) for entry in plan.parameters.values()]
+    by_name = {(name if side == "wide" else plan.sources[name].name): e for name, e in plan.parameters.items()}
+    ordered, shapes = list(by_name), [getattr(entry, side) for entry in by_name.values()]
     told_apart = len(groups) == 1 and count == len(ordered) == len(set(shapes))
     if told_apart and (tensors is None or [tuple(t.shape) for t in tensors] == shapes):
         return ordered
@@ -130,23 +133,17 @@ def _resolve(
     )
 
 
-def _in_plan(name: str, plan: Plan, side: str) -> str:
+def _in_plan(name: str, own: Mapping[str, str], side: str) -> str:
     """The plan's own name of a parameter that an optimizer may hold under another name of its own (tied)."""
-    if name not in plan.names:
+    if name not in own:
         raise MupscaleError(
             f"the plan has no parameter '{name}' that the {side} optimizer holds: it is for a different model"
         )
-    return plan.names[name]
+    return own[name]
 
 
 def state_factor(name: str, key: str, entry: Entry, group: Mapping[str, Any], traits: Traits) -> float:
-    """By what a state tensor of this key is rescaled.
-
-    >>> entry = Entry(narrow=(8, 8), wide=(16, 16), axes={0: Axis(2), 1: Axis(2)}, out=(0,), in_=(1,))
-    >>> adam = traits_of(torch.optim.Adam)
-    >>> [state_factor("weight", key, entry, {}, adam) for key in ("step", "exp_avg", "exp_avg_sq")]
-    [1.0, 0.5, 0.25]
-    """
+    """By what a state tensor of this key is rescaled."""
     if key in traits.as_is:
         return 1.0
     if key not in traits.state:
@@ -276,22 +273,12 @@ def _kept_after_a_step(
 
 
 def is_scalar(value: Tensor, entry: Entry) -> bool:
-    """Whether a state tensor is one number for the whole parameter, as `step` is.
-
-    >>> entry = Entry(narrow=(8, 8), wide=(16, 16))
-    >>> is_scalar(torch.tensor(3.0), entry), is_scalar(torch.zeros(8, 8), entry)
-    (True, False)
-    """
+    """Whether a state tensor is one number for the whole parameter, as `step` is."""
     return value.dim() == 0 or (value.numel() == 1 and tuple(value.shape) != entry.narrow)
 
 
 def axes_of_state(label: str, value: Tensor, entry: Entry) -> dict[int, Axis]:
-    """The parameter's axes along the dimensions that the state has, too; others are reduced to 1 (Adafactor).
-
-    >>> entry = Entry(narrow=(8, 8), wide=(16, 16), axes={0: Axis(2), 1: Axis(2)}, out=(0,), in_=(1,))
-    >>> axes_of_state("row_var", torch.zeros(8, 1), entry)
-    {0: Axis(times=2, block=1, sections=())}
-    """
+    """The parameter's axes along the dimensions that the state has, too; others are reduced to 1 (Adafactor)."""
     if value.dim() == len(entry.narrow) and all(
         size in (1, n) for size, n in zip(value.shape, entry.narrow, strict=True)
     ):

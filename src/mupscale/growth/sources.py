@@ -1,42 +1,54 @@
-"""The narrow model's tensors, and memory for the wide ones. Everything is checked before anything is written."""
+"""The smaller model's tensors, and memory for the larger one's. Everything is checked before anything is written.
+
+What is half-written when something fails is void, and says so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Plan, check_dtype, gather_whole, naming
+from mupscale.core import Plan, check_dtype, gather_whole, local_part, naming
 from mupscale.system import MupscaleError
 
-Source = nn.Module | Mapping[str, Tensor]
+Tensors = nn.Module | Mapping[str, Tensor]
+"""The smaller model: a module or a state dict."""
 
 
 @torch.no_grad()
-def prepare_growth(narrow: Source, wide: nn.Module, plan: Plan) -> dict[str, Tensor]:
-    """The narrow model's tensors by name, when all is checked; a wide model on the meta device then gets memory."""
+def prepare_growth(narrow: Tensors, wide: nn.Module, plan: Plan) -> dict[str, Tensor]:
+    """The narrow model's tensors by the names of what is made of them, when all is checked.
+
+    A wide model on the meta device then gets memory.
+    """
     sources = _sources(narrow, wide, plan)
     for name, target in plan.check(wide).items():
         for tensor in (sources[name], target):
             check_dtype(name, tensor)
     grown = [n for n, e in plan.buffers.items() if e.axes and n in sources and sources[n].is_floating_point()]
-    refuse_nonfinite({name: sources[name] for name in (*plan.parameters, *grown)})
-    _refuse_values_that_cannot_be_told(wide, sources)
+    refuse_nonfinite({plan.sources[name].name: sources[name] for name in (*plan.parameters, *grown)})
+    _refuse_values_that_cannot_be_told(wide, sources, plan)
     if any(p.is_meta for p in wide.parameters()):
         statistics = _empty_statistics(wide, plan)
         materialize(wide, next(iter(sources.values())).device if sources else torch.device("cpu"))
         for module in statistics:
             module.reset_running_stats()
-    if isinstance(narrow, nn.Module):
-        for name, target in naming.parameters(wide).items():
-            target.requires_grad_(sources[name].requires_grad)  # what is frozen stays so
     return sources
 
 
-def _refuse_values_that_cannot_be_told(wide: nn.Module, sources: Mapping[str, Tensor]) -> None:
+def _refuse_values_that_cannot_be_told(wide: nn.Module, sources: Mapping[str, Tensor], plan: Plan) -> None:
     """A wide model without memory may hold what neither a plan nor the narrow model has values for."""
+    targets = {**naming.parameters(wide), **naming.buffers(wide)}
+    if new := [n for n, source in plan.sources.items() if n in targets and targets[n].is_meta and not source.is_taken]:
+        raise MupscaleError(
+            f"'{new[0]}' of the deep model is on the meta device, but new blocks keep the values that the model is "
+            "built with. Build it on a real device"
+        )
     unsaved = [name for name, buffer in naming.buffers(wide).items() if buffer.is_meta and name not in sources]
     if unsaved:
         raise MupscaleError(
@@ -71,30 +83,33 @@ def _empty_statistics(wide: nn.Module, plan: Plan) -> list[nn.modules.batchnorm.
     return norms
 
 
-def _sources(narrow: Source, wide: nn.Module, plan: Plan) -> dict[str, Tensor]:
+def _sources(narrow: Tensors, wide: nn.Module, plan: Plan) -> dict[str, Tensor]:
     if isinstance(narrow, nn.Module):
-        return {**plan.check(narrow, "narrow"), **naming.buffers(narrow)}
-    tensors = {canonical: narrow[name] for canonical, name in naming.without_ddp(narrow, plan.names).items()}
-    strangers = [name for name in tensors if name not in plan.names and isinstance(tensors[name], Tensor)]
+        old = naming.buffers(narrow)
+        buffers = {name: old[plan.sources[name].name] for name in plan.buffers if plan.sources[name].name in old}
+        return {**plan.check(narrow, "narrow"), **old, **buffers}
+    tensors = {canonical: narrow[name] for canonical, name in naming.without_ddp(narrow, plan.old_names).items()}
+    strangers = [name for name in tensors if name not in plan.old_names and isinstance(tensors[name], Tensor)]
     if strangers:
         raise MupscaleError(f"the state dict has '{strangers[0]}', which the plan's narrow model does not have")
+    tensors = {plan.old_names[name]: tensor for name, tensor in tensors.items() if name in plan.old_names}
     saved = {naming.canonical(name) for name in naming.unwrap(wide).state_dict()}
     for name in plan.buffers:
-        if name in saved and name not in tensors:
+        if name in saved and plan.sources[name].name not in tensors:
             raise MupscaleError(
                 f"the state dict lacks the buffer '{name}': it does not belong to the plan's narrow model"
             )
     sources = {}
     for name, entry in plan.parameters.items():
-        alias = next((n for n in entry.names if n in tensors), None)
-        if alias is None:
+        if (tensor := tensors.get(plan.sources[name].name)) is None:
             raise MupscaleError(f"the state dict lacks '{name}': it does not belong to the plan's narrow model")
-        sources[name] = tensors[alias]
-        if tuple(tensors[alias].shape) != entry.narrow:
+        sources[name] = tensor
+        if tuple(tensor.shape) != entry.narrow:
             raise MupscaleError(
-                f"'{name}' has shape {tuple(tensors[alias].shape)} in the state dict and {entry.narrow} in the plan"
+                f"'{name}' has shape {tuple(tensor.shape)} in the state dict and {entry.narrow} in the plan"
             )
-    return {**sources, **{name: tensors[name] for name in plan.buffers if name in tensors}}
+    held = {name: plan.sources[name].name for name in plan.buffers}
+    return {**sources, **{name: tensors[source] for name, source in held.items() if source in tensors}}
 
 
 def refuse_nonfinite(tensors: Mapping[str, Tensor]) -> None:
@@ -134,3 +149,25 @@ def materialize(model: nn.Module, device: torch.device) -> None:
                 if id(b) not in replacements:
                     replacements[id(b)] = torch.empty_like(b, device=device)
                 module._buffers[name] = replacements[id(b)]
+
+
+@contextmanager
+def whole_or_void(model: nn.Module) -> Iterator[None]:
+    """While a model is written: if that fails, its numbers become NaN and the error says that the model is void.
+
+    >>> from contextlib import suppress
+    >>> model = nn.Linear(1, 1)
+    >>> with suppress(KeyError), whole_or_void(model):
+    ...     raise KeyError
+    >>> model.bias.isnan().item()
+    True
+    """
+    try:
+        yield
+    except BaseException as error:
+        with torch.no_grad():
+            for tensor in (*model.parameters(), *model.buffers()):
+                if tensor.is_floating_point() and not tensor.is_meta:
+                    local_part(tensor).fill_(math.nan)
+        error.add_note("The larger model was being written: it is void now, and its numbers are NaN. Build it again")
+        raise

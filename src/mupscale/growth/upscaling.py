@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, overload
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mupscale.core import Plan, is_sharded
+from mupscale.core import Plan, is_sharded, naming
 from mupscale.growth.copies import Copies
+from mupscale.growth.depth_operators import DepthOperator
+from mupscale.growth.depth_plans import check_silent_blocks, plan_depth
 from mupscale.growth.fresh import Fresh
-from mupscale.growth.lossless import warn_of_loss, with_past_norms
+from mupscale.growth.lossless import difference_of_outputs, warn_of_loss, with_past_norms
 from mupscale.growth.noise import Noise, is_no_noise
 from mupscale.growth.operators import Operator, check_operator
 from mupscale.growth.optimizer_state import constructor_arguments, widen_optimizer
-from mupscale.growth.sources import prepare_growth
+from mupscale.growth.sources import prepare_growth, whole_or_void
 from mupscale.growth.writing import write_grown
-from mupscale.optim import watch_for_plain_clipping, widen_scheduler, widened_groups
+from mupscale.optim import grown_groups, watch_for_plain_clipping, widen_scheduler
 from mupscale.planning import (
     Trials,
     check_not_empty,
     check_plan_by_running,
     check_silent_units,
     check_takes,
+    find_block_lists,
     keeps_outputs,
     with_initial_of_wide,
 )
@@ -55,7 +59,7 @@ def upscale(
     *,
     scheduler: None = None,
     noise: Noise | None = None,
-    grow: Operator | None = None,
+    grow: Operator | DepthOperator | None = None,
     exact: bool = False,
     lr: NotNegative | None = None,
     seed: int = 0,
@@ -73,7 +77,7 @@ def upscale(
     *,
     scheduler: LRScheduler,
     noise: Noise | None = None,
-    grow: Operator | None = None,
+    grow: Operator | DepthOperator | None = None,
     exact: bool = False,
     lr: NotNegative | None = None,
     seed: int = 0,
@@ -91,7 +95,7 @@ def upscale(
     *,
     scheduler: LRScheduler | None = None,
     noise: Noise | None = None,
-    grow: Operator | None = None,
+    grow: Operator | DepthOperator | None = None,
     exact: bool = False,
     lr: NotNegative | None = None,
     seed: int = 0,
@@ -100,10 +104,12 @@ def upscale(
 ) -> tuple[nn.Module, Optimizer | None] | tuple[nn.Module, Optimizer, LRScheduler]:
     """The wide model and its optimizer, ready to train on; with a scheduler that too, as the third.
 
+    `wide` has more units or more blocks than `narrow`; `deepen` says what is special about blocks.
     plan: from one to the other; without one it is made here, as `plan(narrow, wide, inputs=…, fresh=…, grow=…)` would.
     grow: how the wide model is filled. `Fresh()`, the default, keeps the trained units and draws new ones beside them;
-    `Copies(noise)`, for which `noise=` is short, copies every unit; or an Operator of your own. exact: copy without
-    noise, so that the wide model goes on exactly as the narrow one would, for ever: for verification.
+    `Copies(noise)`, for which `noise=` is short, copies every unit; or an Operator of your own. For more blocks:
+    `Identity()`, the default, or `Stack()`. exact: copy without noise, so that the wide model goes on exactly as the
+    narrow one would, for ever: for verification.
     A plan that you give says what it was made for, fresh units or copies.
     The wide optimizer has the narrow one's class, hyperparameters (as they are now) and state, all rescaled.
     scheduler: of the optimizer; the same schedule at the same point, for the wide one (`widen_scheduler`).
@@ -127,15 +133,103 @@ def upscale(
     (torch.Size([32, 32]), True)
     """
     check_not_empty(inputs)
+    if isinstance(grow, DepthOperator) or (plan is None and _has_more_blocks(narrow, wide)):
+        plan, grow = _settled_depth(plan, narrow, wide, grow, inputs, said=(noise, fresh)), None
     operator = choose_operator(grow, noise, exact=exact, plan=plan)
     check_goes_with(optimizer, scheduler, lr)
     is_asked_for = not (grow is None and noise is None)
     settled = _settled_plan(plan, narrow, wide, operator, inputs, fresh, name_copies=not is_asked_for)
-    if not exact:
+    if not exact and not settled.has_new_parts:
         warn_of_replica(operator)
     made_here = plan is None
     _, grown = upscale_by_plan(narrow, wide, settled, optimizer, operator, lr, seed, inputs, made_here=made_here)
     return with_scheduler(wide, grown, scheduler)
+
+
+def _has_more_blocks(narrow: nn.Module, wide: nn.Module) -> bool:
+    """Whether the models differ in their number of blocks, and in nothing that has one name in both."""
+    ours, theirs = naming.parameters(narrow), naming.parameters(wide)
+    common = ours.keys() & theirs.keys()
+    if len(common) == len(theirs) or any(ours[name].shape != theirs[name].shape for name in common):
+        return False
+    try:
+        return bool(find_block_lists(narrow, wide))
+    except MupscaleError:
+        return False
+
+
+def _settled_depth(
+    plan: Plan | None,
+    shallow: nn.Module,
+    deep: nn.Module,
+    grow: Operator | DepthOperator | None,
+    inputs: Any,
+    said: tuple[Any, ...] = (),
+) -> Plan:
+    """The plan for more blocks that was given, or one that is made here; said: what is for new units alone."""
+    if plan is not None and grow is not None:
+        raise MupscaleError(
+            f"this plan says what new blocks are, and so does grow={grow!r}: leave out grow=, or make the plan with "
+            f"plan_depth(…, grow={grow!r})"
+        )
+    if isinstance(grow, Operator) or any(part is not None for part in said):
+        raise MupscaleError(
+            "only the number of blocks differs, so there are no new units to fill: leave out noise=, fresh= and grow=, "
+            "or say what new blocks are (grow=mupscale.Identity() or mupscale.Stack())"
+        )
+    return plan_depth(shallow, deep, grow=grow, inputs=inputs) if plan is None else plan
+
+
+@checks_arguments
+def deepen(
+    shallow: nn.Module,
+    deep: nn.Module,
+    plan: Plan | None = None,
+    *,
+    grow: DepthOperator | None = None,
+    inputs: Any = None,
+) -> nn.Module:
+    """Write the shallow model into the deep one, in place, and return that; the two differ in their number of blocks.
+
+    It is `upscale` for a model without an optimizer.
+    deep: a freshly initialised model, whose new blocks keep their initial values. plan: made by `plan_depth` if it is
+    not given. grow: `Identity()`, with which the function stays, or `Stack()`, with which it does not; a plan that is
+    given says it. inputs: a small batch, as in `plan_depth`. On it the two models are compared, as copies in float64,
+    before anything is written: with `Identity()` another output is an error. With `Stack()` a warning says by how much
+    it changes.
+
+    >>> import mupscale as mu, torch
+    >>> from mupscale.models import GPT2
+    >>> shallow, deep = (GPT2(11, 8, width=8, head_dim=4, layers=n).double() for n in (2, 4))
+    >>> tokens = torch.randint(0, 11, (2, 8))
+    >>> torch.equal(mu.deepen(shallow, deep, inputs=tokens)(tokens), shallow(tokens))
+    True
+    """
+    check_not_empty(inputs)
+    settled = _settled_depth(plan, shallow, deep, grow, inputs)
+    return upscale_by_plan(shallow, deep, settled, None, choose_operator(None, plan=settled), None, 0, inputs)[0]
+
+
+@checks_arguments
+def deepen_optimizer(
+    optimizer: Optimizer, shallow: nn.Module, deep: nn.Module, plan: Plan, *, lr: NotNegative | None = None
+) -> Optimizer:
+    """An optimizer of the same class for the deep model, as `upscale` makes it.
+
+    Old blocks keep their state. New ones start as with a fresh optimizer, or, if they are copies, with the state of
+    what they copy, as the plan has it. They are in the groups of the block that they come from. lr: as in `upscale`.
+
+    >>> import mupscale as mu, torch
+    >>> from mupscale.models import GPT2
+    >>> shallow, deep = (GPT2(11, 8, width=8, head_dim=4, layers=n) for n in (2, 4))
+    >>> tokens = torch.randint(0, 11, (2, 8))
+    >>> plan = mu.plan_depth(shallow, deep, inputs=tokens)
+    >>> optimizer = torch.optim.AdamW(shallow.parameters(), lr=0.1)
+    >>> deep = mu.deepen(shallow, deep, plan)
+    >>> len(mu.deepen_optimizer(optimizer, shallow, deep, plan).param_groups[0]["params"])
+    52
+    """
+    return grow_optimizer(optimizer, shallow, deep, plan, lr)
 
 
 def upscale_by_plan(
@@ -153,12 +247,6 @@ def upscale_by_plan(
     """What `upscale` does when operator and plan are settled: the growth is tried, where there is a batch, and done.
 
     made_here: from this batch, on which copies by it were compared then.
-
-    >>> import torch, mupscale as mu
-    >>> from mupscale.models import MLP
-    >>> narrow, wide, x = MLP(3, 4, 2), MLP(3, 8, 2), torch.ones(1, 3)
-    >>> upscale_by_plan(narrow, wide, mu.plan(narrow, wide), None, Copies(), None, 0, x)[0].layers[1].weight.shape
-    torch.Size([8, 8])
     """
     _try(plan, narrow, wide, operator, inputs, made_here=made_here)
     is_lossless = isinstance(operator, Fresh) and operator.lossless
@@ -167,6 +255,9 @@ def upscale_by_plan(
     _, grown = upscale_untried(narrow, wide, plan, optimizer, grow=operator, lr=lr, seed=seed)
     if is_lossless:
         warn_of_loss(narrow, wide, plan, inputs)
+    if plan.has_new_parts and not plan.mup and inputs is not None:
+        difference, _ = difference_of_outputs(narrow, wide, inputs)
+        warn(f"copied blocks change the function: outputs differ by {difference:.2g} of their size")
     return wide, grown
 
 
@@ -180,26 +271,17 @@ def upscale_untried(
     lr: NotNegative | None = None,
     seed: int = 0,
 ) -> tuple[nn.Module, Optimizer | None]:
-    """What `upscale` does, without a word about what was not tried: for callers that know the plan, or compare models.
-
-    >>> import mupscale as mu
-    >>> narrow, wide = nn.Linear(2, 4), nn.Linear(2, 8)
-    >>> upscale_untried(narrow, wide, mu.plan(narrow, wide), grow=Copies())[0].weight.shape
-    torch.Size([8, 2])
-    """
+    """What `upscale` does, without a word about what was not tried: for those who know the plan, or compare models."""
     check_operator(grow, plan)
-    sources = prepare_growth(narrow, wide, plan)
-    grown = None if optimizer is None else grow_optimizer(optimizer, narrow, wide, plan, lr, grow)
+    has_memory = not any(p.is_meta for p in wide.parameters())
+    with nullcontext() if has_memory else whole_or_void(wide):
+        sources = prepare_growth(narrow, wide, plan)
+        grown = None if optimizer is None else grow_optimizer(optimizer, narrow, wide, plan, lr, grow)
     return write_grown(sources, wide, plan, grow, seed), grown
 
 
 def check_goes_with(optimizer: Optimizer | None, scheduler: LRScheduler | None, lr: float | None) -> None:
-    """An error where a scheduler, or a rate, is given without the optimizer that it is for.
-
-    >>> check_goes_with(None, None, lr=0.1)
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: lr= needs an optimizer. Give optimizer= (the narrow model's), or make ...
-    """
+    """An error where a scheduler, or a rate, is given without the optimizer that it is for."""
     if lr is not None and optimizer is None:
         raise MupscaleError(
             "lr= needs an optimizer. Give optimizer= (the narrow model's), or make one for the wide model "
@@ -212,11 +294,7 @@ def check_goes_with(optimizer: Optimizer | None, scheduler: LRScheduler | None, 
 def with_scheduler(
     model: nn.Module, optimizer: Optimizer | None, scheduler: LRScheduler | None
 ) -> tuple[nn.Module, Optimizer | None] | tuple[nn.Module, Optimizer, LRScheduler]:
-    """What a growth returns: the grown model and optimizer, and, where there was a scheduler, its schedule for them.
-
-    >>> with_scheduler(nn.Linear(2, 2), None, None)
-    (Linear(in_features=2, out_features=2, bias=True), None)
-    """
+    """What a growth returns: the grown model and optimizer, and, where there was a scheduler, its schedule for them."""
     if optimizer is not None:
         watch_for_plain_clipping(optimizer)
     if scheduler is None or optimizer is None:
@@ -247,7 +325,7 @@ def _settled_plan(
                 "nothing would grow: all parameters and buffers of the wide model have the narrow one's shapes. Build "
                 "it wider"
             )
-        if settled.fresh is None and not is_replica(operator):
+        if settled.fresh is None and not is_replica(operator) and not settled.has_new_parts:
             settled = with_initial_of_wide(settled, wide)
         check_operator(operator, settled)
     except MupscaleError as error:
@@ -269,6 +347,10 @@ def _can_copy(narrow: nn.Module, wide: nn.Module, inputs: Any) -> bool:
 
 def _try(plan: Plan, narrow: nn.Module, wide: nn.Module, operator: Operator, inputs: Any, *, made_here: bool) -> None:
     """An error where the batch refutes the plan; a warning where nothing was tried."""
+    if plan.has_new_parts:
+        if inputs is not None and plan.mup:
+            check_silent_blocks(narrow, wide, plan, inputs)
+        return
     if operator.needs_multiples and inputs is not None and not made_here:
         check_plan_by_running(narrow, wide, plan, inputs)
     elif not plan.checked and (why := _why_untried(narrow, wide, plan, operator, inputs)):
@@ -321,29 +403,18 @@ def choose_operator(
 
 
 def is_replica(operator: Operator) -> bool:
-    """Whether the wide model would be copies without noise; what is there for comparison alone says nothing.
-
-    >>> is_replica(Copies()), is_replica(Copies(noise=1.0)), is_replica(Fresh())
-    (True, False, False)
-    """
+    """Whether the wide model would be copies without noise; what is there for comparison alone says nothing."""
     return type(operator) is Copies and is_no_noise(operator.noise)
 
 
 def warn_of_replica(operator: Operator) -> None:
-    """Say that copies without noise learn nothing new, where nobody has said that this is meant.
-
-    >>> warn_of_replica(Copies(noise=1.0))
-    """
+    """Say that copies without noise learn nothing new, where nobody has said that this is meant."""
     if is_replica(operator):
         warn(replica_in_words(), ReplicaWarning)
 
 
 def replica_in_words() -> str:
-    """What copies without noise come to, and what to ask for.
-
-    >>> replica_in_words()[:69]
-    'copies without noise stay equal forever, so the wide model stays a re'
-    """
+    """What copies without noise come to, and what to ask for."""
     fresh = as_asked("leave out grow= and noise=", "leave out --how and --noise")
     noise = as_asked("grow=mupscale.Copies(noise=1.0)", "--how copies --noise 1")
     return (
@@ -361,15 +432,7 @@ def grow_optimizer(
     lr: NotNegative | None = None,
     grow: Operator | None = None,
 ) -> Optimizer:
-    """An optimizer of the same class for the wide model, with rescaled hyperparameters and state.
-
-    >>> import torch
-    >>> import mupscale as mu
-    >>> narrow, wide = nn.Linear(8, 8, bias=False), nn.Linear(32, 32, bias=False)
-    >>> optimizer = torch.optim.Adam(narrow.parameters(), lr=0.1)
-    >>> grow_optimizer(optimizer, narrow, wide, mu.plan(narrow, wide)).param_groups[0]["lr"]
-    0.025
-    """
-    groups = widened_groups(optimizer, narrow, wide, plan, lr)
+    """An optimizer of the same class for the wide model, with rescaled hyperparameters and state."""
+    groups = grown_groups(optimizer, narrow, wide, plan, lr)
     grown = type(optimizer)(groups, **constructor_arguments(optimizer))
     return widen_optimizer(optimizer, grown, plan, narrow=narrow, wide=wide, grow=grow)

@@ -6,34 +6,27 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from mupscale.core import naming
+from mupscale.core import Plan, naming
 from mupscale.planning import take_modes
 
 
-def dress_like(wide: nn.Module, narrow: nn.Module) -> None:
+def dress_like(wide: nn.Module, narrow: nn.Module, plan: Plan | None = None) -> None:
     """Give the wide model the narrow one's device, dtypes, frozen parameters and train or eval mode, part by part.
 
-    >>> wide = nn.Linear(4, 4)
-    >>> dress_like(wide, nn.Linear(2, 2).double().eval())
-    >>> wide.weight.dtype, wide.training
-    (torch.float64, False)
+    plan: from one to the other, where new parts are as those that they come from.
     """
     for named in (naming.parameters, naming.buffers):
-        theirs: Mapping[str, Tensor] = named(wide)
-        for name, tensor in named(narrow).items():
-            if name in theirs:
-                device = theirs[name].device if theirs[name].is_meta else tensor.device
-                theirs[name].data = theirs[name].data.to(device, tensor.dtype)
-                theirs[name].requires_grad_(tensor.requires_grad)
-    take_modes(wide, narrow)
+        ours: Mapping[str, Tensor] = named(narrow)
+        for name, tensor in named(wide).items():
+            if (source := ours.get(name if plan is None else plan.sources[name].name)) is not None:
+                device = tensor.device if tensor.is_meta else source.device
+                tensor.data = tensor.data.to(device, source.dtype)
+                tensor.requires_grad_(source.requires_grad)
+    take_modes(wide, narrow, plan)
 
 
 def has_unsaved_widths(wide: nn.Module, narrow: nn.Module) -> bool:
-    """Whether buffers without memory that no state dict holds may depend on the width.
-
-    >>> has_unsaved_widths(nn.BatchNorm1d(4, device="meta"), nn.BatchNorm1d(2))
-    False
-    """
+    """Whether buffers without memory that no state dict holds may depend on the width."""
     ours, modules = naming.buffers(narrow), naming.modules(wide)
     for name, buffer in naming.buffers(wide).items():
         path, _, local = name.rpartition(".")

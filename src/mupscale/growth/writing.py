@@ -1,8 +1,9 @@
-"""Writing the wide model: every parameter and buffer by the operator, straight into its place where that can be."""
+"""Writing the larger model: every parameter and buffer by the operator, straight into its place where that can be."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +11,8 @@ from torch import Tensor, nn
 from mupscale.core import Plan, copy_into, gather_whole, is_sharded, naming
 from mupscale.growth.copies import Copies
 from mupscale.growth.fresh import Fresh
-from mupscale.growth.operators import Operator, Part
-from mupscale.growth.sources import Source, prepare_growth
+from mupscale.growth.operators import Operator, Part, check_operator
+from mupscale.growth.sources import Tensors, prepare_growth, whole_or_void
 from mupscale.system import MupscaleError, checks_arguments
 
 _OURS = (Copies, Fresh)  # what these write has been checked before
@@ -19,7 +20,7 @@ _OURS = (Copies, Fresh)  # what these write has been checked before
 
 @checks_arguments
 @torch.no_grad()
-def widen(narrow: Source, wide: nn.Module, plan: Plan) -> nn.Module:
+def widen(narrow: Tensors, wide: nn.Module, plan: Plan) -> nn.Module:
     """Write the narrow model (a module or a state dict), copied, into the wide one in place, and return it.
 
     Step 1 of Meta-algorithm 'Upscaling procedure'. A wide model on the meta device is given memory first, on the narrow
@@ -32,6 +33,7 @@ def widen(narrow: Source, wide: nn.Module, plan: Plan) -> nn.Module:
     >>> torch.allclose(narrow(x), mu.widen(narrow, wide, mu.plan(narrow, wide))(x))
     True
     """
+    check_operator(Copies(), plan)
     return write_grown(prepare_growth(narrow, wide, plan), wide, plan, Copies())
 
 
@@ -41,17 +43,23 @@ def write_grown(
 ) -> nn.Module:
     """Have the operator write the narrow tensors that `prepare_growth` gave into the wide model, and return it.
 
-    What an operator of the user's own writes is looked at first: where it is not whole, the model stays as it was.
+    What an operator of the user's own writes is looked at first: where it is not whole, the model stays as it was. A
+    model that was being written when something failed is void: its numbers are NaN, and the error says so.
     """
-    targets, buffers = naming.parameters(wide), naming.buffers(wide)
-    staged: dict[str, Tensor] = {}
-    for name in plan.parameters:
-        _write(sources[name], targets[name], Part(name, plan, seed), operator, operator.parameter, staged)
-    for name, buffer in buffers.items():
-        if name in plan.buffers and name in sources:
-            _write(sources[name], buffer, Part(name, plan, seed), operator, operator.buffer, staged)
-    for name, tensor in staged.items():
-        copy_into(targets[name] if name in targets else buffers[name], tensor)
+    targets, staged = {**naming.buffers(wide), **naming.parameters(wide)}, dict[str, Tensor]()
+    with whole_or_void(wide) if type(operator) in _OURS else nullcontext():
+        for name in (*plan.parameters, *plan.buffers):
+            method = operator.parameter if name in plan.parameters else operator.buffer
+            if name in targets and name in sources and plan.sources[name].is_taken:
+                _write(sources[name], targets[name], Part(name, plan, seed), operator, method, staged)
+    with whole_or_void(wide):
+        for name, tensor in staged.items():
+            copy_into(targets[name], tensor)
+        for name, source in plan.sources.items():
+            if source.kind == "silent":
+                targets[name].fill_(source.value)
+            if isinstance(sources.get(name), nn.Parameter):
+                targets[name].requires_grad_(sources[name].requires_grad)  # what is frozen stays so
     return wide
 
 
@@ -90,11 +98,7 @@ def unwritten(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, 
 
 
 def check_written(name: str, out: Tensor, operator: Operator) -> None:
-    """An error where an operator has left entries unwritten, or has written NaN.
-
-    >>> import mupscale as mu
-    >>> check_written("weight", torch.zeros(2), mu.Copies())
-    """
+    """An error where an operator has left entries unwritten, or has written NaN."""
     if type(operator) not in _OURS and bool(out.isnan().any()):
         raise MupscaleError(
             f"{type(operator).__name__} left entries of '{name}' unwritten (or wrote NaN). An operator must fill the "

@@ -10,14 +10,7 @@ schedulers     a schedule carried over to a wide optimizer
 
 from mupscale.optim.clipping import clip_grad_norm_, watch_for_plain_clipping
 from mupscale.optim.group_builder import FROM_GROUP, GroupBuilder, scale
-from mupscale.optim.groups import (
-    deepened_groups,
-    default_hyper,
-    make_optimizer,
-    param_groups,
-    per_group,
-    widened_groups,
-)
+from mupscale.optim.groups import default_hyper, grown_groups, make_optimizer, param_groups, per_group
 from mupscale.optim.muon_with_adamw import MuonAdamW, muon_groups
 from mupscale.optim.optimizer_traits import Traits, known_traits, register_optimizer, traits_of
 from mupscale.optim.schedulers import widen_scheduler
@@ -28,8 +21,8 @@ __all__ = [
     "MuonAdamW",
     "Traits",
     "clip_grad_norm_",
-    "deepened_groups",
     "default_hyper",
+    "grown_groups",
     "known_traits",
     "make_optimizer",
     "muon_groups",
@@ -40,5 +33,4 @@ __all__ = [
     "traits_of",
     "watch_for_plain_clipping",
     "widen_scheduler",
-    "widened_groups",
 ]

@@ -86,77 +86,39 @@ def make_optimizer(
         raise MupscaleError(f"{optimizer.__name__} does not take these hyperparameters: {error}") from error
 
 
-def widened_groups(
+def grown_groups(
     optimizer: Optimizer, narrow: nn.Module, wide: nn.Module, plan: Plan, lr: float | None = None
 ) -> list[dict[str, Any]]:
     """The narrow optimizer's groups as they are now, for the wide model; `lr` (at lr_factor 1) replaces today's rate.
+
+    Every parameter is in the group of the one that it is made of. Where one parameter becomes several, as with more
+    blocks, a group has them in the wide model's order, as one who builds an optimizer for it would: a saved state that
+    goes by numbers fits.
 
     >>> import mupscale as mu
     >>> narrow, wide = nn.Linear(8, 8, bias=False), nn.Linear(32, 32, bias=False)
     >>> plan = mu.plan(narrow, wide)
     >>> optimizer = torch.optim.Adam(narrow.parameters(), lr=0.1)
-    >>> [group["lr"] for group in widened_groups(optimizer, narrow, wide, plan)]
+    >>> [group["lr"] for group in grown_groups(optimizer, narrow, wide, plan)]
     [0.025]
     """
-    names = {id(p): [name] for name, p in plan.check(narrow, "narrow").items()}
-    return _grown_groups(optimizer, narrow, names, plan.check(wide), plan, lr)
-
-
-def deepened_groups(
-    optimizer: Optimizer,
-    shallow: nn.Module,
-    deep: nn.Module,
-    plan: Plan,
-    origins: Mapping[str, str],
-    lr: float | None = None,
-) -> list[dict[str, Any]]:
-    """The shallow optimizer's groups as they are now, for a model with more blocks.
-
-    plan: of the deep model's parameters. origins: from each of them to the shallow model's parameter whose group it is
-    in. lr: as in `widened_groups`. In each group parameters are in the deep model's order, as one who builds an
-    optimizer for it would have them: a saved state that goes by numbers fits.
-
-    >>> from mupscale.core import Entry
-    >>> shallow, deep = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    >>> origins = {"0.weight": "0.weight", "0.bias": "0.bias", "1.weight": "0.weight", "1.bias": "0.bias"}
-    >>> optimizer = torch.optim.Adam(shallow.parameters(), lr=0.1)
-    >>> plan = Plan({name: Entry(tuple(p.shape), tuple(p.shape)) for name, p in deep.named_parameters()})
-    >>> (group,) = deepened_groups(optimizer, shallow, deep, plan, origins)
-    >>> [name for name, _ in group["params"]]
-    ['0.weight', '0.bias', '1.weight', '1.bias']
-    """
     names: dict[int, list[str]] = {}
-    parameters = naming.parameters(shallow)
-    for name, origin in origins.items():
-        names.setdefault(id(parameters[origin]), []).append(name)
-    groups = _grown_groups(optimizer, shallow, names, plan.check(deep), plan, lr)
-    order = {name: number for number, name in enumerate(naming.parameters(deep))}
-    for group in groups:
-        group["params"].sort(key=lambda named: order[named[0]])
-    return groups
-
-
-def _grown_groups(
-    optimizer: Optimizer,
-    old: nn.Module,
-    names: Mapping[int, Sequence[str]],
-    parameters: Mapping[str, nn.Parameter],
-    plan: Plan,
-    lr: float | None,
-) -> list[dict[str, Any]]:
-    """names: by the identity of an old parameter, what the new ones are called that take its hyperparameters."""
-    builder = GroupBuilder(traits_of(type(optimizer)).at(plan))
+    for name, p in plan.check(narrow, "narrow").items():
+        names.setdefault(id(p), []).append(name)
+    parameters, builder = plan.check(wide), GroupBuilder(traits_of(type(optimizer)).at(plan))
     for number, group in enumerate(optimizer.param_groups):
         hyper = {k: v for k, v in group.items() if k not in ("params", "param_names", RATE_CHANGE)}
         hyper[FROM_GROUP] = number
         for p in group["params"]:
             if id(p) not in names:
-                raise _not_of_the_model(p, old)
+                raise _not_of_the_model(p, narrow)
             for name in names[id(p)]:
                 builder.add(name, parameters[name], plan.parameters[name], hyper, hyper)
-    grown = builder.groups()
-    if lr is not None:
-        for group in grown:
+    grown, order = builder.groups(), {name: number for number, name in enumerate(parameters)}
+    for group in grown:
+        if len(names) < len(parameters):
+            group["params"].sort(key=lambda named: order[named[0]])
+        if lr is not None:
             before, group["lr"] = float(group["lr"]), scale(lr, group["lr_factor"])
             group[RATE_CHANGE] = float(group["lr"]) / before if before else math.inf
             group.pop("initial_lr", None)  # a new scheduler begins at today's rate

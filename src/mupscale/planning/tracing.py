@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from mupscale.core import check_dtype, copy_model, naming
+from mupscale.core import Plan, check_dtype, copy_model, naming
 from mupscale.planning.model_calls import call_arguments, drawing, run_on_batch
 from mupscale.planning.precision import in_double
 from mupscale.system import MupscaleError, ways_out
@@ -194,18 +194,20 @@ def in_float64(
     return copied, in_double(inputs)
 
 
-def take_modes(model: nn.Module, like: nn.Module) -> None:
+def take_modes(model: nn.Module, like: nn.Module, plan: Plan | None = None) -> None:
     """Put every module into the train or eval mode that the module of its path has in the other model.
+
+    plan: from the other model to this one, where what a module comes from may have another path.
 
     >>> model = nn.Linear(2, 2)
     >>> take_modes(model, nn.Linear(4, 4).eval())
     >>> model.training
     False
     """
-    modules = naming.modules(model)
-    for path, module in naming.modules(like).items():
-        if path in modules:
-            modules[path].training = module.training
+    modes = naming.modules(like)
+    for path, module in naming.modules(model).items():
+        if (origin := path if plan is None else plan.old_path(path)) in modes:
+            module.training = modes[origin].training
 
 
 def computed_tensors(model: nn.Module) -> dict[int, Tensor]:

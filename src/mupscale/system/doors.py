@@ -35,8 +35,7 @@ _WORDS = {
     "Module": "a model (an nn.Module)",
     "Optimizer": "an optimizer of torch",
     "LRScheduler": "a scheduler of torch",
-    "Plan": "a plan of widths (mupscale.plan makes it)",
-    "DepthPlan": "a plan of depth (mupscale.plan_depth(shallow, deep, inputs=…) makes it)",
+    "Plan": "a plan (mupscale.plan or mupscale.plan_depth makes it)",
     "Operator": "an operator of width (mupscale.Copies() or mupscale.Fresh())",
     "GrowsBy": "an operator of width (mupscale.Copies() or mupscale.Fresh())",
     "DepthOperator": "an operator of depth (mupscale.Identity() or mupscale.Stack())",
@@ -72,7 +71,6 @@ _REMEDIES: Sequence[tuple[str, str, str]] = (
         "number of blocks, or family.plan(model); clip_grad_norm_ takes the model's optimizer instead, which knows how "
         "the model grew, and save takes a model without a plan",
     ),
-    ("DepthPlan", "Plan", "to grow a model wider as well, take mupscale.upscale before or after this"),
     ("type", "Optimizer", "pass torch.optim.{kind} itself, with its hyperparameters beside it (lr=1e-3)"),
     ("Callable", "Module", "pass the function that builds it: lambda width: Net(width)"),
     ("Times", "float", "copies are whole, and fresh units take sizes: hidden=24, heads=6"),

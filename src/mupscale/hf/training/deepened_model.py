@@ -55,5 +55,5 @@ def deepen_in_memory(
             p.copy_(NewTensor(name, one.mean, one.std, step.seed, step.draws).whole(tuple(p.shape), p.dtype))
     writers = None if operator.copies else writers_of(str(config["model_type"]), shapes_of(model))
     plan = plan_depth(model, deep, grow=operator, writers=writers)
-    deepen(model, deep, plan, grow=operator)
-    return deep, deepen_optimizer(optimizer, model, deep, plan, grow=operator, lr=lr)
+    deepen(model, deep, plan)
+    return deep, deepen_optimizer(optimizer, model, deep, plan, lr=lr)
