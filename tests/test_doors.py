@@ -97,13 +97,13 @@ def pair() -> tuple[MLP, MLP, optim.Optimizer]:
 MISTAKES: dict[str, tuple[Callable[..., Any], str]] = {
     "grow by a word": (
         lambda n, w, o: mu.upscale(n, w, grow="fresh"),
-        r"grow= is 'fresh', but must be an operator of width \(mupscale.Copies\(\) or mupscale.Fresh\(\)\) or an ",
+        r"grow= is 'fresh', but must be an operator of width \(mupscale.Copies\(\) or mupscale.Fresh\(\)\), an ",
     ),
     "an operator's class": (
         lambda n, w, o: mu.plan(n, w, grow=mu.Fresh),
         "is the class Fresh, but must be an operator",
     ),
-    "an operator of depth": (lambda n, w, o: mu.upscale(n, w, grow=mu.Stack()), "as many blocks"),
+    "an operator of depth": (lambda n, w, o: mu.upscale(n, w, grow=mu.Stack()), "only the width grows"),
     "and for a plan": (lambda n, w, o: mu.plan(n, w, grow=mu.Stack()), "operator of width.*mupscale.deepen"),
     "an operator of width": (
         lambda n, w, o: mu.deepen(n, w, grow=mu.Fresh()),

@@ -153,6 +153,7 @@ def test_a_summary_of_before_there_was_one_format_is_refused(folder: Path, capsy
     assert "is not the summary of a study" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_transfer_check_is_drawn(folder: Path) -> None:
     pytest.importorskip("matplotlib")
     report = pytest.importorskip("mupscale.report")

@@ -12,12 +12,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from importlib.util import cache_from_source
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
+import torch  # noqa: F401  # see _run_tests
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path("src", "mupscale")
@@ -66,18 +68,32 @@ def find_killer(mutation: Mutation, root: Path) -> str:
     file.write_text(before.replace(mutation.old, mutation.new), encoding="utf-8")
     compiled.unlink(missing_ok=True)  # a file is compiled again by its time and size, which may be the same
     try:
-        path = {"PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider"]
-        done = subprocess.run(
-            [*command, *mutation.tests.split()], cwd=root, env=os.environ | path, capture_output=True, text=True
-        )
+        output, status = _run_tests(mutation.tests.split(), root)
     finally:
         file.write_text(before, encoding="utf-8")
         compiled.unlink(missing_ok=True)
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    if done.returncode not in (0, 1) and failed is None:
-        raise RuntimeError(f"{mutation.what}: the tests do not run\n{done.stdout}{done.stderr}")
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    if status not in (0, 1) and failed is None:
+        raise RuntimeError(f"{mutation.what}: the tests do not run\n{output}")
     return failed[1].split("[")[0] if failed else ""
+
+
+def _run_tests(tests: list[str], root: Path) -> tuple[str, int]:
+    """Run them there, until one fails, in a fork of this process, which has loaded torch already; output and status."""
+    said = root / "tests.txt"
+    if not (pid := os.fork()):
+        descriptor = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for stream in (1, 2):
+            os.dup2(descriptor, stream)
+        os.chdir(root)
+        os.environ.update(PYTHONPATH=str(root / "src"), OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="")
+        sys.dont_write_bytecode = False
+        sys.path.insert(0, str(root / "src"))
+        status = int(pytest.main(["-x", "-q", "--tb=no", "-p", "no:cacheprovider", *tests]))
+        sys.stdout.flush()
+        os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return said.read_text(encoding="utf-8", errors="replace"), status
 
 
 def main(words: list[str]) -> int:

@@ -122,6 +122,7 @@ def test_a_report(victim: Path, place: str, capsys: pytest.CaptureFixture[str]) 
     assert Path("mine/index.html").is_file()
 
 
+@pytest.mark.slow
 def test_pictures(victim: Path) -> None:
     """Of a report, of curves and of a transfer check: a link of their name is replaced."""
     Path("foreign/report").mkdir()

@@ -177,6 +177,7 @@ def test_two_workers_may_share_a_folder(file: str, tmp_path: Path) -> None:
     assert len(metrics(small_base, "train")) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_without_pixels")
 def test_a_run_takes_what_a_sweep_has_found(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", file, "--out", "run"]) == 0

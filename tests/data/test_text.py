@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -143,19 +141,6 @@ def test_shakespeare_is_what_packing_its_text_gives(tmp_path: Path) -> None:
     for ours, theirs in zip(embedded.evaluation(300), text.evaluation(300), strict=True):
         assert torch.equal(ours[0], theirs[0])
     assert embedded.tokenizer.decode(embedded.examples(torch.tensor([0]))[0][0].tolist()).startswith("First Citizen:")
-
-
-def test_bytes_are_packed_and_tokens_read_without_extra_libraries(packed: Path, tmp_path: Path) -> None:
-    (tmp_path / "t.txt").write_text("some words to pack, and some more\n\n" * 9)
-    places = [str(packed), str(tmp_path / "t.txt"), str(tmp_path / "out")]
-    script = (
-        "import sys, mupscale.data as data\nfrom mupscale.data.packing import pack\n"
-        "pack(sys.argv[2], sys.argv[3])\n"
-        "data.Shakespeare(64).batch(0, 0, 2); data.Text(sys.argv[1], context=8).batch(0, 0, 2)\n"
-        "print([m for m in ('tokenizers', 'pyarrow', 'datasets', 'rich') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", script, *places], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 # ------------------------------------------------------------------------------------------- folders that are not right

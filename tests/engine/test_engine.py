@@ -325,6 +325,7 @@ def test_points_of_a_curve(steps: int, points: int, expected: list[int]) -> None
         train_many(recipes, points=0)
 
 
+@pytest.mark.quick("vectorised")
 @pytest.mark.parametrize("engine", ["vectorised", "serial"])
 def test_data_that_is_loaded_already(engine: Any) -> None:
     recipes, data = varied(recipe(steps=5)), Rows()
@@ -637,6 +638,7 @@ UNFIT: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.quick("dropout", "RMSprop", "choosing at evaluation", "idle", "frozen", "accumulate", "noise")
 @pytest.mark.parametrize("what", UNFIT)
 def test_what_vmap_cannot_serve_is_trained_one_at_a_time_and_said(what: str) -> None:
     changes, reason = UNFIT[what]
@@ -836,17 +838,21 @@ def test_a_diverged_run_leaves_its_history(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ what it needs
 
 
-def test_the_engine_needs_torch_alone() -> None:
+def test_data_and_engine_need_torch_alone(tmp_path: Path) -> None:
     heavy = ["optuna", "rich", "jsonargparse", "matplotlib", "yaml", "tensorboard", "transformers"]
+    heavy += ["tokenizers", "pyarrow", "datasets"]
+    (tmp_path / "t.txt").write_text("some words to pack, and some more\n\n" * 9)
     script = (
         f"import sys\nfor name in {heavy}: sys.modules[name] = None\n"
         "import mupscale.engine, mupscale.sweep\n"
         "from mupscale.train import Recipe, Spec\n"
+        "from mupscale.data import Shakespeare, Text\nfrom mupscale.data.packing import pack\n"
+        "pack('t.txt', 'out'); Shakespeare(64).batch(0, 0, 2); Text('out', context=8).batch(0, 0, 2)\n"
         "model, data = Spec('mupscale.models.MLP', {'d_in': 54, 'd_out': 7}), Spec('mupscale.data.CoverTypeSample')\n"
         "recipe = Recipe(model, data, Spec('torch.optim.SGD', {'lr': 0.1}), 8, 8, 3, 4, device='cpu')\n"
         "print([o.status for o in mupscale.engine.train_many([recipe, recipe], engine='vectorised')])"
     )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert result.stdout.strip() == "['finished', 'finished']", result.stderr
 
 

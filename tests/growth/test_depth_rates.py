@@ -105,6 +105,7 @@ def test_clipping_does_not_depend_on_the_depth() -> None:
     assert difference("SGD", clip=True) < 1e-11
 
 
+@pytest.mark.quick("AdamW-*")
 @pytest.mark.parametrize("key", ["lr", "eps", "weight_decay"])
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
 def test_a_wrong_exponent_fails(name: str, key: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +66,45 @@ def test_upscale_grows_what_differs() -> None:
     assert deep_adam is not None
     with pytest.warns(UserWarning, match="copied blocks change the function"):
         mu.upscale(shallow, build(2), grow=mu.Stack(), inputs=TOKENS)
-    for said in ({"noise": 1.0}, {"grow": mu.Copies()}, {"fresh": build(1)}):
-        with pytest.raises(mu.MupscaleError, match="only the number of blocks differs"):
+    for said in ({"noise": 1.0}, {"grow": mu.Copies()}):
+        with pytest.raises(mu.MupscaleError, match="only the depth grows"):
             mu.upscale(shallow, build(2), inputs=TOKENS, **said)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("grow", [mu.Identity(), mu.Stack("interleaved")], ids=["identity", "stack"])
+def test_wider_and_deeper_in_one_call(grow: Any) -> None:
+    """What one call writes, to the bit, is what two would: weights, optimizer state and groups."""
+    narrow, adam = trained(2)
+    deep, other = build(4, 16), build(4, 16)
+    other.load_state_dict(deep.state_dict())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "copied blocks change the function")
+        grown, one = mu.upscale(narrow, deep, None, adam, grow=(mu.Copies(), grow), exact=True, inputs=TOKENS)
+        wide, first = mu.upscale(narrow, build(2, 16), None, adam, exact=True, inputs=TOKENS)
+        expected, two = mu.upscale(wide, other, None, first, grow=grow, inputs=TOKENS)
+    if isinstance(grow, mu.Identity):
+        torch.testing.assert_close(grown(TOKENS), narrow(TOKENS), rtol=1e-10, atol=1e-12)
+    assert one is not None
+    assert two is not None
+    rates = [{n: g["lr"] for g in opt.param_groups for n in g["param_names"]} for opt in (one, two)]
+    assert rates[0] == pytest.approx(rates[1], rel=1e-12)
+    for p, q in zip(grown.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-12, atol=0)
+        assert one.state[p].keys() == two.state[q].keys()
+        for key in one.state[p]:
+            torch.testing.assert_close(one.state[p][key], two.state[q][key], rtol=1e-12, atol=0)
+
+
+def test_fresh_units_and_silent_blocks_in_one_call() -> None:
+    """The default: old units keep their weights in old blocks, at any wider width; new blocks write nothing."""
+    (narrow, adam), deep = trained(1), build(2, 12)
+    grown, _ = mu.upscale(narrow, deep, optimizer=adam, inputs=TOKENS, fresh=lambda: build(1))
+    old = narrow.get_parameter("h.0.mlp.c_fc.weight")
+    plan = mu.plan(narrow, build(1, 12), inputs=TOKENS, grow=mu.Fresh())
+    entry = plan["h.0.mlp.c_fc.weight"]
+    there = grown.get_parameter("h.0.mlp.c_fc.weight")[mu.index_of_old(entry.narrow, entry.axes)]
+    assert torch.equal(there, old)
+    assert not grown.get_parameter("h.1.mlp.c_proj.weight").any()
 
 
 @pytest.mark.parametrize("grow", [mu.Identity(), mu.Stack()], ids=["identity", "stack"])

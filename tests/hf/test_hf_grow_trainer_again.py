@@ -130,6 +130,7 @@ def test_a_checkpoint_that_was_upscaled_grows_again_under_clip(tmp_path: Path) -
     assert again.args.max_grad_norm == 0.1
 
 
+@pytest.mark.slow
 def test_half_of_what_the_rates_would_have_been(tmp_path: Path) -> None:
     alone = train(tmp_path / "alone", steps=6)
     halved = train(tmp_path / "halved", hf.GrowTrainerCallback(at=2, times=2, grow=mu.Fresh(), scale_lr=0.5), steps=6)

@@ -96,6 +96,7 @@ def test_every_experiment_is_a_recipe(path: Path) -> None:
         assert json.loads(stored.read_text(encoding="utf-8"))["recipe"] == json.loads(json.dumps(recipe.to_json()))
 
 
+@pytest.mark.slow
 def test_an_experiment_from_end_to_end(
     growth: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -194,6 +194,7 @@ def test_pictures_lie_beside_it_as_png_and_svg(paper_page: Path) -> None:
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_without_pixels")
 def test_pictures_of_a_comparison(tmp_path: Path) -> None:
     summary = comparison(2)

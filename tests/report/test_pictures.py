@@ -467,6 +467,7 @@ def test_curves_by_noise_are_those_of_the_best_learning_rate() -> None:
 # ------------------------------------------------------------------------------------------------- transfer
 
 
+@pytest.mark.slow
 def test_transfer_panels_mark_each_width_s_optimum(tmp_path: Path) -> None:
     values = transfer_check()
     ax = axes(lambda ax: tuning._panel(ax, values, "noise"))

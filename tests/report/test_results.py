@@ -258,6 +258,7 @@ def test_an_experiment_is_run_and_kept(reproduce: ModuleType, capfd: pytest.Capt
     assert "done already" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_transfer_check_is_run_and_kept(reproduce: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reproduce, "WIDTHS", "[8, 16]")
     shorten(reproduce, "transfer-sgd")

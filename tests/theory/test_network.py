@@ -310,6 +310,7 @@ def test_the_lifted_run_before_an_upscaling_is_the_run(mlp: MLPSetup) -> None:
     assert rms(lifted[4] - outputs(mlp, Stage(4, 0.3))[4]) > 1e-3
 
 
+@pytest.mark.quick("momentum")
 @pytest.mark.parametrize("mlp", KINDS, ids=["SGD", "momentum", "sign"])
 def test_two_upscalings_of_which_one_is_silent_are_one(mlp: MLPSetup) -> None:
     """Noise in the first alone: copies of the second stay equal. Noise in the second alone: as if all came at once."""

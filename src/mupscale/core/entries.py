@@ -141,7 +141,8 @@ class Entry:
                 f"in the first and starts with {later.narrow} in the second"
             )
         out, in_ = {*self.out, *later.out}, {*self.in_, *later.in_}
-        if out & in_ or self.offset != later.offset:
+        offsets = {e.offset for e in (self, later) if e.offset or e.rule.weight != 1}  # what stays may not say it
+        if out & in_ or len(offsets) > 1:
             raise MupscaleError(
                 f"plans of different models do not compose: '{self.names[0]}' is not stored alike in the two"
             )
@@ -151,7 +152,7 @@ class Entry:
         depth = tidy(Fraction(1) * self.depth * later.depth)
         outputs, inputs = tuple(sorted(out)), tuple(sorted(in_))
         grown = replace(self, wide=later.wide, axes=axes, out=outputs, in_=inputs, fold=fold, keep=keep, depth=depth)
-        return replace(grown, names=later.names, source=self.source.then(later.source))
+        return replace(grown, names=later.names, offset=next(iter(offsets), 0), source=self.source.then(later.source))
 
 
 def _number_to_json(number: Number) -> int | float | str:

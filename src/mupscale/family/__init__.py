@@ -3,13 +3,11 @@
 built_members   the models as their author builds them
 tried_members   small ones run on a batch: roles learnt, plans checked
 initial_values  what they start with under μP
-operator_pairs  what grow= says: an operator for width, one for depth, or both
 wider_members   a member grown into a wider one
 depths          the same at several depths: at each a family of widths, and rates that follow the depth
 width_family    a member at every width
 """
 
-from mupscale.family.operator_pairs import Grow, split_operators
 from mupscale.family.width_family import Family
 
-__all__ = ["Family", "Grow", "split_operators"]
+__all__ = ["Family"]

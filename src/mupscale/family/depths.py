@@ -13,15 +13,17 @@ from torch.utils._pytree import tree_map
 
 from mupscale.core import Plan, Width, WidthLike, check_same_names, naming
 from mupscale.family.built_members import BuiltMembers
-from mupscale.family.operator_pairs import Grow, refuse_idle_operator, split_operators
 from mupscale.family.wider_members import widen_member
 from mupscale.growth import (
     DepthOperator,
     DepthRule,
+    Grow,
     Operator,
     choose_operator,
     dress_like,
     plan_depth,
+    refuse_idle_operator,
+    split_operators,
     upscale_by_plan,
     warn_of_replica,
     with_depth,

@@ -14,10 +14,20 @@ from torch.optim.lr_scheduler import LRScheduler
 from mupscale.core import PlainWidth, Plan, Role, Width, WidthLike, naming
 from mupscale.family.depths import Depths
 from mupscale.family.initial_values import rescale_to_mup
-from mupscale.family.operator_pairs import Grow, refuse_idle_operator, split_operators
 from mupscale.family.tried_members import TriedMembers
 from mupscale.family.wider_members import widen_member
-from mupscale.growth import DepthRule, Noise, Operator, check_goes_with, is_replica, warn_of_replica, with_scheduler
+from mupscale.growth import (
+    DepthRule,
+    Grow,
+    Noise,
+    Operator,
+    check_goes_with,
+    is_replica,
+    refuse_idle_operator,
+    split_operators,
+    warn_of_replica,
+    with_scheduler,
+)
 from mupscale.optim import make_optimizer, param_groups
 from mupscale.planning import (
     count_draws,

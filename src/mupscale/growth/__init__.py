@@ -1,6 +1,7 @@
 """What is done with a plan: weights, buffers and optimizer state of the wide model, by copies or by fresh units.
 
 operators        the contract of an operator
+operator_pairs   what grow= says: an operator for width, one for depth, or both
 copies           the paper's: every unit copied, with noise
 fresh            the other: new units drawn beside the old ones
 fresh_tensor     a tensor with such units, whole or in pieces
@@ -37,6 +38,7 @@ from mupscale.growth.noise import (
     perturb,
     unit_std,
 )
+from mupscale.growth.operator_pairs import Grow, choose_operator, refuse_idle_operator, split_operators
 from mupscale.growth.operators import Operator, Part, StatePart
 from mupscale.growth.optimizer_state import (
     axes_of_state,
@@ -50,7 +52,6 @@ from mupscale.growth.sources import refuse_nonfinite
 from mupscale.growth.statistics import measure_statistics
 from mupscale.growth.upscaling import (
     check_goes_with,
-    choose_operator,
     deepen,
     deepen_optimizer,
     grow_optimizer,
@@ -75,6 +76,7 @@ __all__ = [
     "FreshTensor",
     "FreshValues",
     "GaussianNoise",
+    "Grow",
     "Identity",
     "NaiveCopies",
     "Net2Net",
@@ -107,8 +109,10 @@ __all__ = [
     "obstacles",
     "perturb",
     "plan_depth",
+    "refuse_idle_operator",
     "refuse_nonfinite",
     "replica_in_words",
+    "split_operators",
     "standard_normal",
     "state_factor",
     "unit_std",

@@ -6,6 +6,7 @@ models; and whether blocks that write nothing leave the function as it is.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Entry, Plan, TensorSource, is_sharded, naming, tidy
+from mupscale.core import Entry, Plan, TensorSource, copy_model, is_sharded, naming, tidy
 from mupscale.growth.depth_operators import DepthOperator, Identity, Place
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.sources import prepare_growth
@@ -83,6 +84,19 @@ def plan_depth(
     sources = _sources(lists, places, tensors, deeper, silent, copies=operator.copies)
     plan = _unscaled(deep, tensors, sources, mup=not operator.copies)
     return with_depth(plan, lists, needed) if depth_rule == "complete" else plan
+
+
+def with_more_blocks(shallow: nn.Module, deep: nn.Module, grow: DepthOperator) -> nn.Module:
+    """A copy of the shallow model, at its own width, with the deep model's blocks: copies of the shallow one's."""
+    made, theirs = copy_model(naming.unwrap(shallow)), naming.modules(deep)
+    modules = naming.modules(made)
+    for one in find_block_lists(shallow, deep):
+        path = one.path.rpartition(".")[0]
+        places = zip(one.deep, grow.places(len(one.shallow), len(one.deep)), strict=True)
+        origins = {block: one.shallow[place.block] for block, place in places} | dict(one.moved)
+        names = {name: f"{path}.{name}".lstrip(".") for name in theirs[path]._modules}
+        modules[path]._modules = {n: copy.deepcopy(modules[origins.get(block, block)]) for n, block in names.items()}
+    return made
 
 
 def with_depth(plan: Plan, lists: Sequence[BlockList], writers: Mapping[str, Writers]) -> Plan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, overload
 
 from torch import nn
@@ -14,10 +15,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from mupscale.core import Plan, is_sharded, naming
 from mupscale.growth.copies import Copies
 from mupscale.growth.depth_operators import DepthOperator
-from mupscale.growth.depth_plans import check_silent_blocks, plan_depth
+from mupscale.growth.depth_plans import check_silent_blocks, plan_depth, with_more_blocks
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.lossless import difference_of_outputs, warn_of_loss, with_past_norms
 from mupscale.growth.noise import Noise, is_no_noise
+from mupscale.growth.operator_pairs import Grow, choose_operator, refuse_idle_operator, split_operators
 from mupscale.growth.operators import Operator, check_operator
 from mupscale.growth.optimizer_state import constructor_arguments, widen_optimizer
 from mupscale.growth.sources import prepare_growth, whole_or_void
@@ -59,7 +61,7 @@ def upscale(
     *,
     scheduler: None = None,
     noise: Noise | None = None,
-    grow: Operator | DepthOperator | None = None,
+    grow: Grow | None = None,
     exact: bool = False,
     lr: NotNegative | None = None,
     seed: int = 0,
@@ -77,7 +79,7 @@ def upscale(
     *,
     scheduler: LRScheduler,
     noise: Noise | None = None,
-    grow: Operator | DepthOperator | None = None,
+    grow: Grow | None = None,
     exact: bool = False,
     lr: NotNegative | None = None,
     seed: int = 0,
@@ -95,7 +97,7 @@ def upscale(
     *,
     scheduler: LRScheduler | None = None,
     noise: Noise | None = None,
-    grow: Operator | DepthOperator | None = None,
+    grow: Grow | None = None,
     exact: bool = False,
     lr: NotNegative | None = None,
     seed: int = 0,
@@ -104,12 +106,12 @@ def upscale(
 ) -> tuple[nn.Module, Optimizer | None] | tuple[nn.Module, Optimizer, LRScheduler]:
     """The wide model and its optimizer, ready to train on; with a scheduler that too, as the third.
 
-    `wide` has more units or more blocks than `narrow`; `deepen` says what is special about blocks.
+    `wide` has more units than `narrow`, more blocks (`deepen` says what is special about them), or both.
     plan: from one to the other; without one it is made here, as `plan(narrow, wide, inputs=…, fresh=…, grow=…)` would.
     grow: how the wide model is filled. `Fresh()`, the default, keeps the trained units and draws new ones beside them;
     `Copies(noise)`, for which `noise=` is short, copies every unit; or an Operator of your own. For more blocks:
-    `Identity()`, the default, or `Stack()`. exact: copy without noise, so that the wide model goes on exactly as the
-    narrow one would, for ever: for verification.
+    `Identity()`, the default, or `Stack()`. For both: a pair, such as (Fresh(), Stack()). exact: copy without noise, so
+    that the wide model goes on exactly as the narrow one would, for ever: for verification.
     A plan that you give says what it was made for, fresh units or copies.
     The wide optimizer has the narrow one's class, hyperparameters (as they are now) and state, all rescaled.
     scheduler: of the optimizer; the same schedule at the same point, for the wide one (`widen_scheduler`).
@@ -133,24 +135,25 @@ def upscale(
     (torch.Size([32, 32]), True)
     """
     check_not_empty(inputs)
-    if isinstance(grow, DepthOperator) or (plan is None and _has_more_blocks(narrow, wide)):
-        plan, grow = _settled_depth(plan, narrow, wide, grow, inputs, said=(noise, fresh)), None
-    operator = choose_operator(grow, noise, exact=exact, plan=plan)
     check_goes_with(optimizer, scheduler, lr)
+    wider, deeper = split_operators(grow, noise, exact=exact, plan=plan)
     is_asked_for = not (grow is None and noise is None)
-    settled = _settled_plan(plan, narrow, wide, operator, inputs, fresh, name_copies=not is_asked_for)
-    if not exact and not settled.has_new_parts:
-        warn_of_replica(operator)
-    made_here = plan is None
-    _, grown = upscale_by_plan(narrow, wide, settled, optimizer, operator, lr, seed, inputs, made_here=made_here)
+    if noise is not None or exact:
+        grow = wider if grow is None and not is_replica(wider) else (wider, deeper)
+    if plan is None and _has_more_blocks(narrow, wide):
+        settled = _plan_of_blocks(narrow, wide, wider, deeper, grow, inputs, fresh)
+        wider = wider if _grows(settled) else choose_operator(None, plan=settled)
+    else:
+        _refuse_operator_of_depth(plan, grow)
+        settled = _settled_plan(plan, narrow, wide, wider, inputs, fresh, name_copies=not is_asked_for)
+    if not exact and _grows(settled):
+        warn_of_replica(wider)
+    _, grown = upscale_by_plan(narrow, wide, settled, optimizer, wider, lr, seed, inputs, made_here=plan is None)
     return with_scheduler(wide, grown, scheduler)
 
 
 def _has_more_blocks(narrow: nn.Module, wide: nn.Module) -> bool:
-    """Whether the models differ in their number of blocks, and in nothing that has one name in both."""
-    ours, theirs = naming.parameters(narrow), naming.parameters(wide)
-    common = ours.keys() & theirs.keys()
-    if len(common) == len(theirs) or any(ours[name].shape != theirs[name].shape for name in common):
+    if naming.parameters(narrow).keys() == naming.parameters(wide).keys():
         return False
     try:
         return bool(find_block_lists(narrow, wide))
@@ -158,26 +161,49 @@ def _has_more_blocks(narrow: nn.Module, wide: nn.Module) -> bool:
         return False
 
 
-def _settled_depth(
-    plan: Plan | None,
-    shallow: nn.Module,
-    deep: nn.Module,
-    grow: Operator | DepthOperator | None,
-    inputs: Any,
-    said: tuple[Any, ...] = (),
-) -> Plan:
-    """The plan for more blocks that was given, or one that is made here; said: what is for new units alone."""
-    if plan is not None and grow is not None:
+def _grows(plan: Plan) -> bool:
+    """Whether anything becomes wider."""
+    return any(entry.narrow != entry.wide for entry in (*plan.parameters.values(), *plan.buffers.values()))
+
+
+def _refuse_operator_of_depth(plan: Plan | None, grow: Grow | None) -> None:
+    """Where new blocks are settled, or there are none."""
+    if plan is not None and isinstance(grow, DepthOperator):
         raise MupscaleError(
             f"this plan says what new blocks are, and so does grow={grow!r}: leave out grow=, or make the plan with "
             f"plan_depth(…, grow={grow!r})"
         )
-    if isinstance(grow, Operator) or any(part is not None for part in said):
-        raise MupscaleError(
-            "only the number of blocks differs, so there are no new units to fill: leave out noise=, fresh= and grow=, "
-            "or say what new blocks are (grow=mupscale.Identity() or mupscale.Stack())"
-        )
-    return plan_depth(shallow, deep, grow=grow, inputs=inputs) if plan is None else plan
+    refuse_idle_operator(grow, wider=True, deeper=False)
+
+
+def _plan_of_blocks(
+    narrow: nn.Module,
+    wide: nn.Module,
+    wider: Operator,
+    deeper: DepthOperator,
+    grow: Grow | None,
+    inputs: Any,
+    fresh: nn.Module | Callable[[], nn.Module] | None,
+) -> Plan:
+    """The plan for more blocks, and for more units in them if the two models differ in that, too.
+
+    Depth comes first, on a copy of the narrow model; the plan for widths goes from there to the wide model.
+    """
+    ours, theirs = naming.parameters(narrow), naming.parameters(wide)
+    is_wider = any(ours[name].shape != theirs[name].shape for name in ours.keys() & theirs.keys())
+    refuse_idle_operator(grow, wider=is_wider, deeper=True)
+    if not is_wider:
+        return plan_depth(narrow, wide, grow=deeper, inputs=inputs)
+
+    def initial() -> nn.Module:
+        return with_more_blocks(fresh if isinstance(fresh, nn.Module) or fresh is None else fresh(), wide, deeper)
+
+    middle = with_more_blocks(narrow, wide, deeper)
+    depth = plan_depth(narrow, middle, grow=deeper, inputs=inputs)
+    if inputs is not None and not deeper.copies:
+        check_silent_blocks(narrow, middle, depth, inputs)
+    width = _settled_plan(None, middle, wide, wider, inputs, initial if fresh is not None else None, name_copies=False)
+    return replace(depth.then(width), mup=width.mup, checked=width.checked)
 
 
 @checks_arguments
@@ -206,7 +232,9 @@ def deepen(
     True
     """
     check_not_empty(inputs)
-    settled = _settled_depth(plan, shallow, deep, grow, inputs)
+    if plan is not None:
+        _refuse_operator_of_depth(plan, grow)
+    settled = plan_depth(shallow, deep, grow=grow, inputs=inputs) if plan is None else plan
     return upscale_by_plan(shallow, deep, settled, None, choose_operator(None, plan=settled), None, 0, inputs)[0]
 
 
@@ -255,7 +283,7 @@ def upscale_by_plan(
     _, grown = upscale_untried(narrow, wide, plan, optimizer, grow=operator, lr=lr, seed=seed)
     if is_lossless:
         warn_of_loss(narrow, wide, plan, inputs)
-    if plan.has_new_parts and not plan.mup and inputs is not None:
+    if inputs is not None and _copies_blocks(plan):
         difference, _ = difference_of_outputs(narrow, wide, inputs)
         warn(f"copied blocks change the function: outputs differ by {difference:.2g} of their size")
     return wide, grown
@@ -319,8 +347,7 @@ def _settled_plan(
         )
     try:
         settled = make_plan(narrow, wide, inputs=inputs, fresh=fresh, grow=operator) if plan is None else plan
-        entries = [*settled.parameters.values(), *settled.buffers.values()]
-        if plan is None and all(entry.narrow == entry.wide for entry in entries):
+        if plan is None and not _grows(settled):
             raise MupscaleError(
                 "nothing would grow: all parameters and buffers of the wide model have the narrow one's shapes. Build "
                 "it wider"
@@ -345,11 +372,17 @@ def _can_copy(narrow: nn.Module, wide: nn.Module, inputs: Any) -> bool:
         return False
 
 
+def _copies_blocks(plan: Plan) -> bool:
+    return any(source.kind == "copy" for source in plan.sources.values())
+
+
 def _try(plan: Plan, narrow: nn.Module, wide: nn.Module, operator: Operator, inputs: Any, *, made_here: bool) -> None:
     """An error where the batch refutes the plan; a warning where nothing was tried."""
     if plan.has_new_parts:
-        if inputs is not None and plan.mup:
+        if not _grows(plan) and inputs is not None and not _copies_blocks(plan):
             check_silent_blocks(narrow, wide, plan, inputs)
+        elif _grows(plan) and not plan.checked:
+            warn(UNCHECKED, UncheckedPlan)
         return
     if operator.needs_multiples and inputs is not None and not made_here:
         check_plan_by_running(narrow, wide, plan, inputs)
@@ -379,27 +412,6 @@ def _why_untried(narrow: nn.Module, wide: nn.Module, plan: Plan, operator: Opera
             trials.warn()
             return ""
     return "" if isinstance(operator, Fresh) and operator.lossless else f"this growth has not been tried: {why}"
-
-
-def choose_operator(
-    grow: Operator | None, noise: Noise | None = None, *, exact: bool = False, plan: Plan | None = None
-) -> Operator:
-    """The operator that is meant. What a growth does if nothing is said is decided here, for all of the library.
-
-    grow: said by name. noise: copies with this noise. exact: copies without. plan: what a given one was made for.
-
-    >>> choose_operator(None), choose_operator(None, 0.5)
-    (Fresh(outgoing=1.0, lossless=False), Copies(noise=0.5, paired=False))
-    """
-    if grow is not None and noise not in (None, 0.0):
-        raise MupscaleError("noise= and grow= exclude each other: write grow=Copies(noise=…)")
-    if exact and (noise not in (None, 0.0) or grow not in (None, Copies())):
-        exact_, other = as_asked("exact=True", "--exact"), as_asked("grow= and noise=", "--how and --noise")
-        raise MupscaleError(f"{exact_} copies every unit without noise: leave out {other}, or {exact_}")
-    if grow is not None:
-        return grow
-    is_copied = exact or noise is not None or (plan is not None and not plan.mup)
-    return Copies(0.0 if noise is None else noise) if is_copied else Fresh()
 
 
 def is_replica(operator: Operator) -> bool:

@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 
 from mupscale.core import WholeWidth, Width, WidthLike
 from mupscale.data import Data
-from mupscale.family import Family, Grow, split_operators
-from mupscale.growth import is_replica, measure_statistics
+from mupscale.family import Family
+from mupscale.growth import Grow, is_replica, measure_statistics, split_operators
 from mupscale.system import MupscaleError
 from mupscale.train.numeric_precision import cast_input
 from mupscale.train.processes import Processes

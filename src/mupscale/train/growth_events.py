@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from mupscale.core import WholeWidth
-from mupscale.family import Grow
 from mupscale.growth import (
     Copies,
     DepthOperator,
     Fresh,
     GaussianNoise,
+    Grow,
     Identity,
     NaiveCopies,
     Net2Net,

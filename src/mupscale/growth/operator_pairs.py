@@ -1,16 +1,42 @@
-"""What grow= of a family says: an operator for width, one for depth, or a pair of the two."""
+"""What grow= says: an operator for width, one for depth, or a pair of the two."""
 
 from __future__ import annotations
 
-from mupscale.growth import DepthOperator, Identity, Noise, Operator, choose_operator
-from mupscale.system import MupscaleError
+from mupscale.core import Plan
+from mupscale.growth.copies import Copies
+from mupscale.growth.depth_operators import DepthOperator, Identity
+from mupscale.growth.fresh import Fresh
+from mupscale.growth.noise import Noise
+from mupscale.growth.operators import Operator
+from mupscale.system import MupscaleError, as_asked
 
 Grow = Operator | DepthOperator | tuple[Operator | DepthOperator, ...]
 """How a model grows: in width, in depth, or in both."""
 
 
+def choose_operator(
+    grow: Operator | None, noise: Noise | None = None, *, exact: bool = False, plan: Plan | None = None
+) -> Operator:
+    """The operator that is meant. What a growth does if nothing is said is decided here, for all of the library.
+
+    grow: said by name. noise: copies with this noise. exact: copies without. plan: what a given one was made for.
+
+    >>> choose_operator(None), choose_operator(None, 0.5)
+    (Fresh(outgoing=1.0, lossless=False), Copies(noise=0.5, paired=False))
+    """
+    if grow is not None and noise not in (None, 0.0):
+        raise MupscaleError("noise= and grow= exclude each other: write grow=Copies(noise=…)")
+    if exact and (noise not in (None, 0.0) or grow not in (None, Copies())):
+        exact_, other = as_asked("exact=True", "--exact"), as_asked("grow= and noise=", "--how and --noise")
+        raise MupscaleError(f"{exact_} copies every unit without noise: leave out {other}, or {exact_}")
+    if grow is not None:
+        return grow
+    is_copied = exact or noise is not None or (plan is not None and not plan.mup)
+    return Copies(0.0 if noise is None else noise) if is_copied else Fresh()
+
+
 def split_operators(
-    grow: Grow | None, noise: Noise | None = None, *, exact: bool = False
+    grow: Grow | None, noise: Noise | None = None, *, exact: bool = False, plan: Plan | None = None
 ) -> tuple[Operator, DepthOperator]:
     """What is meant for width, and what for depth: what is not said is fresh units, and blocks that start as identity.
 
@@ -25,7 +51,7 @@ def split_operators(
             f"grow= takes an operator for width, such as mupscale.Fresh(), one for depth, such as mupscale.Identity(), "
             f"or a pair of the two, not {grow!r}"
         )
-    return choose_operator(wider[0] if wider else None, noise, exact=exact), (deeper or [Identity()])[0]
+    return choose_operator(wider[0] if wider else None, noise, exact=exact, plan=plan), (deeper or [Identity()])[0]
 
 
 def refuse_idle_operator(grow: Grow | None, *, wider: bool, deeper: bool) -> None:
