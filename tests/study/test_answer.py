@@ -222,6 +222,14 @@ def test_forecast_against_outcome(outcome: float, held: bool) -> None:
     assert rows["grown from copies, cost compared with starting over, base model included"]["held"] is True
 
 
+def test_one_budget_measures_no_cost_to_the_same_loss() -> None:
+    forecast = make_forecast(growing_gap((8, -0.1), (16, -0.1)), 64)
+    runs = system_of({name: losses[-1:] for name, losses in four(3.0, 1.0, 2.0, 0.9).items()})
+    rows = [row["what"] for row in check_forecast(forecast, runs, answer_comparison(runs))]
+    assert [what for what in rows if "loss" in what]
+    assert not [what for what in rows if "cost" in what]
+
+
 # ------------------------------------------------------------------------------------------------ settings
 
 

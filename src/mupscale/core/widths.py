@@ -102,6 +102,15 @@ class Width:
     def __str__(self) -> str:
         return self.shown()
 
+    @property
+    def phrase(self) -> str:
+        """The width in a sentence.
+
+        >>> Width.of(512).phrase, Width.of({"width": 64, "depth": 4}).phrase
+        ('width 512', 'width 64, depth 4')
+        """
+        return f"width {self}" if self.is_plain else str(self)
+
     def shown(self, number: Callable[[Size], str] = str) -> str:
         """The width for people: 512, or d_model 64, heads 4; `number` writes each size.
 

@@ -81,7 +81,7 @@ class BuiltMembers:
                 return self.build(width)
         except Exception as error:  # whatever it is: a mistake of its author's shows again
             if "overflow" in str(error):  # a tensor with more entries than can be counted
-                raise MupscaleError(f"a model of width {Width.of(width)} is too large: {error}") from None
+                raise MupscaleError(f"a model of {Width.of(width).phrase} is too large: {error}") from None
             with torch.random.fork_rng(devices=[]):
                 return self.build(width)
 

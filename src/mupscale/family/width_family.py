@@ -220,6 +220,7 @@ class Family(TriedMembers):
     ) -> Optimizer:
         """The optimizer for the model under μP; lr, weight decay and eps are given at the base width.
 
+        groups: your own parameter groups, as torch takes them, such as one with decay and one without.
         Without a batch that was tried, it warns.
         """
         return make_optimizer(model, self._plan_of_rates(model), optimizer, groups=groups, **hyper)

@@ -316,7 +316,7 @@ def check_goes_with(optimizer: Optimizer | None, scheduler: LRScheduler | None, 
             "(mupscale.make_optimizer, or family.optimizer) with that rate"
         )
     if scheduler is not None and scheduler.optimizer is not optimizer:
-        raise MupscaleError("scheduler= needs its optimizer. Give optimizer=, the one that the scheduler was made for")
+        raise MupscaleError("scheduler= was made for another optimizer. Give optimizer=, the one that it was made for")
 
 
 def with_scheduler(

@@ -113,13 +113,13 @@ def _extend(
     for runs in small:
         values = [value for seed in range(runs.seeds) if (value := quantity(runs, seed)) is not None]
         if not values:
-            return {"no_rule": f"it diverged at width {Width.of(runs.narrow)}"}
+            return {"no_rule": f"it diverged at {Width.of(runs.narrow).phrase}"}
         points.append((math.log(Width.of(runs.narrow).size), fmean(values)))
         spread = max(spread, (max(values) - min(values)) / 2)
     first, last = points[0][1], points[-1][1]
     if min(abs(first), abs(last)) > spread and first * last < 0:
         ends = zip((first, last), (small[0], small[-1]), strict=True)
-        shown = " and ".join(f"{back(value):.3g} at width {Width.of(runs.narrow)}" for value, runs in ends)
+        shown = " and ".join(f"{back(value):.3g} at {Width.of(runs.narrow).phrase}" for value, runs in ends)
         return {"no_rule": f"small widths contradict each other: {shown}"}
     value = fit_line(points).at(math.log(Width.of(narrow).size))
     reach = spread + (abs(value) if len(points) == 1 else abs(value - last))
@@ -144,7 +144,8 @@ def _pick_winner(above: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _write_forecast(values: Mapping[str, Any]) -> str:
-    about = f"Forecast from width {' and '.join(str(Width.of(width)) for width in values['widths'])}"
+    smallest, *others = map(Width.of, values["widths"])
+    about = f"Forecast from {' and '.join([smallest.phrase, *map(str, others)])}"
     if values["without_rule"]:
         names = ", ".join(contender_named(name).label for name in values["without_rule"])
         why = values["above_continued"][values["without_rule"][0]]["no_rule"]
@@ -174,7 +175,9 @@ def check_forecast(forecast: Mapping[str, Any], runs: SystemRuns, answer: Mappin
         one = runs.get(name)
         if one is not None and one.final is not None and continued is not None and continued.final is not None:
             add(name, LOSS_ROW, expected, one.final / continued.final - 1)
-    for name, ways in forecast["cost"].items():
+    # With one budget a ratio of costs would be that of what was spent, whatever the losses are.
+    has_curves = any(len(one.points) > 1 for one in runs.contenders)
+    for name, ways in forecast["cost"].items() if has_curves else ():
         for way, expected in ways.items():
             charged = way == "charged"
             ratio = compare_costs(runs.curve(name, charged=charged), runs.curve(FROM_SCRATCH.name, charged=charged))

@@ -206,7 +206,7 @@ class OwnLoop:
             checkpoint.check_model_state(naming.unwrap(model).state_dict(), self.family.sketch(width))
         except MupscaleError as error:
             raise MupscaleError(
-                f"the model is not the family's at width {Width.of(width)}: {error}; give the model's own width"
+                f"the model is not the family's at {Width.of(width).phrase}: {error}; give the model's own width"
             ) from None
         path = Path(self.folder) / "base" / f"{_hash_states(model, optimizer)}.safetensors"
         if not path.exists():

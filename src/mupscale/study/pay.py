@@ -106,8 +106,8 @@ class PayStudy:
             self.notes.append(NO_FLOPS)
         if min(Width.of(widths[0]).sizes.values()) < _NARROW:
             self.notes.append(
-                f"learning rates and noise are tuned at width {Width.of(widths[0])}: so narrow a model is a poor guide "
-                f"to a large one; study.widths takes wider ones"
+                f"learning rates and noise are tuned at {Width.of(widths[0]).phrase}: so narrow a model is a poor "
+                f"guide to a large one; study.widths takes wider ones"
             )
 
     def _check(self, one: System) -> None:
@@ -235,7 +235,7 @@ class PayStudy:
             return system.smaller(width)
         except MupscaleError as error:
             raise MupscaleError(
-                f"a small model of width {Width.of(width)} is to grow as the large one does, from "
+                f"a small model of {Width.of(width).phrase} is to grow as the large one does, from "
                 f"{Width.of(system.narrow)} to {Width.of(system.wide)}, and {str(error).partition(':')[0]}: "
                 f"{self._other_small_widths()}"
             ) from None
@@ -260,7 +260,7 @@ class PayStudy:
         seeds = list(range(self.settings.seeds if is_large else self.settings.small_seeds))
         first = f"forecast-{Width.of(system.narrow).label}", f"the contenders small, {system.label}: the forecast"
         if is_large:
-            first = "base", f"base models, width {Width.of(system.narrow)}"
+            first = "base", f"base models, {Width.of(system.narrow).phrase}"
         with trainer.stage(*first):
             if system.start is None:
                 losses = trainer.train([system.base_model(base_lr, seed) for seed in seeds])
@@ -351,7 +351,7 @@ def tune_contenders(system: System, trainer: Trainer, lr: float) -> Tuning:
     One seed first. What lies far behind after the first budget goes no further. More seeds only where some are close.
     """
     settings, rates = system.settings, system.settings.rates(lr)
-    with trainer.stage("base-rates", f"the base model's learning rate, at width {Width.of(system.narrow)}"):
+    with trainer.stage("base-rates", f"the base model's learning rate, at {Width.of(system.narrow).phrase}"):
         losses = trainer.train([system.decayed_base(rate, 0) for rate in rates])
         cells = [Tried(rate, 0.0, [loss]) for rate, loss in zip(rates, losses, strict=True)]
         tuning = {BASE.name: replace(choose("the base model", cells), name=BASE.name)}

@@ -144,7 +144,7 @@ def check_builds(recipe: Recipe, system: System, if_small: str = "") -> None:
             ) from None
         except Exception as error:  # the model's own
             raise MupscaleError(
-                f"the model cannot be built at width {Width.of(width)}: {type(error).__name__}: "
+                f"the model cannot be built at {Width.of(width).phrase}: {type(error).__name__}: "
                 f"{' '.join(str(error).split())}{if_small}"
             ) from None
 
@@ -165,7 +165,7 @@ def find_alive(system: System, lr: float, finished: Sequence[bool]) -> list[int]
     alive = [seed for seed, is_finished in enumerate(finished) if is_finished]
     if not alive:
         raise MupscaleError(
-            f"the base model of width {Width.of(system.narrow)} diverged with every seed at learning rate {lr:g}: give "
-            f"smaller ones (study.lrs)"
+            f"the base model of {Width.of(system.narrow).phrase} diverged with every seed at learning rate {lr:g}: "
+            f"give smaller ones (study.lrs)"
         )
     return alive

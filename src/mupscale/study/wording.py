@@ -208,6 +208,9 @@ def _higher_or_lower(above: float) -> str:
 
 def _break_evens(answer: Mapping[str, Any], large: SystemRuns) -> Iterator[str]:
     """A sentence per rival: from which cost on the grown model has the lower loss."""
+    if all(len(one.points) < 2 for one in large.contenders):
+        yield "One budget does not show from which cost on growing pays: give two or more (budgets in the settings)."
+        return
     for rival, ways in answer["break_even"].items():
         even = ways.get("charged") or ways.get("there")
         if even is None:

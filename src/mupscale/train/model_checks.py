@@ -135,7 +135,7 @@ def check_memory(recipe: Recipe, family: Family, processes: Processes) -> None:
         needed = 2 * count * recipe.dtype().itemsize
         if needed > left:
             raise MupscaleError(
-                f"there is not enough memory for width {Width.of(width)}: {count:,} parameters and their gradients "
+                f"there is not enough memory for {Width.of(width).phrase}: {count:,} parameters and their gradients "
                 f"take {describe_shortage(needed, left)}; take a smaller width"
             )
 

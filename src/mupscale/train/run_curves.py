@@ -77,7 +77,7 @@ def _read(run: RunFolder, kind: str, against: Against) -> tuple[list[tuple[float
 def _mark(ax: Any, growth: dict[str, Any], at: float, color: str, row: int) -> None:
     """A growth event: a dashed line, and the new width beside it, on a line of its own for every run."""
     width = Width.of(growth["width"])
-    shown = f"width {width}" if width.is_plain else str(width)
+    shown = width.phrase
     ax.axvline(at, color=GREY, lw=0.8, ls="--", zorder=0)
     ax.annotate(
         f"→ {shown}",

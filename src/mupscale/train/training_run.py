@@ -163,7 +163,7 @@ class TrainingRun(RunPosition):
         self._record("grow", **growth.record(self.lr))
         seconds, narrow = time.monotonic() - began, Width.of(before)
         self.progress.note(
-            f"step {self.step}  grown from {'width ' * narrow.is_plain}{narrow} to {Width.of(growth.width)}, "
+            f"step {self.step}  grown from {narrow.phrase} to {Width.of(growth.width)}, "
             f"{growth.words}, lr {self.lr:g} ({seconds:.1f} s)"
         )
 
