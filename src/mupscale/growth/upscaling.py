@@ -195,14 +195,13 @@ def _plan_of_blocks(
     if not is_wider:
         return plan_depth(narrow, wide, grow=deeper, inputs=inputs)
 
-    def initial() -> nn.Module:
-        return with_more_blocks(fresh if isinstance(fresh, nn.Module) or fresh is None else fresh(), wide, deeper)
-
     middle = with_more_blocks(narrow, wide, deeper)
     depth = plan_depth(narrow, middle, grow=deeper, inputs=inputs)
     if inputs is not None and not deeper.copies:
         check_silent_blocks(narrow, middle, depth, inputs)
-    width = _settled_plan(None, middle, wide, wider, inputs, initial if fresh is not None else None, name_copies=False)
+    if fresh is not None:
+        fresh = with_more_blocks(fresh if isinstance(fresh, nn.Module) else fresh(), wide, deeper)
+    width = _settled_plan(None, middle, wide, wider, inputs, fresh, name_copies=False)
     return replace(depth.then(width), mup=width.mup, checked=width.checked)
 
 
