@@ -87,6 +87,7 @@ def test_norm_weights() -> None:
 def test_rules_compose_exactly() -> None:
     mup, widening = Rule(Fraction(7, 3), Fraction(5, 3), Fraction(3, 7)), Rule(3, 2, Fraction(1, 3))
     assert mup * widening == Rule(7, Fraction(10, 3), Fraction(1, 7))
+    assert (Rule(depth=3) * Rule(depth=2)).depth == 6
     for m in (0, 1):
         assert (mup * widening).lr(m) == pytest.approx(mup.lr(m) * widening.lr(m))
 
