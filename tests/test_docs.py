@@ -22,12 +22,10 @@ NOTEBOOKS = sorted((ROOT / "docs").glob("**/*.ipynb"))
 @pytest.fixture(autouse=True)
 def architectures_stay() -> Iterator[None]:
     """What a page registers is forgotten after it, so that no other test meets it."""
-    from mupscale.hf.describe import DESCRIPTIONS
+    from mupscale.hf.describe import GIVEN
 
-    before = dict(DESCRIPTIONS)
     yield
-    DESCRIPTIONS.clear()
-    DESCRIPTIONS.update(before)
+    GIVEN.clear()
 
 
 @pytest.mark.filterwarnings("error::mupscale.theory.FewSamples")  # a limit that is shown is a good one

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 transformers = pytest.importorskip("transformers")
 
 import mupscale as mu  # noqa: E402
-from hf_files import llama_config, llama_tensors, write_checkpoint  # noqa: E402
+from hf_files import llama_config, llama_tensors, read_checkpoint, write_checkpoint  # noqa: E402
 from hf_models import tiny  # noqa: E402
 from mupscale import Fresh, MupscaleError, hf  # noqa: E402
 from mupscale.cli import main  # noqa: E402
@@ -115,7 +115,7 @@ def test_inspect_shows_what_will_happen(small: Path, capsys: pytest.CaptureFixtu
     shown = capsys.readouterr().out
     row = next(line for line in shown.splitlines() if "q_proj" in line)
     assert "16×16 → 32×32" in row
-    assert "queries 2× by 8" in row
+    assert "2× by 8" in row
     assert "hidden_size 16 → 32" in shown
     assert "SGD gets" in shown
 
@@ -126,7 +126,7 @@ def test_inspect_tells_what_fresh_units_are_drawn_from(small: Path, capsys: pyte
     shown = capsys.readouterr().out
     row = next(line for line in shown.splitlines() if "q_proj" in line)
     assert "16×16 → 24×24" in row
-    assert "queries 3/2× by 8" in row
+    assert "3/2× by 8" in row
     assert "1× ± 0.0163 1×" in " ".join(row.split())  # initializer_range 0.02 at 16 inputs is 0.02·√(2/3) at 24
     assert "with fresh units" in shown
     assert "hidden_size 16 → 24" in shown
@@ -173,7 +173,7 @@ def test_the_factors_of_inspect_are_those_of_the_groups(small: Path, tmp_path: P
     assert found.numbers[1] == sum(p.numel() for p in model.parameters())
 
 
-def test_inspect_an_undescribed_architecture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_an_architecture_without_a_line_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = transformers.ArceeConfig(
         hidden_size=16,
         intermediate_size=20,
@@ -185,7 +185,7 @@ def test_inspect_an_undescribed_architecture(tmp_path: Path, capsys: pytest.Capt
     transformers.ArceeForCausalLM(config).save_pretrained(tmp_path / "small")
     assert main(["inspect", str(tmp_path / "small")]) == 0
     shown = capsys.readouterr().out
-    assert "not described" in shown
+    assert "planned by running miniatures" in shown
     assert "2× by 8" in shown
 
 
@@ -228,7 +228,7 @@ def test_a_fold_is_named(tmp_path: Path) -> None:
     found = hf.inspect(tmp_path / "small", grow=mu.Copies())
     assert any("ln_f" in line for line in found.summary())
     row = next(row for row in found.rows if row.name.endswith("c_attn.weight"))
-    assert row.output == "qkv 2× by 4"
+    assert row.output == "2× by 4"
 
 
 @pytest.mark.parametrize(
@@ -266,28 +266,24 @@ def test_mistakes_are_one_sentence(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_architecture_of_ones_own_in_one_file(
+def test_tensors_of_ones_own_in_one_file(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """--describe imports a module that registers it; a tensor that no line describes is named."""
-    from mupscale.hf.describe.registry import DESCRIPTIONS
+    """--describe imports a module that says what they are."""
+    from mupscale.hf.describe import GIVEN
 
-    config = json.loads((small / "config.json").read_text())
-    (small / "config.json").write_text(json.dumps({**config, "model_type": "alpaca"}))
-    (tmp_path / "my_alpaca.py").write_text(
-        "from dataclasses import replace\n"
-        "from mupscale.hf import register\n"
-        "from mupscale.hf.describe.architectures.llama import LLAMA\n"
-        "register(replace(LLAMA, model_type='alpaca'))\n"
+    config, tensors = json.loads((small / "config.json").read_text()), read_checkpoint(small)
+    write_checkpoint(small, config, {**tensors, "probe.weight": torch.ones(3, config["hidden_size"])})
+    (tmp_path / "my_probe.py").write_text(
+        "from mupscale import Role, hf\nhf.register('llama', {'probe.weight': Role(in_=1)})\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     try:
-        words = ["upscale", str(small), str(tmp_path / "wide"), "--describe", "my_alpaca", "--no-verify"]
+        words = ["upscale", str(small), str(tmp_path / "wide"), "--describe", "my_probe", "--no-verify"]
         assert main(words) == 0
-        assert "alpaca" in DESCRIPTIONS
     finally:
-        DESCRIPTIONS.pop("alpaca", None)
+        GIVEN.clear()
     assert (tmp_path / "wide" / "mupscale.json").exists()
 
 

@@ -17,9 +17,9 @@ import torch
 
 import hostile_folders
 from hf_files import llama_config, write_checkpoint
-from mupscale import hf
+from mupscale import Role, hf
 from mupscale.cli import main
-from mupscale.hf.describe import DESCRIPTIONS
+from mupscale.hf.describe import GIVEN
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 RECIPE = "mlp-covtype-tiny"
@@ -135,11 +135,11 @@ def test_folders_of_torch_distributed(folder: Path, capsys: pytest.CaptureFixtur
 
 def test_a_name_that_looks_like_markup(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In a table it is shown as it is written, control characters written out."""
-    config = {**llama_config(), "model_type": "odd", "num_hidden_layers": 1}
+    config = {**llama_config(), "num_hidden_layers": 1}
     write_checkpoint(folder / "odd", config, {"[/]weight\x1b[2J\nforged": torch.ones(16, 16)})
-    hf.register(hf.Architecture("odd", tensors={"*": hf.linear("hidden", "hidden")}))
+    hf.register("llama", {"*forged": Role(out=0, in_=1)})
     try:
         assert main(["inspect", "odd"]) == 0
     finally:
-        DESCRIPTIONS.pop("odd")
+        GIVEN.clear()
     assert r"[/]weight\x1b[2J\nforged" in capsys.readouterr().out

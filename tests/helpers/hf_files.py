@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from mupscale.core import Entry, Plan
 from mupscale.data import tinyshakespeare
+from mupscale.hf.describe import ConfigFamily, Times
 from mupscale.hf.files.safetensors_format import make_header
 
 TOKENS = 90  # of the tokenizer in `folder_with_tokenizer`
@@ -124,3 +130,16 @@ def folder_with_tokenizer(path: Path, kind: str = "llama") -> Path:
     tokenizer.save(str(path / "tokenizer.json"))
     (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "</s>"}}))
     return path
+
+
+def plan_wrongly(monkeypatch: pytest.MonkeyPatch, pattern: str, change: Callable[[Entry], Entry]) -> None:
+    """Let every plan of a checkpoint be wrong in the tensors of this name."""
+    right = ConfigFamily.plan
+
+    def wrong(self: ConfigFamily, times: Times, *, initial: bool = True) -> Plan:
+        plan = right(self, times, initial=initial)
+        changed = {n: change(e) for n, e in plan.parameters.items() if fnmatchcase(n, pattern)}
+        assert changed
+        return replace(plan, parameters={**plan.parameters, **changed})
+
+    monkeypatch.setattr(ConfigFamily, "plan", wrong)

@@ -1,4 +1,4 @@
-"""Tiny random models of every described architecture, for the tests of mupscale.hf; import transformers first."""
+"""Tiny random models of many architectures, for the tests of mupscale.hf; import transformers first."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,9 +18,7 @@ import mupscale as mu
 from hf_more_models import GROUPED, MORE, POSITIONS, SIZES, TEXT, TIMES, VOCAB
 from mupscale import Plan
 from mupscale.checks import Report
-from mupscale.hf.describe.architecture import Architecture
-from mupscale.hf.describe.multipliers import Times
-from mupscale.hf.describe.registry import DESCRIPTIONS
+from mupscale.hf.describe import ConfigFamily, Times, family_of_config
 from mupscale.planning import KeepDouble, relative_difference
 
 transformers.logging.set_verbosity_error()
@@ -230,10 +229,10 @@ class Pair:
         self, name: str, times: Any = None, change: Callable[[Plan], Plan] | None = None, **config: Any
     ) -> None:
         self.config, self.cls = tiny(name, **config)
-        self.architecture: Architecture = DESCRIPTIONS[name]
-        self.json, self.times = self.config.to_dict(), usual_times(name, times)
-        self.small = randomised(build(self.config))
-        self.wide = build(self.architecture.wide_config(self.json, self.times))
+        self.json, self.times = self.as_given(self.config.to_dict()), usual_times(name, times)
+        self.family: ConfigFamily = family_of_config(self.json)
+        self.small = randomised(build(self.json))
+        self.wide = build(self.family.wide_config(self.times))
         if self.config.is_encoder_decoder:
             for model in (self.small, self.wide):
                 model.register_forward_hook(averaged)
@@ -241,11 +240,17 @@ class Pair:
             ("LMHeadModel", "DoubleHeadsModel")
         ):
             self.small, self.wide = Averaged(self.small), Averaged(self.wide)
-        self.plan = self.architecture.plan(self.json, self.times, shapes(self.small))
+        self.plan = self.family.plan(self.times, initial=False)
+        if isinstance(self.small, Averaged):
+            self.plan = Plan({f"model.{n}": replace(e, names=()) for n, e in self.plan.parameters.items()})
         if change is not None:
             self.plan = change(self.plan)
         mu.widen(self.small, self.wide, self.plan)
         self.batches = inputs(self.config)
+
+    def as_given(self, config: dict[str, Any]) -> dict[str, Any]:
+        """The small model's config.json."""
+        return config
 
     def compare(self) -> float:
         """The largest relative difference of any output."""

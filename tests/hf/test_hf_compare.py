@@ -17,13 +17,13 @@ from torch import Tensor
 transformers = pytest.importorskip("transformers")
 
 import mupscale as mu  # noqa: E402
+from hf_files import plan_wrongly  # noqa: E402
 from hf_models import build, randomised, tiny  # noqa: E402
 from mupscale import GaussianNoise, MupscaleError  # noqa: E402
-from mupscale.hf.describe import memory  # noqa: E402
+from mupscale.hf.describe import family_of_config, memory  # noqa: E402
 from mupscale.hf.describe.batches import make_batches  # noqa: E402
 from mupscale.hf.describe.building import quiet_transformers, sketch_model  # noqa: E402
 from mupscale.hf.describe.multipliers import Times  # noqa: E402
-from mupscale.hf.describe.registry import DESCRIPTIONS  # noqa: E402
 from mupscale.hf.files.source import open_source  # noqa: E402
 from mupscale.hf.upscaling import upscale  # noqa: E402
 from mupscale.hf.verification.loading import load_pretrained  # noqa: E402
@@ -143,11 +143,8 @@ def test_saved_again_it_is_still_the_same(pair: tuple[Path, Path], tmp_path: Pat
 
 def test_models_in_memory(float64: None) -> None:
     config, _ = tiny("llama")
-    small, architecture = randomised(build(config)), DESCRIPTIONS.get("llama")
-    assert architecture is not None
-    wide = build(architecture.wide_config(config.to_dict(), Times.of(2)))
-    shapes = {name: tuple(p.shape) for name, p in small.named_parameters()}
-    plan = architecture.plan(config.to_dict(), Times.of(2), shapes)
+    small, family = randomised(build(config)), family_of_config(config.to_dict())
+    wide, plan = build(family.wide_config(Times.of(2))), family.plan(Times.of(2), initial=False)
     mu.widen(small, wide, plan)
     for given in (None, plan):
         found = verify(small, wide, train=2, plan=given)
@@ -203,13 +200,11 @@ def test_swapped_heads_that_the_outputs_do_not_show(pair: tuple[Path, Path], wid
     assert found.first.name == Q.replace("q_proj", "o_proj")
 
 
-def test_a_description_that_only_training_refutes(
+def test_a_plan_that_only_training_refutes(
     pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llama = DESCRIPTIONS.get("llama")
-    assert llama is not None
-    one_by_one = replace(llama, wires=lambda wires, config: {"queries": replace(wires["queries"], block=4)})
-    monkeypatch.setitem(DESCRIPTIONS, "llama", one_by_one)
+    for name, d in (("*.q_proj.weight", 0), ("*.o_proj.weight", 1)):
+        plan_wrongly(monkeypatch, name, lambda e, d=d: replace(e, axes={**e.axes, d: replace(e.axes[d], block=4)}))
     wide = grown(pair[0], tmp_path / "wide")
     assert verify(pair[0], wide, dtype="float64").ok
     found = verify(pair[0], wide, dtype="float64", train=3)
@@ -242,10 +237,7 @@ def test_training_shows_a_wrong_rule(
 
 
 def test_a_fold_that_was_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpt2 = DESCRIPTIONS.get("gpt2")
-    assert gpt2 is not None
-    assert gpt2.tied is not None
-    monkeypatch.setitem(DESCRIPTIONS, "gpt2", replace(gpt2, tied=replace(gpt2.tied, norm=())))
+    plan_wrongly(monkeypatch, "transformer.ln_f.*", lambda entry: replace(entry, fold=1))
     small = saved(tmp_path / "small", "gpt2")
     found = verify(small, grown(small, tmp_path / "wide"))
     assert [row.ok for row in found.rows] == [True, False]
@@ -286,12 +278,12 @@ def test_values_that_are_not_finite(pair: tuple[Path, Path], wide: Path) -> None
     [
         ({"hidden_size": 24}, "hidden_size 24"),
         ({"num_hidden_layers": 3}, "head_dim 4, layers 3"),
-        ({"vocab_size": 31}, "'lm_head.weight' should have shape"),
+        ({"vocab_size": 31}, "'lm_head.weight' has shape (31, 16)"),
     ],
 )
 def test_no_upscaled_version_of_it(config: dict[str, Any], says: str, pair: tuple[Path, Path], tmp_path: Path) -> None:
     other = saved(tmp_path / "other", **config)
-    with pytest.raises(MupscaleError, match="is not an upscaled version of the small one") as error:
+    with pytest.raises(MupscaleError, match=r"is no upscaled version of the small one|do not belong together") as error:
         verify(other, pair[1])
     assert says in str(error.value)
 
@@ -358,13 +350,11 @@ def test_noise_hides_nothing_of_a_changed_config(pair: tuple[Path, Path], tmp_pa
     assert found.first.name == "model.layers.0.input_layernorm"
 
 
-def test_noise_hides_nothing_of_a_wrong_description(
+def test_noise_hides_nothing_of_a_wrong_plan(
     pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llama = DESCRIPTIONS.get("llama")
-    assert llama is not None
-    in_one_piece = replace(llama, wires=lambda wires, config: {"keys": replace(wires["keys"], block=8)})
-    monkeypatch.setitem(DESCRIPTIONS, "llama", in_one_piece)
+    in_one_piece = lambda e: replace(e, axes={**e.axes, 0: replace(e.axes[0], block=8)})  # noqa: E731
+    plan_wrongly(monkeypatch, "*.[kv]_proj.weight", in_one_piece)
     with pytest.raises(MupscaleError, match="was not kept: NOT equivalent: logits, without the noise differ"):
         upscale(pair[0], tmp_path / "noisy", noise=0.1, progress=False)
     assert not (tmp_path / "noisy").exists()
@@ -577,7 +567,7 @@ def test_what_16_bits_cannot_show_shows_before_they_round(
     dtype: torch.dtype, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ALiBi's slopes depend on the number of heads; that moves the outputs by less than 16-bit files round."""
-    monkeypatch.delitem(DESCRIPTIONS, "bloom")  # which would refuse it first
+    monkeypatch.setattr("mupscale.hf.describe.miniatures._FEW", 0)  # a run would refuse it first
     config = transformers.BloomConfig(hidden_size=16, n_layer=1, n_head=2, vocab_size=31)
     with quiet_transformers():
         transformers.BloomForCausalLM(config).to(dtype).save_pretrained(tmp_path / "small")

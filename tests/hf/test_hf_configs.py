@@ -1,9 +1,8 @@
-"""Descriptions of architectures against transformers: names in files, configs with and without fields, inits."""
+"""Configs and files as transformers has them: every head, names in files, fields that are left out or refused."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,12 @@ transformers = pytest.importorskip("transformers")
 import hf_models as models  # noqa: E402
 import mupscale as mu  # noqa: E402
 from mupscale import Rule  # noqa: E402
-from mupscale.core import naming  # noqa: E402
 from mupscale.core.axes import expand  # noqa: E402
-from mupscale.hf.describe.multipliers import Times  # noqa: E402
-from mupscale.hf.describe.registry import DESCRIPTIONS  # noqa: E402
+from mupscale.hf.describe import Ratios, Times, family_of_config, sketch_model  # noqa: E402
+from slow_cases import with_slow  # noqa: E402
 
-HEADS = [
-    pytest.param(*case.values, marks=case.marks if number % 2 == 0 else pytest.mark.slow)
-    for number, case in enumerate(
-        models.each((name, head) for name in models.CONFIGS for head in models.heads_of(name))
-    )
-]
+HEADS = [(name, head) for name in models.CONFIGS for head in models.heads_of(name)]
+FEW_HEADS = (("bert", "ForNextSentencePrediction"), ("llama", "ForSequenceClassification"), ("vit", "Model"))
 
 
 # Every class.
@@ -34,9 +28,10 @@ HEADS = [
 
 @pytest.mark.quick("gpt2-*", "bert-*", "mixtral-Model")
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(("name", "head"), HEADS)
-def test_every_head_and_none(name: str, head: str) -> None:
+@pytest.mark.parametrize("case", with_slow(HEADS, FEW_HEADS), ids="-".join)
+def test_every_head_and_none(case: tuple[str, str]) -> None:
     """All classes that transformers has for the architecture, the model alone included."""
+    name, head = case
     config = {"pad_token_id": 0} if head.endswith("ForSequenceClassification") else {}
     pair = models.Pair(name, head=head, num_hidden_layers=1, **config)
     assert pair.compare() <= 1e-10
@@ -50,24 +45,24 @@ def test_every_head_and_none(name: str, head: str) -> None:
 
 @pytest.mark.quick("True-bert", "True-gpt2", "True-llama", "False-mixtral", "False-opt")
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("name", models.each())
+@pytest.mark.parametrize("name", with_slow(models.CONFIGS, ("gpt2", "gpt_neox", "mixtral", "vit")))
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_file_widened_tensor_by_tensor_is_the_wide_model(name: str, tied: bool, tmp_path: Path) -> None:
     """Files have names of their own (Mixtral, GPT-NeoX, ViT): by those the same model comes out."""
-    if DESCRIPTIONS[name].tied is None and tied:
+    if name in ("vit", "wav2vec2") and tied:
         pytest.skip("has no readout to tie")
-    pair = models.Pair(name, **({} if DESCRIPTIONS[name].tied is None else {"tie_word_embeddings": tied}))
+    pair = models.Pair(name, **({} if name in ("vit", "wav2vec2") else {"tie_word_embeddings": tied}))
     pair.small.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     tensors = load_file(tmp_path / "model.safetensors")
-    plan = pair.architecture.plan(config, pair.times, {n: tuple(t.shape) for n, t in tensors.items()})
+    plan = pair.family.plan_files(pair.times, {n: tuple(t.shape) for n, t in tensors.items()}, initial=False)
     wide = {}
     for file_name, tensor in tensors.items():
         entry = plan[plan.names[file_name]]
         out = torch.empty(entry.wide, dtype=tensor.dtype)
         wide[file_name] = expand(tensor, entry.axes, out, entry.rule.weight) + entry.shift
     save_file(wide, tmp_path / "model.safetensors", {"format": "pt"})
-    (tmp_path / "config.json").write_text(json.dumps(pair.architecture.wide_config(config, pair.times)))
+    (tmp_path / "config.json").write_text(json.dumps(family_of_config(config).wide_config(pair.times)))
     loaded, info = pair.cls.from_pretrained(
         tmp_path, dtype=torch.float64, attn_implementation="eager", output_loading_info=True
     )
@@ -84,8 +79,8 @@ def test_files_of_gpt2_may_lack_the_prefix() -> None:
     shapes = models.shapes(models.build(config))
     bare = {n.removeprefix("transformer."): s for n, s in shapes.items()}
     old = {**bare, "h.0.attn.bias": (1, 1, 24, 24), "h.0.attn.masked_bias": (), "lm_head.weight": (models.VOCAB, 16)}
-    plan = DESCRIPTIONS["gpt2"].plan(config.to_dict(), Times.of(2), old)
-    whole = DESCRIPTIONS["gpt2"].plan(config.to_dict(), Times.of(2), shapes)
+    family = family_of_config(config.to_dict())
+    plan, whole = (family.plan_files(Times.of(2), names, initial=False) for names in (old, shapes))
     for name, entry in whole.parameters.items():
         found = plan[name.removeprefix("transformer.")]
         assert (found.rule, found.axes, found.wide) == (entry.rule, entry.axes, entry.wide)
@@ -106,46 +101,27 @@ def test_older_names(name: str, old: str, new: str, tied: bool) -> None:
     shapes = models.shapes(models.build(config), every_name=True)
     assert any(new in n for n in shapes)
     renamed = {n.replace(new, old): s for n, s in shapes.items()}
-    plans = [DESCRIPTIONS[name].plan(config.to_dict(), Times.of(2), s) for s in (shapes, renamed)]
+    plans = [family_of_config(config.to_dict()).plan_files(Times.of(2), s, initial=False) for s in (shapes, renamed)]
     assert [*plans[0].rules.values()] == [*plans[1].rules.values()]
 
 
 def test_mixtrals_experts_in_files_and_in_the_model() -> None:
     """Gate and up projection are one tensor in the model, and are copied half by half."""
     config, _ = models.tiny("mixtral")
-    plan = DESCRIPTIONS["mixtral"].plan(
-        config.to_dict(),
+    plan = family_of_config(config.to_dict()).plan_files(
         Times.of("hidden=2,ffn=3,heads=2"),
         {
             "model.layers.0.block_sparse_moe.experts.0.w1.weight": (20, 16),
             "model.layers.0.block_sparse_moe.experts.0.w2.weight": (16, 20),
             "model.layers.0.block_sparse_moe.experts.0.w3.weight": (20, 16),
             "model.layers.0.block_sparse_moe.gate.weight": (4, 16),
-            "model.layers.0.mlp.experts.gate_up_proj": (4, 40, 16),
-            "model.layers.0.mlp.experts.down_proj": (4, 16, 20),
-            "model.layers.0.mlp.gate.weight": (4, 16),
         },
     )
     up, down, router = Rule(3, 2), Rule(2, 3), Rule(1, 2)
-    assert [*plan.rules.values()] == [up, down, up, router, up, down, router]
+    assert [*plan.rules.values()] == [up, down, up, router]
 
 
 # Configs.
-
-
-@pytest.mark.parametrize("name", models.each())
-def test_defaults_are_those_of_transformers(name: str) -> None:
-    architecture, theirs = DESCRIPTIONS[name], type(models.tiny(name)[0])()
-    fields = {architecture.hidden, architecture.heads, architecture.std, *architecture.defaults}
-    for field in fields - {"n_inner"}:
-        assert architecture.value({}, field) == getattr(theirs, field), field
-    heads = getattr(theirs, architecture.heads)
-    assert architecture.head_size({}) == (
-        getattr(theirs, architecture.head_dim or "head_dim", None) or theirs.hidden_size // heads
-    )
-    assert architecture.kv_heads({}) == getattr(theirs, "num_key_value_heads", heads)
-    if architecture.tied is not None:
-        assert architecture.tied.default == theirs.tie_word_embeddings
 
 
 ABSENT: list[tuple[str, str, dict[str, Any]]] = [
@@ -187,7 +163,7 @@ ABSENT: list[tuple[str, str, dict[str, Any]]] = [
 def test_fields_that_config_json_leaves_out(name: str, field: str, config: dict[str, Any], null: bool) -> None:
     """Absent or null, they mean to us what they mean to transformers, before and after growing."""
     made, _ = models.tiny(name, config.pop("head", None) if "head" in config else None, **config)
-    architecture, given = DESCRIPTIONS[name], {k: v for k, v in made.to_dict().items() if k != field}
+    given = {k: v for k, v in made.to_dict().items() if k != field}
     if null:
         given[field] = None
     sketches = []
@@ -198,84 +174,77 @@ def test_fields_that_config_json_leaves_out(name: str, field: str, config: dict[
             if not null:
                 raise
             pytest.skip(f"transformers itself does not take it: {error}")
-        sketches.append(models.build(architecture.wide_config(given, models.usual_times(name))))
-    plan = architecture.plan(given, models.usual_times(name), models.shapes(sketches[0]))
-    plan.check(sketches[0], "narrow")
-    plan.check(sketches[1])
+        sketches.append(models.build(family_of_config(given).wide_config(models.usual_times(name))))
+    whole = family_of_config(made.to_dict()).wide_config(models.usual_times(name))
+    grown = [models.shapes(sketch) for sketch in (sketches[1], sketch_model(whole))]
+    assert grown[0] == grown[1] or models.shapes(sketches[0]) != models.shapes(sketch_model(made.to_dict()))
+    assert {n: len(s) for n, s in grown[0].items()} == {n: len(s) for n, s in models.shapes(sketches[0]).items()}
 
 
-@pytest.mark.quick("gpt2-*", "bert-*", "gemma-*")
-@pytest.mark.parametrize("tied", [None, False, True])
-@pytest.mark.parametrize("name", models.each(n for n in models.CONFIGS if DESCRIPTIONS[n].tied is not None))
-def test_what_is_tied_is_what_transformers_ties(name: str, tied: bool | None) -> None:
-    for head in [None, *models.heads_of(name)]:
-        config, _ = models.tiny(name, head, **({} if tied is None else {"tie_word_embeddings": tied}))
-        with torch.device("meta"):
-            model = models.build(config)
-        groups = [{*group} for group in naming.aliases(model.named_parameters(remove_duplicate=False))]
-        architecture, given = DESCRIPTIONS[name], config.to_dict()
-        assert architecture.tied is not None
-        if tied is None:
-            given.pop("tie_word_embeddings", None)
-        readouts = {*architecture.tied.readouts}
-        assert architecture.is_tied(given) == any(group & readouts and group - readouts for group in groups), head
-        plan = architecture.plan(given, models.usual_times(name), models.shapes(model, every_name=True))
-        ours = [{*entry.names} for entry in plan.parameters.values()]
-        assert all(any(names <= group for group in groups) for names in ours)
-        assert all(group in ours for group in groups) or not architecture.is_tied(given)
+GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_head": 4, "n_layer": 1}
+REFUSED: list[tuple[dict[str, Any], Any, str]] = [
+    ({"hidden_size": "16"}, 2, "transformers refuses this config.json"),
+    ({"num_attention_heads": 0}, 2, "transformers (refuses|cannot build)"),
+    ({"num_attention_heads": 3}, 2, "transformers (refuses|cannot build)"),
+    ({}, "heads=3", "transformers refuses .*not a multiple"),
+    ({"pruned_heads": {"0": [1]}}, 2, "heads were pruned"),
+    ({**GPT2, "add_cross_attention": True}, 2, "attends to an encoder"),
+    (GPT2, "hidden=2,heads=4", "head_dim is n_embd / n_head.*heads=2"),
+    (GPT2, "hidden=2,heads=2,kv=1", "leave kv out of times="),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "times", "config"),
-    [
-        ("llama", "heads=3", {}),
-        ("gemma2", "heads=3", {"head_dim": 6}),
-        ("phi", "hidden=2", {"qk_layernorm": True}),
-    ],
-)
-def test_what_transformers_refuses_is_refused_first(name: str, times: str, config: dict[str, Any]) -> None:
-    made, _ = models.tiny(name, **config)
-    architecture, given = DESCRIPTIONS[name], made.to_dict()
-    with pytest.raises(mu.MupscaleError):
-        architecture.wide_config(given, Times.of(times))
-    forced = replace(architecture, divisible=False, refuse=lambda config, times: "")
-    wide = forced.wide_config(given, Times.of(times))
-    with pytest.raises(Exception, match=r"not a multiple|different model"):
-        forced.plan(given, Times.of(times), models.shapes(models.build(made))).check(models.build(wide))
+@pytest.mark.parametrize(("config", "times", "message"), REFUSED)
+def test_configs_that_cannot_grow_are_refused(config: dict[str, Any], times: Any, message: str) -> None:
+    llama = {"hidden_size": 16, "intermediate_size": 20, "num_attention_heads": 4, "num_key_value_heads": 2}
+    whole = {"model_type": "llama", "num_hidden_layers": 1, "vocab_size": 11, **llama, **config}
+    family = family_of_config(config if config.get("model_type") == "gpt2" else whole)
+    with pytest.raises(mu.MupscaleError, match=message) as error:
+        family.plan(Times.of(times), initial=False)
+    assert "\n" not in str(error.value)
 
 
-# Initialisation.
+SHOWN: list[Any] = [
+    ("opt", {"_remove_final_layer_norm": True}, 2, r"no copies|tied|norm"),
+    pytest.param("mpt", {}, 2, "no copies of the narrow ones", marks=pytest.mark.slow),
+]
 
 
-PATTERN = "encoder.embed_positions.weight"
-"""Of Whisper: it starts as a pattern, and gets no noise."""
+@pytest.mark.parametrize(("name", "config", "times", "message"), SHOWN)
+def test_what_a_run_shows_to_be_impossible_is_refused(
+    name: str, config: dict[str, Any], times: Any, message: str
+) -> None:
+    """ALiBi's slopes follow from the number of heads; a readout that is the embedding needs a norm before it."""
+    family = family_of_config(models.tiny(name, num_hidden_layers=1, **config)[0].to_dict())
+    with pytest.raises(mu.MupscaleError, match=message) as error:
+        family.plan(Times.of(times), initial=False)
+    assert "roles=" not in str(error.value)  # which is none of upscale's arguments, and no option
+    assert "inputs=" not in str(error.value)
 
-OTHER_TIMES = {"bloom": "hidden=4", "mpt": "hidden=4", "mamba2": "4"}
+
+def test_the_wide_config_keeps_the_rest_and_its_order() -> None:
+    config = {"a": 1, "model_type": "llama", "hidden_size": 16, "intermediate_size": 20, "num_attention_heads": 4}
+    config |= {"num_key_value_heads": 2, "rope_theta": 1e4}
+    before, wide = dict(config), family_of_config(config).wide_config(Times.of(2))
+    grown = {"hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 8, "num_key_value_heads": 4}
+    assert wide == {**config, **grown}
+    assert list(wide) == list(config)
+    assert family_of_config(config).wide_config(Times.of("hidden=2"))["head_dim"] == 4
+    assert family_of_config(config).wide_config(Ratios(ffn=2))["intermediate_size"] == 40
+    assert config == before
 
 
-@pytest.mark.parametrize("name", models.each())
-def test_fresh_weights_have_the_described_size(name: str) -> None:
-    """std of transformers' own initialisation of the narrow model, times μP's factor at the wide width."""
-    std, times = DESCRIPTIONS[name].std, Times.of(OTHER_TIMES.get(name, "hidden=4,ffn=9,heads=4"))
-    for head in (None, models.headless(name), *(["ForMaskedImageModeling"] if name == "vit" else [])):
-        config, _ = models.tiny(name, head, **{std: 0.1})
-        model, architecture = models.build(config), DESCRIPTIONS[name]
-        plan = architecture.plan(config.to_dict(), times, models.shapes(model))
-        assert plan.fresh is not None
-        for parameter, p in model.named_parameters():
-            found, expected = float(p.detach().std(correction=0)), plan.fresh[parameter]
-            unplanned = name == "whisper" and parameter.endswith(PATTERN)
-            if found == 0 or unplanned or (name == "wav2vec2" and not plan[parameter].axes):
-                assert expected == 0, parameter
-            else:
-                slack = 5 / (2 * p.numel()) ** 0.5
-                assert found * plan[parameter].init == pytest.approx(expected, rel=slack), parameter
+def test_masks_in_old_files_stay_as_they_are() -> None:
+    config = models.tiny("gpt2")[0].to_dict()
+    masks = {"h.0.attn.bias": (1, 1, 6, 6), "h.0.attn.masked_bias": (), "wte.weight": (models.VOCAB, 16)}
+    plan = family_of_config(config).plan_files(Times.of(2), masks)
+    assert plan.fresh is not None
+    for name in ("h.0.attn.bias", "h.0.attn.masked_bias"):
+        assert (plan[name].wide, plan.fresh[name], plan.rules[name]) == (masks[name], 0, Rule())
 
 
 def test_numbers_that_json_lacks() -> None:
     """transformers writes them as an object; its own reader takes them back, and so does ours."""
-    from mupscale.hf.describe.building import sketch_model
-
     config = transformers.Mamba2Config(
         hidden_size=16, num_hidden_layers=1, vocab_size=29, state_size=3, num_heads=8, head_dim=4, n_groups=1
     )

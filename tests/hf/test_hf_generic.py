@@ -1,4 +1,4 @@
-"""Architectures that nobody described: those that their modules explain are exact, and the others are refused."""
+"""Architectures of which no line of ours tells: exact from folder to folder, or refused with the reason."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 transformers = pytest.importorskip("transformers")
 
 from hf_models import randomised  # noqa: E402
-from mupscale import Copies, Fresh, MupscaleError, UncheckedPlan  # noqa: E402
-from mupscale.hf.describe import from_modules  # noqa: E402
-from mupscale.hf.describe.building import build_model, quiet_transformers  # noqa: E402
-from mupscale.hf.describe.file_names import InModel  # noqa: E402
-from mupscale.hf.describe.multipliers import Times  # noqa: E402
-from mupscale.hf.describe.registry import DESCRIPTIONS  # noqa: E402
+from mupscale import Copies, Fresh, MupscaleError, Role, hf  # noqa: E402
+from mupscale.hf.describe import GIVEN, Times, family_of_config, file_names  # noqa: E402
+from mupscale.hf.describe.building import quiet_transformers  # noqa: E402
+from mupscale.hf.describe.file_names import InModel, plan_for_files  # noqa: E402
 from mupscale.hf.files.record import Record  # noqa: E402
 from mupscale.hf.files.source import open_source  # noqa: E402
 from mupscale.hf.inspection import inspect  # noqa: E402
@@ -69,7 +68,7 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
         "XGLM",
         "ForCausalLM",
         {"d_model": 16, "ffn_dim": 20, "num_layers": 1, "attention_heads": 4, "vocab_size": 29},
-        "the buffer 'model.embed_positions.weights'",
+        "does not run on the batch in float64",
     ),
 }
 
@@ -88,13 +87,11 @@ def saved(folder: Path, prefix: str, head: str, fields: dict[str, Any]) -> Path:
 
 
 def compared(name: str, models: Mapping[str, Any], folder: Path) -> Comparison:
-    """A model that is not described, grown by copies and compared."""
-    assert name not in DESCRIPTIONS
-    found = upscale(
-        saved(folder / "small", *models[name]), folder / "wide", times=2, progress=False, exact=True
-    ).comparison
-    assert found is not None
-    assert found.ok
+    """Grown by copies, and compared in training."""
+    small = saved(folder / "small", *models[name])
+    upscale(small, folder / "wide", times=2, progress=False, exact=True, verify=False)
+    found = verify(small, folder / "wide", dtype="float64", train=2)
+    assert found.ok, found
     return found
 
 
@@ -102,7 +99,7 @@ def compared(name: str, models: Mapping[str, Any], folder: Path) -> Comparison:
 @pytest.mark.parametrize("name", with_slow(EXACT, list(EXACT)[::2]))
 def test_exact_in_outputs_and_training(name: str, tmp_path: Path) -> None:
     found = compared(name, EXACT, tmp_path)
-    assert [row.what for row in found.rows] == ["tensors in the files", "logits", "outputs over 5 steps of AdamW"]
+    assert [row.what for row in found.rows] == ["tensors in the files", "logits", "outputs over 2 steps of AdamW"]
     assert found.rows[0].difference == 0
     assert all(row.difference < 1e-12 for row in found.rows)
     plan = Record.load(tmp_path / "wide").plan
@@ -114,7 +111,7 @@ def test_exact_in_outputs_and_training(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", MORE_EXACT)
 def test_more_that_is_exact(name: str, tmp_path: Path) -> None:
     found = compared(name, MORE_EXACT, tmp_path)
-    assert found.rows[-1].what.startswith("outputs over 5 steps of AdamW")
+    assert found.rows[-1].what.startswith("outputs over 2 steps of AdamW")
     assert all(row.difference < 1e-10 for row in found.rows if "before rounding" in row.what or row is found.rows[0])
 
 
@@ -124,18 +121,18 @@ def test_tensors_that_hold_several_parameters(name: str, tmp_path: Path) -> None
     if not hasattr(transformers, f"{JOINED[name][0]}Config"):
         pytest.skip("another version of transformers")
     found = compared(name, JOINED, tmp_path)
-    assert found.rows[-1].what.startswith("outputs over 5 steps of AdamW")
+    assert found.rows[-1].what.startswith("outputs over 2 steps of AdamW")
     assert all(row.difference < 1e-12 for row in found.rows)
 
 
 def test_what_cannot_grow_in_one_tensor_is_told_how_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(*EXACT["arcee"]).to_dict()
-    plan = from_modules.plan_by_modules(config, Times.of(2), fresh=False)
+    plan = family_of_config(config).plan(Times.of(2), initial=False)
     q, o = (f"model.layers.0.self_attn.{which}_proj.weight" for which in "qo")
     for held in (InModel((q, o), in_a_row=False), InModel((q, q, o)), InModel((q, "lm_head.weight"))):
-        monkeypatch.setattr(from_modules, "names_in_model", lambda model, names, held=held: {"joined": held})
+        monkeypatch.setattr(file_names, "names_in_model", lambda model, names, held=held: {"joined": held})
         with pytest.raises(MupscaleError, match=r"'joined' .* holds \d parameters .*save_original_format=False"):
-            from_modules.plan_for_files(config, plan, {"joined": (32, 16)})
+            plan_for_files(config, plan, {"joined": (32, 16)})
 
 
 def test_norms_without_gains_are_the_reason_of_fresh_units_that_are_not_compared(tmp_path: Path) -> None:
@@ -155,7 +152,6 @@ def test_what_the_modules_do_not_explain_is_refused(name: str, tmp_path: Path) -
     small = saved(tmp_path / "small", prefix, head, fields)
     with pytest.raises(MupscaleError, match=says) as error:
         upscale(small, tmp_path / "wide", times=2, progress=False, exact=True)
-    assert "'Adding an architecture' in docs/huggingface.md" in str(error.value)
     assert "roles=" not in str(error.value)  # which is none of upscale's arguments, and no option
     assert "inputs=" not in str(error.value)
     assert not (tmp_path / "wide").exists()
@@ -170,19 +166,43 @@ def test_a_feed_forward_size_that_follows_from_the_hidden_size(tmp_path: Path) -
             with pytest.raises(MupscaleError, match=told):
                 call(small, **asked)  # type: ignore[operator]
     assert not (tmp_path / "wide").exists()
-    assert "(not described: planned by running a small and a wide model, to be verified)" in str(
-        inspect(small, grow=Copies())
-    )
+    assert "(planned by running miniatures of it)" in str(inspect(small, grow=Copies()))
 
 
-@pytest.mark.slow
-def test_models_that_are_not_run_are_said_to_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_of_which_no_miniature_runs_must_be_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their modules are asked, and what these lack is asked of the user."""
     small = saved(tmp_path / "small", *EXACT["arcee"])
-    monkeypatch.setattr("mupscale.hf.describe.from_modules._FEW", 10)
-    told = "(not described: planned by running miniatures of it, to be verified)"
-    assert told in str(inspect(small, grow=Copies()))
-    monkeypatch.setattr("mupscale.hf.describe.config_family._FEW", 10)
-    assert "(not described: read off its modules, to be verified)" in str(inspect(small, grow=Copies()))
+    monkeypatch.setattr("mupscale.hf.describe.miniatures._FEW", 10)
+    assert "(read off its modules, to be verified)" in str(inspect(small, grow=Copies()))
+    with pytest.raises(MupscaleError, match="no miniature of 'arcee' could be run, so that only verification shows"):
+        upscale(small, tmp_path / "wide", verify=False)
+    found = upscale(small, tmp_path / "wide", progress=False, exact=True).comparison
+    assert found is not None
+    assert found.rows[-1].what == "outputs over 5 steps of AdamW"
+    said: list[str] = []
+    upscale(small, tmp_path / "fresh", grow=Fresh(lossless=True), progress=False, note=said.append)
+    assert "showing by copies" in said[0]
+    monkeypatch.setitem(GIVEN, "arcee", {"*.up_proj.weight": Role(out=0, in_=1, out_block=5)})
+    plan = family_of_config(json.loads((small / "config.json").read_text())).plan(Times.of(2), initial=False)
+    assert plan["model.layers.0.mlp.up_proj.weight"].axes[0].block == 5
+
+
+def test_tensors_beside_the_model_are_what_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of one's own, which no class of transformers has."""
+    small = saved(tmp_path / "small", *EXACT["arcee"])
+    file = small / "model.safetensors"
+    save_file({**load_file(file), "probe.weight": torch.ones(3, 16)}, file, {"format": "pt"})
+    with pytest.raises(
+        MupscaleError, match=r"'probe.weight' of shape \(3, 16\) is no parameter .*mupscale.hf.register"
+    ):
+        upscale(small, tmp_path / "wide", exact=True, progress=False)
+    monkeypatch.setitem(GIVEN, "arcee", {})
+    hf.register("arcee", {"probe.*": Role(in_=1)})
+    upscale(small, tmp_path / "wide", exact=True, verify=False, progress=False)
+    assert torch.equal(load_file(tmp_path / "wide" / "model.safetensors")["probe.weight"], torch.full((3, 32), 0.5))
+    hf.register("arcee", {"probe.*": Role(in_=0)})
+    with pytest.raises(MupscaleError, match="3 is no size of the model that grows"):
+        upscale(small, tmp_path / "other", exact=True, verify=False, progress=False)
 
 
 @pytest.mark.slow
@@ -193,7 +213,7 @@ def test_a_constant_that_only_a_run_shows(tmp_path: Path) -> None:
     found = upscale(small, tmp_path / "wide", times=2, progress=False, exact=True).comparison
     assert found is not None
     assert found.ok
-    assert found.rows[-1].what.startswith("outputs over 5 steps of AdamW")
+    assert found.rows[-1].what.startswith("outputs over 2 steps of AdamW")
     assert found.rows[-1].difference < 1e-12
 
 
@@ -222,59 +242,36 @@ def test_two_growths_and_noise(tmp_path: Path) -> None:
         assert 1e-4 < found.rows[1].difference < 1
 
 
-def test_fresh_stds_are_measured() -> None:
-    config = config_of(*EXACT["arcee"]).to_dict()
-    before = torch.get_rng_state()
-    plan = from_modules.plan_by_modules(config, Times.of(2))
-    assert torch.equal(before, torch.get_rng_state())
-    assert plan.fresh is not None
-    assert plan.fresh["model.layers.0.mlp.up_proj.weight"] == pytest.approx(0.02 / 2**0.5, rel=0.1)
-    assert plan.fresh["lm_head.weight"] == pytest.approx(0.01, rel=0.1)
-    assert plan.fresh["model.norm.weight"] == 0
-    assert from_modules.plan_by_modules(config, Times.of(2)).fresh == plan.fresh
-    assert from_modules.plan_by_modules(config, Times.of(2), fresh=False).fresh is None
-
-
-def test_what_a_run_does_not_show_is_named_and_no_batch_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(config: Mapping[str, Any]) -> Any:
-        model = build_model(config)
-        model.unused = torch.nn.Linear(model.config.hidden_size, model.config.hidden_size)
-        return model
-
-    monkeypatch.setattr(from_modules, "build_model", build)
-    config = config_of(*EXACT["arcee"]).to_dict()
-    with pytest.warns(UncheckedPlan, match=r"right for 'unused.weight': .* decide\. The architecture 'arcee' is not"):
-        from_modules.plan_by_modules(config, Times.of(2), fresh=False)
-
-
-def test_fields_that_follow_from_others_stay_null() -> None:
+def test_a_feed_forward_size_that_is_null_is_the_usual_one() -> None:
     config = config_of(*EXACT["codegen"]).to_dict()
     assert config["n_inner"] is None
-    wide = from_modules.wide_config(config, Times.of(2))
-    plan = from_modules.plan_by_modules(config, Times.of(2), fresh=False)
-    assert wide["n_inner"] is None
+    wide = family_of_config(config).wide_config(Times.of(2))
+    plan = family_of_config(config).plan(Times.of(2), initial=False)
+    assert wide["n_inner"] == 2 * 64
     assert plan["transformer.h.0.mlp.fc_in.weight"].wide == (128, 32)
-    with pytest.raises(MupscaleError, match=r"no separate size .* let ffn grow as hidden does, 2 times"):
-        from_modules.plan_by_modules(config, Times.of("hidden=2,heads=2,ffn=3"), fresh=False)
+    assert family_of_config(config).wide_config(Times.of("hidden=2,heads=2,ffn=3"))["n_inner"] == 3 * 64
+    bloom = {"model_type": "bloom", "hidden_size": 16, "n_layer": 1, "n_head": 4, "vocab_size": 11}
+    with pytest.raises(MupscaleError, match=r"no size of their own .* let ffn grow as hidden does, 2 times"):
+        family_of_config(bloom).wide_config(Times.of("hidden=2,heads=2,ffn=3"))
 
 
 def test_a_head_dim_that_would_change() -> None:
     config = config_of(*EXACT["codegen"]).to_dict()
-    with pytest.raises(MupscaleError, match="head_dim is n_embd / n_head here, and must stay the same"):
-        from_modules.plan_by_modules(config, Times.of("hidden=2"), fresh=False)
+    with pytest.raises(MupscaleError, match="head_dim is n_embd / n_head here, and it must stay"):
+        family_of_config(config).plan(Times.of("hidden=4,heads=2"), initial=False)
     config = config_of(*EXACT["apertus"]).to_dict()  # to which transformers gives a head_dim of its own
-    assert from_modules.wide_config(config, Times.of("hidden=2"))["head_dim"] == 4
+    assert family_of_config(config).wide_config(Times.of("hidden=2"))["head_dim"] == 4
 
 
 def test_a_config_without_any_known_size() -> None:
-    with pytest.raises(MupscaleError, match="has no known field for the hidden size"):
-        from_modules.wide_config({"model_type": "nobody", "breadth": 3}, Times.of(2))
+    with pytest.raises(MupscaleError, match="has no field for the hidden size"):
+        family_of_config({"breadth": 3}).wide_config(Times.of(2))
 
 
 def test_a_tensor_that_the_model_lacks(tmp_path: Path) -> None:
     config = config_of(*EXACT["arcee"]).to_dict()
-    plan = from_modules.plan_by_modules(config, Times.of(2), fresh=False)
+    plan = family_of_config(config).plan(Times.of(2), initial=False)
     shapes = {name: entry.narrow for name, entry in plan.parameters.items()}
-    assert from_modules.plan_for_files(config, plan, shapes).parameters.keys() == shapes.keys()
+    assert plan_for_files(config, plan, shapes).parameters.keys() == shapes.keys()
     with pytest.raises(MupscaleError, match=r"'reward.weight' of shape \(1, 16\) is no parameter of the model"):
-        from_modules.plan_for_files(config, plan, {**shapes, "reward.weight": (1, 16)})
+        plan_for_files(config, plan, {**shapes, "reward.weight": (1, 16)})

@@ -20,12 +20,12 @@ from torch.optim import Optimizer
 
 import mupscale as mu
 from mupscale.hf import training
+from mupscale.hf.describe import family_of_config
 from mupscale.hf.describe.multipliers import Times
-from mupscale.hf.describe.registry import DESCRIPTIONS
 from mupscale.hf.files.record import GrowthStep, Record
 from mupscale.hf.files.source import Source, open_source
 from mupscale.hf.training import widened_optimizer as module
-from mupscale.hf.training.model_parameters import match_plan, shapes_of
+from mupscale.hf.training.model_parameters import match_plan
 from mupscale.hf.training.saved_optimizer import read_optimizer
 from mupscale.hf.training.widened_optimizer import widen_optimizer_file
 from mupscale.planning import KeepDouble
@@ -69,13 +69,9 @@ class Case:
         self.folder, self.path, self.out = folder, folder / "optimizer.pt", folder / "wide.pt"
         self.small.save_pretrained(folder)
         self.source: Source = open_source(folder)
-        architecture = DESCRIPTIONS.get("llama")
-        assert architecture is not None
-        made = architecture.plan(self.source.config, TWICE, shapes_of(self.small))
-        self.plan = match_plan(self.small, made)
-        grown = {
-            k: v for k, v in architecture.wide_config(self.source.config, TWICE).items() if k in config_of().to_dict()
-        }
+        family = family_of_config(self.source.config)
+        self.plan = match_plan(self.small, family.plan(TWICE))
+        grown = {k: v for k, v in family.wide_config(TWICE).items() if k in config_of().to_dict()}
         self.wide = transformers.LlamaForCausalLM(config_of(**{k: v for k, v in grown.items() if k != "model_type"}))
         self.grow()
 

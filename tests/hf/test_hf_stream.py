@@ -18,8 +18,8 @@ from hf_files import llama_config, llama_tensors, read_checkpoint, write_checkpo
 from mupscale.core.axes import Axis, expand
 from mupscale.core.plans import Entry, Plan
 from mupscale.growth.draws import _BLOCKS
+from mupscale.hf.describe import family_of_config
 from mupscale.hf.describe.multipliers import Times
-from mupscale.hf.describe.registry import DESCRIPTIONS
 from mupscale.hf.files import stream
 from mupscale.hf.files.shards import arrange_shards, parse_size, plan_names, write_index
 from mupscale.hf.files.source import open_source
@@ -103,9 +103,7 @@ LLAMA = llama_config(hidden_size=96, intermediate_size=200, vocab_size=500)
 
 
 def llama_plan(config: dict[str, Any], times: int | str, tensors: dict[str, Tensor]) -> Plan:
-    architecture = DESCRIPTIONS.get("llama")
-    assert architecture is not None
-    return architecture.plan(config, Times.of(times), {name: tuple(t.shape) for name, t in tensors.items()})
+    return family_of_config(config).plan_files(Times.of(times), {name: tuple(t.shape) for name, t in tensors.items()})
 
 
 def as_module(tensors: dict[str, Tensor]) -> nn.Module:

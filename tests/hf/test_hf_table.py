@@ -1,4 +1,4 @@
-"""The table of architectures in the docs, against the registry and against what the tests take."""
+"""The tables of architectures in the docs, against what the tests take."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import pytest
 
 transformers = pytest.importorskip("transformers")
 
-import test_hf_architectures  # noqa: E402
 import test_hf_fresh_plans  # noqa: E402
 import test_hf_generic  # noqa: E402
+import test_hf_miniatures  # noqa: E402
 import test_hf_parts  # noqa: E402
 
 import hf_models as models  # noqa: E402
 from mupscale import Fresh, MupscaleError  # noqa: E402
 from mupscale.hf import upscale, verify  # noqa: E402
-from mupscale.hf.describe import DESCRIPTIONS, Ratios, Times, architecture_of  # noqa: E402
 
 PAGE = (Path(__file__).parents[2] / "docs" / "huggingface-architectures.md").read_text(encoding="utf-8")
 ASKED_FOR = """Gemma 3, Qwen2-MoE, Qwen3-MoE, Llama 4, DeepSeek-V2, V3, gpt-oss, SmolLM3, OLMo 3, OLMoE, Granite,
@@ -36,24 +35,13 @@ def tables() -> list[dict[str, list[str]]]:
     return found
 
 
-def test_every_description_has_a_row_and_every_row_a_description() -> None:
-    described, others = tables()
-    assert described.keys() == {name for name in DESCRIPTIONS if name in transformers.CONFIG_MAPPING}
-    assert not others.keys() & DESCRIPTIONS.keys()
-
-
 def test_every_row_is_tested() -> None:
-    described, others = tables()
-    assert described.keys() == models.CONFIGS.keys()
+    first, others = tables()
+    assert first.keys() == models.CONFIGS.keys()
     generic = {**test_hf_generic.EXACT, **test_hf_generic.MORE_EXACT, **test_hf_parts.MODELS}
     assert others.keys() <= generic.keys()
-    variants = {**test_hf_architectures.VARIANTS, **test_hf_architectures.MORE}
-    assert {name for name, _, _ in variants.values()} == described.keys()
-
-
-def test_what_is_said_of_tied_readouts() -> None:
-    for name, row in tables()[0].items():
-        assert row[4] == ("no readout" if DESCRIPTIONS[name].tied is None else "yes"), name
+    variants = {**test_hf_miniatures.VARIANTS, **test_hf_miniatures.MORE}
+    assert {name for name, _, _ in variants.values()} == first.keys()
 
 
 def test_what_is_said_of_fresh_units() -> None:
@@ -70,7 +58,7 @@ def test_what_is_said_of_fresh_units() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", tables()[1])
-def test_what_is_said_of_fresh_units_without_a_description(name: str, tmp_path: Path) -> None:
+def test_what_is_said_of_fresh_units_of_the_others(name: str, tmp_path: Path) -> None:
     said, small = tables()[1][name][3], tmp_path / "small"
     if name in test_hf_parts.MODELS:
         test_hf_parts.saved(small, name)
@@ -85,21 +73,6 @@ def test_what_is_said_of_fresh_units_without_a_description(name: str, tmp_path: 
         elif said == "no" or times == "2":
             with pytest.raises(MupscaleError):
                 upscale(small, tmp_path / times, times=times, grow=Fresh(lossless=True), progress=False)
-
-
-def test_what_is_said_of_copies() -> None:
-    for name, row in tables()[0].items():
-        config = models.tiny(name)[0].to_dict()
-        growing = architecture_of(config)
-        if row[2] == "all":
-            assert growing.wide_config(config, Times.of(2))
-        else:
-            refused = Times.of(2 if "heads become wider" in row[2] else "ffn=2")
-            with pytest.raises(MupscaleError, match=r"heads|feed-forward"):
-                growing.wide_config(config, refused)
-        if row[3] == "no":
-            with pytest.raises(MupscaleError, match="new heads"):
-                growing.wide_config(config, Ratios(2, 2, 2, 2))
 
 
 def test_every_architecture_that_was_asked_for_is_there() -> None:

@@ -107,7 +107,7 @@ def test_with_the_flag_it_is_planned_by_running_and_verified(checkpoint: Path, t
     made = upscale(checkpoint, wide, times=2, trust_remote_code=True, progress=False, exact=True)
     assert made.comparison is not None
     assert made.comparison.ok
-    assert all(row.difference < 1e-10 for row in made.comparison.rows)
+    assert all(row.difference < 1e-6 for row in made.comparison.rows)
     assert {n: tuple(t.shape) for n, t in load_file(wide / "model.safetensors").items()}["up"] == (16, 24)
     assert (wide / "modeling_mixer.py").read_text() == MODELLING
     assert verify(checkpoint, wide, dtype="float64", train=3, trust_remote_code=True).ok

@@ -16,7 +16,7 @@ from torch import nn
 import mupscale as mu
 from crepe_growth import compare
 from mupscale import data, hf
-from mupscale.hf.describe import DESCRIPTIONS
+from mupscale.hf.describe import GIVEN
 from published import crepe, folder_of, tones
 
 pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore")]  # of other libraries, about their own future
@@ -64,14 +64,13 @@ def test_antiberty_trains_as_before_at_twice_the_width(tmp_path: Path) -> None:
     shutil.copytree(source, tmp_path / "small")
     config = json.loads((source / "config.json").read_text())
     (tmp_path / "small" / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
-    heads = {f"cls.{head}.weight": hf.readout("hidden") for head in HEADS}
-    before = DESCRIPTIONS["bert"]
+    heads = {f"cls.{head}.weight": mu.Role(in_=1) for head in HEADS}
     try:
-        hf.extend("bert", heads | {f"cls.{head}.bias": hf.same() for head in HEADS})
+        hf.register("bert", heads | {f"cls.{head}.bias": mu.Role() for head in HEADS})
         hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, verify=False, progress=False, exact=True)
         found = hf.verify(tmp_path / "small", tmp_path / "wide", dtype="float64", train=5, tokens=32)
     finally:
-        hf.register(before)
+        GIVEN.clear()
     assert found.ok
     assert max(row.difference for row in found.rows) < 1e-10
     print(f"\nAntiBERTy\n{found}")

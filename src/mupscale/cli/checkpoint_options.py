@@ -99,5 +99,5 @@ def add_dequantise(parser: Any) -> None:
 
 def add_describe(parser: Any) -> None:
     """Where a description lies."""
-    meaning = "your Python module that describes the architecture"
+    meaning = "your Python module that says what tensors of your own are (mupscale.hf.register)"
     parser.add_argument("--describe", type=str | None, metavar="MODULE", help=meaning)

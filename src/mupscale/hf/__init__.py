@@ -2,9 +2,9 @@
 
 `upscale`, `verify` and `inspect` are the commands of these names; `param_groups`, `plan`, `decay_groups`,
 `resume_optimizer`, `Clip`, `GrowTrainerCallback` and `BranchTrainerCallback` are for training; `LanguageModel` is a
-folder's model at any width, for recipes; `Architecture`, `register`, `extend` and the layouts describe models.
+folder's model at any width, for recipes; `register` says what a run of a model cannot show.
 
-Imports go one way: describe (architectures and their plans) → files (checkpoints on disk) → training (groups, clipping,
+Imports go one way: describe (configs and their plans) → files (checkpoints on disk) → training (groups, clipping,
 optimizers) → verification (is it the same model?) → inspection (depth_overview: of more layers), upscaled (what was
 written), deepening, upscaling, mixture (experts out of a dense model),
 language_model.
@@ -15,23 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mupscale.hf.deepening import Deepened, deepen_checkpoint
-from mupscale.hf.describe import (
-    Architecture,
-    Layout,
-    Tied,
-    Times,
-    Wire,
-    column,
-    conv1d,
-    extend,
-    linear,
-    patches,
-    readout,
-    register,
-    same,
-    table,
-    vector,
-)
+from mupscale.hf.describe import Times, register
 from mupscale.hf.files import Record, Source, is_gguf, read_gguf
 from mupscale.hf.inspection import Inspection, inspect
 from mupscale.hf.language_model import LanguageModel, hidden_size, load_language_model, load_language_optimizer
@@ -54,7 +38,6 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "Architecture",
     "BranchTrainerCallback",
     "Clip",
     "Comparison",
@@ -62,36 +45,24 @@ __all__ = [
     "GrowTrainerCallback",
     "Inspection",
     "LanguageModel",
-    "Layout",
     "Mixture",
     "Record",
     "Source",
-    "Tied",
     "Times",
     "Upscaled",
-    "Wire",
     "add_experts",
-    "column",
-    "conv1d",
     "decay_groups",
     "deepen_checkpoint",
-    "extend",
     "hidden_size",
     "inspect",
     "is_gguf",
-    "linear",
     "load_language_model",
     "load_language_optimizer",
     "param_groups",
-    "patches",
     "plan",
     "read_gguf",
-    "readout",
     "register",
     "resume_optimizer",
-    "same",
-    "table",
     "upscale",
-    "vector",
     "verify",
 ]

@@ -10,10 +10,9 @@ from typing import Any
 from mupscale.hf.describe import (
     HowDeep,
     Times,
-    architecture_of,
     check_depth,
     check_nothing_missing,
-    check_wider_and_deeper,
+    family_of_config,
     layers_of,
     memory,
     plan_layers,
@@ -131,8 +130,7 @@ class DeepeningJob:
         """Write it; `widen` writes what becomes deeper, where that is not the checkpoint itself."""
         before, how = self.source, self.growth.deepen
         check_place(self.out, before)
-        if widen or find_record(before):
-            check_wider_and_deeper(before.config)
+        find_record(before)
         check_depth(before.config, how, self.layers, before.tensors, before.folder)
         file = None if self.optimizer is None else find_optimizer_file(self.optimizer)
         if file is not None:
@@ -150,7 +148,7 @@ class DeepeningJob:
     def _write(self, folder: Path, shallow: Source, optimizer: Path | None, note: Callable[[str], None]) -> Deepened:
         growth, record = self.growth, find_record(shallow)
         config = growth.config_after(shallow.config)
-        first, times = (shallow.config, Times()) if record is None else (record.config, record.times)
+        first, times = (shallow.config, Times()) if record is None else (record.first_config, record.times)
         planned = plan_layers(shallow.shapes, growth.deepen, self.layers, first, times)
         check_nothing_missing(config, planned, f"the checkpoint with {self.layers} layers")
         tensors = {
@@ -197,7 +195,7 @@ class DeepeningJob:
     def _write_card(self, folder: Path, shallow: Source, grown: Record, checked: str) -> None:
         """What was done since the checkpoint that was given."""
         steps = grown.growths[-1 if shallow is self.source else -2 :]
-        now, then = (architecture_of(c.config).parts(c.config) for c in (self.source, shallow))
+        now, then = (family_of_config(c.config).parts() for c in (self.source, shallow))
         sizes: dict[str, Any] = {part: (size, then[part]) for part, size in now.items()}
         sizes["layers"] = (layers_of(self.source.config), self.layers)
         write_model_card(folder, self.out.name, self.source, steps, sizes, checked)

@@ -13,7 +13,6 @@ from mupscale.hf.describe import (
     LayerTensor,
     Times,
     check_depth,
-    check_wider_and_deeper,
     depth_operator,
     layers_of,
     plan_layers,
@@ -64,27 +63,10 @@ class DepthOverview:
 def overview_of_depth(
     source: Source, layers: int, how: HowDeep, times: Times, shapes: Mapping[str, Shape]
 ) -> DepthOverview:
-    """What becomes of this checkpoint, which first becomes wider by `times`, to these shapes.
-
-    >>> import json, pathlib, tempfile, torch
-    >>> from safetensors.torch import save_file
-    >>> from mupscale.hf.files import open_source
-    >>> temporary = tempfile.TemporaryDirectory()
-    >>> folder = pathlib.Path(temporary.name)
-    >>> config = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1, "initializer_range": 0.02}
-    >>> _ = (folder / "config.json").write_text(json.dumps(config))
-    >>> save_file({"h.0.mlp.c_fc.weight": torch.ones(8, 32)}, folder / "model.safetensors")
-    >>> source = open_source(folder)
-    >>> print(overview_of_depth(source, 2, "identity", Times(), source.shapes).table())
-    new tensors          count  start as
-    h.1.mlp.c_fc.weight      1    ± 0.02
-    >>> temporary.cleanup()
-    """
+    """What becomes of this checkpoint, which first becomes wider by `times`, to these shapes."""
     record = find_record(source)
-    if record is not None or times != Times():
-        check_wider_and_deeper(source.config)
     check_depth(source.config, how, layers, source.tensors, source.folder)
-    first: Config = source.config if record is None else record.config
+    first: Config = source.config if record is None else record.first_config
     times = times if record is None else record.times * times
     before = layers_of(source.config) or 0
     old = [n for n, place in enumerate(depth_operator(how).places(before, layers)) if not place.is_new]

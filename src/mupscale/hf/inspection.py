@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from mupscale.core import Axis, Entry, Plan, shapes_in_words
-from mupscale.growth import Copies, Fresh, FreshValues, Operator, Part, obstacles
+from mupscale.growth import Copies, Fresh, FreshValues, Operator, Part
 from mupscale.hf.depth_overview import DepthOverview, overview_of_depth
 from mupscale.hf.describe import (
     AskedGrowth,
     HowDeep,
-    PlannedArchitecture,
     Size,
     Times,
-    architecture_of,
     check_fresh_plan,
+    family_of_config,
     runs_trusted_code,
     settle_growth,
 )
-from mupscale.hf.files import Record, Source, count_from_first, open_source, shorten_number
+from mupscale.hf.files import Record, Source, open_source, plan_growth, shorten_number
 from mupscale.hf.verification import find_record
 from mupscale.optim import Traits, default_hyper, traits_of
 from mupscale.system import (
@@ -79,11 +77,11 @@ class InspectionRow:
 class Inspection:
     """The rows, and around them: which sizes of the config change, and how large the model becomes.
 
-    origin: where the plan comes from, in words.
+    model_type: the architecture, as transformers calls it. origin: where the plan comes from, in words.
     """
 
     folder: Path
-    architecture: PlannedArchitecture
+    model_type: str
     origin: str
     times: Times
     optimizer: str
@@ -94,16 +92,6 @@ class Inspection:
     fresh: Fresh | None = None
     losses: tuple[str, ...] = ()
     depth: DepthOverview | None = None
-
-    @property
-    def model_type(self) -> str:
-        """The architecture, as transformers calls it."""
-        return self.architecture.model_type
-
-    @property
-    def described(self) -> bool:
-        """Whether there is a description of the architecture."""
-        return self.architecture.described
 
     @property
     def groups(self) -> int:
@@ -226,58 +214,54 @@ def inspect(
     >>> from safetensors.torch import save_file
     >>> temporary = tempfile.TemporaryDirectory()
     >>> folder = pathlib.Path(temporary.name)
-    >>> _ = (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 8, "n_head": 2}))
+    >>> config = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1, "vocab_size": 11}
+    >>> _ = (folder / "config.json").write_text(json.dumps(config))
     >>> save_file({"wte.weight": torch.ones(11, 8)}, folder / "model.safetensors")
     >>> inspection = inspect(folder, times=2)
     >>> [(row.name, row.entry.wide, row.factors["lr"]) for row in inspection.rows]
     [('wte.weight', (11, 16), 1.0)]
     >>> print(inspection.summary()[0])
-    gpt2 (as described), 88 → 176 parameters with fresh units
+    gpt2 (planned by running miniatures of it), 88 → 176 numbers with fresh units
     >>> temporary.cleanup()
     """
     source = open_source(path)
     cls = find_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
-    architecture, parts = architecture_of(source.config), {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
+    parts = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
     if layers is not None and times is None and grow is None and not any(parts.values()):
         times, grow = 1, Copies()
-    asked = settle_growth(architecture, source.config, times=times, sizes=parts, grow=grow)
-    made = _inspect(source, architecture, asked, cls)
+    asked = settle_growth(source.config, times=times, sizes=parts, grow=grow)
+    plan, record = _plan(source, asked), find_record(source)
+    made = _inspect(source, plan, record, asked, cls)
     if layers is None:
         return made
-    shapes = dict(_wide_shapes(source, architecture, asked))
+    shapes = {name: plan[plan.names[name]].wide for name in source.shapes}
     return replace(made, depth=overview_of_depth(source, layers, deepen, asked.times, shapes))
 
 
-def _wide_shapes(
-    source: Source, architecture: PlannedArchitecture, asked: AskedGrowth
-) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Of the files' tensors, once they are wide."""
-    plan = architecture.plan_files(source.config, asked.times, source.shapes)
-    for name in source.shapes:
-        yield name, plan[plan.names[name]].wide
+def _plan(source: Source, asked: AskedGrowth) -> Plan:
+    """For the tensors of the files."""
+    first = find_record(source) if asked.fresh is not None else None
+    return plan_growth(first, source.config, asked.times, source.shapes, initial=asked.fresh is not None)[0]
 
 
 def _inspect(
-    source: Source, architecture: PlannedArchitecture, asked: AskedGrowth, optimizer: type[Optimizer]
+    source: Source, plan: Plan, record: Record | None, asked: AskedGrowth, optimizer: type[Optimizer]
 ) -> Inspection:
-    config, times, fresh = source.config, asked.times, asked.fresh
-    plan, record = architecture.plan_parameters(config, times, source.shapes), find_record(source)
-    if record is not None and fresh is not None:
-        plan = count_from_first(record, plan)
-    check_fresh_plan(architecture, config, plan, fresh)
-    architecture.check_grown(plan, times, config)
-    wide = architecture.wide_config(config, times)
+    config, times, fresh, family = source.config, asked.times, asked.fresh, family_of_config(source.config)
+    check_fresh_plan(plan, fresh)
+    family.check_grown(plan, times)
+    wide = family.wide_config(times)
     sizes = {n: (config.get(n), v) for n, v in wide.items() if config.get(n) != v and not isinstance(v, dict)}
-    before, after = architecture.sizes(config), architecture.sizes(wide)
+    before, after = family.sizes(), family_of_config(wide).sizes()
     sizes |= {n: (a, after[n]) for n, a in before.items() if "." in n and a != after[n]}  # of parts
     entries = plan.parameters.values()
     numbers = (sum(math.prod(e.narrow) for e in entries), sum(math.prod(e.wide) for e in entries))
-    rows = _rows(architecture, plan, traits_of(optimizer), default_hyper(optimizer, {}), fresh)
-    losses = () if fresh is None else (*architecture.obstacles(config, times), *obstacles(nn.Module(), plan))
+    rows = _rows(plan, traits_of(optimizer), default_hyper(optimizer, {}), fresh)
+    losses = () if fresh is None else tuple(family.obstacles(times, plan))
     return Inspection(
         source.folder,
-        architecture,
-        architecture.origin_of(plan),
+        family.model_type,
+        family.origin_of(plan),
         times,
         optimizer.__name__,
         sizes,
@@ -298,7 +282,6 @@ def find_optimizer(name: str) -> type[Optimizer]:
 
 
 def _rows(
-    architecture: PlannedArchitecture,
     plan: Plan,
     optimizer_traits: Traits,
     hyper: Mapping[str, Any],
@@ -314,10 +297,7 @@ def _rows(
     rows = []
     for (label, *_), names in merged.items():
         entry = plan.parameters[names[0]]
-        wires = architecture.wires_of(names[0], len(entry.narrow))
-        output, input_ = (
-            ", ".join(_axis(wires.get(d, ""), entry.axes[d]) for d in dims) for dims in (entry.out, entry.in_)
-        )
+        output, input_ = (", ".join(_axis(entry.axes[d]) for d in dims) for dims in (entry.out, entry.in_))
         fits, factors = not optimizer_traits.matrices_only or len(entry.narrow) == 2, optimizer_traits.hyper
         factors_of = {n: factor(entry, hyper) if fits else float("nan") for n, factor in factors.items() if n in hyper}
         rows.append(
@@ -328,10 +308,10 @@ def _rows(
     return rows
 
 
-def _axis(wire: str, axis: Axis) -> str:
+def _axis(axis: Axis) -> str:
     blocks = [block for _, block in axis.sections] or [axis.block]
     by = "" if blocks == [1] or axis.times == 1 else f" by {'|'.join(map(str, blocks))}"
-    return f"{wire} {axis.times}×{by}".strip()
+    return f"{axis.times}×{by}"
 
 
 def _short(value: Any) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale.core import tidy
-from mupscale.hf.describe import PARTS, Ratios, architecture_of, build_model, quiet_transformers
+from mupscale.hf.describe import PARTS, Ratios, build_model, family_of_config, quiet_transformers
 from mupscale.hf.files import Source, copy_companions, open_source, read_config
 from mupscale.hf.training import find_optimizer_file, resume_optimizer
 from mupscale.hf.verification import load_pretrained
@@ -63,18 +63,10 @@ class _Scale(Ratios):
 
 
 def config_at(folder: str | Path, width: int) -> dict[str, Any]:
-    """A folder's config.json with another hidden size, and all that goes with it.
-
-    >>> import json, pathlib, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     config = {"model_type": "gpt2", "n_embd": 16, "n_head": 4}
-    ...     _ = (pathlib.Path(folder) / "config.json").write_text(json.dumps(config))
-    ...     config_at(folder, 32)["n_head"]
-    8
-    """
+    """A folder's config.json with another hidden size, and all that goes with it."""
     config = read_config(Path(folder))
-    architecture, hidden = architecture_of(config), hidden_size(folder)
-    now = architecture.parts(config)
+    family, hidden = family_of_config(config), hidden_size(folder)
+    now = family.parts()
     if width == hidden:
         return dict(config)
     ratio = Fraction(width, hidden)
@@ -84,7 +76,7 @@ def config_at(folder: str | Path, width: int) -> dict[str, Any]:
                 f"{folder} cannot have hidden size {width}: at hidden size {hidden} its {PARTS[part]} is {size}, so "
                 f"here it would be {float(size * ratio):g}. Choose a multiple of {hidden // math.gcd(*now.values())}"
             )
-    return architecture.wide_config(config, _Scale(ratio, ratio, ratio, ratio))
+    return family.wide_config(_Scale(ratio, ratio, ratio, ratio))
 
 
 @checks_arguments
@@ -98,7 +90,7 @@ def hidden_size(folder: str | Path) -> int:
     16
     """
     config = read_config(Path(folder))
-    sizes = architecture_of(config).parts(config)
+    sizes = family_of_config(config).parts()
     if "hidden" not in sizes:
         raise MupscaleError(f"config.json in {folder} has no hidden size that can change")
     return sizes["hidden"]
@@ -125,15 +117,7 @@ def load_language_model(folder: str | Path) -> tuple[LanguageModel, int]:
 def load_language_optimizer(
     folder: str | Path, model: LanguageModel, optimizer_class: type[Optimizer]
 ) -> Optimizer | None:
-    """The optimizer.pt that a Trainer left beside the model, as an optimizer of this class; None where there is none.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     config = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1, "vocab_size": 11}
-    ...     _ = (Path(folder) / "config.json").write_text(__import__("json").dumps(config))
-    ...     load_language_optimizer(folder, LanguageModel(folder, 8), torch.optim.AdamW) is None
-    True
-    """
+    """The optimizer.pt that a Trainer left beside the model, as an optimizer of this class; None if there is none."""
     try:
         path = find_optimizer_file(folder)
     except MupscaleError:

@@ -12,21 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from mupscale.core import Plan
-from mupscale.growth import GaussianNoise, Noise, Operator, check_noise, obstacles, replica_in_words
+from mupscale.growth import GaussianNoise, Noise, Operator, check_noise, replica_in_words
 from mupscale.hf.deepening import DeepeningJob
 from mupscale.hf.describe import (
     AskedGrowth,
     HowDeep,
-    PlannedArchitecture,
     Size,
     Times,
-    architecture_of,
     check_fresh_plan,
-    check_layers,
     check_nothing_missing,
+    family_of_config,
     memory,
     require_transformers,
     runs_trusted_code,
@@ -55,6 +52,8 @@ from mupscale.hf.upscaled import Upscaled
 from mupscale.hf.verification import Comparison, find_record, is_exact, needed_bytes
 from mupscale.hf.verification import verify as compare
 from mupscale.system import MupscaleError, ReplicaWarning, appearing, checks_arguments, warn
+
+_STEPS = 5  # of training, in which models are compared that no miniature stood for
 
 
 @runs_trusted_code
@@ -90,8 +89,8 @@ def upscale(
     short, in multiples of a fresh initialisation's. exact: copies without noise, which compute the same for ever, for
     verification. layers: how many it gets, new ones being what deepen says (`deepen_checkpoint`); with layers alone the
     width stays. dtype: of the output, else each tensor's own. optimizer: a saved one that goes along. verify: compare
-    both, if memory allows; what is not described must be. trust_remote_code: run the checkpoint's own code. note:
-    called with lines about what is done, and what to keep in mind, which are warnings otherwise.
+    both, if memory allows; if no miniature of it could be run, they must be. trust_remote_code: run the checkpoint's
+    own code. note: called with lines about what is done, and what to keep in mind, which are warnings otherwise.
 
     >>> import tempfile, transformers
     >>> folder = tempfile.TemporaryDirectory()
@@ -110,7 +109,7 @@ def upscale(
         job = DeepeningJob(small, out, growth, shard_size, optimizer, verify, progress)
         return _wider_and_deeper(job, width, note)
     how: dict[str, Any] = {"grow": grow, "noise": noise, "exact": exact}
-    asked = settle_growth(architecture_of(small.config), small.config, times=times, sizes=sizes, **how)
+    asked = settle_growth(small.config, times=times, sizes=sizes, **how)
     if not exact and asked.is_replica:
         note(replica_in_words())
     prepared = _prepare(small, out, asked, seed, shard_size, dtype_of_output(dtype), optimizer)
@@ -148,14 +147,13 @@ def _wider_and_deeper(job: DeepeningJob, width: Mapping[str, Any], note: Callabl
 class _Prepared:
     """All that is settled before the first tensor is read.
 
-    plan: by the names in the files. recorded_plan: by the model's, where mupscale.json must hold it.
+    plan: by the names in the files. recorded_plan: by the model's, which mupscale.json holds.
     """
 
     source: Source
-    architecture: PlannedArchitecture
     config: dict[str, Any]
     plan: Plan
-    recorded_plan: Plan | None
+    recorded_plan: Plan
     before: Record | None
     shards: list[WeightShard]
     noise: GaussianNoise
@@ -172,7 +170,7 @@ class _Prepared:
     @property
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Of the parts that can grow, before and after."""
-        now, then = (self.architecture.parts(config) for config in (self.source.config, self.config))
+        now, then = (family_of_config(config).parts() for config in (self.source.config, self.config))
         return {part: (size, then[part]) for part, size in now.items()}
 
     @property
@@ -200,16 +198,14 @@ def _prepare(
     optimizer: str | Path | None,
 ) -> _Prepared:
     check_place(out, source)
-    architecture, times, fresh = architecture_of(source.config), asked.times, asked.fresh
-    told = check_nothing_missing(source.config, source.shapes, source.folder)
-    if architecture.described and not told:
-        check_layers(source.config, source.shapes, source.folder)
+    family, times, fresh = family_of_config(source.config), asked.times, asked.fresh
+    check_nothing_missing(source.config, source.shapes, source.folder)
     measured = fresh is not None or asked.noise != 0
     before = find_record(source)
     first = before if measured else None  # from whose first model spreads are counted
-    plan, recorded_plan = plan_growth(first, source.config, times, source.shapes, fresh=measured)
-    config = architecture.wide_config(source.config, times)
-    check_fresh_plan(architecture, source.config, plan, fresh)
+    plan, recorded_plan = plan_growth(first, source.config, times, source.shapes, initial=measured)
+    config = family.wide_config(times)
+    check_fresh_plan(plan, fresh)
     if dtype is not None:
         fields = [name for name in ("dtype", "torch_dtype") if name in config] or ["dtype"]
         config.update(dict.fromkeys(fields, str(dtype).removeprefix("torch.")))
@@ -223,13 +219,11 @@ def _prepare(
     if file is not None:
         check_optimizer_file(file, source, times, recorded_plan, grow=fresh)
     shards = arrange_shards(source, plan, dtype=dtype, shard_size=shard_size)
-    growth = GrowthStep(times, gaussian.std, seed, gaussian.unit, fresh, architecture.sizes(config))
+    growth = GrowthStep(times, gaussian.std, seed, gaussian.unit, fresh, family_of_config(config).sizes())
     growth = replace(growth, from_first=first is not None)
-    prepared = _Prepared(
-        source, architecture, config, plan, recorded_plan, before, shards, gaussian, growth, seed, file
-    )
+    prepared = _Prepared(source, config, plan, recorded_plan, before, shards, gaussian, growth, seed, file)
     few, many = prepared.numbers
-    architecture.check_grown(plan, times, source.config)
+    family.check_grown(plan, times)
     check_space(out, source, prepared.bytes, 0 if file is None else file.stat().st_size * many // max(1, few))
     return prepared
 
@@ -237,8 +231,11 @@ def _prepare(
 def _carry_out(
     prepared: _Prepared, out: Path, verify: bool, threads: int | None, progress: bool, note: Callable[[str], None]
 ) -> Upscaled:
-    if not verify:
-        prepared.architecture.check_unverified()
+    if not verify and not prepared.plan.checked:
+        raise MupscaleError(
+            f"no miniature of '{prepared.source.model_type}' could be run, so that only verification shows whether it "
+            f"was widened rightly: let it verify"
+        )
     try:
         with appearing(out) as folder:
             comparison, why = _write(prepared, folder, verify, threads, progress, note)
@@ -258,7 +255,7 @@ def _write(
     write_companions(folder, prepared.source, prepared.config, prepared.shards)
     comparison, why = None, "verification is off"
     shards, plan, seed, fresh = prepared.shards, prepared.plan, prepared.seed, prepared.growth.fresh
-    if verify and fresh is not None and prepared.architecture.evidence.required:
+    if verify and fresh is not None and not prepared.plan.checked:
         _show_by_copies(prepared, note)
     for noise in _noises(prepared):
         growth = prepared.growth if noise is not None or not prepared.noisy else GrowthStep(prepared.growth.times)
@@ -277,8 +274,7 @@ def _write(
 
 def _not_lossless(prepared: _Prepared) -> str:
     """What is known without a comparison of why the function did not stay; empty where nothing is."""
-    known = prepared.architecture.obstacles(prepared.source.config, prepared.growth.times)
-    reasons = [*known, *obstacles(nn.Module(), prepared.plan)]
+    reasons = family_of_config(prepared.source.config).obstacles(prepared.growth.times, prepared.plan)
     return f"; it is not lossless, since {reasons[0]}" if reasons else ""
 
 
@@ -294,7 +290,7 @@ def _noises(prepared: _Prepared) -> list[GaussianNoise | None]:
     """The noise of each time that the weights are written: what needs evidence is first compared without any."""
     if not prepared.noisy:
         return [None]
-    return [None, prepared.noise] if prepared.architecture.evidence.required else [prepared.noise]
+    return [prepared.noise] if prepared.plan.checked else [None, prepared.noise]
 
 
 def _compare(
@@ -305,18 +301,21 @@ def _compare(
         require_transformers()
     except MupscaleError as error:
         return None, str(error)
-    evidence, source, wide = prepared.architecture.evidence, prepared.source, open_source(folder)
-    steps = evidence.training_steps if exact and prepared.growth.fresh is None else 0
-    dtypes = evidence.dtypes if exact else ("float32",)
+    required, source, wide = not prepared.plan.checked, prepared.source, open_source(folder)
+    steps = _STEPS if required and exact and prepared.growth.fresh is None else 0
+    dtypes = ("float64", "float32") if required and exact else ("float32",)
     dtype = next((d for d in dtypes if memory.fits(needed_bytes(source, wide, d, steps))), None)
     if dtype is None:
         needed = needed_bytes(source, wide, "float32", steps)
-        if exact:
-            prepared.architecture.check_too_large_to_train(size_in_words(needed))
+        if exact and required:
+            raise MupscaleError(
+                f"no miniature of '{source.model_type}' could be run, so that both models must be compared in "
+                f"training, which needs {size_in_words(needed)} of memory: use a larger machine"
+            )
         return None, f"the two models need {memory.shortage(needed)}"
     note(f"comparing the two models in {dtype}")
     comparison = compare(source, wide, dtype=dtype, train=steps, plan=prepared.recorded_plan)
-    if not comparison.ok and not evidence.required and comparison.rows[0].ok and _is_rounded(prepared):
+    if not comparison.ok and not required and comparison.rows[0].ok and _is_rounded(prepared):
         return None, (
             "its tensors match the small model's, but rounding to 16 bits moves the outputs too much to rule out a "
             "mistake (a router may choose different experts)"

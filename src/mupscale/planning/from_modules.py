@@ -34,7 +34,7 @@ from mupscale.planning.growth_checks import (
     check_blocks,
     check_read_widths,
 )
-from mupscale.planning.norms import norms_over_widths
+from mupscale.planning.norms import norms_over_widths, offset_of_gain
 from mupscale.planning.role_registry import as_refusal, registered
 from mupscale.planning.tied_readouts import norm_before
 from mupscale.system import MupscaleError, ways_out
@@ -74,6 +74,9 @@ def build_plan(
         walk.check_kept(parameters)
         check_read_widths(parameters, walk.told(parameters))
     norms = norms_over_widths(walk.small, parameters) if how == "fresh" else {}
+    for name in (n for n, kind in norms.items() if kind != "bias" and not parameters[n].offset):
+        path, _, local = name.rpartition(".")
+        parameters[name] = replace(parameters[name], offset=offset_of_gain(walk.small[path], local))
     return Plan(parameters, buffers, mup=how != "copies", norms=norms)
 
 

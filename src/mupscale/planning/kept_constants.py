@@ -24,8 +24,8 @@ from mupscale.planning.silent_units import keeps_outputs
 from mupscale.planning.trials import Trials
 from mupscale.system import MupscaleError
 
-_MOST_TRIALS = 27
-_SUMS = (1, 0, 2)  # over how many growing axes the copies are summed beside the weight itself
+_MOST_TRIALS = 64
+_SUMS = (1, 0, 2, -1)  # over how many growing axes the copies are summed beside the weight itself
 
 
 def with_keeps(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Role], inputs: Any) -> dict[str, Role]:

@@ -37,6 +37,24 @@ def norms_over_widths(modules: Mapping[str, nn.Module], entries: Mapping[str, En
     return kinds
 
 
+def offset_of_gain(module: nn.Module, name: str) -> int:
+    """What a norm adds to the gain that it stores: 1 where its output is zero at a gain of −1, else 0.
+
+    >>> offset_of_gain(nn.RMSNorm(4), "weight")
+    0
+    """
+    own = dict(module.named_parameters(recurse=False))
+    if own[name].is_meta:
+        return 0
+    x = torch.randn(2, own[name].numel(), generator=torch.Generator().manual_seed(0)).to(own[name])
+    values = {n: torch.full_like(p, -1.0 if n == name else 0.0) for n, p in own.items()}
+    try:
+        with torch.no_grad():
+            return int(not functional_call(copy_model(module), values, (x,)).any())
+    except Exception:  # it takes other arguments
+        return 0
+
+
 def kind_of_norm(module: nn.Module) -> str:
     """What a norm does to the axis it is over: "layer", "rms" or "group"; "" for what is none.
 

@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass
 
 from mupscale.core import Plan
 from mupscale.growth import Copies, Fresh, Noise, Operator, choose_operator, is_replica
-from mupscale.hf.describe.architecture import Config
-from mupscale.hf.describe.config_fields import part_names
+from mupscale.hf.describe.building import Config
+from mupscale.hf.describe.config_fields import part_names, parts_of
 from mupscale.hf.describe.multipliers import PartTimes, Ratios, Times
-from mupscale.hf.describe.planned import PlannedArchitecture
 from mupscale.hf.describe.sizes import check_groups, sizes_by_part, times_to_parts
 from mupscale.system import MupscaleError, as_asked, setting
 
@@ -36,7 +35,6 @@ class AskedGrowth:
 
 
 def settle_growth(
-    architecture: PlannedArchitecture,
     config: Config,
     *,
     times: int | str | Mapping[str, int] | Times | None = None,
@@ -49,9 +47,8 @@ def settle_growth(
 
     exact: by copies without noise.
 
-    >>> from mupscale.hf.describe import architecture_of
     >>> config = {"model_type": "gpt2", "n_embd": 768, "n_head": 12}
-    >>> asked = settle_growth(architecture_of(config), config, sizes={"hidden": 1024, "heads": 16})
+    >>> asked = settle_growth(config, sizes={"hidden": 1024, "heads": 16})
     >>> asked.times.hidden, asked.times.ffn
     (Fraction(4, 3), 1)
     """
@@ -67,35 +64,33 @@ def settle_growth(
             "paired noise needs whole tensors, but a checkpoint is widened in pieces. Leave out paired="
         )
     if wanted and times is not None:
-        raise MupscaleError("give either how much it grows (times) or its new sizes (hidden, ffn, heads, kv)")
-    by_how_much = Times.of(2 if times is None else times, () if architecture.described else part_names(config))
-    if isinstance(by_how_much, PartTimes) and architecture.described:
+        raise MupscaleError("say either by how much it grows (times) or what it becomes (hidden, ffn, heads, kv)")
+    by_how_much = Times.of(2 if times is None else times, part_names(config))
+    if isinstance(by_how_much, PartTimes) and not part_names(config):
         raise MupscaleError(
-            f"{setting('times', str(by_how_much))}: a {architecture.model_type} model has no parts; hidden, ffn, heads "
-            f"and kv grow"
+            f"{setting('times', str(by_how_much))}: a {config.get('model_type')} model has no parts; hidden, ffn, "
+            f"heads and kv grow"
         )
     if wanted:
-        by_how_much = times_to_parts(wanted, architecture.parts(config), fresh=fresh is not None)
+        by_how_much = times_to_parts(wanted, parts_of(config), fresh=fresh is not None)
     elif fresh is not None:
-        by_how_much = check_groups(by_how_much.as_ratios(), architecture.parts(config))
+        by_how_much = check_groups(by_how_much.as_ratios(), parts_of(config))
     elif isinstance(by_how_much, Ratios):
         by_how_much = Times(**asdict(by_how_much))
     return AskedGrowth(by_how_much, fresh, 0.0 if not isinstance(operator, Copies) else operator.noise)
 
 
-def check_fresh_plan(architecture: PlannedArchitecture, config: Config, plan: Plan, fresh: Fresh | None) -> None:
+def check_fresh_plan(plan: Plan, fresh: Fresh | None) -> None:
     """Refuse a plan by which fresh units cannot be drawn, or not as they are asked for; copies may have any.
 
-    >>> from mupscale.hf.describe import architecture_of
-    >>> config = {"model_type": "gpt2", "n_embd": 768, "n_head": 12}
-    >>> check_fresh_plan(architecture_of(config), config, Plan({}), None)
+    >>> check_fresh_plan(Plan({}), None)
     """
     if fresh is None:
         return
     if plan.fresh is None:
-        remedy = architecture.how_to_tell_the_initialisation(config)
         copies = as_asked("grow=mupscale.Copies(noise=1.0)", "--how copies --noise 1")
         raise MupscaleError(
-            f"the initialisation that fresh units are drawn from is unknown: {remedy}, or copy units ({copies})"
+            f"what fresh units are to be drawn from is not known: a freshly built model shows it, for which memory is "
+            f"lacking; use a larger machine, or copy units ({copies})"
         )
     fresh.check(plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,12 @@ from torch import nn
 
 from mupscale.hf.describe.trusted_code import own_class
 from mupscale.system import MupscaleError, require
+
+Config = Mapping[str, Any]
+"""What a config.json holds."""
+
+_SKETCHES: dict[str, nn.Module] = {}
+_MOST_SKETCHES = 12
 
 
 def require_transformers() -> Any:
@@ -26,13 +33,7 @@ def require_transformers() -> Any:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Without the warnings, reports and progress bars of transformers, which speak of its own doings.
-
-    >>> transformers = require_transformers()
-    >>> with quiet_transformers():
-    ...     transformers.utils.logging.get_verbosity() == transformers.utils.logging.CRITICAL
-    True
-    """
+    """Without the warnings, reports and progress bars of transformers, which speak of its own doings."""
     talk = require_transformers().utils.logging
     level, bars = talk.get_verbosity(), talk.is_progress_bar_enabled()
     talk.set_verbosity(logging.CRITICAL)
@@ -123,8 +124,18 @@ def sketch_model(config: Mapping[str, Any]) -> nn.Module:
     >>> model = sketch_model({"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2})
     >>> model.transformer.wte.weight.device.type, model.lm_head.weight is model.transformer.wte.weight
     ('meta', True)
+
+    Nobody may change it: the last few are kept, since a command asks for the same ones again and again.
     """
-    return _build(config, "meta")
+    if config.get("auto_map"):  # whose code may run in one call and not in the next
+        return _build(config, "meta")
+    key = f"{torch.get_default_dtype()} {json.dumps(config, sort_keys=True, default=repr)}"
+    if key not in _SKETCHES:
+        made = _build(config, "meta")
+        while len(_SKETCHES) >= _MOST_SKETCHES:
+            _SKETCHES.pop(next(iter(_SKETCHES)))
+        _SKETCHES[key] = made
+    return _SKETCHES[key]
 
 
 def build_model(config: Mapping[str, Any]) -> nn.Module:
@@ -138,12 +149,7 @@ def build_model(config: Mapping[str, Any]) -> nn.Module:
 
 @contextmanager
 def built_in_float64() -> Iterator[None]:
-    """Inside, models are built in float64, so that what they compute of their width (√hidden) is not rounded first.
-
-    >>> with built_in_float64():
-    ...     print(nn.Linear(1, 1).weight.dtype)
-    torch.float64
-    """
+    """Inside, models are built in float64, so that what they compute of their width (√hidden) is not rounded first."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

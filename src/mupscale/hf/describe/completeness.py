@@ -12,13 +12,9 @@ from mupscale.core import Shape
 from mupscale.hf.describe.building import sketch_model
 from mupscale.hf.describe.config_fields import FIELDS, HEAD_DIM
 from mupscale.hf.describe.file_names import names_in_model
+from mupscale.hf.describe.miniatures import LAYERS
 from mupscale.system import MupscaleError, show_short
 
-LAYERS = (
-    *("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-    *("encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers"),
-)
-"""Names that transformers' configs have for a number of layers."""
 _COUNTED = (
     *(name for names in FIELDS.values() for name in names),
     *HEAD_DIM,
@@ -28,7 +24,6 @@ _COUNTED = (
 _LONG = ("max_position_embeddings", "n_positions", "n_ctx", "image_size", "patch_size")
 _LONGEST = 1 << 24
 _DEEPEST = 4
-_NUMBERED = re.compile(r"^(.*?)\.(\d+)\.(.*)$")
 
 
 def check_sizes(config: Mapping[str, Any], shapes: Mapping[str, Shape], folder: object, depth: int = 0) -> None:
@@ -54,41 +49,18 @@ def check_sizes(config: Mapping[str, Any], shapes: Mapping[str, Shape], folder: 
             )
 
 
-def check_layers(config: Mapping[str, Any], names: Collection[str], folder: object) -> None:
-    """Refuse files of a described architecture, whose layers are alike, that lack a layer or a tensor in one.
-
-    >>> check_layers({}, ["layers.0.up.weight", "layers.0.up.bias", "layers.1.up.weight"], "small")
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: small lacks 'layers.1.up.bias': the files and config.json do not belong ...
-    """
-    stacks: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for name in names:
-        if match := _NUMBERED.match(name):
-            stacks[match[1]][int(match[2])].add(match[3])
-    for stack, layers in stacks.items():
-        every, count = set.union(*layers.values()), max(layers) + 1
-        told = [config[field] for field in LAYERS if isinstance(config.get(field), int)]
-        count = max([count, *told]) if len(stacks) == 1 and len(told) == 1 else count
-        for number in range(min(count, len(names) + 1)):
-            if absent := every - layers.get(number, set()):
-                raise _lacking(folder, [f"{stack}.{number}.{name}" for name in sorted(absent)])
-
-
-def check_nothing_missing(config: Mapping[str, Any], names: Collection[str], folder: object) -> bool:
-    """Refuse files that lack a parameter of the model that transformers builds from the config; whether it can tell.
+def check_nothing_missing(config: Mapping[str, Any], names: Collection[str], folder: object) -> None:
+    """Refuse files that lack a parameter of the model that transformers builds from the config.
 
     >>> config = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2}
     >>> check_nothing_missing(config, ["transformer.wte.weight"], "small")
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: small lacks 'transformer.h.0.attn.c_attn.bias' and ... more: the files and ...
     """
-    try:
-        model = sketch_model(config)
-    except MupscaleError:  # transformers is absent, or does not know the architecture: its description does
-        return False
+    model = sketch_model(config)
     held = names_in_model(model, names)
-    if held is None:
-        return False
+    if held is None:  # by this version of transformers
+        return
     given = {name for tensor in held.values() for name in tensor.names}
     ignored = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_missing", None) or ()]
     groups: dict[int, list[str]] = defaultdict(list)
@@ -100,10 +72,5 @@ def check_nothing_missing(config: Mapping[str, Any], names: Collection[str], fol
         if not {*group} & given and not any(pattern.search(group[0]) for pattern in ignored)
     ]
     if missing:
-        raise _lacking(folder, sorted(missing))
-    return True
-
-
-def _lacking(folder: object, names: list[str]) -> MupscaleError:
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return MupscaleError(f"{folder} lacks '{names[0]}'{more}: the files and config.json do not belong together")
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise MupscaleError(f"{folder} lacks '{min(missing)}'{more}: the files and config.json do not belong together")

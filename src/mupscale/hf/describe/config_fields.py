@@ -1,19 +1,19 @@
-"""What grows in the config of a model that is not described: fields by their usual names, in each of its parts.
+"""What grows in a config: fields by their usual names, in each of its parts.
 
 A config of several parts has others in it (text_config, vision_config); a list holds the sizes of stages.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from mupscale.core import Number
-from mupscale.hf.describe.architecture import Config
-from mupscale.hf.describe.building import sketch_model, transformers_config
-from mupscale.hf.describe.multipliers import PartTimes, Times, grown, how_to_grow_alike
-from mupscale.system import MupscaleError
+from mupscale.hf.describe.building import Config, sketch_model, transformers_config
+from mupscale.hf.describe.multipliers import PartTimes, Ratios, Times, grown, how_to_grow_alike
+from mupscale.system import MupscaleError, setting
 
 FIELDS = {
     "hidden": (
@@ -28,6 +28,7 @@ FIELDS = {
         "decoder_hidden_size",
     ),
     "ffn": (
+        "moe_intermediate_size",
         "intermediate_size",
         "ffn_dim",
         "n_inner",
@@ -36,7 +37,6 @@ FIELDS = {
         "hidden_dim",
         "encoder_ffn_dim",
         "decoder_ffn_dim",
-        "moe_intermediate_size",
         "shared_expert_intermediate_size",
         "intermediate_size_mlp",
     ),
@@ -60,6 +60,7 @@ HEAD_DIM = ("head_dim", "d_kv", "kv_channels", "attention_head_size")
 
 AS_HIDDEN = ("word_embed_proj_dim", "pooler_output_size")
 """Sizes that grow with the hidden size where they are equal to it."""
+_WORDS_OF_THEIR_OWN = {"electra": "embedding_size"}  # the same, by model_type
 
 FOLLOWS = {
     ("siglip", "text", "projection_size"): ("vision", "hidden_size"),
@@ -81,11 +82,12 @@ def part_names(config: Config) -> list[str]:
     """
     if any(is_size(config.get(name)) for name in FIELDS["heads"]):
         return []
-    return [name.removesuffix(_END) for name, value in config.items() if name.endswith(_END) and _is_model(value)]
+    return [name.removesuffix(_END) for name, value in config.items() if _is_model(name, value)]
 
 
-def _is_model(value: object) -> bool:
-    return isinstance(value, Mapping) and "quant_method" not in value
+def _is_model(name: str, value: object) -> bool:
+    named = name.endswith(_END) and name not in ("attn_config", "quantization_config")
+    return named and isinstance(value, Mapping) and "quant_method" not in value
 
 
 def part_config(config: Config, part: str) -> dict[str, Any]:
@@ -94,28 +96,49 @@ def part_config(config: Config, part: str) -> dict[str, Any]:
     return {**built.to_dict(), **config[part + _END]}
 
 
-def wide_config(config: Config, times: Times, *, wider_heads: bool = False) -> dict[str, Any]:
+def wide_config(config: Config, times: Times) -> dict[str, Any]:
     """config.json with every field that grows multiplied, in each part by its own multipliers.
 
-    wider_heads: let heads have more units where hidden grows and they stay, which only a run shows to be right.
-
-    >>> wide_config({"model_type": "convnext", "hidden_sizes": [4, 8]}, Times.of(2))
-    {'model_type': 'convnext', 'hidden_sizes': [8, 16]}
+    >>> wide_config({"model_type": "convnext", "hidden_sizes": [4, 8]}, Times.of(2))["hidden_sizes"]
+    [8, 16]
     """
     parts = part_names(config)
     if isinstance(times, PartTimes) and (strangers := {name for name, _ in times.parts} - {*parts}):
         there = f"its parts are {', '.join(parts)}" if parts else "config.json names no parts"
         raise MupscaleError(f"'{min(strangers)}' is not a part of this model that grows: {there}")
     if not parts:
-        return _wide_part(config, times, wider_heads)
+        return _wide_part(growable_form(config, times), times)
     wide = {part: part_config(config, part) for part in parts}
     for part in parts:
         if (own := times.of_part(part)) != Times():
-            wide[part] = _wide_part(wide[part], own, wider_heads)
+            wide[part] = _wide_part(wide[part], own)
     for (model_type, part, name), (of, field) in FOLLOWS.items():
         if model_type == config.get("model_type"):
             wide[part][name] = wide[of][field]
     return {**config, **{part + _END: content for part, content in wide.items()}}
+
+
+def growable_form(config: Config, times: Times) -> Config:
+    """The config, or one of the same model by whose fields it can grow so, where its own have no room for that.
+
+    >>> falcon = {"model_type": "falcon", "hidden_size": 8, "num_attention_heads": 2}  # one key/value head for all
+    >>> growable_form(falcon, Times.of(2))["num_kv_heads"]
+    1
+    """
+    if config.get("model_type") != "falcon" or times.heads == 1 or config.get("new_decoder_architecture"):
+        return config
+    if not config.get("multi_query", True) or not config.get("parallel_attn", True):
+        return config
+    return {**config, "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1, "num_kv_heads": 1}
+
+
+def _clipped(config: Config, times: Times) -> dict[str, Any]:
+    """MPT cuts queries, keys and values off at a number, which takes the constant of wider heads with them."""
+    attention = config.get("attn_config")
+    if not isinstance(attention, Mapping) or not attention.get("clip_qkv") or times.heads != 1:
+        return {}
+    power = 0.25 if attention.get("softmax_scale") is None else 0.5
+    return {"attn_config": {**attention, "clip_qkv": attention["clip_qkv"] * float(times.hidden) ** -power}}
 
 
 def sizes_of(config: Config) -> dict[str, Any]:
@@ -124,6 +147,7 @@ def sizes_of(config: Config) -> dict[str, Any]:
     if parts := part_names(config):
         every = {part: sizes_of(part_config(config, part)) for part in parts}
         return {f"{part}.{name}": size for part, sizes in every.items() for name, size in sizes.items()}
+    config = _values(config)
     return {name: config[name] for name in names if config.get(name) is not None}
 
 
@@ -132,6 +156,7 @@ def parts_of(config: Config) -> dict[str, int]:
     if parts := part_names(config):
         every = {part: parts_of(part_config(config, part)) for part in parts}
         return {f"{part}.{name}": size for part, sizes in every.items() for name, size in sizes.items()}
+    config = _values(config)
     named = {part: [config[n] for n in names if isinstance(config.get(n), int)] for part, names in FIELDS.items()}
     return {part: sizes[0] for part, sizes in named.items() if sizes and is_size(sizes[0])}
 
@@ -153,35 +178,91 @@ def ffn_that_follows_hidden(config: Config, times: Times) -> int | None:
     return after if before == config[fields[0]] and isinstance(after, int) and after != before else None
 
 
-def _wide_part(config: Config, times: Times, wider_heads: bool) -> dict[str, Any]:
+def _values(config: Config) -> dict[str, Any]:
+    """config.json with what transformers takes where it leaves a size out; null where that follows from others."""
+    known = {name for group in (*FIELDS.values(), HEAD_DIM, AS_HIDDEN) for name in group}
+    built: dict[str, Any] = {}
+    with suppress(MupscaleError):  # of a part, which has been completed, or of what is refused later
+        built = vars(transformers_config(config))
+    left = {name: value for name, value in built.items() if name in known and config.get(name) is None}
+    values = {**config, **{name: value for name, value in left.items() if is_size(value)}}
+    hidden = next((values[n] for n in FIELDS["hidden"] if is_size(values.get(n))), None)
+    nulls = [name for name in FIELDS["ffn"] if name in left and left[name] is None]
+    if nulls and isinstance(hidden, int) and not any(is_size(values.get(name)) for name in FIELDS["ffn"]):
+        values |= _usual_ffn(config, nulls[0], 4 * hidden)
+    return values
+
+
+_USUAL: dict[str, dict[str, int]] = {}
+
+
+def _usual_ffn(config: Config, name: str, size: int) -> dict[str, int]:
+    """The feed-forward size, 4 times the hidden size, where that is what a null means; tried once for each config."""
+    key = json.dumps(config, sort_keys=True, default=repr)
+    if key not in _USUAL:
+        _USUAL[key] = {name: size} if _takes_size(config, {name: size}) else {}
+    return _USUAL[key]
+
+
+def _wide_part(given: Config, times: Times) -> dict[str, Any]:
     """config.json with every field that grows multiplied."""
+    config = _values(given)
     fields = {part: [name for name in names if is_size(config.get(name))] for part, names in FIELDS.items()}
     if not fields["hidden"]:
-        raise MupscaleError(f"config.json has no known field for the hidden size ({', '.join(FIELDS['hidden'])})")
-    explicit = any(is_size(config.get(name)) for name in HEAD_DIM)
-    also = {n: grown(config[n], times.hidden) for n in AS_HIDDEN if config.get(n) == config[fields["hidden"][0]]}
-    if times.hidden != times.heads and fields["heads"] and not explicit and not (wider_heads and times.heads == 1):
-        hidden, heads = fields["hidden"][0], fields["heads"][0]
+        raise MupscaleError(
+            f"config.json has no field for the hidden size that is known ({', '.join(FIELDS['hidden'])})"
+        )
+    _check_complete(config)
+    hidden = fields["hidden"][0]
+    words = _WORDS_OF_THEIR_OWN.get(str(config.get("model_type")))
+    fields["hidden"] = [n for n in fields["hidden"] if n != words or config[n] == config[hidden]]
+    explicit = any(is_size(given.get(name)) for name in HEAD_DIM)
+    also = {n: grown(config[n], times.hidden) for n in AS_HIDDEN if config.get(n) == config[hidden]}
+    if times.hidden != times.heads and fields["heads"] and not explicit:
+        heads = fields["heads"][0]
         alike = all(isinstance(config[name], int) for name in (hidden, heads))
-        if alike and _takes_head_dim(config, config[hidden] // config[heads]):
-            return _wide_part({**config, "head_dim": config[hidden] // config[heads]}, times, wider_heads)
-        advice = how_to_grow_alike(config[hidden], config[heads], times) if alike else "let both grow alike"
-        raise MupscaleError(f"head_dim is {hidden} / {heads} here, and must stay the same: {advice}")
+        known = {name: config[name] for name in HEAD_DIM if is_size(config.get(name))}
+        known = known or ({"head_dim": config[hidden] // config[heads]} if alike else {})
+        if known and _takes_size(given, known):
+            return _wide_part({**given, **known}, times)
+        if times.heads != 1 or isinstance(times, Ratios):  # else heads become wider, if a run shows that they can
+            advice = how_to_grow_alike(config[hidden], config[heads], times) if alike else "let both grow alike"
+            raise MupscaleError(f"head_dim is {hidden} / {heads} here, and it must stay: {advice}")
     if times.ffn not in (1, times.hidden) and not fields["ffn"]:
         raise MupscaleError(
             f"config.json has no separate size for the feed-forward layers ({', '.join(FIELDS['ffn'])}): let ffn grow "
             f"as hidden does, {times.hidden} times"
         )
-    wide = {name: _grown(config[name], getattr(times, part)) for part, names in fields.items() for name in names}
-    return {**config, **wide, **also}
+    if times.kv != times.heads and not fields["kv"] and fields["heads"]:
+        raise MupscaleError(
+            f"{config.get('model_type')} has as many key/value heads as heads, so that its kv heads cannot grow apart "
+            f"from them; leave kv out{'' if isinstance(times, Ratios) else ' of ' + setting('times')}"
+        )
+    grows = {name: getattr(times, part) for part, names in fields.items() for name in names}
+    wide = {name: _grown(config[name], k) for name, k in grows.items() if k != 1 or given.get(name) is not None}
+    return {**given, **wide, **also, **_clipped(config, times)}
 
 
-def _takes_head_dim(config: Config, size: int) -> bool:
-    """Whether a head_dim in config.json is what heads consist of, where none is given: tried on sketches."""
+def _check_complete(config: Config) -> None:
+    """Refuse what no model can grow with."""
+    if config.get("pruned_heads"):
+        raise MupscaleError(
+            "heads were pruned from this model (pruned_heads in config.json), so that its layers differ in size; only "
+            "a model with all its heads can be upscaled"
+        )
+    if config.get("add_cross_attention"):
+        raise MupscaleError(
+            "this model attends to an encoder (add_cross_attention in config.json), which would have to grow with it; "
+            "only models that stand alone can be upscaled"
+        )
+
+
+def _takes_size(config: Config, known: Mapping[str, int]) -> bool:
+    """Whether such a field in config.json says what it does without it, where none is given: tried on sketches."""
     with suppress(MupscaleError):
         shapes = [
             [tuple(p.shape) for p in sketch_model({**config, **more}).parameters()]
-            for more in ({}, {"head_dim": size}, {"head_dim": 2 * size})
+            for more in ({}, known, {name: 2 * size for name, size in known.items()})
         ]
         return shapes[0] == shapes[1] != shapes[2]
     return False

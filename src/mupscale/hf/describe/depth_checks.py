@@ -5,62 +5,29 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from mupscale.hf.describe.architecture import Config
-from mupscale.hf.describe.building import sketch_model
-from mupscale.hf.describe.completeness import LAYERS
-from mupscale.hf.describe.depths import (
-    LAYER,
-    POST_NORM,
-    PRE_NORM_IF,
-    WRITERS,
-    HowDeep,
-    called,
-    deep_config,
-    depth_operator,
-    layer_origins,
-)
-from mupscale.hf.describe.registry import DESCRIPTIONS
+from mupscale.hf.describe.building import Config, sketch_model
+from mupscale.hf.describe.depths import HowDeep, called, deep_config, depth_operator, layer_origins
+from mupscale.hf.describe.miniatures import LAYER, LAYERS, find_residual_writers
 from mupscale.system import MupscaleError
 
-_IN_MEMORY = "load the model and use mupscale.deepen(shallow, deep, inputs=batch)"
 _ONE_FOR_EACH_LAYER = re.compile(r"layer_weights")  # the weights of a sum over what all layers give
-
-
-def check_wider_and_deeper(config: Config) -> None:
-    """An error where a checkpoint cannot become wider and deeper: what is not described has one plan on record.
-
-    >>> check_wider_and_deeper({"model_type": "arcee"})
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: 'arcee' is not described. Such a checkpoint can grow in width, or ...
-    """
-    if (kind := str(config.get("model_type"))) not in DESCRIPTIONS:
-        raise MupscaleError(
-            f"'{kind}' is not described. Such a checkpoint can grow in width, or once in depth, but not in both. Ask "
-            "for a width or for layers alone, or describe the architecture (mupscale.hf.register)"
-        )
 
 
 def check_depth(config: Config, how: HowDeep, layers: int, names: Collection[str], folder: object) -> None:
     """An error where this checkpoint cannot be made so deep in this way.
 
-    >>> check_depth({"model_type": "bert", "num_hidden_layers": 2}, "identity", 4, [], "small")
+    >>> bert = {"model_type": "bert", "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2}
+    >>> check_depth(bert, "identity", 4, [], "small")
     Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: layers of bert normalise the stream after they add to it (post-norm), ...
+    mupscale.system.errors.MupscaleError: layers of bert cannot start as identity: 'bert.encoder.layer.0...
     """
     kind, operator = str(config.get("model_type")), depth_operator(how)
     if not operator.copies:
-        setting, default = PRE_NORM_IF.get(kind, ("", True))
-        if kind in POST_NORM or not config.get(setting, default):
-            raise MupscaleError(
-                f"layers of {kind} normalise the stream after they add to it (post-norm), so every layer changes the "
-                f"stream. Use {called('stack')}, which changes the function"
-            )
-        if kind not in WRITERS or kind not in DESCRIPTIONS:
-            stack = "" if _misfit(config, "stack", layers) else f"; or take {called('stack')}"
-            raise MupscaleError(
-                f"the description of {kind} does not say what writes into the residual stream: {_IN_MEMORY}, which "
-                f"finds it by running{stack}"
-            )
+        written, reasons = find_residual_writers(config)
+        if reasons or not written:
+            stack = "" if _misfit(config, "stack", layers) else f": take {called('stack')}, which changes the function"
+            why = next(iter(reasons.values()), "no layer writes into a residual stream")
+            raise MupscaleError(f"layers of {kind} cannot start as identity: {why}{stack}")
     if weighted := [name for name in names if _ONE_FOR_EACH_LAYER.fullmatch(name)]:
         raise MupscaleError(
             f"'{weighted[0]}' of {folder} weighs the output of each layer (use_weighted_layer_sum in config.json), and "
@@ -72,7 +39,7 @@ def check_depth(config: Config, how: HowDeep, layers: int, names: Collection[str
             f"{folder} has {max(before.values())} layers. A deeper model needs more than that, not {layers}"
         )
     if odd := _misfit(config, how, layers):
-        instead = f"take {called('identity')}" if kind in WRITERS else _IN_MEMORY
+        instead = f"take {called('identity')}"
         raise MupscaleError(
             f"layers of {kind} do not all hold the same tensors, so new ones modelled on those of {folder} ('{how}') "
             f"would be incomplete: {odd}{f'; {instead}' if operator.copies else ''}"
@@ -80,17 +47,11 @@ def check_depth(config: Config, how: HowDeep, layers: int, names: Collection[str
 
 
 def _misfit(config: Config, how: HowDeep, layers: int) -> str:
-    """What the deep model's layers hold that those do not which they are to be made after, or the reverse; or nothing.
-
-    What transformers cannot build is not known beforehand.
-    """
-    try:
-        shallow, deep = (
-            [name for name, _ in sketch_model(made).named_parameters(remove_duplicate=False)]
-            for made in (config, deep_config(config, how, layers))
-        )
-    except MupscaleError:
-        return ""
+    """What the deep model's layers hold that those which they are made after do not, or the reverse; or nothing."""
+    shallow, deep = (
+        [name for name, _ in sketch_model(made).named_parameters(remove_duplicate=False)]
+        for made in (config, deep_config(config, how, layers))
+    )
     made = layer_origins(shallow, how, layers)
     if lacking := [name for name in deep if name not in made]:
         return f"nothing would be '{lacking[0]}'"

@@ -7,59 +7,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from mupscale.core import Shape
+from mupscale.core import Shape, naming
 from mupscale.growth import DepthOperator, Identity, Place, Stack
-from mupscale.hf.describe.architecture import Architecture, Config
-from mupscale.hf.describe.building import sketch_model, transformers_config
-from mupscale.hf.describe.completeness import LAYERS
+from mupscale.hf.describe.building import Config, sketch_model, transformers_config
+from mupscale.hf.describe.config_family import family_of_config
+from mupscale.hf.describe.file_names import InModel, names_in_model
+from mupscale.hf.describe.miniatures import LAYER, LAYERS, find_residual_writers
 from mupscale.hf.describe.multipliers import Times
-from mupscale.hf.describe.registry import DESCRIPTIONS
 from mupscale.system import MupscaleError, as_asked
 
 HowDeep = Literal["identity", "stack", "interleaved"]
 """What new layers are."""
 
-LAYER = re.compile(r"(?P<list>(?:.*?\.)?(?:layers|layer|h|blocks?))\.(?P<number>\d+)\.(?P<local>.+)")
-_EXPERTS = (
-    r"block_sparse_moe\.experts\.\d+\.w2",
-    r"(mlp|block_sparse_moe|feed_forward)\.experts\.(\d+\.)?down_proj(_bias)?",
-    r"block_sparse_moe\.output_linear",
-)
-_DENSE = (r"self_attn\.o_proj", r"(mlp|feed_forward)\.(shared_experts?\.)?down_proj")
-_LLAMA = (*_DENSE, *_EXPERTS)
-_NORMS = (r"post_attention_layernorm", r"post_feedforward_layernorm")
-WRITERS: dict[str, tuple[tuple[str, ...], float]] = {
-    **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma"), (_LLAMA, 0.0)),
-    **dict.fromkeys(("smollm3", "granite", "cohere", "cohere2", "phi3", "stablelm", "olmoe"), (_LLAMA, 0.0)),
-    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "granitemoe", "gpt_oss", "llama4_text"), (_LLAMA, 0.0)),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), (_LLAMA, 0.0)),
-    **dict.fromkeys(("olmo2", "olmo3"), (_NORMS, 0.0)),
-    **dict.fromkeys(("gemma2", "gemma3_text"), (_NORMS, -1.0)),
-    "starcoder2": ((r"self_attn\.o_proj", r"mlp\.c_proj"), 0.0),
-    **dict.fromkeys(("falcon", "bloom"), ((r"self_attention\.dense", r"mlp\.dense_4h_to_h"), 0.0)),
-    "mpt": ((r"attn\.out_proj", r"ffn\.down_proj"), 0.0),
-    "phi": ((r"self_attn\.dense", r"mlp\.fc2"), 0.0),
-    "gpt_neox": ((r"attention\.dense", r"mlp\.dense_4h_to_h"), 0.0),
-    "opt": ((r"self_attn\.out_proj", r"fc2"), 0.0),
-    "gpt2": ((r"attn\.c_proj", r"mlp\.c_proj"), 0.0),
-    "whisper": ((r"(self|encoder)_attn\.out_proj", r"fc2"), 0.0),
-    "wav2vec2": ((r"attention\.out_proj", r"feed_forward\.output_dense", r"adapter_layer\.linear_2"), 0.0),
-    "mamba2": ((r"mixer\.out_proj",), 0.0),
-    "qwen3_next": ((*_LLAMA, r"linear_attn\.out_proj"), 0.0),
-    "t5": ((r"layer\.\d\.(SelfAttention|EncDecAttention)\.o", r"layer\.\d\.DenseReluDense\.wo"), 0.0),
-    "vit": ((r"attention\.output\.dense", r"output\.dense", r"attention\.o_proj", r"mlp\.fc2"), 0.0),
-    "modernbert": ((r"attn\.Wo", r"mlp\.Wo"), 0.0),
-}
-"""Of each architecture, the modules of a layer that write into the residual stream, and the value at which they do not.
-
-The tests compare it with what `mupscale.plan_depth` finds by running small models."""
-POST_NORM = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "bart")
-"""Architectures whose layers normalise the stream itself, so that none can leave it as it is."""
-PRE_NORM_IF = {"opt": ("do_layer_norm_before", True), "wav2vec2": ("do_stable_layer_norm", False)}
-"""Architectures that are either, by a setting of their config and what it is where it is left out."""
-_FIXED = re.compile(r"(.*\.)?(attn|attention)\.(masked_)?bias|.*rotary_emb\.inv_freq")  # constants
-_ZERO_GAINS = ("gemma", "gemma2", "gemma3_text")  # which store a gain without its 1
-_GAIN_THAT_STAYS = re.compile(r".*norm[^.]*\.weight")  # of a size that never grows, such as a rank
 _FIRST_ALONE = re.compile(r".*\.relative_attention_bias\..*")  # which the first layer has for all
 _WRITTEN_OUT = ("layer_types", "mlp_layer_types", "no_rope_layers")  # what a config may leave to transformers
 _NUMBERS_OF_LAYERS = ("mlp_only_layers", "moe_layers")
@@ -160,9 +119,10 @@ def plan_layers(
 ) -> dict[str, LayerTensor]:
     """What every tensor of the deep files is: copied, constant, or drawn as the model's own initialisation would.
 
-    shapes: of the shallow files. first, times: the config of the first small model, and by how much this one is wider.
+    shapes: of the shallow files, or of its model's parameters. first, times: the config of the first small model, with
+    the layers that there are since, and by how much this one is wider.
 
-    >>> first = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "initializer_range": 0.02}
+    >>> first = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1}
     >>> shapes = {"h.0.mlp.c_fc.weight": (8, 32), "h.0.mlp.c_proj.weight": (32, 8)}
     >>> tensors = plan_layers(shapes, "identity", 2, first, Times())
     >>> tensors["h.1.mlp.c_fc.weight"].std, tensors["h.1.mlp.c_proj.weight"].std
@@ -171,43 +131,34 @@ def plan_layers(
     origins = layer_origins(shapes, how, layers)
     if depth_operator(how).copies:
         return {name: LayerTensor(*origin) for name, origin in origins.items()}
-    described = DESCRIPTIONS[str(first["model_type"])]
-    plan = described.plan(first, times, {n: s for n, s in shapes.items() if not _FIXED.fullmatch(n)}, wide=True)
-    patterns, silent = WRITERS[described.model_type]
+    plan, model = family_of_config(first).plan(times), sketch_model(first)
+    in_model = names_in_model(model, shapes) or {name: InModel((name,)) for name in shapes}
+    writers = find_residual_writers(first)[0]
     tensors: dict[str, LayerTensor] = {}
     for name, origin in origins.items():
-        match = LAYER.fullmatch(origin.name)
-        if not origin.is_new or match is None or _FIXED.fullmatch(origin.name):
+        own = in_model[origin.name].names[0]
+        if not origin.is_new or own not in plan.names:  # the latter are constants
             tensors[name] = LayerTensor(*origin)
-        elif any(re.fullmatch(rf"{pattern}(\.weight|\.bias)?", match["local"]) for pattern in patterns):
-            tensors[name] = LayerTensor(*origin, mean=silent)
+        elif own in writers:
+            tensors[name] = LayerTensor(*origin, mean=writers[own])
         else:
-            planned = plan.names[origin.name]
-            mean = _initial_mean(described, origin.name, first)
-            tensors[name] = LayerTensor(*origin, mean=mean, std=(plan.fresh or {}).get(planned, 0.0))
+            mean = (plan.means or {}).get(plan.names[own], (0.0,))
+            std = (plan.fresh or {}).get(plan.names[own], 0.0)
+            tensors[name] = LayerTensor(*origin, mean=mean[0] if len(set(mean)) == 1 else None, std=std)
     return tensors
 
 
-def _initial_mean(described: Architecture, name: str, config: Config) -> float:
-    """Around what a tensor of a fresh layer lies: 1 for a gain, 0 for all else, or what its description says."""
-    start, norm = described.start_of(name, config), described.layout(name).norm
-    if start is not None:
-        return start
-    gain = norm in ("rms", "layer", "head") or (not norm and bool(_GAIN_THAT_STAYS.fullmatch(name)))
-    return 1.0 if gain and described.model_type not in _ZERO_GAINS else 0.0
-
-
-def writers_of(kind: str, names: Collection[str]) -> dict[str, dict[str, float]]:
+def writers_of(config: Config, names: Collection[str]) -> dict[str, dict[str, float]]:
     """By the path of each layer, what in it writes into the residual stream, and the value at which it does not.
 
-    >>> writers_of("gpt2", ["h.0.mlp.c_fc.weight", "h.0.mlp.c_proj.weight"])
-    {'h.0': {'mlp.c_proj.weight': 0.0}}
+    >>> config = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1}
+    >>> writers_of(config, ["transformer.h.0.mlp.c_fc.weight", "transformer.h.0.mlp.c_proj.weight"])
+    {'transformer.h.0': {'mlp.c_proj.weight': 0.0}}
     """
-    patterns, silent = WRITERS[kind]
-    written: dict[str, dict[str, float]] = {}
-    for match in filter(None, map(LAYER.fullmatch, names)):
-        if any(re.fullmatch(rf"{pattern}(\.weight|\.bias)?", match["local"]) for pattern in patterns):
-            written.setdefault(f"{match['list']}.{match['number']}", {})[match["local"]] = silent
+    found, written = find_residual_writers(config)[0], dict[str, dict[str, float]]()
+    for name in names:
+        if name in found and (match := LAYER.fullmatch(name)):
+            written.setdefault(f"{match['list']}.{match['number']}", {})[match["local"]] = found[name]
     return written
 
 
@@ -246,10 +197,7 @@ def _fitting_places(config: Config, how: HowDeep, places: Sequence[Place]) -> Se
     """The places of layers by what they hold, which the model tells."""
     if depth_operator(how).copies:
         return places
-    try:
-        names = [name for name, _ in sketch_model(config).named_parameters()]
-    except MupscaleError:
-        return places
+    names = list(naming.parameters(sketch_model(config)))
     lacks = _lists_whose_first_lacks([match for name in names if (match := LAYER.fullmatch(name))])
     return _not_after_the_first(places) if lacks else places
 

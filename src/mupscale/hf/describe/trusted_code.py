@@ -16,14 +16,7 @@ _TRUSTED: ContextVar[Path | None] = ContextVar("_TRUSTED", default=None)
 
 
 def runs_trusted_code(function: Callable[P, R]) -> Callable[P, R]:
-    """A function of a checkpoint (its first argument) that runs code of its own where trust_remote_code is True.
-
-    >>> @runs_trusted_code
-    ... def is_trusted(path, *, trust_remote_code=False):
-    ...     return _TRUSTED.get() is not None
-    >>> is_trusted("small"), is_trusted("small", trust_remote_code=True), _TRUSTED.get()
-    (False, True, None)
-    """
+    """A function of a checkpoint (its first argument) that runs code of its own where trust_remote_code is True."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -65,13 +65,6 @@ def write_deep_weights(
     """Write these tensors into safetensors files of about this size, and give the number of files.
 
     advance: called with the number of bytes after each write.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as name:
-    ...     _ = (Path(name) / "old").write_bytes(bytes(8))
-    ...     stored = StoredTensor(Path(name) / "old", torch.float32, (2,), 0)
-    ...     write_deep_weights(Path(name), {"norm.weight": DeepTensor(stored)}, "5GB")
-    1
     """
     shards = list(_shards(tensors, parse_size(shard_size)))
     weight_map: dict[str, str] = {}

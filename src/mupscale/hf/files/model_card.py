@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mupscale.hf.describe import Config, architecture_of, layers_of
+from mupscale.hf.describe import Config, family_of_config, layers_of
 from mupscale.hf.files.record import RECORD_FILE, GrowthStep
 from mupscale.hf.files.source import Source
 from mupscale.system import replace_text
@@ -86,22 +86,6 @@ def write_model_card(
     growths: what was done to it, in turn. sizes: before and after, by hidden, ffn, heads, kv and layers. checked: what
     a comparison showed, or why there was none. A saved optimizer that went along is mentioned. What an earlier growth
     has said of training on is left out, since that model's folder and files are others.
-
-    >>> import tempfile
-    >>> from mupscale.hf.describe import Times
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     small = Source(Path(folder) / "small", {"_name_or_path": "someone/small"}, {})
-    ...     write_model_card(Path(folder), "wide", small, [GrowthStep(Times.of(2))], {"hidden": (8, 16)}, "equivalent")
-    ...     print("\\n".join((Path(folder) / "README.md").read_text().splitlines()[:9]))
-    ---
-    library_name: transformers
-    base_model: someone/small
-    tags:
-    - mupscale
-    ---
-    <BLANKLINE>
-    # wide
-    <BLANKLINE>
     """
     before = source.folder / CARD_FILE
     old = before.read_text(encoding="utf-8", errors="replace") if before.is_file() else ""
@@ -121,19 +105,7 @@ def write_model_card(
 
 
 def write_size_card(folder: Path, name: str, config: Config, story: str) -> None:
-    """Write README.md into the folder of a finished model of a family: what it is for, its story, how it is loaded.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_size_card(Path(folder), "small", {"architectures": ["GPT2LMHeadModel"]}, "It was trained.")
-    ...     print((Path(folder) / "README.md").read_text().split("---")[1])
-    <BLANKLINE>
-    library_name: transformers
-    pipeline_tag: text-generation
-    tags:
-    - mupscale
-    <BLANKLINE>
-    """
+    """Write README.md into the folder of a finished model of a family: what it is for, its story, how it is loaded."""
     front = _front({}, "", _task(config))
     load = f"```python\nimport transformers\n\nmodel = {_load(config, name)}\n```"
     replace_text(folder / CARD_FILE, f"---\n{front}---\n\n# {name}\n\n{story}\n\n{load}\n")
@@ -145,7 +117,7 @@ def sizes_in_words(config: Config) -> dict[str, int]:
     >>> sizes_in_words({"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 3})
     {'hidden size': 8, 'feed-forward size': 32, 'attention heads': 2, 'layers': 3}
     """
-    sizes = {**architecture_of(config).parts(config), "layers": layers_of(config)}
+    sizes = {**family_of_config(config).parts(), "layers": layers_of(config)}
     return {_PARTS.get(part, part): size for part, size in sizes.items() if size is not None}
 
 

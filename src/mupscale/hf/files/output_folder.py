@@ -24,12 +24,7 @@ _OF_THE_SMALL_ONE = ("config.json", RECORD_FILE, "trainer_state.json", "all_resu
 
 
 def check_place(out: Path, source: Source) -> None:
-    """Refuse a place where something is already, or that lies inside the checkpoint itself.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     check_place(Path(folder) / "wide", Source(Path(folder) / "small", {}, {}))
-    """
+    """Refuse a place where something is already, or that lies inside the checkpoint itself."""
     if is_taken(out):
         raise MupscaleError(f"{out} already exists. Remove it, or choose a different name")
     here, there = out.resolve(), source.folder.resolve()
@@ -41,10 +36,6 @@ def check_space(out: Path, source: Source, weights: int, optimizer: int = 0) -> 
     """Refuse a disk without room, before hours of writing; it may still fill up meanwhile.
 
     weights, optimizer: bytes of these files.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     check_space(Path(folder) / "wide", Source(Path(folder), {}, {}), weights=1)
     """
     needed = weights + optimizer + sum(file.stat().st_size for file in _companion_files(source))
     parent = next(p for p in out.absolute().parents if p.exists())
@@ -56,30 +47,14 @@ def check_space(out: Path, source: Source, weights: int, optimizer: int = 0) -> 
 
 
 def write_companions(folder: Path, source: Source, config: Mapping[str, Any], shards: Sequence[WeightShard]) -> None:
-    """Config, index, tokenizer and the like.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     shards = [WeightShard("model.safetensors", b"", {})]
-    ...     write_companions(Path(folder), Source(Path(folder), {}, {}), {"model_type": "gpt2"}, shards)
-    ...     json.loads((Path(folder) / "config.json").read_text())
-    {'model_type': 'gpt2'}
-    """
+    """Config, index, tokenizer and the like."""
     replace_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
     write_index(shards, folder)
     copy_companions(folder, source)
 
 
 def copy_companions(folder: Path, source: Source) -> None:
-    """Tokenizer, generation config and the like of a checkpoint, which fit it at any width.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as small, tempfile.TemporaryDirectory() as wide:
-    ...     _ = (Path(small) / "tokenizer.json").write_text("{}"), (Path(small) / "config.json").write_text("{}")
-    ...     copy_companions(Path(wide), Source(Path(small), {}, {}))
-    ...     [file.name for file in Path(wide).iterdir()]
-    ['tokenizer.json']
-    """
+    """Tokenizer, generation config and the like of a checkpoint, which fit it at any width."""
     for file in _companion_files(source):
         target = folder / file.relative_to(source.folder)
         make_folder(target.parent)

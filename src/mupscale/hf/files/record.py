@@ -9,9 +9,9 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, get_args
 
-from mupscale.core import Plan, Shape
+from mupscale.core import Axis, Plan
 from mupscale.growth import DRAWS, Draws, Fresh, Unit
-from mupscale.hf.describe import Config, HowDeep, Times, architecture_of, deep_config, times_from_json
+from mupscale.hf.describe import Config, HowDeep, Times, deep_config, family_of_config, layer_origins, times_from_json
 from mupscale.system import MupscaleError, read_json, replace_text
 
 RECORD_FILE = "mupscale.json"
@@ -54,7 +54,7 @@ class GrowthStep:
         """config.json after this growth of the model that had this one."""
         if self.layers is not None:
             return deep_config(config, self.deepen, self.layers)
-        return architecture_of(config).wide_config(config, self.times)
+        return family_of_config(config).wide_config(self.times)
 
     def to_json(self) -> dict[str, Any]:
         """As mupscale.json has it."""
@@ -92,7 +92,8 @@ class GrowthStep:
 class Record:
     """The growths of a model from the first one on, whose config this is; none of one that has not grown.
 
-    plan: of all growths in one, by the model's own names, where the architecture is not described.
+    plan: of all growths in one, by the model's own names; files of earlier versions may lack it. Of several growths it
+    says by how much, not where copies lie.
 
     >>> import tempfile
     >>> record = Record({"model_type": "llama"}).then(GrowthStep(Times.of(2))).then(GrowthStep(Times.of(3)))
@@ -132,18 +133,20 @@ class Record:
         return reduce(lambda deep, step: step.config_after(deep), self.deepenings, dict(self.config))
 
     def then(self, growth: GrowthStep, plan: Plan | None = None) -> Record:
-        """Grown once more; `plan` is that growth's own, where the architecture is not described."""
-        whole = plan if self.plan is None or plan is None else self.plan.then(plan)
-        if whole is not None and growth.fresh is not None:
-            whole = replace(whole, mup=True)
+        """Grown once more; `plan` is that growth's own, in width."""
+        whole = self.plan
+        if growth.layers is not None:
+            whole = None if whole is None else _with_layers(whole, growth.deepen, growth.layers)
+        elif plan is None:
+            whole = None
+        else:
+            whole = in_no_blocks(self.whole_plan()).then(in_no_blocks(plan)) if self.widenings else plan
+            whole = replace(whole, mup=True) if growth.fresh is not None else whole
         return replace(self, growths=(*self.growths, growth), plan=whole)
 
-    def plan_for(self, shapes: Mapping[str, Shape]) -> Plan:
-        """The plan from the first model to this one, for parameters of these names and wide shapes."""
-        if self.plan is not None:
-            return self.plan
-        config = self.first_config
-        return architecture_of(config).plan_wide_parameters(config, self.times, shapes)
+    def whole_plan(self) -> Plan:
+        """From the first model to this one, by the model's own names; made again where it is not on record."""
+        return family_of_config(self.first_config).plan(self.times, initial=False) if self.plan is None else self.plan
 
     def save(self, folder: Path) -> None:
         """Write mupscale.json."""
@@ -184,3 +187,32 @@ class Record:
     def find(cls, folder: Path) -> Record | None:
         """The record of a checkpoint, if it was upscaled before."""
         return cls.load(folder) if (folder / RECORD_FILE).exists() else None
+
+
+def in_no_blocks(plan: Plan) -> Plan:
+    """By how much everything grows, without where copies lie: growths compose whatever blocks each was copied in.
+
+    >>> in_no_blocks(Plan({})).parameters
+    {}
+    """
+    return replace(
+        plan,
+        parameters={
+            name: replace(entry, axes={d: Axis(axis.times) for d, axis in entry.axes.items()})
+            for name, entry in plan.parameters.items()
+        },
+        buffers={},
+    )
+
+
+def _with_layers(plan: Plan, how: HowDeep, layers: int) -> Plan:
+    """The plan of a model that has more layers since: each grew as the layer that it comes from."""
+    origins = {deep: origin.name for deep, origin in layer_origins(plan.parameters, how, layers).items()}
+
+    def by_origin(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {deep: values[origin] for deep, origin in origins.items() if origin in values}
+
+    entries = {n: replace(e, names=e.names if origins[n] == n else (n,)) for n, e in by_origin(plan.parameters).items()}
+    fresh, means = (None if values is None else by_origin(values) for values in (plan.fresh, plan.means))
+    past = None if plan.past_norms is None else by_origin(plan.past_norms)
+    return replace(plan, parameters=entries, fresh=fresh, means=means, norms=by_origin(plan.norms), past_norms=past)

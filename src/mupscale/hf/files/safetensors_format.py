@@ -131,14 +131,7 @@ def make_header(tensors: Mapping[str, tuple[torch.dtype, Shape]]) -> tuple[bytes
 
 
 def read_into(tensor: Tensor, file: Any, at: int) -> Tensor:
-    """Fill a contiguous tensor from an unbuffered file, from this byte on.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryFile(buffering=0) as file:
-    ...     _ = file.write(raw_bytes(torch.arange(4.0)))
-    ...     read_into(torch.empty(2), file, at=8)
-    tensor([2., 3.])
-    """
+    """Fill a contiguous tensor from an unbuffered file, from this byte on."""
     file.seek(at)
     left = raw_bytes(tensor)
     while left.nbytes:

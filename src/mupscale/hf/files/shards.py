@@ -80,20 +80,6 @@ def arrange_shards(
     """The files of the wide checkpoint, with all their tensors in place; nothing is read or written yet.
 
     dtype: of the floating-point tensors, which keep theirs where it is None.
-
-    >>> import json, pathlib, tempfile, torch
-    >>> from safetensors.torch import save_file
-    >>> temporary = tempfile.TemporaryDirectory()
-    >>> folder = pathlib.Path(temporary.name)
-    >>> _ = (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 8, "n_head": 2}))
-    >>> save_file({"wte.weight": torch.ones(11, 8)}, folder / "model.safetensors")
-    >>> from mupscale.hf.describe import DESCRIPTIONS, Times
-    >>> from mupscale.hf.files import open_source
-    >>> source = open_source(folder)
-    >>> plan = DESCRIPTIONS["gpt2"].plan(source.config, Times.of(2), source.shapes)
-    >>> [(shard.file, shard.tensors["wte.weight"].target.shape) for shard in arrange_shards(source, plan)]
-    [('model.safetensors', (11, 16))]
-    >>> temporary.cleanup()
     """
     largest, names = parse_size(shard_size), plan_names(source, plan)
     shards: list[dict[str, WideTensor]] = []
@@ -133,21 +119,7 @@ def _place(file: str, tensors: Mapping[str, WideTensor]) -> WeightShard:
 
 
 def plan_names(source: Source, plan: Plan) -> dict[str, str]:
-    """The plan's name of each tensor of the files.
-
-    >>> import json, pathlib, tempfile, torch
-    >>> from safetensors.torch import save_file
-    >>> temporary = tempfile.TemporaryDirectory()
-    >>> folder = pathlib.Path(temporary.name)
-    >>> _ = (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 8, "n_head": 2}))
-    >>> save_file({"wte.weight": torch.ones(11, 8)}, folder / "model.safetensors")
-    >>> from mupscale.hf.describe import DESCRIPTIONS, Times
-    >>> from mupscale.hf.files import open_source
-    >>> source = open_source(folder)
-    >>> plan_names(source, DESCRIPTIONS["gpt2"].plan(source.config, Times.of(2), source.shapes))
-    {'wte.weight': 'wte.weight'}
-    >>> temporary.cleanup()
-    """
+    """The plan's name of each tensor of the files."""
     return {name: plan_name(name, plan, stored.file.name) for name, stored in source.tensors.items()}
 
 
@@ -163,14 +135,7 @@ def plan_name(name: str, plan: Plan, file: str = "the files") -> str:
 
 
 def write_index(shards: Sequence[WeightShard], folder: Path) -> None:
-    """Where each tensor is, as transformers writes it; one file alone needs no index.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_index([WeightShard("a.safetensors", b"", {}), WeightShard("b.safetensors", b"", {})], Path(folder))
-    ...     sorted(file.name for file in Path(folder).iterdir())
-    ['model.safetensors.index.json']
-    """
+    """Where each tensor is, as transformers writes it; one file alone needs no index."""
     if len(shards) == 1:
         return
     every = [tensor for shard in shards for tensor in shard.tensors.values()]

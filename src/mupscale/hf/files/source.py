@@ -63,19 +63,7 @@ class Source:
 
 
 def open_source(path: str | Path | Source) -> Source:
-    """A checkpoint in a folder, or one of the hub by its name; only headers are read.
-
-    >>> import json, pathlib, tempfile, torch
-    >>> from safetensors.torch import save_file
-    >>> temporary = tempfile.TemporaryDirectory()
-    >>> folder = pathlib.Path(temporary.name)
-    >>> _ = (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 8, "n_head": 2}))
-    >>> save_file({"wte.weight": torch.ones(11, 8)}, folder / "model.safetensors")
-    >>> source = open_source(folder)
-    >>> source.model_type, source.shapes
-    ('gpt2', {'wte.weight': (11, 8)})
-    >>> temporary.cleanup()
-    """
+    """A checkpoint in a folder, or one of the hub by its name; only headers are read."""
     if isinstance(path, Source):
         return path
     folder = Path(path)
@@ -125,14 +113,7 @@ def is_gguf(path: str | Path) -> bool:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """A folder's config.json, where it is one of transformers and not quantised.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = (Path(folder) / "config.json").write_text('{"model_type": "gpt2"}')
-    ...     read_config(Path(folder))
-    {'model_type': 'gpt2'}
-    """
+    """A folder's config.json, where it is one of transformers and not quantised."""
     check_has_config(folder)
     config = _read_json(folder / "config.json")
     if (quantised := config.get("quantization_config")) is not None:

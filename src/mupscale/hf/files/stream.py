@@ -73,23 +73,6 @@ def write_shards(
 
     noise: one that mupscale.growth.check_noise has seen. grow: by fresh units instead of copies, which has seen the
     plan. advance: called with the number of bytes after each write.
-
-    >>> import json, pathlib, tempfile, torch
-    >>> from safetensors.torch import save_file
-    >>> temporary = tempfile.TemporaryDirectory()
-    >>> folder = pathlib.Path(temporary.name)
-    >>> _ = (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 8, "n_head": 2}))
-    >>> save_file({"wte.weight": torch.ones(2, 8)}, folder / "model.safetensors")
-    >>> from mupscale.hf.describe import DESCRIPTIONS, Times
-    >>> from mupscale.hf.files import arrange_shards, open_source
-    >>> source = open_source(folder)
-    >>> plan = DESCRIPTIONS["gpt2"].plan(source.config, Times.of(2), source.shapes)
-    >>> (folder / "wide").mkdir()
-    >>> write_shards(arrange_shards(source, plan), folder / "wide", plan)
-    >>> from safetensors.torch import load_file
-    >>> load_file(folder / "wide" / "model.safetensors")["wte.weight"].shape
-    torch.Size([2, 16])
-    >>> temporary.cleanup()
     """
     threads = min(usable_cores(), _MOST_THREADS) if threads is None else threads
     if threads < 1:

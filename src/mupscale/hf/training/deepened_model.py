@@ -17,13 +17,7 @@ from mupscale.hf.training.model_parameters import shapes_of
 
 
 def model_like(model: Any, config: Mapping[str, Any]) -> nn.Module:
-    """A model of the same class with this config, on the same device, in the same dtype and mode.
-
-    >>> import transformers
-    >>> model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=11))
-    >>> len(model_like(model, {**model.config.to_dict(), "n_layer": 2}).transformer.h)
-    2
-    """
+    """A model of the same class with this config, on the same device, in the same dtype and mode."""
     made, first = type(model.config).from_dict(dict(config)), next(model.parameters())
     made._attn_implementation = model.config._attn_implementation
     built: nn.Module = type(model)(made).to(device=first.device, dtype=first.dtype).train(model.training)
@@ -37,14 +31,6 @@ def deepen_in_memory(
     """The model with more layers, whose new weights are those that `deepen_checkpoint` would write, and its optimizer.
 
     first, times: the config of the first small model, and by how much this one is wider. lr: as in `upscale`.
-
-    >>> import transformers
-    >>> model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=11))
-    >>> optimizer = torch.optim.AdamW(model.parameters())
-    >>> step = GrowthStep(Times(), layers=2)
-    >>> deep, _ = deepen_in_memory(model, optimizer, step, model.config.to_dict(), Times())
-    >>> float(deep.transformer.h[1].mlp.c_proj.weight.detach().abs().max())
-    0.0
     """
     assert step.layers is not None
     config = model.config.to_dict()
@@ -53,7 +39,7 @@ def deepen_in_memory(
     for name, p in parameters.items():
         if (one := tensors[name]).mean is not None:
             p.copy_(NewTensor(name, one.mean, one.std, step.seed, step.draws).whole(tuple(p.shape), p.dtype))
-    writers = None if operator.copies else writers_of(str(config["model_type"]), shapes_of(model))
+    writers = None if operator.copies else writers_of(config, shapes_of(model))
     plan = plan_depth(model, deep, grow=operator, writers=writers)
     deepen(model, deep, plan)
     return deep, deepen_optimizer(optimizer, model, deep, plan, lr=lr)

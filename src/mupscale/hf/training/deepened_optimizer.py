@@ -20,44 +20,12 @@ def deepen_optimizer_file(path: str | Path, out: str | Path, source: Source, *, 
 
     source: the shallow checkpoint. Layers that start as identity have no state, as with a fresh optimizer; those that
     are copies have their layer's. All are in the groups of the layer that they come from.
-
-    >>> import tempfile, torch, transformers
-    >>> from mupscale.hf.files import open_source
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=16, vocab_size=11)
-    >>> model = transformers.GPT2LMHeadModel(config)
-    >>> model.save_pretrained(f"{folder.name}/small")
-    >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    >>> model(input_ids=torch.ones(1, 4, dtype=int)).logits.sum().backward()
-    >>> optimizer.step()
-    >>> torch.save(optimizer.state_dict(), f"{folder.name}/old.pt")
-    >>> source = open_source(f"{folder.name}/small")
-    >>> deepen_optimizer_file(f"{folder.name}/old.pt", f"{folder.name}/new.pt", source, layers=2, how="identity")
-    >>> saved = torch.load(f"{folder.name}/new.pt")
-    >>> len(saved["param_groups"][0]["param_names"]) - len(saved["state"])  # the new layer's have no state
-    12
-    >>> folder.cleanup()
     """
     write_optimizer(Path(out), *_prepare(Path(path), source, layers, how))
 
 
 def check_deepened_optimizer(path: str | Path, source: Source, *, layers: int, how: HowDeep) -> None:
-    """Raise what deepen_optimizer_file would, before the weights are written.
-
-    >>> import tempfile, torch, transformers
-    >>> from mupscale.hf.files import open_source
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=16, vocab_size=11)
-    >>> transformers.GPT2LMHeadModel(config).save_pretrained(folder.name)
-    >>> torch.save({"not": "an optimizer"}, f"{folder.name}/optimizer.pt")
-    >>> try:
-    ...     source = open_source(folder.name)
-    ...     check_deepened_optimizer(f"{folder.name}/optimizer.pt", source, layers=2, how="stack")
-    ... except MupscaleError as error:
-    ...     print("is not an optimizer's state_dict()" in str(error))
-    True
-    >>> folder.cleanup()
-    """
+    """Raise what deepen_optimizer_file would, before the weights are written."""
     _prepare(Path(path), source, layers, how)
 
 

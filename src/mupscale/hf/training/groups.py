@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from mupscale import optim
 from mupscale.core import Plan, laid_out_like, naming
 from mupscale.hf.files import Record
-from mupscale.hf.training.model_parameters import decay_groups, match_plan, refuse_untrainable, shapes_of
+from mupscale.hf.training.model_parameters import decay_groups, plan_for_model, refuse_untrainable
 from mupscale.hf.training.saved_optimizer import read_optimizer
 from mupscale.optim import scale, traits_of
 from mupscale.system import MupscaleError, NotNegative, checks_arguments, warn
@@ -43,7 +43,7 @@ def plan(path: str | Path, model: nn.Module) -> Plan:
     refuse_untrainable(model)
     record = Record.load(path)
     try:
-        model_plan = match_plan(model, record.plan_for(shapes_of(model)), record.config)
+        model_plan = plan_for_model(model, record)
         model_plan.check(model)
     except MupscaleError as error:
         kind = type(naming.unwrap(model)).__name__

@@ -12,22 +12,21 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mupscale.growth import Copies, GaussianNoise, Operator, SignalNoise, obstacles, replica_in_words, upscale_untried
+from mupscale.growth import Copies, GaussianNoise, Operator, SignalNoise, replica_in_words, upscale_untried
 from mupscale.hf.describe import (
     AskedGrowth,
     Config,
     HowDeep,
     Times,
-    architecture_of,
     check_depth,
     check_fresh_plan,
-    check_wider_and_deeper,
+    family_of_config,
     settle_growth,
 )
 from mupscale.hf.files import GrowthStep, Record, count_from_first, sizes_in_words
 from mupscale.hf.training.deepened_model import deepen_in_memory, model_like
 from mupscale.hf.training.invariant_clipping import InvariantClipping, find_in_charge, say_in_log
-from mupscale.hf.training.model_parameters import match_plan, shapes_of
+from mupscale.hf.training.model_parameters import match_plan, plan_for_model, shapes_of
 from mupscale.hf.training.trainer import Clip
 from mupscale.optim import FROM_GROUP, widen_scheduler
 from mupscale.system import (
@@ -134,8 +133,6 @@ class GrowTrainerCallback(InvariantClipping):
                 asked = self._asked(kwargs["model"])
                 if asked.is_replica and not self.exact:
                     warn(replica_in_words(), ReplicaWarning)
-            elif self.layers is not None:
-                check_wider_and_deeper(kwargs["model"].config.to_dict())
             if state.max_steps < self.at:
                 warn(
                     f"the model will not grow: GrowTrainerCallback(at={self.at}) waits for step {self.at}, but this "
@@ -208,16 +205,13 @@ class GrowTrainerCallback(InvariantClipping):
 
     def _asked(self, model: nn.Module) -> AskedGrowth:
         config = model.config.to_dict()  # type: ignore[union-attr, operator]
-        architecture = architecture_of(config)
         if self.layers is not None:
             is_wider = self.times is not None or self.grow is not None or any(self.sizes.values())
-            if is_wider or find_in_charge(model) is not None:
-                check_wider_and_deeper(config)
             check_depth(config, self.deepen, self.layers, shapes_of(model), "the model")
             if not is_wider:
-                return settle_growth(architecture, config, times=1, exact=True)
+                return settle_growth(config, times=1, exact=True)
         how: dict[str, Any] = {"grow": self.grow, "noise": self.noise, "exact": self.exact}
-        return settle_growth(architecture, config, times=self.times, sizes=self.sizes, **how)
+        return settle_growth(config, times=self.times, sizes=self.sizes, **how)
 
     def _grow(self, model: nn.Module, optimizer: Optimizer, scheduler: Any) -> None:
         """Grow all three in place, since the Trainer's loop holds on to them."""
@@ -234,7 +228,9 @@ class GrowTrainerCallback(InvariantClipping):
         if self.layers is not None:
             step = GrowthStep(Times(), seed=self.seed, layers=self.layers, deepen=self.deepen)
             from_group = [group.get(FROM_GROUP) for group in grown_optimizer.param_groups]
-            grown, grown_optimizer = deepen_in_memory(grown, grown_optimizer, step, record.config, record.times, lr)
+            grown, grown_optimizer = deepen_in_memory(
+                grown, grown_optimizer, step, record.first_config, record.times, lr
+            )
             if is_wider:  # schedulers go by the groups of the first optimizer
                 for group in grown_optimizer.param_groups:
                     group[FROM_GROUP] = from_group[group[FROM_GROUP]]
@@ -247,7 +243,7 @@ class GrowTrainerCallback(InvariantClipping):
             kept = ("optimizer", "step")  # the scheduler counts the steps of the optimizer that it knows
             scheduler.__dict__.update({name: value for name, value in vars(widened).items() if name not in kept})
         self.max_norm = None if earlier is None else earlier.max_norm
-        self.take_charge(model, match_plan(model, record.plan_for(shapes_of(model))), record)
+        self.take_charge(model, plan_for_model(model, record), record)
 
     def _new_rate(self, optimizer: Optimizer) -> float | None:
         """The rate at the step of growth, in the small model's units; None where it stays."""
@@ -267,34 +263,33 @@ class GrowTrainerCallback(InvariantClipping):
         noise = asked.noise.effective if isinstance(asked.noise, SignalNoise) else asked.noise
         gaussian = noise if isinstance(noise, GaussianNoise) else GaussianNoise(float(noise or 0.0))
         step = GrowthStep(asked.times, gaussian.std, self.seed, gaussian.unit, asked.fresh, from_first=from_first)
-        plan = architecture_of(config).plan_to_record(config, asked.times, fresh=asked.fresh is not None)
-        return record.then(step, None if plan is None else count_from_first(record, plan))
+        plan = family_of_config(config).plan(asked.times, initial=asked.fresh is not None)
+        return record.then(step, count_from_first(record, plan))
 
     def _wider(
         self, narrow: nn.Module, optimizer: Optimizer, asked: AskedGrowth, record: Record, lr: float | None
     ) -> tuple[nn.Module, Optimizer]:
-        config = narrow.config.to_dict()  # type: ignore[union-attr, operator]
-        architecture = architecture_of(config)
-        planned = architecture.plan_parameters(config, asked.times, shapes_of(narrow))
+        config = {**narrow.config.to_dict(), "architectures": [type(narrow).__name__]}  # type: ignore[union-attr, operator]
+        family = family_of_config(config)
+        planned = family.plan(asked.times)
         plan = count_from_first(record, match_plan(narrow, planned))
-        check_fresh_plan(architecture, config, plan, asked.fresh)
-        wide = model_like(narrow, architecture.wide_config(config, asked.times))
+        check_fresh_plan(plan, asked.fresh)
+        wide = model_like(narrow, family.wide_config(asked.times))
         operator = asked.fresh or Copies(asked.noise)
         _, grown = upscale_untried(narrow, wide, plan, optimizer, grow=operator, lr=lr, seed=self.seed)
         assert grown is not None
         is_lossless = asked.fresh is not None and asked.fresh.lossless
-        reasons = [*architecture.obstacles(config, asked.times), *obstacles(narrow, plan)] if is_lossless else []
+        reasons = family.obstacles(asked.times, plan) if is_lossless else []
         if reasons:
             warn(f"the growth is not lossless: {'; '.join(reasons)}")
-        elif not architecture.described and (is_lossless or not planned.checked):  # descriptions are tried in the tests
-            warn(self._untried(architecture.model_type), UncheckedPlan)
+        elif not planned.checked:
+            warn(self._untried(family.model_type), UncheckedPlan)
         return wide, grown
 
     def _untried(self, model_type: str) -> str:
         return (
-            f"this growth has not been tried: '{model_type}' is not described, so the plan comes from its modules. "
-            f"Compare the two models, in the Trainer's folder: mupscale verify narrow-checkpoint-{self.at} "
-            f"checkpoint-{self.at}"
+            f"this growth has not been tried: no miniature of '{model_type}' could be run. Compare "
+            f"the two models, in the Trainer's folder: mupscale verify narrow-checkpoint-{self.at} checkpoint-{self.at}"
         )
 
 

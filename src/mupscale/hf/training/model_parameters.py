@@ -10,7 +10,8 @@ from typing import Any
 from torch import nn
 
 from mupscale.core import Entry, Plan, Shape, naming
-from mupscale.hf.describe import Config, sketch_model
+from mupscale.hf.describe import Config, family_of_config, sketch_model
+from mupscale.hf.files import Record
 from mupscale.system import MupscaleError, checks_arguments
 
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(^|\.|_)norm(\.|$)")
@@ -65,7 +66,32 @@ def match_plan(model: nn.Module, plan: Plan, small: Config | None = None) -> Pla
         raise MupscaleError(f"the model lacks the parameter '{missing[0]}', which the upscaled one has")
     norms = {taken[name]: kind for name, kind in plan.norms.items()}
     stds = None if plan.fresh is None else fresh
-    return Plan(parameters, {}, stds, plan.mup, None if plan.means is None else means, norms)
+    made = Plan(parameters, {}, stds, plan.mup, None if plan.means is None else means, norms)
+    past = None if plan.past_norms is None else {taken[name]: dims for name, dims in plan.past_norms.items()}
+    return replace(made, past_norms=past, checked=plan.checked, tried_by=plan.tried_by)
+
+
+def plan_for_model(model: nn.Module, record: Record) -> Plan:
+    """The plan from the first model to this one, which may have another head than the one that grew.
+
+    A head that reads what was folded for a tied readout takes the constant back.
+    """
+    plan, own = record.whole_plan(), naming.unwrap(model)
+    if shapes_of(model).keys() <= plan.names.keys() or not hasattr(own, "config"):
+        return match_plan(model, plan, record.config)
+    kind, tied = type(own).__name__, {"tie_word_embeddings": getattr(own.config, "tie_word_embeddings", False)}
+    ours = family_of_config({**record.first_config, "architectures": [kind], **tied}).plan(record.times, initial=False)
+    entries, back = dict(ours.parameters), set[float]()
+    for name, entry in ours.parameters.items():
+        known = [n for n in plan.names if f".{n}".endswith(f".{name}") or f".{name}".endswith(f".{n}")]
+        if len(entry.names) > 1:
+            _refuse_new_readout(entry.names, kind, record.config)
+        if known:
+            entries[name] = replace(plan[plan.names[known[0]]], names=entry.names)
+            back |= {float(entry.fold) / float(entries[name].fold)} - {1.0}
+        elif entry.in_ and len(back) == 1:
+            entries[name] = replace(entry, fold=next(iter(back)) * entry.fold)
+    return match_plan(model, replace(ours, parameters=entries), record.config)
 
 
 def _refuse_new_readout(group: Sequence[str], kind: str, small: Config | None) -> None:

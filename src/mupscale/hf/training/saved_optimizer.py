@@ -48,14 +48,7 @@ class SavedOptimizer:
 
 
 def find_optimizer_file(path: str | Path) -> Path:
-    """The file of a saved optimizer, or optimizer.pt in a folder.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     torch.save({}, f"{folder}/optimizer.pt")
-    ...     find_optimizer_file(folder).name
-    'optimizer.pt'
-    """
+    """The file of a saved optimizer, or optimizer.pt in a folder."""
     file = Path(path) / "optimizer.pt" if Path(path).is_dir() else Path(path)
     if not file.is_file():
         raise MupscaleError(f"there is no saved optimizer at {file}")

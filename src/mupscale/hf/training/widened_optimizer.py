@@ -30,9 +30,9 @@ from mupscale.growth import (
     refuse_nonfinite,
     state_factor,
 )
-from mupscale.hf.describe import Times, architecture_of, grown, sketch_model
+from mupscale.hf.describe import Times, family_of_config, grown, sketch_model
 from mupscale.hf.files import Source
-from mupscale.hf.training.model_parameters import match_plan, shapes_of
+from mupscale.hf.training.model_parameters import match_plan
 from mupscale.hf.training.saved_optimizer import SavedOptimizer, read_optimizer
 from mupscale.optim import FROM_GROUP, GroupBuilder, Traits, scale, traits_of
 from mupscale.system import MupscaleError, open_file, replacing
@@ -55,23 +55,6 @@ def widen_optimizer_file(
     decays and eps are rescaled as in param_groups, and `initial_lr` with them, so that a scheduler made anew with
     `last_epoch` goes on; its own saved state has narrow rates, one for each narrow group.
     `mupscale.hf.resume_optimizer` makes an optimizer of the file.
-
-    >>> import tempfile, transformers
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=16, vocab_size=11)
-    >>> transformers.GPT2LMHeadModel(config).save_pretrained(f"{folder.name}/small")
-    >>> import torch
-    >>> from mupscale.hf.files import open_source
-    >>> source = open_source(f"{folder.name}/small")
-    >>> model = transformers.GPT2LMHeadModel.from_pretrained(f"{folder.name}/small")
-    >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    >>> model(input_ids=torch.ones(1, 4, dtype=int)).logits.sum().backward()
-    >>> optimizer.step()
-    >>> torch.save(optimizer.state_dict(), f"{folder.name}/narrow.pt")
-    >>> widen_optimizer_file(f"{folder.name}/narrow.pt", f"{folder.name}/wide.pt", source, Times.of(2))
-    >>> sorted({group["lr"] for group in torch.load(f"{folder.name}/wide.pt")["param_groups"]})
-    [0.0005, 0.001]
-    >>> folder.cleanup()
     """
     groups, pieces = _prepare(Path(path), source, times, plan, optimizer_class, grow)
     write_optimizer(Path(out), groups, pieces)
@@ -80,22 +63,7 @@ def widen_optimizer_file(
 def check_optimizer_file(
     path: str | Path, source: Source, times: Times, plan: Plan | None = None, *, grow: Fresh | None = None
 ) -> None:
-    """Raise what widen_optimizer_file would, before hours of work on the weights; reads next to nothing.
-
-    >>> import tempfile, transformers
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=16, vocab_size=11)
-    >>> transformers.GPT2LMHeadModel(config).save_pretrained(f"{folder.name}/small")
-    >>> import torch
-    >>> from mupscale.hf.files import open_source
-    >>> torch.save({"not": "an optimizer"}, f"{folder.name}/optimizer.pt")
-    >>> try:
-    ...     check_optimizer_file(f"{folder.name}/optimizer.pt", open_source(f"{folder.name}/small"), Times.of(2))
-    ... except MupscaleError as error:
-    ...     print("is not an optimizer's state_dict()" in str(error))
-    True
-    >>> folder.cleanup()
-    """
+    """Raise what widen_optimizer_file would, before hours of work on the weights; reads next to nothing."""
     _prepare(Path(path), source, times, plan, None, grow)
 
 
@@ -110,7 +78,7 @@ def _prepare(
     """The wide groups, and by name and key what becomes of each part of the state."""
     model = sketch_model(source.config)
     if plan is None:
-        plan = architecture_of(source.config).plan_parameters(source.config, times, shapes_of(model), fresh=False)
+        plan = family_of_config(source.config).plan(times, initial=False)
     plan = match_plan(model, plan)
     plan.check(model, "narrow")
     narrow = read_optimizer(path, model, mmap=True)
@@ -136,12 +104,7 @@ def _groups(narrow: SavedOptimizer, plan: Plan, optimizer_traits: Traits) -> lis
 
 @dataclass(frozen=True)
 class StateTensor:
-    """One state tensor: its narrow values, its wide shape, and what writes the wide values.
-
-    >>> narrow = torch.ones(2)
-    >>> StateTensor(narrow, (2,), lambda out: out.copy_(narrow)).shape
-    (2,)
-    """
+    """One state tensor: its narrow values, its wide shape, and what writes the wide values."""
 
     value: Tensor
     shape: tuple[int, ...]
@@ -193,13 +156,6 @@ def write_optimizer(out: Path, groups: Sequence[dict[str, Any]], pieces: Mapping
     """First the file with room for all tensors, then their values into it.
 
     groups: as in a state dict, with names. pieces: by name and key, tensors as StateTensor, anything else as it is.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "optimizer.pt"
-    ...     write_optimizer(path, [{"params": [0], "param_names": ["w"], "lr": 0.1}], {"w": {"step": 3}})
-    ...     torch.load(path)["state"]
-    {0: {'step': 3}}
     """
     numbers = {n: i for group in groups for n, i in zip(group["param_names"], group["params"], strict=True)}
     room = {

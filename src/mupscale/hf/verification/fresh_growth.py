@@ -12,7 +12,7 @@ from functools import cached_property
 from torch import nn
 
 from mupscale.core import Plan
-from mupscale.growth import Fresh, obstacles, upscale_untried
+from mupscale.growth import Fresh, upscale_untried
 from mupscale.hf.verification.relation import Relation
 
 _EPS = ("eps", "variance_epsilon", "layer_norm_eps")
@@ -32,8 +32,7 @@ class FreshGrowth:
         if len(self.relation.growths) > 1:
             return ["it grew several times"]
         growth = self.relation.growths[0]
-        known = self.relation.architecture.obstacles(self.relation.small.config, growth.times)
-        return [*known, *obstacles(nn.Module(), self.plan)]
+        return self.relation.family.obstacles(growth.times, self.plan)
 
     @property
     def _why(self) -> str:
@@ -82,11 +81,10 @@ class FreshGrowth:
     def notes(self, train: int, *, same: bool) -> list[str]:
         """What was not compared, and what may be wrong where the outputs should be the `same` and are not."""
         said = []
-        if not same and not self.relation.architecture.described:
+        if not same:
             said.append(
-                "New units change the function even when they are switched off. Causes are norms after the residual "
-                "sum, norms that were not recognised, or constants that depend on the width. Keep hidden, or describe "
-                "the architecture (mupscale.hf.register)."
+                "Something in the model does not let new units be silent, as norms behind the residual sum, norms "
+                "that were not recognised, or constants that depend on the width: let hidden stay."
             )
         if any(name.endswith("running_var") for name in self.relation.small.shapes):
             fresh = "New channels of BatchNorm have the running mean 0 and variance 1 of a fresh one"

@@ -24,14 +24,6 @@ def load_pretrained(source: Source, dtype: torch.dtype, *, device: str | torch.d
     """The model of a checkpoint, in evaluation mode, with eager attention.
 
     Every parameter comes from the files, never from a random initial value; they may hold more than the model uses.
-
-    >>> import tempfile
-    >>> from mupscale.hf.files import open_source
-    >>> from transformers import GPT2Config, GPT2LMHeadModel
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     GPT2LMHeadModel(GPT2Config(n_embd=8, n_head=2, n_layer=1, vocab_size=11)).save_pretrained(folder)
-    ...     load_pretrained(open_source(folder), torch.float32).unused
-    ()
     """
     folder, cls, config = source.folder, model_class(source.config), transformers_config(source.config)
     try:

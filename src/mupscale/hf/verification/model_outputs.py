@@ -13,11 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mupscale.core import Plan
-from mupscale.hf.describe import CAUSAL, Batch
+from mupscale.hf.describe import Batch
 from mupscale.planning import Difference, Recorder, first_differing_module, has_length_one, relative_difference
 from mupscale.system import MupscaleError, generator
 
 _UNIT = 1e-4  # of a length, in float32
+
+_CAUSAL = ("ForCausalLM", "LMHeadModel", "DoubleHeadsModel")  # endings of names of classes that predict the next token
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,6 @@ def compare_outputs(
     """Run both models on these batches.
 
     old_units: from a number of hidden units to their places in the wide model, where it has new ones beside them.
-
-    >>> from mupscale.hf.describe import build_model, make_batches
-    >>> model = build_model({"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 11})
-    >>> compare_outputs(model, model, make_batches(model, size=5)).differences
-    {'logits': 0.0}
     """
     worst: dict[str, float] = {}
     losses = [0.0, 0.0]
@@ -125,7 +122,7 @@ def loss_of(model: nn.Module, outputs: dict[str, Tensor], batch: Batch) -> Tenso
     """The next token's for a causal language model; else of targets drawn once for each output."""
     total: Tensor | None = None
     for name, t in outputs.items():
-        if name == "logits" and type(model).__name__.endswith(CAUSAL) and t.dim() == 3:
+        if name == "logits" and type(model).__name__.endswith(_CAUSAL) and t.dim() == 3:
             value = F.cross_entropy(t[:, :-1].flatten(0, -2), batch["input_ids"][:, 1:].flatten())
         elif "logits" in name and t.shape[-1] > 1 and t.dim() > 1:
             classes = torch.randint(t.shape[-1], t.shape[:-1], generator=generator(0, name)).to(t.device)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mupscale.core import Axis, Plan, Shape, places
+from mupscale.core import Axis, Plan, places
 from mupscale.growth import Fresh, GaussianNoise
-from mupscale.hf.describe import Config, PlannedArchitecture, Times, architecture_of, grown, layers_of, plan_layers
+from mupscale.hf.describe import Config, ConfigFamily, Times, family_of_config, grown, layers_of, plan_layers
 from mupscale.hf.files import RECORD_FILE, GrowthStep, Record, Source, plan_growth
 from mupscale.hf.verification.weights import AnyGrowth, PlannedDepth, PlannedGrowth
 from mupscale.system import MupscaleError
@@ -37,9 +37,9 @@ class Relation:
         return reduce(lambda total, growth: total * growth.times, self.growths, Times())
 
     @property
-    def architecture(self) -> PlannedArchitecture:
-        """Who plans the growths."""
-        return architecture_of(self.small.config)
+    def family(self) -> ConfigFamily:
+        """The small model's."""
+        return family_of_config(self.small.config)
 
     @property
     def noisy(self) -> bool:
@@ -72,44 +72,27 @@ class Relation:
         for growth in self.growths:
             by_model = None
             if growth.layers is not None:
-                since = (config, Times()) if record is None else (record.config, record.times)
+                since = (config, Times()) if record is None else (record.first_config, record.times)
                 tensors = plan_layers(shapes, growth.deepen, growth.layers, *since)
                 yield PlannedDepth(tensors, growth.seed, growth.draws)
                 shapes = {name: shapes[tensor.origin] for name, tensor in tensors.items()}
             else:
                 recorded = self.plan if len(self.growths) == 1 else None
                 fresh, first = bool(growth.noise) or growth.fresh is not None, record if growth.from_first else None
-                plan, by_model = plan_growth(first, config, growth.times, shapes, recorded=recorded, fresh=fresh)
+                plan, by_model = plan_growth(first, config, growth.times, shapes, recorded=recorded, initial=fresh)
                 noise = GaussianNoise(growth.noise, growth.unit)
                 yield PlannedGrowth(plan, noise, growth.seed, growth.fresh, growth.draws)
                 shapes = {name: plan[plan.names.get(name, name)].wide for name in shapes}
             record = (record or Record(config)).then(growth, by_model if counted else None)
             config = growth.config_after(config)
 
-    def plan_for(self, shapes: Mapping[str, Shape]) -> Plan:
-        """From the small model to the wide one, for the small model's parameters."""
-        if self.plan is not None:
-            return self.plan
-        fresh = self.fresh is not None
-        return self.architecture.plan_parameters(self.small.config, self.times, shapes, fresh=fresh)
+    def whole_plan(self) -> Plan:
+        """From the small model to the wide one, by the names of the small model's parameters."""
+        return self.family.plan(self.times, initial=self.fresh is not None) if self.plan is None else self.plan
 
 
 def find_record(source: Source) -> Record | None:
-    """mupscale.json beside a checkpoint, if it is there; refused where it tells of another model than config.json.
-
-    >>> import pathlib, tempfile
-    >>> from transformers import GPT2Config, GPT2LMHeadModel
-    >>> temporary = tempfile.TemporaryDirectory()
-    >>> folder = pathlib.Path(temporary.name) / "small"
-    >>> model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_head=2, n_layer=1, vocab_size=11, n_positions=4))
-    >>> model.save_pretrained(folder)
-    >>> from mupscale import hf
-    >>> from mupscale.hf.files import open_source
-    >>> _ = hf.upscale(folder, folder.with_name("wide"), times=2, verify=False, progress=False)
-    >>> find_record(open_source(folder)) is None, find_record(open_source(folder.with_name("wide"))).times.hidden
-    (True, 2)
-    >>> temporary.cleanup()
-    """
+    """mupscale.json beside a checkpoint, if it is there; refused where it tells of another model than config.json."""
     record = Record.find(source.folder)
     if record is None:
         return None
@@ -120,9 +103,7 @@ def find_record(source: Source) -> Record | None:
             f"{source.folder / RECORD_FILE} describes a model that grew {record.in_words} from {first}, but "
             f"config.json beside it has {now}: {advice}"
         )
-    architecture = architecture_of(record.config)
-    tied = architecture.is_tied(record.config)
-    if tied != architecture.is_tied(source.config):
+    if (tied := family_of_config(record.config).is_tied()) != family_of_config(source.config).is_tied():
         raise MupscaleError(
             f"by {source.folder / RECORD_FILE} the model's readout was {'' if tied else 'not '}"
             f"its embedding when it grew, and by config.json beside it that has changed: {advice}"
@@ -148,7 +129,7 @@ def relate(small: Source, wide: Source, plan: Plan | None = None) -> Relation:
     for start in starts:
         growths = record.growths[start:]
         if _same_sizes(_config_after(small.config, growths), wide.config):
-            whole = plan if plan is not None else record.plan if start == 0 else None
+            whole = plan if plan is not None else record.plan if start == 0 and len(growths) == 1 else None
             return Relation(small, wide, growths, whole, before or _before(record, start))
     raise _unrelated(
         f"by its {RECORD_FILE} it grew {record.in_words} from {_sizes_in_words(record.config)}, and the small one "
@@ -162,8 +143,7 @@ def _before(record: Record, start: int) -> Record | None:
     if any(growth.from_first for growth in record.growths[start:]):
         config: Config = record.config
         for growth in record.growths[:start]:
-            architecture, deeper = architecture_of(config), growth.layers is not None
-            plan = None if deeper else architecture.plan_to_record(config, growth.times, fresh=False)
+            plan = None if growth.layers is not None else family_of_config(config).plan(growth.times, initial=False)
             before, config = (before or Record(config)).then(growth, plan), growth.config_after(config)
     return before
 
@@ -182,11 +162,15 @@ def _config_after(config: Config, growths: tuple[GrowthStep, ...]) -> Config | N
 
 def _sizes(config: Config) -> dict[str, Any]:
     layers = layers_of(config)
-    return {**architecture_of(config).sizes(config), **({} if layers is None else {"layers": layers})}
+    return {**family_of_config(config).sizes(), **({} if layers is None else {"layers": layers})}
 
 
 def _same_sizes(one: Config | None, other: Config) -> bool:
-    return one is not None and _sizes(one) == _sizes(other)
+    """Whether the sizes that both configs say are the same; one may leave out what follows from others."""
+    if one is None:
+        return False
+    ours, theirs = _sizes(one), _sizes(other)
+    return all(ours[name] == theirs[name] for name in ours.keys() & theirs.keys())
 
 
 def _sizes_in_words(config: Config) -> str:
@@ -195,10 +179,14 @@ def _sizes_in_words(config: Config) -> str:
 
 def _times_between(small: Source, wide: Source) -> Times:
     """Without a record: by the ratios of the configs."""
-    architecture_of(small.config).check_without_record(wide.folder)
-    few, many = list(_sizes(small.config).values())[:4], list(_sizes(wide.config).values())[:4]
-    if all(m % n == 0 and m >= n for n, m in zip(few, many, strict=True)):
-        times = Times(*(m // n for n, m in zip(few, many, strict=True)))
+    few, many = (family_of_config(source.config).parts() for source in (small, wide))
+    if (
+        "hidden" in few
+        and few.keys() == many.keys() <= {"hidden", "ffn", "heads", "kv"}
+        and all(many[n] % few[n] == 0 for n in few)
+    ):
+        ratios = {name: many[name] // size for name, size in few.items()}
+        times = Times(**{"ffn": ratios["hidden"], "kv": ratios.get("heads", 1), **ratios})
         if _same_sizes(_config_after(small.config, (GrowthStep(times),)), wide.config):
             return times
     raise _unrelated(f"it has {_sizes_in_words(wide.config)} and the small one {_sizes_in_words(small.config)}")

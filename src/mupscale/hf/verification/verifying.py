@@ -15,7 +15,7 @@ from mupscale.core import Plan
 from mupscale.growth import widen
 from mupscale.hf.describe import Batch, make_batches, memory, runs_trusted_code
 from mupscale.hf.files import Source, open_source
-from mupscale.hf.training import match_plan, shapes_of
+from mupscale.hf.training import match_plan
 from mupscale.hf.verification import weights
 from mupscale.hf.verification.comparison import TOLERANCE, Comparison, ComparisonRow
 from mupscale.hf.verification.deep_outputs import compare_deep
@@ -150,8 +150,8 @@ def _compare_models(
 ) -> tuple[tuple[float, float], Difference | None]:
     """Outputs and training, as more rows; the losses, and the first difference."""
     outputs = pair.compare_outputs()
-    if outputs.constant and pair.relation is not None:
-        pair.relation.architecture.check_constant_outputs(pair.relation.small.folder)
+    if outputs.constant:
+        _refuse_constant(pair)
     note = "moved by noise" if pair.noisy else ""
     rows += [ComparisonRow(what, off, limits.as_they_are, note) for what, off in outputs.differences.items()]
     without = ", without the noise" if pair.noisy else ", before rounding" if limits.rounded else ""
@@ -164,8 +164,6 @@ def _compare_models(
     if train and all(row.ok for row in rows):
         row, first = compare_training(pair.small, pair.wide, pair.plan, pair.batches, train, limits.in_training)
         rows.append(replace(row, what=f"{row.what}{without}"))
-    if first is not None and pair.relation is not None and (advice := pair.relation.architecture.advice()):
-        first = replace(first, advice=f"{first.advice} {advice}")
     return outputs.losses, first
 
 
@@ -181,7 +179,7 @@ def _compare_fresh(
     """Outputs as they are, and once more where they must be the same."""
     outputs = pair.compare_outputs()
     if outputs.constant:
-        fresh.relation.architecture.check_constant_outputs(fresh.relation.small.folder)
+        _refuse_constant(pair)
     limit = limits.without_noise if fresh.same_as_they_are else limits.as_they_are
     rows += [ComparisonRow(what, off, limit, fresh.note) for what, off in outputs.differences.items()]
     what, moved = max(outputs.differences.items(), key=lambda item: item[1])
@@ -194,20 +192,17 @@ def _compare_fresh(
     return Comparison(tuple(rows), outputs.losses, first, notes=tuple(notes), as_recorded=told)
 
 
-def needed_bytes(small: Source, wide: Source, dtype: str | torch.dtype = "float32", train: int = 0) -> int:
-    """Memory that verify takes for both models; training works on copies, with gradients and two moments.
+def _refuse_constant(pair: _Pair) -> None:
+    """An error where outputs that do not depend on the input would be equal with a wrong plan, too."""
+    if pair.relation is not None and not pair.plan.checked:
+        raise MupscaleError(
+            f"the outputs of {pair.relation.small.folder} are all alike, so that comparing them shows nothing, and its "
+            f"plan could not be tried on a miniature: take a checkpoint with weights in it"
+        )
 
-    >>> import json, pathlib, tempfile, torch
-    >>> from safetensors.torch import save_file
-    >>> temporary = tempfile.TemporaryDirectory()
-    >>> folder = pathlib.Path(temporary.name)
-    >>> _ = (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 8, "n_head": 2}))
-    >>> save_file({"wte.weight": torch.ones(11, 8)}, folder / "model.safetensors")
-    >>> from mupscale.hf.files import open_source
-    >>> needed_bytes(open_source(folder), open_source(folder), "float64")  # twice 88 numbers of 8 bytes
-    1408
-    >>> temporary.cleanup()
-    """
+
+def needed_bytes(small: Source, wide: Source, dtype: str | torch.dtype = "float32", train: int = 0) -> int:
+    """Memory that verify takes for both models; training works on copies, with gradients and two moments."""
     numbers = sum(stored.numel for source in (small, wide) for stored in source.tensors.values())
     return numbers * _precision(dtype).itemsize * (5 if train else 1)
 
@@ -271,7 +266,7 @@ def _both_models(
 
 def _plan_between(ours: nn.Module, theirs: nn.Module, relation: Relation | None, plan: Plan | None) -> Plan:
     if relation is not None:
-        plan = match_plan(ours, relation.plan_for(shapes_of(ours)))
+        plan = match_plan(ours, relation.whole_plan())
     elif plan is None:
         plan = plan_of_modules(ours, theirs)
     plan.check(ours, "narrow")

@@ -1,0 +1,541 @@
+"""Miniatures of a config: models of its kind that are small enough to be run, and what they show of the real one.
+
+A miniature has the same numbers of heads and groups, and every kind of layer; what such parts consist of is smaller,
+and so are vocabularies and numbers of experts. So the blocks in which units are copied are parts of their axes as in
+the real model, or have the same length. Two miniatures of different sizes tell which.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from mupscale.core import Entry, Plan, Role, Shape, naming
+from mupscale.growth import Copies, Fresh, upscale_untried
+from mupscale.hf.describe.batches import Batch, make_batches
+from mupscale.hf.describe.building import (
+    Config,
+    build_model,
+    built_in_float64,
+    quiet_transformers,
+    sketch_model,
+    transformers_config,
+)
+from mupscale.hf.describe.config_fields import (
+    FIELDS,
+    HEAD_DIM,
+    growable_form,
+    is_size,
+    part_config,
+    part_names,
+    wide_config,
+)
+from mupscale.hf.describe.multipliers import Times
+from mupscale.planning import (
+    How,
+    KeepDouble,
+    all_tensors,
+    build_plan,
+    check_plan_by_running,
+    find_writers,
+    plan,
+    relative_difference,
+    roles_for_any_width,
+    tensors_in,
+    with_initial,
+)
+from mupscale.system import MupscaleError, UncheckedPlan, warn
+
+LAYERS = (
+    *("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    *("encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers"),
+)
+"""Names that transformers' configs have for a number of layers."""
+
+LAYER = re.compile(r"(?P<list>(?:.*?\.)?(?:layers|layer|h|blocks?))\.(?P<number>\d+)\.(?P<local>.+)")
+"""Names of a layer's tensors."""
+
+_DIMS = re.compile(r"(_head_dim|_proj_dim|^state_size|_output_size)$")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_PER_TOKEN = ("num_experts_per_tok", "n_group", "topk_group", "moe_top_k", "num_experts_per_token")
+_LENGTHS = {"max_source_positions": 16, "vocab_size": 64}  # tables that need not be long
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer, or an expert
+_DEPTHS = (2, 3, 4, 6, 8, 12, 24, 48)
+_FEW = 1 << 24  # numbers in a model that is built to be run
+_FEW_EXPERTS = 8
+_SAME = 1e-8
+_SMALLEST = 4  # units of a head: fewer could not be told from one
+
+
+class NotRun(MupscaleError):
+    """No miniature can be built or run, so that nothing is known of the model but its modules."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What two miniatures show: the roles of their tensors by name, the shapes, and what norms do.
+
+    unseen: what a batch did not show, in words.
+    """
+
+    roles: tuple[Mapping[str, Role], Mapping[str, Role]]
+    shapes: tuple[Mapping[str, Shape], Mapping[str, Shape]]
+    norms: Mapping[str, str] = field(default_factory=dict)
+    past_norms: Mapping[str, tuple[int, ...]] | None = None
+    unseen: str = ""
+
+
+def plan_by_miniatures(config: Config, times: Times) -> Plan:
+    """The plan by the model's own names, as miniatures of it show it; the model itself is never built.
+
+    >>> config = {"model_type": "gpt2", "n_embd": 256, "n_head": 4, "n_layer": 12}
+    >>> plan_by_miniatures(config, Times.of(2))["transformer.h.11.attn.c_attn.weight"].axes[1]
+    Axis(times=2, block=64, sections=())
+    """
+    config = growable_form(config, times)
+    small, large = sketch_model(config), sketch_model(wide_config(config, times))
+    shown = learn(config, times)
+    if shown.unseen:
+        warn(f"of '{config.get('model_type')}' {shown.unseen}", UncheckedPlan)
+    real, like = all_tensors(small), counterparts(config, all_tensors(small), shown.shapes[0])
+    sides = _roles_of_all_widths(config, times, shown)
+    roles, widths = dict[str, Role](), dict[str, set[int]]()
+    for name, of in like.items():
+        if of in shown.roles[0]:
+            role, other = (each[of] for each in shown.roles)
+            first, second = (each[of] for each in shown.shapes)
+            whole = sides.get(of, role)
+            dims = {d for side in whole.dims(real[name].dim()) for d in side}
+            if dims >= {d for side in role.dims(real[name].dim()) for d in side}:
+                role, widths[name] = replace(role, out=whole.out, in_=whole.in_), dims
+            roles[name] = _at_size(role, other, first, second, tuple(real[name].shape))
+    how: How = "fresh" if times.takes_any_ratio else "copies"
+    planned = build_plan(
+        small, large, roles=roles, how=how, assume=True, is_width=lambda name, d: d in widths.get(name, ())
+    )
+    norms = {n: shown.norms[like[n]] for n in planned.parameters if like.get(n) in shown.norms}
+    past = shown.past_norms
+    past = None if past is None else {n: past[like[n]] for n in planned.parameters if like.get(n) in past}
+    return replace(planned, checked=True, tried_by="small members", norms=norms, past_norms=past)
+
+
+def _roles_of_all_widths(config: Config, times: Times, shown: Shown) -> Mapping[str, Role]:
+    """Roles in which every width is an output or an input, also those that do not grow now.
+
+    μP's initial values go by that. Where not all sizes can grow at once (ALiBi's heads), those that can.
+    """
+    if 1 not in (times.hidden, times.ffn, times.heads, times.kv) or part_names(config):
+        return shown.roles[1]
+    for whole in (Times.of(2), Times(hidden=2, ffn=2)):
+        with suppress(MupscaleError):
+            return learn(config, whole).roles[1]
+    return shown.roles[1]
+
+
+def learn(config: Config, times: Times) -> Shown:
+    """What miniatures of the config show of a growth by `times`; learnt once for all configs that have the same ones.
+
+    >>> config = {"model_type": "llama", "hidden_size": 512, "num_attention_heads": 4, "num_key_value_heads": 4}
+    >>> shown = learn({**config, "intermediate_size": 1024, "num_hidden_layers": 32}, Times.of(2))
+    >>> print(shown.roles[0]["model.layers.1.self_attn.o_proj.weight"])
+    Role(out=0, in_=1, in_block=4)
+    """
+    whole = times.as_copies() if times.takes_any_ratio else times
+    for more in (0, 1):
+        pair = miniature_configs(config, whole, more)
+        small, large = (json.dumps(one, sort_keys=True) for one in pair)
+        shown = _learn(small, large, whole, times.takes_any_ratio)
+        if more or not _differ_by_layer(pair[0], shown.roles[1]):
+            break  # else a layer between the first and the last is looked at, too
+    return shown
+
+
+@lru_cache(maxsize=256)
+def _learn(first: str, second: str, times: Times, fresh: bool) -> Shown:
+    config = json.loads(first)
+    narrow, wide, batch = _pair(config, times)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UncheckedPlan)
+        ran = plan(narrow, wide, inputs=batch, grow=Fresh() if fresh else Copies())
+    unseen = next((str(one.message) for one in caught if issubclass(one.category, UncheckedPlan)), "")
+    roles, shapes = _roles(ran), _shapes(narrow)
+    others: Mapping[str, Role] = roles
+    their_shapes: Mapping[str, Shape] = shapes
+    if second != first:
+        others, their_shapes = _roles_at(json.loads(second), times, roles, shapes)
+    if fresh:
+        roles = roles_for_any_width(narrow, wide, roles)
+    unseen = unseen.partition(". Pass inputs=")[0]
+    return Shown((roles, others), (shapes, their_shapes), ran.norms, ran.past_norms, unseen)
+
+
+def _roles_at(
+    config: Config, times: Times, known: Mapping[str, Role], shapes: Mapping[str, Shape]
+) -> tuple[Mapping[str, Role], Mapping[str, Shape]]:
+    """The roles of the larger miniature: those of the smaller with blocks in proportion, if they stand the check."""
+    narrow, wide, batch = _pair(config, times)
+    own = _shapes(narrow)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UncheckedPlan)
+        with suppress(MupscaleError):
+            scaled = {n: _at_size(role, None, shapes[n], shapes[n], own[n]) for n, role in known.items() if n in own}
+            check_plan_by_running(narrow, wide, build_plan(narrow, wide, roles=scaled, assume=True), batch)
+            return scaled, own
+        return _roles(plan(narrow, wide, inputs=batch)), own
+
+
+def _pair(config: Config, times: Times) -> tuple[nn.Module, nn.Module, Batch]:
+    """A miniature, the wider one, and a batch on which they run."""
+    with torch.random.fork_rng(devices=[]), built_in_float64():
+        torch.manual_seed(0)
+        narrow, wide = build_model(config), build_model(wide_config(config, times))
+        return narrow, wide, batch_for(narrow)
+
+
+def moves_outputs(config: Config, times: Times) -> bool:
+    """Whether new units move the outputs of a miniature although they start silent, as where a norm follows the sum.
+
+    >>> sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 11}
+    >>> moves_outputs({"model_type": "llama", **sizes, "intermediate_size": 16, "num_key_value_heads": 2}, Times.of(2))
+    False
+    """
+    whole = times.as_copies()
+    return _moves_outputs(json.dumps(miniature_configs(config, whole)[0], sort_keys=True), whole)
+
+
+@lru_cache(maxsize=64)
+@torch.no_grad()
+def _moves_outputs(config: str, times: Times) -> bool:
+    narrow, wide, batch = _pair(json.loads(config), times)
+    generator = torch.Generator().manual_seed(0)
+    for p in narrow.parameters():
+        p.add_(torch.randn(p.shape, generator=generator, dtype=p.dtype), alpha=0.3)
+    with warnings.catch_warnings(), torch.enable_grad():
+        warnings.simplefilter("ignore")
+        ran = plan(narrow, wide, inputs=batch, grow=Fresh())
+    stds = {name: 0.1 if len(entry.narrow) > 1 else 0.0 for name, entry in ran.parameters.items()}
+    start = with_initial(ran, ran.parameters, stds, dict.fromkeys(stds, (0.0,)))
+    upscale_untried(narrow, wide, start, grow=Fresh(lossless=True))
+    for module in (*narrow.modules(), *wide.modules()):
+        for name in ("eps", "variance_epsilon", "layer_norm_eps"):  # which a lossless growth divides
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 1e-30)
+    with KeepDouble():
+        ours, theirs = (list(tensors_in(model(**batch))) for model in (narrow, wide))
+    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.shape == b.shape and a.is_floating_point()]
+    return any(relative_difference(a, b) > _SAME for a, b in pairs)
+
+
+def batch_for(model: nn.Module) -> Batch:
+    """A small batch on which a miniature runs; an error of its own where there is none.
+
+    >>> model = build_model({"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 11})
+    >>> batch_for(model)["input_ids"].shape
+    torch.Size([2, 8])
+    """
+    try:
+        batch = make_batches(model, size=8)[0]
+    except MupscaleError as error:
+        raise NotRun(str(error)) from None
+    try:
+        with torch.no_grad(), quiet_transformers():  # which says once what it runs without
+            model(**batch)
+    except Exception as error:  # whatever a model raises
+        raise NotRun(f"{type(model).__name__} does not run on random inputs ({type(error).__name__})") from None
+    return batch
+
+
+def find_residual_writers(config: Config) -> tuple[dict[str, float], dict[str, str]]:
+    """By name, what of the layers writes into the residual stream, and the value at which it does not.
+
+    And by the path of a layer of a miniature that cannot be silent, why. Both as a miniature shows it.
+
+    >>> find_residual_writers({"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1})[0].keys()
+    dict_keys(['transformer.h.0.attn.c_proj.weight', 'transformer.h.0.attn.c_proj.bias', ...])
+    """
+    shapes, written, reasons = _writers(json.dumps(miniature_configs(config, Times())[0], sort_keys=True))
+    real = naming.parameters(sketch_model(config))
+    like = counterparts(config, real, shapes)
+    return {name: written[like[name]] for name in real if like.get(name) in written}, dict(reasons)
+
+
+@lru_cache(maxsize=64)
+def _writers(config: str) -> tuple[dict[str, Shape], dict[str, float], dict[str, str]]:
+    with torch.random.fork_rng(devices=[]), built_in_float64():
+        torch.manual_seed(0)
+        model = build_model(json.loads(config))
+        batch = batch_for(model)
+    shapes = _shapes(model)
+    matches = filter(None, map(LAYER.fullmatch, naming.parameters(model)))
+    paths = list(dict.fromkeys(f"{match['list']}.{match['number']}" for match in matches))
+    writers, reasons = find_writers(model, paths, batch)
+    return shapes, {f"{p}.{local}": value for p, each in writers.items() for local, value in each.items()}, reasons
+
+
+def miniature_configs(config: Config, times: Times, more_layers: int = 0) -> list[dict[str, Any]]:
+    """Two configs of models that are small enough to be run, one of them with twice as many units in each part.
+
+    >>> config = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 11008}
+    >>> config |= {"num_key_value_heads": 32, "num_hidden_layers": 32, "vocab_size": 32000}
+    >>> [small["hidden_size"] for small in miniature_configs(config, Times.of(2))]
+    [128, 256]
+    """
+    shallow, wanted = shallow_config(config, more_layers), _patterns(sketch_model(config))
+    divisors = [d for d in (1 << n for n in range(12, 0, -1)) if _divides(shallow, d)]
+    error: MupscaleError | None = None
+    for divisor in (*divisors, 1):  # a small model is its own miniature
+        pair = [_divided(shallow, d) for d in (divisor, max(1, divisor // 2))]
+        try:
+            for one in pair[divisor == 1 :]:
+                small, large = sketch_model(one), sketch_model(wide_config(one, times))
+                if sum(p.numel() for p in large.parameters()) > _FEW or _patterns(small) != wanted:
+                    raise NotRun("too large, or of other parts")
+            return pair
+        except MupscaleError as refused:
+            error = refused
+    if error is not None and not isinstance(error, NotRun):
+        raise error  # of the config itself
+    raise NotRun(
+        f"no smaller model with the parts of '{config.get('model_type')}' can be built, on which its units could be "
+        f"followed"
+    )
+
+
+def shallow_config(config: Config, more_layers: int = 0) -> dict[str, Any]:
+    """The config with the fewest layers that have all kinds of parameters, few experts and a small vocabulary.
+
+    >>> shallow_config({"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 12})["n_layer"]
+    2
+    """
+    whole = {**config, **{f"{part}_config": part_config(config, part) for part in part_names(config)}}
+    told = {*LAYERS, *_EXPERTS, *_PER_TOKEN, *_LENGTHS}
+    built = vars(transformers_config(config)).items()
+    whole |= {name: value for name, value in built if name in told and name not in config and is_size(value)}
+    wanted = _patterns(sketch_model(config))
+    for depth in _DEPTHS:
+        shallow = _with_depth(whole, depth + more_layers)
+        with suppress(MupscaleError):
+            if _has_all_kinds(whole, shallow) and _patterns(sketch_model(shallow)) == wanted:
+                return shallow
+    return whole
+
+
+def _is_part(name: str, value: object) -> bool:
+    return name.endswith("_config") and isinstance(value, Mapping)
+
+
+def _with_depth(config: Config, depth: int) -> dict[str, Any]:
+    shallow = dict(config)
+    counts = {config[name] for name in LAYERS if isinstance(config.get(name), int)}
+    most = max([_FEW_EXPERTS, *(2 * config[n] for n in _PER_TOKEN if is_size(config.get(n)))])
+    for name, value in config.items():
+        if _is_part(name, value):
+            shallow[name] = _with_depth(value, depth)
+        elif name in LAYERS and isinstance(value, int):
+            shallow[name] = min(value, depth)
+        elif isinstance(value, list) and len(value) in counts:
+            shallow[name] = value[:depth]
+        elif name in _LENGTHS and isinstance(value, int):
+            shallow[name] = min(value, _LENGTHS[name])
+        elif name in _EXPERTS and isinstance(value, int):
+            shallow[name] = min(value, most)
+    limit = shallow.get("vocab_size", 0)
+    tokens = [name for name, value in shallow.items() if name.endswith("_token_id") and isinstance(value, int)]
+    return {**shallow, **{name: 0 for name in tokens if isinstance(limit, int) and shallow[name] >= limit > 0}}
+
+
+def _has_all_kinds(config: Config, shallow: Config) -> bool:
+    """Whether lists with a word for each layer still hold every word."""
+    pairs = [(value, shallow[name]) for name, value in config.items() if isinstance(value, list)]
+    return all({*map(str, whole)} == {*map(str, part)} for whole, part in pairs)
+
+
+def _dims(config: Config) -> Iterator[tuple[str, int]]:
+    """Fields that say how many units something consists of, but for those of counts, tables and windows."""
+    for name, value in config.items():
+        named = name in FIELDS["hidden"] or name in FIELDS["ffn"] or name in HEAD_DIM or _DIMS.search(name)
+        if named and isinstance(value, int) and is_size(value):
+            yield name, value
+
+
+def _divides(config: Config, divisor: int) -> bool:
+    """Whether all sizes can be so much smaller, and heads keep some units."""
+    parts = [value for name, value in config.items() if _is_part(name, value)]
+    heads = max((config[n] for n in FIELDS["heads"] if isinstance(config.get(n), int)), default=1)
+    explicit = [config[n] for n in HEAD_DIM if isinstance(config.get(n), int)]
+    for name, value in _dims(config):
+        if name in FIELDS["ffn"]:
+            continue
+        least = _SMALLEST * (heads if name in FIELDS["hidden"] and not explicit else 1)
+        if value % divisor or value // divisor < least:
+            return False
+    return all(_divides(part, divisor) for part in parts)
+
+
+def _divided(config: Config, divisor: int) -> dict[str, Any]:
+    small = {n: _divided(value, divisor) if _is_part(n, value) else value for n, value in config.items()}
+    return {**small, **{name: max(_SMALLEST, value // divisor) for name, value in _dims(config)}}
+
+
+def _shapes(model: nn.Module) -> dict[str, Shape]:
+    return {name: tuple(tensor.shape) for name, tensor in all_tensors(model).items()}
+
+
+def _roles(ran: Plan) -> dict[str, Role]:
+    """What the plan says, under all names of a tensor."""
+    entries = {**ran.buffers, **ran.parameters}
+    return {alias: _role(name, entry) for name, entry in entries.items() for alias in entry.names or (name,)}
+
+
+def _role(name: str, entry: Entry) -> Role:
+    blocks = [{entry.axes[d].block for d in side if entry.axes[d].times != 1} or {1} for side in (entry.out, entry.in_)]
+    sections = {entry.axes[d].sections for d in entry.axes if entry.axes[d].sections}
+    if max(map(len, blocks)) > 1 or len(sections) > 1:
+        raise MupscaleError(f"'{name}' is copied in several orders, which no role can tell")
+    return Role(
+        out=entry.out,
+        in_=entry.in_,
+        out_block=blocks[0].pop(),
+        in_block=blocks[1].pop(),
+        out_sections=next(iter(sections), ()),
+        fold=entry.fold,
+        offset=entry.offset,
+        keep=None if entry.fold == 1 and entry.keep == 1 else entry.keep,
+    )
+
+
+def _at_size(role: Role, other: Role | None, first: Shape, second: Shape, real: Shape) -> Role:
+    """The role of a tensor of the real shape, of which miniatures with these shapes have these roles.
+
+    Lengths that are the same in both stay; others grow with the axis, or with what of it grows. other: None where
+    only one miniature is known, and all lengths grow with the axis.
+    """
+    if not real:
+        return role
+    out, in_ = (next(iter(side), 0) for side in role.dims(len(real)))
+    lengths, theirs = [n for n, _ in role.out_sections], () if other is None else other.out_sections
+    if len(lengths) == len(theirs) and first[out] != second[out]:
+        more = [length - n for n, (length, _) in zip(lengths, theirs, strict=True)]
+        scale = Fraction(real[out] - first[out], second[out] - first[out])
+        lengths = [int(n + each * scale) for n, each in zip(lengths, more, strict=True)]
+    if lengths and sum(lengths) != real[out]:
+        lengths = _in_proportion([n for n, _ in role.out_sections], real[out])
+
+    def block_of(d: int, block: int, their: int | None, units: Fraction) -> int:
+        is_constant = block == their and first[d] != second[d]
+        return block if is_constant or block == 1 else max(1, int(block * units))
+
+    blocks = [block for _, block in theirs] or [None] * len(lengths)  # type: ignore[list-item]
+    grown = zip(lengths, role.out_sections, blocks, strict=False)
+    sections = [(real_n, block_of(out, block, each, Fraction(real_n, n))) for real_n, (n, block), each in grown]
+    sides = (None, None) if other is None else (other.out_block, other.in_block)
+    return replace(
+        role,
+        out_block=block_of(out, role.out_block, sides[0], Fraction(real[out], first[out])),
+        in_block=block_of(in_, role.in_block, sides[1], Fraction(real[in_], first[in_])),
+        out_sections=tuple(sections),
+    )
+
+
+def _in_proportion(lengths: Sequence[int], total: int) -> list[int]:
+    """The lengths of parts when their axis has so many units: all in proportion, or some as they are, others twice."""
+    if total % sum(lengths) == 0:
+        return [n * total // sum(lengths) for n in lengths]
+    for times in itertools.product((2, 1), repeat=len(lengths)):
+        if sum(k * n for k, n in zip(times, lengths, strict=True)) == total:
+            return [k * n for k, n in zip(times, lengths, strict=True)]
+    return [n * total // sum(lengths) for n in lengths]
+
+
+def counterparts(config: Config, real: Mapping[str, Any], miniature: Mapping[str, Any]) -> dict[str, str]:
+    """By the names of a model's tensors, those of the miniature's that are like them: of a layer of the same kind.
+
+    The first layer is like the first, the last like the last, if they are of one kind.
+
+    >>> config = {"model_type": "gpt2", "n_embd": 8, "n_head": 2}
+    >>> counterparts(config, {"h.0.w": 0, "h.1.w": 0, "h.2.w": 0}, {"h.0.w": 0, "h.1.w": 0})
+    {'h.0.w': 'h.0.w', 'h.1.w': 'h.0.w', 'h.2.w': 'h.1.w'}
+    """
+    by_pattern: dict[str, list[str]] = {}
+    for name in miniature:
+        by_pattern.setdefault(_pattern(name), []).append(name)
+    kinds = _kinds_of_layers(config)
+    last, their_last = _last_numbers(real), _last_numbers(miniature)
+    found = {}
+    for name in real:
+        pattern = _pattern(name)
+        candidates = by_pattern.get(pattern, [])
+        alike = [n for n in candidates if kinds(n) == kinds(name)] or candidates
+        if alike:
+            ours = _places(name, last[pattern], their_last[pattern])
+            far = {n: _distance(ours, _places(n, their_last[pattern], last[pattern])) for n in alike}
+            found[name] = min(alike, key=far.__getitem__)
+    return found
+
+
+def _last_numbers(names: Mapping[str, Any]) -> dict[str, list[int]]:
+    """By pattern, the largest of each of the numbers in it."""
+    last: dict[str, list[int]] = {}
+    for name in names:
+        numbers = [int(n) for n in _NUMBER.findall(name)]
+        before = last.setdefault(_pattern(name), numbers)
+        last[_pattern(name)] = [max(pair) for pair in zip(before, numbers, strict=True)]
+    return last
+
+
+def _places(name: str, last: list[int], other: list[int]) -> list[object]:
+    """Each number of a name as it is, or as first, last or in between where the other model has more or less."""
+    numbers = zip(map(int, _NUMBER.findall(name)), last, other, strict=True)
+    return [n if end == its else "first" if n == 0 else "last" if n == end else "between" for n, end, its in numbers]
+
+
+def _distance(ours: list[object], theirs: list[object]) -> int:
+    far = {"first": 0, "between": 1, "last": 3}  # where there is none in between, the first is like it
+    pairs = zip(ours, theirs, strict=True)
+    return sum(abs(far[str(a)] - far[str(b)]) if {a, b} <= far.keys() else 10 * (a != b) for a, b in pairs)
+
+
+def _differ_by_layer(config: Config, roles: Mapping[str, Role]) -> bool:
+    """Whether a tensor of the last layer has another role than that of the first, of the same kind."""
+    kinds, seen = _kinds_of_layers(config), dict[tuple[Any, ...], Role]()
+    return any(seen.setdefault((_pattern(name), kinds(name)), role) != role for name, role in roles.items())
+
+
+def _pattern(name: str) -> str:
+    return _NUMBER.sub("#", name)
+
+
+def _patterns(model: nn.Module) -> set[str]:
+    return {_pattern(name) for name in naming.parameters(model)}
+
+
+def _kinds_of_layers(config: Config) -> Any:
+    """A function that tells of a name what the config's lists say of its layer."""
+    lists: list[list[Any]] = []
+
+    def collect(values: Mapping[str, Any]) -> None:
+        for value in values.values():
+            if isinstance(value, list | tuple) and len(value) > 1:
+                lists.append(list(value))
+            elif isinstance(value, Mapping):
+                collect(value)
+
+    collect(transformers_config(config).to_dict())
+
+    def kind(name: str) -> tuple[str, ...]:
+        number = _NUMBER.search(name)
+        at = int(number[0]) if number else 0
+        return tuple(str(one[at]) for one in lists if at < len(one))
+
+    return kind
