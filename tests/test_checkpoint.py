@@ -319,6 +319,15 @@ def test_no_flipped_bit_of_a_word_switches_the_checks_off(
             content[at] ^= 1 << bit
 
 
+def test_a_flipped_bit_of_a_value_is_noticed(tmp_path: Path) -> None:
+    path = mu.save(tmp_path / "x.safetensors", nn.Linear(2, 2))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(checkpoint.DamagedCheckpoint, match=r"checksum of 'model\.bias' is not that"):
+        mu.load(path)
+
+
 def test_a_header_without_checksums_is_refused_where_its_version_writes_them(tmp_path: Path) -> None:
     path = mu.save(tmp_path / "x", nn.Linear(2, 2), step=3)
     with safe_open(path, framework="pt") as file:
