@@ -131,6 +131,19 @@ def test_help_names_the_settings_of_a_study(capsys: pytest.CaptureFixture[str]) 
     assert "study" not in capsys.readouterr().out
 
 
+def test_a_transfer_check_says_what_the_growth_event_lacks(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for given, lacking in (
+        (
+            ["--grow", "[{at: 10, width: 16, noise: {n: 1}}]"],
+            "no learning rate and no single noise: give --at-lr X and --at-noise Y",
+        ),
+        (["--at-noise", "1"], "sets no learning rate: give --at-lr X"),
+        (["--grow", "[]", "--at-lr", "1", "--at-noise", "1"], "the recipe has no growth event"),
+    ):
+        assert main(["transfer-check", file, *given]) == 2
+        assert lacking in said(capsys)[-1]
+
+
 def test_the_first_example_of_a_transfer_check_is_short_and_says_how_long_it_takes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

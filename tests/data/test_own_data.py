@@ -123,8 +123,19 @@ BAD_TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
         {},
         r"t\.csv, line 12, column 'a': 'oops' is no number.*categories: \[a\]",
     ),
+    "a word in the first line of numbers": (
+        GOOD.replace("1,x", "unknown,x", 1),
+        {},
+        r"line 2, column 'a': 'unknown' is no number, as most cells of the column are.*categories: \[a\]",
+    ),
+    "a word for an empty cell": (GOOD + "NA,x,0\n", {}, "line 12, column 'a': 'NA' counts as empty. missing: drop"),
+    "no word": (GOOD + "1,,0\n", {}, "line 12, column 'b': the cell is empty.*mean counts it as none of the column's"),
     "an empty cell": (GOOD + ",x,0\n", {}, r"line 12, column 'a': the cell is empty. missing: drop.*skip: \[a\]"),
-    "an empty target": (GOOD + "1,x,\n", {"missing": "mean"}, "line 12, column 'y': the cell is empty. missing: drop"),
+    "an empty target": (
+        GOOD + "1,x,\n",
+        {"missing": "mean"},
+        "line 12, column 'y': the cell is empty. .* delete such rows",
+    ),
     "an infinite number": (GOOD + "inf,x,0\n", {}, "line 12, column 'a': the number is infinite"),
     "too few cells": (GOOD + "1,x\n", {}, "line 12 has 2 cells, and the first line 3"),
     "no header": ("1,2,3\n4,5,6\n", {}, "its first line must name the columns, but is '1,2,3'"),
@@ -153,6 +164,24 @@ def test_a_table_that_cannot_be_used_is_named_with_place_and_remedy(tmp_path: Pa
     text, settings, message = BAD_TABLES[case]
     with pytest.raises(MupscaleError, match=message):
         TableFile(write(tmp_path, text), **settings)
+
+
+@pytest.mark.parametrize("at_once", [1 << 16, 2])
+def test_the_whole_column_tells_its_type_and_what_is_asked_for_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """In pieces, too, whose first hold numbers alone: their texts are read again, with their zeros."""
+    monkeypatch.setattr("mupscale.data.own_tables._ROWS_AT_ONCE", at_once)
+    rows = "01,1,gas,0\n02,,None,1\n03,n/a,,0\nx,4,NA,1\ny,5,gas,0\nz,6,gas,1\nz,oops,gas,0\n"
+    path = write(tmp_path, "code,rooms,heating,y\n" + rows)
+    with pytest.raises(MupscaleError, match="line 8, column 'rooms': 'oops' is no number"):
+        TableFile(path, missing="mean")
+    codes = [f"code={code}" for code in ("01", "02", "03", "x", "y", "z")]
+    heating = ["heating=NA", "heating=None", "heating=gas"]
+    assert TableFile(path, skip=["rooms"], missing="mean").inputs == [*codes, *heating]
+    assert TableFile(path, inputs=["heating"], missing="mean").inputs == heating
+    rooms = TableFile(path, categories=["rooms"], skip=["code", "heating"], missing="mean").inputs
+    assert rooms == [f"rooms={word}" for word in ("1", "4", "5", "6", "n/a", "oops")]
 
 
 def test_files_that_are_no_tables(tmp_path: Path) -> None:
@@ -347,3 +376,13 @@ def test_data_info_tells_what_a_recipe_has_to_say(here: Path, capsys: pytest.Cap
     assert "inputs      height" not in shown
     assert main(["data", "info", "plants.csv", "--target", "height"]) == 0
     assert "torch.nn.functional.mse_loss" in capsys.readouterr().out
+
+
+def test_data_info_adds_up_what_is_given_again_and_names_a_file_that_is_not_there(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("t.csv").write_text("id,garden,a,y\n" + "n1,x,1,0\nn2,y,2,1\n" * 5)
+    assert main(["data", "info", "t.csv", "--skip", "id", "--skip=garden"]) == 0
+    assert '"skip": ["id", "garden"]' in capsys.readouterr().out
+    assert main(["data", "info", "nofile.csv"]) == 1
+    assert "there is no file or folder nofile.csv" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,19 @@ def test_what_is_within_the_range_is_too_close_to_call() -> None:
     forecast = make_forecast([system_of(losses, narrow=8)], 64)
     assert forecast["winner"] is None
     assert "too close to call between" in forecast["sentence"]
+
+
+def test_all_whose_ranges_overlap_are_named_where_the_ranking_flips() -> None:
+    """Fresh units are best at one width and worst at the next; copies stay far behind."""
+    small = [four(1.2, 1.0, 4.0, 0.9), four(1.01, 1.0, 4.0, 1.0)]
+    small[1]["fresh"][-1] = [0.95, 1.25]
+    runs = [system_of(losses, narrow=width) for losses, width in zip(small, (8, 16), strict=True)]
+    said = make_forecast(runs, 32)["sentence"].partition("too close to call between ")[2]
+    assert sorted(re.split(", | and ", said.rstrip("."))) == [
+        "continuing the base model",
+        "growing with fresh units",
+        "starting over",
+    ]
 
 
 def test_one_seed_foretells_nothing() -> None:

@@ -41,7 +41,7 @@ def test_the_range_goes_over_both_rules(budget: float, best: int | None) -> None
 def test_lines_that_do_not_meet() -> None:
     told = forecast_size([system(2, 1.0, (-0.5, -0.1))], 8, 16, 100.0, square)
     assert told["best"] == 8
-    assert "at no budget in sight" in told["sentence"]
+    assert "The small runs show no budget at which width 16 is better" in told["sentence"]
 
 
 @pytest.mark.parametrize("folder", STORED, ids=lambda path: path.name)

@@ -40,10 +40,20 @@ def test_an_optimum_that_stays_transfers() -> None:
 
 
 def test_one_grid_step_is_told_with_its_ratio_and_its_price() -> None:
-    assert verdict(line(128, 0.4), line(256, 0.8), line(512, 0.8)) == [
-        "taking the best learning rate of width 128, 0.4, to width 512 costs 10.0% of the loss there",
+    assert verdict(*(line(width, best, height=0.04) for width, best in ((128, 0.4), (256, 0.8), (512, 0.8)))) == [
+        "taking the best learning rate of width 128, 0.4, to width 512 costs 4.0% of the loss there",
         "the best learning rate moves by at most 1 grid step (×2) over widths 128 … 512: the optimum transfers",
     ]
+
+
+def test_a_grid_step_that_costs_more_or_ends_on_the_edge_does_not_transfer() -> None:
+    price, moves = verdict(line(128, 0.4), line(256, 0.8))
+    assert price.endswith("costs 10.0% of the loss there")
+    assert moves.endswith("the optimum does not transfer, since that costs more than 5% of the loss")
+    assert "does not transfer" in verdict(line(128, 0.4), line(256, 0.8), line(512, 0.4))[1]  # in between
+    _, moves, edge = verdict(line(128, 0.8, height=0.01), line(256, 1.6, height=0.01))
+    assert moves.endswith("whether it transfers cannot be seen on the edge")
+    assert "at width 256" in edge
 
 
 def test_more_than_a_step_does_not_transfer() -> None:

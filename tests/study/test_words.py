@@ -135,6 +135,7 @@ def test_forecast_alone() -> None:
     said = "base model's cost included; growing with fresh units; 0.51× to 0.65×"
     assert cards(summary)[COST] == ("0.58×", said)
     assert cards(summary)[LOSS][0] == "4.9 % lower"
+    assert any(one.startswith("Seeds of small models: 3") for one in summary.measured)
     assert [table.title for table in summary.tables] == [
         "The forecast",
         "Small contenders at the full budget, width 32 → 128",

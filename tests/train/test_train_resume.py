@@ -490,6 +490,17 @@ def test_start_with_several_widths_and_a_tied_readout(tmp_path: Path) -> None:
     assert theirs[0] < column(tmp_path / "old", "loss")[0] - 0.3
 
 
+def test_a_run_killed_before_its_first_checkpoint_says_that_it_starts_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = recipe(tmp_path / "run", steps=2)
+    run_recipe(run, resume=True)
+    assert "starting over" not in capsys.readouterr().out  # there was no run
+    (tmp_path / "run" / "checkpoints" / step(2)).unlink()
+    run_recipe(run, resume=True)
+    assert "run has no checkpoint yet: starting over from step 0" in capsys.readouterr().out
+
+
 def test_a_started_run_resumes(tmp_path: Path, narrow: Path) -> None:
     """Also where what it started from has gone."""
     (tmp_path / "start").mkdir()

@@ -87,13 +87,19 @@ def parse_arguments(parser: Any, arguments: Sequence[str]) -> Any:
 
 
 def _with_lists(words: Sequence[str], parser: Any) -> list[str]:
-    """Between brackets, what is given to options that take a list: `--skip id,name` is `--skip [id,name]`."""
+    """Between brackets, what is given to options that take a list: `--skip id,name` is `--skip [id,name]`.
+
+    What is given again is added: `--skip id --skip name` is `--skip [id] --skip+ [name]`.
+    """
     lists = {name for action in parser._actions if _takes_list(action) for name in action.option_strings}
-    found = list[str]()
+    found, given = list[str](), set[str]()
     for before, word in zip(["", *words], words, strict=False):
-        name, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
+        is_name = word.startswith("--")
+        name, equals, value = word.partition("=") if is_name else (before, "", word)
         is_bare = name in lists and not name.endswith("+") and value and value[0] not in "[{" and value != "null"
-        found.append(f"{word[: len(word) - len(value)]}[{value}]" if is_bare else word)
+        start = f"{name}{'+' if name in given and f'{name}+' in lists else ''}{equals}" if is_name else ""
+        given.add(name if is_name else "")
+        found.append(f"{start}[{value}]" if is_bare else f"{start}{value}")
     return found
 
 

@@ -261,8 +261,12 @@ def transfer_check_command(words: list[str]) -> int:
     folder, growth = Path(recipe.out or "runs/study"), recipe.grow[0] if recipe.grow else None
     lr = options["at_lr"] if options["at_lr"] is not None else growth.lr if growth else None
     noise = options["at_noise"] if options["at_noise"] is not None else growth.noise if growth else None
-    if lr is None or growth is None or not isinstance(noise, int | float):
-        raise UsageError("the growth event sets no learning rate or no noise: give --at-lr X and --at-noise Y")
+    if growth is None:
+        raise UsageError("the recipe has no growth event, whose widths are compared: add one (grow)")
+    if lr is None or not isinstance(noise, int | float):
+        lacking = {"learning rate": "--at-lr X"} if lr is None else {}
+        lacking |= {} if isinstance(noise, int | float) else {"single noise": "--at-noise Y"}
+        raise UsageError(f"the growth event sets no {' and no '.join(lacking)}: give {' and '.join(lacking.values())}")
     small = settings.widths or settings.small_widths(recipe.width, growth.width)
     check = transfer_check(
         recipe,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -30,19 +31,23 @@ TARGETS = ("label", "labels", "target", "y")
 """What a target is called where nobody says it."""
 
 _MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
+"""What counts as empty in a column of numbers, in capitals or not; among words only a cell with nothing in it does."""
+_FILLS = ("missing: mean fills in the column's mean", "missing: mean counts it as none of the column's words")
 _MOST_CLASSES, _MOST_CATEGORIES, _ROWS_AT_ONCE = 20, 100, 1 << 16
 
 
 class Columns(NamedTuple):
     """Columns by name: float64, NaN where nothing stands; or texts, None where nothing stands.
 
-    name: what errors call the table. lines: in the file, of every row. unread: what else there is, and its type.
+    name: what errors call the table. lines: in the file, of every row. unread: what else there is, and its type. empty:
+    how the first empty cell of a column of numbers is written.
     """
 
     name: str
     values: dict[str, NDArray[Any]]
     lines: NDArray[np.int64] | None = None
     unread: Mapping[str, str] = MappingProxyType({})
+    empty: Mapping[str, str] = MappingProxyType({})
 
     @property
     def rows(self) -> int:
@@ -69,6 +74,11 @@ class TableSettings:
     held_out: float = 0.1
     split_seed: int = 0
 
+    def takes_words(self, name: str) -> bool:
+        """Whether nobody needs numbers of a column: its cells are names, or it is left out."""
+        is_input = self.inputs is None or name in self.inputs or name == self.target or name in TARGETS
+        return name in self.categories or name in self.skip or not is_input
+
 
 @dataclass(frozen=True)
 class EncodedTable:
@@ -93,7 +103,7 @@ class TableFile(Table):
         skip: columns to leave out
         task: classification or regression, if the target could be either
         categories: columns whose numbers are names, such as postcodes
-        missing: what to do about empty cells: refuse them, drop their rows, or fill in the column's mean
+        missing: what to do about empty cells: refuse them, drop their rows, or fill in the column's mean (words: none)
         standardise: whether columns of numbers get mean 0 and standard deviation 1
         test: a second file, to evaluate on (default: some rows of the first, see held_out)
         held_out: share of the rows to evaluate on, without a second file
@@ -127,7 +137,8 @@ class TableFile(Table):
         settings = TableSettings(
             target, inputs, skip or (), task, categories or (), missing, standardise, held_out, split_seed
         )
-        parts = [read_columns(Path(file).expanduser()) for file in (path, test) if file is not None]
+        takes_words = settings.takes_words
+        parts = [read_columns(Path(file).expanduser(), takes_words) for file in (path, test) if file is not None]
         self._take(encode_columns(parts[0], parts[1] if test is not None else None, settings))
 
     @classmethod
@@ -142,8 +153,8 @@ class TableFile(Table):
         Table.__init__(self, encoded.split, len(encoded.labels) or None)
 
 
-def read_columns(path: Path) -> Columns:
-    """The columns of a CSV, TSV or Parquet file."""
+def read_columns(path: Path, takes_words: Callable[[str], bool] = lambda name: False) -> Columns:
+    """The columns of a CSV, TSV or Parquet file; takes_words: whether a CSV's column is read as words at any rate."""
     if not path.is_file():
         raise MupscaleError(f"there is no file {path}")
     if path.suffix in (".parquet", ".pq"):
@@ -152,7 +163,7 @@ def read_columns(path: Path) -> Columns:
         raise MupscaleError(f"{path} is none of .csv, .csv.gz, .tsv and .parquet, which are read as tables")
     try:
         with open_maybe_zipped(path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
-            return _read_csv(path, text)
+            return _read_csv(path, text, takes_words)
     except UnicodeDecodeError as error:
         raise MupscaleError(f"{path} is no text in UTF-8 at byte {error.start}: convert it") from None
     except csv.Error as error:
@@ -161,8 +172,8 @@ def read_columns(path: Path) -> Columns:
         raise MupscaleError(f"{path} cannot be read: {error}") from None
 
 
-def _read_csv(path: Path, text: io.TextIOWrapper) -> Columns:
-    """Every column as its first cell with something in it is: a number, or a text."""
+def _read_csv(path: Path, text: io.TextIOWrapper, takes_words: Callable[[str], bool]) -> Columns:
+    """Every column as most of its cells are: numbers, or texts."""
     first = text.readline()
     reader = csv.reader(chain([first], text), delimiter=max(",;\t", key=first.count))
     names = [name.strip() for name in next(reader, [])]
@@ -172,7 +183,7 @@ def _read_csv(path: Path, text: io.TextIOWrapper) -> Columns:
         twice = next(name for name in names if names.count(name) > 1)
         raise MupscaleError(f"{path}: two columns are called {twice!r}: give each a name of its own")
     pieces: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
-    kinds = dict[str, bool]()  # whether a column holds numbers, from the first cell that tells
+    empty = dict[str, str]()
     lines: list[NDArray[np.int64]] = []
     numbered = ((reader.line_num, row) for row in reader if row)
     while rows := list(islice(numbered, _ROWS_AT_ONCE)):
@@ -181,44 +192,64 @@ def _read_csv(path: Path, text: io.TextIOWrapper) -> Columns:
                 raise MupscaleError(f"{path}, line {number} has {len(row)} cells, and the first line {len(names)}")
         lines.append(np.array([number for number, _ in rows]))
         for name, cells in zip(names, zip(*(row for _, row in rows), strict=True), strict=True):
-            part = Columns(str(path), {name: np.empty(len(rows))}, lines[-1])
-            pieces[name].append(_convert(cells, name, kinds, part))
+            piece = _as_texts(cells) if takes_words(name) else _numbers_or_texts(cells)
+            if name not in empty and (piece.dtype == object or np.isnan(piece).any()):
+                empty.update((name, cell.strip()) for cell in islice(filter(_is_empty, cells), 1))
+            pieces[name].append(piece)
     if not lines:
         raise MupscaleError(f"{path} has a line of names and no rows")
-    values = {name: _as_column(np.concatenate(pieces[name]), kinds.get(name, True)) for name in names}
-    return Columns(str(path), values, np.concatenate(lines))
+    table = Columns(str(path), {}, np.concatenate(lines), empty=empty)
+    words = {name for name in names if takes_words(name) or not _holds_numbers(name, pieces[name], table)}
+    if any(piece.dtype != object for name in words for piece in pieces[name]):  # whose texts are gone
+        return read_columns(path, lambda name: name in words)
+    for name in names:
+        parts = pieces[name] if name in words else [_as_numbers(piece) for piece in pieces[name]]
+        table.values[name] = np.concatenate(parts)
+    return table
 
 
-def _convert(cells: Sequence[str], name: str, kinds: dict[str, bool], part: Columns) -> NDArray[Any]:
-    """Some cells of a column; kinds: what it is, once a cell has told."""
-    if name not in kinds:
-        telling = next((cell for cell in cells if cell.strip().lower() not in _MISSING), None)
-        if telling is None:
-            return np.full(len(cells), np.nan)
-        kinds[name] = _is_number(telling)
-    if not kinds[name]:
-        return np.array([None if c.strip().lower() in _MISSING else c.strip() for c in cells], dtype=object)
+def _is_empty(cell: str | None) -> bool:
+    return cell is None or cell.strip().lower() in _MISSING
+
+
+def _as_texts(cells: Sequence[str]) -> NDArray[Any]:
+    return np.array([cell.strip() or None for cell in cells], dtype=object)
+
+
+def _numbers_or_texts(cells: Sequence[str]) -> NDArray[Any]:
+    """Some cells of a column: as numbers, which take less memory, if all are."""
     try:
         return np.array(cells, dtype=np.float64)
     except ValueError:
-        numbers = np.full(len(cells), np.nan)
-    for row, cell in enumerate(cells):
-        if cell.strip().lower() in _MISSING:
-            continue
-        if not _is_number(cell):
-            part.refuse(
-                name,
-                row,
-                f"{show_short(cell)} is no number, as the cells before it are: mend it, leave the column out "
-                f"(skip: [{name}]), or take its cells as names (categories: [{name}])",
-            )
-        numbers[row] = float(cell)
-    return numbers
+        return _as_texts(cells)
 
 
-def _as_column(values: NDArray[Any], is_number: bool = True) -> NDArray[Any]:
+def _as_numbers(piece: NDArray[Any]) -> NDArray[Any]:
+    if piece.dtype != object:
+        return piece
+    return np.array([np.nan if _is_empty(cell) else float(cell) for cell in piece])
+
+
+def _holds_numbers(name: str, pieces: Sequence[NDArray[Any]], table: Columns) -> bool:
+    """Whether a column holds numbers, by all of its cells. A word among more numbers than words is an error."""
+    numbers = sum(int(piece.size - np.isnan(piece).sum()) for piece in pieces if piece.dtype != object)
+    counts = Counter(cell for piece in pieces if piece.dtype == object for cell in piece if not _is_empty(cell))
+    words = {cell: count for cell, count in counts.items() if not _is_number(cell)}
+    numbers += counts.total() - sum(words.values())
+    if words and numbers > sum(words.values()):
+        row = next(row for row, cell in enumerate(chain.from_iterable(pieces)) if cell in words)
+        table.refuse(
+            name,
+            row,
+            f"{show_short(next(iter(words)))} is no number, as most cells of the column are: mend it, leave the column "
+            f"out (skip: [{name}]), or take its cells as names (categories: [{name}])",
+        )
+    return not words
+
+
+def _as_column(values: NDArray[Any]) -> NDArray[Any]:
     """Any one-dimensional array as columns have it."""
-    if values.dtype.kind in "fiub" and is_number:
+    if values.dtype.kind in "fiub":
         return values.astype(np.float64)
     missing = [v is None or (isinstance(v, float) and v != v) for v in values.tolist()]
     return np.array([None if gone else str(v) for v, gone in zip(values.tolist(), missing, strict=True)], dtype=object)
@@ -330,9 +361,13 @@ def _filled(table: Columns, names: Sequence[str], settings: TableSettings) -> Co
         if settings.missing == "drop":
             gone |= gap
         elif settings.missing == "refuse" or is_target:
-            others = f", missing: mean fills in the column's mean, and skip: [{name}] ignores the column"
-            remedies = f"missing: drop drops such rows{'' if is_target else others}"
-            table.refuse(name, int(gap.argmax()), f"the cell is empty. {remedies}")
+            is_words = table.values[name].dtype == object
+            written = None if is_words else table.empty.get(name)
+            problem = f"{show_short(written)} counts as empty" if written else "the cell is empty"
+            remedies = f"missing: drop drops such rows, {_FILLS[is_words]}, and skip: [{name}] ignores the column"
+            if is_target:
+                remedies = "A row needs its target: delete such rows, or drop all rows with empty cells (missing: drop)"
+            table.refuse(name, int(gap.argmax()), f"{problem}. {remedies}")
     if gone.all():
         raise MupscaleError(f"{table.name}: no row is without an empty cell, so none is left")
     kept = {name: table.values[name][~gone] for name in names}

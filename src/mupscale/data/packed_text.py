@@ -89,6 +89,8 @@ def info(tokens: str, **table: Any) -> None:
     given = {name: value for name, value in table.items() if value != usual[name].default}
     if folder.is_file():
         return _show_table(TableFile(tokens, **table), {"path": tokens, **given})
+    if not folder.exists():
+        raise MupscaleError(f"there is no file or folder {tokens}")
     index = Index.read(folder)
     if given:
         raise MupscaleError(f"{tokens} is a folder of tokens, so {', '.join(given)} is of no use: it is for tables")

@@ -20,7 +20,9 @@ from mupscale.study.results import SystemRuns
 from mupscale.study.systems import System
 
 _FAR = math.log(1e6)  # times the budget: nobody knows how lines go on there
-CAVEAT = "Growing does not beat the best size: it saves what its base model has cost."
+CAVEAT = (
+    "Growing does not beat the best size, trained from the start. It saves the compute already spent on the base model."
+)
 
 
 def forecast_size_of(system: System, small: Sequence[SystemRuns]) -> dict[str, Any]:
@@ -103,20 +105,19 @@ def write_size(told: Mapping[str, Any]) -> str:
     """The better size in words.
 
     >>> write_size({"narrow": 8, "wide": 32, "budget": 2e9, "best": 8, "overtakes": {}})
-    'At 2 GFLOPs in all, width 8 is a better size than 32, which overtakes it at no budget in sight. Growing does not \
-beat the best size: it saves what its base model has cost.'
+    'At 2 GFLOPs in all, width 8 is a better size than 32. The small runs show no budget at which width 32 is better. \
+Growing does not beat the best size, trained from the start. It saves the compute already spent on the base model.'
     """
     narrow, wide, budget = Width.of(told["narrow"]), Width.of(told["wide"]), words.format_flops(told["budget"])
     at = told["overtakes"]
-    when = "at no budget in sight"
+    when = f"The small runs show no budget at which width {wide} is better"
     if at:
-        when = f"from about {words.format_flops(at['value'])} on"
+        when = f"Width {wide} is better from about {words.format_flops(at['value'])} on"
         if at["low"] < at["high"]:
             when += f" ({words.format_flops(at['low'])} to {words.format_flops(at['high'])})"
     if told["best"] is None:
-        said = f"At {budget} in all it is too close to call between widths {narrow} and {wide}, which overtakes {when}"
-    elif Width.of(told["best"]) == narrow:
-        said = f"At {budget} in all, width {narrow} is a better size than {wide}, which overtakes it {when}"
+        said = f"At {budget} in all, it is too close to call between widths {narrow} and {wide}"
     else:
-        said = f"At {budget} in all, width {wide} is a better size than {narrow}, which it overtakes {when}"
-    return f"{said}. {CAVEAT}"
+        better, other = (narrow, wide) if Width.of(told["best"]) == narrow else (wide, narrow)
+        said = f"At {budget} in all, width {better} is a better size than {other}"
+    return f"{said}. {when}. {CAVEAT}"

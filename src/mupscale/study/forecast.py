@@ -130,7 +130,7 @@ def _pick_winner(above: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Growing, by the way that is expected to end lowest, against its rivals; the base model continued is at 0.
 
     winner: whichever lies below the others with its whole range; None where none does, or one has no rule. likeliest:
-    the two that come first.
+    the two that come first; without a winner, all whose ranges reach the first one's, every way of growing included.
     """
     judged = {name: one for name, one in above.items() if not contender_named(name).full_steps}
     unsure = [name for name, one in judged.items() if "no_rule" in one]
@@ -140,7 +140,9 @@ def _pick_winner(above: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     best = min(grown, key=lambda name: ranges[name][1], default=None)
     order = sorted((name for name in ranges if name not in grown or name == best), key=lambda name: ranges[name][1])
     clear = not unsure and all(ranges[order[0]][2] < ranges[name][0] for name in order[1:])
-    return {"winner": order[0] if clear else None, "likeliest": order[:2], "without_rule": unsure}
+    near = [name for name, (low, _, _) in ranges.items() if low <= ranges[order[0]][2]]
+    likeliest = order[:2] if clear else sorted(near, key=lambda name: ranges[name][1])
+    return {"winner": order[0] if clear else None, "likeliest": likeliest, "without_rule": unsure}
 
 
 def _write_forecast(values: Mapping[str, Any]) -> str:
@@ -150,9 +152,11 @@ def _write_forecast(values: Mapping[str, Any]) -> str:
         names = ", ".join(contender_named(name).label for name in values["without_rule"])
         why = values["above_continued"][values["without_rule"][0]]["no_rule"]
         return f"{about}: no rule fits ({names}: {why})."
-    first, second = (contender_named(name) for name in values["likeliest"])
+    likeliest = [contender_named(name) for name in values["likeliest"]]
     if values["winner"] is None:
-        return f"{about}: too close to call between {first.phrase} and {second.phrase}."
+        *phrases, last = (one.phrase for one in likeliest)
+        return f"{about}: too close to call between {', '.join(phrases)} and {last}."
+    first, second = likeliest
     shown, what = (second, f"{second.label} ") if first is CONTINUED else (first, "")
     one = values["above_continued"][shown.name]
     value, low, high = (

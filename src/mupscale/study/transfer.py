@@ -116,6 +116,9 @@ def _train_width(
 # ---------------------------------------------------------------------------------------------- what it says
 
 
+_MOST_EXTRA = 0.05  # of the loss: what transferring may cost for an optimum to be said to transfer
+
+
 def judge_transfer(values: Mapping[str, Any]) -> list[str]:
     """What transferring the best learning rate and the best noise costs, and how far they move over the widths.
 
@@ -180,7 +183,12 @@ def _moves(entries: Sequence[Mapping[str, Any]], what: str) -> list[str]:
         end = "whether it transfers cannot be seen on the edge" if _on_edge(lines[0], grid) else "it transfers"
         movement = f"the best {what}, {grid[at[0]]:.3g}, does not move {over}: {end}"
     elif moved == 1:
-        movement = f"the best {what} moves by at most 1 grid step{_ratio(grid, at)} {over}: the optimum transfers"
+        end = "the optimum transfers"
+        if any(_on_edge(line, grid) for line in lines):
+            end = "whether it transfers cannot be seen on the edge"
+        elif max(_extra_loss(lines[0], line) for line in lines) > _MOST_EXTRA:
+            end = f"the optimum does not transfer, since that costs more than {_MOST_EXTRA:.0%} of the loss"
+        movement = f"the best {what} moves by at most 1 grid step{_ratio(grid, at)} {over}: {end}"
     else:
         path = ", ".join(f"{line.best:.3g} at {line}" for line in lines)
         apart = any(line.tells_apart(lines[0].best) for line in lines)
@@ -197,8 +205,15 @@ def _price(small: WidthLine, large: WidthLine, what: str) -> list[str]:
     taken = f"taking the best {what} of width {small}, {small.best:.3g}, to width {large}"
     if small.best not in large.losses:
         return [f"{taken} diverges there"]
-    more = large.loss(small.best) / large.loss(large.best) - 1 if large.loss(large.best) else math.inf
-    return [f"{taken} costs {more:.1%} of the loss there"]
+    return [f"{taken} costs {_extra_loss(small, large):.1%} of the loss there"]
+
+
+def _extra_loss(small: WidthLine, large: WidthLine) -> float:
+    """By how much of the lowest loss the small width's best value ends above it."""
+    if small.best == large.best:
+        return 0.0
+    lowest = large.loss(large.best)
+    return large.loss(small.best) / lowest - 1 if small.best in large.losses and lowest else math.inf
 
 
 def _edges(lines: Sequence[WidthLine], grid: Sequence[float], what: str) -> list[str]:

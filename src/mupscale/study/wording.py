@@ -238,7 +238,8 @@ def _pay_measuring(summary: StudySummary) -> Iterator[str]:
     if runs.seeds > 1:
         asked = settings["seeds" if summary.large is not None else "small_seeds"]
         lost = f" of {asked}; the base models of the others diverged" if asked > runs.seeds else ""
-        yield f"Seeds: {runs.seeds}{lost}. A line is their mean, its band their range."
+        whose = "" if summary.large is not None else " of small models"
+        yield f"Seeds{whose}: {runs.seeds}{lost}. A line is their mean, its band their range."
     else:
         yield _ONE_SEED
     if settings.get("measure") == "train":

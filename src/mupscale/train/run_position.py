@@ -78,6 +78,8 @@ class RunPosition:
         else:
             model, optimizer = starting_point(self.recipe, self.family, self.processes, self.data)
             self._adopt(model, optimizer, self.recipe.width)
+            if resume and self.folder is not None and (self.folder.path / "recipe.json").exists():
+                self.progress.note(f"{self.folder.path} has no checkpoint yet: starting over from step 0")
         if (ready := self.folder) is not None:
             self.processes.by_main(lambda: self._open(ready, overwrite), f"{ready.path} cannot be written")
         if epochs := self.data.describe_epochs(self.recipe.steps * self.recipe.batch):
