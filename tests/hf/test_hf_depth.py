@@ -23,7 +23,7 @@ from slow_cases import with_slow  # noqa: E402
 POST_NORM = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "bart")
 RESIDUAL = sorted({*CONFIGS} - {*POST_NORM})
 PRE_NORM: dict[str, dict[str, Any]] = {"wav2vec2": {"do_stable_layer_norm": True, "adapter_attn_dim": 3}}
-FEW = ("gpt2", "gemma2", "t5", "deepseek_v2", "mamba2", "whisper", "wav2vec2", "modernbert")
+FEW = ("gemma2", "t5", "mamba2", "wav2vec2", "modernbert")
 COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
 
 
@@ -56,7 +56,7 @@ def test_identity_keeps_the_function(name: str, tmp_path: Path) -> None:
         assert content["layer_types"] == [types[number] for number in blocks]
 
 
-@pytest.mark.parametrize("name", with_slow(RESIDUAL, ("mamba2", "whisper")))
+@pytest.mark.parametrize("name", with_slow(RESIDUAL, ("whisper",)))
 def test_old_layers_have_their_gradients_and_new_ones_learn(name: str, tmp_path: Path) -> None:
     """In float64: output projections move at the first step, all other weights of new layers at the second."""
     config = saved(name, tmp_path / "small", torch.float64)
@@ -85,7 +85,7 @@ def test_old_layers_have_their_gradients_and_new_ones_learn(name: str, tmp_path:
     assert not {n for n in stuck if not n.endswith("bias")}
 
 
-@pytest.mark.parametrize("name", with_slow(RESIDUAL, ("gpt2", "gemma2", "mixtral")))
+@pytest.mark.parametrize("name", with_slow(RESIDUAL, ("gemma2",)))
 def test_new_layers_start_as_the_models_own_initialisation(name: str, tmp_path: Path) -> None:
     """What is not silent has the mean and the spread that transformers gives a fresh model; nothing is trained."""
     wide = {"hidden_size": 64, "d_model": 64, "n_embd": 64, "num_heads": 32 if name == "mamba2" else 4}

@@ -69,7 +69,7 @@ def in_memory(small: nn.Module, folder: Path, operator: mu.Fresh, seed: int, nam
 
 @pytest.mark.quick("gpt2-*", "bert-lossless", "opt-half", "llama-fresh")
 @pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "opt", "bert", "phi"])
+@pytest.mark.parametrize("name", with_slow(["llama", "gpt2", "gemma2", "opt", "bert", "phi"], ["gpt2", "gemma2"]))
 def test_what_is_streamed_is_what_growth_in_memory_gives(tmp_path: Path, name: str, operator: str) -> None:
     """LayerNorms and RMSNorms, tied and untied, packed and not."""
     small = save_small(tmp_path / "small", name, **({"n_inner": 20} if name == "gpt2" else {}))

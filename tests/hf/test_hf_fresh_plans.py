@@ -116,7 +116,7 @@ EXACT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 """Models whose hidden size stays."""
 
 
-FEW = ("gpt2-two-heads", "llama-head_dim", "llama-kv-stays", "gemma-untied", "gpt_neox", "opt-words", "mixtral", "vit")
+FEW = ("llama-head_dim", "llama-kv-stays", "gemma-untied", "gpt_neox", "vit")
 
 
 class Grown:
@@ -169,7 +169,7 @@ def test_lossless_growth_keeps_the_outputs(variant: str) -> None:
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("variant", with_slow([*EXACT, *MORE_EXACT], ("bert", "gemma2-heads", "vit-heads")))
+@pytest.mark.parametrize("variant", with_slow([*EXACT, *MORE_EXACT], ("bert", "vit-heads")))
 def test_silent_new_units_keep_the_outputs_where_no_norm_reads_them(variant: str) -> None:
     name, ratios, config = {**EXACT, **MORE_EXACT}[variant]
     assert Grown(name, ratios, mu.Fresh(outgoing=0.0), config).difference() <= 1e-12
@@ -200,7 +200,12 @@ def folded(plan: Plan) -> Plan:
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("variant", "change"),
-    [("gemma", without_keep), ("gemma-untied", without_keep), ("gemma", folded), ("gpt2", folded)],
+    [
+        pytest.param("gemma", without_keep, marks=pytest.mark.slow),
+        ("gemma-untied", without_keep),
+        pytest.param("gemma", folded, marks=pytest.mark.slow),
+        ("gpt2", folded),
+    ],
 )
 def test_a_wrong_factor_of_old_weights_shows(variant: str, change: Callable[[Plan], Plan]) -> None:
     name, ratios, config = LOSSLESS[variant]
