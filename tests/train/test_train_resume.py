@@ -491,14 +491,16 @@ def test_start_with_several_widths_and_a_tied_readout(tmp_path: Path) -> None:
 
 
 def test_a_run_killed_before_its_first_checkpoint_says_that_it_starts_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    notes = list[str]()
+    monkeypatch.setattr("mupscale.train.progress.Metrics.note", lambda self, text: notes.append(text))
     run = recipe(tmp_path / "run", steps=2)
     run_recipe(run, resume=True)
-    assert "starting over" not in capsys.readouterr().out  # there was no run
+    assert not any("starting over" in note for note in notes)  # there was no run
     (tmp_path / "run" / "checkpoints" / step(2)).unlink()
     run_recipe(run, resume=True)
-    assert "run has no checkpoint yet: starting over from step 0" in capsys.readouterr().out
+    assert f"{tmp_path / 'run'} has no checkpoint yet: starting over from step 0" in notes
 
 
 def test_a_started_run_resumes(tmp_path: Path, narrow: Path) -> None:
