@@ -241,7 +241,8 @@ def _unknown_key(name: str, within: str, class_path: str | None, parser: Any) ->
     if class_path is None:
         return f"there is no key {f'{within}.' if within else ''}{name}{_meant(name, _names(parser, within))}"
     if class_path in _BASES:
-        return f"{within} takes class_path and init_args, but not {name.partition('.')[0]}"
+        first = name.partition(".")[0]
+        return f"{within} takes class_path and init_args, but not {first}: name its class first (--{within} CLASS)"
     parameters = _parameters(class_path)
     if name in parameters:
         return f"{within}.{name} cannot be given here: the run itself gives {class_path} its {name}"

@@ -25,7 +25,8 @@ _ASKED = {
     "batch": "the batch (--batch 32)",
     "data": "a text to train on (--data Text --data.tokens FOLDER --data.source my.txt --data.tokenizer hf:FOLDER)",
     "width": "the hidden size to grow to (--width 1536)",
-    "base_steps": "how many steps to train the small models that stand in for it (--study.base_steps 2000)",
+    "base_steps": "how many steps it was trained, which count as its cost; the small models that stand in for it train "
+    "as long (--study.base_steps 2000; a Trainer's trainer_state.json has it as global_step)",
 }
 
 

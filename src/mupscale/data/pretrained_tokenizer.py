@@ -31,7 +31,10 @@ class PretrainedTokenizer(LibraryTokenizer):
         """From a folder's tokenizer.json; its tokenizer_config.json or config.json tells what ends a text."""
         folder = Path(folder).expanduser()
         if not (folder / "tokenizer.json").is_file():
-            raise MupscaleError(f"{folder} has no tokenizer.json, which the tokenizers library could read")
+            raise MupscaleError(
+                f"{folder} has no tokenizer.json: save it there with tokenizer.save_pretrained({str(folder)!r}), or "
+                f"name another folder"
+            )
         content = read_json(folder / "tokenizer.json")
         if not isinstance(content, dict):
             raise MupscaleError(f"{folder / 'tokenizer.json'} holds no tokenizer")
