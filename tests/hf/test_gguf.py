@@ -62,7 +62,7 @@ def test_a_gguf_file_grows_where_it_is_asked_for(tmp_path: Path, capsys: pytest.
     assert "equivalent" in capsys.readouterr().out
     assert main(["verify", str(file), str(out), "--dequantise"]) == 0
     assert main(["inspect", str(file), "--dequantise"]) == 0
-    assert "llama (as described)" in capsys.readouterr().out
+    assert "llama (planned by running miniatures of it)" in capsys.readouterr().out
     assert "`model-Q8_0`" in (out / "README.md").read_text(encoding="utf-8")
     import transformers
 

@@ -190,7 +190,7 @@ REFUSED: list[tuple[dict[str, Any], Any, str]] = [
     ({"pruned_heads": {"0": [1]}}, 2, "heads were pruned"),
     ({**GPT2, "add_cross_attention": True}, 2, "attends to an encoder"),
     (GPT2, "hidden=2,heads=4", "head_dim is n_embd / n_head.*heads=2"),
-    (GPT2, "hidden=2,heads=2,kv=1", "leave kv out of times="),
+    (GPT2, "hidden=2,heads=2,kv=1", "Leave kv out of times="),
 ]
 
 

@@ -190,12 +190,12 @@ def test_sizes_of_copies_and_multipliers_of_fresh_units(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "cut head": ({"model": "gpt2", "hidden": 18}, "hidden=18 would cut a head of 4 units; take 20 with heads=5"),
+    "cut head": ({"model": "gpt2", "hidden": 18}, "hidden=18 would cut a head of 4 units. Choose 20 with heads=5"),
     "rotary": (
         {"model": "gpt_neox", "hidden": 48},
         "head_dim is hidden_size / num_attention_heads here, and it must stay",
     ),
-    "narrower": ({"hidden": 8}, "hidden=8 is narrower than the model"),
+    "narrower": ({"hidden": 8}, "hidden=8 is smaller than the model"),
     "groups": ({"heads": 5, "hidden": 20}, "heads=5 cuts a group"),
     "kv": ({"heads": 6, "hidden": 24, "kv": 4}, "4 heads with 2 key/value heads cannot become 6 with 4"),
     "no multiple": (

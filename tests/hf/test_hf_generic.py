@@ -181,7 +181,7 @@ def test_models_of_which_no_miniature_runs_must_be_compared(tmp_path: Path, monk
     assert found.rows[-1].what == "outputs over 5 steps of AdamW"
     said: list[str] = []
     upscale(small, tmp_path / "fresh", grow=Fresh(lossless=True), progress=False, note=said.append)
-    assert "showing by copies" in said[0]
+    assert "checking the plan with copies" in said[0]
     monkeypatch.setitem(GIVEN, "arcee", {"*.up_proj.weight": Role(out=0, in_=1, out_block=5)})
     plan = family_of_config(json.loads((small / "config.json").read_text())).plan(Times.of(2), initial=False)
     assert plan["model.layers.0.mlp.up_proj.weight"].axes[0].block == 5
@@ -251,7 +251,7 @@ def test_a_feed_forward_size_that_is_null_is_the_usual_one() -> None:
     assert plan["transformer.h.0.mlp.fc_in.weight"].wide == (128, 32)
     assert family_of_config(config).wide_config(Times.of("hidden=2,heads=2,ffn=3"))["n_inner"] == 3 * 64
     bloom = {"model_type": "bloom", "hidden_size": 16, "n_layer": 1, "n_head": 4, "vocab_size": 11}
-    with pytest.raises(MupscaleError, match=r"no size of their own .* let ffn grow as hidden does, 2 times"):
+    with pytest.raises(MupscaleError, match=r"no separate size .* let ffn grow as hidden does, 2 times"):
         family_of_config(bloom).wide_config(Times.of("hidden=2,heads=2,ffn=3"))
 
 

@@ -276,5 +276,5 @@ def test_new_channels_of_batch_norm_start_with_the_variance_of_a_fresh_one(tmp_p
 
 def test_a_part_that_the_model_lacks_is_answered_with_its_parts(tmp_path: Path) -> None:
     config = {"model_type": "clip", "text_config": {"hidden_size": 8}, "vision_config": {"hidden_size": 8}}
-    with pytest.raises(MupscaleError, match=r"names 'txt', which is nothing that grows: text and vision \(text=2\)"):
+    with pytest.raises(MupscaleError, match=r"names 'txt', which does not grow: text and vision \(text=2\)"):
         settle_growth(config, times="txt=2")

@@ -477,7 +477,7 @@ def test_a_wrong_plan_is_found_out_and_nothing_kept(zoo: Any, tmp_path: Path, mo
     saved(zoo, tmp_path / "small")
     as_embedding = lambda entry: replace(entry, out=(1,), in_=())  # noqa: E731  # which is not divided
     plan_wrongly(monkeypatch, "lm_head.weight", as_embedding)
-    with pytest.raises(MupscaleError, match=r"not what it should be and was not kept: NOT equivalent: logits") as error:
+    with pytest.raises(MupscaleError, match=r"failed its check and was not kept: NOT equivalent: logits") as error:
         upscale(tmp_path / "small", tmp_path / "wide", exact=True)
     assert "lm_head" in str(error.value)
     assert "\n" not in str(error.value)

@@ -221,7 +221,7 @@ def inspect(
     >>> [(row.name, row.entry.wide, row.factors["lr"]) for row in inspection.rows]
     [('wte.weight', (11, 16), 1.0)]
     >>> print(inspection.summary()[0])
-    gpt2 (planned by running miniatures of it), 88 → 176 numbers with fresh units
+    gpt2 (planned by running miniatures of it), 88 → 176 parameters with fresh units
     >>> temporary.cleanup()
     """
     source = open_source(path)

@@ -64,7 +64,7 @@ def settle_growth(
             "paired noise needs whole tensors, but a checkpoint is widened in pieces. Leave out paired="
         )
     if wanted and times is not None:
-        raise MupscaleError("say either by how much it grows (times) or what it becomes (hidden, ffn, heads, kv)")
+        raise MupscaleError("give either how much it grows (times) or its new sizes (hidden, ffn, heads, kv)")
     by_how_much = Times.of(2 if times is None else times, part_names(config))
     if isinstance(by_how_much, PartTimes) and not part_names(config):
         raise MupscaleError(
@@ -90,7 +90,7 @@ def check_fresh_plan(plan: Plan, fresh: Fresh | None) -> None:
     if plan.fresh is None:
         copies = as_asked("grow=mupscale.Copies(noise=1.0)", "--how copies --noise 1")
         raise MupscaleError(
-            f"what fresh units are to be drawn from is not known: a freshly built model shows it, for which memory is "
-            f"lacking; use a larger machine, or copy units ({copies})"
+            f"the initialisation that fresh units are drawn from is unknown: a freshly built model shows it, but "
+            f"memory is too small for one. Use a larger machine, or copy units ({copies})"
         )
     fresh.check(plan)

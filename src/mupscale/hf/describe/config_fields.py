@@ -235,8 +235,8 @@ def _wide_part(given: Config, times: Times) -> dict[str, Any]:
         )
     if times.kv != times.heads and not fields["kv"] and fields["heads"]:
         raise MupscaleError(
-            f"{config.get('model_type')} has as many key/value heads as heads, so that its kv heads cannot grow apart "
-            f"from them; leave kv out{'' if isinstance(times, Ratios) else ' of ' + setting('times')}"
+            f"{config.get('model_type')} has as many key/value heads as heads, so its kv heads cannot grow apart from "
+            f"them. Leave kv out{'' if isinstance(times, Ratios) else ' of ' + setting('times')}"
         )
     grows = {name: getattr(times, part) for part, names in fields.items() for name in names}
     wide = {name: _grown(config[name], k) for name, k in grows.items() if k != 1 or given.get(name) is not None}

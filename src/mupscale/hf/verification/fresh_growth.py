@@ -83,8 +83,8 @@ class FreshGrowth:
         said = []
         if not same:
             said.append(
-                "Something in the model does not let new units be silent, as norms behind the residual sum, norms "
-                "that were not recognised, or constants that depend on the width: let hidden stay."
+                "New units change the function even when they are switched off. Causes are norms after the residual "
+                "sum, norms that were not recognised, or constants that depend on the width. Keep hidden as it is."
             )
         if any(name.endswith("running_var") for name in self.relation.small.shapes):
             fresh = "New channels of BatchNorm have the running mean 0 and variance 1 of a fresh one"

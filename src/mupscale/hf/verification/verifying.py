@@ -196,7 +196,7 @@ def _refuse_constant(pair: _Pair) -> None:
     """An error where outputs that do not depend on the input would be equal with a wrong plan, too."""
     if pair.relation is not None and not pair.plan.checked:
         raise MupscaleError(
-            f"the outputs of {pair.relation.small.folder} are all alike, so that comparing them shows nothing, and its "
+            f"the outputs of {pair.relation.small.folder} are all alike, so comparing them shows nothing, and its "
             f"plan could not be tried on a miniature: take a checkpoint with weights in it"
         )
 
