@@ -98,9 +98,7 @@ def test_sizes_that_fit_are_sizes_that_the_model_can_have() -> None:
     """24 rows of queries, keys and values in heads of 4 are three times the width, whatever it is."""
     family = mu.Family(lambda width: Net(Packed, width), base=8, inputs=X)
     model = family.init(8)
-    said = (
-        r"'attention\.qkv\.weight'.* blocks of 4 cannot become 42: .* take 36 or 48, that is 12 or 16 where 8 become 14"
-    )
+    said = r"'attention\.qkv\.weight'.* blocks of 4 cannot become 42: .* take 36 or 48, that is 12 or 16 instead of 14"
     with pytest.raises(mu.MupscaleError, match=said):
         family.upscale(model, width=14, grow=mu.Fresh())
     for width in (12, 16):

@@ -453,7 +453,7 @@ def test_growing_heads_are_recognised_in_a_class_with_roles_of_its_own(monkeypat
             return super().forward(x) + x @ self.skew.T
 
     narrow, wide = (Block(3 * n, Skewed(n)) for n in (2, 4))
-    with pytest.raises(MupscaleError, match="Skewed does not tell"):
+    with pytest.raises(MupscaleError, match="Skewed does not show"):
         mu.plan(narrow, wide)
     mu.register_roles(Skewed, skew=Role(out=0, in_=1))
     assert_equivalent(narrow, wide, sequences())

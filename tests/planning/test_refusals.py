@@ -251,7 +251,8 @@ def test_another_vocabulary_is_called_so(inputs: Tensor | None, rows: int) -> No
         mu.upscale(Text(10, 4), Text(rows, 8), inputs=inputs)
 
 
-@pytest.mark.parametrize("inputs", [None, torch.tensor([[1, 2, 3]])])
-def test_more_blocks_are_told_how_to_be_added(inputs: Tensor | None) -> None:
-    with pytest.raises(mu.MupscaleError, match=r"'blocks\.1.*To add blocks, use mupscale\.deepen .*'depth': 4}"):
-        mu.upscale(Text(10, 4), Text(10, 8, layers=2), inputs=inputs)
+def test_more_blocks_need_a_batch() -> None:
+    with pytest.raises(mu.MupscaleError, match=r"runs the model to find what a block writes .* Pass inputs="):
+        mu.upscale(Text(10, 4), Text(10, 8, layers=2))
+    deep, _ = mu.upscale(Text(10, 4), Text(10, 8, layers=2), inputs=torch.tensor([[1, 2, 3]]))
+    assert len(deep.get_submodule("blocks")._modules) == 2

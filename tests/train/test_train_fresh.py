@@ -115,7 +115,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "growth at step 5: how: fresh takes no noise",
     ),
     "narrower": ({"grow": [Growth(5, 6, how="fresh")]}, "growth at step 5: width 6 is narrower than 8"),
-    "no multiple": ({"grow": [Growth(5, 12, how="copies")]}, "width 12 is not a multiple of 8; .*how: fresh"),
+    "no multiple": ({"grow": [Growth(5, 12, how="copies")]}, r"width 12 is not a multiple of 8\. .*how: fresh"),
     "unknown": ({"grow": [Growth(5, 16, how="magic")]}, "growth at step 5: how"),  # type: ignore[arg-type]
     "outgoing": (
         {"grow": [Growth(5, 16, outgoing=0.5, how="copies")]},

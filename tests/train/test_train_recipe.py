@@ -67,7 +67,7 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "growth without rate": ({"grow": [Growth(5, 16, lr=-0.1, how="copies")]}, ("growth at step 5", "lr is -0.1")),
     "no multiple": (
         {"grow": [Growth(5, 20, how="copies")]},
-        ("growth at step 5", "20 is not a multiple of 8", "take 16 or 24"),
+        ("growth at step 5", "20 is not a multiple of 8", "Choose 16 or 24"),
     ),
     "smaller": (
         {"grow": [Growth(5, 16, how="copies"), Growth(6, 8, how="copies")]},
@@ -80,7 +80,7 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "no multiple of one": (
         {**DIMS, "grow": [Growth(5, {"head_dim": 6}, how="copies")]},
-        ("growth at step 5", "head_dim 6 is not a multiple of 4", "take 4 or 8"),
+        ("growth at step 5", "head_dim 6 is not a multiple of 4", "Choose 4 or 8"),
     ),
     "noise at the start": ({"noise": -1.0}, ("noise is -1.0",)),
     "schedule": ({"schedule": Schedule("linear")}, ("schedule.kind is 'linear'", "constant, cosine or wsd")),  # type: ignore[arg-type]
@@ -134,7 +134,7 @@ NOT_MADE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"optimizer": Spec("small_runs.Rows", {"lr": 1})},
         ("small_runs.Rows", "no torch.optim.Optimizer"),
     ),
-    "an optimizer that cannot widen": ({"optimizer": Spec("torch.optim.LBFGS", {"lr": 0.1})}, ("LBFGS", "use ")),
+    "an optimizer that cannot widen": ({"optimizer": Spec("torch.optim.LBFGS", {"lr": 0.1})}, ("LBFGS", "Use ")),
     "a width that the model lacks": ({"width": {"size": 8}, "base": {"size": 4}}, ("mupscale.models.MLP", "'width'")),
 }
 

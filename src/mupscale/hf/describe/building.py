@@ -58,6 +58,8 @@ def model_class(config: Mapping[str, Any]) -> Any:
     """
     transformers = require_transformers()
     model_type, names = str(config.get("model_type")), config.get("architectures") or []
+    if not isinstance(names, list):
+        raise MupscaleError(f"'architectures' in config.json is {names!r}, but must be a list of class names")
     is_known = model_type in transformers.CONFIG_MAPPING
     name = str(names[0]) if names else None
     if (own := own_class(config, name)) is not None:
