@@ -310,7 +310,11 @@ FILES = [
     ("steps: 40\n", "", "steps must be given"),
     ("batch: 32", "batch: 32\nschedule: {knid: wsd}", "there is no key schedule.knid; did you mean kind?"),
     ("batch: 32", "batch: 32\nschedule: 3", "schedule is 3, but must be a mapping"),
-    ("class_path: mine.Net", "class: mine.Net", "model takes class_path and init_args, but not class"),
+    (
+        "class_path: mine.Net",
+        "class: mine.Net",
+        "model takes class_path and init_args, but not class: name its class first (--model CLASS)",
+    ),
     ("\n  class_path: mine.Points", " 3", "data is 3, but must be a mapping of class_path and init_args"),
     ("mine.Points", "mine.Net", "data is mine.Net, which is no Data"),
     (

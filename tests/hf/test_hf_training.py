@@ -460,7 +460,7 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(mu.MupscaleError, match=said):
         training.plan(tmp_path, small)
     wide.extra = nn.Linear(3, 3)
-    with pytest.raises(mu.MupscaleError, match=r"the parameter 'extra.weight', which the upscaled one lacks"):
+    with pytest.raises(mu.MupscaleError, match=r"the parameter 'extra.weight', which the upscaled"):
         training.plan(tmp_path, wide)
     with pytest.raises(mu.MupscaleError, match=r"there is no mupscale.json at"):
         training.plan(tmp_path / "nowhere", wide)
