@@ -226,6 +226,7 @@ def test_a_mean_in_place_of_zero_shows() -> None:
     assert Grown(name, ratios, mu.Fresh(lossless=True), config, centring).difference() > 1e-2
 
 
+@pytest.mark.slow
 def test_a_tied_final_norm_keeps_its_old_gains_and_folds_new_ones() -> None:
     family = family_of_config(models.tiny("gemma")[0].to_dict())
     plan = family.plan(Ratios(hidden=4, ffn=4, heads=4, kv=1))

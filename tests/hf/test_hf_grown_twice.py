@@ -86,7 +86,7 @@ def edit_record(folder: Path, **changed: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "changed"),
-    [*(pytest.param(n, {}, marks=[pytest.mark.slow] * (n != "t5")) for n in models.CONFIGS), ("llama", TIED)],
+    [*(pytest.param(n, {}, marks=[pytest.mark.slow] * (n != "gpt2")) for n in models.CONFIGS), ("llama", TIED)],
 )
 def test_the_start_is_that_of_one_growth(name: str, changed: dict[str, Any]) -> None:
     """Also where the sizes in a config set the spread (T5's), and where the norm of a tied readout starts below 1."""

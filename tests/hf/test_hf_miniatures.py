@@ -158,7 +158,7 @@ def norm_of_gradients(pair: models.Pair) -> float:
 
 TELLING = (
     *("llama-kv-grows-less", "gemma-untied", "bert-untied", "vit", "cohere-norms"),
-    *("granitemoe-tied", "falcon-one-kv-head", "mpt-clipped", "deepseek_v2-no-rank"),
+    *("granitemoe-tied", "falcon-one-kv-head", "deepseek_v2-no-rank"),
 )
 """One for each mechanism: packed and grouped heads, folds of tied and scaled embeddings, norms of heads, experts,
 ALiBi, latent attention. The others run with make test-slow."""

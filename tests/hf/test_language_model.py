@@ -158,6 +158,7 @@ def test_tokens_of_another_tokenizer_are_kept_in_mind(tmp_path: Path) -> None:
         assert f"does not name the tokenizer of {tmp_path / 'model'}" in said
 
 
+@pytest.mark.slow
 def test_what_is_to_be_kept_in_mind_is_said_before_anything_trains(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,6 +175,7 @@ def test_what_is_to_be_kept_in_mind_is_said_before_anything_trains(
     assert f"Note: {folder} has its optimizer's state in optimizer.pt, which is not read" in out
 
 
+@pytest.mark.slow
 def test_a_family_from_a_folder_gives_a_folder_for_every_size(tmp_path: Path) -> None:
     folder, run = folder_with_tokenizer(tmp_path / "model", "gpt2"), tmp_path / "run"
     given = {

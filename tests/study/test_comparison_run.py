@@ -224,6 +224,7 @@ def test_more_seeds_train_only_what_is_new(commanded: Commanded, own_copy: Path)
             assert len(mine.losses) == 2
 
 
+@pytest.mark.slow
 def test_another_recipe_in_the_same_folder_is_trained_and_never_taken_for_the_first(
     commanded: Commanded, own_copy: Path, tmp_path: Path
 ) -> None:
@@ -242,6 +243,7 @@ def test_a_width_that_is_no_multiple_is_for_fresh_units_alone(tmp_path: Path) ->
     assert any("copies are left out" in note for note in summary.notes)
 
 
+@pytest.mark.slow
 def test_thin_lines_on_request_and_a_forecast_alone(tmp_path: Path) -> None:
     names = ["continued", "fresh", "copies-without-noise", "net2net", "naive-widening", "from-scratch"]
     names.append("from-scratch-all-steps")
@@ -306,6 +308,7 @@ def test_from_a_run_folder(base_run: Path, tmp_path: Path) -> None:
     assert summary.notes == [note for note in summary.notes if "optimizer state" not in note]
 
 
+@pytest.mark.slow
 def test_from_a_checkpoint_of_ones_own_loop(base_run: Path, tmp_path: Path) -> None:
     """mu.save without a run: the width and the steps are asked for, one sentence each."""
     recipe = from_checkpoint(tmp_path / "mine.safetensors")
