@@ -315,7 +315,7 @@ def check_goes_with(optimizer: Optimizer | None, scheduler: LRScheduler | None, 
             "(mupscale.make_optimizer, or family.optimizer) with that rate"
         )
     if scheduler is not None and scheduler.optimizer is not optimizer:
-        raise MupscaleError("scheduler= was made for another optimizer. Give optimizer=, the one that it was made for")
+        raise MupscaleError("scheduler= goes with the optimizer that it was made for. Give that one as optimizer=")
 
 
 def with_scheduler(

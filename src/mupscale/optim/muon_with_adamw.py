@@ -11,8 +11,6 @@ from torch.optim import Optimizer
 
 from mupscale.core import Plan
 
-_MUON_KEYS = ("momentum", "nesterov", "ns_coefficients", "ns_steps", "adjust_lr_fn")
-
 
 class MuonAdamW(Optimizer):
     """torch's Muon in groups with `muon=True` and torch's AdamW in the others; `muon_groups` makes them of a plan.
