@@ -54,7 +54,9 @@ def read_recipe_values(
     parser = _recipe_parser(command, usage, about, _width_arguments(files.values(), options))
     extend(parser)
     if files:
-        parser.set_defaults(out=str(Path("runs", "+".join(Path(file).stem for file in files))))
+        name = "+".join(Path(file).stem for file in files)
+        # A run of `train` and a family are folders of different kinds, so one recipe gives them different names.
+        parser.set_defaults(out=str(Path("runs", f"{name}-family" if command == "family" else name)))
     recipes: list[Option] = []
     for file, values in files.items():
         recipes += [*([NO_GROWTH] if "grow" in values else []), ("--config", file), *_paths_of_run(file, values)]

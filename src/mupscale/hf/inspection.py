@@ -120,8 +120,20 @@ class Inspection:
             lines.append(f"a constant is stored in {', '.join(folds)} (column fold)")
         lines += self._history()
         groups = f"{self.groups} parameter group{'s' * (self.groups != 1)}"
-        lines.append(f"{self.optimizer} gets {groups}; its factors are in the last columns")
-        return lines
+        return [*lines, self._columns(), f"{self.optimizer} gets {groups}; its factors are in the last columns"]
+
+    def _columns(self) -> str:
+        """What stands in the table's columns."""
+        rest = (
+            "fold: a constant stored in the weight; weight: the factor of the copied weights"
+            if self.fresh is None
+            else "old: the factor of old weights; new units: what new weights start as (mean ± standard deviation); "
+            "to old: the scale of the weights from new units into old ones"
+        )
+        return (
+            "columns: output and input: how much that axis grows (by 64: in blocks of 64 units, such as a head); "
+            f"out and in: the same as numbers; {rest}"
+        )
 
     def _history(self) -> list[str]:
         """How it grew before."""

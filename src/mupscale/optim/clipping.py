@@ -23,7 +23,7 @@ _ALIKE = 3  # norms one after another, equal and round, that no training has by 
 def clip_grad_norm_(
     model: nn.Module,
     max_norm: float,
-    plan: Plan | Optimizer,
+    optimizer: Optimizer | Plan,
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
@@ -31,9 +31,9 @@ def clip_grad_norm_(
     """torch's clip_grad_norm_ with every gradient weighted so that the norm is what the narrow model's would be.
 
     Plain clipping breaks equivalence: copied gradients have another norm. Returns the invariant norm.
-    plan: the model's optimizer, which knows how the model grew, whether it has grown yet, once or often; max_norm is
-    then for the width at which the optimizer's rates were chosen. Or a plan from the width at which max_norm was chosen
-    to the model, and not from its last width: after growing twice `first.then(second)`, after `deepen`
+    optimizer: the model's, which knows how the model grew, whether it has grown yet, once or often; max_norm is then
+    for the width at which the optimizer's rates were chosen. Or a plan from the width at which max_norm was chosen to
+    the model, and not from its last width: after growing twice `first.then(second)`, after `deepen`
     `plan(base, model, inputs=…)`, with base as deep as the model.
 
     >>> import mupscale as mu
@@ -45,11 +45,11 @@ def clip_grad_norm_(
     >>> mu.clip_grad_norm_(wide, 1.0, optimizer)
     tensor(3.)
     """
-    if isinstance(plan, Plan):
-        parameters, weights = plan.check(model), plan.norm_weights(norm_type)
+    if isinstance(optimizer, Plan):
+        parameters, weights = optimizer.check(model), optimizer.norm_weights(norm_type)
     else:
         parameters = naming.parameters(model)
-        weights = dict(_weights_of(plan, parameters, norm_type))
+        weights = dict(_weights_of(optimizer, parameters, norm_type))
     by_weight: dict[float, list[Tensor]] = {}
     for name, p in parameters.items():
         if p.grad is not None:

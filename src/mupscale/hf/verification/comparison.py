@@ -36,13 +36,15 @@ class ComparisonRow:
         what = self.what.removeprefix("outputs over ")  # so that a row fits 80 columns
         return what, f"{self.difference:.1e}", allowed, (self.note or "same") if self.ok else "DIFFERENT"
 
+RANDOM = "random inputs"
+
 
 @dataclass(frozen=True)
 class Comparison:
     """What was compared, the loss of both models, and the first difference if there is one.
 
     as_recorded: what to say, where all is well, of a model that is not meant to compute what the small one does.
-    inputs: what the losses are of.
+    inputs: what the losses are of. The losses of random inputs say nothing of the models, and are not shown.
     """
 
     rows: tuple[ComparisonRow, ...]
@@ -51,7 +53,7 @@ class Comparison:
     noisy: bool = False
     notes: tuple[str, ...] = ()
     as_recorded: str = ""
-    inputs: str = "random inputs"
+    inputs: str = RANDOM
 
     @property
     def ok(self) -> bool:
@@ -62,7 +64,9 @@ class Comparison:
     def verdict(self) -> str:
         """In words."""
         worst = max(self.rows, key=lambda row: row.difference if row.difference == row.difference else math.inf)
-        losses = f"loss of {self.inputs}: {self.losses[0]:.4g} and {self.losses[1]:.4g}"
+        losses = f"on {self.inputs}"
+        if self.inputs != RANDOM:
+            losses = f"loss of {self.inputs}: {self.losses[0]:.4g} and {self.losses[1]:.4g}"
         if not self.ok:
             lines = [f"NOT equivalent: {next((r.what for r in self.rows if not r.ok), worst.what)} differ ({losses})"]
             lines += [str(self.first)] if self.first is not None else []

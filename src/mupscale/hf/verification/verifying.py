@@ -17,7 +17,7 @@ from mupscale.hf.describe import Batch, make_batches, memory, runs_trusted_code
 from mupscale.hf.files import Source, open_source
 from mupscale.hf.training import match_plan
 from mupscale.hf.verification import weights
-from mupscale.hf.verification.comparison import TOLERANCE, Comparison, ComparisonRow
+from mupscale.hf.verification.comparison import RANDOM, TOLERANCE, Comparison, ComparisonRow
 from mupscale.hf.verification.deep_outputs import compare_deep
 from mupscale.hf.verification.fresh_growth import FreshGrowth
 from mupscale.hf.verification.joint_training import compare_training
@@ -87,7 +87,7 @@ def verify(
             plan = _plan_between(ours, theirs, relation, plan)
             limits, pair = _limits(relation, plan, precision, tolerance), _Pair(ours, theirs, plan, relation, batches)
             told = _compare_pair(pair, rows, first, limits, train, notes)
-    return replace(told, inputs="random inputs" if text is None else "the text")
+    return replace(told, inputs=RANDOM if text is None else "the text")
 
 
 def _check_arguments(tolerance: float | None, tokens: int, train: int) -> None:
@@ -155,7 +155,7 @@ def _compare_models(
     note = "moved by noise" if pair.noisy else ""
     rows += [ComparisonRow(what, off, limits.as_they_are, note) for what, off in outputs.differences.items()]
     without = ", without the noise" if pair.noisy else ", before rounding" if limits.rounded else ""
-    if without:  # the files are compared with it; that config and plan are right shows without it
+    if without and first is None:  # the files are compared with it; that config and plan are right shows without it
         widen(pair.small, pair.wide, pair.plan)
         exact = pair.compare_outputs().differences
         rows += [ComparisonRow(f"{what}{without}", off, limits.without_noise) for what, off in exact.items()]
@@ -183,7 +183,7 @@ def _compare_fresh(
     limit = limits.without_noise if fresh.same_as_they_are else limits.as_they_are
     rows += [ComparisonRow(what, off, limit, fresh.note) for what, off in outputs.differences.items()]
     what, moved = max(outputs.differences.items(), key=lambda item: item[1])
-    if fresh.condition:
+    if fresh.condition and first is None:  # it is done on weights grown anew, which says nothing of files that differ
         fresh.silence(pair.small, pair.wide)
         same = pair.compare_outputs().differences
         rows += [ComparisonRow(f"{what}{fresh.condition}", off, limits.without_noise) for what, off in same.items()]
