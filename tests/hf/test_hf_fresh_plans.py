@@ -257,7 +257,7 @@ SIZES = {"hidden": 1024, "ffn": 2816, "heads": 16, "kv": 4}
         ({"heads": 18}, True, "heads=18 cuts a group: each key/value head serves 4 heads. Choose heads=20"),
         ({"heads": 22}, True, "Choose heads=20 or 24"),
         ({"heads": 24, "kv": 5}, True, "16 heads with 4 key/value heads cannot become 24 with 5"),
-        ({"heads": 32, "kv": 6}, True, "in whole groups of 4, or stay .4. while .* Choose 32 heads with 8, or 32 with 4"),
+        ({"heads": 32, "kv": 6}, True, "in whole groups of 4, or stay .4. .* Choose 32 heads with 8, or 32 with 4"),
         ({"ffn": True}, True, "ffn= takes the size of the feed-forward layers of the wide model, as in ffn=5632"),
         ({"ffn": 0}, True, "ffn= takes the size"),
     ],

@@ -135,7 +135,7 @@ def test_a_diverged_contender_is_left_out_and_named() -> None:
     losses["copies"][-1] = [None, None]
     assert answer_comparison(system_of(losses))["sentence"] == "Continue the base model: every grown model diverged."
     gone = {name: [[None]] for name in losses}
-    with pytest.raises(MupscaleError, match=r"every contender diverged.*study\.lrs"):
+    with pytest.raises(MupscaleError, match=r"every contender diverged.*StudySettings\.lrs"):
         answer_comparison(system_of(gone))  # type: ignore[arg-type]
 
 
@@ -250,17 +250,17 @@ def test_one_budget_measures_no_cost_to_the_same_loss() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seeds": 0}, r"study\.seeds is 0"),
-        ({"budgets": [0.5]}, r"study\.budgets is \[0\.5\]"),
-        ({"budgets": [1.0, 0.5]}, r"study\.budgets"),
-        ({"budgets": []}, r"study\.budgets"),
-        ({"lrs": [-1.0]}, r"study\.lrs holds -1\.0"),
-        ({"noises": [math.inf]}, r"study\.noises holds inf"),
+        ({"seeds": 0}, r"StudySettings\.seeds is 0"),
+        ({"budgets": [0.5]}, r"StudySettings\.budgets is \[0\.5\]"),
+        ({"budgets": [1.0, 0.5]}, r"StudySettings\.budgets"),
+        ({"budgets": []}, r"StudySettings\.budgets"),
+        ({"lrs": [-1.0]}, r"StudySettings\.lrs holds -1\.0"),
+        ({"noises": [math.inf]}, r"StudySettings\.noises holds inf"),
         ({"contenders": ["continued"]}, "at least one grown model to compare it with"),
         ({"contenders": ["fresh", "from-scratch"]}, "needs `continued` and"),
         ({"contenders": ["winner"]}, "'winner' is not a contender: choose from base, from-scratch"),
         ({"schedule": "linear"}, "schedule= is 'linear', but must be 'wsd', 'cosine' or 'recipe'"),
-        ({"prune": -0.1}, r"study\.prune is -0\.1, but must be a number of at least 0"),
+        ({"prune": -0.1}, r"StudySettings\.prune is -0\.1, but must be a number of at least 0"),
     ],
 )
 def test_settings_that_cannot_be_are_one_sentence(changes: dict[str, Any], message: str) -> None:
@@ -276,5 +276,5 @@ def test_small_widths_by_themselves() -> None:
         {"d_model": 8, "head_dim": 16},
         {"d_model": 16, "head_dim": 16},
     ]
-    with pytest.raises(MupscaleError, match=r"1/8 or 1/4 of width 6.*study\.widths"):
+    with pytest.raises(MupscaleError, match=r"1/8 or 1/4 of width 6.*StudySettings\.widths"):
         StudySettings().small_widths(6, 12)

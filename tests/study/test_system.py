@@ -172,7 +172,7 @@ def test_naive_widening_trains_with_the_narrow_models_rates() -> None:
 
 def test_a_model_that_a_contender_cannot_grow_is_refused(tmp_path: Path) -> None:
     gpt = growing(kind="gpt2-heads", init_at=None)
-    with pytest.raises(MupscaleError, match=r"a norm over the width.*: leave net2net out of study\.contenders"):
+    with pytest.raises(MupscaleError, match=r"a norm over the width.*: leave net2net out of StudySettings\.contenders"):
         compare_quietly(tmp_path / "run", gpt, few(contenders=["continued", "net2net"]))
     assert not (tmp_path / "run").exists()
     names = ["continued", "fresh", "from-scratch-all-steps"]

@@ -41,8 +41,10 @@ from mupscale.sweep import Sweep, Tried
 from mupscale.system import (
     MupscaleError,
     appearing,
+    as_asked,
     move,
     print_at_once,
+    recipe_entry,
     replace_text,
     rough_time,
     text_table,
@@ -122,31 +124,33 @@ class FamilySettings:
 
     def __post_init__(self) -> None:
         if not 0 < self.decay < 1:
-            raise MupscaleError(f"family.decay is {self.decay}, but must lie between 0 and 1")
+            raise MupscaleError(f"{recipe_entry('family.decay')} is {self.decay}, but must lie between 0 and 1")
         for name, part in {"fall": self.fall, "ends": 1.0 if self.ends is None else self.ends}.items():
             if not 0 < part <= 1:
-                raise MupscaleError(f"family.{name} is {part}, but must be above 0 and at most 1")
+                raise MupscaleError(f"{recipe_entry(f'family.{name}')} is {part}, but must be above 0 and at most 1")
         operator = build_operator(self.how, self.noise, "init")
         if self.seeds < 1:
-            raise MupscaleError(f"family.seeds is {self.seeds}, but must be at least 1")
+            raise MupscaleError(f"{recipe_entry('family.seeds')} is {self.seeds}, but must be at least 1")
         for value in self.budget if isinstance(self.budget, list) else [self.budget]:
             if value is not None and not (math.isfinite(value) and value > 0):
-                raise MupscaleError(f"family.budget holds {value!r}, but must be numbers above 0")
+                raise MupscaleError(f"{recipe_entry('family.budget')} holds {value!r}, but must be numbers above 0")
         if isinstance(self.budget, list) and len(self.budget) != len(self.sizes):
             raise MupscaleError(
-                f"family.budget has {len(self.budget)} values for {len(self.sizes)} sizes: give one per size, or a "
-                f"single one"
+                f"{recipe_entry('family.budget')} has {len(self.budget)} values for {len(self.sizes)} sizes: give one "
+                f"per size, or a single one"
             )
-        widths = [Width.of(size, "family.sizes", whole=True) for size in self.sizes]
+        widths = [Width.of(size, recipe_entry("family.sizes"), whole=True) for size in self.sizes]
         for smaller, larger in pairwise(widths):
-            larger.check_wider_than(smaller, "family.sizes rise, and")
+            larger.check_wider_than(smaller, f"{recipe_entry('family.sizes')} rise, and")
             if operator.needs_multiples:
                 check_growing_sizes(larger.whole, smaller.whole, True, f"family.how is {self.how}, and")
             if smaller == larger:
-                raise MupscaleError(f"family.sizes holds {smaller} twice")
+                raise MupscaleError(f"{recipe_entry('family.sizes')} holds {smaller} twice")
         for size in self.check:
             if Width.of(size) not in widths:
-                raise MupscaleError(f"family.check names {Width.of(size)}, which is not one of the sizes")
+                raise MupscaleError(
+                    f"{recipe_entry('family.check')} names {Width.of(size)}, which is not one of the sizes"
+                )
 
 
 @dataclass(frozen=True)
@@ -316,7 +320,9 @@ class FamilyPlanner:
 def make_planner(recipe: Recipe, settings: FamilySettings, make_ground: MakeGround = Ground) -> FamilyPlanner:
     """Read where the family begins: at an initialisation, or at a checkpoint of the smallest size or below."""
     if len(settings.sizes) < 2:
-        raise MupscaleError("a family needs two sizes or more: give them as family.sizes, or --sizes 32,48,64,96")
+        raise MupscaleError(
+            f"a family needs two sizes or more: {as_asked('FamilySettings(sizes=[32, 48, 64])', '--sizes 32,48,64,96')}"
+        )
     ground = make_ground(replace(recipe, grow=[], width=settings.sizes[0]), "held-out")
     if ground.unit != "FLOPs":
         raise MupscaleError(
@@ -535,7 +541,9 @@ class _FamilyRun:
             if None not in pair
         }
         if not scores:
-            raise MupscaleError("every trunk of the tuning diverged: give smaller learning rates (family.lrs)")
+            raise MupscaleError(
+                f"every trunk of the tuning diverged: give smaller learning rates ({recipe_entry('family.lrs')})"
+            )
         lr, fall = min(scores, key=lambda values: scores[values])
         trials = [Tried(lr, fall, [_geometric_mean(pair)]) for (lr, fall), pair in ends.items()]
         self.note(f"  learning rate {lr:g}, times {fall:g} at every growth")
@@ -798,7 +806,8 @@ def describe_edges(checks: Mapping[str, Check]) -> list[str]:
         if len(check.tried) > 1 and check.lr in ends:
             notes.append(
                 f"from scratch, {label} ended best at the {ends[check.lr]} learning rate that was tried "
-                f"({check.lr:g}). It might end lower beyond it: give more learning rates (family.check_lrs)"
+                f"({check.lr:g}). It might end lower beyond it: give more learning rates "
+                f"({recipe_entry('family.check_lrs')})"
             )
     return notes
 

@@ -47,7 +47,16 @@ from mupscale.study.tree import Stretch, hash_values
 from mupscale.study.verdict import compute_costs, compute_gain, write_verdict, write_warnings
 from mupscale.study.wording import count_of, write_paper_words
 from mupscale.sweep import Cell, Space, Sweep, sweep_remarks
-from mupscale.system import MupscaleError, derive, parse_record, print_at_once, read_json, write_json, writes_into
+from mupscale.system import (
+    MupscaleError,
+    derive,
+    parse_record,
+    print_at_once,
+    read_json,
+    recipe_entry,
+    write_json,
+    writes_into,
+)
 from mupscale.train import (
     NoiseLevel,
     Recipe,
@@ -191,7 +200,9 @@ class PaperStudy:
         self.system = self.protocol.system(self.settings)
         widths = self.settings.small_widths(self.system.narrow, self.system.wide)
         if len({Width.of(width) for width in widths}) < len(widths):
-            raise MupscaleError(f"study.widths is {list(widths)}, but small widths must differ from each other")
+            raise MupscaleError(
+                f"{recipe_entry('study.widths')} is {list(widths)}, but small widths must differ from each other"
+            )
         self.small = self.protocol.small_systems(self.system, widths)
         self.contenders = contenders_named([BASE.name, COPIES.name, *self.settings.contenders])
         check_operators(self.recipe, self.system, [one for one in self.contenders if one.on_request])
@@ -239,8 +250,8 @@ class PaperStudy:
         outcomes = self._train(f"small-width-{label}", {"small": stretches})["small"]
         if any(outcome.status != "finished" for outcome in outcomes):
             raise MupscaleError(
-                f"the small base model of width {label} diverged at learning rate {lr:g}: let Sweep 1 (study.lrs) "
-                f"choose among smaller ones"
+                f"the small base model of width {label} diverged at learning rate {lr:g}: let Sweep 1 "
+                f"({recipe_entry('study.lrs')}) choose among smaller ones"
             )
 
     def _choose(self, optimum: Cell, base_lr: float, last: Sweep) -> Choice:

@@ -39,7 +39,7 @@ from mupscale.study.tree import Candidate
 from mupscale.study.verdict import answer_comparison
 from mupscale.study.wording import write_pay_words
 from mupscale.sweep import Sweep, Tried, edge_remarks
-from mupscale.system import MupscaleError, print_at_once
+from mupscale.system import MupscaleError, print_at_once, recipe_entry
 from mupscale.train import Recipe, describe_start, stored_values
 
 _NARROW = 8
@@ -107,7 +107,7 @@ class PayStudy:
         if min(Width.of(widths[0]).sizes.values()) < _NARROW:
             self.notes.append(
                 f"learning rates and noise are tuned at {Width.of(widths[0]).phrase}: so narrow a model is a poor "
-                f"guide to a large one; study.widths takes wider ones"
+                f"guide to a large one; {recipe_entry('study.widths')} takes wider ones"
             )
 
     def _check(self, one: System) -> None:
@@ -229,7 +229,7 @@ class PayStudy:
         if system.base_steps is None:
             raise MupscaleError(
                 f"{self.base_name or self.recipe.start} does not record how many steps its model has trained, and "
-                f"small base models train for the same number: give study.base_steps"
+                f"small base models train for the same number: give {recipe_entry('study.base_steps')}"
             )
         try:
             return system.smaller(width)
@@ -243,10 +243,10 @@ class PayStudy:
     def _other_small_widths(self) -> str:
         """Whose the small widths are, and what to give."""
         if self.settings.widths:
-            return "give other small widths in study.widths"
+            return f"give other small widths in {recipe_entry('study.widths')}"
         return (
-            f"study.widths gives no small widths, so that they are the sizes nearest to an eighth and a "
-            f"quarter of {Width.of(self.system.narrow)}; give them there (--study.widths)"
+            f"the small widths are those nearest to an eighth and a quarter of {Width.of(self.system.narrow)}; to "
+            f"choose them yourself, give {recipe_entry('study.widths')}"
         )
 
     # ------------------------------------------------------------------------------------------- stages
@@ -326,7 +326,7 @@ def describe_plan(
         lines.append(
             f"Tuning costs less if candidates stop early: those that are {100 * settings.prune:g} % behind after "
             f"{settings.budgets[0]:g} of the budget. It costs more if candidates within {100 * CLOSE:g} % of the best "
-            f"train with further seeds (study.small_seeds is {settings.small_seeds})."
+            f"train with further seeds ({recipe_entry('study.small_seeds')} is {settings.small_seeds})."
         )
     return "\n".join([*lines, *(f"Note: {note}" for note in study.notes)])
 
@@ -458,7 +458,7 @@ def choose(name: str, tried: Sequence[Tried], among: set[tuple[float, float]] | 
         raise MupscaleError(
             f"{name}: all {len(tried)} trials at the small width diverged, with learning rates from "
             f"{min(cell.lr for cell in tried):g} to {max(cell.lr for cell in tried):g}: give smaller ones "
-            "(study.lrs)"
+            f"({recipe_entry('study.lrs')})"
         )
     best = min(means, key=lambda number: means[number])
     remarks = []

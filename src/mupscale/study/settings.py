@@ -11,7 +11,7 @@ from typing import Literal
 
 from mupscale.core import WholeWidth, Width
 from mupscale.study.contenders import contender_named
-from mupscale.system import MupscaleError, checks_arguments
+from mupscale.system import MupscaleError, checks_arguments, recipe_entry
 
 RATE_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 _TRIED = 64  # sizes near an eighth or a quarter
@@ -80,23 +80,27 @@ class StudySettings:
         for name, least in (("seeds", 1), ("small_seeds", 1), ("retries", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise MupscaleError(f"study.{name} is {value}, but must be at least {least}")
+                raise MupscaleError(f"{recipe_entry(f'study.{name}')} is {value}, but must be at least {least}")
         if not 0 <= self.prune < math.inf:
-            raise MupscaleError(f"study.prune is {self.prune!r}, but must be a number of at least 0")
+            raise MupscaleError(f"{recipe_entry('study.prune')} is {self.prune!r}, but must be a number of at least 0")
         for name in ("lrs", "grown_lrs", "budgets", "noises"):
             for value in getattr(self, name):
                 if not 0 <= value < math.inf or (value == 0 and name != "noises"):
                     lowest = "0 or more" if name == "noises" else "above 0"
-                    raise MupscaleError(f"study.{name} holds {value!r}, but must be numbers {lowest}")
+                    told = f"{recipe_entry(f'study.{name}')} holds {value!r}"
+                    raise MupscaleError(f"{told}, but must be numbers {lowest}")
         if max(self.budgets, default=0) != 1 or sorted(set(self.budgets)) != self.budgets:
             raise MupscaleError(
-                f"study.budgets is {self.budgets}, but must be fractions of the full budget that rise to 1, such as "
-                f"[0.25, 0.5, 1]"
+                f"{recipe_entry('study.budgets')} is {self.budgets}, but must be fractions of the full budget "
+                f"that rise to 1, such as [0.25, 0.5, 1]"
             )
         for name in self.contenders:
             contender_named(name)
         if self.sampler != "grid" and (self.trials is None or self.trials < 1):
-            raise MupscaleError(f"study.sampler {self.sampler} needs a number of trials: give study.trials")
+            raise MupscaleError(
+                f"{recipe_entry('study.sampler')} {self.sampler} needs a number of trials: give "
+                f"{recipe_entry('study.trials')}"
+            )
 
     def resolved(self, usual: Sequence[str], measure: Literal["held-out", "train"]) -> StudySettings:
         """The same with a preset's own contenders and measure, where none are given."""
@@ -116,7 +120,9 @@ class StudySettings:
         base = Width.of(narrow)
         if self.widths:
             for width in self.widths:
-                Width.of(width, "study.widths", whole=True).check_form(base, "the small width", "the recipe's width")
+                Width.of(width, recipe_entry("study.widths"), whole=True).check_form(
+                    base, "the small width", "the recipe's width"
+                )
             return sorted(self.widths, key=lambda width: Width.of(width).size)
         growing = base.growing(Width.of(wide))
         steps = math.gcd(*(int(base.sizes[name]) for name in growing))
@@ -137,7 +143,7 @@ class StudySettings:
         if not smaller:
             raise MupscaleError(
                 f"no small width to tune at was found: the model cannot have about 1/8 or 1/4 of width {narrow}. Give "
-                f"study.widths, such as [64]"
+                f"{recipe_entry('study.widths')}, such as [64]"
             )
         return smaller
 

@@ -12,7 +12,7 @@ from mupscale.study.contenders import Contender
 from mupscale.study.settings import StudySettings
 from mupscale.study.training import Ground
 from mupscale.study.tree import DECAY, Candidate, Stretch, branch_off, plan_candidate
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, recipe_entry
 from mupscale.train import Growth, NoiseLevel, Recipe, Schedule
 
 NoiseUnit = Literal["init", "theory", "signal"]
@@ -157,7 +157,7 @@ def check_operators(recipe: Recipe, system: System, contenders: Sequence[Contend
             try:
                 recipe.family().check_growth(system.narrow, system.wide, growth.build_operators())
             except MupscaleError as error:
-                raise MupscaleError(f"{error}: leave {one.name} out of study.contenders") from None
+                raise MupscaleError(f"{error}: leave {one.name} out of {recipe_entry('study.contenders')}") from None
 
 
 def find_alive(system: System, lr: float, finished: Sequence[bool]) -> list[int]:
@@ -166,6 +166,6 @@ def find_alive(system: System, lr: float, finished: Sequence[bool]) -> list[int]
     if not alive:
         raise MupscaleError(
             f"the base model of {Width.of(system.narrow).phrase} diverged with every seed at learning rate {lr:g}: "
-            f"give smaller ones (study.lrs)"
+            f"give smaller ones ({recipe_entry('study.lrs')})"
         )
     return alive

@@ -28,7 +28,7 @@ from mupscale.study.contenders import (
 )
 from mupscale.study.results import BreakEven, ContenderRuns, Curve, Points, StageSpent, SystemRuns
 from mupscale.sweep import Sweep, sweep_remarks
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, recipe_entry
 
 # ---------------------------------------------------------------------------------------------- loss against cost
 
@@ -120,7 +120,8 @@ def answer_comparison(runs: SystemRuns) -> dict[str, Any]:
     )
     if not ranked:
         raise MupscaleError(
-            "every contender diverged: give smaller learning rates (study.lrs), or look at the base model's curve"
+            f"every contender diverged: give smaller learning rates ({recipe_entry('study.lrs')}), or look at the base "
+            "model's curve"
         )
     best = next((one for one in ranked if one.contender.is_grown), None)
     kinds = ["grow" if one.contender.is_grown else one.name for one in ranked]
@@ -353,7 +354,7 @@ def write_verdict(runs: Sequence[ContenderRuns], costs: Numbers, gain: Numbers) 
     if ours is None:
         return [
             f"Growing does not pay here: {_all(upscaled)} of the upscaled model diverged, so try a smaller learning "
-            f"rate or less noise (study.grown_lrs, study.noises)."
+            f"rate or less noise ({recipe_entry('study.grown_lrs')}, {recipe_entry('study.noises')})."
         ]
     if best is None:
         trained = [one.name for one in runs if one.contender.kind == "baseline"]

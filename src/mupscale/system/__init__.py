@@ -24,7 +24,7 @@ doors     what public functions are given, checked by their type hints
 checkpoint_arguments  a checkpoint, a place and multipliers as a person names them, looked at before torch is imported
 """
 
-from mupscale.system.callers import as_asked, asked_by_command, not_advising, setting, warn, ways_out
+from mupscale.system.callers import as_asked, asked_by_command, not_advising, recipe_entry, setting, warn, ways_out
 from mupscale.system.checkpoint_arguments import check_has_config, is_taken, parse_multipliers
 from mupscale.system.cores import usable_cores
 from mupscale.system.doors import check_argument, checks_arguments
@@ -140,6 +140,7 @@ __all__ = [
     "printable",
     "read_json",
     "read_regular",
+    "recipe_entry",
     "remove",
     "replace_text",
     "replacing",

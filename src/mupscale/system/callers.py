@@ -49,6 +49,16 @@ def setting(name: str, value: object = "") -> str:
     return as_asked(f"{name}={quoted}", f"--{name} {value}".rstrip())
 
 
+def recipe_entry(path: str) -> str:
+    """An entry of a recipe for a message; whoever calls from Python has no recipe, but the settings it fills.
+
+    >>> recipe_entry("study.widths")
+    'StudySettings.widths'
+    """
+    section, _, name = path.partition(".")
+    return as_asked(f"{section.capitalize()}Settings.{name}", path)
+
+
 @contextmanager
 def not_advising(*settings: str) -> Iterator[None]:
     """Inside, `ways_out` names none of these: whoever asked lacks them, or has given them.

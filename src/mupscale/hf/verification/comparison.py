@@ -36,6 +36,7 @@ class ComparisonRow:
         what = self.what.removeprefix("outputs over ")  # so that a row fits 80 columns
         return what, f"{self.difference:.1e}", allowed, (self.note or "same") if self.ok else "DIFFERENT"
 
+
 RANDOM = "random inputs"
 
 
