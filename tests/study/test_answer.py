@@ -270,11 +270,12 @@ def test_settings_that_cannot_be_are_one_sentence(changes: dict[str, Any], messa
 
 def test_small_widths_by_themselves() -> None:
     assert StudySettings().small_widths(64, 256) == [8, 16]
-    assert StudySettings().small_widths(12, 24) == [3]
+    assert StudySettings().small_widths(32, 128) == [8, 16]  # 4 would be a poor guide
+    assert StudySettings().small_widths(12, 24) == [3, 6]
     named: Any = {"d_model": 64, "head_dim": 16}
     assert StudySettings().small_widths(named, {"d_model": 128, "head_dim": 16}) == [
         {"d_model": 8, "head_dim": 16},
         {"d_model": 16, "head_dim": 16},
     ]
-    with pytest.raises(MupscaleError, match=r"1/8 or 1/4 of width 6.*StudySettings\.widths"):
-        StudySettings().small_widths(6, 12)
+    with pytest.raises(MupscaleError, match=r"a small part of width 5.*StudySettings\.widths"):
+        StudySettings().small_widths(5, 10)

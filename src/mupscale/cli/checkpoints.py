@@ -108,7 +108,7 @@ def upscale_command(words: list[str]) -> int:
     (path, out), options = _paths(_upscale_parser(), words, ("CHECKPOINT", "OUT"), flags=flags)
     if options.experts is not None or options.active is not None:
         return _experts(path, out, options)
-    place, depth = _check_place(Path(out), options.overwrite), check_before_imports(path, options)
+    depth, place = check_before_imports(path, options), _check_place(Path(out), options.overwrite)
     _describe(options.describe)
     from mupscale.hf import upscale
 

@@ -26,7 +26,7 @@ from mupscale.study.contenders import (
 from mupscale.study.dry_run import describe_stages
 from mupscale.study.forecast import check_forecast, make_forecast
 from mupscale.study.results import BudgetPoint, ContenderRuns, StudySummary, SystemRuns, Tuning
-from mupscale.study.settings import StudySettings
+from mupscale.study.settings import NARROW, StudySettings
 from mupscale.study.systems import (
     System,
     check_builds,
@@ -42,7 +42,6 @@ from mupscale.sweep import Sweep, Tried, edge_remarks
 from mupscale.system import MupscaleError, print_at_once, recipe_entry
 from mupscale.train import Recipe, describe_start, stored_values
 
-_NARROW = 8
 NO_FLOPS = (
     "the model's FLOPs cannot be counted, so costs are steps: a step of the wide model counts as much as one of the "
     "base model, which favours the wide ones"
@@ -104,7 +103,7 @@ class PayStudy:
             self._check(one)
         if self.ground.unit == "steps":
             self.notes.append(NO_FLOPS)
-        if min(Width.of(widths[0]).sizes.values()) < _NARROW:
+        if min(Width.of(widths[0]).sizes.values()) < NARROW:
             self.notes.append(
                 f"learning rates and noise are tuned at {Width.of(widths[0]).phrase}: so narrow a model is a poor "
                 f"guide to a large one; {recipe_entry('study.widths')} takes wider ones"
@@ -245,7 +244,7 @@ class PayStudy:
         if self.settings.widths:
             return f"give other small widths in {recipe_entry('study.widths')}"
         return (
-            f"the small widths are those nearest to an eighth and a quarter of {Width.of(self.system.narrow)}; to "
+            f"the small widths are parts of {Width.of(self.system.narrow)} that the model can have; to "
             f"choose them yourself, give {recipe_entry('study.widths')}"
         )
 

@@ -14,8 +14,9 @@ from mupscale.study.contenders import contender_named
 from mupscale.system import MupscaleError, checks_arguments, recipe_entry
 
 RATE_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-_TRIED = 64  # sizes near an eighth or a quarter
-_SMALL = (8, 4)  # how many times narrower than the base model the small ones are, where no widths are given
+_TRIED = 64  # sizes near the wanted ones
+NARROW = 8  # a model narrower than that is a poor guide to a large one
+_SMALL, _LESS_SMALL = (8, 4), (4, 2)  # how many times narrower the small models are, where no widths are given
 
 
 @checks_arguments
@@ -132,17 +133,18 @@ class StudySettings:
             sizes = {name: size // steps * k if name in growing else size for name, size in base.sizes.items()}
             return Width(sizes, base.is_plain).whole
 
-        smaller = [part(steps // times) for times in _SMALL if steps % times == 0]
-        if fits is not None and not (len(smaller) == len(_SMALL) and all(map(fits, smaller))):
+        many_times = _SMALL if all(base.sizes[name] >= NARROW * _SMALL[0] for name in growing) else _LESS_SMALL
+        smaller = [part(steps // times) for times in many_times if steps % times == 0]
+        if fits is not None and not (len(smaller) == len(many_times) and all(map(fits, smaller))):
             smaller = []
-            for times in _SMALL:
+            for times in many_times:
                 near = sorted(range(1, steps // 2 + 1), key=partial(_distance, steps / times))[:_TRIED]
                 found = (width for k in near if (width := part(k)) not in smaller and fits(width))
                 smaller += itertools.islice(found, 1)
             smaller.sort(key=lambda width: Width.of(width).size)
         if not smaller:
             raise MupscaleError(
-                f"no small width to tune at was found: the model cannot have about 1/8 or 1/4 of width {narrow}. Give "
+                f"no small width to tune at was found: the model cannot have a small part of width {narrow}. Give "
                 f"{recipe_entry('study.widths')}, such as [64]"
             )
         return smaller

@@ -216,7 +216,8 @@ class Recipe:
             if not step < growth.at < self.steps:
                 before = f"the one at {step}" if step else "the first step"
                 raise MupscaleError(
-                    f"growth at step {growth.at}: it must come after {before} and before the end at {self.steps}"
+                    f"growth at step {growth.at}: it must come after {before} and before the end at {self.steps}. "
+                    f"Give more steps than {growth.at}, or an earlier step (at) in grow"
                 )
             check_choices(growth, f"growth at step {growth.at}: ")
             check_not_negative(f"growth at step {growth.at}: noise", growth.noise)
