@@ -133,8 +133,8 @@ BAD_TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
     "an empty cell": (GOOD + ",x,0\n", {}, r"line 12, column 'a': the cell is empty. missing: drop.*skip: \[a\]"),
     "an empty target": (
         GOOD + "1,x,\n",
-        {"missing": "mean"},
-        "line 12, column 'y': the cell is empty. .* delete such rows",
+        {},
+        "line 12, column 'y': the cell is empty. .*missing: mean drops these rows and fills the other cells",
     ),
     "an infinite number": (GOOD + "inf,x,0\n", {}, "line 12, column 'a': the number is infinite"),
     "too few cells": (GOOD + "1,x\n", {}, "line 12 has 2 cells, and the first line 3"),
@@ -157,6 +157,12 @@ BAD_TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
     "a share": (GOOD, {"held_out": 1.5}, "held_out is 1.5"),
     "nothing left": ("a,y\n,1\n,0\n", {"missing": "drop"}, "no row is without an empty cell"),
 }
+
+
+def test_filling_cells_drops_rows_without_a_target(tmp_path: Path) -> None:
+    whole = TableFile(write(tmp_path, GOOD))
+    filled = TableFile(write(tmp_path, GOOD + "1,x,\n,x,0\n"), missing="mean")
+    assert (filled.size + len(filled.split.test_x)) - (whole.size + len(whole.split.test_x)) == 1
 
 
 @pytest.mark.parametrize("case", BAD_TABLES)

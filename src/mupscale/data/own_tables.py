@@ -103,7 +103,8 @@ class TableFile(Table):
         skip: columns to leave out
         task: classification or regression, if the target could be either
         categories: columns whose numbers are names, such as postcodes
-        missing: what to do about empty cells: refuse them, drop their rows, or fill in the column's mean (words: none)
+        missing: what to do about empty cells: refuse them, drop their rows, or fill in the column's mean (words: none);
+            a row without a target is dropped with either
         standardise: whether columns of numbers get mean 0 and standard deviation 1
         test: a second file, to evaluate on (default: some rows of the first, see held_out)
         held_out: share of the rows to evaluate on, without a second file
@@ -358,15 +359,18 @@ def _filled(table: Columns, names: Sequence[str], settings: TableSettings) -> Co
         is_target = name == names[-1]
         if not gap.any():
             continue
-        if settings.missing == "drop":
-            gone |= gap
-        elif settings.missing == "refuse" or is_target:
+        if settings.missing == "drop" or (settings.missing == "mean" and is_target):
+            gone |= gap  # what a row is to predict cannot be filled in
+        elif settings.missing == "refuse":
             is_words = table.values[name].dtype == object
             written = None if is_words else table.empty.get(name)
             problem = f"{show_short(written)} counts as empty" if written else "the cell is empty"
             remedies = f"missing: drop drops such rows, {_FILLS[is_words]}, and skip: [{name}] ignores the column"
             if is_target:
-                remedies = "A row needs its target: delete such rows, or drop all rows with empty cells (missing: drop)"
+                remedies = (
+                    "A row needs its target: missing: drop drops such rows and those with other empty cells, "
+                    "missing: mean drops these rows and fills the other cells"
+                )
             table.refuse(name, int(gap.argmax()), f"{problem}. {remedies}")
     if gone.all():
         raise MupscaleError(f"{table.name}: no row is without an empty cell, so none is left")
