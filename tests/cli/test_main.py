@@ -264,7 +264,10 @@ OPTIONS = [
     (["--schedule.knid", "wsd"], "there is no option --schedule.knid; did you mean --schedule.kind?"),
     (["--optimizer.lrr", "3"], "torch.optim.AdamW has no argument lrr; did you mean lr?"),
     (["--model.clases", "3"], "mine.Net has no argument clases; did you mean classes?"),
-    (["--model.d_model", "3"], "model.d_model cannot be given here: the run itself gives mine.Net its d_model"),
+    (
+        ["--model.d_model", "3"],
+        "model.d_model cannot be given here: the recipe's own entries, such as width, set it. Remove it from model",
+    ),
     (["--steps", "many"], "steps is many, but must be a whole number"),
     (["--width", "wide"], "width is wide, but must be a whole number or a mapping"),
     (["--width", "{"], "width is {, but must be a whole number or a mapping"),

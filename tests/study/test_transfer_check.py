@@ -35,14 +35,14 @@ def verdict(*lines: dict[str, Any], axis: str = "lr") -> list[str]:
 
 def test_an_optimum_that_stays_transfers() -> None:
     assert verdict(line(128, 0.4), line(256, 0.4)) == [
-        "the best learning rate, 0.4, does not move over widths 128 … 256: it transfers"
+        "the best learning rate, 0.4, does not move over grown widths 128 … 256: it transfers"
     ]
 
 
 def test_one_grid_step_is_told_with_its_ratio_and_its_price() -> None:
     assert verdict(*(line(width, best, height=0.04) for width, best in ((128, 0.4), (256, 0.8), (512, 0.8)))) == [
         "taking the best learning rate of width 128, 0.4, to width 512 costs 4.0% of the loss there",
-        "the best learning rate moves by at most 1 grid step (×2) over widths 128 … 512: the optimum transfers",
+        "the best learning rate moves by at most 1 grid step (×2) over grown widths 128 … 512: the optimum transfers",
     ]
 
 
@@ -60,7 +60,7 @@ def test_more_than_a_step_does_not_transfer() -> None:
     """What it costs is said first: it may be little."""
     price, moves = verdict(line(128, 0.2), line(256, 0.4), line(512, 0.8), axis="noise")
     assert moves == (
-        "the best noise moves by 2 grid steps (×2 each) over widths 128 … 512 (0.2 at 128, 0.4 at 256, 0.8 at 512): "
+        "the best noise moves by 2 grid steps (×2 each) over grown widths 128 … 512 (0.2 at 128, 0.4 at 256, 0.8 at 512): "
         "the optimum does not transfer"
     )
     assert price.endswith("costs 40.0% of the loss there")
@@ -101,7 +101,7 @@ def test_a_width_at_which_everything_diverged_is_named_and_left_out() -> None:
         point["losses"] = [None, None, None]
     found = verdict(line(128, 0.4), line(256, 0.4), lost)
     assert found[0] == "at width 512 every learning rate tried diverged"
-    assert "over widths 128 … 256: it transfers" in found[1]
+    assert "over grown widths 128 … 256: it transfers" in found[1]
 
 
 def test_an_optimum_on_the_edge_says_nothing_of_transfer() -> None:
@@ -123,7 +123,10 @@ def test_one_width_or_one_value_shows_nothing() -> None:
 
 
 def test_widths_by_name_are_told_by_name() -> None:
-    assert "over widths head_dim 4 … head_dim 8" in verdict(line({"head_dim": 4}, 0.4), line({"head_dim": 8}, 0.4))[0]
+    assert (
+        "over grown widths head_dim 4 … head_dim 8"
+        in verdict(line({"head_dim": 4}, 0.4), line({"head_dim": 8}, 0.4))[0]
+    )
 
 
 # ------------------------------------------------------------------------------------------------ real runs

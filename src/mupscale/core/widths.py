@@ -138,7 +138,10 @@ class Width:
         if self.has_form_of(other):
             return
         if self.is_plain or other.is_plain:
-            raise MupscaleError(f"{what} {self.plain} must be of the same form as {whose} {other.plain}")
+            form = "a number" if other.is_plain else f"a mapping with {', '.join(other.sizes)}"
+            raise MupscaleError(
+                f"{what} {self.plain} must be of the same form as {whose} {other.plain}: give {form} for each"
+            )
         raise MupscaleError(f"{what} {self.plain} does not name the same arguments as {other.plain}")
 
     def times(self, factor: Number, names: Iterable[str] | None = None) -> Width:

@@ -178,7 +178,7 @@ def _moves(entries: Sequence[Mapping[str, Any]], what: str) -> list[str]:
         ]
     at = [grid.index(line.best) for line in lines]
     moved = max(at) - min(at)
-    over = f"over widths {lines[0]} … {lines[-1]}"
+    over = f"over grown widths {lines[0]} … {lines[-1]}"
     if moved == 0:
         end = "whether it transfers cannot be seen on the edge" if _on_edge(lines[0], grid) else "it transfers"
         movement = f"the best {what}, {grid[at[0]]:.3g}, does not move {over}: {end}"
