@@ -60,8 +60,8 @@ def test_more_than_a_step_does_not_transfer() -> None:
     """What it costs is said first: it may be little."""
     price, moves = verdict(line(128, 0.2), line(256, 0.4), line(512, 0.8), axis="noise")
     assert moves == (
-        "the best noise moves by 2 grid steps (×2 each) over grown widths 128 … 512 (0.2 at 128, 0.4 at 256, 0.8 at 512): "
-        "the optimum does not transfer"
+        "the best noise moves by 2 grid steps (×2 each) over grown widths 128 … 512 (0.2 at 128, 0.4 at 256, "
+        "0.8 at 512): the optimum does not transfer"
     )
     assert price.endswith("costs 40.0% of the loss there")
 

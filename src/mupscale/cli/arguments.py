@@ -245,7 +245,8 @@ def _unknown_key(name: str, within: str, class_path: str | None, parser: Any) ->
         return f"{within} takes class_path and init_args, but not {first}: name its class first (--{within} CLASS)"
     parameters = _parameters(class_path)
     if name in parameters:
-        return f"{within}.{name} cannot be given here: the recipe's own entries, such as width, set it. Remove it from {within}"
+        told = f"{within}.{name} cannot be given here: the recipe's own entries, such as width, set it"
+        return f"{told}. Remove it from {within}"
     return f"{class_path} has no argument {name}{_meant(name, parameters)}"
 
 
