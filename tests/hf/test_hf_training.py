@@ -414,6 +414,7 @@ def test_ties_other_than_the_checkpoints_are_refused(tmp_path: Path) -> None:
         training.plan(tmp_path, build({**wide, "tie_word_embeddings": True}))
 
 
+@pytest.mark.quick("LlamaModel-*")
 @pytest.mark.parametrize(
     ("small", "head"),
     [

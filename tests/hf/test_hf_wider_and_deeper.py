@@ -139,6 +139,7 @@ def test_either_order_and_once_more(tmp_path: Path) -> None:
     assert float(tensors["wide-deep"].std()) == pytest.approx(0.01, rel=0.05)
 
 
+@pytest.mark.slow
 def test_noise_fresh_units_and_dtypes(tmp_path: Path) -> None:
     trained("llama", tmp_path / "small")
     common: dict[str, Any] = {"layers": 3, "progress": False}
