@@ -143,6 +143,7 @@ def test_a_first_layer_that_holds_less_is_not_copied(tmp_path: Path) -> None:
         hf.deepen_checkpoint(tmp_path / "one", tmp_path / "other", layers=2)
 
 
+@pytest.mark.slow
 def test_an_architecture_without_a_line_of_ours_becomes_wider_and_deeper(tmp_path: Path) -> None:
     sizes = {"vocab_size": 29, "hidden_size": 16, "intermediate_size": 20, "num_attention_heads": 4}
     config = transformers.ArceeConfig(**sizes, num_hidden_layers=2, num_key_value_heads=2, pad_token_id=0)

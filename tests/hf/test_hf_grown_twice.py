@@ -249,6 +249,7 @@ def test_what_is_said_of_the_spread(tmp_path: Path) -> None:
     assert not Record.load(grow(wide, tmp_path / "wider", mu.Copies())).growths[-1].from_first  # nothing was drawn
 
 
+@pytest.mark.slow
 def test_the_optimizers_state_does_not_depend_on_it(tmp_path: Path) -> None:
     small = save(tmp_path / "small")
     wide = grow(small, tmp_path / "wide", FRESH)

@@ -156,9 +156,9 @@ def norm_of_gradients(pair: models.Pair) -> float:
 # The same function, and the same training.
 
 
-TELLING = ("llama-kv-grows-less", "gemma-untied", "granitemoe-tied", "deepseek_v2-no-rank")
-"""One for each mechanism: grouped heads, folds of tied and scaled embeddings, experts, latent attention. The others run
-with make test-slow."""
+TELLING = ("llama-kv-grows-less", "gemma-untied", "falcon-one-kv-head", "deepseek_v2-no-rank")
+"""One for each mechanism: grouped heads, folds of tied and scaled embeddings, heads in one matrix, latent attention.
+The others run with make test-slow."""
 
 
 def enlarged(config: dict[str, Any], times: int = 4) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def saved(folder: Path, name: str) -> Path:
     return folder
 
 
-@pytest.mark.quick("clip", "convnext")
+@pytest.mark.quick("convnext")
 @pytest.mark.parametrize("name", [*TELLING, *OTHERS])
 def test_outputs_and_training_stay(name: str, tmp_path: Path) -> None:
     small = saved(tmp_path / "small", name)
