@@ -101,7 +101,7 @@ def test_a_table_and_plain_text(pair: tuple[Path, Path]) -> None:
     assert str(found).endswith(found.verdict)
 
 
-@pytest.mark.quick("llama-ForSequenceClassification-*", "bert-ForPreTraining-*")
+@pytest.mark.quick("llama-ForSequenceClassification-*")
 @pytest.mark.parametrize(
     ("name", "head", "outputs"),
     [
@@ -125,6 +125,7 @@ def test_every_output_of_every_head(name: str, head: str | None, outputs: list[s
     assert found.rows[-1].difference < 1e-13
 
 
+@pytest.mark.slow
 def test_an_auxiliary_loss_is_no_output(tmp_path: Path) -> None:
     small = saved(tmp_path / "small", "mixtral", output_router_logits=True)
     found = verify(small, grown(small, tmp_path / "wide"), dtype="float64", train=2)
@@ -390,16 +391,13 @@ def test_noise_on_the_way(pair: tuple[Path, Path], tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sixteen_bits(dtype: torch.dtype, tmp_path: Path) -> None:
     small = saved(tmp_path / "small", dtype=dtype)
-    double = verify(small, grown(small, tmp_path / "double"), train=5)
-    assert double.ok, double
-    assert double.rows[0].difference == 0
-    assert double.rows[1].difference < 1e-5
     triple = verify(small, grown(small, tmp_path / "triple", times=3), dtype="float64", train=5)
     assert triple.ok, triple
     assert triple.rows[0].difference == 0
     assert 1e-5 < triple.rows[1].difference < triple.rows[1].tolerance
 
 
+@pytest.mark.slow
 def test_the_smallest_numbers_of_float16_lose_bits(tmp_path: Path) -> None:
     small = saved(tmp_path / "small", dtype=torch.float16)
     edit(small, lambda tensors: [t.mul_(0.003) for t in tensors.values()])

@@ -23,7 +23,7 @@ from slow_cases import with_slow  # noqa: E402
 POST_NORM = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "bart")
 RESIDUAL = sorted({*CONFIGS} - {*POST_NORM})
 PRE_NORM: dict[str, dict[str, Any]] = {"wav2vec2": {"do_stable_layer_norm": True, "adapter_attn_dim": 3}}
-FEW = ("gemma2", "t5", "mamba2", "wav2vec2", "modernbert")
+FEW = ("t5", "modernbert")
 COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
 
 
@@ -143,6 +143,7 @@ def test_a_first_layer_that_holds_less_is_not_copied(tmp_path: Path) -> None:
         hf.deepen_checkpoint(tmp_path / "one", tmp_path / "other", layers=2)
 
 
+@pytest.mark.slow
 def test_an_architecture_without_a_line_of_ours_becomes_wider_and_deeper(tmp_path: Path) -> None:
     sizes = {"vocab_size": 29, "hidden_size": 16, "intermediate_size": 20, "num_attention_heads": 4}
     config = transformers.ArceeConfig(**sizes, num_hidden_layers=2, num_key_value_heads=2, pad_token_id=0)
@@ -245,10 +246,11 @@ def test_inspection(tmp_path: Path) -> None:
     shown = str(hf.inspect(tmp_path / "small", layers=5))
     assert "layers 2 → 5 (identity): the trained ones are layers 0, 2" in shown
     assert re.search(r"post_attention_layernorm\.weight +3 +-1\n", shown)
-    both = hf.inspect(tmp_path / "small", layers=4, times=4, deepen="stack")
+    saved("llama", tmp_path / "llama")
+    both = hf.inspect(tmp_path / "llama", layers=4, times=2, deepen="stack")
     assert both.depth is not None
     assert both.depth.tensors["model.layers.3.mlp.up_proj.weight"].origin == "model.layers.1.mlp.up_proj.weight"
     assert "all layers again on top" in str(both)
-    hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=3, verify=False)
+    hf.deepen_checkpoint(tmp_path / "llama", tmp_path / "deep", layers=3, verify=False)
     assert "grown before, to 3 layers (identity)" in str(hf.inspect(tmp_path / "deep"))
     assert open_source(tmp_path / "deep").config["num_hidden_layers"] == 3

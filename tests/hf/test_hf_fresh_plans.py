@@ -116,7 +116,7 @@ EXACT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 """Models whose hidden size stays."""
 
 
-FEW = ("llama-head_dim", "llama-kv-stays", "gemma-untied", "gpt_neox", "vit")
+FEW = ("llama-kv-stays", "gpt_neox", "vit")
 
 
 class Grown:

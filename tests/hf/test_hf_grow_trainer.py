@@ -121,7 +121,7 @@ def test_a_deeper_run_resumes(tmp_path: Path) -> None:
     assert all(torch.equal(p, grown.model.get_parameter(n)) for n, p in trainer.model.named_parameters())
 
 
-@pytest.mark.quick("identity")
+@pytest.mark.slow
 @pytest.mark.parametrize("deepen", ["identity", "stack"])
 def test_width_and_layers_at_once(deepen: Any, tmp_path: Path) -> None:
     alone = train(tmp_path / "alone", steps=5)

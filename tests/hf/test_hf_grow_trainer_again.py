@@ -38,7 +38,7 @@ def test_two_growths_by_copies_go_on_as_the_small_model_would(tmp_path: Path) ->
     assert hf.verify(tmp_path / "grown/narrow-checkpoint-6", tmp_path / "grown/checkpoint-6", dtype="float64").ok
 
 
-@pytest.mark.quick("asked1")
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [[{"times": 2}, {"layers": 4}], [{"layers": 3}, {"times": 2}]])
 def test_width_and_depth_at_steps_of_their_own(asked: list[dict[str, Any]], tmp_path: Path) -> None:
     """The second growth changes nothing where it happens, and can be told from the files."""
@@ -146,7 +146,7 @@ def test_a_factor_that_is_none_is_refused(given: dict[str, float]) -> None:
         hf.GrowTrainerCallback(at=2, times=2, **given)  # type: ignore[arg-type]
 
 
-@pytest.mark.quick("how1")
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{"noise": 0.5}, {"grow": mu.Fresh()}])
 def test_what_a_second_growth_draws_counts_from_the_first_model(how: dict[str, Any], tmp_path: Path) -> None:
     """As in files: verify draws it again by the record, and finds the same."""

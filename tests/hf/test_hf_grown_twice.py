@@ -86,7 +86,7 @@ def edit_record(folder: Path, **changed: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "changed"),
-    [*(pytest.param(n, {}, marks=[pytest.mark.slow] * (n != "gpt2")) for n in models.CONFIGS), ("llama", TIED)],
+    [*(pytest.param(n, {}, marks=pytest.mark.slow) for n in models.CONFIGS), ("llama", TIED)],
 )
 def test_the_start_is_that_of_one_growth(name: str, changed: dict[str, Any]) -> None:
     """Also where the sizes in a config set the spread (T5's), and where the norm of a tied readout starts below 1."""
@@ -107,6 +107,7 @@ def test_the_start_is_that_of_one_growth(name: str, changed: dict[str, Any]) -> 
             assert replace(counted, fresh=plan.fresh, means=plan.means) == plan
 
 
+@pytest.mark.quick("2-heads=2,kv=1")
 @pytest.mark.parametrize("first", ["heads=2,kv=1", "hidden=3,heads=2", "ffn=3"])
 @pytest.mark.parametrize("second", ["2", "hidden=2,heads=2", "ffn=3"])
 def test_sizes_that_grow_apart(first: str, second: str) -> None:
@@ -145,6 +146,7 @@ def test_plans_by_a_models_own_names() -> None:
 # Files.
 
 
+@pytest.mark.quick("llama")
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_new_units_have_the_spread_that_one_growth_gives_them(tmp_path: Path, name: str) -> None:
     """Measured on the files, whose config says 0.02 throughout."""
@@ -194,7 +196,7 @@ def test_they_are_verified_with_the_spread_that_was_written(
     assert not hf.verify(small, wider).ok
 
 
-@pytest.mark.quick("operator0")
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", [FRESH, NOISY])
 def test_what_an_earlier_version_wrote_is_right(tmp_path: Path, operator: mu.Operator) -> None:
     """It counted from the grown checkpoint and did not say so; what grows from there counts from the first."""
@@ -247,6 +249,7 @@ def test_what_is_said_of_the_spread(tmp_path: Path) -> None:
     assert not Record.load(grow(wide, tmp_path / "wider", mu.Copies())).growths[-1].from_first  # nothing was drawn
 
 
+@pytest.mark.slow
 def test_the_optimizers_state_does_not_depend_on_it(tmp_path: Path) -> None:
     small = save(tmp_path / "small")
     wide = grow(small, tmp_path / "wide", FRESH)

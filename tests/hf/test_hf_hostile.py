@@ -96,6 +96,7 @@ def test_links_within_the_checkpoint_and_the_hubs_store_are_files(tmp_path: Path
     assert not (tmp_path / "wide" / "merges.txt").is_symlink()
 
 
+@pytest.mark.quick("GPT2LMHeadModel")
 @pytest.mark.parametrize("kind", ["GPT2LMHeadModel", "T5ForConditionalGeneration"])
 def test_a_text_without_a_tokenizer_to_read_it(kind: str, tmp_path: Path) -> None:
     """transformers makes one of special tokens alone, to which a text is nothing, or unknown words."""

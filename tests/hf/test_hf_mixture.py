@@ -26,6 +26,7 @@ def saved(name: str, folder: Path, **config: Any) -> Any:
     return small
 
 
+@pytest.mark.quick("llama", "qwen3")
 @pytest.mark.parametrize("name", KINDS)
 def test_the_function_stays_and_experts_come_to_differ(name: str, tmp_path: Path) -> None:
     """In float64 to 1e-12; all experts are alike at the start, and after a step they and the routers have moved."""
@@ -51,7 +52,14 @@ def test_the_function_stays_and_experts_come_to_differ(name: str, tmp_path: Path
     assert 0.005 < float(router.detach().std()) < 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:of 'mixtral' the batch does not show")  # a router of one active expert
+def test_a_mixture_grows_in_width(tmp_path: Path) -> None:
+    saved("llama", tmp_path / "small")
+    hf.add_experts(tmp_path / "small", tmp_path / "mixture", experts=3, active=1, progress=False)
+    hf.upscale(tmp_path / "mixture", tmp_path / "wide", times=2, progress=False, exact=True)
+
+
 def test_the_command_and_what_it_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("jsonargparse")
     saved("llama", tmp_path / "small")
@@ -75,7 +83,6 @@ def test_the_command_and_what_it_refuses(tmp_path: Path, capsys: pytest.CaptureF
     assert main([*words, "--experts", "3", "--active", "1"]) == 0
     assert "mixtral with 3 experts, 1 active; the same function" in " ".join(capsys.readouterr().out.split())
     assert json.loads((tmp_path / "out" / "config.json").read_text())["num_local_experts"] == 3
-    hf.upscale(tmp_path / "out", tmp_path / "wide", times=2, progress=False, exact=True)
     hf.upscale(tmp_path / "small", tmp_path / "wide-small", times=2, progress=False, verify=False, exact=True)
     with pytest.raises(MupscaleError, match="has grown before"):
         hf.add_experts(tmp_path / "wide-small", tmp_path / "other", experts=4)

@@ -125,7 +125,7 @@ def saved(folder: Path, name: str) -> Path:
     return folder
 
 
-@pytest.mark.quick("clip", "convnext")
+@pytest.mark.quick("convnext")
 @pytest.mark.parametrize("name", [*TELLING, *OTHERS])
 def test_outputs_and_training_stay(name: str, tmp_path: Path) -> None:
     small = saved(tmp_path / "small", name)
@@ -167,7 +167,7 @@ def test_sizes_of_parts_in_python_and_on_the_command_line(tmp_path: Path) -> Non
     small = saved(tmp_path / "small", "clip")
     command = ["upscale", str(small), str(tmp_path / "wide"), "--hidden", "text=32", "--heads", "text=8"]
     assert main(command) == 0
-    upscale(small, tmp_path / "same", hidden={"text": 32}, heads={"text": 8}, progress=False, exact=True)
+    upscale(small, tmp_path / "same", hidden={"text": 32}, heads={"text": 8}, progress=False, verify=False, exact=True)
     configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("wide", "same")]
     assert configs[0] == configs[1]
     assert configs[0]["text_config"]["hidden_size"] == 32

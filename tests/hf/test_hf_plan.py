@@ -58,6 +58,7 @@ def test_growths_multiply() -> None:
     assert Times.of(2) * Times.of("ffn=3,heads=2,kv=1") == Times(2, 6, 4, 2)
 
 
+@pytest.mark.quick("heads=2,kv=1-2")
 @pytest.mark.parametrize("first", ["2", "heads=2,kv=1"])
 @pytest.mark.parametrize("second", ["heads=2,kv=1", "ffn=3"])
 def test_growing_twice_is_growing_once(first: str, second: str) -> None:

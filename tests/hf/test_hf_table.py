@@ -86,7 +86,8 @@ def test_every_architecture_that_was_asked_for_is_there() -> None:
 ON_DISK = ("whisper", "wav2vec2", "bloom", "mpt", "mamba2", "qwen3_next", "qwen3_moe")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "whisper")) for n in ON_DISK])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ON_DISK)
 def test_from_shards_to_shards_and_verified(name: str, tmp_path: Path) -> None:
     """Sound, layers that differ from each other, constants that files round: verified as users would."""
     small, wide = tmp_path / "small", tmp_path / "wide"

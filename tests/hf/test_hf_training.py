@@ -202,7 +202,7 @@ def close(small: list[float], wide: list[float], tolerance: float = 1e-10) -> bo
 
 
 @pytest.mark.parametrize(
-    "name", with_slow(("LlamaForCausalLM", "GemmaForCausalLM", "GPT2LMHeadModel"), ("GemmaForCausalLM",))
+    "name", with_slow(("LlamaForCausalLM", "GemmaForCausalLM", "GPT2LMHeadModel"), ("LlamaForCausalLM",))
 )
 def test_the_trainer_goes_on_as_with_the_small_model(name: str, tmp_path: Path, double: None) -> None:
     small, wide = pair(
@@ -414,6 +414,7 @@ def test_ties_other_than_the_checkpoints_are_refused(tmp_path: Path) -> None:
         training.plan(tmp_path, build({**wide, "tie_word_embeddings": True}))
 
 
+@pytest.mark.quick("LlamaModel-*")
 @pytest.mark.parametrize(
     ("small", "head"),
     [

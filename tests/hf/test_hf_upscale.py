@@ -263,15 +263,15 @@ def test_killed_at_any_moment_and_started_again(larger: Path, tmp_path: Path) ->
     plainly(larger, tmp_path / "whole", noise=0.1, shard_size="20MB")
     whole = time.monotonic() - start
     chance = random.Random(0)
-    for number in range(5):
+    for number in range(3):
 
         def work(number: int = number) -> None:
-            if number == 4:
+            if number == 2:
                 stop_at_opening(r"\.wide\.mupscale-partial-\w+/")
             plainly(larger, out, noise=0.1, shard_size="20MB")
 
         pid = in_a_child(work)
-        if number == 4:
+        if number == 2:
             assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
         else:
             time.sleep(chance.uniform(0.05, 0.7) * whole)
@@ -418,7 +418,7 @@ def logits(model: torch.nn.Module | Path) -> Tensor:
         return model(torch.arange(20).view(2, 10)).logits
 
 
-@pytest.mark.quick("2-True", "hidden=2,ffn=3,heads=2-False")
+@pytest.mark.quick("hidden=2,ffn=3,heads=2-False")
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("times", [2, 3, "hidden=2,ffn=3,heads=2"])
 def test_transformers_loads_it_and_computes_the_same(zoo: Any, tmp_path: Path, tied: bool, times: Any) -> None:
@@ -439,7 +439,7 @@ def test_transformers_loads_it_and_computes_the_same(zoo: Any, tmp_path: Path, t
 def test_noise_separates_the_copies_and_moves_the_function_a_little(zoo: Any, tmp_path: Path) -> None:
     expected = logits(saved(zoo, tmp_path / "small"))
     moved = {}
-    for name, noise, seed in (("a", 0.3, 1), ("again", 0.3, 1), ("other", 0.3, 2), ("more", 3.0, 1)):
+    for name, noise, seed in (("a", 0.3, 1), ("more", 3.0, 2)):
         made = upscale(tmp_path / "small", tmp_path / name, noise=noise, seed=seed)
         assert made.comparison is not None
         assert made.comparison.ok
@@ -447,8 +447,7 @@ def test_noise_separates_the_copies_and_moves_the_function_a_little(zoo: Any, tm
         moved[name] = float((logits(tmp_path / name) - expected).norm() / expected.norm())
     weights = {name: read_checkpoint(tmp_path / name) for name in moved}
     key = "model.layers.0.mlp.up_proj.weight"
-    assert torch.equal(weights["a"][key], weights["again"][key])
-    assert not torch.equal(weights["a"][key], weights["other"][key])
+    assert not torch.equal(weights["a"][key], weights["more"][key])
     assert not torch.equal(weights["a"][key][0], weights["a"][key][1])
     assert 0 < moved["a"] < 0.2
     assert moved["a"] < moved["more"]

@@ -127,7 +127,7 @@ def test_either_order_and_once_more(tmp_path: Path) -> None:
     hf.upscale(tmp_path / "small", tmp_path / "wide", times=4, verify=False, progress=False, exact=True)
     hf.deepen_checkpoint(tmp_path / "wide", tmp_path / "wide-deep", layers=4, seed=1, verify=False)
     hf.deepen_checkpoint(tmp_path / "wide-deep", tmp_path / "more", layers=6, how="stack", verify=False)
-    for small, large in (("small", "deep-wide"), ("small", "wide-deep"), ("wide", "wide-deep"), ("wide-deep", "more")):
+    for small, large in (("small", "deep-wide"), ("small", "wide-deep"), ("wide-deep", "more")):
         report = hf.verify(tmp_path / small, tmp_path / large, dtype="float64")
         assert report.ok, (small, large)
         assert ("copied layers move" in report.verdict) == (large == "more")
@@ -139,6 +139,7 @@ def test_either_order_and_once_more(tmp_path: Path) -> None:
     assert float(tensors["wide-deep"].std()) == pytest.approx(0.01, rel=0.05)
 
 
+@pytest.mark.slow
 def test_noise_fresh_units_and_dtypes(tmp_path: Path) -> None:
     trained("llama", tmp_path / "small")
     common: dict[str, Any] = {"layers": 3, "progress": False}

@@ -200,24 +200,26 @@ def test_a_family_from_a_folder_gives_a_folder_for_every_size(tmp_path: Path) ->
     assert hidden_size(inner.folder) == 16
 
 
-def test_small_sizes_are_such_as_the_model_can_have_and_a_trainers_optimizer_is_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.slow
+def test_small_sizes_are_such_as_the_model_can_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With heads of 8 units, an eighth and a quarter of 16 would be parts of a head."""
     folder = folder_with_tokenizer(tmp_path / "model", "gpt2")
-    model, width = load_language_model(folder)
-    optimizer = torch.optim.AdamW(model.model.parameters(), lr=0.003)
-    model(torch.zeros(1, 4, dtype=torch.int64)).sum().backward()
-    optimizer.step()
-    torch.save(optimizer.state_dict(), folder / "optimizer.pt")
     given = {
         "from": folder, "width": 32, "steps": 24, "batch": 4, "optimizer": "AdamW", "optimizer.lr": 0.003,
         "study.base_steps": 16, "device": "cpu",
     }  # fmt: skip
     words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     assert main(["run", recipe_of(tmp_path, folder), *words, "--dry-run"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert (width, "8 → 16" in out, "optimizer" in out.partition("Note")[2]) == (16, True, False)
+    assert "8 → 16" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_trainers_optimizer_is_read(tmp_path: Path) -> None:
+    folder = folder_with_tokenizer(tmp_path / "model", "gpt2")
+    model, _ = load_language_model(folder)
+    optimizer = torch.optim.AdamW(model.model.parameters(), lr=0.003)
+    model(torch.zeros(1, 4, dtype=torch.int64)).sum().backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), folder / "optimizer.pt")
     recipe = replace(recipe_from(folder, "bytes"), optimizer=Spec("torch.optim.AdamW", {"lr": 0.003}))
     start = read_snapshot(Path(str(base_checkpoint(recipe, tmp_path / "run").start)))
     again = start.restore_optimizer(torch.optim.AdamW, {"lr": 0.003}, model)

@@ -20,6 +20,7 @@ from mupscale.report import write_report
 from summaries import all_runs, diverged, example, sweep_1, sweep_2, write
 
 figure = pytest.importorskip("matplotlib.figure")
+pytestmark = pytest.mark.slow
 
 
 _SAVE = figure.Figure.savefig
@@ -64,7 +65,6 @@ CASES = {f"{name}-{width}-{mode}": (name, width, mode == "dark") for name in ("p
          for width in (360, 1280) for mode in ("light", "dark")}  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_page_is_drawn(tab: browser.Browser, pages: Callable[[str], Path], case: str) -> None:
     name, width, dark = CASES[case]

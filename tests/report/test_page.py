@@ -206,6 +206,7 @@ def test_pictures_of_a_comparison(tmp_path: Path) -> None:
     assert page.read_text(encoding="utf-8").count('media="(max-width: 640px)"') == 2
 
 
+@pytest.mark.slow
 def test_the_same_run_gives_the_same_page(tmp_path: Path) -> None:
     bare = [replace(curve, held_out_steps=[], held_out_losses=[], accuracy=[]) for curve in all_runs()[0].curves]
     run = small(runs=[replace(all_runs()[0], cost_per_step=None, curves=bare)])
@@ -313,7 +314,7 @@ ODD: dict[str, tuple[Callable[[], StudySummary], list[str], list[str], list[str]
 }
 
 
-@pytest.mark.quick("everything diverged", "no held-out data", "nothing at all")
+@pytest.mark.quick("everything diverged")
 @pytest.mark.usefixtures("pictures_without_pixels")
 @pytest.mark.parametrize("case", with_slow(ODD, list(ODD)[::2]))
 def test_odd_runs_give_a_page(case: str, tmp_path: Path) -> None:

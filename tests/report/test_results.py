@@ -301,6 +301,7 @@ def test_what_fails_does_not_keep_others_from_running(
     assert capsys.readouterr().out == "gpt2-gutenberg: left out, since --text is not given\n"
 
 
+@pytest.mark.slow
 def test_ctrl_c_waits_for_what_is_kept(reproduce: ModuleType, tmp_path: Path) -> None:
     """The command gets the signal from the terminal, too, and needs some time to write where it stands."""
     slow = (

@@ -236,6 +236,7 @@ def test_another_recipe_in_the_same_folder_is_trained_and_never_taken_for_the_fi
     assert facts(compare_quietly(own_copy, commanded.recipe, HOW)) == facts(first)
 
 
+@pytest.mark.slow
 def test_a_width_that_is_no_multiple_is_for_fresh_units_alone(tmp_path: Path) -> None:
     recipe = growing(grow=[Growth(at=9, width=12, how="fresh")])
     summary = compare_quietly(tmp_path / "run", recipe, least(budgets=[1.0]), forecast_only=True)

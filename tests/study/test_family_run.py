@@ -188,6 +188,7 @@ def test_a_finished_size_trains_on_as_any_run_does(whole: tuple[Path, int], tmp_
     assert metrics(folder, "eval")[-1]["step"] == steps + 2
 
 
+@pytest.mark.slow
 def test_what_another_family_left_under_a_size_stays_beside_it(whole: tuple[Path, int], tmp_path: Path) -> None:
     run = shutil.copytree(whole[0], tmp_path / "run")
     (run / "sizes" / str(SIZES[0]) / "notes.txt").write_text("mine")

@@ -155,6 +155,7 @@ def test_what_was_trained_is_not_trained_again(family: mu.Family, tmp_path: Path
     assert "size 12" in page
 
 
+@pytest.mark.quick("5")
 @pytest.mark.parametrize("save_every", [None, 5])
 def test_a_killed_family_goes_on_to_the_same_bits(family: mu.Family, tmp_path: Path, save_every: int | None) -> None:
     calls = 0

@@ -163,6 +163,7 @@ def test_what_is_done_is_read_and_takes_no_time(done: Path) -> None:
     assert all(text.endswith(": done already") for text in stages)
 
 
+@pytest.mark.slow
 def test_more_seeds_and_another_contender_train_only_what_is_new(done: Path, tmp_path: Path) -> None:
     before, said = files(done), list[str]()
     more = few(seeds=3, contenders=["from-scratch", "from-scratch-changed", "continued"])
@@ -200,6 +201,7 @@ def test_another_recipe_in_the_same_folder_is_trained_and_never_taken_for_the_fi
     assert facts(run_quietly(done, short(), few())) == first
 
 
+@pytest.mark.quick("lrs")
 @pytest.mark.parametrize(
     ("of", "how"),
     [

@@ -195,6 +195,7 @@ def test_from_scratch_with_the_change_of_the_upscaled_run(done: StudySummary, tm
     assert plain.curves[0].losses[at + 1] != changed.curves[0].losses[at + 1]
 
 
+@pytest.mark.slow
 def test_baselines_with_the_learning_rate_that_is_best_without_noise(tmp_path: Path) -> None:
     """(b′), (c′), (c″), (e′); and where the upscaled model keeps the base model's rate, (b) is (a)."""
     study, lr = prepared(tmp_path / "run"), 0.01
@@ -304,6 +305,7 @@ def test_a_dry_run_of_what_cannot_be_stacked_with_a_sweep_at_the_large_width(tmp
 # ------------------------------------------------------------------------------------------------ other ways to run it
 
 
+@pytest.mark.slow
 def test_with_a_schedule_upscaling_without_noise_is_a_run_of_its_own(tmp_path: Path) -> None:
     """The first steps of a longer cosine are not those of a short one."""
     cosine = small(schedule=Schedule("cosine"))

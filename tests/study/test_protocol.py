@@ -185,6 +185,7 @@ def test_a_peak_of_one_step_in_a_hundred_thousand_is_in_the_summary(tmp_path: Pa
 # ------------------------------------------------------------------------------------------------ data and costs
 
 
+@pytest.mark.slow
 def test_the_data_is_loaded_once_for_all_stages(tmp_path: Path) -> None:
     """CoverType takes seconds to load, and a run has a dozen stages."""
     Counted.loaded = 0

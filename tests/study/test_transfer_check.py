@@ -296,6 +296,7 @@ def test_the_recipe_must_have_one_growth(tmp_path: Path) -> None:
     assert "this recipe has 0" in refused(tmp_path, small(grow=[]))
 
 
+@pytest.mark.quick("model")
 @pytest.mark.parametrize(
     "changes",
     [{"base_lr": 0.01}, {"model": Spec(MLP.class_path, {**MLP.init_args, "depth": 4})}, {"seeds": Seeds(init=7)}],
