@@ -104,7 +104,7 @@ def test_the_start_is_that_of_one_growth(name: str, changed: dict[str, Any]) -> 
             check_same_start(counted, once)
             check_same_start(count_from_first(Record(config, (GrowthStep(first),)), counted), once)
             assert spreads(plan) != pytest.approx(spreads(once), rel=1e-2, abs=0)
-            assert replace(counted, fresh=plan.fresh, means=plan.means) == plan
+            assert replace(counted, initial=plan.initial) == plan
 
 
 @pytest.mark.parametrize("first", ["heads=2,kv=1", "hidden=3,heads=2", "ffn=3"])
@@ -138,7 +138,7 @@ def test_plans_by_a_models_own_names() -> None:
     counted = spreads(count_from_first(record, plan))
     assert counted[GATE] == pytest.approx(0.02 / math.sqrt(4))
     assert counted["model.embed_tokens.weight"] == 0.02
-    unknown = replace(plan, fresh=None)
+    unknown = plan.with_initial("std", None)
     assert count_from_first(record, unknown) is unknown
 
 

@@ -475,7 +475,7 @@ def test_a_checkpoint_that_lacks_a_layer_is_not_kept(zoo: Any, tmp_path: Path) -
 
 def test_a_wrong_plan_is_found_out_and_nothing_kept(zoo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(zoo, tmp_path / "small")
-    as_embedding = lambda entry: replace(entry, out=(1,), in_=())  # noqa: E731  # which is not divided
+    as_embedding = lambda e: replace(e, axes={1: replace(e.axes[1], side="out")})  # noqa: E731  # which is not divided
     plan_wrongly(monkeypatch, "lm_head.weight", as_embedding)
     with pytest.raises(MupscaleError, match=r"failed its check and was not kept: NOT equivalent: logits") as error:
         upscale(tmp_path / "small", tmp_path / "wide", exact=True)

@@ -198,7 +198,7 @@ def in_no_blocks(plan: Plan) -> Plan:
     return replace(
         plan,
         parameters={
-            name: replace(entry, axes={d: Axis(axis.times) for d, axis in entry.axes.items()})
+            name: replace(entry, axes={d: Axis(axis.times, side=axis.side) for d, axis in entry.axes.items()})
             for name, entry in plan.parameters.items()
         },
         buffers={},
@@ -208,11 +208,7 @@ def in_no_blocks(plan: Plan) -> Plan:
 def _with_layers(plan: Plan, how: HowDeep, layers: int) -> Plan:
     """The plan of a model that has more layers since: each grew as the layer that it comes from."""
     origins = {deep: origin.name for deep, origin in layer_origins(plan.parameters, how, layers).items()}
-
-    def by_origin(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {deep: values[origin] for deep, origin in origins.items() if origin in values}
-
-    entries = {n: replace(e, names=e.names if origins[n] == n else (n,)) for n, e in by_origin(plan.parameters).items()}
-    fresh, means = (None if values is None else by_origin(values) for values in (plan.fresh, plan.means))
-    past = None if plan.past_norms is None else by_origin(plan.past_norms)
-    return replace(plan, parameters=entries, fresh=fresh, means=means, norms=by_origin(plan.norms), past_norms=past)
+    entries = {n: plan.parameters[origin] for n, origin in origins.items()}
+    entries = {n: replace(e, names=e.names if origins[n] == n else (n,)) for n, e in entries.items()}
+    initial = {n: plan.initial[origin] for n, origin in origins.items() if origin in plan.initial}
+    return replace(plan, parameters=entries, initial=initial)
