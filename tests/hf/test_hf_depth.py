@@ -247,7 +247,7 @@ def test_inspection(tmp_path: Path) -> None:
     assert re.search(r"post_attention_layernorm\.weight +3 +-1\n", shown)
     both = hf.inspect(tmp_path / "small", layers=4, times=4, deepen="stack")
     assert both.depth is not None
-    assert both.depth.tensors["model.layers.3.mlp.up_proj.weight"].origin == "model.layers.1.mlp.up_proj.weight"
+    assert both.depth.plan.sources["model.layers.3.mlp.up_proj.weight"].name == "model.layers.1.mlp.up_proj.weight"
     assert "all layers again on top" in str(both)
     hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=3, verify=False)
     assert "grown before, to 3 layers (identity)" in str(hf.inspect(tmp_path / "deep"))

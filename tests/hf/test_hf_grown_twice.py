@@ -240,7 +240,7 @@ def test_what_is_said_of_the_spread(tmp_path: Path) -> None:
     row = next(row for row in found.rows if "gate_proj" in row.name or "gate_proj" in row.label)
     assert row.new_units == "± 0.01"
     assert "param_groups counts from the first model, and so does the scale of new units" in " ".join(found.summary())
-    step = GrowthStep(Times.of(2), 0.5, from_first=True)
+    step = GrowthStep(Times.of(2), mu.Copies(0.5), from_first=True)
     assert GrowthStep.from_json(step.to_json()) == step
     with pytest.raises(ValueError, match="an initial scale counted 'otherwise', which this version does not know"):
         GrowthStep.from_json({**step.to_json(), "spread": "otherwise"})

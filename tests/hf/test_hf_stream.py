@@ -93,7 +93,7 @@ def run(
     out = folder / "wide"
     out.mkdir()
     shards = arrange_shards(open_source(folder / "small"), plan, **options)
-    write_shards(shards, out, plan, noise=noise, seed=seed, threads=threads)
+    write_shards(shards, out, plan, grow=mu.Copies(noise or 0.0), seed=seed, threads=threads)
     write_index(shards, out)
     return read_checkpoint(out)
 

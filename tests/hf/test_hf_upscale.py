@@ -452,7 +452,7 @@ def test_noise_separates_the_copies_and_moves_the_function_a_little(zoo: Any, tm
     assert not torch.equal(weights["a"][key][0], weights["a"][key][1])
     assert 0 < moved["a"] < 0.2
     assert moved["a"] < moved["more"]
-    assert Record.load(tmp_path / "a").growths == (GrowthStep(Times.of(2), 0.3, 1),)
+    assert Record.load(tmp_path / "a").growths == (GrowthStep(Times.of(2), mu.Copies(0.3), 1),)
 
 
 def test_theory_noise_is_recorded_and_verified(zoo: Any, tmp_path: Path) -> None:
@@ -514,7 +514,7 @@ def test_an_architecture_without_a_line_of_ours_is_verified(zoo: Any, tmp_path: 
     noisy = upscale(tmp_path / "small", tmp_path / "noisy", times=2, noise=0.5, seed=4)
     assert noisy.comparison is not None
     assert noisy.comparison.noisy
-    assert Record.load(tmp_path / "noisy").growths == (GrowthStep(Times.of(2), 0.5, 4),)
+    assert Record.load(tmp_path / "noisy").growths == (GrowthStep(Times.of(2), mu.Copies(0.5), 4),)
     assert not torch.equal(logits(tmp_path / "noisy"), expected)
     assert sorted(os.listdir(tmp_path)) == ["noisy", "small", "wide"]
 
