@@ -390,7 +390,7 @@ def test_a_flatten_that_needs_a_block(float64: None) -> None:
 
 def test_a_tied_readout_without_its_fold(float64: None) -> None:
     narrow, wide, plan = pair(gpt2, 2, 6)
-    entries = {n: replace(e, fold=1) if n.startswith("ln_f") else e for n, e in plan.parameters.items()}
+    entries = {n: e.with_constants(fold=1) if n.startswith("ln_f") else e for n, e in plan.parameters.items()}
     wrong = replace(plan, parameters=entries)
     mu.widen(narrow, wide, wrong)
     report = mu.verify(narrow, wide, wrong, tokens(), language)

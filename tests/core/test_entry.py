@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 import torch
 
-from mupscale.core import Axis, Entry, expand
+from mupscale.core import Axis, Constants, Entry, Initial, Plan, expand
 
-MATRIX = Entry((4, 6), (8, 18), {0: Axis(2), 1: Axis(3, 2)}, out=(0,), in_=(1,))
-GAIN = Entry((4,), (8,), {0: Axis(2)}, out=(0,), fold=0.25, offset=1)
+MATRIX = Entry((4, 6), (8, 18), {0: Axis(2, side="out"), 1: Axis(3, 2, side="in")})
+GAIN = Entry((4,), (8,), {0: Axis(2, side="out")}, Constants(fold=0.25, offset=1))
 
 
 def test_weights_are_copied_and_divided_by_the_copies_that_are_summed() -> None:
@@ -54,6 +56,29 @@ def test_buffers_and_state_have_a_factor_of_their_own() -> None:
 
 
 def test_what_old_units_keep_composes_as_the_fold_does() -> None:
-    first, second = (Entry((n,), (2 * n,), {0: Axis(2)}, out=(0,), fold=1 / k, keep=k) for n, k in ((4, 2), (8, 3)))
+    first, second = (
+        Entry((n,), (2 * n,), {0: Axis(2, side="out")}, Constants(fold=1 / k, keep=k)) for n, k in ((4, 2), (8, 3))
+    )
     both = first.then(second)
     assert (both.keep, both.fold) == (6, pytest.approx(1 / 6))
+
+
+def test_an_entry_has_six_fields_and_a_plan_five() -> None:
+    """What a tensor is made of, its shapes, axes, constants and names; entries, what they start with, and evidence."""
+    assert [one.name for one in fields(Entry)] == ["narrow", "wide", "axes", "constants", "names", "source"]
+    assert [one.name for one in fields(Plan)] == ["parameters", "buffers", "initial", "mup", "tried_by"]
+
+
+def test_what_is_known_of_initial_values_survives_a_file_and_a_growth() -> None:
+    """Of a parameter that nothing is known of, nothing is stored; a later growth forgets no norm."""
+    assert Plan({"a": MATRIX}, {}, {"a": Initial()}) == Plan({"a": MATRIX})
+    known, unread = Initial(0.1, (0.0, 1.0), "layer", (0,)), Initial(past_norms=())
+    plan = Plan({"a": MATRIX, "b": MATRIX}, {}, {"a": known, "b": unread}, tried_by="copies")
+    again = Plan.from_json(plan.to_json())
+    assert (again, again.tried_by) == (plan, "copies")
+    assert (again.fresh, again.means, again.norms) == ({"a": 0.1}, {"a": (0.0, 1.0)}, {"a": "layer"})
+    forgotten = again.with_initial("std", None).with_initial("past_norms", None)
+    assert forgotten.initial["a"] == Initial(None, (0.0, 1.0), "layer", None)
+    later = Plan({name: Entry((8, 18), (8, 18)) for name in "ab"})
+    assert plan.then(later).initial == {"a": Initial(norm="layer", past_norms=(0,)), "b": unread}
+    assert plan.then(later).tried_by is None

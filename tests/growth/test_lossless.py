@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -112,7 +111,7 @@ def test_shapes_alone_would_change_the_function(name: str) -> None:
     narrow, wide = trained(build, x), exact(build(12))
     plan = mu.plan(narrow, wide, fresh=lambda: build(8), grow=LOSSLESS, inputs=x)
     with pytest.warns(mu.UncheckedPlan, match="has not been tried: shapes alone tell which weights .* Pass inputs="):
-        mu.upscale(narrow, wide, replace(plan, past_norms=None), grow=LOSSLESS)
+        mu.upscale(narrow, wide, plan.with_initial("past_norms", None), grow=LOSSLESS)
     assert difference(narrow, wide, x) > 1e-3
 
 

@@ -238,7 +238,7 @@ def test_training_shows_a_wrong_rule(
 
 
 def test_a_fold_that_was_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan_wrongly(monkeypatch, "transformer.ln_f.*", lambda entry: replace(entry, fold=1))
+    plan_wrongly(monkeypatch, "transformer.ln_f.*", lambda entry: entry.with_constants(fold=1))
     small = saved(tmp_path / "small", "gpt2")
     found = verify(small, grown(small, tmp_path / "wide"))
     assert [row.ok for row in found.rows] == [True, False]

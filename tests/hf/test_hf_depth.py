@@ -249,7 +249,7 @@ def test_inspection(tmp_path: Path) -> None:
     saved("llama", tmp_path / "llama")
     both = hf.inspect(tmp_path / "llama", layers=4, times=2, deepen="stack")
     assert both.depth is not None
-    assert both.depth.tensors["model.layers.3.mlp.up_proj.weight"].origin == "model.layers.1.mlp.up_proj.weight"
+    assert both.depth.plan.sources["model.layers.3.mlp.up_proj.weight"].name == "model.layers.1.mlp.up_proj.weight"
     assert "all layers again on top" in str(both)
     hf.deepen_checkpoint(tmp_path / "llama", tmp_path / "deep", layers=3, verify=False)
     assert "grown before, to 3 layers (identity)" in str(hf.inspect(tmp_path / "deep"))

@@ -167,7 +167,7 @@ def test_what_comes_out(tmp_path: Path) -> None:
     assert step["times"]["hidden"] == "3/2"
     half = Fraction(3, 2)
     assert Record.load(tmp_path / "wide").growths == (
-        GrowthStep(Ratios(half, half, half, half), seed=7, fresh=mu.Fresh(0.5)),
+        GrowthStep(Ratios(half, half, half, half), mu.Fresh(0.5), seed=7),
     )
     assert "fresh units (hidden 16 → 24, ffn 20 → 30, heads 4 → 6, kv 2 → 3)" in str(made)
     assert load(tmp_path / "wide").config.hidden_size == 24  # type: ignore[union-attr]
@@ -175,7 +175,7 @@ def test_what_comes_out(tmp_path: Path) -> None:
 
 def test_records_of_an_earlier_version_are_of_copies() -> None:
     old = {"times": {"hidden": 2, "ffn": 2, "heads": 2, "kv": 2}, "noise": 0.5, "seed": 1}
-    assert GrowthStep.from_json(old) == GrowthStep(Times.of(2), 0.5, 1, draws="torch")
+    assert GrowthStep.from_json(old) == GrowthStep(Times.of(2), mu.Copies(0.5), 1, draws="torch")
     with pytest.raises(ValueError, match="'magic', which this version does not know"):
         GrowthStep.from_json({**old, "how": "magic"})
 
@@ -208,7 +208,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"hidden": 25, "heads": 6},
         r"transformers refuses .*hidden size \(25\) is not a multiple",
     ),
-    "paired": ({"grow": mu.Copies(0.1, paired=True)}, "paired noise needs whole tensors"),
     "a word": ({"grow": "fresh"}, "grow= is 'fresh', but must be an operator of width"),
 }
 

@@ -189,12 +189,12 @@ def test_old_weights_lie_where_they_belong(variant: str) -> None:
 
 
 def without_keep(plan: Plan) -> Plan:
-    return replace(plan, parameters={n: replace(e, keep=1) for n, e in plan.parameters.items()})
+    return replace(plan, parameters={n: e.with_constants(keep=1) for n, e in plan.parameters.items()})
 
 
 def folded(plan: Plan) -> Plan:
     """As if old units were copies, too."""
-    return replace(plan, parameters={n: replace(e, keep=e.fold) for n, e in plan.parameters.items()})
+    return replace(plan, parameters={n: e.with_constants(keep=e.fold) for n, e in plan.parameters.items()})
 
 
 @pytest.mark.usefixtures("float64")
@@ -220,7 +220,7 @@ def test_a_mean_in_place_of_zero_shows() -> None:
     """LLaMA's norms do not centre."""
 
     def centring(plan: Plan) -> Plan:
-        return replace(plan, norms=dict.fromkeys(plan.norms, "layer"))
+        return plan.with_initial("norm", dict.fromkeys(plan.norms, "layer"))
 
     name, ratios, config = LOSSLESS["llama"]
     assert Grown(name, ratios, mu.Fresh(lossless=True), config, centring).difference() > 1e-2

@@ -104,7 +104,7 @@ def test_the_start_is_that_of_one_growth(name: str, changed: dict[str, Any]) -> 
             check_same_start(counted, once)
             check_same_start(count_from_first(Record(config, (GrowthStep(first),)), counted), once)
             assert spreads(plan) != pytest.approx(spreads(once), rel=1e-2, abs=0)
-            assert replace(counted, fresh=plan.fresh, means=plan.means) == plan
+            assert replace(counted, initial=plan.initial) == plan
 
 
 @pytest.mark.quick("2-heads=2,kv=1")
@@ -139,7 +139,7 @@ def test_plans_by_a_models_own_names() -> None:
     counted = spreads(count_from_first(record, plan))
     assert counted[GATE] == pytest.approx(0.02 / math.sqrt(4))
     assert counted["model.embed_tokens.weight"] == 0.02
-    unknown = replace(plan, fresh=None)
+    unknown = plan.with_initial("std", None)
     assert count_from_first(record, unknown) is unknown
 
 
@@ -242,7 +242,7 @@ def test_what_is_said_of_the_spread(tmp_path: Path) -> None:
     row = next(row for row in found.rows if "gate_proj" in row.name or "gate_proj" in row.label)
     assert row.new_units == "± 0.01"
     assert "param_groups counts from the first model, and so does the scale of new units" in " ".join(found.summary())
-    step = GrowthStep(Times.of(2), 0.5, from_first=True)
+    step = GrowthStep(Times.of(2), mu.Copies(0.5), from_first=True)
     assert GrowthStep.from_json(step.to_json()) == step
     with pytest.raises(ValueError, match="an initial scale counted 'otherwise', which this version does not know"):
         GrowthStep.from_json({**step.to_json(), "spread": "otherwise"})

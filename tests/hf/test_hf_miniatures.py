@@ -194,9 +194,9 @@ def test_a_real_size_is_planned_on_miniatures_that_have_all_kinds_of_layers() ->
     assert (first["hidden_size"], second["hidden_size"]) == (32, 64)
     assert (first["num_hidden_layers"], first["layer_types"], first["vocab_size"]) == (3, kinds, 64)
     plan = family_of_config(config).plan(Times.of(2))
-    assert plan["model.layers.5.self_attn.q_proj.weight"].axes[0] == Axis(2, 512)
-    assert plan["model.layers.5.self_attn.k_proj.weight"].axes[0] == Axis(2, 128)
-    assert plan["model.layers.5.mlp.down_proj.weight"].axes == {0: Axis(2), 1: Axis(2)}
+    assert plan["model.layers.5.self_attn.q_proj.weight"].axes[0] == Axis(2, 512, side="out")
+    assert plan["model.layers.5.self_attn.k_proj.weight"].axes[0] == Axis(2, 128, side="out")
+    assert plan["model.layers.5.mlp.down_proj.weight"].axes == {0: Axis(2, side="out"), 1: Axis(2, side="in")}
     assert plan.fresh is not None
     assert plan.fresh["model.layers.5.mlp.down_proj.weight"] == pytest.approx(0.02 / 2**0.5, rel=1e-12)
 
@@ -206,7 +206,7 @@ def test_what_is_learnt_serves_every_size_of_a_model(monkeypatch: pytest.MonkeyP
     family_of_config({**config, "hidden_size": 256, "intermediate_size": 512}).plan(Times.of(3), initial=False)
     monkeypatch.setattr(miniatures, "plan", None)  # nothing is run once more
     plan = family_of_config({**config, "hidden_size": 512, "intermediate_size": 1024}).plan(Times.of(3), initial=False)
-    assert plan["model.layers.2.self_attn.q_proj.weight"].axes[0] == Axis(3, 256)
+    assert plan["model.layers.2.self_attn.q_proj.weight"].axes[0] == Axis(3, 256, side="out")
 
 
 EXPERTS: dict[str, Any] = {
@@ -307,7 +307,7 @@ def one_by_one(plan: Plan) -> Plan:
 def test_query_heads_copied_one_by_one_diverge_in_training() -> None:
     """Copies of one key/value head then serve different heads: the outputs are still right, the updates are not."""
     pair = models.Pair("llama", 2, one_by_one)
-    assert pair.plan["model.layers.0.self_attn.q_proj.weight"].axes[0] == Axis(2, 4)
+    assert pair.plan["model.layers.0.self_attn.q_proj.weight"].axes[0] == Axis(2, 4, side="out")
     assert pair.compare() <= 1e-10
     assert pair.train().max_relative_difference > 1e-3
     assert_alike(models.Pair("llama", "heads=2,kv=1", one_by_one).train())  # where they stay, either way is right
@@ -317,7 +317,7 @@ FOLDED = ("gpt2", "gpt2-two-heads", "llama-tied-biases", "gemma", "gemma-untied"
 
 
 def without_folds(plan: Plan) -> Plan:
-    return Plan({n: replace(e, fold=1) for n, e in plan.parameters.items()})
+    return Plan({n: e.with_constants(fold=1) for n, e in plan.parameters.items()})
 
 
 @pytest.mark.usefixtures("float64")
@@ -331,7 +331,7 @@ def test_a_fold_left_out_shows(variant: str) -> None:
 @pytest.mark.usefixtures("float64")
 def test_an_offset_left_out_shows() -> None:
     def plain(plan: Plan) -> Plan:
-        return Plan({n: replace(e, offset=0) for n, e in plan.parameters.items()})
+        return Plan({n: e.with_constants(offset=0) for n, e in plan.parameters.items()})
 
     assert models.Pair("gemma", 2, plain).compare() > 1e-3
 

@@ -497,8 +497,8 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
     """The output is 8 times the largest tensor; no more than a few of those are ever in memory of our own."""
     size = 1024
     names = [f"{i}" for i in range(8)]
-    entry = mu.Entry((size, size), (2 * size, 2 * size), {0: mu.Axis(2), 1: mu.Axis(2)}, (0,), (1,))
-    halves = partial(module._write_copies, torch.ones(size, size), entry.axes, 0.5)
+    entry = mu.Entry((size, size), (2 * size, 2 * size), {0: mu.Axis(2, side="out"), 1: mu.Axis(2, side="in")})
+    halves = partial(entry.widened, torch.ones(size, size), factor=0.5)
     pieces = {n: {"exp_avg": module.StateTensor(torch.ones(size, size), entry.wide, halves)} for n in names}
     groups = [{"lr": 0.1, "params": list(range(8)), "param_names": names}]
     before, peak, done = _anonymous(), [0], threading.Event()

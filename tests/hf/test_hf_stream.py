@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from hf_files import llama_config, llama_tensors, read_checkpoint, write_checkpoint
-from mupscale.core.axes import Axis, expand
-from mupscale.core.plans import Entry, Plan
+from mupscale.core import Axis, Constants, Entry, Initial, Plan, expand
 from mupscale.growth.draws import _BLOCKS
 from mupscale.hf.describe import family_of_config
 from mupscale.hf.describe.multipliers import Times
@@ -93,7 +93,7 @@ def run(
     out = folder / "wide"
     out.mkdir()
     shards = arrange_shards(open_source(folder / "small"), plan, **options)
-    write_shards(shards, out, plan, noise=noise, seed=seed, threads=threads)
+    write_shards(shards, out, plan, grow=mu.Copies(noise or 0.0), seed=seed, threads=threads)
     write_index(shards, out)
     return read_checkpoint(out)
 
@@ -202,21 +202,21 @@ def test_rounded_once_from_whatever_to_whatever(
 
 
 def plan_of(**entries: Entry) -> Plan:
-    named = {n: Entry(e.narrow, e.wide, e.axes, e.out, e.in_, e.fold, (n,), e.offset) for n, e in entries.items()}
-    return Plan(named, fresh=dict.fromkeys(named, 0.1))
+    named = {n: replace(e, names=(n,)) for n, e in entries.items()}
+    return Plan(named, initial=dict.fromkeys(named, Initial(0.1)))
 
 
 def test_packed_sections_three_dimensions_and_an_offset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "_PIECE", 50)
     packed = Axis(2, 1, ((8, 4), (4, 2), (4, 2)))
     plan = plan_of(
-        qkv=Entry((16, 6), (32, 12), {0: packed, 1: Axis(2)}, (0,), (1,)),
-        conv1d=Entry((6, 16), (12, 32), {0: Axis(2), 1: packed}, (1,), (0,)),
-        experts=Entry((3, 4, 6), (3, 8, 12), {1: Axis(2), 2: Axis(2)}, (1,), (2,)),
-        patches=Entry((4, 3, 2, 2), (8, 3, 2, 2), {0: Axis(2)}, (0,)),
-        gain=Entry((6,), (12,), {0: Axis(2)}, (0,), fold=0.5, offset=1),
+        qkv=Entry((16, 6), (32, 12), {0: replace(packed, side="out"), 1: Axis(2, side="in")}),
+        conv1d=Entry((6, 16), (12, 32), {0: Axis(2, side="in"), 1: replace(packed, side="out")}),
+        experts=Entry((3, 4, 6), (3, 8, 12), {1: Axis(2, side="out"), 2: Axis(2, side="in")}),
+        patches=Entry((4, 3, 2, 2), (8, 3, 2, 2), {0: Axis(2, side="out")}),
+        gain=Entry((6,), (12,), {0: Axis(2, side="out")}, Constants(fold=0.5, offset=1)),
         scalar=Entry((), ()),
-        nothing=Entry((0, 6), (0, 12), {1: Axis(2)}, (1,)),
+        nothing=Entry((0, 6), (0, 12), {1: Axis(2, side="out")}),
     )
     tensors = {n: torch.randn(e.narrow) for n, e in plan.parameters.items()}
     made = run(tmp_path, tensors, plan, shard_size=500, threads=2)
@@ -232,7 +232,7 @@ def test_integers_pass_through(tmp_path: Path) -> None:
     tensors = {"position_ids": torch.arange(7), "mask": torch.tensor([[True, False]]), "byte": torch.tensor([3]).byte()}
     tensors["weight"] = torch.randn(2, 3)
     entries = {n: Entry(tuple(t.shape), tuple(t.shape)) for n, t in tensors.items()}
-    entries["weight"] = Entry((2, 3), (4, 3), {0: Axis(2)}, (0,))
+    entries["weight"] = Entry((2, 3), (4, 3), {0: Axis(2, side="out")})
     made = run(tmp_path, tensors, plan_of(**entries), dtype=torch.bfloat16, noise=mu.GaussianNoise(1.0))
     assert made["weight"].dtype == torch.bfloat16
     del made["weight"], tensors["weight"]
@@ -240,7 +240,7 @@ def test_integers_pass_through(tmp_path: Path) -> None:
 
 
 def test_integers_do_not_grow(tmp_path: Path) -> None:
-    plan = plan_of(qweight=Entry((4,), (8,), {0: Axis(2)}, (0,)))
+    plan = plan_of(qweight=Entry((4,), (8,), {0: Axis(2, side="out")}))
     with pytest.raises(MupscaleError, match=r"'qweight' has dtype torch.int32: .*dequantise the model"):
         run(tmp_path, {"qweight": torch.arange(4, dtype=torch.int32)}, plan)
 
@@ -255,25 +255,25 @@ def test_what_is_not_finite_is_refused(tmp_path: Path, bad: float, dtype: torch.
 
 
 def test_large_numbers_are_finite(tmp_path: Path) -> None:
-    plan = plan_of(w=Entry((4,), (8,), {0: Axis(2)}, (0,)))
+    plan = plan_of(w=Entry((4,), (8,), {0: Axis(2, side="out")}))
     made = run(tmp_path, {"w": torch.full((4,), 3e38)}, plan)
     assert torch.equal(made["w"], torch.full((8,), 3e38))
 
 
 def test_numbers_too_large_for_the_dtype(tmp_path: Path) -> None:
-    plan = plan_of(w=Entry((4,), (8,), {0: Axis(2)}, (0,)))
+    plan = plan_of(w=Entry((4,), (8,), {0: Axis(2, side="out")}))
     with pytest.raises(MupscaleError, match=r"'w' holds values that are too large for torch.float16"):
         run(tmp_path, {"w": torch.full((4,), 1e5)}, plan, dtype=torch.float16)
 
 
 def test_another_shape_than_the_config_says(tmp_path: Path) -> None:
-    plan = plan_of(w=Entry((4,), (8,), {0: Axis(2)}, (0,)))
+    plan = plan_of(w=Entry((4,), (8,), {0: Axis(2, side="out")}))
     with pytest.raises(MupscaleError, match=r"'w' has shape \(5,\) in model.safetensors and \(4,\) by the config"):
         run(tmp_path, {"w": torch.ones(5)}, plan)
 
 
 def test_no_threads(tmp_path: Path) -> None:
-    plan = plan_of(w=Entry((4,), (8,), {0: Axis(2)}, (0,)))
+    plan = plan_of(w=Entry((4,), (8,), {0: Axis(2, side="out")}))
     with pytest.raises(MupscaleError, match="at least one thread is needed, not 0"):
         run(tmp_path, {"w": torch.ones(4)}, plan, threads=0)
 

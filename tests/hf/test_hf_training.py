@@ -488,7 +488,7 @@ def test_two_growths_are_one(tmp_path: Path) -> None:
     _, wide = pair(tmp_path, times=4)
     once = training.param_groups(tmp_path, wide, torch.optim.AdamW, lr=LR)
     record = Record.load(tmp_path)
-    Record(record.config, (GrowthStep(Times.of(2)), GrowthStep(Times.of(2), 0.3, 1))).save(tmp_path)
+    Record(record.config, (GrowthStep(Times.of(2)), GrowthStep(Times.of(2), mu.Copies(0.3), 1))).save(tmp_path)
     twice = training.param_groups(tmp_path, wide, torch.optim.AdamW, lr=LR)
     assert [{**g, "params": [n for n, _ in g["params"]]} for g in once] == [
         {**g, "params": [n for n, _ in g["params"]]} for g in twice

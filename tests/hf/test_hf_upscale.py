@@ -451,7 +451,7 @@ def test_noise_separates_the_copies_and_moves_the_function_a_little(zoo: Any, tm
     assert not torch.equal(weights["a"][key][0], weights["a"][key][1])
     assert 0 < moved["a"] < 0.2
     assert moved["a"] < moved["more"]
-    assert Record.load(tmp_path / "a").growths == (GrowthStep(Times.of(2), 0.3, 1),)
+    assert Record.load(tmp_path / "a").growths == (GrowthStep(Times.of(2), mu.Copies(0.3), 1),)
 
 
 def test_theory_noise_is_recorded_and_verified(zoo: Any, tmp_path: Path) -> None:
@@ -474,7 +474,7 @@ def test_a_checkpoint_that_lacks_a_layer_is_not_kept(zoo: Any, tmp_path: Path) -
 
 def test_a_wrong_plan_is_found_out_and_nothing_kept(zoo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(zoo, tmp_path / "small")
-    as_embedding = lambda entry: replace(entry, out=(1,), in_=())  # noqa: E731  # which is not divided
+    as_embedding = lambda e: replace(e, axes={1: replace(e.axes[1], side="out")})  # noqa: E731  # which is not divided
     plan_wrongly(monkeypatch, "lm_head.weight", as_embedding)
     with pytest.raises(MupscaleError, match=r"failed its check and was not kept: NOT equivalent: logits") as error:
         upscale(tmp_path / "small", tmp_path / "wide", exact=True)
@@ -513,7 +513,7 @@ def test_an_architecture_without_a_line_of_ours_is_verified(zoo: Any, tmp_path: 
     noisy = upscale(tmp_path / "small", tmp_path / "noisy", times=2, noise=0.5, seed=4)
     assert noisy.comparison is not None
     assert noisy.comparison.noisy
-    assert Record.load(tmp_path / "noisy").growths == (GrowthStep(Times.of(2), 0.5, 4),)
+    assert Record.load(tmp_path / "noisy").growths == (GrowthStep(Times.of(2), mu.Copies(0.5), 4),)
     assert not torch.equal(logits(tmp_path / "noisy"), expected)
     assert sorted(os.listdir(tmp_path)) == ["noisy", "small", "wide"]
 

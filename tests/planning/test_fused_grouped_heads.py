@@ -83,16 +83,16 @@ def test_heads_grow(how: str, layout: str, times: int) -> None:
 
 def test_the_parts_are_told_apart_and_blocks_are_no_longer_than_they_must_be() -> None:
     plan = mu.plan(Fused(16), Fused(32), inputs=X)
-    assert plan["b.weight"].axes[0] == mu.Axis(2, sections=((16, 8), (8, 4), (8, 4)))
-    assert plan["c.weight"].axes[1] == mu.Axis(2, block=8)
+    assert plan["b.weight"].axes[0] == mu.Axis(2, sections=((16, 8), (8, 4), (8, 4)), side="out")
+    assert plan["c.weight"].axes[1] == mu.Axis(2, block=8, side="in")
 
 
 def test_with_biases_norms_and_a_number_of_each_head() -> None:
     torch.manual_seed(0)
     narrow, wide = WithTemperatures(16), WithTemperatures(32)
     plan = mu.plan(narrow, wide, inputs=X)
-    assert plan["b.bias"].axes[0] == mu.Axis(2, sections=((8, 4), (8, 4), (16, 8)))
-    assert plan["f"].axes[0] == mu.Axis(2, block=2)
+    assert plan["b.bias"].axes[0] == mu.Axis(2, sections=((8, 4), (8, 4), (16, 8)), side="out")
+    assert plan["f"].axes[0] == mu.Axis(2, block=2, side="out")
     assert_exact(narrow, wide, plan, X)
 
 

@@ -98,7 +98,7 @@ def test_a_wrong_constant_shows(name: str, tokens: Tensor) -> None:
     plan = mu.plan(narrow, wide, inputs=tokens, fresh=lambda: build(8), grow=mu.Fresh())
     folded = {n for n, e in plan.parameters.items() if e.fold != 1}
     assert folded
-    wrong = {n: replace(e, keep=float(e.keep) * 2**0.5) if n in folded else e for n, e in plan.parameters.items()}
+    wrong = {n: e.with_constants(keep=float(e.keep) * 2**0.5) if n in folded else e for n, e in plan.parameters.items()}
     out = silenced(narrow, wide, replace(plan, parameters=wrong))(tokens)
     assert not torch.allclose(out, narrow(tokens), rtol=1e-3)
 
@@ -124,7 +124,7 @@ def test_between_multiples_the_plan_is_from_modules_and_tried(tokens: Tensor) ->
 
     plan = mu.plan(mlp(8), mlp(12), inputs=torch.randn(4, 5), grow=mu.Fresh())
     assert plan.checked
-    assert plan == replace(build_plan(mlp(8), mlp(12), how="fresh"), past_norms={})
+    assert plan == build_plan(mlp(8), mlp(12), how="fresh").with_initial("past_norms", {})
     assert str(plan).endswith("tried with the new units switched off: the outputs stay the same")
     with pytest.raises(mu.MupscaleError, match="a constant depends on the width"):
         mu.plan(Scaled(8), Scaled(12), inputs=tokens, grow=mu.Fresh())

@@ -87,7 +87,7 @@ def test_three_numbers_of_every_parameter() -> None:
     }
     assert list(plan) == list(plan.parameters) == list(plan.rules)
     entry = plan["layers.1.weight"]
-    assert (entry.narrow, entry.wide, entry.axes) == ((6, 4), (18, 8), {0: Axis(3), 1: Axis(2)})
+    assert (entry.narrow, entry.wide, entry.axes) == ((6, 4), (18, 8), {0: Axis(3, side="out"), 1: Axis(2, side="in")})
     assert (entry.out, entry.in_, entry.fold, entry.names) == ((0,), (1,), 1, ("layers.1.weight",))
 
 
@@ -116,7 +116,7 @@ def test_a_model_of_the_same_width_has_a_plan_that_does_nothing() -> None:
 
 def test_buffers_are_planned_too() -> None:
     plan = mu.plan(ResNet18(2), ResNet18(4))
-    assert plan.buffers["bn1.running_var"].axes == {0: Axis(2)}
+    assert plan.buffers["bn1.running_var"].axes == {0: Axis(2, side="out")}
     assert plan.buffers["bn1.num_batches_tracked"].axes == {}
     assert plan["bn1.running_mean"] is plan.buffers["bn1.running_mean"]
 
@@ -580,9 +580,9 @@ def test_grouped_queries_are_copied_as_whole_groups(kv_name: str, style: str) ->
     narrow, wide = net(4), net(8)
     plan = mu.plan(narrow, wide)
     out = {"separate": "o_proj", "fused": "proj", "to_out": "to_out.0"}[style]
-    assert plan[f"attn.{out}.weight"].axes[1] == Axis(2, block=4)
+    assert plan[f"attn.{out}.weight"].axes[1] == Axis(2, block=4, side="in")
     if style == "fused":
-        assert plan["attn.qkv.weight"].axes[0] == Axis(2, sections=((8, 4), (4, 2), (4, 2)))
+        assert plan["attn.qkv.weight"].axes[0] == Axis(2, sections=((8, 4), (4, 2), (4, 2)), side="out")
     assert_equivalent(narrow, wide, sequences())
 
 

@@ -106,7 +106,7 @@ def test_a_wrong_order_of_copies_is_not_let_through() -> None:
     name = next(name for name, entry in plan.parameters.items() if any(a.block > 1 for a in entry.axes.values()))
     entry = plan.parameters[name]
 
-    broken = replace(entry, axes={d: mu.Axis(axis.times) for d, axis in entry.axes.items()})
+    broken = replace(entry, axes={d: mu.Axis(axis.times, side=axis.side) for d, axis in entry.axes.items()})
     wrong = replace(plan, parameters={**plan.parameters, name: broken})
     with pytest.raises(mu.MupscaleError, match=r"the plan is wrong: .* is the first module that does"):
         check_plan_by_running(narrow, wide, wrong, inputs)

@@ -48,7 +48,7 @@ def test_a_poor_batch_ends_as_real_data_would_or_in_names(case: Case) -> None:
 
 def test_a_rotary_gpt_keeps_its_heads_on_a_dummy_batch() -> None:
     plan = mu.plan(GPT(1, "turned"), GPT(2, "turned"), inputs=ZEROS)
-    assert plan["m.weight"].axes[0] == mu.Axis(2, 4)
+    assert plan["m.weight"].axes[0] == mu.Axis(2, 4, side="out")
 
 
 @pytest.mark.parametrize("grown", [lambda k: GPT(k, "slopes"), TurnedDim], ids=["slopes by head", "turned dim"])
@@ -164,7 +164,7 @@ class Picky(nn.Module):
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_a_model_that_takes_little_is_given_what_it_takes(value: float) -> None:
     plan = mu.plan(Picky(1), Picky(2), inputs=torch.full((2, 4, 5), value))
-    assert plan["m.weight"].axes[0] == mu.Axis(2, 4)
+    assert plan["m.weight"].axes[0] == mu.Axis(2, 4, side="out")
 
 
 def test_roles_that_are_given_for_what_is_not_seen_end_the_warning() -> None:
@@ -230,4 +230,4 @@ class Whispering(nn.Module):
 
 def test_what_small_weights_hide_is_seen() -> None:
     plan = mu.plan(Whispering(1), Whispering(2), inputs=torch.randn(2, 4, 5))
-    assert plan["q.weight"].axes[0] == plan["v.weight"].axes[0] == mu.Axis(2, 4)
+    assert plan["q.weight"].axes[0] == plan["v.weight"].axes[0] == mu.Axis(2, 4, side="out")

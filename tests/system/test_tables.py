@@ -86,7 +86,7 @@ def test_reports_are_tables() -> None:
 
 def test_a_plan_fits_80_columns_without_a_terminal_and_names_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    matrix = mu.Entry((1024, 4096), (2048, 8192), {0: mu.Axis(2), 1: mu.Axis(2)}, (0,), (1,))
+    matrix = mu.Entry((1024, 4096), (2048, 8192), {0: mu.Axis(2, side="out"), 1: mu.Axis(2, side="in")})
     ends = [f"{part}.{kind}" for part in ("query", "key", "value") for kind in ("weight", "bias")]
     plan = mu.Plan({f"model.encoder.layers.{i}.self_attention.{end}": matrix for i in range(2) for end in ends})
     shapes, factors, _ = str(plan).split("\n\n")

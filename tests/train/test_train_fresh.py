@@ -123,7 +123,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "lossless": (
         {"grow": [Growth(5, 16, how="lossless", outgoing=0.5)]},
-        "how: lossless sets the outgoing weights itself",
+        "how: lossless does not use outgoing",
     ),
     "nothing to grow from": ({"how": "fresh"}, "how is for a run that starts from a checkpoint"),
 }

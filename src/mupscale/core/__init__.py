@@ -17,7 +17,7 @@ dtensor  tensors that are sharded over processes
 from mupscale.core import naming
 from mupscale.core.axes import Axis, expand, multiplier, widened_shape
 from mupscale.core.dtensor import copy_into, gather_whole, is_sharded, laid_out_like, local_part, plain_type
-from mupscale.core.entries import Entry, Shape, TensorSource
+from mupscale.core.entries import Constants, Entry, Initial, Shape, TensorSource
 from mupscale.core.model_copies import copy_model, keep_attributes
 from mupscale.core.naming import without_ddp
 from mupscale.core.old_units import index_of_old, index_of_units, is_new, places, whole_blocks
@@ -30,7 +30,9 @@ from mupscale.core.widths import PlainWidth, Size, WholeWidth, Width, WidthLike
 
 __all__ = [
     "Axis",
+    "Constants",
     "Entry",
+    "Initial",
     "Number",
     "PackedTensors",
     "PlainWidth",

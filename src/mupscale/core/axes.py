@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,7 +28,8 @@ class Axis:
 
     `sections`, where given, lists (length, block) of the parts of a packed axis whose blocks differ, as in a
     fused q|k|v projection with grouped queries; parts with equal blocks need no sections. last: beside fresh units, an
-    old block is the last of those that come in its place, not the first (ALiBi's slopes are then its own).
+    old block is the last of those that come in its place, not the first (ALiBi's slopes are then its own). side:
+    whether the units along it are outputs of the parameter that has it, inputs, or (empty) neither.
 
     >>> import mupscale as mu
     >>> mu.Axis(times=2, block=2).source(4)  # of two heads of two units, each is copied whole
@@ -38,6 +40,7 @@ class Axis:
     block: int = 1
     sections: tuple[tuple[int, int], ...] = ()
     last: bool = field(default=False, repr=False)
+    side: Literal["out", "in", ""] = ""
 
     def __post_init__(self) -> None:
         if min((self.block, *(block for _, block in self.sections))) < 1:
@@ -56,17 +59,17 @@ class Axis:
 
     def __mul__(self, other: Axis) -> Axis:
         """First this, then the other; copying in equal blocks twice is copying once."""
-        times = self.times * other.times
+        times, side = self.times * other.times, self.side or other.side
         if self.times == 1 or other.times == 1:
             growing = other if self.times == 1 else self
-            return replace(growing, times=times)
+            return replace(growing, times=times, side=side)
         grown = tuple((length * self.times, block) for length, block in self.sections)
         if self.block != other.block or grown != other.sections or self.last != other.last:
             first, then = (axis.sections or axis.block for axis in (self, other))
             raise MupscaleError(
                 f"axes copied in blocks of {first} and then of {then} do not compose. Widen in one step"
             )
-        return replace(self, times=times)
+        return replace(self, times=times, side=side)
 
 
 def multiplier(narrow: Number, wide: Number) -> Number:

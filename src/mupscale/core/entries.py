@@ -53,16 +53,30 @@ class TensorSource:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One parameter or buffer: its shapes, its width axes by dimension, and what each dimension is to it.
+class Constants:
+    """What the model and its depth do to a stored value, which its axes do not tell.
 
-    source: what it is made of: the smaller model's tensor of the same name, if nothing is said.
+    fold: a constant that is folded into the stored weight, as in Rule.
     offset: what the model adds to the stored value before it uses it, as a norm with gain 1 + w does.
     keep: by what the weights of old units are multiplied where the other units are new ones and no copies, so that what
     they compute stays: a model that divides a readout by its width needs it.
     depth: by how much there are more residual blocks, in an entry of a block's parameter, where rates follow that.
+    """
 
-    >>> entry = Entry(narrow=(8, 4), wide=(16, 4), axes={0: Axis(2)}, out=(0,))
+    fold: Number = 1
+    offset: Number = 0
+    keep: Number = 1
+    depth: Number = 1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One parameter or buffer: its shapes, its width axes by dimension, and what each of them is to it.
+
+    names: all that a tied tensor has. source: what it is made of: the smaller model's tensor of the same name, if
+    nothing is said.
+
+    >>> entry = Entry(narrow=(8, 4), wide=(16, 4), axes={0: Axis(2, side="out")})
     >>> entry.rule, entry.out_is_width, entry.in_is_width
     (Rule(out=2, in_=1, fold=1), True, False)
     """
@@ -70,32 +84,60 @@ class Entry:
     narrow: Shape
     wide: Shape
     axes: Mapping[int, Axis] = field(default_factory=dict)
-    out: tuple[int, ...] = ()
-    in_: tuple[int, ...] = ()
-    fold: Number = 1
+    constants: Constants = Constants()
     names: tuple[str, ...] = ()
-    offset: Number = 0
-    keep: Number = 1
-    depth: Number = 1
     source: TensorSource = TensorSource()
 
     @cached_property
     def rule(self) -> Rule:
         """The three numbers of this parameter."""
-        return Rule(self._times(self.out), self._times(self.in_), self.fold, self.depth)
+        return Rule(self._times(self.out), self._times(self.in_), self.fold, self.constants.depth)
 
     def _times(self, dims: tuple[int, ...]) -> Number:
-        return math.prod((self.axes[d].times for d in dims if d in self.axes), start=1)
+        return math.prod((self.axes[d].times for d in dims), start=1)
+
+    @cached_property
+    def out(self) -> tuple[int, ...]:
+        """The dimensions along which its outputs are."""
+        return tuple(sorted(d for d, axis in self.axes.items() if axis.side == "out"))
+
+    @cached_property
+    def in_(self) -> tuple[int, ...]:
+        """The dimensions along which its inputs are."""
+        return tuple(sorted(d for d, axis in self.axes.items() if axis.side == "in"))
+
+    @property
+    def fold(self) -> Number:
+        """The constant that is folded into the stored weight."""
+        return self.constants.fold
+
+    @property
+    def offset(self) -> Number:
+        """What the model adds to the stored value."""
+        return self.constants.offset
+
+    @property
+    def keep(self) -> Number:
+        """The factor of old units' weights beside new ones."""
+        return self.constants.keep
+
+    def with_constants(self, **constants: Number) -> Entry:
+        """The entry with other constants, by name.
+
+        >>> Entry((2,), (2,)).with_constants(fold=0.5).rule
+        Rule(out=1, in_=1, fold=0.5)
+        """
+        return replace(self, constants=replace(self.constants, **constants))
 
     @property
     def out_is_width(self) -> bool:
         """Whether the output axis is a width of the family, even where it does not grow in this plan."""
-        return any(d in self.axes for d in self.out)
+        return bool(self.out)
 
     @property
     def in_is_width(self) -> bool:
         """Whether the input axis is a width of the family."""
-        return any(d in self.axes for d in self.in_)
+        return bool(self.in_)
 
     @property
     def shift(self) -> float:
@@ -123,7 +165,7 @@ class Entry:
         tensor's memory may be used for the product, which saves an allocation.
 
         >>> import torch
-        >>> entry = Entry(narrow=(1, 2), wide=(1, 4), axes={1: Axis(2)}, in_=(1,))
+        >>> entry = Entry(narrow=(1, 2), wide=(1, 4), axes={1: Axis(2, side="in")})
         >>> entry.widened(torch.tensor([[3.0, 5.0]]))  # every input comes twice, so each weight is halved
         tensor([[1.5000, 1.5000, 2.5000, 2.5000]])
         """
@@ -140,19 +182,40 @@ class Entry:
                 f"plans of different models do not compose: '{self.names[0]}' ends with shape {self.wide} "
                 f"in the first and starts with {later.narrow} in the second"
             )
-        out, in_ = {*self.out, *later.out}, {*self.in_, *later.in_}
+        first, then = self.constants, later.constants
         offsets = {e.offset for e in (self, later) if e.offset or e.rule.weight != 1}  # what stays may not say it
-        if out & in_ or len(offsets) > 1:
+        if {*self.out} & {*later.in_} or {*self.in_} & {*later.out} or len(offsets) > 1:
             raise MupscaleError(
                 f"plans of different models do not compose: '{self.names[0]}' is not stored alike in the two"
             )
         axes = {d: self.axes.get(d, Axis()) * later.axes.get(d, Axis()) for d in sorted({*self.axes, *later.axes})}
-        fold = tidy(Fraction(1) * self.fold * later.fold)
-        keep = tidy(Fraction(1) * self.keep * later.keep)
-        depth = tidy(Fraction(1) * self.depth * later.depth)
-        outputs, inputs = tuple(sorted(out)), tuple(sorted(in_))
-        grown = replace(self, wide=later.wide, axes=axes, out=outputs, in_=inputs, fold=fold, keep=keep, depth=depth)
-        return replace(grown, names=later.names, offset=next(iter(offsets), 0), source=self.source.then(later.source))
+        pairs = (first.fold, then.fold), (first.keep, then.keep), (first.depth, then.depth)
+        fold, keep, depth = (tidy(Fraction(1) * a * b) for a, b in pairs)
+        constants = Constants(fold, next(iter(offsets), 0), keep, depth)
+        return Entry(self.narrow, later.wide, axes, constants, later.names, self.source.then(later.source))
+
+
+@dataclass(frozen=True)
+class Initial:
+    """What a parameter starts with: the law that new units are drawn from, and what norms make of them.
+
+    std, means: of a fresh μP initialisation at the wide width, where known; one mean for each of the equal parts of the
+    first axis: (0, 1, 0, 0) for an LSTM's bias whose forget gate starts at 1.
+    norm: of a parameter of a norm over a growing axis, what that does: "layer" (centres and divides), "rms" (divides)
+    or "group" (centres and divides groups of units) at its gain, and "bias" at the other.
+    past_norms: the growing dimensions whose units no norm reads (outputs) or made (inputs); None if no run has
+    shown it.
+    """
+
+    std: float | None = None
+    means: tuple[float, ...] | None = None
+    norm: str = ""
+    past_norms: tuple[int, ...] | None = None
+
+    def then(self, later: Initial) -> Initial:
+        """After a later growth."""
+        past_norms = self.past_norms if later.past_norms is None else later.past_norms
+        return replace(later, norm=later.norm or self.norm, past_norms=past_norms)
 
 
 def _number_to_json(number: Number) -> int | float | str:
@@ -179,27 +242,19 @@ def entry_to_json(entry: Entry) -> dict[str, Any]:
         "names": list(entry.names),
         "offset": _number_to_json(entry.offset),
         "keep": _number_to_json(entry.keep),
-        **({} if entry.depth == 1 else {"depth": _number_to_json(entry.depth)}),
+        **({} if entry.constants.depth == 1 else {"depth": _number_to_json(entry.constants.depth)}),
         **({} if entry.source == TensorSource() else {"source": list(astuple(entry.source))}),
     }
 
 
 def entry_from_json(content: dict[str, Any]) -> Entry:
     """What entry_to_json gave."""
+    sides: dict[int, Literal["out", "in"]] = dict.fromkeys(content["out"], "out")
+    sides |= dict.fromkeys(content["in"], "in")
     axes = {
-        d: Axis(_number_from_json(times), block, tuple((a, b) for a, b in sections), bool(last))
+        d: Axis(_number_from_json(times), block, tuple((a, b) for a, b in sections), bool(last), sides.get(d, ""))
         for d, times, block, sections, *last in content["axes"]
     }
-    return Entry(
-        tuple(content["narrow"]),
-        tuple(content["wide"]),
-        axes,
-        tuple(content["out"]),
-        tuple(content["in"]),
-        _number_from_json(content["fold"]),
-        tuple(content["names"]),
-        _number_from_json(content.get("offset", 0)),
-        _number_from_json(content.get("keep", 1)),
-        _number_from_json(content.get("depth", 1)),
-        TensorSource(*content.get("source", ())),
-    )
+    told = {name: _number_from_json(content[name]) for name in ("fold", "offset", "keep", "depth") if name in content}
+    names, source = tuple(content["names"]), TensorSource(*content.get("source", ()))
+    return Entry(tuple(content["narrow"]), tuple(content["wide"]), axes, Constants(**told), names, source)

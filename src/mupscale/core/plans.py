@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from mupscale.core import naming
-from mupscale.core.entries import Entry, Shape, TensorSource, entry_from_json, entry_to_json
+from mupscale.core.entries import Entry, Initial, Shape, TensorSource, entry_from_json, entry_to_json
 from mupscale.core.plan_tables import (
     BLOCK_HEADER,
     HEADER,
@@ -38,18 +38,12 @@ _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Plan:
-    """Entries by name, and (where known) the std and the mean that a fresh μP initialisation has at the wide width.
+    """Entries by name, and what is known of the values that parameters start with.
 
     mup: whether the wide model's new units start afresh (μP) or as copies (widening), for optimizers whose step is
     relative to the weights; for all others the two are one.
-    means: by name, one number for each of the equal parts of the first axis: (0, 1, 0, 0) for an LSTM's bias whose
-    forget gate starts at 1.
-    norms: of the parameters of a norm over a growing axis, what it does: "layer" (centres and divides), "rms" (divides)
-    or "group" (centres and divides groups of units) at its gain, and "bias" at the other.
-    past_norms: by parameter, the growing dimensions whose units no norm reads (outputs) or made (inputs), where a run
-    has shown it; None if none has.
-    checked: whether models were run to see that this plan is right. tried_by: what they were: copies, the old units
-    with silent ones beside them, or copies between small members of a family.
+    tried_by: what was run to see that this plan is right: copies, the old units with silent ones beside them, or copies
+    between small members of a family; None if nothing was.
 
     >>> import mupscale as mu
     >>> plan = mu.plan(nn.Linear(4, 8), nn.Linear(4, 16))
@@ -61,13 +55,13 @@ class Plan:
 
     parameters: Mapping[str, Entry]
     buffers: Mapping[str, Entry] = field(default_factory=dict)
-    fresh: Mapping[str, float] | None = None
+    initial: Mapping[str, Initial] = field(default_factory=dict)
     mup: bool = False
-    means: Mapping[str, tuple[float, ...]] | None = None
-    norms: Mapping[str, str] = field(default_factory=dict)
-    past_norms: Mapping[str, tuple[int, ...]] | None = None
-    checked: bool = field(default=False, compare=False)
-    tried_by: TriedBy = field(default="copies", compare=False)
+    tried_by: TriedBy | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        known = {name: one for name, one in self.initial.items() if one != _UNKNOWN}  # so that plans can be compared
+        object.__setattr__(self, "initial", known)
 
     def __getitem__(self, name: str) -> Entry:
         entry = self.parameters.get(name) or self.buffers.get(name)
@@ -89,7 +83,49 @@ class Plan:
         return html_table(HEADER, self._table_rows(), self._tried())
 
     def _tried(self) -> str:
-        return tried_in_words(self.tried_by if self.checked else None, copies=not self.mup)
+        return tried_in_words(self.tried_by, copies=not self.mup)
+
+    @property
+    def checked(self) -> bool:
+        """Whether models were run to see that this plan is right."""
+        return self.tried_by is not None
+
+    @cached_property
+    def fresh(self) -> dict[str, float] | None:
+        """Initial.std by name; None where no initialisation is known."""
+        return {n: one.std for n, one in self.initial.items() if one.std is not None} or None
+
+    @cached_property
+    def means(self) -> dict[str, tuple[float, ...]] | None:
+        """Initial.means by name; None where no initialisation is known."""
+        known = {n: one.means for n, one in self.initial.items() if one.means is not None}
+        return known if self.fresh is not None else None
+
+    @cached_property
+    def norms(self) -> dict[str, str]:
+        """Initial.norm of the parameters of norms."""
+        return {name: one.norm for name, one in self.initial.items() if one.norm}
+
+    @cached_property
+    def past_norms(self) -> dict[str, tuple[int, ...]] | None:
+        """Initial.past_norms of the parameters that have such dimensions; None if no run has shown it."""
+        if all(one.past_norms is None for one in self.initial.values()):
+            return None
+        return {name: one.past_norms for name, one in self.initial.items() if one.past_norms}
+
+    def with_initial(
+        self, what: Literal["std", "means", "norm", "past_norms"], values: Mapping[str, Any] | None
+    ) -> Plan:
+        """The plan with this field of Initial, by parameter; with None it is no longer known of any.
+
+        >>> import mupscale as mu
+        >>> mu.plan(nn.Linear(4, 8), nn.Linear(4, 16)).with_initial("std", {"weight": 0.1}).fresh
+        {'weight': 0.1}
+        """
+        unsaid = () if what == "past_norms" and values is not None else getattr(Initial(), what)
+        known = {} if values is None else values
+        told = {n: replace(self.initial.get(n, _UNKNOWN), **{what: known.get(n, unsaid)}) for n in self.parameters}
+        return replace(self, initial=told)
 
     @cached_property
     def sources(self) -> dict[str, TensorSource]:
@@ -120,13 +156,9 @@ class Plan:
         return Plan(
             {name: self.parameters[before[name]].then(entry) for name, entry in later.parameters.items()},
             {n: self.buffers[before[n]].then(entry) for n, entry in later.buffers.items() if before[n] in self.buffers},
-            later.fresh,
+            {n: self.initial.get(before[n], _UNKNOWN).then(later.initial.get(n, _UNKNOWN)) for n in later.parameters},
             self.mup,
-            later.means,
-            {**self.norms, **later.norms},
-            self.past_norms if later.past_norms is None else later.past_norms,
-            self.checked and later.checked,
-            later.tried_by,
+            later.tried_by if self.checked else None,
         )
 
     @cached_property
@@ -190,7 +222,7 @@ class Plan:
         content["means"] = None if self.means is None else {n: list(m) for n, m in self.means.items()}
         content["norms"] = dict(self.norms)
         content["past_norms"] = None if self.past_norms is None else {n: list(d) for n, d in self.past_norms.items()}
-        content["checked"], content["tried_by"] = self.checked, self.tried_by
+        content["checked"], content["tried_by"] = self.checked, self.tried_by or "copies"
         return json.dumps({"format": _FORMAT, **content}, indent=1)
 
     @classmethod
@@ -201,12 +233,13 @@ class Plan:
             if content["format"] != _FORMAT:
                 raise KeyError("format")
             sides = [{n: entry_from_json(e) for n, e in content[s].items()} for s in ("parameters", "buffers")]
-            means = content.get("means")
-            parts = None if means is None else {n: tuple(m) for n, m in means.items()}
-            norms, past = content.get("norms", {}), content.get("past_norms")
-            dims = None if past is None else {n: tuple(d) for n, d in past.items()}
-            tried = content.get("checked", False), content.get("tried_by", "copies")
-            return cls(sides[0], sides[1], content["fresh"], content["mup"], parts, norms, dims, *tried)
+            tried = content.get("tried_by", "copies") if content.get("checked") else None
+            plan = cls(sides[0], sides[1], mup=content["mup"], tried_by=tried)
+            for what, key in {"std": "fresh", "means": "means", "norm": "norms", "past_norms": "past_norms"}.items():
+                if (values := content.get(key)) is not None:
+                    values = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
+                    plan = plan.with_initial(what, values)  # type: ignore[arg-type]
+            return plan
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError) as error:
             raise MupscaleError(f"this is not a plan written by mupscale ({type(error).__name__}: {error})") from None
 
@@ -226,6 +259,7 @@ class Plan:
 
 
 _FORMAT = "mupscale.plan/1"
+_UNKNOWN = Initial()
 
 
 def check_same_names(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from mupscale.system import MupscaleError
 from mupscale.train import Recipe, Seeds
@@ -62,8 +62,7 @@ def group_by_start(recipes: Sequence[Recipe]) -> list[list[int]]:
     """The numbers of the recipes, in groups whose models are the same before their first step."""
     groups: dict[str, list[int]] = {}
     for number, recipe in enumerate(recipes):
-        operator = [recipe.how, recipe.deepen, recipe.outgoing, recipe.noise, recipe.noise_unit, recipe.state]
-        upscaled = [recipe.start, recipe.start_width, *operator, recipe.seeds.noise]
+        upscaled = [recipe.start, recipe.start_width, asdict(recipe.start_growth), recipe.state, recipe.seeds.noise]
         key = json.dumps([recipe.seeds.init, *upscaled], sort_keys=True)
         groups.setdefault(key, []).append(number)
     return list(groups.values())

@@ -48,7 +48,7 @@ def widen_member(
         has_memory = not any(tensor.is_meta for tensor in all_tensors(wide).values())
         check = check_plan_by_running if grow.needs_multiples else check_silent_units
         check(model, wide if has_memory else _with_memory(family, width), plan, inputs)
-        plan = replace(plan, checked=True, tried_by="copies" if grow.needs_multiples else "silent units")
+        plan = replace(plan, tried_by="copies" if grow.needs_multiples else "silent units")
         inputs = None if grow.needs_multiples else inputs
     if inputs is None and not grow.needs_multiples:
         inputs = family.inputs

@@ -158,7 +158,7 @@ class Family(TriedMembers):
         entries = self.between(self.sketch(self._init_at), wide_model, how="mup").parameters
         past_norms = self.past_norms if plan.norms else None
         plan = with_initial(plan, entries, self.initial_std(), self._means)
-        return self._noting_trial(replace(plan, past_norms=past_norms), narrow, wide)
+        return self._noting_trial(plan.with_initial("past_norms", past_norms), narrow, wide)
 
     @_by_depth
     def check_growth(self, narrow: WidthLike, wide: WidthLike, grow: Grow | None = None) -> None:
@@ -172,7 +172,7 @@ class Family(TriedMembers):
         return super().has_tried(narrow, wide)
 
     def _noting_trial(self, plan: Plan, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module) -> Plan:
-        return replace(plan, checked=self.has_tried(narrow, wide), tried_by="small members")
+        return replace(plan, tried_by="small members" if self.has_tried(narrow, wide) else None)
 
     def init(self, width: WidthLike, seed: int = 0) -> nn.Module:
         """A model under μP: the author's own draw, each random parameter rescaled to its μP standard deviation.

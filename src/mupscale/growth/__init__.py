@@ -1,7 +1,7 @@
 """What is done with a plan: weights, buffers and optimizer state of the wide model, by copies or by fresh units.
 
 operators        the contract of an operator
-operator_pairs   what grow= says: an operator for width, one for depth, or both
+operator_pairs   what grow= says: an operator for width, one for depth, or both; the table of their words
 copies           the paper's: every unit copied, with noise
 fresh            the other: new units drawn beside the old ones
 fresh_tensor     a tensor with such units, whole or in pieces
@@ -33,12 +33,23 @@ from mupscale.growth.noise import (
     Noise,
     SignalNoise,
     Unit,
+    as_noise,
     check_noise,
     check_spread,
     perturb,
     unit_std,
 )
-from mupscale.growth.operator_pairs import Grow, choose_operator, refuse_idle_operator, split_operators
+from mupscale.growth.operator_pairs import (
+    DEPTH_OPERATORS,
+    OPERATORS,
+    Deepen,
+    Grow,
+    choose_operator,
+    refuse_idle_operator,
+    split_operators,
+    word_in_table,
+    word_of_operator,
+)
 from mupscale.growth.operators import Operator, Part, StatePart
 from mupscale.growth.optimizer_state import (
     axes_of_state,
@@ -64,11 +75,14 @@ from mupscale.growth.upscaling import (
     with_scheduler,
 )
 from mupscale.growth.wide_models import dress_like, has_unsaved_widths
-from mupscale.growth.writing import widen
+from mupscale.growth.writing import check_written, widen
 
 __all__ = [
+    "DEPTH_OPERATORS",
     "DRAWS",
+    "OPERATORS",
     "Copies",
+    "Deepen",
     "DepthOperator",
     "DepthRule",
     "Draws",
@@ -89,10 +103,12 @@ __all__ = [
     "Stack",
     "StatePart",
     "Unit",
+    "as_noise",
     "axes_of_state",
     "check_goes_with",
     "check_noise",
     "check_spread",
+    "check_written",
     "choose_operator",
     "deepen",
     "deepen_optimizer",
@@ -126,4 +142,6 @@ __all__ = [
     "with_depth",
     "with_scheduler",
     "without_gains",
+    "word_in_table",
+    "word_of_operator",
 ]

@@ -116,11 +116,11 @@ def with_depth(plan: Plan, lists: Sequence[BlockList], writers: Mapping[str, Wri
         for path in one.deep:
             for name in [name for name in entries if name.startswith(f"{path}.")]:
                 local, entry = name.removeprefix(f"{path}."), entries[name]
-                fold, offset = entry.fold, entry.offset
+                entry = entry.with_constants(depth=tidy(entry.constants.depth * times))
                 if local in writers[path]:
-                    fold, offset = tidy(Fraction(fold) / times), -writers[path][local] or 0
-                depth = tidy(entry.depth * times)
-                entries[name] = replace(entry, fold=fold, offset=offset, depth=depth)
+                    fold, offset = tidy(Fraction(entry.fold) / times), -writers[path][local] or 0
+                    entry = entry.with_constants(fold=fold, offset=offset)
+                entries[name] = entry
     return replace(plan, parameters=entries)
 
 

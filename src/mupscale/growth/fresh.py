@@ -2,7 +2,7 @@
 
 GROWTH in one table, for a weight from inputs to outputs:
 
-    old inputs, old outputs    the narrow weight (times Entry.keep, which undoes what the model itself divides by)
+    old inputs, old outputs    the narrow weight (times Constants.keep, which undoes what the model itself divides by)
     any inputs, new outputs    fresh
     new inputs, old outputs    fresh, times `outgoing`
 
@@ -16,7 +16,7 @@ from typing import Annotated
 
 from torch import Tensor
 
-from mupscale.core import Entry, Plan, index_of_old
+from mupscale.core import Constants, Entry, Plan, index_of_old
 from mupscale.growth.fresh_tensor import FreshTensor, FreshValues
 from mupscale.growth.lossless import gain_factor, is_written_by_mean, is_zero, keeps_outgoing
 from mupscale.growth.operators import Operator, Part, StatePart
@@ -85,7 +85,7 @@ class Fresh(Operator):
     def state(self, out: Tensor, narrow: Tensor, part: StatePart) -> None:
         """What a fresh optimizer has, and the old state in its places."""
         keep = self._keep(part)
-        kept = part.entry if part.is_rate else Entry(part.entry.narrow, part.entry.narrow, fold=keep)
+        kept = part.entry if part.is_rate else Entry(part.entry.narrow, part.entry.narrow, constants=Constants(keep))
         out.fill_(part.initial)
         out[index_of_old(part.narrow, part.axes)] = narrow.to(out) * part.factor(kept)
 

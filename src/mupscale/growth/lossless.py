@@ -7,15 +7,14 @@ An axis that a LayerNorm reads: new units start at the mean of the old ones, whi
 makes the variance n/N of what it was; the normalised new units are 0, and gains are multiplied by √(n/N). What reads
 them past the norm, as a head that reads the residual stream itself, has no weights from them at first.
 
-Which parameters write what a norm reads, and which read past it, a run shows (Plan.past_norms); without one, all axes
-of a norm's sizes are taken for its own.
+Which parameters write what a norm reads, and which read past it, a run shows (Initial.past_norms); without one, all
+axes of a norm's sizes are taken for its own.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -148,7 +147,7 @@ def with_past_norms(plan: Plan, narrow: Any, wide: nn.Module, inputs: Any) -> Pl
     runs = isinstance(narrow, nn.Module) and not any(is_sharded(p) for p in (*narrow.parameters(), *wide.parameters()))
     if inputs is None or plan.past_norms is not None or not plan.norms or not runs:
         return plan
-    return replace(plan, past_norms=find_past_norms(narrow, wide, plan, inputs))
+    return plan.with_initial("past_norms", find_past_norms(narrow, wide, plan, inputs))
 
 
 def warn_of_loss(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any = None) -> None:

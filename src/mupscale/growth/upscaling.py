@@ -202,7 +202,7 @@ def _plan_of_blocks(
     if fresh is not None:
         fresh = with_more_blocks(fresh if isinstance(fresh, nn.Module) else fresh(), wide, deeper)
     width = _settled_plan(None, middle, wide, wider, inputs, fresh, name_copies=False)
-    return replace(depth.then(width), mup=width.mup, checked=width.checked)
+    return replace(depth.then(width), mup=width.mup, tried_by=width.tried_by)
 
 
 @checks_arguments

@@ -6,15 +6,13 @@ folder's model at any width, for recipes; `register` says what a run of a model 
 
 Imports go one way: describe (configs and their plans) → files (checkpoints on disk) → training (groups, clipping,
 optimizers) → verification (is it the same model?) → inspection (depth_overview: of more layers), upscaled (what was
-written), deepening, upscaling, mixture (experts out of a dense model),
-language_model.
+written), upscaling, mixture (experts out of a dense model), language_model.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mupscale.hf.deepening import Deepened, deepen_checkpoint
 from mupscale.hf.describe import Times, register
 from mupscale.hf.files import Record, Source, is_gguf, read_gguf
 from mupscale.hf.inspection import Inspection, inspect
@@ -22,7 +20,7 @@ from mupscale.hf.language_model import LanguageModel, hidden_size, load_language
 from mupscale.hf.mixture import Mixture, add_experts
 from mupscale.hf.training import decay_groups, param_groups, plan, resume_optimizer
 from mupscale.hf.upscaled import Upscaled
-from mupscale.hf.upscaling import upscale
+from mupscale.hf.upscaling import deepen_checkpoint, upscale
 from mupscale.hf.verification import Comparison, verify
 
 if TYPE_CHECKING:
@@ -41,7 +39,6 @@ __all__ = [
     "BranchTrainerCallback",
     "Clip",
     "Comparison",
-    "Deepened",
     "GrowTrainerCallback",
     "Inspection",
     "LanguageModel",

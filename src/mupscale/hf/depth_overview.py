@@ -6,18 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mupscale.core import Shape
+from mupscale.core import Plan, Shape
+from mupscale.growth import Deepen
 from mupscale.hf.describe import (
     Config,
-    HowDeep,
-    LayerTensor,
     Times,
     check_depth,
     depth_operator,
     layers_of,
     plan_layers,
 )
-from mupscale.hf.files import Source
+from mupscale.hf.files import NewTensor, Source
 from mupscale.hf.verification import find_record
 from mupscale.system import name_of_group, pattern_of_name, text_table
 
@@ -28,23 +27,23 @@ _COPIED = {"stack": "all layers again on top", "interleaved": "each behind its l
 
 @dataclass(frozen=True)
 class DepthOverview:
-    """How many layers there are, before and after, and what every tensor of the deep files is.
+    """How many layers there are, before and after, and what every tensor of the deep files is made of.
 
     old: where the trained layers lie among the new ones. new_numbers: how many entries new tensors have.
     """
 
     layers: tuple[int, int]
-    how: HowDeep
+    how: Deepen
     old: tuple[int, ...]
-    tensors: Mapping[str, LayerTensor]
+    plan: Plan
     new_numbers: int
 
     def table(self) -> str:
         """New tensors that start alike, by their layers."""
         merged: dict[tuple[str, str], list[str]] = {}
-        for name, tensor in self.tensors.items():
-            if tensor.is_new:
-                merged.setdefault((pattern_of_name(name), _start(tensor)), []).append(name)
+        for name, source in self.plan.sources.items():
+            if source.is_new:
+                merged.setdefault((pattern_of_name(name), _start(NewTensor.of(name, self.plan, 0))), []).append(name)
         rows = [(name_of_group(names), str(len(names)), start) for (_, start), names in merged.items()]
         return text_table(("new tensors", "count", "start as"), rows, left=1)
 
@@ -61,7 +60,7 @@ class DepthOverview:
 
 
 def overview_of_depth(
-    source: Source, layers: int, how: HowDeep, times: Times, shapes: Mapping[str, Shape]
+    source: Source, layers: int, how: Deepen, times: Times, shapes: Mapping[str, Shape]
 ) -> DepthOverview:
     """What becomes of this checkpoint, which first becomes wider by `times`, to these shapes."""
     record = find_record(source)
@@ -70,13 +69,13 @@ def overview_of_depth(
     times = times if record is None else record.times * times
     before = layers_of(source.config) or 0
     old = [n for n, place in enumerate(depth_operator(how).places(before, layers)) if not place.is_new]
-    tensors = plan_layers(shapes, how, layers, first, times)
-    new_numbers = sum(math.prod(shapes[tensor.origin]) for tensor in tensors.values() if tensor.is_new)
-    return DepthOverview((before, layers), how, tuple(old), tensors, new_numbers)
+    plan = plan_layers(shapes, how, layers, first, times)
+    new_numbers = sum(math.prod(entry.wide) for entry in plan.parameters.values() if entry.source.is_new)
+    return DepthOverview((before, layers), how, tuple(old), plan, new_numbers)
 
 
-def _start(tensor: LayerTensor) -> str:
-    if tensor.mean is None:
+def _start(tensor: NewTensor | None) -> str:
+    if tensor is None:
         return "copies"
     return f"{tensor.mean:g}" if tensor.std == 0 else f"{tensor.mean:g} ± {tensor.std:.3g}".removeprefix("0 ")
 

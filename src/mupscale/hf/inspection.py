@@ -12,14 +12,13 @@ import torch
 from torch.optim import Optimizer
 
 from mupscale.core import Axis, Entry, Plan, shapes_in_words
-from mupscale.growth import Copies, Fresh, FreshValues, Operator, Part
+from mupscale.growth import Copies, Deepen, Fresh, FreshValues, Operator, Part
 from mupscale.hf.depth_overview import DepthOverview, overview_of_depth
 from mupscale.hf.describe import (
     AskedGrowth,
-    HowDeep,
     Size,
     Times,
-    check_fresh_plan,
+    check_drawn,
     family_of_config,
     runs_trusted_code,
     settle_growth,
@@ -214,7 +213,7 @@ def inspect(
     kv: Size | None = None,
     layers: int | None = None,
     grow: Operator | None = None,
-    deepen: HowDeep = "identity",
+    deepen: Deepen = "identity",
     optimizer: str | type[Optimizer] = "AdamW",
     trust_remote_code: bool = False,
 ) -> Inspection:
@@ -252,15 +251,16 @@ def inspect(
 
 def _plan(source: Source, asked: AskedGrowth) -> Plan:
     """For the tensors of the files."""
-    first = find_record(source) if asked.fresh is not None else None
-    return plan_growth(first, source.config, asked.times, source.shapes, initial=asked.fresh is not None)[0]
+    drawn = not asked.operator.needs_multiples
+    first = find_record(source) if drawn else None
+    return plan_growth(first, source.config, asked.times, source.shapes, initial=drawn)[0]
 
 
 def _inspect(
     source: Source, plan: Plan, record: Record | None, asked: AskedGrowth, optimizer: type[Optimizer]
 ) -> Inspection:
     config, times, fresh, family = source.config, asked.times, asked.fresh, family_of_config(source.config)
-    check_fresh_plan(plan, fresh)
+    check_drawn(plan, asked.operator)
     family.check_grown(plan, times)
     wide = family.wide_config(times)
     sizes = {n: (config.get(n), v) for n, v in wide.items() if config.get(n) != v and not isinstance(v, dict)}

@@ -10,19 +10,18 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mupscale.core import Entry, Initial, Plan, TensorSource
 from mupscale.hf.describe import Config, make_batches, memory, require_transformers
 from mupscale.hf.files import (
-    DeepTensor,
-    NewTensor,
     Source,
-    StoredTensor,
+    arrange_shards,
     bytes_bar,
     check_place,
     check_space,
     failure_of_writing,
     open_source,
     write_companions,
-    write_deep_weights,
+    write_shards,
 )
 from mupscale.hf.verification import compare_outputs, find_record, load_pretrained, needed_bytes
 from mupscale.system import MupscaleError, appearing, checks_arguments, setting
@@ -113,14 +112,16 @@ def add_experts(
     small, folder = open_source(source), Path(out)
     target = _check(small, experts, active, optimizer)
     check_place(folder, small)
-    tensors = _tensors(small, target, experts, seed)
-    size = sum(tensor.stored.bytes for tensor in tensors.values())
+    same = Plan({name: Entry(shape, shape, names=(name,)) for name, shape in small.shapes.items()})
+    parts = _parts(small, target, experts)
+    shards = arrange_shards(small, same, parts=parts, seed=seed, shard_size=shard_size)
+    size = sum(shard.bytes for shard in shards)
     try:
         with appearing(folder) as place:
             check_space(place, small, size, 0)
-            write_companions(place, small, _config(small.config, target, experts, active), [None])  # type: ignore[list-item]
+            write_companions(place, small, _config(small.config, target, experts, active), shards)
             with bytes_bar(size, progress) as advance:
-                write_deep_weights(place, tensors, shard_size, advance)
+                write_shards(shards, place, same, advance=advance)
             difference = _compare(small, open_source(place), note) if verify else None
     except OSError as error:
         raise MupscaleError(failure_of_writing(folder, error)) from None
@@ -160,24 +161,22 @@ def _config(config: Config, target: _Target, experts: int, active: int) -> dict[
     return {**config, **names, **numbers, **size, **target.more}
 
 
-def _tensors(small: Source, target: _Target, experts: int, seed: int) -> dict[str, DeepTensor]:
-    """Of each tensor of the mixture, the stored one that it is; routers are drawn."""
-    std, tensors = float(small.config.get("initializer_range", 0.02)), dict[str, DeepTensor]()
-    for name, stored in small.tensors.items():
+def _parts(small: Source, target: _Target, experts: int) -> Plan:
+    """What each tensor of the mixture is made of; routers are drawn."""
+    law, tensors, routers = Initial(float(small.config.get("initializer_range", 0.02))), dict[str, Entry](), []
+    for name, shape in small.shapes.items():
         match = _FEED_FORWARD.fullmatch(name)
         if match is None:
-            tensors[name] = DeepTensor(stored)
+            tensors[name] = Entry(shape, shape)
             continue
         module = f"{match['layer']}.{target.module}"
         for number in range(experts):
-            tensors[f"{module}.experts.{number}.{target.parts[match['part']]}.weight"] = DeepTensor(stored)
+            expert = f"{module}.experts.{number}.{target.parts[match['part']]}.weight"
+            tensors[expert] = Entry(shape, shape, source=TensorSource(name, "copy"))
         if match["part"] == "up":
-            router, like = (
-                f"{module}.gate.weight",
-                StoredTensor(stored.file, stored.dtype, (experts, stored.shape[1]), 0),
-            )
-            tensors[router] = DeepTensor(like, NewTensor(router, 0.0, std, seed))
-    return tensors
+            routers.append(f"{module}.gate.weight")
+            tensors[routers[-1]] = Entry(shape, (experts, shape[1]), source=TensorSource(name, "drawn"))
+    return Plan(tensors, initial=dict.fromkeys(routers, law))
 
 
 def _compare(small: Source, mixture: Source, note: Callable[[str], None]) -> float | None:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mupscale.growth import Fresh
-from mupscale.hf.describe import HowDeep, Times
+from mupscale.growth import Deepen, Fresh
+from mupscale.hf.describe import Times
 from mupscale.hf.files import shorten_number, size_in_words
 from mupscale.hf.verification import Comparison
 
@@ -32,8 +32,20 @@ class Upscaled:
     unverified: str = ""
     fresh: Fresh | None = None
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    deepen: HowDeep | None = None
+    deepen: Deepen | None = None
     optimizer: bool = False
+
+    @property
+    def layers(self) -> tuple[int, int] | None:
+        """How many there are, before and after; None if the number stays."""
+        return self.sizes.get("layers")
+
+    @property
+    def difference(self) -> float | None:
+        """The largest relative difference of any output; None if the models were not compared."""
+        if self.comparison is None:
+            return None
+        return max(row.difference for row in self.comparison.rows if not row.what.endswith("in the files"))
 
     def __str__(self) -> str:
         before, after = map(shorten_number, self.numbers)

@@ -14,17 +14,18 @@ from typing import Any
 import torch
 
 from mupscale.core import Plan
-from mupscale.growth import GaussianNoise, Noise, Operator, check_noise, replica_in_words
-from mupscale.hf.deepening import DeepeningJob
+from mupscale.growth import Copies, Deepen, Noise, Operator, SignalNoise, is_replica, replica_in_words
 from mupscale.hf.describe import (
     AskedGrowth,
-    HowDeep,
     Size,
     Times,
-    check_fresh_plan,
+    check_depth,
+    check_drawn,
     check_nothing_missing,
     family_of_config,
+    layers_of,
     memory,
+    plan_layers,
     require_transformers,
     runs_trusted_code,
     settle_growth,
@@ -69,7 +70,7 @@ def upscale(
     kv: Size | None = None,
     layers: int | None = None,
     grow: Operator | None = None,
-    deepen: HowDeep = "identity",
+    deepen: Deepen = "identity",
     noise: Noise | None = None,
     exact: bool = False,
     seed: int = 0,
@@ -101,19 +102,54 @@ def upscale(
     >>> folder.cleanup()
     """
     small, out, note = open_source(source), Path(out), note or _warn_of_replica
-    sizes = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
-    if layers is not None:
-        growth = GrowthStep(Times(), seed=seed, layers=layers, deepen=deepen)
-        width = {"times": times, **sizes, "dtype": dtype, "grow": grow, "noise": noise, "exact": exact or None}
-        width["threads"] = threads
-        job = DeepeningJob(small, out, growth, shard_size, optimizer, verify, progress)
-        return _wider_and_deeper(job, width, note)
+    sizes, deeper = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}, None
     how: dict[str, Any] = {"grow": grow, "noise": noise, "exact": exact}
+    if layers is not None:
+        deeper = GrowthStep(Times(), seed=seed, layers=layers, deepen=deepen)
+        if times is None and all(size is None for size in sizes.values()):
+            if grow is not None or noise is not None or exact:
+                raise MupscaleError(
+                    "noise= and grow= are for a wider model, but layers= alone makes a deeper one. Give times= as well"
+                )
+            times, how = 1, {"exact": True}
     asked = settle_growth(small.config, times=times, sizes=sizes, **how)
     if not exact and asked.is_replica:
         note(replica_in_words())
-    prepared = _prepare(small, out, asked, seed, shard_size, dtype_of_output(dtype), optimizer)
+    prepared = _prepare(small, out, asked, deeper, seed, shard_size, dtype_of_output(dtype), optimizer)
     return _carry_out(prepared, out, verify, threads, progress, note)
+
+
+@checks_arguments
+def deepen_checkpoint(
+    source: str | Path | Source,
+    out: str | Path,
+    *,
+    layers: int,
+    how: Deepen = "identity",
+    seed: int = 0,
+    shard_size: int | str = "5GB",
+    optimizer: str | Path | None = None,
+    verify: bool = True,
+    progress: bool = True,
+    note: Callable[[str], None] | None = None,
+) -> Upscaled:
+    """Write the checkpoint with so many layers into the folder `out`: `upscale` with `layers=` alone.
+
+    how: identity (new layers write nothing into the residual stream, the function stays), stack (all layers again on
+    top) or interleaved (each copy behind its layer). optimizer … note: as in `upscale`. New layers that are to be
+    identity and are not are an error.
+
+    >>> import tempfile, transformers
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> config = transformers.GPT2Config(n_embd=8, n_layer=2, n_head=2, n_positions=16, vocab_size=11)
+    >>> transformers.GPT2LMHeadModel(config).save_pretrained(f"{folder.name}/small")
+    >>> deepened = deepen_checkpoint(f"{folder.name}/small", f"{folder.name}/deep", layers=3, progress=False)
+    >>> deepened.layers, deepened.comparison.ok
+    ((2, 3), True)
+    >>> folder.cleanup()
+    """
+    told: dict[str, Any] = {"shard_size": shard_size, "optimizer": optimizer, "verify": verify, "progress": progress}
+    return upscale(source, out, layers=layers, deepen=how, seed=seed, note=note, **told)
 
 
 def _warn_of_replica(line: str) -> None:
@@ -122,32 +158,12 @@ def _warn_of_replica(line: str) -> None:
         warn(line, ReplicaWarning)
 
 
-def _wider_and_deeper(job: DeepeningJob, width: Mapping[str, Any], note: Callable[[str], None]) -> Upscaled:
-    """Wider first, where a width is asked for, so that new layers are drawn at the new width; then deeper."""
-    width = {name: value for name, value in width.items() if value is not None}
-    sized, wide = {"times", "hidden", "ffn", "heads", "kv"} & width.keys(), list[Upscaled]()
-    if not sized and {"grow", "noise", "exact"} & width.keys():
-        raise MupscaleError(
-            "noise= and grow= are for a wider model, but layers= alone makes a deeper one. Give times= as well"
-        )
-
-    def widen(folder: Path) -> None:
-        unsized = {} if sized else {"times": 1, "exact": True}
-        asked = {**unsized, **width, "seed": job.growth.seed, "optimizer": job.optimizer}
-        wide.append(upscale(job.source.folder, folder, **asked, verify=False, progress=job.progress, note=note))
-
-    made = job.run(widen if sized or "dtype" in width else None, note)
-    sizes = {**(wide[0].sizes if wide else {}), "layers": made.layers}
-    times, fresh = (wide[0].times, wide[0].fresh) if wide else (Times(), None)
-    written = made.numbers, made.bytes, made.files, made.comparison, made.unverified
-    return Upscaled(made.path, times, *written, fresh, sizes, made.how, job.optimizer is not None)
-
-
 @dataclass(frozen=True)
 class _Prepared:
     """All that is settled before the first tensor is read.
 
-    plan: by the names in the files. recorded_plan: by the model's, which mupscale.json holds.
+    plan: in width, by the names in the files. recorded_plan: by the model's, which mupscale.json holds. growth: in
+    width; None if that stays. deeper: to more layers, if it gets any.
     """
 
     source: Source
@@ -156,22 +172,26 @@ class _Prepared:
     recorded_plan: Plan
     before: Record | None
     shards: list[WeightShard]
-    noise: GaussianNoise
-    growth: GrowthStep
+    asked: AskedGrowth
+    growth: GrowthStep | None
+    deeper: GrowthStep | None
     seed: int
     optimizer: Path | None
 
     @property
     def numbers(self) -> tuple[int, int]:
         """How many entries all tensors have, before and after."""
-        tensors = [tensor for shard in self.shards for tensor in shard.tensors.values()]
-        return sum(tensor.source.numel for tensor in tensors), sum(tensor.target.numel for tensor in tensors)
+        grown = (tensor.target for shard in self.shards for tensor in shard.tensors.values())
+        return sum(t.numel for t in self.source.tensors.values()), sum(t.numel for t in grown)
 
     @property
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Of the parts that can grow, before and after."""
         now, then = (family_of_config(config).parts() for config in (self.source.config, self.config))
-        return {part: (size, then[part]) for part, size in now.items()}
+        sizes = {part: (size, then[part]) for part, size in now.items()}
+        if self.deeper is not None and self.deeper.layers is not None:
+            sizes["layers"] = (layers_of(self.source.config) or 0, self.deeper.layers)
+        return sizes
 
     @property
     def bytes(self) -> int:
@@ -179,73 +199,103 @@ class _Prepared:
         return sum(shard.bytes for shard in self.shards)
 
     @property
-    def noisy(self) -> bool:
-        """Whether the wide model computes another function."""
-        return any(self.noise.of(name) for name in self.plan.parameters)
+    def steps(self) -> list[GrowthStep]:
+        """First in width, so that new layers are drawn at the new one."""
+        return [growth for growth in (self.growth, self.deeper) if growth is not None]
 
-    def record(self, growth: GrowthStep) -> Record:
-        """mupscale.json of the wide checkpoint."""
-        return (self.before or Record(self.source.config)).then(growth, self.recorded_plan)
+    def record(self, *, exact: bool) -> Record:
+        """mupscale.json of the larger checkpoint. exact: while the width grows by copies without noise."""
+        record = self.before or Record(self.source.config)
+        for growth in self.steps:
+            if growth is self.growth:
+                record = record.then(replace(growth, grow=Copies()) if exact else growth, self.recorded_plan)
+            else:
+                record = record.then(growth)
+        return record
 
 
 def _prepare(
     source: Source,
     out: Path,
     asked: AskedGrowth,
+    deeper: GrowthStep | None,
     seed: int,
     shard_size: int | str,
     dtype: torch.dtype | None,
     optimizer: str | Path | None,
 ) -> _Prepared:
     check_place(out, source)
-    family, times, fresh = family_of_config(source.config), asked.times, asked.fresh
+    if deeper is not None and deeper.layers is not None:
+        find_record(source)
+        check_depth(source.config, deeper.deepen, deeper.layers, source.tensors, source.folder)
+    family, times = family_of_config(source.config), asked.times
     check_nothing_missing(source.config, source.shapes, source.folder)
-    measured = fresh is not None or asked.noise != 0
+    measured = asked.needs_initial
     before = find_record(source)
     first = before if measured else None  # from whose first model spreads are counted
     plan, recorded_plan = plan_growth(first, source.config, times, source.shapes, initial=measured)
     config = family.wide_config(times)
-    check_fresh_plan(plan, fresh)
+    check_drawn(plan, asked.operator)
     if dtype is not None:
         fields = [name for name in ("dtype", "torch_dtype") if name in config] or ["dtype"]
         config.update(dict.fromkeys(fields, str(dtype).removeprefix("torch.")))
-    gaussian = check_noise(asked.noise, plan)
-    if not isinstance(gaussian, GaussianNoise):
+    if isinstance(getattr(asked.operator, "noise", None), SignalNoise):
         raise MupscaleError(
             "signal-normalised noise needs whole tensors, but a checkpoint is widened in pieces. Use GaussianNoise, "
             "with the constants that SignalNoise finds in memory (.effective) if you need them"
         )
     file = None if optimizer is None else find_optimizer_file(optimizer)
     if file is not None:
-        check_optimizer_file(file, source, times, recorded_plan, grow=fresh)
-    shards = arrange_shards(source, plan, dtype=dtype, shard_size=shard_size)
-    growth = GrowthStep(times, gaussian.std, seed, gaussian.unit, fresh, family_of_config(config).sizes())
-    growth = replace(growth, from_first=first is not None)
-    prepared = _Prepared(source, config, plan, recorded_plan, before, shards, gaussian, growth, seed, file)
+        check_optimizer_file(file, source, times, recorded_plan, grow=asked.operator, deeper=deeper)
+    growth, parts = None, None
+    if deeper is None or times != Times() or dtype is not None or measured:
+        sizes, from_first = family_of_config(config).sizes(), first is not None
+        growth = GrowthStep(times, asked.operator, seed, sizes, from_first=from_first)
+    settled = asked, growth, deeper, seed, file
+    prepared = _Prepared(source, config, plan, recorded_plan, before, [], *settled)
+    if deeper is not None:
+        parts = _with_new_layers(prepared, deeper)
+        prepared = replace(prepared, config=deeper.config_after(config))
+        check_nothing_missing(prepared.config, parts.parameters, f"the checkpoint with {deeper.layers} layers")
+    shards = arrange_shards(source, plan, parts=parts, seed=seed, dtype=dtype, shard_size=shard_size)
+    prepared = replace(prepared, shards=shards)
     few, many = prepared.numbers
     family.check_grown(plan, times)
     check_space(out, source, prepared.bytes, 0 if file is None else file.stat().st_size * many // max(1, few))
     return prepared
 
 
+def _with_new_layers(prepared: _Prepared, deeper: GrowthStep) -> Plan:
+    """What the deep files are made of, which the tensors of the wide ones would be in a step of their own."""
+    record = prepared.before
+    if prepared.growth is not None:
+        record = (record or Record(prepared.source.config)).then(prepared.growth, prepared.recorded_plan)
+    first, times = (prepared.source.config, Times()) if record is None else (record.first_config, record.times)
+    shapes = {name: prepared.plan[prepared.plan.names[name]].wide for name in prepared.source.shapes}
+    assert deeper.layers is not None
+    return plan_layers(shapes, deeper.deepen, deeper.layers, first, times)
+
+
 def _carry_out(
     prepared: _Prepared, out: Path, verify: bool, threads: int | None, progress: bool, note: Callable[[str], None]
 ) -> Upscaled:
-    if not verify and not prepared.plan.checked:
+    if not prepared.plan.checked and (not verify or prepared.deeper is not None):
+        later = "" if prepared.deeper is None else " without layers=, and then let the layers grow"
         raise MupscaleError(
             f"no miniature of '{prepared.source.model_type}' could be run, so that only verification shows whether it "
-            f"was widened rightly: let it verify"
+            f"was widened rightly: let it verify{later}"
         )
     try:
         with appearing(out) as folder:
             comparison, why = _write(prepared, folder, verify, threads, progress, note)
             checked = f"not made, since {why}." if comparison is None else comparison.verdict
-            write_model_card(folder, out.name, prepared.source, [prepared.growth], prepared.sizes, checked)
+            write_model_card(folder, out.name, prepared.source, prepared.steps, prepared.sizes, checked)
     except OSError as error:
         raise MupscaleError(failure_of_writing(out, error)) from None
-    growth, written = prepared.growth, (prepared.numbers, prepared.bytes, len(prepared.shards))
+    asked, written = prepared.asked, (prepared.numbers, prepared.bytes, len(prepared.shards))
+    deepen = None if prepared.deeper is None else prepared.deeper.deepen
     carried = prepared.optimizer is not None
-    return Upscaled(out, growth.times, *written, comparison, why, growth.fresh, prepared.sizes, optimizer=carried)
+    return Upscaled(out, asked.times, *written, comparison, why, asked.fresh, prepared.sizes, deepen, carried)
 
 
 def _write(
@@ -254,43 +304,44 @@ def _write(
     """Everything that belongs into the output's folder; the comparison, or why there is none."""
     write_companions(folder, prepared.source, prepared.config, prepared.shards)
     comparison, why = None, "verification is off"
-    shards, plan, seed, fresh = prepared.shards, prepared.plan, prepared.seed, prepared.growth.fresh
+    shards, plan, seed, fresh = prepared.shards, prepared.plan, prepared.seed, prepared.asked.fresh
     if verify and fresh is not None and not prepared.plan.checked:
         _show_by_copies(prepared, note)
-    for noise in _noises(prepared):
-        growth = prepared.growth if noise is not None or not prepared.noisy else GrowthStep(prepared.growth.times)
-        prepared.record(growth).save(folder)
+    for operator in _operators(prepared):
+        exact = is_replica(operator)
+        prepared.record(exact=exact).save(folder)
         with bytes_bar(prepared.bytes, progress) as advance:
-            write_shards(shards, folder, plan, noise=noise, grow=fresh, seed=seed, threads=threads, advance=advance)
+            write_shards(shards, folder, plan, grow=operator, seed=seed, threads=threads, advance=advance)
         if verify:
-            comparison, why = _compare(prepared, folder, exact=noise is None, note=note)
+            comparison, why = _compare(prepared, folder, exact=exact or fresh is not None, note=note)
     if comparison is None and fresh is not None and fresh.lossless:
         why = f"{why}{_not_lossless(prepared)}"
     if prepared.optimizer is not None:
-        target, times = folder / "optimizer.pt", prepared.growth.times
-        widen_optimizer_file(prepared.optimizer, target, prepared.source, times, prepared.recorded_plan, grow=fresh)
+        grown = prepared.asked.times, prepared.recorded_plan
+        more: dict[str, Any] = {"grow": prepared.asked.operator, "deeper": prepared.deeper}
+        widen_optimizer_file(prepared.optimizer, folder / "optimizer.pt", prepared.source, *grown, **more)
     return comparison, why
 
 
 def _not_lossless(prepared: _Prepared) -> str:
     """What is known without a comparison of why the function did not stay; empty where nothing is."""
-    reasons = family_of_config(prepared.source.config).obstacles(prepared.growth.times, prepared.plan)
+    reasons = family_of_config(prepared.source.config).obstacles(prepared.asked.times, prepared.plan)
     return f"; it is not lossless, since {reasons[0]}" if reasons else ""
 
 
 def _show_by_copies(prepared: _Prepared, note: Callable[[str], None]) -> None:
     """Where modules were asked what is output and what is input: copies of the same parts must train alike."""
     note("checking the plan with copies, in training")
-    times = prepared.growth.times.as_copies()
+    times = prepared.asked.times.as_copies()
     with tempfile.TemporaryDirectory() as folder:
         upscale(prepared.source.folder, Path(folder) / "copies", times=times, exact=True, progress=False)
 
 
-def _noises(prepared: _Prepared) -> list[GaussianNoise | None]:
-    """The noise of each time that the weights are written: what needs evidence is first compared without any."""
-    if not prepared.noisy:
-        return [None]
-    return [prepared.noise] if prepared.plan.checked else [None, prepared.noise]
+def _operators(prepared: _Prepared) -> list[Operator]:
+    """The operator of each time that the weights are written: what needs evidence is first compared as plain copies."""
+    operator = prepared.asked.operator
+    is_plain = is_replica(operator) or not operator.needs_multiples or prepared.plan.checked
+    return [operator] if is_plain else [Copies(), operator]
 
 
 def _compare(
@@ -302,7 +353,7 @@ def _compare(
     except MupscaleError as error:
         return None, str(error)
     required, source, wide = not prepared.plan.checked, prepared.source, open_source(folder)
-    steps = _STEPS if required and exact and prepared.growth.fresh is None else 0
+    steps = _STEPS if required and exact and prepared.asked.fresh is None else 0
     dtypes = ("float64", "float32") if required and exact else ("float32",)
     dtype = next((d for d in dtypes if memory.fits(needed_bytes(source, wide, d, steps))), None)
     if dtype is None:
@@ -322,7 +373,8 @@ def _compare(
         )
     if not comparison.ok:
         verdict = " ".join(comparison.verdict.split())
-        raise MupscaleError(f"the wide model failed its check and was not kept: {verdict}")
+        kind = "wide" if prepared.deeper is None else "deep"
+        raise MupscaleError(f"the {kind} model failed its check and was not kept: {verdict}")
     return comparison, ""
 
 

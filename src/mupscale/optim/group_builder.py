@@ -49,7 +49,7 @@ class GroupBuilder:
     >>> from mupscale.core import Axis
     >>> from mupscale.optim import traits_of
     >>> builder = GroupBuilder(traits_of(torch.optim.Adam))
-    >>> entry = Entry(narrow=(4, 8), wide=(4, 32), axes={1: Axis(4)}, in_=(1,))
+    >>> entry = Entry(narrow=(4, 8), wide=(4, 32), axes={1: Axis(4, side="in")})
     >>> builder.add("weight", nn.Parameter(torch.zeros(4, 32)), entry, {"lr": 0.1}, {"lr": 0.1})
     >>> [group["lr"] for group in builder.groups()]
     [0.025]

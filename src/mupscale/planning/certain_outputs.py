@@ -153,7 +153,7 @@ def check_tables_are_read(
 
     >>> from mupscale.core import Axis
     >>> tables = nn.ModuleDict({"words": nn.Embedding(9, 4), "contexts": nn.Embedding(9, 4)})
-    >>> entry = Entry(narrow=(9, 4), wide=(9, 8), axes={1: Axis(2)}, out=(1,))
+    >>> entry = Entry(narrow=(9, 4), wide=(9, 8), axes={1: Axis(2, side="out")})
     >>> check_tables_are_read(dict(tables.named_modules()), {"words.weight": entry, "contexts.weight": entry}, told=())
     Traceback (most recent call last):
     mupscale.system.errors.PlanError: no weight of the model reads the units of 'words.weight' and ...

@@ -45,9 +45,9 @@ def explanations(narrow: Tensor, wide: Tensor, hints: Iterable[Axis]) -> Iterato
 
     >>> x = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
     >>> next(explanations(x, x.repeat_interleave(2, 1) * 3, []))
-    ({1: Axis(times=2, block=1, sections=())}, 3.0)
+    ({1: Axis(times=2, block=1, sections=(), side='')}, 3.0)
     >>> next(explanations(torch.arange(1.0, 5), torch.tensor([1.0, 2, 1, 2, 3, 3, 4, 4]), []))  # in unequal blocks
-    ({0: Axis(times=2, block=1, sections=((2, 2), (2, 1)))}, 1.0)
+    ({0: Axis(times=2, block=1, sections=((2, 2), (2, 1)), side='')}, 1.0)
     """
     dims = growing_dims(narrow.shape, wide.shape)
     if dims is None:
@@ -95,7 +95,7 @@ def axis_of_units(units: Tensor, n: int, times: int, borders: Collection[int] = 
     borders: where a part with blocks of its own may end, so that parts are told apart even where blocks are equal.
 
     >>> axis_of_units(torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4, 4, 5, 5]), 6, 2)
-    Axis(times=2, block=1, sections=((4, 4), (2, 1)))
+    Axis(times=2, block=1, sections=((4, 4), (2, 1)), side='')
     """
     sections: list[tuple[int, int]] = []
     start = 0

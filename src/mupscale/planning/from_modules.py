@@ -76,8 +76,8 @@ def build_plan(
     norms = norms_over_widths(walk.small, parameters) if how == "fresh" else {}
     for name in (n for n, kind in norms.items() if kind != "bias" and not parameters[n].offset):
         path, _, local = name.rpartition(".")
-        parameters[name] = replace(parameters[name], offset=offset_of_gain(walk.small[path], local))
-    return Plan(parameters, buffers, mup=how != "copies", norms=norms)
+        parameters[name] = parameters[name].with_constants(offset=offset_of_gain(walk.small[path], local))
+    return Plan(parameters, buffers, mup=how != "copies").with_initial("norm", norms)
 
 
 class _Walk:
@@ -308,12 +308,13 @@ class _Walk:
             sections: tuple[tuple[int, int], ...] = ()
             if d in out and times != 1:  # where they are tried, they are parts of any width, and no slip passes
                 sections = role.sections_of(small.shape[d]) if self.assume else role.out_sections
-            axes[d] = Axis(times, block if times != 1 else 1, sections)
-        entry = Entry(tuple(small.shape), tuple(large.shape), axes, out, in_, 1, group)
+            axes[d] = Axis(times, block if times != 1 else 1, sections, side="out" if d in out else "in")
+        entry = Entry(tuple(small.shape), tuple(large.shape), axes, names=group)
         fold, keep = (f(entry.rule.out, entry.rule.in_) if callable(f) else f for f in (role.fold, role.keep))
         if keep is None and fold != 1:
             self.unkept.add(group[0])
-        return replace(entry, fold=tidy(fold or 1), keep=tidy(1 if keep is None else keep), offset=role.offset)
+        keep = tidy(1 if keep is None else keep)
+        return entry.with_constants(fold=tidy(fold or 1), keep=keep, offset=role.offset)
 
     def fold_tied_readouts(self, entries: dict[str, Entry]) -> dict[str, Entry]:
         """A tied readout wants W/k where the embedding wants W: the norm before it takes the 1/k.
@@ -326,10 +327,10 @@ class _Walk:
             if not norm and (times != 1 or keep != 1):
                 width = entries[embedding].narrow[entries[embedding].out[0]]
                 norm = norm_before(self.small, readout, width)
-                entries.update({name: replace(entries[name], fold=tidy(Fraction(1) / times)) for name in norm})
+                entries.update({name: entries[name].with_constants(fold=tidy(Fraction(1) / times)) for name in norm})
             self.unkept -= set(norm)  # the user may have said where the fold goes
             unsaid = [name for name in norm if (role := self._override(name)) is None or role.keep is None]
-            entries.update({name: replace(entries[name], keep=keep) for name in unsaid})
+            entries.update({name: entries[name].with_constants(keep=keep) for name in unsaid})
         return entries
 
     def check_kept(self, entries: Mapping[str, Entry]) -> None:

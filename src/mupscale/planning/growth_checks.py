@@ -70,7 +70,7 @@ def check_axis(name: str, small: Tensor, large: Tensor, dim: int, role: Role, ho
 def check_blocks(entries: Mapping[str, Entry], how: How) -> None:
     """Refuse an axis whose blocks do not fit into it, or would be cut in the wide one, with sizes at which none is.
 
-    >>> heads = Entry((64, 4), (80, 4), {0: Axis(Fraction(5, 4), block=32)}, out=(0,))
+    >>> heads = Entry((64, 4), (80, 4), {0: Axis(Fraction(5, 4), block=32, side="out")})
     >>> check_blocks({"weight": heads}, "fresh")
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: 'weight', dimension 0: 64 units in blocks of 32 cannot become 80: ...
@@ -119,7 +119,7 @@ def check_read_widths(entries: Mapping[str, Entry], told: Collection[str]) -> No
     A width that is joined with inputs that do not grow is such an axis: where its old units lie cannot be told.
     told: parameters whose roles the user gave, who knows better.
 
-    >>> entry = Entry(narrow=(4, 67), wide=(4, 99), axes={1: Axis(Fraction(99, 67))}, in_=(1,))
+    >>> entry = Entry(narrow=(4, 67), wide=(4, 99), axes={1: Axis(Fraction(99, 67), side="in")})
     >>> check_read_widths({"joined.weight": entry}, told=())
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: 'joined.weight' reads 67 → 99 inputs, but nothing in the model grows ...
@@ -137,7 +137,7 @@ def check_read_widths(entries: Mapping[str, Entry], told: Collection[str]) -> No
 def agrees_with_rebuilt(entry: Entry, small: Tensor, large: Tensor, how: How) -> bool:
     """Whether a buffer that the wide model computes by itself is what growing the narrow one's gives.
 
-    >>> entry = Entry(narrow=(2,), wide=(4,), axes={0: Axis(2)}, out=(0,))
+    >>> entry = Entry(narrow=(2,), wide=(4,), axes={0: Axis(2, side="out")})
     >>> agrees_with_rebuilt(entry, torch.tensor([1.0, 2.0]), torch.tensor([1.0, 1.0, 2.0, 2.0]), "copies")
     True
     >>> agrees_with_rebuilt(entry, torch.tensor([1.0, 2.0]), torch.tensor([1.0, 1.5, 2.0, 2.5]), "fresh")

@@ -45,7 +45,7 @@ def guess_with_roles(guess: Guess, roles: Mapping[str, Role], narrow: Tensors, w
     >>> import torch
     >>> tensors = [{"a": torch.ones(n, 3)} for n in (8, 16)]
     >>> guess_with_roles(Guess(), {"a": Role(out=0, out_block=4)}, *tensors).axes
-    {('a', 0): Axis(times=2, block=4, sections=())}
+    {('a', 0): Axis(times=2, block=4, sections=(), side='')}
     """
     axes, folds = dict(guess.axes), dict(guess.folds)
     for name, role in roles.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -101,7 +100,8 @@ def with_initial(
     for name, parts in means.items():
         fold, offset = float(entries[name].fold), float(entries[name].offset)
         wide_means[name] = tuple(part * fold + offset * (fold - 1) for part in parts)
-    return replace(plan, fresh={name: std * entries[name].init for name, std in stds.items()}, means=wide_means)
+    wide_stds = {name: std * entries[name].init for name, std in stds.items()}
+    return plan.with_initial("std", wide_stds).with_initial("means", wide_means)
 
 
 def means_of(plan: Plan, name: str) -> tuple[float, ...]:

@@ -67,7 +67,7 @@ def plan(
             widening = _plan_by_running(narrow, wide, trials, dict(roles or {}), how)
         trials.warn(roles)
         if widening.norms:
-            widening = replace(widening, past_norms=find_past_norms(narrow, wide, widening, trials.best))
+            widening = widening.with_initial("past_norms", find_past_norms(narrow, wide, widening, trials.best))
         warn_of_growing_outputs(narrow, wide, widening, inputs, roles)
     return widening if fresh is None else with_initial_of(widening, fresh)
 
@@ -104,7 +104,8 @@ def with_initial_of_wide(widening: Plan, wide: nn.Module) -> Plan:
     stds = initial_std([draw])
     means = initial_means([draw], stds)
     is_drawn = {n for n in means if stds[n] == 0 or not _has_pattern(values[n])}
-    return replace(widening, fresh=stds, means={n: mean for n, mean in means.items() if n in is_drawn})
+    drawn = {n: mean for n, mean in means.items() if n in is_drawn}
+    return widening.with_initial("std", stds).with_initial("means", drawn)
 
 
 def _has_pattern(values: Tensor) -> bool:
@@ -140,7 +141,7 @@ def _plan_by_running(narrow: nn.Module, wide: nn.Module, trials: Trials, roles: 
                     return _plan_with_silent_units(narrow, wide, trials, roles)
             raise
     roles = with_keeps(narrow, wide, roles, trials) if how == "fresh" else roles
-    return replace(build_plan(narrow, wide, roles=roles, how=how, assume=True), checked=True)
+    return replace(build_plan(narrow, wide, roles=roles, how=how, assume=True), tried_by="copies")
 
 
 def check_vocabulary(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Role]) -> None:
@@ -171,4 +172,4 @@ def _plan_with_silent_units(narrow: nn.Module, wide: nn.Module, trials: Trials, 
     """For fresh units where there are no copies to follow: from the modules, tried with the new units silent."""
     planned = build_plan(narrow, wide, roles=roles, how="fresh")
     check_silent_units(narrow, wide, planned, trials)
-    return replace(planned, checked=True, tried_by="silent units")
+    return replace(planned, tried_by="silent units")

@@ -23,7 +23,7 @@ def norms_over_widths(modules: Mapping[str, nn.Module], entries: Mapping[str, En
 
     >>> narrow, wide = (nn.Sequential(nn.Linear(3, n), nn.RMSNorm(n)) for n in (8, 16))
     >>> from mupscale.core import Axis
-    >>> entry = Entry(narrow=(8,), wide=(16,), axes={0: Axis(2)}, out=(0,))
+    >>> entry = Entry(narrow=(8,), wide=(16,), axes={0: Axis(2, side="out")})
     >>> norms_over_widths(dict(narrow.named_modules()), {"1.weight": entry})
     {'1.weight': 'rms'}
     """

@@ -1,16 +1,18 @@
 """The contenders of all comparisons, in one table: how each begins, what it is called, how it is drawn.
 
 Another contender is another entry of CONTENDERS; settings, training, forecast, sentences and pictures read it here.
+An operator that no entry has takes part under its own word, where it is asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
+from mupscale.growth import DEPTH_OPERATORS, OPERATORS
 from mupscale.system import MupscaleError
-from mupscale.train import Deepen, How, build_operator
+from mupscale.train import build_operator
 
 Rate = Literal["tuned", "base", "own", "plain"]
 """A learning rate in the paper's comparison: what tuning chose for the upscaled model, the base model's, the one that
@@ -56,7 +58,7 @@ class Contender:
     dashes: str | tuple[int, tuple[int, ...]] = "-"
     is_wide: bool = True
     from_base: bool = True
-    how: How = "copies"
+    how: str = "copies"
     tunes_noise: bool = False
     tuned_as: str | None = None
     full_steps: bool = False
@@ -84,7 +86,7 @@ class Contender:
     @property
     def adds_blocks(self) -> bool:
         """Whether it is about new blocks, for models that grow in depth alone; else about new units."""
-        return self.how in get_args(Deepen)
+        return self.how in DEPTH_OPERATORS
 
     @property
     def needs_multiples(self) -> bool:
@@ -304,11 +306,30 @@ CONTENDERS = (
 
 
 def contender_named(name: str) -> Contender:
-    """The contender of a name."""
+    """The contender of a name, or of an operator's word that no other one has.
+
+    >>> contender_named("lossless").phrase
+    'growing by lossless units'
+    """
     for one in CONTENDERS:
         if one.name == name:
             return one
+    if _is_word_alone(name):
+        noise, told = "noise" in OPERATORS[name].takes, f"by {name} units"
+        return Contender(
+            name=name,
+            label=f"grown {told}",
+            phrase=f"growing {told}",
+            color="#b0713a",
+            how=name,
+            tunes_noise=noise,
+            is_usual=False,
+        )
     raise MupscaleError(f"{name!r} is not a contender: choose from {', '.join(one.name for one in CONTENDERS)}")
+
+
+def _is_word_alone(name: str) -> bool:
+    return name in OPERATORS and not any(name in (one.name, one.how) for one in CONTENDERS)
 
 
 BASE, FROM_SCRATCH, FROM_SCRATCH_CHANGED = map(contender_named, ("base", "from-scratch", "from-scratch-changed"))
@@ -329,19 +350,20 @@ def usual_contenders(*, paper: bool) -> list[str]:
 
 def contender_or_stranger(name: str) -> Contender:
     """The contender of a name; a stranger to the table is called by its name, and no base model is charged to it."""
-    known = (one for one in CONTENDERS if one.name == name)
-    return next(known, None) or Contender(name=name, label=name, phrase=name, color=BASE.color, from_base=False)
+    if name in OPERATORS or any(one.name == name for one in CONTENDERS):
+        return contender_named(name)
+    return Contender(name=name, label=name, phrase=name, color=BASE.color, from_base=False)
 
 
 def contenders_named(names: Sequence[str]) -> list[Contender]:
-    """These contenders, in the table's order."""
-    return [one for one in CONTENDERS if one.name in names]
+    """These contenders, in the table's order; operators that it lacks come last."""
+    return [one for one in CONTENDERS if one.name in names] + [contender_named(n) for n in names if _is_word_alone(n)]
 
 
 def check_contenders(names: Sequence[str], setting: str, allowed: Sequence[str] = IN_PAY) -> None:
     """Refuse names that are none, and a choice in which nothing can be compared. setting: what the user calls it."""
     for name in names:
-        if name not in allowed:
+        if name not in allowed and not (allowed is IN_PAY and _is_word_alone(name)):
             raise MupscaleError(f"{name!r} is not a contender here: choose from {', '.join(allowed)}")
         tuned_as = contender_named(name).tuned_as
         if tuned_as is not None and tuned_as not in names:

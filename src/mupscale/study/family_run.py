@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple
 from torch import nn
 
 from mupscale.core import WholeWidth, Width
+from mupscale.growth import Deepen
 from mupscale.plots import words
 from mupscale.study.contenders import CONTINUED, FRESH, FROM_SCRATCH
 from mupscale.study.dry_run import Stopwatch, describe_epochs
@@ -51,7 +52,6 @@ from mupscale.system import (
     write_json,
 )
 from mupscale.train import (
-    Deepen,
     Processes,
     Recipe,
     Schedule,

@@ -14,8 +14,9 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from mupscale.core import WholeWidth, Width
+from mupscale.growth import Deepen
 from mupscale.system import MupscaleError
-from mupscale.train import Deepen, How, NoiseLevel, Schedule
+from mupscale.train import NoiseLevel, Schedule
 
 _LATER = ("before", "after")  # of a schedule; where they are 0, a stretch is the one that it was without them
 DECAY = 4
@@ -57,7 +58,7 @@ class Stretch:
     order: int = 0
     parent: Stretch | None = None
     start: str | None = None
-    how: How = "copies"
+    how: str = "copies"
     noise: NoiseLevel = 0.0
     noise_unit: Literal["init", "theory", "signal"] = "init"
     deepen: Deepen = "identity"

@@ -4,35 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from mupscale.core import WholeWidth
 from mupscale.growth import (
-    Copies,
+    DEPTH_OPERATORS,
+    OPERATORS,
+    Deepen,
     DepthOperator,
-    Fresh,
     GaussianNoise,
-    Grow,
-    Identity,
-    NaiveCopies,
-    Net2Net,
     Noise,
     Operator,
     SignalNoise,
-    Stack,
     choose_operator,
     is_replica,
+    word_in_table,
 )
 from mupscale.system import MupscaleError
 
 NoiseLevel = float | dict[str, float]
-How = Literal["copies", "paired", "fresh", "lossless", "net2net", "naive", "identity", "stack", "interleaved"]
-"""How new units are filled: copies with noise, copies with noise that cancels, fresh ones, fresh ones that keep the
-function; for comparison Net2Net's random copies, and copies without the optimizer's state. Where depth alone grows,
-what new blocks are."""
-Deepen = Literal["identity", "stack", "interleaved"]
-"""What new blocks are: ones that change nothing at first, or copies of the old ones, on top of them or each behind its
-own."""
 DEPTH_SIZES = ("depth", "layers", "n_layer", "n_layers", "num_layers", "num_hidden_layers")
 """What a model's argument may be called that is its number of blocks, for a growth event to say `depth`."""
 
@@ -71,7 +61,7 @@ class Growth:
     noise: NoiseLevel = 0.0
     unit: Literal["init", "theory", "signal"] = "init"
     lr: float | None = None
-    how: How | None = None
+    how: str | None = None
     outgoing: float = 1.0
     depth: int | None = None
     deepen: Deepen = "identity"
@@ -106,9 +96,9 @@ class Growth:
     @property
     def words(self) -> str:
         """How it grows, for the line that says so."""
-        if self.how in get_args(Deepen):
+        if self.how in DEPTH_OPERATORS:
             return f"new blocks: {self.how}"
-        if self.how in ("fresh", "lossless"):
+        if self.how in OPERATORS and "noise" not in OPERATORS[self.how].takes:
             return f"{self.how} units"
         if is_replica(self.build_operator()):
             return f"{self.how} without noise, which stay equal: the wide model remains a replica"
@@ -128,12 +118,16 @@ class Growth:
         """The operator to grow in width with."""
         return build_operator(self.how, self.noise, self.unit, self.outgoing)
 
-    def build_operators(self) -> Grow:
-        """The operators to grow with, in width and in depth."""
-        return self.build_operator(), build_depth_operator(self.how, self.deepen)
+    def build_operators(self) -> tuple[Operator, DepthOperator]:
+        """The operators to grow with, in width and in depth; where depth alone grows, `how` may name its own.
+
+        >>> Growth(at=10, depth=8, how="stack").build_operators()[1]
+        Stack(order='appended')
+        """
+        return self.build_operator(), DEPTH_OPERATORS[self.how if self.how in DEPTH_OPERATORS else self.deepen]
 
 
-def usual_how(noise: NoiseLevel) -> How:
+def usual_how(noise: NoiseLevel) -> str:
     """What `how` is where a recipe leaves it out.
 
     >>> usual_how(0.0), usual_how(0.5)
@@ -142,19 +136,7 @@ def usual_how(noise: NoiseLevel) -> How:
     return "copies" if choose_operator(None, 1.0 if noise else None).needs_multiples else "fresh"
 
 
-def build_depth_operator(how: How | None, deepen: Deepen = "identity") -> DepthOperator:
-    """What a recipe says of new blocks: in `deepen`, or, where depth alone grows, in `how`.
-
-    >>> build_depth_operator("stack"), build_depth_operator("fresh", "interleaved")
-    (Stack(order='appended'), Stack(order='interleaved'))
-    """
-    chosen = how if how in get_args(Deepen) else deepen
-    if chosen == "identity":
-        return Identity()
-    return Stack("interleaved" if chosen == "interleaved" else "appended")
-
-
-def build_operator(how: How | None, noise: NoiseLevel, unit: str, outgoing: float = 1.0) -> Operator:
+def build_operator(how: str | None, noise: NoiseLevel, unit: str, outgoing: float = 1.0) -> Operator:
     """The operator that a recipe names, or means; an error where it has settings that are another one's.
 
     >>> build_operator("copies", 0.5, "init")
@@ -164,20 +146,17 @@ def build_operator(how: How | None, noise: NoiseLevel, unit: str, outgoing: floa
     mupscale.system.errors.MupscaleError: how: fresh takes no noise: leave noise out, or use how: copies
     """
     how = how or usual_how(noise)
-    if how in ("fresh", "lossless"):
-        if noise != 0:
-            raise MupscaleError(f"how: {how} takes no noise: leave noise out, or use how: copies")
-        if how == "lossless" and outgoing != 1:
-            raise MupscaleError("how: lossless sets the outgoing weights itself: leave out outgoing")
-        return Fresh(outgoing=outgoing, lossless=how == "lossless")
-    if how in get_args(Deepen) and noise != 0:
+    if how in DEPTH_OPERATORS and noise != 0:
         raise MupscaleError(
             f"how: {how} is for new blocks and takes no noise: use deepen: {how}, and how for new units"
         )
-    if outgoing != 1:
+    make, takes = word_in_table("copies" if how in DEPTH_OPERATORS else how)
+    if noise != 0 and "noise" not in takes:
+        raise MupscaleError(f"how: {how} takes no noise: leave noise out, or use how: copies")
+    if outgoing != 1 and "outgoing" not in takes:
         raise MupscaleError(f"how: {how} does not use outgoing: leave it out, or use how: fresh")
-    kinds = {"net2net": Net2Net, "naive": NaiveCopies}
-    return kinds.get(how, Copies)(build_noise(noise, unit), paired=how == "paired")
+    settings = {"noise": build_noise(noise, unit), "outgoing": outgoing}
+    return make(**{name: settings[name] for name in takes})
 
 
 def without_defaults(values: Mapping[str, Any]) -> dict[str, Any]:

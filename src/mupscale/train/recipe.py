@@ -15,17 +15,14 @@ from torch.optim import Optimizer
 from mupscale.core import WholeWidth, Width
 from mupscale.data import Data
 from mupscale.family import Family
-from mupscale.growth import DepthRule
+from mupscale.growth import Deepen, DepthRule
 from mupscale.system import MupscaleError, parse_record, show_short
 from mupscale.train.class_paths import Spec, load_of_kind
 from mupscale.train.field_checks import check_choices, check_not_negative, check_rate
 from mupscale.train.growth_events import (
     DEPTH_SIZES,
-    Deepen,
     Growth,
-    How,
     NoiseLevel,
-    build_operator,
     usual_how,
     with_copies,
     without_defaults,
@@ -130,7 +127,7 @@ class Recipe:
     start_width: WholeWidth | None = None
     noise: NoiseLevel = 0.0
     noise_unit: Literal["init", "theory", "signal"] = "init"
-    how: How | None = None
+    how: str | None = None
     outgoing: float = 1.0
     deepen: Deepen = "identity"
     state: Literal["keep", "reset"] = "keep"
@@ -208,7 +205,7 @@ class Recipe:
                 f"{next(name for name, value in told.items() if value)} is for a run that starts from a checkpoint "
                 f"(from); to set how the model grows in the middle of a run, use grow"
             )
-        build_operator(self.how, self.noise, self.noise_unit, self.outgoing)
+        self.start_growth.build_operator()
 
     def _check_growth(self) -> None:
         step, width = 0, self.width
@@ -232,6 +229,12 @@ class Recipe:
     def width_after(self, step: int) -> WholeWidth:
         """The width after `step` steps; a growth at `step` itself is not yet done."""
         return next((g.width for g in reversed(self.grow) if g.at < step), self.width)
+
+    @property
+    def start_growth(self) -> Growth:
+        """How a checkpoint (`from`) grows to the recipe's width before the first step."""
+        told = {name: getattr(self, name) for name in ("width", "noise", "how", "outgoing", "deepen")}
+        return Growth(at=0, unit=self.noise_unit, **told)
 
     def growth_at(self, step: int) -> Growth | None:
         """The growth event after `step` steps, if there is one."""

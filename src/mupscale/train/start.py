@@ -23,7 +23,6 @@ from mupscale.optim import make_optimizer
 from mupscale.system import MupscaleError, appearing, derive, fingerprint_files, load_torch, make_folder, replacing
 from mupscale.train.dcp_folders import is_dcp_folder, load_dcp_model
 from mupscale.train.growing import coming_batches, grow_model
-from mupscale.train.growth_events import build_depth_operator, build_operator
 from mupscale.train.optimizer_groups import recipe_groups
 from mupscale.train.processes import Processes
 from mupscale.train.recipe import Recipe, check_growing_sizes
@@ -67,8 +66,8 @@ def _upscale_checkpoint(
     path = find_checkpoint(start)
     saved = _open(path)
     width = _width_of(saved, recipe, path)
-    operator = build_operator(recipe.how, recipe.noise, recipe.noise_unit, recipe.outgoing)
-    check_growing_sizes(recipe.width, width, operator.needs_multiples, f"starting from {path}")
+    wider, deeper = recipe.start_growth.build_operators()
+    check_growing_sizes(recipe.width, width, wider.needs_multiples, f"starting from {path}")
     model = processes.place(family.build(width).to(recipe.dtype()))
     if isinstance(saved, Snapshot):
         saved.restore_model(model)
@@ -83,7 +82,7 @@ def _upscale_checkpoint(
         optimizer,
         before=width,
         width=recipe.width,
-        grow=(operator, build_depth_operator(recipe.how, recipe.deepen)),
+        grow=(wider, deeper),
         seed=derive(recipe.seeds.noise, "start"),
         family=family,
         processes=processes,

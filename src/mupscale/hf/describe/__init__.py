@@ -10,7 +10,7 @@ together. depths: models with more layers; depth_checks: which cannot have them.
 """
 
 from mupscale.hf.describe import memory
-from mupscale.hf.describe.asked_growth import AskedGrowth, Size, check_fresh_plan, settle_growth
+from mupscale.hf.describe.asked_growth import AskedGrowth, Size, check_drawn, settle_growth
 from mupscale.hf.describe.batches import Batch, make_batches
 from mupscale.hf.describe.building import (
     Config,
@@ -26,14 +26,12 @@ from mupscale.hf.describe.completeness import check_nothing_missing, check_sizes
 from mupscale.hf.describe.config_family import ConfigFamily, family_of_config
 from mupscale.hf.describe.depth_checks import check_depth
 from mupscale.hf.describe.depths import (
-    HowDeep,
-    LayerOrigin,
-    LayerTensor,
     deep_config,
     depth_operator,
     layer_origins,
     layers_of,
     plan_layers,
+    with_layers,
     writers_of,
 )
 from mupscale.hf.describe.given_roles import GIVEN, register
@@ -48,15 +46,12 @@ __all__ = [
     "Batch",
     "Config",
     "ConfigFamily",
-    "HowDeep",
-    "LayerOrigin",
-    "LayerTensor",
     "Ratios",
     "Size",
     "Times",
     "build_model",
     "check_depth",
-    "check_fresh_plan",
+    "check_drawn",
     "check_nothing_missing",
     "check_sizes",
     "deep_config",
@@ -78,5 +73,6 @@ __all__ = [
     "sketch_model",
     "times_from_json",
     "transformers_config",
+    "with_layers",
     "writers_of",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from mupscale.core import Plan
-from mupscale.growth import Copies, Fresh, Noise, Operator, choose_operator, is_replica
+from mupscale.growth import Fresh, Noise, Operator, choose_operator, is_replica
 from mupscale.hf.describe.building import Config
 from mupscale.hf.describe.config_fields import part_names, parts_of
 from mupscale.hf.describe.multipliers import PartTimes, Ratios, Times
@@ -22,16 +22,25 @@ Sizes = Mapping[str, Size | None]
 
 @dataclass(frozen=True)
 class AskedGrowth:
-    """By how much a model grows, and how: by fresh units, or (None) by copies with noise."""
+    """By how much a model grows, and how."""
 
     times: Times
-    fresh: Fresh | None
-    noise: Noise
+    operator: Operator
+
+    @property
+    def fresh(self) -> Fresh | None:
+        """How it grows by fresh units; None if it does not."""
+        return self.operator if isinstance(self.operator, Fresh) else None
 
     @property
     def is_replica(self) -> bool:
         """Whether the wide model would be copies without noise."""
-        return self.times != Times() and is_replica(self.fresh or Copies(self.noise))
+        return self.times != Times() and is_replica(self.operator)
+
+    @property
+    def needs_initial(self) -> bool:
+        """Whether anything is drawn, for which initial values have to be known."""
+        return not is_replica(self.operator)
 
 
 def settle_growth(
@@ -53,16 +62,6 @@ def settle_growth(
     (Fraction(4, 3), 1)
     """
     operator, wanted = choose_operator(grow, noise, exact=exact), sizes_by_part(sizes or {})
-    if not isinstance(operator, Copies | Fresh):
-        raise MupscaleError(
-            f"a checkpoint grows by Copies(…) or Fresh(…), but grow= is {operator!r}. For your own operator, load the "
-            "models and call mupscale.upscale"
-        )
-    fresh = operator if isinstance(operator, Fresh) else None
-    if isinstance(operator, Copies) and operator.paired:
-        raise MupscaleError(
-            "paired noise needs whole tensors, but a checkpoint is widened in pieces. Leave out paired="
-        )
     if wanted and times is not None:
         raise MupscaleError("give either how much it grows (times) or its new sizes (hidden, ffn, heads, kv)")
     by_how_much = Times.of(2 if times is None else times, part_names(config))
@@ -72,25 +71,24 @@ def settle_growth(
             f"heads and kv grow"
         )
     if wanted:
-        by_how_much = times_to_parts(wanted, parts_of(config), fresh=fresh is not None)
-    elif fresh is not None:
+        by_how_much = times_to_parts(wanted, parts_of(config), fresh=not operator.needs_multiples)
+    elif not operator.needs_multiples:
         by_how_much = check_groups(by_how_much.as_ratios(), parts_of(config))
     elif isinstance(by_how_much, Ratios):
         by_how_much = Times(**asdict(by_how_much))
-    return AskedGrowth(by_how_much, fresh, 0.0 if not isinstance(operator, Copies) else operator.noise)
+    return AskedGrowth(by_how_much, operator)
 
 
-def check_fresh_plan(plan: Plan, fresh: Fresh | None) -> None:
-    """Refuse a plan by which fresh units cannot be drawn, or not as they are asked for; copies may have any.
+def check_drawn(plan: Plan, operator: Operator) -> None:
+    """Refuse a plan by which new units cannot be drawn, and what the operator itself refuses.
 
-    >>> check_fresh_plan(Plan({}), None)
+    >>> import mupscale as mu
+    >>> check_drawn(mu.Plan({}), mu.Copies())
     """
-    if fresh is None:
-        return
-    if plan.fresh is None:
+    if not operator.needs_multiples and plan.fresh is None:
         copies = as_asked("grow=mupscale.Copies(noise=1.0)", "--how copies --noise 1")
         raise MupscaleError(
             f"the initialisation that fresh units are drawn from is unknown: a freshly built model shows it, but "
             f"memory is too small for one. Use a larger machine, or copy units ({copies})"
         )
-    fresh.check(plan)
+    operator.check(plan)

@@ -92,7 +92,7 @@ class ConfigFamily:
         model = sketch_model(self.config)
         shapes = {name: tuple(p.shape) for name, p in naming.parameters(model).items()}
         groups = naming.aliases(model.named_parameters(remove_duplicate=False))
-        return Plan({n[0]: Entry(shapes[n[0]], shapes[n[0]], names=n) for n in groups}, checked=True)
+        return Plan({n[0]: Entry(shapes[n[0]], shapes[n[0]], names=n) for n in groups}, tried_by="copies")
 
     def _with_initial(self, planned: Plan) -> Plan:
         """By the law that miniatures show, or, where there are none, as a freshly built model has it."""
@@ -150,14 +150,8 @@ class ConfigFamily:
 def _joined(plan: Plan, beside: Plan, names: Collection[str]) -> Plan:
     """The plan, and of another these tensors, which the first model lacks."""
     more = {beside.names[name] for name in names if name in beside.names}
-
-    def with_theirs(own: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        return None if own is None else {**own, **{n: value for n, value in (theirs or {}).items() if n in more}}
-
-    fresh, means = with_theirs(plan.fresh, beside.fresh), with_theirs(plan.means, beside.means)
-    entries = {**plan.parameters, **{name: beside[name] for name in more}}
-    norms = {**plan.norms, **{name: kind for name, kind in beside.norms.items() if name in more}}
-    return replace(plan, parameters=entries, fresh=fresh, means=means, norms=norms)
+    initial = {**plan.initial, **{name: one for name, one in beside.initial.items() if name in more}}
+    return replace(plan, parameters={**plan.parameters, **{name: beside[name] for name in more}}, initial=initial)
 
 
 def family_of_config(config: Config) -> ConfigFamily:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+from mupscale.growth import Deepen
 from mupscale.hf.describe.building import Config, sketch_model
-from mupscale.hf.describe.depths import HowDeep, called, deep_config, depth_operator, layer_origins
+from mupscale.hf.describe.depths import called, deep_config, depth_operator, layer_origins
 from mupscale.hf.describe.miniatures import LAYER, LAYERS, find_residual_writers
 from mupscale.system import MupscaleError
 
 _ONE_FOR_EACH_LAYER = re.compile(r"layer_weights")  # the weights of a sum over what all layers give
 
 
-def check_depth(config: Config, how: HowDeep, layers: int, names: Collection[str], folder: object) -> None:
+def check_depth(config: Config, how: Deepen, layers: int, names: Collection[str], folder: object) -> None:
     """An error where this checkpoint cannot be made so deep in this way.
 
     >>> bert = {"model_type": "bert", "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2}
@@ -46,7 +47,7 @@ def check_depth(config: Config, how: HowDeep, layers: int, names: Collection[str
         )
 
 
-def _misfit(config: Config, how: HowDeep, layers: int) -> str:
+def _misfit(config: Config, how: Deepen, layers: int) -> str:
     """What the deep model's layers hold that those which they are made after do not, or the reverse; or nothing."""
     shallow, deep = (
         [name for name, _ in sketch_model(made).named_parameters(remove_duplicate=False)]

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import replace
+from typing import Any
 
-from mupscale.core import Shape, naming
-from mupscale.growth import DepthOperator, Identity, Place, Stack
+from mupscale.core import Entry, Initial, Plan, Shape, TensorSource, naming
+from mupscale.growth import DEPTH_OPERATORS, Deepen, DepthOperator, Place
 from mupscale.hf.describe.building import Config, sketch_model, transformers_config
 from mupscale.hf.describe.config_family import family_of_config
 from mupscale.hf.describe.file_names import InModel, names_in_model
 from mupscale.hf.describe.miniatures import LAYER, LAYERS, find_residual_writers
 from mupscale.hf.describe.multipliers import Times
 from mupscale.system import MupscaleError, as_asked
-
-HowDeep = Literal["identity", "stack", "interleaved"]
-"""What new layers are."""
 
 _FIRST_ALONE = re.compile(r".*\.relative_attention_bias\..*")  # which the first layer has for all
 _WRITTEN_OUT = ("layer_types", "mlp_layer_types", "no_rope_layers")  # what a config may leave to transformers
@@ -27,36 +24,15 @@ _NO_LAYERS = re.compile(  # lists that may be as long as there are layers, and a
 )
 
 
-class LayerOrigin(NamedTuple):
-    """The tensor of the shallow checkpoint that one of the deep one is, or, where it is new, is a copy of or like."""
-
-    name: str
-    is_new: bool
-
-
-@dataclass(frozen=True)
-class LayerTensor:
-    """A tensor of the deep checkpoint: the shallow one's that it is, or is shaped as.
-
-    mean, std: where it is new, what it is drawn from; a constant for a std of 0. None for a copy.
-    """
-
-    origin: str
-    is_new: bool = False
-    mean: float | None = None
-    std: float = 0.0
-
-
 def depth_operator(how: str) -> DepthOperator:
     """The operator that a word names.
 
     >>> depth_operator("interleaved")
     Stack(order='interleaved')
     """
-    operators = {"identity": Identity(), "stack": Stack("appended"), "interleaved": Stack("interleaved")}
-    if how not in operators:
+    if how not in DEPTH_OPERATORS:
         raise MupscaleError(f"new layers are identity, stack or interleaved, not {how!r}")
-    return operators[how]
+    return DEPTH_OPERATORS[how]
 
 
 def layers_of(config: Config) -> int | None:
@@ -69,16 +45,16 @@ def layers_of(config: Config) -> int | None:
     return counts[0] if counts else None
 
 
-def called(how: HowDeep) -> str:
+def called(how: Deepen) -> str:
     """What new layers are, as the caller says it."""
     return as_asked(f"'{how}'", f"--deepen {how}")
 
 
-def layer_origins(names: Collection[str], how: HowDeep, layers: int) -> dict[str, LayerOrigin]:
-    """Of every tensor of the deep model, or of its files, the shallow one's that it is or is made after.
+def layer_origins(names: Collection[str], how: Deepen, layers: int) -> dict[str, TensorSource]:
+    """Of every tensor of the deep model, or of its files, the shallow one's that it is, or is a copy of or like.
 
-    >>> layer_origins(["h.0.up.weight", "norm.weight"], "identity", 2)["h.1.up.weight"]
-    LayerOrigin(name='h.0.up.weight', is_new=True)
+    >>> layer_origins(["h.0.up.weight", "norm.weight"], "identity", 2)["h.1.up.weight"].name
+    'h.0.up.weight'
     """
     matches = {name: match for name in names if (match := LAYER.fullmatch(name))}
     counts = {match["list"]: 0 for match in matches.values()}
@@ -87,16 +63,16 @@ def layer_origins(names: Collection[str], how: HowDeep, layers: int) -> dict[str
     places = {path: depth_operator(how).places(count, layers) for path, count in counts.items()}
     if not depth_operator(how).copies:
         places |= {path: _not_after_the_first(places[path]) for path in _lists_whose_first_lacks(matches.values())}
-    origins: dict[str, LayerOrigin] = {}
+    origins: dict[str, TensorSource] = {}
     for name in names:
         if name not in matches:
-            origins[name] = LayerOrigin(name, is_new=False)
+            origins[name] = TensorSource(name)
             continue
         match = matches[name]
         for number, place in enumerate(places[match["list"]]):
             if place.block == int(match["number"]) and not (place.is_new and _FIRST_ALONE.fullmatch(name)):
                 deep = f"{match['list']}.{number}.{match['local']}"
-                origins[deep] = LayerOrigin(name, place.is_new)
+                origins[deep] = TensorSource(name, "copy" if place.is_new else "old")
     return origins
 
 
@@ -114,38 +90,51 @@ def _not_after_the_first(places: Sequence[Place]) -> list[Place]:
     return [Place(1, is_new=True) if place.is_new and place.block == 0 else place for place in places]
 
 
-def plan_layers(
-    shapes: Mapping[str, Shape], how: HowDeep, layers: int, first: Config, times: Times
-) -> dict[str, LayerTensor]:
-    """What every tensor of the deep files is: copied, constant, or drawn as the model's own initialisation would.
+def plan_layers(shapes: Mapping[str, Shape], how: Deepen, layers: int, first: Config, times: Times) -> Plan:
+    """What every tensor of the deep files is made of; what is drawn is so as by the model's own initialisation.
 
     shapes: of the shallow files, or of its model's parameters. first, times: the config of the first small model, with
     the layers that there are since, and by how much this one is wider.
 
     >>> first = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1}
     >>> shapes = {"h.0.mlp.c_fc.weight": (8, 32), "h.0.mlp.c_proj.weight": (32, 8)}
-    >>> tensors = plan_layers(shapes, "identity", 2, first, Times())
-    >>> tensors["h.1.mlp.c_fc.weight"].std, tensors["h.1.mlp.c_proj.weight"].std
-    (0.02, 0.0)
+    >>> plan = plan_layers(shapes, "identity", 2, first, Times())
+    >>> plan.fresh["h.1.mlp.c_fc.weight"], plan.sources["h.1.mlp.c_proj.weight"].kind
+    (0.02, 'silent')
     """
-    origins = layer_origins(shapes, how, layers)
-    if depth_operator(how).copies:
-        return {name: LayerTensor(*origin) for name, origin in origins.items()}
-    plan, model = family_of_config(first).plan(times), sketch_model(first)
-    in_model = names_in_model(model, shapes) or {name: InModel((name,)) for name in shapes}
-    writers = find_residual_writers(first)[0]
-    tensors: dict[str, LayerTensor] = {}
-    for name, origin in origins.items():
-        own = in_model[origin.name].names[0]
-        if not origin.is_new or own not in plan.names:  # the latter are constants
-            tensors[name] = LayerTensor(*origin)
-        elif own in writers:
-            tensors[name] = LayerTensor(*origin, mean=writers[own])
-        else:
-            mean = (plan.means or {}).get(plan.names[own], (0.0,))
-            std = (plan.fresh or {}).get(plan.names[own], 0.0)
-            tensors[name] = LayerTensor(*origin, mean=mean[0] if len(set(mean)) == 1 else None, std=std)
-    return tensors
+    sources, initial, copies = layer_origins(shapes, how, layers), dict[str, Initial](), depth_operator(how).copies
+    if not copies:
+        plan, model, writers = family_of_config(first).plan(times), sketch_model(first), find_residual_writers(first)[0]
+        in_model = names_in_model(model, shapes) or {name: InModel((name,)) for name in shapes}
+        for name, source in sources.items():
+            own = in_model[source.name].names[0]
+            if not source.is_new or own not in plan.names:  # the latter are constants
+                continue
+            law = plan.initial.get(plan.names[own], Initial())
+            if own in writers:
+                sources[name] = TensorSource(source.name, "silent", writers[own])
+            elif len(means := {*(law.means or (0.0,))}) == 1:
+                sources[name], initial[name] = TensorSource(source.name, "drawn"), Initial(law.std or 0.0, (*means,))
+    entries = {n: Entry(shapes[s.name], shapes[s.name], names=(n,), source=s) for n, s in sources.items()}
+    return Plan(entries, {}, initial, mup=not copies)
+
+
+def with_layers(plan: Plan, how: Deepen, layers: int) -> Plan:
+    """A plan of the shallow model, and then more layers, by the model's names: each grows as the one it comes from.
+
+    >>> shallow = Plan({"h.0.up": Entry((2,), (4,)), "norm": Entry((2,), (4,))})
+    >>> with_layers(shallow, "stack", 2)["h.1.up"].source
+    TensorSource(name='h.0.up', kind='copy', value=0.0)
+    """
+    sources, entries = layer_origins(plan.parameters, how, layers), dict[str, Entry]()
+    for name, source in sources.items():
+        entry = plan.parameters[source.name]
+        if source.is_new and not depth_operator(how).copies:
+            source = TensorSource(source.name, "drawn")
+        names = entry.names if name == source.name else (name,)
+        entries[name] = replace(entry, names=names, source=entry.source.then(source))
+    initial = {n: plan.initial[source.name] for n, source in sources.items() if source.name in plan.initial}
+    return replace(plan, parameters=entries, initial=initial)
 
 
 def writers_of(config: Config, names: Collection[str]) -> dict[str, dict[str, float]]:
@@ -162,7 +151,7 @@ def writers_of(config: Config, names: Collection[str]) -> dict[str, dict[str, fl
     return written
 
 
-def deep_config(config: Config, how: HowDeep, layers: int) -> dict[str, Any]:
+def deep_config(config: Config, how: Deepen, layers: int) -> dict[str, Any]:
     """The config with more layers, and with every setting that tells of single layers.
 
     >>> deep_config({"model_type": "gpt2", "n_layer": 2}, "stack", 4)["n_layer"]
@@ -193,7 +182,7 @@ def deep_config(config: Config, how: HowDeep, layers: int) -> dict[str, Any]:
     return {**deep, **{name: layers for name in LAYERS if isinstance(config.get(name), int)}}
 
 
-def _fitting_places(config: Config, how: HowDeep, places: Sequence[Place]) -> Sequence[Place]:
+def _fitting_places(config: Config, how: Deepen, places: Sequence[Place]) -> Sequence[Place]:
     """The places of layers by what they hold, which the model tells."""
     if depth_operator(how).copies:
         return places

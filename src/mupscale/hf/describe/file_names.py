@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from mupscale.core import Axis, Entry, Plan, Shape, naming
+from mupscale.core import Axis, Entry, Initial, Plan, Shape, naming
 from mupscale.hf.describe.building import Config, sketch_model
 from mupscale.hf.describe.given_roles import GIVEN, entry_given
 from mupscale.hf.describe.multipliers import grown
@@ -75,7 +75,6 @@ def plan_for_files(
     names = names_in_model(model, shapes) or {name: InModel((name,)) for name in shapes}
     ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     entries: dict[str, Entry] = {}
-    fresh: dict[str, float] = {}
     whole: dict[str, str] = {}
     for name, shape in shapes.items():
         planned = plan.names.get(names[name].names[0])
@@ -92,25 +91,17 @@ def plan_for_files(
                 entries[first] = replace(entries[first], names=(*entries[first].names, name))
                 continue
         entries[name] = replace(entry, names=(name,))
-        fresh[name] = 0.0 if plan.fresh is None or planned is None else plan.fresh.get(planned, 0.0)
     by_model = {name: plan.names.get(first, first) for name in entries for first in names[name].names[:1]}
-    starts = {**_initial_statistics(model), **(plan.means or {})}
-    means = None if plan.means is None else {n: starts.get(by_model[n], (0.0,)) for n in entries}
-    norms = {n: plan.norms[by_model[n]] for n in entries if by_model[n] in plan.norms}
-    made = Plan(entries, {}, None if plan.fresh is None else fresh, plan.mup, means, norms)
-    return replace(made, past_norms=_past_norms(made, plan, by_model), checked=plan.checked, tried_by=plan.tried_by)
-
-
-def _past_norms(made: Plan, plan: Plan, by_model: Mapping[str, str]) -> dict[str, tuple[int, ...]] | None:
-    """The same by the names in files, where a tensor may be a part of a parameter that has one dimension more."""
-    if plan.past_norms is None:
-        return None
-    found = {}
-    for name, entry in made.parameters.items():
-        if (own := by_model[name]) in plan.past_norms:
-            ahead = len(plan[own].narrow) - len(entry.narrow)
-            found[name] = tuple(d - ahead for d in plan.past_norms[own] if d >= ahead)
-    return found
+    statistics, initial = _initial_statistics(model), dict[str, Initial]()
+    for name, entry in entries.items():
+        own = plan.initial.get(by_model[name], Initial())
+        if plan.fresh is not None:
+            own = replace(own, std=own.std or 0.0, means=own.means or statistics.get(by_model[name], (0.0,)))
+        if own.past_norms:  # a tensor may be a part of a parameter that has one dimension more
+            ahead = len(plan[by_model[name]].narrow) - len(entry.narrow)
+            own = replace(own, past_norms=tuple(d - ahead for d in own.past_norms if d >= ahead))
+        initial[name] = own
+    return Plan(entries, {}, initial, plan.mup, plan.tried_by)
 
 
 def names_beside(config: Config, plan: Plan, shapes: Mapping[str, Shape]) -> list[str]:
@@ -184,7 +175,7 @@ def _entry_in_file(plan: Plan, held: InModel, shape: Shape) -> Entry | None:
         return None
     entries = [plan[plan.names[name]] for name in held.names]
     first, growths = entries[0], [entry.axes.get(0, Axis()) for entry in entries]
-    alike = {(e.narrow[1:], e.out, e.in_, e.fold, e.keep, e.offset, e.axes.get(1)) for e in entries}
+    alike = {(e.narrow[1:], e.out, e.in_, e.constants, e.axes.get(1)) for e in entries}
     stds = [(plan.fresh or {}).get(plan.names[name], 0.0) for name in held.names]  # as measured, so of some spread
     whole = sum(entry.narrow[0] for entry in entries) == shape[0]
     if len(alike) > 1 or len({axis.times for axis in growths}) > 1 or max(stds) > 1.5 * min(stds) or not whole:
@@ -192,7 +183,7 @@ def _entry_in_file(plan: Plan, held: InModel, shape: Shape) -> Entry | None:
     parts = zip((entry.narrow[0] for entry in entries), growths, strict=True)
     sections = tuple(part for n, axis in parts for part in axis.sections or ((n, axis.block),))
     wide = (sum(entry.wide[0] for entry in entries), *first.wide[1:])
-    joined = {0: Axis(growths[0].times, 1, sections)} if 0 in first.axes else {}
+    joined = {0: Axis(growths[0].times, 1, sections, side=growths[0].side)} if 0 in first.axes else {}
     return replace(first, narrow=shape, wide=wide, axes={**first.axes, **joined})
 
 
@@ -208,5 +199,4 @@ def _entry_of_part(entry: Entry, shape: Shape) -> Entry | None:
     if any(n % part for n, part in zip(entry.narrow[ahead:], shape, strict=True)):
         return None
     wide = tuple(grown(n, axes[d].times) if d in axes else n for d, n in enumerate(shape))
-    out, in_ = (tuple(d - ahead for d in side) for side in (entry.out, entry.in_))
-    return replace(entry, narrow=shape, wide=wide, axes=axes, out=out, in_=in_)
+    return replace(entry, narrow=shape, wide=wide, axes=axes)

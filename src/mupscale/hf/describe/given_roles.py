@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
-from mupscale.core import Axis, Entry, Role, Shape
+from mupscale.core import Axis, Constants, Entry, Role, Shape
 from mupscale.system import MupscaleError, checks_arguments
 
 GIVEN: dict[str, dict[str, Role]] = {}
@@ -47,6 +47,9 @@ def entry_given(model_type: str, name: str, shape: Shape, grown: Mapping[int, in
             f"was given for it (mupscale.hf.register)"
         )
     blocks = {d: role.out_block if d in out else role.in_block for d in (*out, *in_)}
-    axes = {d: Axis(grown[shape[d]] // shape[d], block) for d, block in sorted(blocks.items())}
+    axes = {
+        d: Axis(grown[shape[d]] // shape[d], block, side="out" if d in out else "in")
+        for d, block in sorted(blocks.items())
+    }
     wide = tuple(grown[n] if d in axes else n for d, n in enumerate(shape))
-    return Entry(shape, wide, axes, tuple(sorted(out)), tuple(sorted(in_)), names=(name,), offset=role.offset)
+    return Entry(shape, wide, axes, Constants(offset=role.offset), (name,))

@@ -101,7 +101,7 @@ def plan_by_miniatures(config: Config, times: Times) -> Plan:
 
     >>> config = {"model_type": "gpt2", "n_embd": 256, "n_head": 4, "n_layer": 12}
     >>> plan_by_miniatures(config, Times.of(2))["transformer.h.11.attn.c_attn.weight"].axes[1]
-    Axis(times=2, block=64, sections=())
+    Axis(times=2, block=64, sections=(), side='out')
     """
     config = growable_form(config, times)
     small, large = sketch_model(config), sketch_model(wide_config(config, times))
@@ -127,7 +127,8 @@ def plan_by_miniatures(config: Config, times: Times) -> Plan:
     norms = {n: shown.norms[like[n]] for n in planned.parameters if like.get(n) in shown.norms}
     past = shown.past_norms
     past = None if past is None else {n: past[like[n]] for n in planned.parameters if like.get(n) in past}
-    return replace(planned, checked=True, tried_by="small members", norms=norms, past_norms=past)
+    planned = planned.with_initial("norm", norms).with_initial("past_norms", past)
+    return replace(planned, tried_by="small members")
 
 
 def _roles_of_all_widths(config: Config, times: Times, shown: Shown) -> Mapping[str, Role]:

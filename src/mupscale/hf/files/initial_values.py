@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from mupscale.core import Plan, Shape
 from mupscale.hf.describe import Config, Times, family_of_config
@@ -29,7 +28,7 @@ def count_from_first(record: Record, plan: Plan) -> Plan:
         return plan
     first, so_far = family_of_config(record.first_config).plan_unchanged(), in_no_blocks(record.whole_plan())
     if first.fresh is None or first.means is None:
-        return replace(plan, fresh=None, means=None)
+        return plan.with_initial("std", None).with_initial("means", None)
     now = in_no_blocks(plan).parameters
     entries = {name: so_far[so_far.names[name]].then(entry) for name, entry in now.items()}
     owners = {name: first.names[name] for name in entries}

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mupscale.growth import Copies, word_of_operator
 from mupscale.hf.describe import Config, family_of_config, layers_of
 from mupscale.hf.files.record import RECORD_FILE, GrowthStep
 from mupscale.hf.files.source import Source
@@ -170,8 +171,10 @@ def _how(growth: GrowthStep) -> str:
     if growth.fresh is not None:
         kind = "lossless " if growth.fresh.lossless else ""
         how = f"trained units stayed and new ones were drawn beside them ({kind}fresh units, seed {growth.seed})"
-    elif growth.noise:
-        how = f"units were copied, and noise was added (level {growth.noise}, seed {growth.seed})"
+    elif type(growth.grow) is not Copies:
+        how = f"new units were made by {word_of_operator(growth.grow)} (seed {growth.seed})"
+    elif growth.noise.std:
+        how = f"units were copied, and noise was added (level {growth.noise.std}, seed {growth.seed})"
     else:
         how = (
             "units were copied without noise, so it computes what the small model computes, and stays a replica of it "

@@ -4,47 +4,72 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any, get_args
 
-from mupscale.core import Axis, Plan
-from mupscale.growth import DRAWS, Draws, Fresh, Unit
-from mupscale.hf.describe import Config, HowDeep, Times, deep_config, family_of_config, layer_origins, times_from_json
+from mupscale.core import Axis, Plan, TensorSource
+from mupscale.growth import (
+    DRAWS,
+    OPERATORS,
+    Copies,
+    Deepen,
+    Draws,
+    Fresh,
+    GaussianNoise,
+    Operator,
+    as_noise,
+    word_of_operator,
+)
+from mupscale.hf.describe import Config, Times, deep_config, family_of_config, times_from_json, with_layers
 from mupscale.system import MupscaleError, read_json, replace_text
 
 RECORD_FILE = "mupscale.json"
 _FORMAT = "mupscale.hf/1"
 _FROM_FIRST = "from the first model"
+_REPLICA = Copies()
 
 
 @dataclass(frozen=True)
 class GrowthStep:
-    """One upscaling: by how much, with which noise (unit: as in GaussianNoise), drawn from which seed.
+    """One upscaling: by how much, by which operator, drawn from which seed.
 
-    fresh: how it grew by fresh units; None where it grew by copies. sizes: what it became, for a reader. draws: how the
-    random numbers were drawn, which files of earlier versions do not say. layers: how many it has since, where it
+    sizes: what it became, for a reader. draws: how the random numbers were drawn, which files of earlier versions do
+    not say. layers: how many it has since, where it
     became deeper, and deepen: what the new ones are; None where it became wider. from_first: whether the initial spread
     that noise and new units go by is counted from the first model, and not, as earlier versions did, from this one.
 
-    >>> GrowthStep(Times.of(2), noise=0.5, seed=1).times.ffn
+    >>> GrowthStep(Times.of(2), Copies(0.5), seed=1).times.ffn
     2
     >>> from mupscale.hf.describe import Ratios
-    >>> GrowthStep.from_json(GrowthStep(Ratios(ffn=2), fresh=Fresh(outgoing=0.5)).to_json()).fresh
+    >>> GrowthStep.from_json(GrowthStep(Ratios(ffn=2), Fresh(outgoing=0.5)).to_json()).grow
     Fresh(outgoing=0.5, lossless=False)
     """
 
     times: Times
-    noise: float | Mapping[str, float] = 0.0
+    grow: Operator = _REPLICA
     seed: int = 0
-    unit: Unit = "init"
-    fresh: Fresh | None = None
     sizes: Mapping[str, Any] = field(default_factory=dict, compare=False)
     draws: Draws = DRAWS
     layers: int | None = None
-    deepen: HowDeep = "identity"
+    deepen: Deepen = "identity"
     from_first: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.grow, Copies):  # one noise is written one way
+            object.__setattr__(self, "grow", replace(self.grow, noise=as_noise(self.grow.noise)))
+
+    @property
+    def fresh(self) -> Fresh | None:
+        """How it grew by fresh units; None if it did not."""
+        return self.grow if isinstance(self.grow, Fresh) else None
+
+    @property
+    def noise(self) -> GaussianNoise:
+        """What copies were given."""
+        noise = getattr(self.grow, "noise", None)
+        return noise if isinstance(noise, GaussianNoise) else GaussianNoise(0.0)
 
     def __str__(self) -> str:
         """For a message: by 2 in width, or to 24 layers."""
@@ -58,14 +83,15 @@ class GrowthStep:
 
     def to_json(self) -> dict[str, Any]:
         """As mupscale.json has it."""
-        content: dict[str, Any] = {"times": self.times.to_json(), "noise": self.noise}
-        content |= {"seed": self.seed, "unit": self.unit, **({} if self.draws == "torch" else {"draws": self.draws})}
+        content: dict[str, Any] = {"times": self.times.to_json(), "noise": self.noise.std, "seed": self.seed}
+        content |= {"unit": self.noise.unit, **({} if self.draws == "torch" else {"draws": self.draws})}
         content |= {"spread": _FROM_FIRST} if self.from_first else {}
         if self.layers is not None:
             return {**content, "how": self.deepen, "layers": self.layers}
-        if self.fresh is None:
+        if self.grow == Copies(self.noise):
             return content
-        return {**content, "how": "fresh", **asdict(self.fresh), "sizes": dict(self.sizes)}
+        told = {field.name: getattr(self.grow, field.name) for field in fields(self.grow) if field.name != "noise"}  # type: ignore[arg-type]
+        return {**content, "how": word_of_operator(self.grow), **told, "sizes": dict(self.sizes)}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> GrowthStep:
@@ -76,16 +102,17 @@ class GrowthStep:
             raise ValueError(f"numbers drawn by {draws!r}, which this version does not know")
         if (spread := content.get("spread")) not in (None, _FROM_FIRST):
             raise ValueError(f"an initial scale counted {spread!r}, which this version does not know")
-        if how in get_args(HowDeep):
+        if how in get_args(Deepen):
             times, seed, layers = Times(**content["times"]), content["seed"], int(content["layers"])
             return cls(times, seed=seed, draws=draws, layers=layers, deepen=how)
-        if how not in ("copies", "fresh"):
+        if how not in OPERATORS:
             raise ValueError(f"a growth by {how!r}, which this version does not know")
-        fresh = Fresh(content["outgoing"], content["lossless"]) if how == "fresh" else None
-        times = times_from_json(content["times"])
-        unit, sizes = content.get("unit", "init"), content.get("sizes", {})
-        made = cls(times, content["noise"], content["seed"], unit, fresh, sizes, draws)
-        return replace(made, from_first=spread is not None)
+        told = {field.name: content[field.name] for field in fields(OPERATORS[how].make) if field.name in content}  # type: ignore[arg-type]
+        if "noise" in told:
+            told["noise"] = GaussianNoise(told["noise"], content.get("unit", "init"))
+        times, sizes = times_from_json(content["times"]), content.get("sizes", {})
+        grow = OPERATORS[how].make(**told)
+        return cls(times, grow, content["seed"], sizes, draws, from_first=spread is not None)
 
 
 @dataclass(frozen=True)
@@ -136,12 +163,12 @@ class Record:
         """Grown once more; `plan` is that growth's own, in width."""
         whole = self.plan
         if growth.layers is not None:
-            whole = None if whole is None else _with_layers(whole, growth.deepen, growth.layers)
+            whole = None if whole is None else _as_if_first(with_layers(whole, growth.deepen, growth.layers))
         elif plan is None:
             whole = None
         else:
             whole = in_no_blocks(self.whole_plan()).then(in_no_blocks(plan)) if self.widenings else plan
-            whole = replace(whole, mup=True) if growth.fresh is not None else whole
+            whole = whole if growth.grow.needs_multiples else replace(whole, mup=True)
         return replace(self, growths=(*self.growths, growth), plan=whole)
 
     def whole_plan(self) -> Plan:
@@ -198,21 +225,13 @@ def in_no_blocks(plan: Plan) -> Plan:
     return replace(
         plan,
         parameters={
-            name: replace(entry, axes={d: Axis(axis.times) for d, axis in entry.axes.items()})
+            name: replace(entry, axes={d: Axis(axis.times, side=axis.side) for d, axis in entry.axes.items()})
             for name, entry in plan.parameters.items()
         },
         buffers={},
     )
 
 
-def _with_layers(plan: Plan, how: HowDeep, layers: int) -> Plan:
-    """The plan of a model that has more layers since: each grew as the layer that it comes from."""
-    origins = {deep: origin.name for deep, origin in layer_origins(plan.parameters, how, layers).items()}
-
-    def by_origin(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {deep: values[origin] for deep, origin in origins.items() if origin in values}
-
-    entries = {n: replace(e, names=e.names if origins[n] == n else (n,)) for n, e in by_origin(plan.parameters).items()}
-    fresh, means = (None if values is None else by_origin(values) for values in (plan.fresh, plan.means))
-    past = None if plan.past_norms is None else by_origin(plan.past_norms)
-    return replace(plan, parameters=entries, fresh=fresh, means=means, norms=by_origin(plan.norms), past_norms=past)
+def _as_if_first(plan: Plan) -> Plan:
+    """The plan of a growth as if the first model had had all the layers, which `first_config` has."""
+    return replace(plan, parameters={n: replace(e, source=TensorSource()) for n, e in plan.parameters.items()})

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from mupscale.core import Entry, Plan, check_dtype
+from mupscale.core import Entry, Initial, Plan, Shape, check_dtype
+from mupscale.growth import DRAWS, Draws, draw_normal
 from mupscale.hf.files.safetensors_format import StoredTensor, make_header
 from mupscale.hf.files.source import Source
 from mupscale.system import MupscaleError, replace_text, show_short
@@ -20,16 +23,53 @@ _SIZES |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
 @dataclass(frozen=True)
+class NewTensor:
+    """A tensor of a new layer: its name, what it is drawn from (a constant for a std of 0), the seed, and how.
+
+    >>> NewTensor("norm.weight", mean=1.0, std=0.0, seed=0).whole((2,), torch.float32)
+    tensor([1., 1.])
+    """
+
+    name: str
+    mean: float
+    std: float
+    seed: int
+    draws: Draws = DRAWS
+
+    @classmethod
+    def of(cls, name: str, plan: Plan, seed: int, draws: Draws = DRAWS) -> NewTensor | None:
+        """What a plan says of a tensor; None if it is made of another one's values."""
+        source, law = plan.sources[name], plan.initial.get(name, Initial())
+        if source.is_taken:
+            return None
+        mean, *_ = (source.value,) if source.kind == "silent" else law.means or (0.0,)
+        return cls(name, mean, 0.0 if source.kind == "silent" else law.std or 0.0, seed, draws)
+
+    def part(self, start: int, count: int, size: int, dtype: torch.dtype) -> Tensor:
+        """So many of its `size` entries; what is drawn follows from the seed and the name alone."""
+        if self.std == 0:
+            return torch.full((count,), self.mean, dtype=dtype)
+        drawn = draw_normal(torch.empty(count), start, size, self.seed, f"new block {self.name}", self.draws)
+        return drawn.mul_(self.std).add_(self.mean).to(dtype)
+
+    def whole(self, shape: Shape, dtype: torch.dtype) -> Tensor:
+        """All of it."""
+        size = math.prod(shape)
+        return self.part(0, size, size, dtype).view(shape)
+
+
+@dataclass(frozen=True)
 class WideTensor:
     """One tensor of the output: where it comes from, how it grows, and where it goes.
 
-    name: the plan's, under which its noise is drawn; tied tensors have one.
+    name: the plan's, under which its noise is drawn; tied tensors have one. new: what it is instead, in a new layer.
     """
 
     name: str
     source: StoredTensor
     entry: Entry
     target: StoredTensor
+    new: NewTensor | None = None
 
 
 @dataclass(frozen=True)
@@ -75,17 +115,28 @@ def shorten_number(number: int, units: tuple[str, ...] = (" B", " M", " k", ""))
 
 
 def arrange_shards(
-    source: Source, plan: Plan, *, dtype: torch.dtype | None = None, shard_size: int | str = "5GB"
+    source: Source,
+    plan: Plan,
+    *,
+    parts: Plan | None = None,
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
+    shard_size: int | str = "5GB",
 ) -> list[WeightShard]:
-    """The files of the wide checkpoint, with all their tensors in place; nothing is read or written yet.
+    """The files of the larger checkpoint, with all their tensors in place; nothing is read or written yet.
 
-    dtype: of the floating-point tensors, which keep theirs where it is None.
+    plan: in width. parts: from the tensors of the wide checkpoint to those with new layers, or other new parts, of
+    which those are drawn from the seed that are made of no other's values. dtype: of the floating-point tensors, which
+    keep theirs where it is None.
     """
     largest, names = parse_size(shard_size), plan_names(source, plan)
     shards: list[dict[str, WideTensor]] = []
     used = largest + 1
-    for name, stored in source.tensors.items():
-        tensor = _wide_tensor(name, names[name], stored, plan[names[name]], dtype)
+    made = {name: name for name in source.tensors} if parts is None else {n: s.name for n, s in parts.sources.items()}
+    for name, origin in made.items():
+        tensor = _wide_tensor(origin, names[origin], source.tensors[origin], plan[names[origin]], dtype)
+        if parts is not None and (new := NewTensor.of(name, parts, seed)) is not None:
+            tensor = replace(tensor, new=new, target=replace(tensor.target, shape=parts[name].wide))
         if used + tensor.target.bytes > largest and (used or not shards):
             shards.append({})
             used = 0

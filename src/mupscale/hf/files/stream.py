@@ -19,12 +19,16 @@ from torch import Tensor
 
 from mupscale.core import Axis, Plan, Shape, widened_shape
 from mupscale.growth import (
+    Copies,
     Fresh,
     FreshTensor,
     GaussianNoise,
+    Operator,
     Part,
     Region,
+    as_noise,
     check_spread,
+    check_written,
     draw_normal,
     refuse_nonfinite,
     unit_std,
@@ -50,12 +54,13 @@ class Piece(NamedTuple):
 
 
 class _Task(NamedTuple):
-    """A part of a tensor: copies with noise of this standard deviation, or a region with fresh units."""
+    """A part of a tensor: copies with noise of this standard deviation, a region with fresh units, or all of it."""
 
     tensor: WideTensor
     part: Piece | Region
     std: float = 0.0
     fresh: FreshTensor | None = None
+    whole: Part | None = None
 
 
 def write_shards(
@@ -63,16 +68,16 @@ def write_shards(
     folder: Path,
     plan: Plan,
     *,
-    noise: GaussianNoise | None = None,
-    grow: Fresh | None = None,
+    grow: Operator | None = None,
     seed: int = 0,
     threads: int | None = None,
     advance: Callable[[int], None] = lambda bytes: None,
 ) -> None:
     """Fill the files; the result is the same for any number of threads and any shards.
 
-    noise: one that mupscale.growth.check_noise has seen. grow: by fresh units instead of copies, which has seen the
-    plan. advance: called with the number of bytes after each write.
+    grow: an operator that has seen the plan; copies without noise if none is given. Copies and fresh units are written
+    in pieces; any other operator writes a tensor at a time, which is whole in memory then.
+    advance: called with the number of bytes after each write.
     """
     threads = min(usable_cores(), _MOST_THREADS) if threads is None else threads
     if threads < 1:
@@ -82,24 +87,16 @@ def write_shards(
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             for shard in shards:
-                tasks = _tasks(shard, plan, noise) if grow is None else _fresh_tasks(shard, plan, grow, seed)
-                _write_shard(shard, folder, tasks, seed, pool, threads, advance)
+                tasks = _tasks(shard, plan, grow or Copies(), seed)
+                _write_shard(shard, folder, grow or Copies(), tasks, seed, pool, threads, advance)
     finally:
         torch.set_num_threads(ours)
-
-
-def _noise_stds(shard: WeightShard, plan: Plan, noise: GaussianNoise | None) -> dict[str, float]:
-    """Standard deviation of each tensor's noise; buffers have none."""
-    if noise is None:
-        return {}
-    names = {tensor.name for tensor in shard.tensors.values()}
-    noisy = [name for name in names if name in plan.parameters and noise.of(name)]
-    return {name: noise.of(name) * unit_std(plan, name, noise.unit) for name in noisy}
 
 
 def _write_shard(
     shard: WeightShard,
     folder: Path,
+    grow: Operator,
     every_task: Iterator[_Task],
     seed: int,
     pool: ThreadPoolExecutor,
@@ -115,7 +112,7 @@ def _write_shard(
     def work_off_tasks() -> None:
         try:
             with ExitStack() as open_files:
-                writer = _PieceWriter(path, seed, write_lock, open_files)
+                writer = _PieceWriter(path, grow, seed, write_lock, open_files)
                 for task in tasks:
                     advance(writer.make(task))
         except BaseException:
@@ -130,21 +127,24 @@ def _write_shard(
         tasks.stop()
 
 
-def _tasks(shard: WeightShard, plan: Plan, noise: GaussianNoise | None) -> Iterator[_Task]:
-    stds = _noise_stds(shard, plan, noise)
+def _tasks(shard: WeightShard, plan: Plan, grow: Operator, seed: int) -> Iterator[_Task]:
+    """What there is to do for each tensor, by what it is made of and how it grows."""
     for tensor in shard.tensors.values():
-        std = stds.get(tensor.name, 0.0) if tensor.source.dtype.is_floating_point else 0.0
-        for piece in pieces(tensor.entry.narrow, tensor.entry.axes, _NOISY_PIECE if std else _PIECE):
-            yield _Task(tensor, piece, std)
-
-
-def _fresh_tasks(shard: WeightShard, plan: Plan, grow: Fresh, seed: int) -> Iterator[_Task]:
-    for tensor in shard.tensors.values():
-        if not tensor.source.dtype.is_floating_point:
-            yield from (_Task(tensor, piece) for piece in pieces(tensor.entry.narrow, {}, _PIECE))
-            continue
-        fresh = FreshTensor(grow.values(Part(tensor.name, plan, seed)))
-        yield from (_Task(tensor, region, fresh=fresh) for region in fresh.regions(_FRESH_PIECE))
+        axes, part = tensor.entry.axes, Part(tensor.name, plan, seed)
+        if tensor.new is not None:
+            yield from (_Task(tensor, piece) for piece in pieces(tensor.target.shape, {}, _PIECE))
+        elif not tensor.source.dtype.is_floating_point:
+            yield from (_Task(tensor, piece) for piece in pieces(tensor.entry.narrow, axes, _PIECE))
+        elif type(grow) is Fresh:
+            fresh = FreshTensor(grow.values(part))
+            yield from (_Task(tensor, region, fresh=fresh) for region in fresh.regions(_FRESH_PIECE))
+        elif type(grow) is Copies and not grow.paired and isinstance(noise := as_noise(grow.noise), GaussianNoise):
+            level = noise.of(tensor.name) if tensor.name in plan.parameters else 0.0  # buffers have none
+            std = level * unit_std(plan, tensor.name, noise.unit) if level else 0.0
+            for piece in pieces(tensor.entry.narrow, axes, _NOISY_PIECE if std else _PIECE):
+                yield _Task(tensor, piece, std)
+        else:
+            yield _Task(tensor, Piece(0, tensor.entry.narrow, {}, (0,)), whole=part)
 
 
 def _exact(dtype: torch.dtype) -> torch.dtype:
@@ -220,8 +220,10 @@ class _PieceWriter:
     write_lock: of all threads that write this file. Linux lets in one at a time, and has the others wait by spinning.
     """
 
-    def __init__(self, path: Path, seed: int, write_lock: threading.Lock, open_files: ExitStack) -> None:
-        self._seed, self._write_lock, self._open_files = seed, write_lock, open_files
+    def __init__(
+        self, path: Path, grow: Operator, seed: int, write_lock: threading.Lock, open_files: ExitStack
+    ) -> None:
+        self._grow, self._seed, self._write_lock, self._open_files = grow, seed, write_lock, open_files
         self._target = open_files.enter_context(open_file(path, "r+b", buffering=0))
         self._sources: dict[Path, BinaryIO] = {}
         self._buffers: dict[str, Tensor] = {}
@@ -232,7 +234,20 @@ class _PieceWriter:
             assert isinstance(task.part, Region)
             return self._make_fresh(task.tensor, task.fresh, task.part)
         assert isinstance(task.part, Piece)
+        if (new := task.tensor.new) is not None:
+            target, count = task.tensor.target, math.prod(task.part.shape)
+            return self._write(new.part(task.part.start, count, target.numel, target.dtype), target, task.part.start)
+        if task.whole is not None:
+            return self._make_whole(task.tensor, task.whole, task.part)
         return self._make_copies(task.tensor, task.std, task.part)
+
+    def _make_whole(self, job: WideTensor, part: Part, piece: Piece) -> int:
+        narrow = self._refuse_nonfinite(self._read(job.source, piece), job)
+        narrow = narrow.to(_exact(narrow.dtype))
+        out = torch.full(job.target.shape, math.nan, dtype=narrow.dtype)
+        self._grow.parameter(out, narrow, part)
+        check_written(job.name, out, self._grow)
+        return self._write(self._rounded(out, job), job.target, 0)
 
     def _make_fresh(self, job: WideTensor, fresh: FreshTensor, region: Region) -> int:
         def read(start: int, stop: int) -> Tensor:

@@ -9,7 +9,6 @@ deepened_optimizer: such a file, for more layers. deepened_model: a model in mem
 
 from typing import TYPE_CHECKING, Any
 
-from mupscale.hf.training.deepened_optimizer import check_deepened_optimizer, deepen_optimizer_file
 from mupscale.hf.training.groups import param_groups, plan, resume_optimizer
 from mupscale.hf.training.model_parameters import decay_groups, match_plan, shapes_of
 from mupscale.hf.training.saved_optimizer import find_optimizer_file
@@ -41,10 +40,8 @@ __all__ = [
     "BranchTrainerCallback",
     "Clip",
     "GrowTrainerCallback",
-    "check_deepened_optimizer",
     "check_optimizer_file",
     "decay_groups",
-    "deepen_optimizer_file",
     "find_optimizer_file",
     "match_plan",
     "param_groups",

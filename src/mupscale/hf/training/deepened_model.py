@@ -35,10 +35,10 @@ def deepen_in_memory(
     assert step.layers is not None
     config = model.config.to_dict()
     deep, operator = model_like(model, step.config_after(config)), depth_operator(step.deepen)
-    tensors, parameters = plan_layers(shapes_of(model), step.deepen, step.layers, first, times), naming.parameters(deep)
-    for name, p in parameters.items():
-        if (one := tensors[name]).mean is not None:
-            p.copy_(NewTensor(name, one.mean, one.std, step.seed, step.draws).whole(tuple(p.shape), p.dtype))
+    made = plan_layers(shapes_of(model), step.deepen, step.layers, first, times)
+    for name, p in naming.parameters(deep).items():
+        if (new := NewTensor.of(name, made, step.seed, step.draws)) is not None:
+            p.copy_(new.whole(tuple(p.shape), p.dtype))
     writers = None if operator.copies else writers_of(config, shapes_of(model))
     plan = plan_depth(model, deep, grow=operator, writers=writers)
     deepen(model, deep, plan)

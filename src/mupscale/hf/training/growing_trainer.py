@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 from weakref import WeakKeyDictionary
@@ -12,14 +13,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mupscale.growth import Copies, GaussianNoise, Operator, SignalNoise, replica_in_words, upscale_untried
+from mupscale.growth import Copies, Deepen, Operator, SignalNoise, replica_in_words, upscale_untried
 from mupscale.hf.describe import (
     AskedGrowth,
     Config,
-    HowDeep,
     Times,
     check_depth,
-    check_fresh_plan,
+    check_drawn,
     family_of_config,
     settle_growth,
 )
@@ -77,7 +77,7 @@ class GrowTrainerCallback(InvariantClipping):
         heads: int | None = None,
         kv: int | None = None,
         layers: int | None = None,
-        deepen: HowDeep = "identity",
+        deepen: Deepen = "identity",
         grow: Operator | None = None,
         noise: float | None = None,
         exact: bool = False,
@@ -259,11 +259,11 @@ class GrowTrainerCallback(InvariantClipping):
 
     def _record_width(self, record: Record, config: Config, asked: AskedGrowth) -> Record:
         """The record after a growth in width; what is drawn counts from the first model, where this one grew before."""
-        from_first = bool(record.growths) and bool(asked.fresh is not None or asked.noise)
-        noise = asked.noise.effective if isinstance(asked.noise, SignalNoise) else asked.noise
-        gaussian = noise if isinstance(noise, GaussianNoise) else GaussianNoise(float(noise or 0.0))
-        step = GrowthStep(asked.times, gaussian.std, self.seed, gaussian.unit, asked.fresh, from_first=from_first)
-        plan = family_of_config(config).plan(asked.times, initial=asked.fresh is not None)
+        from_first, operator = bool(record.growths) and asked.needs_initial, asked.operator
+        if isinstance(operator, Copies) and isinstance(operator.noise, SignalNoise):
+            operator = replace(operator, noise=operator.noise.effective or 0.0)
+        step = GrowthStep(asked.times, operator, self.seed, from_first=from_first)
+        plan = family_of_config(config).plan(asked.times, initial=not operator.needs_multiples)
         return record.then(step, count_from_first(record, plan))
 
     def _wider(
@@ -273,10 +273,9 @@ class GrowTrainerCallback(InvariantClipping):
         family = family_of_config(config)
         planned = family.plan(asked.times)
         plan = count_from_first(record, match_plan(narrow, planned))
-        check_fresh_plan(plan, asked.fresh)
+        check_drawn(plan, asked.operator)
         wide = model_like(narrow, family.wide_config(asked.times))
-        operator = asked.fresh or Copies(asked.noise)
-        _, grown = upscale_untried(narrow, wide, plan, optimizer, grow=operator, lr=lr, seed=self.seed)
+        _, grown = upscale_untried(narrow, wide, plan, optimizer, grow=asked.operator, lr=lr, seed=self.seed)
         assert grown is not None
         is_lossless = asked.fresh is not None and asked.fresh.lossless
         reasons = family.obstacles(asked.times, plan) if is_lossless else []

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from mupscale.core import Entry, Plan, Shape, naming
+from mupscale.core import Entry, Initial, Plan, Shape, naming
 from mupscale.hf.describe import Config, family_of_config, sketch_model
 from mupscale.hf.files import Record
 from mupscale.system import MupscaleError, checks_arguments
@@ -39,8 +39,7 @@ def match_plan(model: nn.Module, plan: Plan, small: Config | None = None) -> Pla
     """
     taken: dict[str, str] = {}
     parameters: dict[str, Entry] = {}
-    fresh: dict[str, float] = {}
-    means: dict[str, tuple[float, ...]] = {}
+    initial: dict[str, Initial] = {}
     for group in naming.aliases(naming.unwrap(model).named_parameters(remove_duplicate=False)):
         if strangers := [name for name in group if name not in plan.names]:
             raise MupscaleError(f"the model has the parameter '{strangers[0]}', which the upscaled one does not have")
@@ -59,16 +58,11 @@ def match_plan(model: nn.Module, plan: Plan, small: Config | None = None) -> Pla
             )
         taken.update(dict.fromkeys(entries, group[0]))
         parameters[group[0]] = replace(entries[first], names=group)
-        fresh[group[0]] = (plan.fresh or {}).get(first, 0.0)
-        if first in (plan.means or {}):
-            means[group[0]] = (plan.means or {})[first]
+        own = plan.initial.get(first, Initial())
+        initial[group[0]] = own if plan.fresh is None else replace(own, std=own.std or 0.0)
     if missing := [name for name in plan.parameters if name not in taken]:
         raise MupscaleError(f"the model lacks the parameter '{missing[0]}', which the upscaled one has")
-    norms = {taken[name]: kind for name, kind in plan.norms.items()}
-    stds = None if plan.fresh is None else fresh
-    made = Plan(parameters, {}, stds, plan.mup, None if plan.means is None else means, norms)
-    past = None if plan.past_norms is None else {taken[name]: dims for name, dims in plan.past_norms.items()}
-    return replace(made, past_norms=past, checked=plan.checked, tried_by=plan.tried_by)
+    return Plan(parameters, {}, initial, plan.mup, plan.tried_by)
 
 
 def plan_for_model(model: nn.Module, record: Record) -> Plan:
@@ -90,7 +84,7 @@ def plan_for_model(model: nn.Module, record: Record) -> Plan:
             entries[name] = replace(plan[plan.names[known[0]]], names=entry.names)
             back |= {float(entry.fold) / float(entries[name].fold)} - {1.0}
         elif entry.in_ and len(back) == 1:
-            entries[name] = replace(entry, fold=next(iter(back)) * entry.fold)
+            entries[name] = entry.with_constants(fold=next(iter(back)) * entry.fold)
     return match_plan(model, replace(ours, parameters=entries), record.config)
 
 

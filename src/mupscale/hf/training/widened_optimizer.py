@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Axis, Entry, Plan, expand
+from mupscale.core import Entry, Plan, naming
 from mupscale.growth import (
-    Fresh,
+    Copies,
+    Operator,
     StatePart,
     axes_of_state,
     initial_state,
@@ -30,8 +31,8 @@ from mupscale.growth import (
     refuse_nonfinite,
     state_factor,
 )
-from mupscale.hf.describe import Times, family_of_config, grown, sketch_model
-from mupscale.hf.files import Source
+from mupscale.hf.describe import Times, family_of_config, grown, sketch_model, with_layers
+from mupscale.hf.files import GrowthStep, Source
 from mupscale.hf.training.model_parameters import match_plan
 from mupscale.hf.training.saved_optimizer import SavedOptimizer, read_optimizer
 from mupscale.optim import FROM_GROUP, GroupBuilder, Traits, scale, traits_of
@@ -46,25 +47,33 @@ def widen_optimizer_file(
     plan: Plan | None = None,
     *,
     optimizer_class: type[Optimizer] | None = None,
-    grow: Fresh | None = None,
+    grow: Operator | None = None,
+    deeper: GrowthStep | None = None,
 ) -> None:
-    """Write the optimizer state at `path`, widened as its model is, to `out`: a plain torch state dict with names.
+    """Write the optimizer state at `path`, grown as its model is, to `out`: a plain torch state dict with names.
 
     source: the narrow checkpoint. plan: by the model's own names, where mupscale.json holds it. optimizer_class: for
-    an optimizer that is not torch's own. grow: by fresh units, whose state is as a fresh optimizer has it. Rates,
-    decays and eps are rescaled as in param_groups, and `initial_lr` with them, so that a scheduler made anew with
-    `last_epoch` goes on; its own saved state has narrow rates, one for each narrow group.
-    `mupscale.hf.resume_optimizer` makes an optimizer of the file.
+    an optimizer that is not torch's own. grow: the operator, which fills the state, too; copies if none is given.
+    deeper: the growth to more layers that comes then. Those that start as identity have no state, copies have their
+    layer's, and all are in the groups of the layer that they come from. Rates, decays and eps are rescaled as in
+    param_groups, and `initial_lr` with them, so that a scheduler made anew with `last_epoch` goes on; its own saved
+    state has narrow rates, one for each narrow group. `mupscale.hf.resume_optimizer` makes an optimizer of the file.
     """
-    groups, pieces = _prepare(Path(path), source, times, plan, optimizer_class, grow)
+    groups, pieces = _prepare(Path(path), source, times, plan, optimizer_class, grow, deeper)
     write_optimizer(Path(out), groups, pieces)
 
 
 def check_optimizer_file(
-    path: str | Path, source: Source, times: Times, plan: Plan | None = None, *, grow: Fresh | None = None
+    path: str | Path,
+    source: Source,
+    times: Times,
+    plan: Plan | None = None,
+    *,
+    grow: Operator | None = None,
+    deeper: GrowthStep | None = None,
 ) -> None:
     """Raise what widen_optimizer_file would, before hours of work on the weights; reads next to nothing."""
-    _prepare(Path(path), source, times, plan, None, grow)
+    _prepare(Path(path), source, times, plan, None, grow, deeper)
 
 
 def _prepare(
@@ -73,7 +82,8 @@ def _prepare(
     times: Times,
     plan: Plan | None,
     optimizer_class: type[Optimizer] | None,
-    grow: Fresh | None,
+    grow: Operator | None,
+    deeper: GrowthStep | None,
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
     """The wide groups, and by name and key what becomes of each part of the state."""
     model = sketch_model(source.config)
@@ -82,17 +92,22 @@ def _prepare(
     plan = match_plan(model, plan)
     plan.check(model, "narrow")
     narrow = read_optimizer(path, model, mmap=True)
+    order = [name for names, _ in narrow.groups for name in names]
+    if deeper is not None and deeper.layers is not None:
+        plan = with_layers(plan, deeper.deepen, deeper.layers)
+        order = list(naming.parameters(sketch_model(deeper.config_after(source.config))))
     cls = optimizer_class or narrow.optimizer_class()
-    groups = _groups(narrow, plan, traits_of(cls))
-    return groups, {name: dict(_pieces(name, narrow, plan, cls, grow)) for name in narrow.states}
+    groups = _groups(narrow, plan, order, traits_of(cls))
+    held = [n for n in order if plan.sources[n].is_taken and plan.sources[n].name in narrow.states]
+    return groups, {name: dict(_pieces(name, narrow, plan, cls, grow or Copies())) for name in held}
 
 
-def _groups(narrow: SavedOptimizer, plan: Plan, optimizer_traits: Traits) -> list[dict[str, Any]]:
+def _groups(narrow: SavedOptimizer, plan: Plan, order: Sequence[str], traits: Traits) -> list[dict[str, Any]]:
     """The wide optimizer's groups as param_groups makes them, in a state dict's form: numbers, and names."""
-    wide = GroupBuilder(optimizer_traits)
+    wide = GroupBuilder(traits)
     for names, hyper in narrow.groups:
         own = {key: value for key, value in hyper.items() if key != FROM_GROUP}
-        for name in names:
+        for name in (name for name in order if plan.sources[name].name in names):
             wide.add(name, nn.Parameter(torch.empty(0)), plan.parameters[name], own, own)
     groups, start = [], 0
     for group in wide.groups():
@@ -112,33 +127,32 @@ class StateTensor:
 
 
 def _pieces(
-    name: str, narrow: SavedOptimizer, plan: Plan, cls: type[Optimizer], grow: Fresh | None
+    name: str, narrow: SavedOptimizer, plan: Plan, cls: type[Optimizer], grow: Operator
 ) -> Iterator[tuple[str, Any]]:
     """A parameter's state by key: tensors as pieces, anything else as it will be."""
-    entry, traits = plan.parameters[name], traits_of(cls)
-    hyper = next(hyper for names, hyper in narrow.groups if name in names)
-    for key, value in narrow.states[name].items():
+    entry, traits, source = plan.parameters[name], traits_of(cls), plan.sources[name].name
+    hyper = next(hyper for names, hyper in narrow.groups if source in names)
+    for key, value in narrow.states[source].items():
         factor = state_factor(name, key, entry, hyper, traits)
         if not isinstance(value, Tensor):
             yield key, scale(value, factor) if isinstance(value, float) else value
             continue
-        one_number = is_scalar(value, entry)
-        axes = {} if one_number else axes_of_state(key, value, entry)
-        shape = tuple(grown(n, axes[d].times) if d in axes else n for d, n in enumerate(value.shape))
-        if grow is None or one_number:
-            yield key, StateTensor(value, shape, partial(_write_copies, value, axes, factor))
+        if is_scalar(value, entry):
+            yield key, StateTensor(value, tuple(value.shape), partial(_write_number, value, factor))
             continue
+        axes = axes_of_state(key, value, entry)
+        shape = tuple(grown(n, axes[d].times) if d in axes else n for d, n in enumerate(value.shape))
         start = partial(_initial, cls, hyper, key, len(entry.narrow))
         by_entry = partial(_factor_of, name, key, hyper, traits)
         part = StatePart(name, plan, 0, key, tuple(value.shape), axes, start, by_entry, key in traits.rates)
-        yield key, StateTensor(value, shape, partial(_write_fresh, value, part, grow))
+        yield key, StateTensor(value, shape, partial(_write_grown, value, part, grow))
 
 
-def _write_copies(value: Tensor, axes: Mapping[int, Axis], factor: float, out: Tensor) -> None:
-    expand(value, axes, out, factor)
+def _write_number(value: Tensor, factor: float, out: Tensor) -> None:
+    out.copy_(scale(value, factor))
 
 
-def _write_fresh(value: Tensor, part: StatePart, grow: Fresh, out: Tensor) -> None:
+def _write_grown(value: Tensor, part: StatePart, grow: Operator, out: Tensor) -> None:
     grow.state(out, value, part)
 
 

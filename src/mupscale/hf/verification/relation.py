@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from mupscale.core import Axis, Plan, places
-from mupscale.growth import Fresh, GaussianNoise
+from mupscale.growth import Copies, Fresh, is_replica, word_of_operator
 from mupscale.hf.describe import Config, ConfigFamily, Times, family_of_config, grown, layers_of, plan_layers
 from mupscale.hf.files import RECORD_FILE, GrowthStep, Record, Source, plan_growth
-from mupscale.hf.verification.weights import AnyGrowth, PlannedDepth, PlannedGrowth
+from mupscale.hf.verification.weights import PlannedGrowth
 from mupscale.system import MupscaleError
 
 
@@ -43,9 +43,14 @@ class Relation:
 
     @property
     def noisy(self) -> bool:
-        """Whether noise was added on the way."""
-        noises = [growth.noise for growth in self.growths]
-        return any(any(n.values()) if isinstance(n, Mapping) else n for n in noises)
+        """Whether units were made to differ from copies on the way, by noise or otherwise."""
+        return bool(self._draws)
+
+    @property
+    def _draws(self) -> list[str]:
+        """What makes copies differ, in words: noise, or the operator's own word."""
+        grown = [g.grow for g in self.growths if g.layers is None and g.fresh is None and not is_replica(g.grow)]
+        return list(dict.fromkeys("noise" if type(one) is Copies else word_of_operator(one) for one in grown))
 
     @property
     def fresh(self) -> Fresh | None:
@@ -57,6 +62,12 @@ class Relation:
         """The growths by which it became deeper."""
         return tuple(growth for growth in self.growths if growth.layers is not None)
 
+    @property
+    def movers(self) -> list[str]:
+        """What makes the larger model compute something else, in words."""
+        stacked = any(growth.deepen != "identity" for growth in self.deepened)
+        return ["copied layers"] * stacked + self._draws + ["fresh units"] * (self.fresh is not None)
+
     def old_units(self, n: int) -> Tensor:
         """Where the n hidden units of the small model lie in the wide one; of copies, the first."""
         units, size = torch.arange(n), n
@@ -65,7 +76,7 @@ class Relation:
             size = grown(size, growth.times.hidden)
         return units
 
-    def steps(self) -> Iterator[AnyGrowth]:
+    def steps(self) -> Iterator[PlannedGrowth]:
         """Each growth with its plan, for the tensors of the files."""
         config, shapes, record = self.small.config, self.small.shapes, self.before
         counted = any(growth.from_first for growth in self.growths)
@@ -73,15 +84,14 @@ class Relation:
             by_model = None
             if growth.layers is not None:
                 since = (config, Times()) if record is None else (record.first_config, record.times)
-                tensors = plan_layers(shapes, growth.deepen, growth.layers, *since)
-                yield PlannedDepth(tensors, growth.seed, growth.draws)
-                shapes = {name: shapes[tensor.origin] for name, tensor in tensors.items()}
+                plan = plan_layers(shapes, growth.deepen, growth.layers, *since)
+                yield PlannedGrowth(plan, Copies(), growth.seed, growth.draws)
+                shapes = {name: entry.wide for name, entry in plan.parameters.items()}
             else:
                 recorded = self.plan if len(self.growths) == 1 else None
-                fresh, first = bool(growth.noise) or growth.fresh is not None, record if growth.from_first else None
+                fresh, first = not is_replica(growth.grow), record if growth.from_first else None
                 plan, by_model = plan_growth(first, config, growth.times, shapes, recorded=recorded, initial=fresh)
-                noise = GaussianNoise(growth.noise, growth.unit)
-                yield PlannedGrowth(plan, noise, growth.seed, growth.fresh, growth.draws)
+                yield PlannedGrowth(plan, growth.grow, growth.seed, growth.draws)
                 shapes = {name: plan[plan.names.get(name, name)].wide for name in shapes}
             record = (record or Record(config)).then(growth, by_model if counted else None)
             config = growth.config_after(config)

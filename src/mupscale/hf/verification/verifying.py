@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,14 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from mupscale.core import Plan
+from mupscale.core import Entry, Plan
 from mupscale.growth import widen
 from mupscale.hf.describe import Batch, make_batches, memory, runs_trusted_code
 from mupscale.hf.files import Source, open_source
 from mupscale.hf.training import match_plan
 from mupscale.hf.verification import weights
 from mupscale.hf.verification.comparison import RANDOM, TOLERANCE, Comparison, ComparisonRow
-from mupscale.hf.verification.deep_outputs import compare_deep
 from mupscale.hf.verification.fresh_growth import FreshGrowth
 from mupscale.hf.verification.joint_training import compare_training
 from mupscale.hf.verification.loading import Loaded, load_pretrained
@@ -82,7 +82,8 @@ def verify(
     batches = _batches(ours, relation, max(2, min(train + 1, _BATCHES)), tokens, seed, text, device, trust_remote_code)
     with KeepDouble() if precision == torch.float64 else nullcontext():
         if relation is not None and relation.deepened:
-            told = compare_deep(relation, ours, theirs, batches, (rows, first), precision, tolerance, notes, train)
+            allowed = _limit_of_layers(relation, precision) if tolerance is None else tolerance
+            told = _compare_layers(relation, ours, theirs, batches, rows, first, allowed, notes, train)
         else:
             plan = _plan_between(ours, theirs, relation, plan)
             limits, pair = _limits(relation, plan, precision, tolerance), _Pair(ours, theirs, plan, relation, batches)
@@ -152,9 +153,11 @@ def _compare_models(
     outputs = pair.compare_outputs()
     if outputs.constant:
         _refuse_constant(pair)
-    note = "moved by noise" if pair.noisy else ""
+    movers = [] if pair.relation is None else pair.relation.movers
+    note = f"moved by {' and '.join(movers)}" if movers else ""
     rows += [ComparisonRow(what, off, limits.as_they_are, note) for what, off in outputs.differences.items()]
-    without = ", without the noise" if pair.noisy else ", before rounding" if limits.rounded else ""
+    without = f", without the {' and '.join(movers)}" if movers else ", before rounding" if limits.rounded else ""
+    without = "" if pair.plan.mup else without  # which no copies stand for
     if without and first is None:  # the files are compared with it; that config and plan are right shows without it
         widen(pair.small, pair.wide, pair.plan)
         exact = pair.compare_outputs().differences
@@ -190,6 +193,44 @@ def _compare_fresh(
     notes = [*notes, *fresh.notes(train, same=all(row.ok for row in rows[2:]))]
     told = fresh.as_recorded(what, moved)
     return Comparison(tuple(rows), outputs.losses, first, notes=tuple(notes), as_recorded=told)
+
+
+def _compare_layers(
+    relation: Relation,
+    small: nn.Module,
+    deep: nn.Module,
+    batches: list[Batch],
+    rows: list[ComparisonRow],
+    first: Difference | None,
+    allowed: float,
+    notes: list[str],
+    train: int,
+) -> Comparison:
+    """Outputs as more rows: the same where new layers are identity, moved where layers or units are not.
+
+    Training is never compared: new layers learn what the small model has not.
+    """
+    outputs = compare_outputs(small, deep, batches[:2], None if relation.fresh is None else relation.old_units)
+    movers = relation.movers
+    note = f"moved by {' and '.join(movers)}" if movers else ""
+    rows = [*rows, *(ComparisonRow(what, off, allowed, note) for what, off in outputs.differences.items())]
+    what, moved = max(outputs.differences.items(), key=lambda item: item[1])
+    move = "moves" if movers == ["noise"] else "move"
+    told = f"{' and '.join(movers)} {move} {what} by {moved:.1%}" if movers else ""
+    if not movers and all(row.ok for row in rows):
+        notes = [*notes, "New layers write nothing into the residual stream yet, so the function is the same."]
+    if train:
+        notes = [*notes, "Training is not compared: new layers learn from the first step on."]
+    return Comparison(tuple(rows), outputs.losses, first, notes=tuple(notes), as_recorded=told)
+
+
+def _limit_of_layers(relation: Relation, precision: torch.dtype) -> float:
+    """How far the outputs of a model with more layers may differ."""
+    if relation.movers:
+        return math.inf
+    plans = [step.plan for step in relation.steps() if not step.plan.has_new_parts]
+    entries = {f"{n} {name}": entry for n, plan in enumerate(plans) for name, entry in plan.parameters.items()}
+    return max(TOLERANCE[precision], 8 * _rounding_of_files(relation, entries))
 
 
 def _refuse_constant(pair: _Pair) -> None:
@@ -281,21 +322,21 @@ def _limits(relation: Relation | None, plan: Plan, precision: torch.dtype, toler
         return _Limits(tolerance, tolerance, tolerance)
     exact, trained = TOLERANCE[precision], TOLERANCE[precision] * (10 if precision == torch.float32 else 1)
     rewritten = noisy and not (relation is not None and relation.fresh is not None and relation.fresh.lossless)
-    eps = 0.0 if relation is None or rewritten else _rounding_of_files(relation, plan)
+    eps = 0.0 if relation is None or rewritten else _rounding_of_files(relation, plan.parameters)
     rounded = max(exact, 8 * eps)
     if relation is not None and relation.fresh is not None:  # new units are not drawn again in memory
         return _Limits(math.inf if noisy else rounded, rounded, max(trained, 32 * eps))
     return _Limits(math.inf if noisy else rounded, exact, trained, rounded=rounded > exact)
 
 
-def _rounding_of_files(relation: Relation, plan: Plan) -> float:
+def _rounding_of_files(relation: Relation, entries: Mapping[str, Entry]) -> float:
     """The relative error of weights that the wide files cannot hold exactly; 0 where they can."""
     few, many = (
         {stored.dtype for stored in source.tensors.values() if stored.dtype.is_floating_point}
         for source in (relation.small, relation.wide)
     )
-    if relation.fresh is None and weights.is_exact(plan.parameters) and few == many:
-        return 1e-4 if torch.float16 in many else 0.0  # whose smallest numbers lose bits even so
+    if relation.fresh is None and weights.is_exact(entries) and few == many:
+        return 1e-4 if torch.float16 in many and entries else 0.0  # whose smallest numbers lose bits even so
     return max(torch.finfo(dtype).eps for dtype in many)
 
 

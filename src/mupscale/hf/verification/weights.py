@@ -14,8 +14,18 @@ import torch
 from torch import Tensor
 
 from mupscale.core import Entry, Plan, expand, index_of_old
-from mupscale.growth import DRAWS, Draws, Fresh, GaussianNoise, Part, standard_normal, unit_std
-from mupscale.hf.describe import LayerTensor
+from mupscale.growth import (
+    DRAWS,
+    Copies,
+    Draws,
+    Fresh,
+    GaussianNoise,
+    Operator,
+    Part,
+    as_noise,
+    standard_normal,
+    unit_std,
+)
 from mupscale.hf.files import NewTensor, Source, StoredTensor, plan_name, read_into
 from mupscale.system import MupscaleError
 
@@ -24,25 +34,12 @@ _AT_A_TIME = 1 << 22  # entries that are compared in double precision at a time
 
 @dataclass(frozen=True)
 class PlannedGrowth:
-    """One growth of a checkpoint: its plan, for the names in the files or in the model, and what was drawn."""
+    """One growth of a checkpoint, in width or to more layers: its plan, by the names in the files; what was drawn."""
 
     plan: Plan
-    noise: GaussianNoise
-    seed: int
-    fresh: Fresh | None = None
-    draws: Draws = DRAWS
-
-
-@dataclass(frozen=True)
-class PlannedDepth:
-    """A growth to more layers: what every tensor of the deep files is, and what was drawn."""
-
-    tensors: Mapping[str, LayerTensor]
+    grow: Operator
     seed: int
     draws: Draws = DRAWS
-
-
-AnyGrowth = PlannedGrowth | PlannedDepth
 
 
 @dataclass(frozen=True)
@@ -58,11 +55,11 @@ class TensorDifference:
     new: float
 
 
-def tensor_differences(small: Source, wide: Source, steps: Sequence[AnyGrowth]) -> Iterator[TensorDifference]:
+def tensor_differences(small: Source, wide: Source, steps: Sequence[PlannedGrowth]) -> Iterator[TensorDifference]:
     """Of each tensor of the wide checkpoint from what the small one becomes by these steps."""
     names: Collection[str] = small.tensors.keys()
     for step in steps:
-        names = step.tensors.keys() if isinstance(step, PlannedDepth) else names
+        names = step.plan.sources.keys() if step.plan.has_new_parts else names
     _check_names(names, wide.tensors.keys())
     limit = rounding_limit(small, wide)
     for name in names:
@@ -78,20 +75,20 @@ class _History(NamedTuple):
     in_new_layer: bool
 
 
-def _trace(name: str, small: Source, steps: Sequence[AnyGrowth]) -> _History:
+def _trace(name: str, small: Source, steps: Sequence[PlannedGrowth]) -> _History:
     """Back from a tensor of the wide checkpoint to where it comes from."""
     ways: list[tuple[PlannedGrowth, str]] = []
     drawn, is_new = None, False
     for step in reversed(steps):
-        if isinstance(step, PlannedGrowth):
+        if not step.plan.has_new_parts:
             planned = plan_name(name, step.plan)
             ways.append((step, planned))
             continue
-        tensor = step.tensors[name]
-        is_new = is_new or tensor.is_new
-        if tensor.mean is not None and drawn is None:
-            drawn, later = NewTensor(name, tensor.mean, tensor.std, step.seed, step.draws), len(ways)
-        name = tensor.origin
+        source, new = step.plan.sources[name], NewTensor.of(name, step.plan, step.seed, step.draws)
+        is_new = is_new or source.is_new
+        if new is not None and drawn is None:
+            drawn, later = new, len(ways)
+        name = source.name
     ways.reverse()
     if drawn is None:
         return _History(small.tensors[name], ways, None, is_new)
@@ -121,7 +118,7 @@ def _difference(name: str, grown: StoredTensor, history: _History, limit: float)
         whole = _relative_difference(expected, wide)
         once = len(ways) + (drawn is not None) <= 1
         if whole < best.whole or once:
-            old = _is_old(ways) if any(step.fresh for step, _ in ways) else None
+            old = _is_old(ways) if any(not step.grow.needs_multiples for step, _ in ways) else None
             both = (0.0, whole) if history.in_new_layer else _of_both(expected, wide, old, whole)
             best = TensorDifference(name, whole, *both)
         if best.whole <= limit or once:
@@ -134,7 +131,7 @@ def _is_old(ways: Sequence[tuple[PlannedGrowth, str]]) -> Tensor:
     old = torch.ones(ways[0][0].plan[ways[0][1]].narrow, dtype=torch.bool)
     for step, planned in ways:
         entry = step.plan[planned]
-        if step.fresh is None:
+        if step.grow.needs_multiples:
             old = expand(old, entry.axes)
         else:
             among = torch.zeros(entry.wide, dtype=torch.bool)
@@ -161,9 +158,9 @@ def is_exact(entries: Mapping[str, Entry]) -> bool:
     """Whether nothing is rounded: every factor is a power of two, and nothing is added.
 
     >>> from mupscale.core import Axis
-    >>> is_exact({"readout": Entry((1, 4), (1, 8), {1: Axis(2)}, in_=(1,))})
+    >>> is_exact({"readout": Entry((1, 4), (1, 8), {1: Axis(2, side="in")})})
     True
-    >>> is_exact({"readout": Entry((1, 4), (1, 12), {1: Axis(3)}, in_=(1,))})
+    >>> is_exact({"readout": Entry((1, 4), (1, 12), {1: Axis(3, side="in")})})
     False
     """
     return all(math.frexp(entry.rule.weight)[0] == 0.5 and not entry.shift for entry in entries.values())
@@ -185,16 +182,20 @@ def _grown(name: str, narrow: Tensor, planned: str, step: PlannedGrowth, dtype: 
         raise MupscaleError(f"'{name}' has shape {tuple(narrow.shape)}, but should have {entry.narrow} by the config")
     if not narrow.is_floating_point():
         return narrow
-    if step.fresh is not None:
-        out = torch.empty(entry.wide, dtype=dtype)
-        step.fresh.parameter(out, narrow, Part(planned, step.plan, step.seed, draws=step.draws))
-        return out
-    exact = torch.float64 if narrow.dtype == torch.float64 else torch.float32
-    wide = entry.widened(narrow.to(exact, copy=True), overwrite=True)
-    if planned in step.plan.parameters and step.noise.of(planned):
-        level = step.noise.of(planned) * unit_std(step.plan, planned, step.noise.unit)
+    exact, part = _exact(narrow.dtype), Part(planned, step.plan, step.seed, draws=step.draws)
+    if type(step.grow) is not Copies or step.grow.paired:
+        out = torch.empty(entry.wide, dtype=dtype if isinstance(step.grow, Fresh) else exact)
+        step.grow.parameter(out, narrow if isinstance(step.grow, Fresh) else narrow.to(exact), part)
+        return out.to(dtype)
+    noise, wide = as_noise(step.grow.noise), entry.widened(narrow.to(exact, copy=True), overwrite=True)
+    if isinstance(noise, GaussianNoise) and planned in step.plan.parameters and noise.of(planned):
+        level = noise.of(planned) * unit_std(step.plan, planned, noise.unit)
         wide.add_(standard_normal(entry.wide, exact, step.seed, planned, step.draws), alpha=level)
     return wide.to(dtype)
+
+
+def _exact(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _read(stored: StoredTensor) -> Tensor:
