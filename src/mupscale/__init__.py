@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mupscale.family import Family
     from mupscale.growth import (
         Copies,
+        Experts,
         Fresh,
         GaussianNoise,
         Identity,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         measure_statistics,
         perturb,
         plan_depth,
+        plan_experts,
         upscale,
         widen,
         widen_optimizer,
@@ -57,11 +59,12 @@ __version__ = VERSION
 
 # fmt: off
 __all__ = [
-    "Axis", "Copies", "Entry", "Family", "Fresh", "GaussianNoise", "Identity", "MupscaleError", "Operator",
+    "Axis", "Copies", "Entry", "Experts", "Family", "Fresh", "GaussianNoise", "Identity", "MupscaleError", "Operator",
     "Plan", "PlanError", "ReplicaWarning", "Role", "Rule", "SignalNoise", "Stack", "UncheckedPlan", "clip_grad_norm_",
     "coord_check", "deepen", "deepen_optimizer", "expand", "growth_table", "index_of_old", "load", "load_torch",
     "make_optimizer",
-    "measure_statistics", "param_groups", "per_group", "perturb", "plan", "plan_depth", "register_optimizer",
+    "measure_statistics", "param_groups", "per_group", "perturb", "plan", "plan_depth", "plan_experts",
+    "register_optimizer",
     "register_roles", "save", "upscale", "verify", "widen", "widen_optimizer", "widen_scheduler",
 ]
 _NAMES = {
@@ -69,9 +72,9 @@ _NAMES = {
     "checks": ("coord_check", "growth_table", "verify"),
     "core": ("Axis", "Entry", "Plan", "Role", "Rule", "expand", "index_of_old"),
     "family": ("Family",),
-    "growth": ("Copies", "Fresh", "GaussianNoise", "Identity", "Operator", "SignalNoise", "Stack",
-               "deepen", "deepen_optimizer", "measure_statistics", "perturb", "plan_depth", "upscale", "widen",
-               "widen_optimizer"),
+    "growth": ("Copies", "Experts", "Fresh", "GaussianNoise", "Identity", "Operator", "SignalNoise", "Stack",
+               "deepen", "deepen_optimizer", "measure_statistics", "perturb", "plan_depth", "plan_experts", "upscale",
+               "widen", "widen_optimizer"),
     "optim": ("clip_grad_norm_", "make_optimizer", "param_groups", "per_group", "register_optimizer",
               "widen_scheduler"),
     "planning": ("plan", "register_roles"),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any, Literal
 
 from torch import Tensor
@@ -23,10 +24,10 @@ class TensorSource:
     """What a tensor of the larger model is made of: target ← source.
 
     name: the tensor of the smaller model; empty where it has the name of the target.
-    kind: "old" if the target is that tensor, grown. What is in a new part of the model, such as a block, is a "copy" if
-    it starts as that tensor, with its optimizer state; "drawn" if it keeps the values that the larger model was built
-    with; "silent" if it starts at `value`, at which it writes nothing. The last two have no optimizer state yet, and
-    are in the parameter group of the named tensor.
+    kind: "old" if the target is that tensor, grown. What is in a new part of the model, a block or an expert, is a
+    "copy" if it starts as that tensor, with its optimizer state; "drawn" if it keeps the values that the larger model
+    was built with; "silent" if it starts at `value`, at which it writes nothing. The last two have no optimizer state
+    yet, and are in the parameter group of the named tensor. Of a copy, `value` is the share of entries that are drawn.
 
     >>> TensorSource("h.0.mlp.weight", "silent").is_new, TensorSource("h.0.mlp.weight", "copy").is_taken
     (True, True)
@@ -60,7 +61,8 @@ class Constants:
     offset: what the model adds to the stored value before it uses it, as a norm with gain 1 + w does.
     keep: by what the weights of old units are multiplied where the other units are new ones and no copies, so that what
     they compute stays: a model that divides a readout by its width needs it.
-    depth: by how much there are more residual blocks, in an entry of a block's parameter, where rates follow that.
+    depth: among how many parts a gradient is shared that one part had: experts, or residual blocks where rates follow
+    the depth.
     """
 
     fold: Number = 1
@@ -74,7 +76,8 @@ class Entry:
     """One parameter or buffer: its shapes, its width axes by dimension, and what each of them is to it.
 
     names: all that a tied tensor has. source: what it is made of: the smaller model's tensor of the same name, if
-    nothing is said.
+    nothing is said. A wide shape with a dimension more in front stacks copies of the narrow tensor, as experts are
+    (`stacked`).
 
     >>> entry = Entry(narrow=(8, 4), wide=(16, 4), axes={0: Axis(2, side="out")})
     >>> entry.rule, entry.out_is_width, entry.in_is_width
@@ -130,6 +133,17 @@ class Entry:
         return replace(self, constants=replace(self.constants, **constants))
 
     @property
+    def stacked(self) -> Entry:
+        """This entry, from as many copies of the narrow tensor as the wide one has in dimensions of its own.
+
+        >>> Entry(narrow=(8, 4), wide=(3, 8, 4)).stacked.narrow
+        (3, 8, 4)
+        """
+        ahead = range(len(self.wide) - len(self.narrow))
+        lead = tuple(int(self.wide[d] / self.axes.get(d, Axis()).times) for d in ahead)
+        return replace(self, narrow=(*lead, *self.narrow)) if lead else self
+
+    @property
     def out_is_width(self) -> bool:
         """Whether the output axis is a width of the family, even where it does not grow in this plan."""
         return bool(self.out)
@@ -182,6 +196,7 @@ class Entry:
                 f"plans of different models do not compose: '{self.names[0]}' ends with shape {self.wide} "
                 f"in the first and starts with {later.narrow} in the second"
             )
+        self = self._before(later)
         first, then = self.constants, later.constants
         offsets = {e.offset for e in (self, later) if e.offset or e.rule.weight != 1}  # what stays may not say it
         if {*self.out} & {*later.in_} or {*self.in_} & {*later.out} or len(offsets) > 1:
@@ -193,6 +208,13 @@ class Entry:
         fold, keep, depth = (tidy(Fraction(1) * a * b) for a, b in pairs)
         constants = Constants(fold, next(iter(offsets), 0), keep, depth)
         return Entry(self.narrow, later.wide, axes, constants, later.names, self.source.then(later.source))
+
+    def _before(self, later: Entry) -> Entry:
+        """This entry with the dimensions of a later one, which may stack copies, or draw what has another shape."""
+        ahead = max(0, len(later.wide) - len(later.narrow))
+        sizes = enumerate(zip_longest(later.narrow, later.wide))
+        kept = {d for d, (before, after) in sizes if later.source.is_taken or before == after}
+        return replace(self, axes={d + ahead: axis for d, axis in self.axes.items() if d in kept})
 
 
 @dataclass(frozen=True)

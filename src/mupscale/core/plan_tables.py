@@ -14,7 +14,7 @@ from mupscale.system import name_of_group, pattern_of_name, terminal_width, text
 
 HEADER = ("parameter", "shape", "out", "in", "fold", "weight ×", "lr × (Adam)", "lr × (SGD)")
 BLOCK_HEADER = ("block", "comes from", "starts")
-TriedBy = Literal["copies", "silent units", "small members"]
+TriedBy = Literal["copies", "silent units", "small members", "experts"]
 """What was run to see that a plan is right."""
 
 _SHAPES = 5  # columns of the first part, where the table is cut in two
@@ -110,19 +110,27 @@ def moved_parts(sources: Mapping[str, TensorSource]) -> dict[str, str]:
 def block_rows(sources: Mapping[str, TensorSource]) -> list[tuple[str, ...]]:
     """One row for each block of the larger model, under BLOCK_HEADER."""
     patterns = {pattern_of_name(path): path.count(".") + 1 for path in moved_parts(sources)}
-    rows: dict[str, tuple[str, ...]] = {}
+    rows: dict[str, tuple[str, str]] = {}
+    kinds: dict[str, set[str]] = {}
     for name, source in sources.items():
         for pattern, length in patterns.items():
             path = ".".join(name.split(".")[:length])
             if pattern_of_name(path) == pattern:
-                starts = "a copy" if source.is_taken else "new, and writes nothing yet"
-                origin = source.name.removesuffix(name.removeprefix(path))
-                rows.setdefault(path, (path, origin, starts if source.is_new else "as it was"))
-    return list(rows.values())
+                rows.setdefault(path, (path, source.name.removesuffix(name.removeprefix(path))))
+                kinds.setdefault(path, set()).add(source.kind)
+    starts = {"old": "as it was", "copy": "a copy", "drawn": "drawn", "silent": "new, and writes nothing yet"}
+    return [(*row, starts[max(kinds[path], key=list(starts).index)]) for path, row in rows.items()]
 
 
-def blocks_in_words(sources: Mapping[str, TensorSource], rules: Mapping[str, Rule]) -> str:
+def blocks_in_words(sources: Mapping[str, TensorSource], rules: Mapping[str, Rule], tried: TriedBy | None) -> str:
     """What there is to know of the blocks besides."""
+    if tried == "experts":
+        shared = max((rule.depth * rule.out for rule in rules.values()), default=1)
+        share = max((source.value for source in sources.values() if source.kind == "copy"), default=0.0)
+        changes = (
+            f"the function changes, since {share:.0%} of their entries are drawn" if share else "the function stays"
+        )
+        return f"experts are copies, among which a gradient is shared ({_short(shared)}): {changes}"
     silent = sorted({pattern_of_name(name) for name, source in sources.items() if source.kind == "silent"})
     said = ["new blocks write nothing yet: the function stays" if silent else "blocks are copied: the function changes"]
     said += [f"what writes into the stream: {', '.join(silent)}"] if silent else []

@@ -72,14 +72,16 @@ class Plan:
     def __str__(self) -> str:
         """A table that fits the terminal: alike layers in one row; of a plan for new blocks, the blocks."""
         if self.has_new_parts:
-            words = wrap_text(blocks_in_words(self.sources, self.rules))
+            words = wrap_text(blocks_in_words(self.sources, self.rules, self.tried_by))
             return f"{text_table(BLOCK_HEADER, block_rows(self.sources), left=3)}\n{words}"
         return plan_as_text(self._table_rows(), self._tried())
 
     def _repr_html_(self) -> str:
         """The same table in a notebook."""
         if self.has_new_parts:
-            return html_table(BLOCK_HEADER, block_rows(self.sources), blocks_in_words(self.sources, self.rules))
+            return html_table(
+                BLOCK_HEADER, block_rows(self.sources), blocks_in_words(self.sources, self.rules, self.tried_by)
+            )
         return html_table(HEADER, self._table_rows(), self._tried())
 
     def _tried(self) -> str:

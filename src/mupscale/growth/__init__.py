@@ -17,6 +17,7 @@ noise            what makes copies differ from each other
 spectral         the size of a weight that noise may be relative to
 upscaling        all of it in one call
 depth_operators  what new blocks of a deeper model are: silent ones, or copies
+experts          which tensor each expert of a mixture is a copy of, and what its router is
 depth_plans      which tensor of the shallow model each of the deep one's is made of
 """
 
@@ -24,6 +25,7 @@ from mupscale.growth.copies import Copies, NaiveCopies
 from mupscale.growth.depth_operators import DepthOperator, Identity, Place, Stack
 from mupscale.growth.depth_plans import DepthRule, plan_depth, with_depth
 from mupscale.growth.draws import DRAWS, Draws, draw_normal, standard_normal
+from mupscale.growth.experts import Experts, plan_experts
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.fresh_tensor import FreshTensor, FreshValues, Region
 from mupscale.growth.lossless import difference_of_outputs, gain_factor, obstacles, without_gains
@@ -86,6 +88,7 @@ __all__ = [
     "DepthOperator",
     "DepthRule",
     "Draws",
+    "Experts",
     "Fresh",
     "FreshTensor",
     "FreshValues",
@@ -125,6 +128,7 @@ __all__ = [
     "obstacles",
     "perturb",
     "plan_depth",
+    "plan_experts",
     "refuse_idle_operator",
     "refuse_nonfinite",
     "replica_in_words",

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from mupscale.core import Plan
 from mupscale.growth.copies import Copies, NaiveCopies
 from mupscale.growth.depth_operators import DepthOperator, Identity, Stack
+from mupscale.growth.experts import Experts
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.net2net import Net2Net
 from mupscale.growth.noise import Noise
@@ -44,8 +45,8 @@ DEPTH_OPERATORS: dict[str, DepthOperator] = {
 }
 """Every operator for depth by its word."""
 
-Grow = Operator | DepthOperator | tuple[Operator | DepthOperator, ...]
-"""How a model grows: in width, in depth, or in both."""
+Grow = Operator | DepthOperator | Experts | tuple[Operator | DepthOperator, ...]
+"""How a model grows: in width, in depth, in both, or in experts."""
 
 
 def choose_operator(
@@ -103,7 +104,7 @@ def split_operators(
     >>> split_operators(Identity())
     (Fresh(outgoing=1.0, lossless=False), Identity(at=None))
     """
-    parts = grow if isinstance(grow, tuple) else () if grow is None else (grow,)
+    parts = grow if isinstance(grow, tuple) else () if grow is None or isinstance(grow, Experts) else (grow,)
     wider = [part for part in parts if isinstance(part, Operator)]
     deeper = [part for part in parts if isinstance(part, DepthOperator)]
     if len(wider) > 1 or len(deeper) > 1 or len(wider) + len(deeper) != len(parts):

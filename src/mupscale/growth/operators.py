@@ -37,8 +37,8 @@ class Part:
 
     @property
     def entry(self) -> Entry:
-        """Shapes, axes and the three numbers."""
-        return self.plan[self.name]
+        """Shapes, axes and the three numbers; where copies are stacked, from as many of them."""
+        return self.plan[self.name].stacked
 
 
 @dataclass(frozen=True)

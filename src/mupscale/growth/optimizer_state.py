@@ -16,7 +16,7 @@ from mupscale.growth.copies import Copies
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.operators import Operator, Part, StatePart
 from mupscale.growth.sources import refuse_nonfinite
-from mupscale.growth.writing import check_written, unwritten
+from mupscale.growth.writing import check_written, drawn_entries, unwritten
 from mupscale.optim import Traits, known_traits, scale, traits_of
 from mupscale.system import MupscaleError, checks_arguments
 
@@ -175,6 +175,7 @@ def _grow_value(
     if is_scalar(value, entry):
         on_device = group.get("capturable") or group.get("fused")
         return scale(value, factor).to(p.device if on_device else "cpu")
+    value = value.expand(*entry.narrow[: len(entry.narrow) - value.dim()], *value.shape)  # of stacked copies
     axes = axes_of_state(label, value, entry)
     shape = tuple(wide if d in axes else n for d, (n, wide) in enumerate(zip(value.shape, entry.wide, strict=True)))
     dtype = p.dtype if tuple(value.shape) == entry.narrow else value.dtype
@@ -192,6 +193,9 @@ def _grow_value(
     )
     operator.state(out, value, state)
     check_written(label, out, operator)
+    drawn = drawn_entries(part.name, part.plan)
+    if drawn is not None and out.shape == drawn.shape:
+        out[drawn] = state.initial
     grown = out.to(p.device)
     return laid_out_like(grown, p) if grown.shape == p.shape else grown
 

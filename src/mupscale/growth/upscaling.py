@@ -16,6 +16,7 @@ from mupscale.core import Plan, is_sharded, naming
 from mupscale.growth.copies import Copies
 from mupscale.growth.depth_operators import DepthOperator
 from mupscale.growth.depth_plans import check_silent_blocks, plan_depth, with_more_blocks
+from mupscale.growth.experts import Experts, find_experts, plan_experts
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.lossless import difference_of_outputs, warn_of_loss, with_past_norms
 from mupscale.growth.noise import Noise, is_no_noise
@@ -106,11 +107,13 @@ def upscale(
 ) -> tuple[nn.Module, Optimizer | None] | tuple[nn.Module, Optimizer, LRScheduler]:
     """The wide model and its optimizer, ready to train on; with a scheduler that too, as the third.
 
-    `wide` has more units than `narrow`, more blocks (`deepen` says what is special about them), or both.
+    `wide` has more units than `narrow`, more blocks (`deepen` says what is special about them), or both; or experts in
+    place of its feed-forward parts, or more experts (`plan_experts`).
     plan: from one to the other; without one it is made here, as `plan(narrow, wide, inputs=…, fresh=…, grow=…)` would.
     grow: how the wide model is filled. `Fresh()`, the default, keeps the trained units and draws new ones beside them;
     `Copies(noise)`, for which `noise=` is short, copies every unit; or an Operator of your own. For more blocks:
-    `Identity()`, the default, or `Stack()`. For both: a pair, such as (Fresh(), Stack()). exact: copy without noise, so
+    `Identity()`, the default, or `Stack()`. For both: a pair, such as (Fresh(), Stack()). For experts: `Experts()`,
+    copies, which `noise=` makes differ. exact: copy without noise, so
     that the wide model goes on exactly as the narrow one would, for ever: for verification.
     A plan that you give says what it was made for, fresh units or copies.
     The wide optimizer has the narrow one's class, hyperparameters (as they are now) and state, all rescaled.
@@ -137,10 +140,16 @@ def upscale(
     check_not_empty(inputs)
     check_goes_with(optimizer, scheduler, lr)
     wider, deeper = split_operators(grow, noise, exact=exact, plan=plan)
-    is_asked_for = not (grow is None and noise is None)
+    is_asked_for, experts = (
+        not (grow is None and noise is None),
+        _said_of_experts(grow, narrow, wide, plan, exact=exact),
+    )
     if noise is not None or exact:
         grow = wider if grow is None and not is_replica(wider) else (wider, deeper)
-    if plan is None and _has_more_blocks(narrow, wide):
+    if experts is not None:
+        settled = plan_experts(narrow, wide, inputs=inputs, grow=experts)
+        wider = wider if isinstance(wider, Copies) else Copies()
+    elif plan is None and _has_more_blocks(narrow, wide):
         settled = _plan_of_blocks(narrow, wide, wider, deeper, grow, inputs, fresh)
         wider = wider if _grows(settled) else choose_operator(None, plan=settled)
     else:
@@ -161,17 +170,33 @@ def _has_more_blocks(narrow: nn.Module, wide: nn.Module) -> bool:
         return False
 
 
+def _said_of_experts(
+    grow: Grow | None, narrow: nn.Module, wide: nn.Module, plan: Plan | None, *, exact: bool
+) -> Experts | None:
+    """How experts start, where the larger model has them and no plan says it; None where there are none."""
+    if plan is not None or not (isinstance(grow, Experts) or find_experts(narrow, wide)):
+        return None
+    if grow is None or isinstance(grow, Experts):
+        return grow or Experts(router="silent" if exact else "drawn")
+    raise MupscaleError(
+        f"the larger model has experts that the smaller one lacks, and grow={grow!r} is not for them. Use "
+        "grow=mupscale.Experts(), and noise= for copies that differ"
+    )
+
+
 def _grows(plan: Plan) -> bool:
     """Whether anything becomes wider."""
-    return any(entry.narrow != entry.wide for entry in (*plan.parameters.values(), *plan.buffers.values()))
+    entries = (*plan.parameters.values(), *plan.buffers.values())
+    return any(entry.stacked.narrow != entry.wide for entry in entries if entry.source.is_taken)
 
 
 def _refuse_operator_of_depth(plan: Plan | None, grow: Grow | None) -> None:
     """Where new blocks are settled, or there are none."""
-    if plan is not None and isinstance(grow, DepthOperator):
+    if plan is not None and isinstance(grow, DepthOperator | Experts):
+        what, maker = ("experts", "plan_experts") if isinstance(grow, Experts) else ("new blocks", "plan_depth")
         raise MupscaleError(
-            f"this plan says what new blocks are, and so does grow={grow!r}: leave out grow=, or make the plan with "
-            f"plan_depth(…, grow={grow!r})"
+            f"this plan says what {what} are, and so does grow={grow!r}: leave out grow=, or make the plan with "
+            f"{maker}(…, grow={grow!r})"
         )
     refuse_idle_operator(grow, wider=True, deeper=False)
 
@@ -282,9 +307,11 @@ def upscale_by_plan(
     _, grown = upscale_untried(narrow, wide, plan, optimizer, grow=operator, lr=lr, seed=seed)
     if is_lossless:
         warn_of_loss(narrow, wide, plan, inputs)
-    if inputs is not None and _copies_blocks(plan):
+    is_kept = plan.tried_by == "experts" and is_replica(operator) and not any(s.value for s in plan.sources.values())
+    if inputs is not None and _copies_blocks(plan) and not is_kept:
         difference, _ = difference_of_outputs(narrow, wide, inputs)
-        warn(f"copied blocks change the function: outputs differ by {difference:.2g} of their size")
+        what = "what is new in experts changes" if plan.tried_by == "experts" else "copied blocks change"
+        warn(f"{what} the function: outputs differ by {difference:.2g} of their size")
     return wide, grown
 
 
@@ -380,7 +407,7 @@ def _try(plan: Plan, narrow: nn.Module, wide: nn.Module, operator: Operator, inp
     if plan.has_new_parts:
         if not _grows(plan) and inputs is not None and not _copies_blocks(plan):
             check_silent_blocks(narrow, wide, plan, inputs)
-        elif _grows(plan) and not plan.checked:
+        elif not plan.checked and (_grows(plan) or any(e.constants.depth != 1 for e in plan.parameters.values())):
             warn(UNCHECKED, UncheckedPlan)
         return
     if operator.needs_multiples and inputs is not None and not made_here:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from statistics import NormalDist
 
 import torch
 from torch import Tensor, nn
 
 from mupscale.core import Plan, copy_into, gather_whole, is_sharded, naming
 from mupscale.growth.copies import Copies
+from mupscale.growth.draws import standard_normal
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.operators import Operator, Part, check_operator
 from mupscale.growth.sources import Tensors, prepare_growth, whole_or_void
@@ -47,6 +49,11 @@ def write_grown(
     model that was being written when something failed is void: its numbers are NaN, and the error says so.
     """
     targets, staged = {**naming.buffers(wide), **naming.parameters(wide)}, dict[str, Tensor]()
+    kept = {
+        name: targets[name].detach()[chosen]
+        for name in plan.parameters
+        if (chosen := drawn_entries(name, plan)) is not None
+    }
     with whole_or_void(wide) if type(operator) in _OURS else nullcontext():
         for name in (*plan.parameters, *plan.buffers):
             method = operator.parameter if name in plan.parameters else operator.buffer
@@ -55,6 +62,8 @@ def write_grown(
     with whole_or_void(wide):
         for name, tensor in staged.items():
             copy_into(targets[name], tensor)
+        for name, values in kept.items():
+            targets[name].detach()[drawn_entries(name, plan)] = values
         for name, source in plan.sources.items():
             if source.kind == "silent":
                 targets[name].fill_(source.value)
@@ -71,7 +80,7 @@ def _write(
     method: Callable[[Tensor, Tensor, Part], None],
     staged: dict[str, Tensor],
 ) -> None:
-    source = gather_whole(source.detach())
+    source = gather_whole(source.detach()).expand(part.entry.narrow)  # of stacked copies, a view of the one
     ours = type(operator) in _OURS
     if ours and not is_sharded(target) and source.device == target.device:
         method(target.detach(), source, part)
@@ -88,6 +97,20 @@ def _write(
     else:
         check_written(part.name, out, operator)
         staged[part.name] = out
+
+
+def drawn_entries(name: str, plan: Plan) -> Tensor | None:
+    """Of a parameter that is a copy in part, which entries are drawn afresh; None of any other. It goes by its name.
+
+    >>> from mupscale.core import Entry, TensorSource
+    >>> plan = Plan({"e.1": Entry((1000,), (1000,), source=TensorSource("e", "copy", 0.25))})
+    >>> 200 < int(drawn_entries("e.1", plan).sum()) < 300
+    True
+    """
+    source, shape = plan.sources[name], plan[name].wide
+    if source.kind != "copy" or not source.value:
+        return None
+    return standard_normal(shape, torch.float32, 0, f"drawn {name}") < NormalDist().inv_cdf(source.value)
 
 
 def unwritten(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, operator: Operator) -> Tensor:
