@@ -117,11 +117,11 @@ def check_groups(times: Times, now: Mapping[str, int]) -> Times:
         return times
     many, many_kv = heads * times.heads, kv * times.kv
     if times.kv not in (1, times.heads) or many % many_kv:
-        groups = math.ceil(Fraction(many * kv, heads))
+        groups = math.ceil(many * kv / heads)
         raise MupscaleError(
             f"{heads} heads with {kv} key/value heads cannot become {many} with {many_kv}: key/value heads grow with "
             f"the heads in whole groups of {heads // kv}, or stay ({kv}) while each of them serves more heads. Choose "
-            f"{groups * heads // kv} heads with {groups}, or {math.ceil(Fraction(many, kv)) * kv} with {kv}"
+            f"{groups * heads // kv} heads with {groups}, or {math.ceil(many / kv) * kv} with {kv}"
         )
     return times
 
