@@ -14,7 +14,16 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-DEAR = {"depth.md", "huggingface.md", "huggingface-training.md", "own-loop.md", "theory.md", "your-model.md"}
+DEAR = {
+    "any-model.md",
+    "depth.md",
+    "huggingface.md",
+    "huggingface-fresh.md",
+    "huggingface-training.md",
+    "own-loop.md",
+    "theory.md",
+    "your-model.md",
+}
 """Pages whose blocks take a second and more each: they run with the slow tests."""
 NOTEBOOKS = sorted((ROOT / "docs").glob("**/*.ipynb"))
 

@@ -173,6 +173,7 @@ def test_the_factors_of_inspect_are_those_of_the_groups(small: Path, tmp_path: P
     assert found.numbers[1] == sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_inspect_an_architecture_without_a_line_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = transformers.ArceeConfig(
         hidden_size=16,

@@ -38,7 +38,7 @@ from mupscale.system import load_torch
 from mupscale.train import Recipe, RunFolder, Spec, StoredRecipe, read_snapshot, run_recipe
 
 BEFORE = Path(__file__).parents[1] / "written_before"
-FEW, MANY = 50, 1000
+FEW, MANY = 20, 1000
 
 
 @dataclass(frozen=True)

@@ -210,6 +210,7 @@ def test_copies_and_fresh_units_stand_side_by_side(capsys: pytest.CaptureFixture
     assert said.count("diverged") == 6
 
 
+@pytest.mark.slow
 def test_no_multiple_leaves_fresh_units_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*GROW, "--widths", "[]", "--times", "1.5", "--outgoing", "1", "--rates", "0.5"]) == 0
     assert set(pictures("limit/grow")) == {"grow"}
@@ -236,6 +237,7 @@ def test_a_sweep_names_its_best_cell(capsys: pytest.CaptureFixture[str]) -> None
         assert f"n → {width}: 2 of 4 trials diverged." in said
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_lost_leaves_the_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -134,6 +134,7 @@ def test_out_none_writes_nothing(own_folder: Path, capsys: pytest.CaptureFixture
     assert list(own_folder.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_train_says_where_it_saved_and_overwrites_when_told(
     own_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

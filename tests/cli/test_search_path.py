@@ -118,6 +118,7 @@ def test_a_module_of_ones_own_imports_what_lies_beside_it_and_others_do_not(
     del sys.modules["later"], sys.modules["a_library"]
 
 
+@pytest.mark.quick("package.nets.Net")
 @pytest.mark.parametrize("name", ["package.nets.Net", "bare.nets.Net"])
 def test_packages_of_ones_own(download: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """With an __init__.py and without."""

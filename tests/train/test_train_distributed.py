@@ -58,7 +58,8 @@ FAILURES = {"ddp": ["blocked", "full-0", "metrics"], "fsdp": ["blocked", "full-0
 AGAIN = {
     *("resumed-gpt-ddp-ddp", "resumed-gpt-ddp-one", "resumed-gpt-fsdp-one", "resumed-gpt-fsdp-fsdp"),
     *("trained-nested-fsdp", "trained-thin-fsdp", "resumed-thin-fsdp-fsdp"),
-    *("fresh-gpt-fsdp", "depth-fsdp", "failed-mlp-fsdp-full-0"),
+    *("fresh-gpt-fsdp", "depth-fsdp", "failed-mlp-fsdp-full-0", "failed-mlp-ddp-blocked", "fresh-mlp-ddp"),
+    *("fresh-still-ddp", "resumed-mlp-ddp-one", "resumed-normed-ddp-ddp", "diverged-nested-ddp", "refused-mlp-ddp"),
 }
 """Scenarios for the slow tests: the same with the other model or in the other mode is acted out for every change."""
 SECONDS = 600  # after which a scenario that hangs is a failure
@@ -537,6 +538,11 @@ def same_metrics(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bo
     return len(ours) > 0
 
 
+def modes(scenario: str) -> pytest.MarkDecorator:
+    """A test for each mode of a scenario."""
+    return pytest.mark.parametrize("mode", cells(scenario, [(mode,) for mode in MODES]))
+
+
 both = pytest.mark.parametrize("mode", MODES)
 kinds = pytest.mark.parametrize("kind", KINDS)
 
@@ -553,7 +559,7 @@ def test_two_processes_train_to_the_weights_of_one(kind: str, mode: str, results
     assert same_metrics(metrics(results.folder / f"{kind}-{mode}"), alone)
 
 
-@pytest.mark.parametrize("mode", cells("depth-{}", [(mode,) for mode in MODES]))
+@modes("depth-{}")
 def test_growth_in_depth_trains_to_the_weights_of_one_process_and_resumes(mode: str, results: Results) -> None:
     (one,) = results.of("depth-one", [0])
     assert identical(one["first"]["weights"], one["again"]["weights"])
@@ -605,7 +611,7 @@ def test_fresh_growth_in_two_processes_trains_to_the_weights_of_one(kind: str, m
     assert same_metrics(metrics(results.folder / f"{kind}-{mode}-fresh"), metrics(results.folder / f"{kind}-one-fresh"))
 
 
-@both
+@modes("fresh-still-{}")
 def test_statistics_of_new_channels_are_those_of_one_process(mode: str, results: Results) -> None:
     """Fresh units are drawn alike, and every process measures their statistics on the same coming batches."""
     (one,) = results.of("fresh-still-one", [0])
@@ -706,7 +712,7 @@ def test_the_last_checkpoints_are_kept_and_the_unfinished_removed(mode: str, res
     assert kept(results.folder / f"mlp-{mode}-from-{mode}") == [f"step-000000009{suffix}"]
 
 
-@both
+@modes("diverged-nested-{}")
 def test_a_run_that_diverges_ends_so_in_all_processes(mode: str, results: Results) -> None:
     for two in results.of(f"diverged-nested-{mode}"):
         assert two["status"] == "diverged"
@@ -742,7 +748,7 @@ def test_all_processes_say_that_nothing_can_be_written(mode: str, how: str, resu
         assert two["then"]["status"] == "finished"
 
 
-@both
+@modes("refused-mlp-{}")
 def test_all_processes_say_why_a_run_cannot_begin(mode: str, results: Results) -> None:
     expected = {
         "shares": "a batch of 6 in 2 parts (accumulate) cannot be shared evenly by 2 processes",
