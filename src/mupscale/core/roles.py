@@ -25,7 +25,8 @@ class Role:
     `offset` is what the module adds to the stored weight before it uses it: 1 for a norm with gain 1 + w.
     `uncopyable`, where not empty, says why the axes may scale (μP) but their units cannot be copied (widening).
     `keep` is what the weights of old units are multiplied by where new units come beside them, as in Entry; where there
-    is a fold, it has to be said. `unplaceable` says why new units cannot come beside the old ones.
+    is a fold, it has to be said. `unplaceable` says why new units cannot come beside the old ones. `last`: an old block
+    is the last of those that come in its place, as in Axis.
 
     >>> import torch, mupscale as mu
     >>> head = mu.Role(out=0, in_=1, in_block=49)  # reads channels that were flattened with their 7 x 7 positions
@@ -54,6 +55,7 @@ class Role:
     offset: Number = 0
     keep: Number | Callable[[Number, Number], Number] | None = None
     unplaceable: str = ""
+    last: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "out", _read_dims("out", "output", self.out))

@@ -9,15 +9,23 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mupscale.core import Axis, expand
+from mupscale.core import Axis, expand, index_of_old
 from mupscale.planning.back_through import BackThrough
 from mupscale.planning.both_runs import BothRuns, tensors_of
-from mupscale.planning.copied_values import are_close, copies_of_each, explanations, growing_dims, possible_axes
+from mupscale.planning.copied_values import (
+    are_close,
+    copies_of_each,
+    explanations,
+    factor_between,
+    growing_dims,
+    possible_axes,
+)
 from mupscale.planning.guesses import Accepted, Dim, Guess, Side, Stuck, Written
 from mupscale.planning.tracing import Operation
 from mupscale.system import MupscaleError, ways_out
@@ -75,6 +83,8 @@ class Follower(BothRuns):
             elif not is_weight and "data" not in kinds:
                 self._compute_constant(position)
             else:
+                for number in op.refs if self.guess.own_constants else ():
+                    self._take_narrow_constant(number)
                 outcome = self.attempt(position)
                 for other in self._free_orders(position) if isinstance(outcome, Stuck) else ():
                     if isinstance(outcome := self.attempt(position, other), Accepted):
@@ -100,6 +110,21 @@ class Follower(BothRuns):
                     side.values[number] = torch.zeros_like(value) if "empty" in op.name else value
         op = self.small.run.operations[position]
         _check_draws(op, *([side.values[n] for n in op.results if n is not None] for side in (self.small, self.large)))
+
+    def _take_narrow_constant(self, number: int) -> None:
+        """Go on with copies of a narrow constant, where the wide one has that at old units.
+
+        Whether the wide model is right with its own constant has to be tried with its old units alone.
+        """
+        if self.kind(number) != "constant":
+            return
+        ours, theirs = (side.values[number] for side in (self.small, self.large))
+        dims = growing_dims(ours.shape, theirs.shape) or ()
+        for d in dims if len(dims) == 1 else ():
+            for axis, last in itertools.product(possible_axes(ours.shape[d], theirs.shape[d]), (False, True)):
+                if factor_between(ours, theirs[index_of_old(tuple(ours.shape), {d: replace(axis, last=last)})]) == 1.0:
+                    self.large.values[number] = expand(ours, {d: axis})
+                    return
 
     def attempt(self, position: int, other: Mapping[int, dict[int, Axis]] | None = None) -> Accepted | Stuck:
         """Try an operation, with other orders of copies for some of its arguments; nothing is changed for good.

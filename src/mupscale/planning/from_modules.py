@@ -308,7 +308,8 @@ class _Walk:
             sections: tuple[tuple[int, int], ...] = ()
             if d in out and times != 1:  # where they are tried, they are parts of any width, and no slip passes
                 sections = role.sections_of(small.shape[d]) if self.assume else role.out_sections
-            axes[d] = Axis(times, block if times != 1 else 1, sections, side="out" if d in out else "in")
+            last = role.last and times != 1
+            axes[d] = Axis(times, block if times != 1 else 1, sections, last, "out" if d in out else "in")
         entry = Entry(tuple(small.shape), tuple(large.shape), axes, names=group)
         fold, keep = (f(entry.rule.out, entry.rule.in_) if callable(f) else f for f in (role.fold, role.keep))
         if keep is None and fold != 1:

@@ -51,12 +51,14 @@ def roles_by_running(
     walked: Plan | None = None,
     given: Mapping[str, Role] | None = None,
     how: How | None = None,
+    *,
+    own_constants: bool = False,
 ) -> dict[str, Role]:
     """The role of every parameter and saved buffer that the models use on this batch, under all their names.
 
     inputs: what the models are called with: a tensor, a tuple of arguments, or a dict of keywords.
     walked: a plan to start from, as the modules' types and names suggest it. given: roles by name, to start from, too.
-    how: what the roles are for, which a refusal then gives advice for.
+    how: what the roles are for, which a refusal then gives advice for. own_constants: as in Guess.
 
     >>> import torch
     >>> class Plain(nn.Module):
@@ -75,7 +77,8 @@ def roles_by_running(
     error = None
     for products in (False, True):
         try:
-            roles = {**_computed_buffers(search.small, search.large), **search.roles(replace(guess, products=products))}
+            better = replace(guess, products=products, own_constants=own_constants)
+            roles = {**_computed_buffers(search.small, search.large), **search.roles(better)}
             whole = naming.unwrap(narrow)
             named = [*whole.named_parameters(remove_duplicate=False), *whole.named_buffers(remove_duplicate=False)]
             tied = [group for group in naming.aliases(named) if group[0] in roles]

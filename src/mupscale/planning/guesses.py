@@ -21,12 +21,14 @@ class Guess:
     """What is assumed before a pass: the order of copies of parameters' dimensions, and constants folded into them.
 
     products: whether what is computed from several weights is followed as data are (a learned query, projected), or is
-    one weight (a sum of low-rank factors).
+    one weight (a sum of low-rank factors). own_constants: whether constants of the wide model may hold the narrow one's
+    between others (ALiBi's slopes), which is enough for fresh units; copies of the narrow one's are then taken instead.
     """
 
     axes: Mapping[Dim, Axis] = field(default_factory=dict)
     folds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     products: bool = False
+    own_constants: bool = False
 
     def differences(self, other: Guess) -> set[str]:
         """The parameters of which the two assume something else."""

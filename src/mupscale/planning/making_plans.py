@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from mupscale.core import Plan, Role, gather_whole, naming
 from mupscale.planning.from_modules import build_plan
-from mupscale.planning.from_run import what_differs
+from mupscale.planning.from_run import roles_by_running, what_differs
 from mupscale.planning.growth_checks import How, find_uneven
 from mupscale.planning.initial import initial_means, initial_std, with_initial
 from mupscale.planning.kept_constants import with_keeps
 from mupscale.planning.learnt_roles import learn_roles
 from mupscale.planning.past_norms import find_past_norms
 from mupscale.planning.silent_changes import warn_of_growing_outputs
-from mupscale.planning.silent_units import check_silent_units
+from mupscale.planning.silent_units import check_silent_units, keeps_outputs
 from mupscale.planning.trials import Trials
 from mupscale.system import MupscaleError, checks_arguments, not_advising, seeded
 
@@ -139,6 +139,8 @@ def _plan_by_running(narrow: nn.Module, wide: nn.Module, trials: Trials, roles: 
             if how == "fresh":  # which may do where no copies are exact
                 with suppress(MupscaleError):
                     return _plan_with_silent_units(narrow, wide, trials, roles)
+                with suppress(MupscaleError):
+                    return _plan_between_constants(narrow, wide, trials, roles)
             raise
     roles = with_keeps(narrow, wide, roles, trials) if how == "fresh" else roles
     return replace(build_plan(narrow, wide, roles=roles, how=how, assume=True), tried_by="copies")
@@ -173,3 +175,17 @@ def _plan_with_silent_units(narrow: nn.Module, wide: nn.Module, trials: Trials, 
     planned = build_plan(narrow, wide, roles=roles, how="fresh")
     check_silent_units(narrow, wide, planned, trials)
     return replace(planned, tried_by="silent units")
+
+
+def _plan_between_constants(narrow: nn.Module, wide: nn.Module, trials: Trials, given: dict[str, Role]) -> Plan:
+    """For fresh units where the wide model's constants are no copies, but the narrow one's are among them.
+
+    So are ALiBi's slopes, those of n heads among those of 2n, if old heads are the last of those in their place.
+    """
+    shown = roles_by_running(narrow, wide, trials.best, None, None, "fresh", own_constants=True)
+    for last in (True, False):
+        roles = {name: replace(role, last=last) for name, role in (shown | given).items()}
+        planned = build_plan(narrow, wide, roles=with_keeps(narrow, wide, roles, trials), how="fresh", assume=True)
+        if keeps_outputs(narrow, wide, planned, trials):
+            return replace(planned, tried_by="silent units")
+    raise MupscaleError("the wide model has constants among which those of the narrow one do not lie")

@@ -14,6 +14,7 @@ _LESS = frozenset((torch.float32, torch.bfloat16, torch.float16))
 _NAMED = frozenset(f"torch.{device}{kind}Tensor" for device in ("", "cuda.") for kind in ("Float", "BFloat16", "Half"))
 _LOWER = frozenset((Tensor.float, Tensor.bfloat16, Tensor.half))
 _LIKE_ANOTHER = frozenset((Tensor.to, Tensor.type_as))
+_MADE = frozenset((torch.full, torch.tensor, torch.arange, torch.linspace))
 _PRODUCTS = frozenset(
     (torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm, nn.functional.linear)
 )
@@ -32,7 +33,8 @@ class KeepDouble(TorchFunctionMode):
     """While it is entered, no operation turns a float64 tensor into one of less precision.
 
     What was less before (rotary frequencies, positions as floats) stays as it is: it does not depend on the width.
-    In a product with float64 it becomes that. Autocast leaves float64 alone by itself.
+    In a product with float64 it becomes that. Numbers that are made of none, which may (ALiBi's slopes), are float64.
+    Autocast leaves float64 alone by itself.
 
     >>> x = torch.ones(2, dtype=torch.float64)
     >>> with KeepDouble():
@@ -53,6 +55,8 @@ class KeepDouble(TorchFunctionMode):
             return function(*args, **kwargs)
         if function in _PRODUCTS and _has_double(args):  # torch refuses two precisions in one product
             return function(*in_double(args), **kwargs)
+        if function in _MADE and kwargs.get("dtype") in _LESS:
+            return function(*args, **{**kwargs, "dtype": torch.float64})
         tensor = args[0] if args else kwargs.get("input", kwargs.get("self"))
         if not isinstance(tensor, Tensor) or tensor.dtype != torch.float64 or function is Tensor.view:
             return function(*args, **kwargs)

@@ -49,6 +49,7 @@ from mupscale.planning import (
     build_plan,
     check_plan_by_running,
     find_writers,
+    keeps_outputs,
     plan,
     relative_difference,
     roles_for_any_width,
@@ -86,7 +87,8 @@ class NotRun(MupscaleError):
 class Shown:
     """What two miniatures show: the roles of their tensors by name, the shapes, and what norms do.
 
-    unseen: what a batch did not show, in words.
+    unseen: what a batch did not show, in words. exact: whether copies are, and not fresh units alone, whose places then
+    depend on how much there is of them (ALiBi's slopes).
     """
 
     roles: tuple[Mapping[str, Role], Mapping[str, Role]]
@@ -94,6 +96,7 @@ class Shown:
     norms: Mapping[str, str] = field(default_factory=dict)
     past_norms: Mapping[str, tuple[int, ...]] | None = None
     unseen: str = ""
+    exact: bool = True
 
 
 def plan_by_miniatures(config: Config, times: Times) -> Plan:
@@ -159,7 +162,18 @@ def learn(config: Config, times: Times) -> Shown:
         shown = _learn(small, large, whole, times.takes_any_ratio)
         if more or not _differ_by_layer(pair[0], shown.roles[1]):
             break  # else a layer between the first and the last is looked at, too
+    if not shown.exact and not _keeps_outputs(pair[0], times, shown.roles[0]):
+        raise MupscaleError(
+            f"'{config.get('model_type')}' has constants that depend on its sizes, such as ALiBi's slopes, and {times} "
+            f"times as many units would change those of the old ones. Grow 2 or 4 times, or grow other sizes"
+        )
     return shown
+
+
+def _keeps_outputs(config: Config, times: Times, roles: Mapping[str, Role]) -> bool:
+    """Whether a miniature that grows so by new units that are silent gives the same outputs."""
+    narrow, wide, batch = _pair(config, times)
+    return keeps_outputs(narrow, wide, build_plan(narrow, wide, roles=roles, how="fresh", assume=True), batch)
 
 
 @lru_cache(maxsize=256)
@@ -170,19 +184,19 @@ def _learn(first: str, second: str, times: Times, fresh: bool) -> Shown:
         warnings.simplefilter("always", UncheckedPlan)
         ran = plan(narrow, wide, inputs=batch, grow=Fresh() if fresh else Copies())
     unseen = next((str(one.message) for one in caught if issubclass(one.category, UncheckedPlan)), "")
-    roles, shapes = _roles(ran), _shapes(narrow)
+    roles, shapes, exact = _roles(ran), _shapes(narrow), ran.tried_by == "copies"
     others: Mapping[str, Role] = roles
     their_shapes: Mapping[str, Shape] = shapes
     if second != first:
-        others, their_shapes = _roles_at(json.loads(second), times, roles, shapes)
+        others, their_shapes = _roles_at(json.loads(second), times, roles, shapes, exact)
     if fresh:
         roles = roles_for_any_width(narrow, wide, roles)
     unseen = unseen.partition(". Pass inputs=")[0]
-    return Shown((roles, others), (shapes, their_shapes), ran.norms, ran.past_norms, unseen)
+    return Shown((roles, others), (shapes, their_shapes), ran.norms, ran.past_norms, unseen, exact)
 
 
 def _roles_at(
-    config: Config, times: Times, known: Mapping[str, Role], shapes: Mapping[str, Shape]
+    config: Config, times: Times, known: Mapping[str, Role], shapes: Mapping[str, Shape], exact: bool
 ) -> tuple[Mapping[str, Role], Mapping[str, Shape]]:
     """The roles of the larger miniature: those of the smaller with blocks in proportion, if they stand the check."""
     narrow, wide, batch = _pair(config, times)
@@ -191,9 +205,11 @@ def _roles_at(
         warnings.simplefilter("ignore", UncheckedPlan)
         with suppress(MupscaleError):
             scaled = {n: _at_size(role, None, shapes[n], shapes[n], own[n]) for n, role in known.items() if n in own}
-            check_plan_by_running(narrow, wide, build_plan(narrow, wide, roles=scaled, assume=True), batch)
-            return scaled, own
-        return _roles(plan(narrow, wide, inputs=batch)), own
+            if exact:
+                check_plan_by_running(narrow, wide, build_plan(narrow, wide, roles=scaled, assume=True), batch)
+            if exact or _keeps_outputs(config, times, scaled):
+                return scaled, own
+        return _roles(plan(narrow, wide, inputs=batch, grow=Copies() if exact else Fresh())), own
 
 
 def _pair(config: Config, times: Times) -> tuple[nn.Module, nn.Module, Batch]:
@@ -413,6 +429,7 @@ def _role(name: str, entry: Entry) -> Role:
         fold=entry.fold,
         offset=entry.offset,
         keep=None if entry.fold == 1 and entry.keep == 1 else entry.keep,
+        last=any(axis.last for axis in entry.axes.values()),
     )
 
 
