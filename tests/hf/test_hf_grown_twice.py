@@ -107,7 +107,7 @@ def test_the_start_is_that_of_one_growth(name: str, changed: dict[str, Any]) -> 
             assert replace(counted, fresh=plan.fresh, means=plan.means) == plan
 
 
-@pytest.mark.quick("2-heads=2,kv=1")
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["heads=2,kv=1", "hidden=3,heads=2", "ffn=3"])
 @pytest.mark.parametrize("second", ["2", "hidden=2,heads=2", "ffn=3"])
 def test_sizes_that_grow_apart(first: str, second: str) -> None:
@@ -146,7 +146,7 @@ def test_plans_by_a_models_own_names() -> None:
 # Files.
 
 
-@pytest.mark.quick("llama")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_new_units_have_the_spread_that_one_growth_gives_them(tmp_path: Path, name: str) -> None:
     """Measured on the files, whose config says 0.02 throughout."""

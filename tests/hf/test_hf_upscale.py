@@ -253,7 +253,7 @@ def test_a_disk_that_fills_up_meanwhile(small: Path, tmp_path: Path, capfd: pyte
 def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One that takes a moment."""
     folder = tmp_path_factory.mktemp("larger") / "small"
-    write_zeros(folder, hidden_size=512, intermediate_size=1024, vocab_size=4000, num_hidden_layers=3)
+    write_zeros(folder, hidden_size=512, intermediate_size=512, vocab_size=1000, num_hidden_layers=3)
     return folder
 
 
@@ -502,6 +502,7 @@ def arcee(folder: Path) -> torch.nn.Module:
     return model.eval()
 
 
+@pytest.mark.slow
 def test_an_architecture_without_a_line_of_ours_is_verified(zoo: Any, tmp_path: Path) -> None:
     expected = logits(arcee(tmp_path / "small"))
     made = upscale(tmp_path / "small", tmp_path / "wide", times=2, exact=True)
