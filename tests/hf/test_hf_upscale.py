@@ -502,23 +502,6 @@ def arcee(folder: Path) -> torch.nn.Module:
     return model.eval()
 
 
-@pytest.mark.slow
-def test_an_architecture_without_a_line_of_ours_is_verified(zoo: Any, tmp_path: Path) -> None:
-    expected = logits(arcee(tmp_path / "small"))
-    made = upscale(tmp_path / "small", tmp_path / "wide", times=2, exact=True)
-    assert made.comparison is not None
-    assert {row.what for row in made.comparison.rows} > {"logits"}
-    assert torch.allclose(logits(tmp_path / "wide"), expected, atol=1e-5)
-    record = Record.load(tmp_path / "wide")
-    assert record.plan is not None
-    noisy = upscale(tmp_path / "small", tmp_path / "noisy", times=2, noise=0.5, seed=4)
-    assert noisy.comparison is not None
-    assert noisy.comparison.noisy
-    assert Record.load(tmp_path / "noisy").growths == (GrowthStep(Times.of(2), 0.5, 4),)
-    assert not torch.equal(logits(tmp_path / "noisy"), expected)
-    assert sorted(os.listdir(tmp_path)) == ["noisy", "small", "wide"]
-
-
 def test_a_blank_model_of_which_no_miniature_runs_shows_nothing(
     zoo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
