@@ -173,23 +173,6 @@ def test_the_factors_of_inspect_are_those_of_the_groups(small: Path, tmp_path: P
     assert found.numbers[1] == sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.slow
-def test_inspect_an_architecture_without_a_line_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = transformers.ArceeConfig(
-        hidden_size=16,
-        intermediate_size=20,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_hidden_layers=1,
-        vocab_size=11,
-    )
-    transformers.ArceeForCausalLM(config).save_pretrained(tmp_path / "small")
-    assert main(["inspect", str(tmp_path / "small")]) == 0
-    shown = capsys.readouterr().out
-    assert "planned by running miniatures" in shown
-    assert "2× by 8" in shown
-
-
 def test_inspect_tells_of_earlier_growth(small: Path, tmp_path: Path) -> None:
     hf.upscale(small, tmp_path / "wide", times=3, verify=False, progress=False, exact=True)
     assert any("grown before, by 3 in width" in line for line in hf.inspect(tmp_path / "wide").summary())

@@ -278,7 +278,7 @@ WRONG: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.quick("eps", "seed of the data")
+@pytest.mark.quick("eps")
 @pytest.mark.parametrize("what", WRONG)
 def test_the_comparison_would_see_what_is_wrong(what: str) -> None:
     right = recipe(steps=50, **CLIPPED)
@@ -286,7 +286,7 @@ def test_the_comparison_would_see_what_is_wrong(what: str) -> None:
     assert far(ours, train_many([right], points=50, evaluate=True, engine="serial")) > 1e6 * TOLERANCE
 
 
-@pytest.mark.quick("lr", "norm")
+@pytest.mark.quick("lr")
 @pytest.mark.parametrize("factor", ["lr", "weight_decay", "eps", "norm"])
 def test_the_comparison_would_see_a_wrong_factor(factor: str) -> None:
     right = recipe(steps=50, **CLIPPED)
@@ -451,7 +451,7 @@ def assert_same_steps(ours: RunStack, theirs: RunStack, count: int) -> None:
     assert all(float(distance) <= TOLERANCE for distance in far_off)
 
 
-@pytest.mark.quick("more runs than streams", "with buffers")
+@pytest.mark.quick("with buffers")
 @pytest.mark.parametrize(
     ("kind", "streams"),
     [("mlp", 1), ("mlp", 3), ("mlp", 5), ("normed", 3)],
@@ -782,6 +782,7 @@ def test_resume_skips_what_is_finished(tmp_path: Path) -> None:
     assert train_many(recipes, resume=True) == ours
 
 
+@pytest.mark.quick("serial")
 @pytest.mark.parametrize("engine", ["vectorised", "serial"])
 def test_a_folder_that_holds_a_run_is_never_written_over(tmp_path: Path, engine: Any) -> None:
     recipes = foldered(tmp_path)
@@ -838,6 +839,7 @@ def test_a_diverged_run_leaves_its_history(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ what it needs
 
 
+@pytest.mark.slow
 def test_data_and_engine_need_torch_alone(tmp_path: Path) -> None:
     heavy = ["optuna", "rich", "jsonargparse", "matplotlib", "yaml", "tensorboard", "transformers"]
     heavy += ["tokenizers", "pyarrow", "datasets"]

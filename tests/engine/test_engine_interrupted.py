@@ -282,6 +282,7 @@ def test_asked_to_stop_in_the_last_step_it_stops_with_all_that_is_done(
     assert not save.exists()
 
 
+@pytest.mark.quick("a stack's file")
 @pytest.mark.parametrize("folders", [False, True], ids=["a stack's file", "metrics and checkpoints"])
 def test_a_full_disk_is_said_in_a_sentence_and_loses_nothing(tmp_path: Path, folders: bool) -> None:
     """The file that was there stays whole, and the same call goes on from it."""

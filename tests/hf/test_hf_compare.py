@@ -419,6 +419,7 @@ def test_rounded_to_less_on_the_way(pair: tuple[Path, Path], tmp_path: Path) -> 
     assert verify(pair[0], more).ok
 
 
+@pytest.mark.slow
 def test_raised_to_double_with_noise(pair: tuple[Path, Path], tmp_path: Path) -> None:
     found = verify(pair[0], grown(pair[0], tmp_path / "wide", times=3, dtype="float64", noise=0.1), dtype="float64")
     assert found.ok, found

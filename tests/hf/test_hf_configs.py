@@ -207,10 +207,11 @@ def test_configs_that_cannot_grow_are_refused(config: dict[str, Any], times: Any
 
 SHOWN: list[Any] = [
     ("opt", {"_remove_final_layer_norm": True}, 2, r"no copies|tied|norm"),
-    pytest.param("mpt", {}, 2, "no copies of the narrow ones", marks=pytest.mark.slow),
+    ("mpt", {}, 2, "no copies of the narrow ones"),
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "config", "times", "message"), SHOWN)
 def test_what_a_run_shows_to_be_impossible_is_refused(
     name: str, config: dict[str, Any], times: Any, message: str

@@ -56,7 +56,7 @@ def test_identity_keeps_the_function(name: str, tmp_path: Path) -> None:
         assert content["layer_types"] == [types[number] for number in blocks]
 
 
-@pytest.mark.parametrize("name", with_slow(RESIDUAL, ("whisper",)))
+@pytest.mark.parametrize("name", with_slow(RESIDUAL, ("gpt2",)))
 def test_old_layers_have_their_gradients_and_new_ones_learn(name: str, tmp_path: Path) -> None:
     """In float64: output projections move at the first step, all other weights of new layers at the second."""
     config = saved(name, tmp_path / "small", torch.float64)
@@ -141,21 +141,6 @@ def test_a_first_layer_that_holds_less_is_not_copied(tmp_path: Path) -> None:
     saved("modernbert", tmp_path / "one", num_hidden_layers=1)
     with pytest.raises(MupscaleError, match=r"nothing would be 'model.layers.1.attn_norm.weight'$"):
         hf.deepen_checkpoint(tmp_path / "one", tmp_path / "other", layers=2)
-
-
-@pytest.mark.slow
-def test_an_architecture_without_a_line_of_ours_becomes_wider_and_deeper(tmp_path: Path) -> None:
-    sizes = {"vocab_size": 29, "hidden_size": 16, "intermediate_size": 20, "num_attention_heads": 4}
-    config = transformers.ArceeConfig(**sizes, num_hidden_layers=2, num_key_value_heads=2, pad_token_id=0)
-    randomised(transformers.ArceeForCausalLM(config)).save_pretrained(tmp_path / "small")  # type: ignore[operator]
-    both = hf.upscale(tmp_path / "small", tmp_path / "out", times=2, layers=4, exact=True, progress=False)
-    assert both.comparison is not None
-    assert both.comparison.ok
-    again = hf.upscale(tmp_path / "out", tmp_path / "last", times=2, exact=True, progress=False)
-    assert again.comparison is not None
-    assert hf.verify(tmp_path / "small", tmp_path / "last").ok
-    model = transformers.ArceeForCausalLM.from_pretrained(tmp_path / "last")
-    assert hf.plan(tmp_path / "last", model)["model.layers.3.mlp.up_proj.weight"].rule.in_ == 4
 
 
 def test_stack_says_by_how_much_outputs_change(tmp_path: Path) -> None:

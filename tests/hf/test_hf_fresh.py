@@ -100,6 +100,7 @@ def test_pieces_shards_and_threads_do_not_matter(
     assert all(torch.equal(whole[name], cut[name]) and whole[name].dtype == dtype for name in whole)
 
 
+@pytest.mark.slow
 def test_the_means_of_a_layer_norms_units_do_not_depend_on_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +262,7 @@ def test_verify_tells_how_far_the_new_units_move_the_outputs(tmp_path: Path) -> 
     assert not hf.verify(tmp_path / "small", tmp_path / "wide", tolerance=1e-3).ok
 
 
+@pytest.mark.quick("llama")
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_verify_of_a_lossless_growth(tmp_path: Path, name: str) -> None:
     save_small(tmp_path / "small", name, **({"n_inner": 20} if name == "gpt2" else {}))
@@ -272,6 +274,7 @@ def test_verify_of_a_lossless_growth(tmp_path: Path, name: str) -> None:
     assert "lossless: logits move by" in made.comparison.verdict
 
 
+@pytest.mark.slow
 def test_what_is_compared_is_not_called_untried(tmp_path: Path) -> None:
     """Outputs with silent units are compared, and there are no inputs= to pass to a command."""
     save_small(tmp_path / "small")
@@ -305,6 +308,7 @@ def test_where_it_cannot_be_lossless_verify_says_so(tmp_path: Path, name: str, w
     assert why in unverified
 
 
+@pytest.mark.slow
 def test_a_feed_forward_layer_of_the_residual_streams_size(tmp_path: Path) -> None:
     """A run tells its new units from those of the stream."""
     save_small(tmp_path / "small", "gpt2", n_inner=16)
@@ -346,6 +350,7 @@ def test_a_wrong_config_shows(tmp_path: Path) -> None:
     assert [row.what for row in found.rows if not row.ok] == ["logits, eps scaled"]
 
 
+@pytest.mark.slow
 def test_bfloat16(tmp_path: Path) -> None:
     save_small(tmp_path / "small")
     for number, operator in enumerate(OPERATORS.values()):
@@ -361,6 +366,7 @@ def test_hidden_states_are_compared_by_their_old_units(tmp_path: Path) -> None:
     assert {row.what for row in made.comparison.rows} >= {"last_hidden_state, eps scaled"}
 
 
+@pytest.mark.slow
 def test_grown_twice(tmp_path: Path) -> None:
     """Fresh units, then copies; rates count from the first model, and each step is verified."""
     save_small(tmp_path / "small")

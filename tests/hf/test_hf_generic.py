@@ -95,7 +95,7 @@ def compared(name: str, models: Mapping[str, Any], folder: Path) -> Comparison:
     return found
 
 
-@pytest.mark.quick("gptj", "exaone4")
+@pytest.mark.quick("gptj")
 @pytest.mark.parametrize("name", with_slow(EXACT, list(EXACT)[::2]))
 def test_exact_in_outputs_and_training(name: str, tmp_path: Path) -> None:
     found = compared(name, EXACT, tmp_path)

@@ -194,6 +194,7 @@ def grow_lossless(folder: Path, model: Any) -> Any:
     train(folder, hf.GrowTrainerCallback(at=1, hidden=24, heads=6, grow=mu.Fresh(lossless=True)), steps=1, model=model)
 
 
+@pytest.mark.slow
 def test_a_lossless_growth_as_described_is_not_called_untried(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", mu.UncheckedPlan)

@@ -163,32 +163,3 @@ def test_what_a_second_growth_draws_counts_from_the_first_model(how: dict[str, A
         tmp_path / "checkpoint-2"
     )
     assert not hf.verify(tmp_path / "narrow-checkpoint-2", tmp_path / "checkpoint-2", dtype="float64").ok
-
-
-def small_persimmon() -> Any:
-    """Which is not described."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_hidden_layers": 2}
-    config = transformers.PersimmonConfig(**sizes, vocab_size=31, max_position_embeddings=16)
-    return transformers.PersimmonForCausalLM(config).double()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::mupscale.UncheckedPlan")
-def test_an_architecture_without_a_line_of_ours_grows_twice(tmp_path: Path) -> None:
-    alone = train(tmp_path / "alone", model=small_persimmon(), max_grad_norm=0.1)
-    grow, again = hf.GrowTrainerCallback(at=3, times=2, exact=True), hf.GrowTrainerCallback(at=6, times=2, exact=True)
-    grown = train(tmp_path / "grown", grow, again, model=small_persimmon(), max_grad_norm=0.1)
-    torch.testing.assert_close(losses(grown), losses(alone), rtol=1e-5, atol=0)
-    both = hf.GrowTrainerCallback(at=2, times=2, exact=True), hf.GrowTrainerCallback(at=4, layers=4, deepen="stack")
-    assert train(tmp_path / "both", *both, model=small_persimmon(), steps=5).model.config.num_hidden_layers == 4
-
-
-def test_layers_of_an_architecture_without_a_line_of_ours(tmp_path: Path) -> None:
-    """Copies of layers have the rates of the small model; they ended in advice to register a description."""
-    trainer = train(tmp_path, hf.GrowTrainerCallback(at=2, layers=4, deepen="stack"), model=small_persimmon(), steps=4)
-    assert trainer.model.config.num_hidden_layers == 4
-    deep = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-2")
-    assert {group["lr"] for group in hf.param_groups(tmp_path / "checkpoint-2", deep, torch.optim.AdamW, lr=0.1)} == {
-        0.1
-    }

@@ -21,7 +21,6 @@ from hf_files import read_checkpoint  # noqa: E402
 from mupscale import MupscaleError, Plan, hf  # noqa: E402
 from mupscale.core import index_of_old  # noqa: E402
 from mupscale.hf.describe import Times, family_of_config, sketch_model  # noqa: E402
-from mupscale.hf.describe.building import quiet_transformers  # noqa: E402
 from mupscale.hf.files import GrowthStep, Record, count_from_first, open_source, plan_growth  # noqa: E402
 from mupscale.hf.training import match_plan  # noqa: E402
 
@@ -107,7 +106,7 @@ def test_the_start_is_that_of_one_growth(name: str, changed: dict[str, Any]) -> 
             assert replace(counted, initial=plan.initial) == plan
 
 
-@pytest.mark.quick("2-heads=2,kv=1")
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["heads=2,kv=1", "hidden=3,heads=2", "ffn=3"])
 @pytest.mark.parametrize("second", ["2", "hidden=2,heads=2", "ffn=3"])
 def test_sizes_that_grow_apart(first: str, second: str) -> None:
@@ -146,7 +145,7 @@ def test_plans_by_a_models_own_names() -> None:
 # Files.
 
 
-@pytest.mark.quick("llama")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_new_units_have_the_spread_that_one_growth_gives_them(tmp_path: Path, name: str) -> None:
     """Measured on the files, whose config says 0.02 throughout."""
@@ -266,25 +265,3 @@ def test_the_optimizers_state_does_not_depend_on_it(tmp_path: Path) -> None:
     assert one["param_groups"] == other["param_groups"]
     for key, state in one["state"].items():
         assert all(torch.equal(state[name], other["state"][key][name]) for name in state)
-
-
-# What no line of ours tells of.
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("second", [FRESH, pytest.param(NOISY, marks=pytest.mark.slow)])
-def test_any_architecture_counts_from_the_first(tmp_path: Path, second: mu.Operator) -> None:
-    sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.ArceeConfig(**sizes, num_key_value_heads=2, vocab_size=13, max_position_embeddings=16)
-    with quiet_transformers():
-        models.randomised(transformers.ArceeForCausalLM(config)).save_pretrained(tmp_path / "small")
-    wide = grow(tmp_path / "small", tmp_path / "wide", mu.Copies(), verify=True)
-    wider = grow(wide, tmp_path / "wider", second, verify=True)
-    small = open_source(tmp_path / "small")
-    once = family_of_config(small.config).plan(Times.of(4))
-    plan = Record.load(wider).plan
-    assert plan is not None
-    assert spreads(plan) == pytest.approx(spreads(once), rel=1e-12, abs=0)
-    assert hf.verify(tmp_path / "small", wider).ok
-    edit_record(wider, spread=None)
-    assert not hf.verify(wide, wider).ok

@@ -146,13 +146,6 @@ def assert_alike(report: Report) -> None:
     assert report.losses[-1][0] < 0.98 * report.losses[0][0], "the model does not learn"
 
 
-def norm_of_gradients(pair: models.Pair) -> float:
-    models.loss(pair.small, pair.batches[0]).backward()
-    norm = float(nn.utils.get_total_norm([p.grad for p in pair.small.parameters() if p.grad is not None]))
-    pair.small.zero_grad()
-    return norm
-
-
 # The same function, and the same training.
 
 

@@ -165,7 +165,7 @@ def test_parts_by_name(name: str, times: str, text: int, vision: int, tmp_path: 
 
 def test_sizes_of_parts_in_python_and_on_the_command_line(tmp_path: Path) -> None:
     small = saved(tmp_path / "small", "clip")
-    command = ["upscale", str(small), str(tmp_path / "wide"), "--hidden", "text=32", "--heads", "text=8"]
+    command = ["upscale", str(small), str(tmp_path / "wide"), "--hidden", "text=32", "--heads", "text=8", "--no-verify"]
     assert main(command) == 0
     upscale(small, tmp_path / "same", hidden={"text": 32}, heads={"text": 8}, progress=False, verify=False, exact=True)
     configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("wide", "same")]

@@ -133,6 +133,7 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     )
 
 
+@pytest.mark.quick("dtype0-noise1", "dtype1-noise2")
 @pytest.mark.parametrize("noise", [mu.GaussianNoise(0.0), mu.GaussianNoise(0.7), mu.GaussianNoise(0.1, unit="theory")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_file_gets_bit_for_bit_what_memory_gets(tmp_path: Path, noise: mu.GaussianNoise, dtype: torch.dtype) -> None:

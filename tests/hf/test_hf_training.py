@@ -325,6 +325,7 @@ def test_accelerate(tmp_path: Path, double: None) -> None:
     assert close(losses, run(wide, ours(tmp_path, wide), lambda model: mu.clip_grad_norm_(model, CLIP, plan)))
 
 
+@pytest.mark.quick("BertForPreTraining")
 @pytest.mark.parametrize("name", with_slow(MODELS, ("GPT2LMHeadModel", "BertForPreTraining")))
 def test_a_plain_loop_with_every_architecture(name: str, tmp_path: Path, double: None) -> None:
     """Names, ties and decay groups of the real models: a few exact steps of each."""

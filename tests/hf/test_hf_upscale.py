@@ -253,7 +253,7 @@ def test_a_disk_that_fills_up_meanwhile(small: Path, tmp_path: Path, capfd: pyte
 def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One that takes a moment."""
     folder = tmp_path_factory.mktemp("larger") / "small"
-    write_zeros(folder, hidden_size=512, intermediate_size=1024, vocab_size=4000, num_hidden_layers=3)
+    write_zeros(folder, hidden_size=512, intermediate_size=512, vocab_size=1000, num_hidden_layers=3)
     return folder
 
 
@@ -500,22 +500,6 @@ def arcee(folder: Path) -> torch.nn.Module:
     model = transformers.ArceeForCausalLM(config)
     model.save_pretrained(folder)
     return model.eval()
-
-
-def test_an_architecture_without_a_line_of_ours_is_verified(zoo: Any, tmp_path: Path) -> None:
-    expected = logits(arcee(tmp_path / "small"))
-    made = upscale(tmp_path / "small", tmp_path / "wide", times=2, exact=True)
-    assert made.comparison is not None
-    assert {row.what for row in made.comparison.rows} > {"logits"}
-    assert torch.allclose(logits(tmp_path / "wide"), expected, atol=1e-5)
-    record = Record.load(tmp_path / "wide")
-    assert record.plan is not None
-    noisy = upscale(tmp_path / "small", tmp_path / "noisy", times=2, noise=0.5, seed=4)
-    assert noisy.comparison is not None
-    assert noisy.comparison.noisy
-    assert Record.load(tmp_path / "noisy").growths == (GrowthStep(Times.of(2), mu.Copies(0.5), 4),)
-    assert not torch.equal(logits(tmp_path / "noisy"), expected)
-    assert sorted(os.listdir(tmp_path)) == ["noisy", "small", "wide"]
 
 
 def test_a_blank_model_of_which_no_miniature_runs_shows_nothing(
