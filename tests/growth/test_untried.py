@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import mupscale as mu
+from resizing import without_resizing
 
 SILENT = mu.Fresh(outgoing=0)
 IMAGES = torch.randn(4, 3, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -110,7 +111,8 @@ def test_blocks_between_multiples_are_named_and_each_remedy_helps(name: str, sai
     build, x = MODELS[name]
     narrow = build(8)
     given: dict[str, Any] = {"inputs": x, "fresh": lambda: build(8), "grow": SILENT}
-    with pytest.raises(mu.MupscaleError, match=rf"{said}\(weight .* → .*a flatten or in heads") as refused:
+    match = rf"{said}\(weight .* → .*a flatten or in heads"
+    with without_resizing(), pytest.raises(mu.MupscaleError, match=match) as refused:
         mu.upscale(narrow, build(12), **given)
     assert "leave out inputs=" not in str(refused.value)
     assert f"roles={roles}" in str(refused.value)
@@ -153,7 +155,8 @@ class Centred(nn.Module):
 def test_the_module_that_reads_the_blocks_is_named_whatever_it_is_and_the_role_helps() -> None:
     x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     given: dict[str, Any] = {"inputs": x, "fresh": lambda: Recurrent(4), "grow": SILENT}
-    with pytest.raises(mu.MupscaleError, match=r"they agree up to 'conv', and 'rnn' .* in blocks of 4 ") as refused:
+    match = r"they agree up to 'conv', and 'rnn' .* in blocks of 4 "
+    with without_resizing(), pytest.raises(mu.MupscaleError, match=match) as refused:
         mu.plan(Recurrent(4), Recurrent(6), **given)
     role = mu.Role(out=0, in_=1, in_block=4)
     names = "rnn.weight_ih_l0", "rnn.weight_ih_l0_reverse"
@@ -172,7 +175,7 @@ def rounded(width: int) -> nn.Module:
 def test_a_rounded_size_is_named_with_what_helps_and_it_helps() -> None:
     """At twice the width it is no multiple, so that no run finds the heads; a family with another base does."""
     narrow = rounded(8)
-    with pytest.raises(mu.MupscaleError, match="is the first to differ") as refused:
+    with without_resizing(), pytest.raises(mu.MupscaleError, match="is the first to differ") as refused:
         mu.upscale(narrow, rounded(16), inputs=TEXT, fresh=lambda: rounded(8))
     for said in (
         "'last.0.weight' of shape (16, 8) → (24, 16) does not",
@@ -190,6 +193,7 @@ def test_a_rounded_size_is_named_with_what_helps_and_it_helps() -> None:
 
 def test_a_module_without_a_matrix_is_named_too_and_no_block_is_advised() -> None:
     x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(mu.MupscaleError, match=r"'norm' is the first to differ\. Either it is a norm") as refused:
+    match = r"'norm' is the first to differ\. Either it is a norm"
+    with without_resizing(), pytest.raises(mu.MupscaleError, match=match) as refused:
         mu.plan(Recurrent(4, norm=True), Recurrent(6, norm=True), inputs=x, grow=SILENT)
     assert "roles=" not in str(refused.value)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from mupscale.system import asked_by_command
+from resizing import without_resizing
 
 
 class Block(nn.Module):
@@ -70,7 +71,8 @@ def test_a_number_is_no_wide_model(given: dict[str, Any]) -> None:
 def test_bare_vectors_are_named_all_at_once_with_what_helps() -> None:
     """At a multiple a batch helps; elsewhere a multiple, a family, or roles that mu.plan takes."""
     at_multiple = refusal(Tokens(16))
-    between = refusal(Tokens(12), inputs=TOKENS, fresh=lambda: Tokens(8), grow=mu.Fresh())
+    with without_resizing():
+        between = refusal(Tokens(12), inputs=TOKENS, fresh=lambda: Tokens(8), grow=mu.Fresh())
     for said in (at_multiple, between):
         assert "'blocks.0–1.alpha' (in Block, 8 → " in said
         assert "'blocks.0–1.beta'" in said
@@ -210,7 +212,7 @@ class Words(nn.Module):
 def test_what_is_given_or_cannot_be_given_is_not_asked_for() -> None:
     with pytest.raises(mu.PlanError, match=r"pass a batch, inputs=.*, or pass roles="):
         mu.plan(Words(8), Words(12), grow=mu.Fresh())
-    with pytest.raises(mu.PlanError, match="pass roles=") as with_batch:
+    with without_resizing(), pytest.raises(mu.PlanError, match="pass roles=") as with_batch:
         mu.plan(Words(8), Words(12), grow=mu.Fresh(), inputs=TOKENS)
     assert "inputs=" not in str(with_batch.value)
     with asked_by_command(), pytest.raises(mu.MupscaleError, match="in any order that was tried") as by_command:

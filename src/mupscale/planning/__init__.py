@@ -27,6 +27,10 @@ learnt_roles   roles that a run shows, beside those that were given; for all wid
 certain_outputs
                bare parameters that certainly are outputs; others are refused unless a batch shows what they are
 kept_constants what the weights of old units are multiplied by beside fresh ones
+resized_models two models at a third size: what differs between them is a size
+miniature_pairs
+               small models that are to each other what two large ones are, and what they show of those
+full_size      a plan checked on large models as they are, with the weights of one block at a time
 silent_changes outputs that grow, and losses that modules keep: said, where a plan stands its check
 silent_units   the wide model with the old units alone: whether and where it differs
 parted_models  where such a model parts from the narrow one, and blocks that help

@@ -130,7 +130,7 @@ def check_certain(uncertain: Mapping[str, Uncertain]) -> None:
     multiples = all(each.is_multiple for each in uncertain.values())
     batch = "Pass a batch, inputs=, to mupscale.plan, upscale or Family, and a run of the model shows it"
     between = (
-        "A run of the model shows it, but only at a whole multiple of the width. Choose one, with inputs=, or use "
+        "A run of the model may show it at a whole multiple of the width. Choose one, with inputs=, or use "
         "mupscale.Family(…, inputs=…), which learns it for every width"
     )
     say_it = (

@@ -15,6 +15,7 @@ from mupscale.core import Number, Plan, Role, check_same_names, naming, tidy
 from mupscale.planning.better_guesses import refusal, suggestions
 from mupscale.planning.copied_values import are_close, explanations, largest_number
 from mupscale.planning.following import Follower
+from mupscale.planning.full_size import check_at_full_size, is_large
 from mupscale.planning.growth_checks import ONE_DEPTH, How
 from mupscale.planning.guesses import Guess, Side, Stuck, Written, guess_with_roles
 from mupscale.planning.memory_layouts import without_copies
@@ -119,12 +120,18 @@ def check_plan_by_running(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs
 def what_differs(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> str:
     """What `check_plan_by_running` finds wrong, in words; nothing where the plan is right.
 
+    Large models are compared in float32, block by block.
+
     >>> import torch, mupscale as mu
     >>> narrow, wide = (nn.Sequential(nn.Linear(3, n), nn.Linear(n, 2)) for n in (4, 8))
     >>> what_differs(narrow, wide, mu.plan(narrow, wide), torch.ones(1, 3))
     ''
     """
     trials = Trials.of(inputs)
+    if is_large(narrow, wide):
+        found = [check_at_full_size(narrow, wide, plan, batch) for batch in trials.look(narrow, wide).batches]
+        trials.shapes = found[0].shapes
+        return next((one.reason for one in found if one.reason), "")
     small, _ = in_float64(narrow, (), generic=1)
     large, _ = in_float64(wide, (), like=narrow)
     with torch.no_grad():

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from fractions import Fraction
+from glob import escape
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 from mupscale.core import Plan, Role, gather_whole, naming
 from mupscale.planning.from_modules import build_plan
-from mupscale.planning.from_run import roles_by_running, what_differs
+from mupscale.planning.from_run import check_plan_by_running, roles_by_running, what_differs
+from mupscale.planning.full_size import in_full_precision, is_large
 from mupscale.planning.growth_checks import How, find_uneven
 from mupscale.planning.initial import initial_means, initial_std, with_initial
 from mupscale.planning.kept_constants import with_keeps
-from mupscale.planning.learnt_roles import learn_roles
+from mupscale.planning.learnt_roles import learn_roles, roles_for_any_width
+from mupscale.planning.miniature_pairs import miniatures, roles_of
 from mupscale.planning.past_norms import find_past_norms
+from mupscale.planning.resized_models import Resizing
 from mupscale.planning.silent_changes import warn_of_growing_outputs
 from mupscale.planning.silent_units import check_silent_units, keeps_outputs
 from mupscale.planning.trials import Trials
@@ -62,14 +67,58 @@ def plan(
     if inputs is None:
         widening = build_plan(narrow, wide, roles=roles, how=how)
     else:
-        trials = Trials(inputs)
         with not_advising("inputs"):  # which are given
-            widening = _plan_by_running(narrow, wide, trials, dict(roles or {}), how)
+            found = plan_by_miniature(narrow, wide, inputs, roles or {}, how) if is_large(narrow, wide) else None
+            widening, trials = found or plan_and_look(narrow, wide, inputs, roles or {}, how)
         trials.warn(roles)
+        warn_of_growing_outputs(narrow, wide, widening, inputs, roles, trials.shapes)
+    return widening if fresh is None else with_initial_of(widening, fresh)
+
+
+def plan_and_look(
+    narrow: nn.Module, wide: nn.Module, inputs: Any, roles: Mapping[str, Role], how: How
+) -> tuple[Plan, Trials]:
+    """The plan that runs of the two models show, in float64, and what they were tried on."""
+    trials = Trials(inputs)
+    with in_full_precision():
+        widening = _plan_by_running(narrow, wide, trials, dict(roles), how)
         if widening.norms:
             widening = widening.with_initial("past_norms", find_past_norms(narrow, wide, widening, trials.best))
-        warn_of_growing_outputs(narrow, wide, widening, inputs, roles)
-    return widening if fresh is None else with_initial_of(widening, fresh)
+    return widening, trials
+
+
+def plan_by_miniature(
+    narrow: nn.Module, wide: nn.Module, inputs: Any, roles: Mapping[str, Role], how: How
+) -> tuple[Plan, Trials] | None:
+    """The same for large models: as a miniature of theirs shows it, if that holds for the models themselves.
+
+    None where there is no miniature, or where it misleads. What a miniature is refused for, the models are, too.
+    """
+    error: MupscaleError | None = None
+    for mini in miniatures(narrow, wide, inputs):
+        try:
+            shown, trials = plan_and_look(mini.narrow, mini.wide, mini.inputs, mini.given(roles), how)
+        except MupscaleError as refused:
+            error = error or refused
+            continue
+        with suppress(MupscaleError):
+            planned = mini.at_full_size(shown, narrow, wide, roles, how)
+            trials.renamed(mini.originals)
+            if _holds_at_full_size(narrow, wide, planned, trials):
+                return planned, trials
+        return None
+    if error is not None:
+        raise error
+    return None
+
+
+def _holds_at_full_size(narrow: nn.Module, wide: nn.Module, planned: Plan, trials: Trials) -> bool:
+    if planned.mup and find_uneven(narrow, wide):
+        return keeps_outputs(narrow, wide, planned, trials)
+    if planned.mup:
+        roles = {escape(name): role for name, role in roles_of(planned).items()}
+        planned = build_plan(narrow, wide, roles=roles, assume=True)
+    return not what_differs(narrow, wide, planned, trials)
 
 
 def with_initial_of(widening: Plan, fresh: nn.Module | Callable[[], nn.Module]) -> Plan:
@@ -171,10 +220,37 @@ def _stands(narrow: nn.Module, wide: nn.Module, roles: dict[str, Role], trials: 
 
 
 def _plan_with_silent_units(narrow: nn.Module, wide: nn.Module, trials: Trials, roles: dict[str, Role]) -> Plan:
-    """For fresh units where there are no copies to follow: from the modules, tried with the new units silent."""
-    planned = build_plan(narrow, wide, roles=roles, how="fresh")
-    check_silent_units(narrow, wide, planned, trials)
+    """For fresh units where there are no copies to follow: from the modules, tried with the new units silent.
+
+    Where these mislead, roles are learnt at twice the size. They have to hold at the size that was asked for: with the
+    new units silent, or, where a norm that is no module sees those, for copies of the wide model's own units.
+    """
+    try:
+        planned = build_plan(narrow, wide, roles=roles, how="fresh")
+        check_silent_units(narrow, wide, planned, trials)
+    except MupscaleError as error:
+        if error.__cause__ is not None:  # the model does not run on the batch
+            raise
+        try:
+            return _plan_from_twice(narrow, wide, trials, roles)
+        except MupscaleError as refused:
+            raise type(error)(f"{error}. A run at twice the narrow model's size does not show it: {refused}") from None
     return replace(planned, tried_by="silent units")
+
+
+def _plan_from_twice(narrow: nn.Module, wide: nn.Module, trials: Trials, roles: dict[str, Role]) -> Plan:
+    sizes = Resizing(narrow, wide)
+    twice = sizes.copy(narrow, Fraction(2))
+    learnt = with_keeps(narrow, twice, learn_roles(narrow, twice, trials, roles, "fresh"), trials)
+    learnt = roles_for_any_width(narrow, twice, learnt)
+    planned = build_plan(narrow, wide, roles=learnt, how="fresh", assume=True)
+    if keeps_outputs(narrow, wide, planned, trials):
+        return replace(planned, tried_by="silent units")
+    if keeps_outputs(narrow, twice, build_plan(narrow, twice, roles=learnt, how="fresh", assume=True), trials):
+        raise MupscaleError("a constant follows no power of the width")
+    wider = sizes.copy(wide, Fraction(2))
+    check_plan_by_running(wide, wider, build_plan(wide, wider, roles=learnt, assume=True), trials)
+    return replace(planned, tried_by="copies")
 
 
 def _plan_between_constants(narrow: nn.Module, wide: nn.Module, trials: Trials, given: dict[str, Role]) -> Plan:

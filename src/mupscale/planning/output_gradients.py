@@ -69,6 +69,18 @@ def _outputs(model: nn.Module, batch: Any) -> list[Tensor]:
 
 
 def _gradients(model: nn.Module, outputs: Sequence[Tensor], narrow: Shapes, wide: Shapes) -> dict[str, Tensor]:
+    loss = gradient_loss(outputs, narrow, wide)
+    if loss.requires_grad:
+        loss.backward()
+    return {name: p.grad for name, p in naming.parameters(model).items() if p.grad is not None}
+
+
+def gradient_loss(outputs: Sequence[Tensor], narrow: Shapes, wide: Shapes) -> Tensor:
+    """A generic loss of outputs that have these shapes in the two models, of which these are one's.
+
+    >>> gradient_loss([torch.zeros(2, 4)], [(2, 2)], [(2, 4)])
+    tensor(0., dtype=torch.float64)
+    """
     generator = torch.Generator().manual_seed(0)
     loss = torch.zeros((), dtype=torch.float64)
     for output, before, after in zip(outputs, narrow, wide, strict=True):
@@ -77,9 +89,7 @@ def _gradients(model: nn.Module, outputs: Sequence[Tensor], narrow: Shapes, wide
         push = torch.randn(shape, generator=generator, dtype=output.dtype)
         if output.requires_grad:
             loss = loss + (_mean(output, grown) * push.to(output.device)).sum()
-    if loss.requires_grad:
-        loss.backward()
-    return {name: p.grad for name, p in naming.parameters(model).items() if p.grad is not None}
+    return loss
 
 
 def _mean(output: Tensor, dims: list[int]) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,11 +17,17 @@ Sizes = tuple[int, int]
 
 
 def warn_of_growing_outputs(
-    narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any, roles: Mapping[str, Role] | None = None
+    narrow: nn.Module,
+    wide: nn.Module,
+    plan: Plan,
+    inputs: Any,
+    roles: Mapping[str, Role] | None = None,
+    shapes: Sequence[Sequence[tuple[int, ...]]] = (),
 ) -> None:
     """Warn where an output grows that nothing in the model reads, as a number of classes does by mistake.
 
     Hidden units that a model hands out are read by its own layers. roles: of the user, who knows what has one.
+    shapes: of the two models' outputs, where they are known.
 
     >>> import torch, mupscale as mu
     >>> narrow, wide = (nn.Sequential(nn.Linear(3, n), nn.Linear(n, n)) for n in (4, 8))
@@ -30,16 +36,17 @@ def warn_of_growing_outputs(
     unread = _unread(plan.parameters)
     if not unread:
         return
-    shapes = []
-    for model in (narrow, wide):
-        copied, batch = in_float64(model, inputs, like=narrow)
-        shapes.append([tuple(t.shape) for t in tensors_in(run_in_float64(copied, batch))])
+    shapes = shapes or [_shapes(*in_float64(model, inputs, like=narrow)) for model in (narrow, wide)]
     for number, (before, after) in enumerate(zip(*shapes, strict=False)):
         for sizes in zip(before, after, strict=False):
             writers = unread.get(sizes, [])
             told = any(find_role(roles or {}, alias) for name in writers for alias in plan.parameters[name].names)
             if writers and not told:
                 warn(_growing_output(number, sizes, writers, plan))
+
+
+def _shapes(model: nn.Module, batch: Any) -> list[tuple[int, ...]]:
+    return [tuple(t.shape) for t in tensors_in(run_in_float64(model, batch))]
 
 
 def _unread(entries: Mapping[str, Entry]) -> dict[Sizes, list[str]]:

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from mupscale.core import Plan, copy_model, index_of_old, is_new, naming
 from mupscale.planning.copied_values import are_close
+from mupscale.planning.full_size import Streamed, generic_weights, in_single, is_large
 from mupscale.planning.growth_checks import find_uneven
 from mupscale.planning.parted_models import Parting, find_parting
-from mupscale.planning.tracing import in_float64, run_in_float64, saved_tensors, tensors_in, why_random
+from mupscale.planning.tracing import in_float64, run_in_float64, saved_tensors, take_modes, tensors_in, why_random
 from mupscale.planning.trials import Trials
 from mupscale.system import MupscaleError, ways_out
 
@@ -61,7 +62,7 @@ def check_silent_units(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: A
             f"{random}, so a batch cannot test fresh "
             f"units{ways_out(off='switch that off to plan', no_inputs='leave out inputs=')}"
         )
-    parting = find_parting(small, large, batch, plan)
+    parting = None if is_large(narrow, wide) else find_parting(small, large, batch, plan)
     raise MupscaleError(
         "with its old units alone, the wide model does not compute what the narrow one does on the "
         f"batch{'' if parting is None else f': {parting}'}. {_remedies(parting, _why_no_run(narrow, wide))}"
@@ -82,7 +83,7 @@ def _why_no_run(narrow: nn.Module, wide: nn.Module) -> str:
             f"is it rounded? Build that size as a multiple of the width{ways_out(', or ', no_inputs=family)}"
         )
     family = "use mupscale.Family(build, base, inputs=…), which learns them for every width"
-    found = "At a whole multiple of the width a run finds the blocks and constants: grow to that"
+    found = "At a whole multiple of the width a run may find the blocks and constants: grow to that"
     return f"{found}{ways_out('. Or ', no_inputs=family)}"
 
 
@@ -120,7 +121,12 @@ def _parted_pair(
 
 
 def _silent_pair(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> tuple[nn.Module, nn.Module, Any]:
-    """Both models in float64 with generic weights, those of the narrow one in the wide one's places; and the batch."""
+    """Both models in float64 with generic weights, those of the narrow one in the wide one's places; and the batch.
+
+    Large ones are in float32, and have the weights of one block at a time.
+    """
+    if is_large(narrow, wide):
+        return *_streamed_pair(narrow, wide, plan), in_single(inputs)
     small, batch = in_float64(narrow, inputs, generic=1)
     large, _ = in_float64(wide, inputs, like=narrow)
     kept, theirs = copy_model(small), saved_tensors(large)
@@ -132,6 +138,32 @@ def _silent_pair(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) ->
         theirs[name][index_of_old(entry.narrow, entry.axes)] = weight
     look_at_old_units_alone(kept, large, plan)
     return small, large, batch
+
+
+def _streamed_pair(narrow: nn.Module, wide: nn.Module, plan: Plan) -> tuple[nn.Module, nn.Module]:
+    drawn = generic_weights(narrow)
+
+    def kept(name: str) -> Tensor:
+        entry, weight = plan[name], drawn(name)
+        return weight.mul_(float(entry.keep)).add_(float(entry.offset) * (float(entry.keep) - 1))
+
+    def placed(name: str) -> Tensor:
+        entry, weight = plan[name], kept(name)
+        target = torch.zeros(entry.wide, device=weight.device)
+        target[index_of_old(entry.narrow, entry.axes)] = weight
+        return target
+
+    small, norms, large = Streamed(narrow, drawn), Streamed(narrow, kept, in_blocks=False), Streamed(wide, placed)
+    ours, theirs = naming.buffers(small.model), naming.buffers(large.model)
+    for name, entry in plan.buffers.items():
+        if name in ours and name in theirs and entry.axes:
+            theirs[name].zero_()[index_of_old(entry.narrow, entry.axes)] = ours[name]
+    take_modes(large.model, narrow)
+    for streamed in (small, large):
+        streamed.fill()
+    norms.fill(p for name, p in naming.parameters(norms.model).items() if name in plan.norms)
+    look_at_old_units_alone(norms.model, large.model, plan)
+    return small.model, large.model
 
 
 def _compared(small: nn.Module, large: nn.Module, batch: Any, plan: Plan) -> list[tuple[Tensor, Tensor]]:

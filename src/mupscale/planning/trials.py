@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from mupscale.core import Role, naming
 from mupscale.planning.certain_outputs import is_certain_output
 from mupscale.planning.from_modules import find_role
+from mupscale.planning.full_size import Shapes, in_full_precision, is_large
+from mupscale.planning.miniature_pairs import miniatures
 from mupscale.planning.precision import in_double
 from mupscale.planning.stronger_batches import (
     Leaves,
@@ -34,6 +36,7 @@ class Trials:
     strong: the stronger batch, where the given one shows too little and the models take another that shows more.
     unseen: growing parameters that change no output on any of them, and that are no certain gains or biases.
     parts: those of which a good part does not.
+    shapes: of the two models' outputs, where large ones were run.
 
     >>> narrow, wide = (nn.Sequential(nn.Linear(2, n), nn.Linear(n, 1)) for n in (4, 8))
     >>> trials = Trials(torch.zeros(3, 2)).look(narrow, wide)
@@ -47,6 +50,7 @@ class Trials:
         self.strong: Any = None
         self.unseen: list[str] = []
         self.parts: list[str] = []
+        self.shapes: tuple[Shapes, Shapes] | tuple[()] = ()
         self._has_looked = False
 
     @classmethod
@@ -76,6 +80,11 @@ class Trials:
         """
         if not self._has_looked:
             self._has_looked = True
+            if is_large(narrow, wide) and (mini := next(miniatures(narrow, wide, self.given), None)) is not None:
+                with in_full_precision():
+                    seen_small = Trials(mini.inputs).look(mini.narrow, mini.wide).renamed(mini.originals)
+                self.strong, self.unseen, self.parts = seen_small.strong, seen_small.unseen, seen_small.parts
+                return self
             pair = _Pair(narrow, wide)
             if (seen := pair.see(self.given, gradients)) is not None:
                 search = _Strengthening(pair, self.given, seen)
@@ -84,6 +93,12 @@ class Trials:
                 effective = set(absent).difference(without_effect(narrow, self.batches, absent))
                 self.unseen = [n for n in seen.unseen if n not in effective and not pair.is_certain(n)]
                 self.parts = [] if search.is_free else seen.parts
+        return self
+
+    def renamed(self, originals: Mapping[str, Sequence[str]]) -> Trials:
+        """What was seen of a miniature as of the model that it is one of. originals: by name, what is like it there."""
+        for names in (self.unseen, self.parts):
+            names[:] = [original for name in names for original in originals.get(name, (name,))]
         return self
 
     def warn(self, roles: Mapping[str, Role] | None = None) -> None:

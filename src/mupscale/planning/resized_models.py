@@ -1,0 +1,322 @@
+"""The architecture of two models at a third size: what differs between them is a size, and grows or shrinks with it.
+
+Nobody says how a model is built, but two of them show it: a whole number that a module keeps, or a dimension of a
+tensor, is a size if it differs, and follows from the width by the power that the pair shows; so do other numbers
+(1/√width). What is alike in both stays. No weights are copied, so a miniature of a large model costs no memory.
+
+This is a guess, like a module's name: a closure may hold a size, a buffer may be computed from one. Whatever is learnt
+on such a model is checked on the pair itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mupscale.core import check_same_names, copy_model, naming, plain_type
+from mupscale.planning.full_size import size_of
+from mupscale.planning.growth_checks import ONE_DEPTH
+from mupscale.planning.tracing import computed_tensors
+from mupscale.system import MupscaleError
+
+_FEW = 3  # blocks that are not worth leaving out
+_KEPT = 2  # of each kind of block, the first and the last
+_OWN = ("_parameters", "_buffers", "_modules")
+_COUNT = re.compile(r"layer|depth|block")
+
+
+@dataclass(frozen=True)
+class Thinned:
+    """Blocks that a miniature leaves out: by the path of each block of a list, the path of one that is like it.
+
+    kept: by the path of a list, the names of the blocks that stay.
+
+    >>> Thinned({"h.5": "h.0"}, {"h": ("0", "7")}).name_in_miniature("h.5.weight")
+    'h.0.weight'
+    >>> Thinned({"h.6": "h.7"}, {"h": ("0", "7")}).name_in_miniature("h.6.weight")
+    'h.1.weight'
+    """
+
+    like: Mapping[str, str] = field(default_factory=dict)
+    kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def name_in_miniature(self, name: str) -> str:
+        """What the tensor that is like this one is called where blocks are left out."""
+        parts, made = name.split("."), ""
+        for end in range(1, len(parts)):
+            path = ".".join(parts[:end])
+            if path in self.like:
+                parts[:end] = self.like[path].split(".")
+        for end, part in enumerate(parts):
+            names = self.kept.get(".".join(parts[:end]), ())
+            made += f".{names.index(part) if part in names else part}"
+        return made[1:]
+
+
+class Resizing:
+    """Two models of one class and depth, and the ratio of their widths.
+
+    >>> narrow, wide = (nn.Sequential(nn.Linear(3, n), nn.LayerNorm(n), nn.Linear(n, 2)) for n in (8, 12))
+    >>> Resizing(narrow, wide).copy(narrow, Fraction(2))
+    Sequential(
+      (0): Linear(in_features=3, out_features=16, bias=True)
+      (1): LayerNorm((16,), eps=1e-05, elementwise_affine=True)
+      (2): Linear(in_features=16, out_features=2, bias=True)
+    )
+    """
+
+    def __init__(self, narrow: nn.Module, wide: nn.Module) -> None:
+        self.narrow, self.wide = naming.unwrap(narrow), naming.unwrap(wide)
+        ours, theirs = (dict(model.named_modules(remove_duplicate=False)) for model in (self.narrow, self.wide))
+        check_same_names("the narrow model", ours, "the wide model", theirs, ONE_DEPTH, what="module")
+        self.modules = {path: (module, theirs[path]) for path, module in ours.items()}
+        small, large = (dict(model.named_parameters()) for model in (self.narrow, self.wide))
+        check_same_names("the narrow model", small, "the wide model", large, ONE_DEPTH, what="parameter")
+        sizes = [zip(p.shape, large[name].shape, strict=False) for name, p in small.items()]
+        ratios = Counter(Fraction(m, n) for pairs in sizes for n, m in pairs if n and m and n != m)
+        self.ratio = max(ratios, key=lambda ratio: (ratios[ratio], ratio)) if ratios else Fraction(1)
+
+    def copy(
+        self,
+        model: nn.Module,
+        factor: Fraction,
+        thinned: Thinned | None = None,
+        instead: Mapping[int, int] | None = None,
+    ) -> nn.Module:
+        """One of the two models with sizes that are so many times its own, and with weights drawn as large as its own.
+
+        thinned: blocks to leave out. instead: by sizes that are the same in both, other ones. An error where a size
+        would be no whole number.
+        """
+        return _Copy(self, naming.unwrap(model), factor, thinned or Thinned(), instead or {}).model
+
+    def shorter_tables(self, least: int) -> dict[int, int]:
+        """By the length of a long table of tokens or positions, which is the same in both, one that is enough.
+
+        least: how many rows have to be left. What is padded with the last row goes on so.
+        """
+        tables = [pair for pair in self.modules.values() if isinstance(pair[0], nn.Embedding)]
+        lengths = {int(a.num_embeddings) for a, b in tables if a.num_embeddings == b.num_embeddings}  # type: ignore[arg-type]
+        short = {length: least for length in lengths if length > 4 * least}
+        return short | {length - 1: least - 1 for length in short}
+
+    def scaled(self, pair: tuple[int, int], own: int, factor: Fraction) -> int:
+        """A size that is `own` in one of the models, and so large in the two."""
+        power = self._power(*pair)
+        size = own * factor ** (round(power) if round(power) and math.isclose(power, round(power), rel_tol=1e-6) else 1)
+        if size.denominator != 1 or size < 1:
+            raise MupscaleError(f"a size of {own} cannot become {factor} times as large")
+        return int(size)
+
+    def constant(self, pair: tuple[float, float], own: float, factor: Fraction) -> float:
+        """The same of a number that follows from the width, such as 1/√width."""
+        return own * float(factor) ** (round(4 * self._power(*pair), 6) / 4)
+
+    def _power(self, before: float, after: float) -> float:
+        if before * after <= 0 or self.ratio == 1:
+            raise MupscaleError(f"a number of {before:.6g} → {after:.6g} follows no power of the width")
+        return math.log(after / before) / math.log(self.ratio)
+
+    def divisors(self) -> list[int]:
+        """By how much all sizes that differ can be divided and keep at least two units, most first; without 1."""
+        sizes = [n for pair in self._sizes() for n in pair if n > 1]
+        common = math.gcd(*sizes) if sizes else 1
+        most = min(sizes, default=1) // 2
+        return [d for d in range(min(common, most), 1, -1) if common % d == 0]
+
+    def _sizes(self) -> Iterator[tuple[int, int]]:
+        for small, large in self.modules.values():
+            yield from _differing(vars(small), vars(large), set())
+            for ours, theirs in zip(_own_tensors(small), _own_tensors(large), strict=False):
+                yield from ((n, m) for n, m in zip(ours.shape, theirs.shape, strict=False) if n != m)
+
+    def thinned(self, *, inner: bool = True) -> Thinned:
+        """Which blocks of long lists can be left out, since others are of the same kind.
+
+        inner: also in lists that lie in blocks. Lists of one length are thinned alike, since a model may go through
+        them together.
+        """
+        lists = {
+            path: small
+            for path, (small, _) in self.modules.items()
+            if isinstance(small, nn.ModuleList | nn.Sequential) and len(small) > _FEW
+        }
+        if not inner:
+            lists = {p: module for p, module in lists.items() if not any(p.startswith(f"{o}.") for o in lists if o)}
+        tied = self._tied()
+        kinds: dict[int, list[Any]] = {}
+        for path, module in lists.items():
+            own = self._kinds(path, module, tied)
+            before = kinds.setdefault(len(module), [()] * len(module))
+            kinds[len(module)] = [(*some, kind) for some, kind in zip(before, own, strict=True)]
+        like, kept = dict[str, str](), dict[str, tuple[str, ...]]()
+        for path, module in lists.items():
+            names, numbers = list(module._modules), dict[Any, list[int]]()
+            for number, kind in enumerate(kinds[len(module)]):
+                numbers.setdefault(kind, []).append(number)
+            stay = sorted({n for alike in numbers.values() for n in (alike[0], alike[-1])[:_KEPT]})
+            if len(stay) == len(names):
+                continue
+            kept[path] = tuple(names[n] for n in stay)
+            for alike in numbers.values():
+                like |= {f"{path}.{names[n]}".lstrip("."): f"{path}.{names[alike[0]]}".lstrip(".") for n in alike[1:-1]}
+        return Thinned(like, kept)
+
+    def _tied(self) -> set[int]:
+        """The parameters that several blocks, or other parts of the model, share."""
+        groups = naming.aliases(self.narrow.named_parameters(remove_duplicate=False))
+        shared = {group[0] for group in groups if len(group) > 1}
+        return {id(p) for name, p in naming.parameters(self.narrow).items() if name in shared}
+
+    def _kinds(self, path: str, blocks: Any, tied: Collection[int]) -> list[Any]:
+        """What tells the blocks of a list apart, in both models; their position does not."""
+        described = []
+        for number, name in enumerate(blocks._modules):
+            block = f"{path}.{name}".lstrip(".")
+            numbers = dict[tuple[str, str], int]()
+            parts: list[Any] = [number if any(id(p) in tied for p in blocks[number].parameters()) else None]
+            for inner, pair in self.modules.items():
+                if inner == block or inner.startswith(f"{block}."):
+                    local = inner.removeprefix(block)
+                    parts.append((local, *(_description(module, local, numbers) for module in pair)))
+            described.append((tuple(parts), numbers))
+        steps = [
+            {key: value - number for key, value in numbers.items()} for number, (_, numbers) in enumerate(described)
+        ]
+        places = {key for key in steps[0] if all(step.get(key) == steps[0][key] for step in steps)}
+        return [
+            (parts, tuple(sorted((key, n) for key, n in numbers.items() if key not in places)))
+            for parts, numbers in described
+        ]
+
+
+class _Copy:
+    """A copy that is under way: the tensors first, then the numbers that modules keep."""
+
+    def __init__(
+        self, pair: Resizing, original: nn.Module, factor: Fraction, thinned: Thinned, instead: Mapping[int, int]
+    ) -> None:
+        self.pair, self.factor, self.instead, self.seen = pair, factor, instead, set[int]()
+        self.generator = torch.Generator().manual_seed(0)
+        self.counts = {len(pair.modules[p][0]): len(names) for p, names in thinned.kept.items()}  # type: ignore[arg-type]
+        memo: dict[int, Any] = dict(computed_tensors(original))
+        for path, names in thinned.kept.items():
+            blocks = dict(original.named_modules(remove_duplicate=False)).get(path)
+            for name, block in blocks._modules.items() if blocks is not None else ():
+                if name not in names:
+                    memo[id(block)] = nn.Identity()
+        which = 0 if original is pair.narrow else 1
+        for modules in pair.modules.values():
+            for tensors in zip(*map(_own_tensors, modules), strict=False):
+                if type(tensors[which]) in (nn.Parameter, Tensor) and id(tensors[which]) not in memo:
+                    memo[id(tensors[which])] = self._tensor(tensors, tensors[which])
+        # where blocks are left out, the attributes of parameters cannot be put in order
+        self.model = copy.deepcopy(original, memo) if thinned.kept else copy_model(original, memo)
+        made = dict(self.model.named_modules(remove_duplicate=False))
+        for path, (small, large) in pair.modules.items():
+            if path in made and type(made[path]) is type(small):
+                self._resize(vars(small), vars(large), vars(made[path]))
+        for path in sorted(thinned.kept, key=len, reverse=True):
+            if path in made:
+                blocks = [made[path]._modules[name] for name in thinned.kept[path]]
+                made[path]._modules.clear()
+                made[path]._modules.update({str(number): block for number, block in enumerate(blocks)})
+
+    def _tensor(self, pair: tuple[Tensor, Tensor], own: Tensor) -> Tensor:
+        """One of another size; of the same kind and about as large."""
+        shape = [
+            self.instead.get(n, n) if ours == theirs else self.pair.scaled((ours, theirs), n, self.factor)
+            for ours, theirs, n in zip(pair[0].shape, pair[1].shape, own.shape, strict=True)
+        ]
+        device = torch.device("cpu") if own.is_meta else own.device
+        if isinstance(own, nn.Parameter):
+            size = 0.02 if own.is_meta else size_of(own)
+            drawn = torch.randn(shape, generator=self.generator, dtype=torch.float32) * size
+            return nn.Parameter(drawn.to(device, own.dtype), own.requires_grad)
+        if own.is_meta:
+            return torch.ones(shape, dtype=own.dtype)
+        values = own.detach().clone()
+        if _is_constant_of_the_width(*pair):
+            return values.fill_(self.pair.constant((float(pair[0]), float(pair[1])), float(own), self.factor))
+        for dim, n in enumerate(shape):
+            if n != values.shape[dim]:
+                index = torch.arange(n, device=device) % max(1, values.shape[dim])
+                values = values.index_select(dim, index)
+        return values
+
+    def _resize(self, small: dict[str, Any], large: dict[str, Any], own: dict[str, Any]) -> None:
+        """Change the numbers in a dictionary that belong to a size, in lists and objects too."""
+        if id(own) in self.seen:
+            return
+        self.seen.add(id(own))
+        for name in own.keys() & small.keys() & large.keys():
+            if name not in _OWN:
+                own[name] = self._value(small[name], large[name], own[name])
+                if _COUNT.search(str(name)) and type(own[name]) is int:
+                    own[name] = self.counts.get(own[name], own[name])
+
+    def _value(self, small: Any, large: Any, own: Any) -> Any:
+        kind = type(own)
+        if kind is not type(small) or kind is not type(large) or isinstance(own, nn.Module | Tensor | type):
+            return own
+        if kind in (int, float):
+            if small == large:
+                return self.instead.get(own, own) if kind is int else own
+            return (self.pair.scaled if kind is int else self.pair.constant)((small, large), own, self.factor)
+        if kind in (list, tuple, torch.Size) and len(small) == len(large) == len(own):
+            return kind(self._value(*values) for values in zip(small, large, own, strict=True))
+        if isinstance(own, dict):
+            self._resize(small, large, own)
+        elif hasattr(own, "__dict__") and not callable(own):
+            self._resize(vars(small), vars(large), vars(own))
+        return own
+
+
+def _is_constant_of_the_width(small: Tensor, large: Tensor) -> bool:
+    """Whether a single number differs, such as √width."""
+    told = small.is_floating_point() and not small.is_meta and not large.is_meta
+    return told and small.numel() == large.numel() == 1 and float(small) != float(large)
+
+
+def _own_tensors(module: nn.Module) -> list[Tensor]:
+    """Of a module itself: parameters, buffers and plain tensors, in order."""
+    own = [*module._parameters.values(), *module._buffers.values(), *vars(module).values()]
+    return [t for t in own if isinstance(t, Tensor)]
+
+
+def _differing(small: Any, large: Any, seen: set[int]) -> Iterator[tuple[int, int]]:
+    """The whole numbers that differ, in lists and objects too."""
+    if type(small) is not type(large) or isinstance(small, nn.Module | Tensor | type) or id(small) in seen:
+        return
+    if type(small) is int and small != large:
+        yield small, large
+    elif isinstance(small, list | tuple | dict) or (hasattr(small, "__dict__") and not callable(small)):
+        seen.add(id(small))
+        if isinstance(small, list | tuple):
+            pairs = zip(small, large, strict=False)
+        else:
+            ours, theirs = (each if isinstance(each, dict) else vars(each) for each in (small, large))
+            pairs = ((ours[key], theirs[key]) for key in ours if key in theirs and key not in _OWN)  # type: ignore[assignment]
+        for pair in pairs:
+            yield from _differing(*pair, seen)
+
+
+def _description(module: nn.Module, path: str, numbers: dict[tuple[str, str], int]) -> Any:
+    """What of a module is told in the kind of its block; whole numbers, which may be its position, go to `numbers`."""
+    told = []
+    for name, value in vars(module).items():
+        if type(value) is int:
+            numbers[path, name] = value
+        elif isinstance(value, bool | str | tuple) or (isinstance(value, float) and "drop" not in name):
+            told.append((name, repr(value)))
+    shapes = [(tuple(t.shape), t.dtype, t.requires_grad) for t in _own_tensors(module)]
+    return plain_type(module), tuple(told), tuple(shapes)

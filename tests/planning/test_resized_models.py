@@ -1,0 +1,213 @@
+"""Two models at a third size: fresh units at widths between multiples, and plans of large models from miniatures."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mupscale as mu
+from exactness import assert_exact
+from mupscale.models import GPT2
+from mupscale.planning import full_size, in_double
+from mupscale.planning.full_size import check_at_full_size
+from mupscale.planning.making_plans import plan_and_look
+from mupscale.planning.miniature_pairs import miniatures
+from mupscale.planning.resized_models import Resizing
+from patterns import PATTERNS
+
+X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+TOKENS = torch.randint(0, 40, (2, 8), generator=torch.Generator().manual_seed(0))
+BETWEEN = {
+    "einsum heads grow, (model, dim, heads)",
+    "bare weights, W @ x",
+    "across units, divided by the root mean square",
+    "image, flattened to channels and places",
+}
+
+
+def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(t.shape) for name, t in model.state_dict().items()}
+
+
+def gpt(width: int, layers: int = 6) -> nn.Module:
+    return GPT2(vocab=600, context=16, width=width, layers=layers, head_dim=8).double()
+
+
+@pytest.mark.parametrize("pattern", [one for one in PATTERNS if one.name in BETWEEN], ids=lambda one: one.name)
+def test_between_multiples_a_run_shows_what_it_shows_at_a_multiple(pattern: Any) -> None:
+    torch.manual_seed(0)
+    batch = in_double(pattern.inputs())
+    narrow, between, multiple = (pattern.build(k).double() for k in (2, 3, 4))
+    plan, other = (mu.plan(narrow, wide, inputs=batch, grow=mu.Fresh()) for wide in (between, multiple))
+    assert plan.checked
+    for name, entry in plan.parameters.items():
+        assert (entry.out, entry.in_) == (other[name].out, other[name].in_), name
+        assert {d: axis.block for d, axis in entry.axes.items()} == {d: a.block for d, a in other[name].axes.items()}
+
+
+class Folded(nn.Module):
+    """A constant of the width in the forward pass, whose power a run at twice the size has to show."""
+
+    def __init__(self, width: int, scale: float) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, width), nn.Parameter(torch.randn(width, 2))
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.a(x)) @ self.b * self.scale
+
+
+def test_a_constant_is_kept_by_its_power_of_the_width_and_one_of_no_power_is_refused() -> None:
+    narrow, wide = (Folded(width, width**-0.5).double() for width in (8, 12))
+    plan = mu.plan(narrow, wide, inputs=X, grow=mu.Fresh())
+    assert float(plan["b"].keep) == pytest.approx(1.5**0.5, rel=1e-12)
+    for name, p in wide.named_parameters():
+        entry = plan[name]
+        p.data.zero_()[mu.index_of_old(entry.narrow, entry.axes)] = narrow.get_parameter(name).data * float(entry.keep)
+    assert torch.allclose(narrow(X), wide(X), rtol=0, atol=1e-10)
+    wide.scale = -1.0
+    with pytest.raises(mu.MupscaleError, match="follows no power of the width"):
+        mu.plan(narrow, wide, inputs=X, grow=mu.Fresh())
+
+
+class Switched(nn.Module):
+    """Units in another order at some widths, so that what holds at twice the size does not hold in between."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a, self.b, self.n = nn.Linear(3, width), nn.Parameter(torch.randn(2 * width, 2)), width
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x))
+        parts = torch.stack([h, h.square()], -1 if self.n % 16 else -2)
+        return parts.flatten(-2) @ self.b
+
+
+def test_what_holds_at_twice_the_size_alone_is_refused() -> None:
+    assert mu.plan(Switched(16), Switched(32), inputs=X.float(), grow=mu.Fresh()).checked
+    with pytest.raises(mu.MupscaleError, match="A run at twice the narrow model's size does not show it"):
+        mu.plan(Switched(16), Switched(24), inputs=X.float(), grow=mu.Fresh())
+
+
+def test_a_copy_has_the_sizes_that_its_author_would_give_it_and_no_weights_of_the_model() -> None:
+    narrow, wide = gpt(16), gpt(24)
+    sizes = Resizing(narrow, wide)
+    before = copy.deepcopy(narrow.state_dict())
+    assert shapes(sizes.copy(narrow, Fraction(2))) == shapes(gpt(32))
+    assert shapes(sizes.copy(wide, Fraction(1, 3), sizes.thinned())) == shapes(gpt(8, layers=2))
+    assert all(torch.equal(before[name], value) for name, value in narrow.state_dict().items())
+    with pytest.raises(mu.MupscaleError, match="cannot become 1/3 times as large"):
+        sizes.copy(narrow, Fraction(1, 3))
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every model counts as large."""
+    monkeypatch.setattr(full_size, "LARGE", 0)
+
+
+@pytest.mark.parametrize(("width", "grow"), [(64, mu.Copies()), (64, mu.Fresh()), (48, mu.Fresh())])
+def test_a_miniature_shows_the_plan_of_the_models(width: int, grow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    narrow, wide = gpt(32), gpt(width)
+    whole = mu.plan(narrow, wide, inputs=TOKENS, grow=grow)
+    monkeypatch.setattr(full_size, "LARGE", 0)
+    monkeypatch.setattr("mupscale.planning.making_plans.plan_and_look", _of_miniatures(len(list(narrow.parameters()))))
+    plan = mu.plan(narrow, wide, inputs=TOKENS, grow=grow)
+    assert plan == whole
+    assert (plan.checked, plan.tried_by, plan.past_norms) == (True, whole.tried_by, whole.past_norms)
+    if grow.needs_multiples:
+        assert_exact(narrow, wide, plan, TOKENS)
+
+
+def _of_miniatures(most: int) -> Any:
+    """The search, of models with fewer parameters alone."""
+
+    def search(narrow: nn.Module, *others: Any) -> Any:
+        assert len(list(narrow.parameters())) < most, "the models themselves were searched"
+        return plan_and_look(narrow, *others)
+
+    return search
+
+
+def test_a_wrong_constant_or_order_at_full_size_is_named() -> None:
+    torch.manual_seed(0)
+    narrow, wide = gpt(16, layers=3), gpt(32, layers=3)
+    plan = mu.plan(narrow, wide)
+    assert not check_at_full_size(narrow, wide, plan, TOKENS).reason
+    for name in ("h.2.mlp.c_proj.weight", "h.1.attn.c_attn.weight", "ln_f.weight", "wpe.weight"):
+        entry = plan[name]
+        off = {**plan.parameters, name: entry.with_constants(fold=entry.fold * 1.2)}
+        assert check_at_full_size(narrow, wide, replace(plan, parameters=off), TOKENS).reason, name
+    entry = plan["h.1.attn.c_attn.weight"]
+    axes = {d: replace(axis, block=1) for d, axis in entry.axes.items()}
+    off = {**plan.parameters, "h.1.attn.c_attn.weight": replace(entry, axes=axes)}
+    assert (
+        "differs from the narrow one's"
+        in check_at_full_size(narrow, wide, replace(plan, parameters=off), TOKENS).reason
+    )
+
+
+class Block(nn.Module):
+    """A gate whose halves lie in pairs or one behind the other, by a flag or by nothing but its position."""
+
+    def __init__(self, width: int, number: int, odd: int, flag: bool) -> None:
+        super().__init__()
+        self.number, self.odd, self.flag = number, odd, flag
+        self.a, self.b = nn.Linear(width, 2 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        in_pairs = self.flag or self.number == self.odd
+        u, v = (y[..., ::2], y[..., 1::2]) if in_pairs else y.chunk(2, -1)
+        return x + self.b(torch.tanh(u) * v)
+
+
+class Blocks(nn.Module):
+    def __init__(self, width: int, odd: int, flags: tuple[bool, ...]) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, width), nn.Linear(width, 2)
+        self.blocks = nn.ModuleList(Block(width, number, odd, flag) for number, flag in enumerate(flags))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        out: Tensor = self.last(x)
+        return out
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize(("odd", "flags"), [(2, (False,) * 5), (-1, (True, False) * 3)])
+def test_kinds_of_blocks_are_told_apart_and_a_misleading_miniature_is_given_up(
+    odd: int, flags: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block that is another one by its position alone shows in no miniature, but in the check at full size."""
+    torch.manual_seed(0)
+    narrow, wide = (Blocks(width, odd, flags).double() for width in (8, 16))
+    searched = list[int]()
+
+    def search(narrow: nn.Module, *others: Any) -> Any:
+        searched.append(len(narrow.blocks))  # type: ignore[arg-type]
+        return plan_and_look(narrow, *others)
+
+    monkeypatch.setattr("mupscale.planning.making_plans.plan_and_look", search)
+    plan = mu.plan(narrow, wide, inputs=X)
+    assert searched == ([2, 5] if odd == 2 else [4])
+    assert_exact(narrow, wide, plan, X)
+
+
+def test_lists_of_one_length_lose_the_same_blocks_and_names_are_found_again() -> None:
+    narrow, wide = gpt(32), gpt(64)
+    mini = next(miniatures(narrow, wide, TOKENS))
+    tables = {"wte.weight": (64, 16), "lm_head.weight": (64, 16)}  # for tokens below 64, which the batch is changed to
+    assert shapes(mini.narrow) == {**shapes(gpt(16, 2)), **tables}
+    assert mini.originals["h.0.attn.c_attn.weight"] == [f"h.{i}.attn.c_attn.weight" for i in range(5)]
+    assert mini.originals["h.1.attn.c_attn.weight"] == ["h.5.attn.c_attn.weight"]
+    assert sorted(name for names in mini.originals.values() for name in names) == sorted(narrow.state_dict())
