@@ -32,40 +32,50 @@ def imported_by(script: str) -> tuple[str, set[str]]:
     return said + done.stderr, set(json.loads(modules))
 
 
-COMMAND = """
+ANSWERS: list[tuple[list[str], str]] = [
+    (["--help"], "usage: mupscale COMMAND"),
+    (["--version"], f"mupscale {mupscale.__version__}"),
+    (["trian"], "did you mean train?"),
+    (["recipes"], "mlp-covtype-tiny"),
+    (["upscale", "small", "wide", "--tims", "2"], "did you mean --times?"),
+    (["upscale", "small", "wide", "--how", "frsh"], "but must be fresh or copies"),
+    (["upscale", "small", "wide", "--times", "1.5"], "is no whole number"),
+    (["inspect", str(SOURCE)], "there is no config.json in"),
+    (["upscale", "small", str(SOURCE)], "already exists"),
+    (["verify", "--help"], "usage: mupscale verify"),
+    (["limit", "mlp", "--help"], "usage: mupscale limit mlp"),
+    (["train", "--help-all"], "--evaluation.every"),
+    (["run", "--help"], "--study.widths"),
+    (["sweep", "-h"], "--study.widths"),
+    (["data", "tokenize", "--help"], "usage: mupscale data tokenize"),
+]
+COMMANDS_IN_TURN = """
+import contextlib, io, json, sys
 from mupscale.cli import main
-try:
-    main({words})
-except SystemExit:
-    pass
+found = []
+for words in {lines}:
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
+        try:
+            main(words)
+        except SystemExit:
+            pass
+    found.append((said.getvalue(), [name for name in {heavy} if name in sys.modules]))
+print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--help"], "usage: mupscale COMMAND"),
-        (["--version"], f"mupscale {mupscale.__version__}"),
-        (["trian"], "did you mean train?"),
-        (["recipes"], "mlp-covtype-tiny"),
-        (["upscale", "small", "wide", "--tims", "2"], "did you mean --times?"),
-        (["upscale", "small", "wide", "--how", "frsh"], "but must be fresh or copies"),
-        (["upscale", "small", "wide", "--times", "1.5"], "is no whole number"),
-        (["inspect", str(SOURCE)], "there is no config.json in"),
-        (["upscale", "small", str(SOURCE)], "already exists"),
-        (["verify", "--help"], "usage: mupscale verify"),
-        (["limit", "mlp", "--help"], "usage: mupscale limit mlp"),
-        (["train", "--help-all"], "--evaluation.every"),
-        (["run", "--help"], "--study.widths"),
-        (["sweep", "-h"], "--study.widths"),
-        (["data", "tokenize", "--help"], "usage: mupscale data tokenize"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_answers_without_torch(words: list[str], said: str) -> None:
-    shown, modules = imported_by(COMMAND.format(words=words))
-    assert said in shown
-    assert not modules & set(HEAVY)
+@pytest.fixture(scope="module")
+def answers() -> list[tuple[str, list[str]]]:
+    """What each of them says, and what of HEAVY is there after it: all in one process, in this order."""
+    said, _ = imported_by(COMMANDS_IN_TURN.format(lines=[words for words, _ in ANSWERS], heavy=HEAVY))
+    return [(shown, heavy) for shown, heavy in json.loads(said)]
+
+
+@pytest.mark.parametrize("number", range(len(ANSWERS)), ids=[" ".join(words) for words, _ in ANSWERS])
+def test_answers_without_torch(number: int, answers: list[tuple[str, list[str]]]) -> None:
+    shown, heavy = answers[number]
+    assert ANSWERS[number][1] in shown
+    assert not heavy
 
 
 @pytest.mark.quick("80---help-all")

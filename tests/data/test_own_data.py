@@ -45,7 +45,7 @@ def recipe(line: str, d_in: int, d_out: int) -> dict[str, Any]:
     return {"model": model, "optimizer": sgd, **run, **yaml.safe_load(line)}
 
 
-@pytest.mark.quick("*Plants*", "*TableFile*", "*loader*")
+@pytest.mark.quick("*Plants*", "*TableFile*")
 @pytest.mark.parametrize("line", LINES)
 def test_every_line_of_the_page_trains_and_resumes_to_the_bit(line: str, here: Path) -> None:
     """The first line of a file, and the Dataset, which draws at random, to the end; the others for two steps."""

@@ -92,9 +92,13 @@ def test_gpt2_under_the_other_names_of_its_files(tmp_path: Path) -> None:
     assert ours.fingerprint == theirs.fingerprint
 
 
+LETTERS = st.integers(0, sys.maxunicode).filter(lambda code: not 0xD800 <= code < 0xE000).map(chr)
+"""All that UTF-8 can write; st.text() would look up what each of them is first, which takes seconds."""
+
+
 @pytest.mark.parametrize("spec", ["bytes", "bpe:600"])
 @settings(max_examples=50)
-@given(text=st.text())
+@given(text=st.lists(LETTERS).map("".join))
 def test_round_trip(spec: str, text: str) -> None:
     tokenizer = Bytes() if spec == "bytes" else learnt()
     (tokens,) = tokenizer.encode_batch([text])

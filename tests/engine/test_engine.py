@@ -535,6 +535,7 @@ def test_a_file_holds_the_runs_alone(kind: str, tmp_path: Path, shapes: list[tup
         whole.restore(saved)
 
 
+@pytest.mark.slow
 def test_runs_that_diverge_where_a_shape_is_dear(
     shapes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -160,6 +160,7 @@ def test_killed_again_and_again(tmp_path: Path, whole: tuple[Path, list[Outcome]
         assert [(r["kind"], r["step"]) for r in mine] == [(r["kind"], r["step"]) for r in yours]
 
 
+@pytest.mark.slow
 def test_without_folders_and_at_a_rung(tmp_path: Path) -> None:
     """What was pruned before the interruption stays so, and points are told once each."""
     recipes, save = several(None, data=Spec("small_runs.Rows")), tmp_path / "kept.safetensors"

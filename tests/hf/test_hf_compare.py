@@ -576,6 +576,7 @@ def test_what_16_bits_cannot_show_shows_before_they_round(
         upscale(tmp_path / "small", tmp_path / "wide", times=times, progress=False, exact=True)
 
 
+@pytest.mark.slow
 def test_files_that_round_are_compared_as_they_are_and_before(tmp_path: Path) -> None:
     small = saved(tmp_path / "small", "gpt2", dtype=torch.bfloat16)
     found = verify(small, grown(small, tmp_path / "wide", times=3), dtype="float64", train=2)

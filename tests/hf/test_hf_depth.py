@@ -39,6 +39,7 @@ def stored(folder: Path) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.quick("t5")
 @pytest.mark.parametrize("name", with_slow(RESIDUAL, FEW))
 def test_identity_keeps_the_function(name: str, tmp_path: Path) -> None:
     """In float64 to 1e-12; layers keep their kinds, and each kind its place."""

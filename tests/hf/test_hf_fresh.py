@@ -284,6 +284,7 @@ def test_what_is_compared_is_not_called_untried(tmp_path: Path) -> None:
         assert hf.verify(tmp_path / "small", tmp_path / "wide").ok
 
 
+@pytest.mark.slow
 def test_silent_units_that_no_norm_reads_change_nothing(tmp_path: Path) -> None:
     save_small(tmp_path / "small", "bert")
     made = grow(tmp_path / "small", tmp_path / "wide", mu.Fresh(outgoing=0.0), ffn=27, verify=True)

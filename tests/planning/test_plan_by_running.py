@@ -60,12 +60,20 @@ DEAR = (
 """How the names of those begin that take half a second and more, and have a sibling that does not."""
 
 
+ALONE = {
+    *("positions divided by sqrt(width), norm by length", "table and waves, a buffer that is not saved"),
+    "across units, softmax with a threshold",
+}
+"""They reach lines that no other test of `make test` reaches."""
+
+
 def cases() -> list[ParameterSet]:
     """Some of the zoo for every change, the rest (and most refusals, which take longest) among the slow tests."""
     found = []
     for number, pattern in enumerate(PATTERNS):
         refused = pattern.expected == "refused" or pattern.name in LIMITS
-        slow = number % (20 if refused else 6) or pattern.name.startswith(DEAR)
+        sampled = number % (20 if refused else 12) == 0 and not pattern.name.startswith(DEAR)
+        slow = not sampled and pattern.name not in ALONE
         found.append(pytest.param(pattern, id=pattern.name, marks=[pytest.mark.slow] if slow else []))
     return found
 
@@ -91,7 +99,7 @@ def test_exact_over_training_steps_or_refused(pattern: Pattern) -> None:
 
 def test_the_zoo_is_large() -> None:
     assert len(PATTERNS) >= 400
-    assert sum(not case.marks for case in cases()) >= 50
+    assert sum(not case.marks for case in cases()) >= 25
     assert len({pattern.name for pattern in PATTERNS}) == len(PATTERNS)
     assert {pattern.name for pattern in PATTERNS} >= LIMITS
 

@@ -198,6 +198,7 @@ def test_a_family_that_grows_in_depth_from_a_model_of_ones_own(deep_family: mu.F
 # ------------------------------------------------------------------------------------------------ does growing pay?
 
 
+@pytest.mark.slow
 def test_a_comparison_is_judged_by_the_held_out_function_and_has_its_page(family: mu.Family, tmp_path: Path) -> None:
     def by_size(model: nn.Module) -> float:
         return 1.0 / sum(p.numel() for p in model.parameters())  # the wide ones win, whatever they have learnt
@@ -218,6 +219,7 @@ def test_a_comparison_is_judged_by_the_held_out_function_and_has_its_page(family
     assert "The contenders (ways to train) at the full budget" in str(summary)
 
 
+@pytest.mark.slow
 def test_continuing_and_exact_copies_begin_with_the_model_that_was_brought(family: mu.Family, tmp_path: Path) -> None:
     """Trained not at all they are the same function; a rate that was tuned reaches both, whatever a scheduler left."""
     start = base_model(family)

@@ -152,6 +152,7 @@ def files(folder: Path) -> dict[str, tuple[int, bytes]]:
     return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in found}
 
 
+@pytest.mark.slow
 def test_what_is_done_is_read_and_takes_no_time(done: Path) -> None:
     before, summary = files(done), read(done)
     said: list[str] = []

@@ -362,6 +362,7 @@ def test_signal_noise_is_tuned_small_and_its_constants_transferred(tmp_path: Pat
     assert level == pytest.approx({name: constant / 2 for name, constant in choice.constants.items()})
 
 
+@pytest.mark.slow
 def test_an_extrapolated_value_has_the_plain_one_beside_it(tmp_path: Path) -> None:
     study = prepared(tmp_path / "run", contenders=["continued", "copies-plain"])
     study.trainer.make_folder()
@@ -388,6 +389,7 @@ def test_two_small_widths_are_tuned_narrowest_first_and_what_moved_is_said(tmp_p
     assert any("width 2" in sentence and "width 4" in sentence for sentence in summary.notes)
 
 
+@pytest.mark.slow
 def test_zero_noise_chosen_means_that_the_upscaled_model_is_the_base_model_continued(tmp_path: Path) -> None:
     study = prepared(tmp_path / "run", contenders=["continued", "copies-without-noise", "copies-own"], seeds=2)
     study.trainer.make_folder()

@@ -66,6 +66,7 @@ def silent(text: str) -> None:
 # ------------------------------------------------------------------------------------------------ which trials count
 
 
+@pytest.mark.quick("{}/study.db", "journal:*")
 @pytest.mark.parametrize("place", PLACES)
 def test_a_grid_is_taken_once_and_rebuilt_from_the_storage(place: str, tmp_path: Path) -> None:
     first = study(place.format(tmp_path))
@@ -276,6 +277,7 @@ def test_a_pruned_sweep_costs_less_and_keeps_zero_noise(pruner: Any, engine: Any
 # ------------------------------------------------------------------------------------------------ a whole sweep
 
 
+@pytest.mark.quick("{}/study.db", "journal:*")
 @pytest.mark.parametrize("place", PLACES)
 def test_a_sweep_is_its_trials_over_all_seeds(place: str, tmp_path: Path) -> None:
     found = run_sweep(task(), place.format(tmp_path), note=silent)
@@ -301,6 +303,7 @@ def test_a_trial_of_which_one_seed_was_stopped_is_stopped() -> None:
     assert combine_seeds(Cell(0.1, 0.0), [*ends, lost], task()).status == "diverged"
 
 
+@pytest.mark.slow
 def test_one_at_a_time_gives_the_same(plain: Sweep, tmp_path: Path) -> None:
     apart = run_sweep(task(engine="serial"), f"journal:{tmp_path / 'study'}", note=silent)
     for one, other in zip(plain.trials, apart.trials, strict=True):
@@ -326,6 +329,7 @@ def fail_where(monkeypatch: pytest.MonkeyPatch, wrong: Callable[[Recipe], bool])
     monkeypatch.setattr("mupscale.sweep.search.train_many", train)
 
 
+@pytest.mark.quick("auto")
 @pytest.mark.parametrize("engine", ["auto", "serial"])
 def test_what_fails_by_itself_is_given_up_and_the_rest_is_trained(
     engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -387,6 +391,7 @@ def test_another_study_of_the_same_name(change: dict[str, Any], why: str, tmp_pa
 NAMES = ["a?b", "50%", "a#b", "a b", "ä", "{x}", "%3Fmode=memory"]
 
 
+@pytest.mark.quick("a?b")
 @pytest.mark.parametrize("name", with_slow(NAMES, ["a?b", "%3Fmode=memory"]))
 def test_a_folder_of_any_name(name: str, tmp_path: Path) -> None:
     folder = tmp_path / name

@@ -346,6 +346,7 @@ def test_the_living_notice_a_death_and_take_over(alone: Sweep, tmp_path: Path) -
     assert_same(second.result(), alone)
 
 
+@pytest.mark.slow
 def test_a_worker_that_comes_back_after_it_was_given_up(alone: Sweep, tmp_path: Path) -> None:
     place = f"{tmp_path}/study.db"
     slow, barrier = held(task(), place, tmp_path / "slow.log", grace=1.0)
@@ -368,6 +369,7 @@ def test_a_worker_that_comes_back_after_it_was_given_up(alone: Sweep, tmp_path: 
 # ------------------------------------------------------------------------------------------------ interrupted
 
 
+@pytest.mark.quick("15")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_worker_goes_on_where_it_was(number: int, alone: Sweep, tmp_path: Path) -> None:
     place, folder = f"{tmp_path}/study.db", tmp_path / "run"
@@ -402,6 +404,7 @@ def test_a_sweep_interrupted_in_a_notebook_goes_on_in_it(alone: Sweep, tmp_path:
     assert not list((tmp_path / "run").iterdir())
 
 
+@pytest.mark.slow
 def test_an_interrupted_worker_without_a_folder_gives_its_trials_back(alone: Sweep, tmp_path: Path) -> None:
     place = f"{tmp_path}/study.db"
     worker, barrier = held(task(), place, tmp_path / "log")

@@ -43,6 +43,7 @@ def test_the_function_stays_in_a_lossless_growth(tmp_path: Path) -> None:
     assert ours[8] != pytest.approx(theirs[8], rel=1e-6)  # and then the new units learn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mlp", pytest.param("resnet", marks=pytest.mark.slow)])
 def test_an_interrupted_run_goes_on_to_the_bit(tmp_path: Path, kind: str) -> None:
     """From checkpoints before, at and after the growths, statistics of new channels included."""

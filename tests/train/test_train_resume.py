@@ -259,6 +259,7 @@ def test_signals_are_as_before_when_a_run_has_ended(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ checkpoints
 
 
+@pytest.mark.slow
 def test_checkpoints_by_the_clock(tmp_path: Path, whole: Path) -> None:
     """With no interval of steps, each of them good to go on from."""
     what = eventful(tmp_path / "run", checkpoints=Checkpoints(every=0, minutes=0.01 / 60, keep=99))
