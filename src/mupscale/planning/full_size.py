@@ -163,6 +163,7 @@ def _check(narrow: nn.Module, wide: nn.Module, plan: Plan, batch: Any, in_blocks
             if loss.requires_grad:
                 loss.backward()
             side.show()
+            side.empty()
     said = "the copies of '{}' do not each get their share of its gradient on the batch"
     return FullSize(said.format(wrong[0]) if wrong else "", shapes)
 
@@ -254,8 +255,12 @@ class Streamed:
         try:
             yield
         finally:
-            for p in self.rest if own is None else own:
-                p.data, p.grad = torch.empty(0), None
+            self.empty(own)
+
+    def empty(self, own: Sequence[nn.Parameter] | None = None) -> None:
+        """Give up the values of these weights, or of those that lie in no block."""
+        for p in self.rest if own is None else own:
+            p.data, p.grad = torch.empty(0), None
 
     def show(self, own: Sequence[nn.Parameter] | None = None) -> None:
         """Hand on the gradients of these weights, or of those that lie in no block."""
@@ -295,7 +300,9 @@ class _StreamedForward:
         flat, spec = tree_flatten((args, kwargs))
         places = [i for i, x in enumerate(flat) if isinstance(x, Tensor)]
         call = _Call(self, flat, spec, places)
-        tensors = _Recomputed.apply(call, torch.ones((), requires_grad=True), *(flat[i] for i in places))
+        tensors = _Recomputed.apply(  # type: ignore[no-untyped-call]
+            call, torch.ones((), requires_grad=True), *(flat[i] for i in places)
+        )
         return call.joined(list(tensors))
 
 
