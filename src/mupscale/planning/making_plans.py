@@ -101,7 +101,7 @@ def plan_by_miniature(
         except MupscaleError as refused:
             error = error or refused
             continue
-        with suppress(MupscaleError):
+        with suppress(Exception):  # whatever the models raise that the miniature did not: then they are looked at
             planned = mini.at_full_size(shown, narrow, wide, roles, how)
             trials.renamed(mini.originals)
             if _holds_at_full_size(narrow, wide, planned, trials):

@@ -66,13 +66,9 @@ class Thinned:
 class Resizing:
     """Two models of one class and depth, and the ratio of their widths.
 
-    >>> narrow, wide = (nn.Sequential(nn.Linear(3, n), nn.LayerNorm(n), nn.Linear(n, 2)) for n in (8, 12))
+    >>> narrow, wide = nn.Linear(3, 8), nn.Linear(3, 12)
     >>> Resizing(narrow, wide).copy(narrow, Fraction(2))
-    Sequential(
-      (0): Linear(in_features=3, out_features=16, bias=True)
-      (1): LayerNorm((16,), eps=1e-05, elementwise_affine=True)
-      (2): Linear(in_features=16, out_features=2, bias=True)
-    )
+    Linear(in_features=3, out_features=16, bias=True)
     """
 
     def __init__(self, narrow: nn.Module, wide: nn.Module) -> None:
