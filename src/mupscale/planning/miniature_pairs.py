@@ -43,7 +43,7 @@ class Miniature:
     @classmethod
     def of(cls, narrow: nn.Module, wide: nn.Module, inputs: Any) -> Miniature:
         """Two models as they are, or with fewer blocks and rows of tables if they are large."""
-        made = next(miniatures(narrow, wide, inputs, narrower=False), None) if is_large(narrow, wide) else None
+        made = next(find_miniatures(narrow, wide, inputs, narrower=False), None) if is_large(narrow, wide) else None
         return made or cls(narrow, wide, inputs, {name: [name] for name in all_tensors(narrow)})
 
     def given(self, roles: Mapping[str, Role]) -> dict[str, Role]:
@@ -76,7 +76,7 @@ class Miniature:
         return {name: value for own, value in values.items() for name in self.originals.get(own, ())}
 
 
-def miniatures(narrow: nn.Module, wide: nn.Module, inputs: Any, *, narrower: bool = True) -> Iterator[Miniature]:
+def find_miniatures(narrow: nn.Module, wide: nn.Module, inputs: Any, *, narrower: bool = True) -> Iterator[Miniature]:
     """Miniatures of two models that run on the batch, the smallest first; none where nothing can be made smaller.
 
     narrower: whether widths are smaller, too, and not only lists of blocks and tables.
