@@ -1,6 +1,7 @@
 """Plans by running: what they cost beside a forward pass, and what comes out for the zoo of awkward models.
 
-python bench/plan.py           # GPT-2 small, 384 → 768, 8 tokens: seconds, and forward passes of the wide model
+python bench/plan.py           # GPT-2 small, 384 → 768, 8 tokens: CPU seconds, forward passes of the wide model, memory
+python bench/plan.py --widths 1024 2048 --layers 24    # the same for 354M → 1.3B parameters; 9 GB
 python bench/plan.py --zoo     # 430 small models: exact, refused or wrong, with a batch and without
 python bench/plan.py --zoo --poor-batches    # planned on zeros, one row, one token, … and judged by real data
 """
@@ -9,10 +10,13 @@ from __future__ import annotations
 
 import argparse
 import collections
+import resource
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -27,34 +31,51 @@ Batch = tuple[torch.Tensor, ...]
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
 
-def build(width: int) -> nn.Module:
-    return GPT2(vocab=50257, context=64, width=width, layers=12, head_dim=64)
+def build(width: int, layers: int = 12) -> nn.Module:
+    return GPT2(vocab=50257, context=64, width=width, layers=layers, head_dim=64)
 
 
-def cost() -> None:
-    """Seconds of a plan with a batch over those of a forward pass of the wide model, in float64 both."""
+def cost(widths: list[int], layers: int) -> None:
+    """CPU seconds of a plan with a batch, over those of a forward pass of the wide model, and its memory."""
     tokens = torch.randint(0, 50257, (1, 8))
-    narrow, wide = build(384), build(768)
-    forward = seconds_of_forward(tokens)
-    print(f"{'forward pass of the wide model, float64':<40} {forward:8.2f} s")
+    narrow, wide = (build(width, layers) for width in widths)
+    size = sum(p.numel() * p.element_size() for model in (narrow, wide) for p in model.parameters())
+    with torch.no_grad():
+        wide(tokens)
+        forward = seconds_of(lambda: wide(tokens))
+    print(f"{'forward pass of the wide model, float32':<40} {forward:8.2f} s")
     print(f"{'plan from modules':<40} {seconds_of(lambda: mu.plan(narrow, wide)):8.2f} s")
-    seconds = seconds_of(lambda: mu.plan(narrow, wide, inputs=tokens))
-    print(f"{'plan with a batch':<40} {seconds:8.2f} s, {seconds / forward:.1f} forward passes")
-    family = seconds_of(lambda: mu.Family(build, base=64, inputs=tokens))
+    with peak_memory() as most:
+        seconds = seconds_of(lambda: mu.plan(narrow, wide, inputs=tokens))
+    print(f"{'plan with a batch':<40} {seconds:8.2f} s, {seconds / forward:.1f} forward passes", end="")
+    print(f", {1 + most[0] / size:.2f} times the memory of both models")
+    family = seconds_of(lambda: mu.Family(lambda width: build(width, layers), base=64, inputs=tokens))
     print(f"{'family with a batch (base 64)':<40} {family:8.2f} s, {family / forward:.1f} forward passes")
 
 
-@torch.no_grad()
-def seconds_of_forward(tokens: torch.Tensor) -> float:
-    model = build(768).double()
-    model(tokens)
-    return seconds_of(lambda: model(tokens))
+@contextmanager
+def peak_memory() -> Iterator[list[int]]:
+    """By how many bytes the memory of this process grows at most, once it is left; Linux tells it."""
+    most, ends, pages = [0], threading.Event(), Path("/proc/self/statm")
+    before = int(pages.read_text().split()[1])
+
+    def watch() -> None:
+        while not ends.wait(0.01):
+            most[0] = max(most[0], (int(pages.read_text().split()[1]) - before) * resource.getpagesize())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield most
+    finally:
+        ends.set()
+        watcher.join()
 
 
 def seconds_of(action: Callable[[], object]) -> float:
-    began = time.perf_counter()
+    began = time.process_time()
     action()
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
 def outcome(narrow: nn.Module, wide: nn.Module, plan: mu.Plan, batch: Batch) -> str:
@@ -145,7 +166,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--zoo", action="store_true")
     parser.add_argument("--poor-batches", action="store_true", help="beside --zoo")
+    parser.add_argument("--widths", type=int, nargs=2, default=[384, 768])
+    parser.add_argument("--layers", type=int, default=12)
     asked = parser.parse_args()
     if asked.poor_batches and not asked.zoo:
         parser.error("--poor-batches goes with --zoo")
-    (poor_zoo if asked.poor_batches else zoo if asked.zoo else cost)()
+    if asked.zoo:
+        (poor_zoo if asked.poor_batches else zoo)()
+    else:
+        cost(asked.widths, asked.layers)

@@ -17,7 +17,7 @@ from mupscale.models import GPT2
 from mupscale.planning import full_size, in_double
 from mupscale.planning.full_size import check_at_full_size
 from mupscale.planning.making_plans import plan_and_look
-from mupscale.planning.miniature_pairs import miniatures
+from mupscale.planning.miniature_pairs import find_miniatures
 from mupscale.planning.resized_models import Resizing
 from patterns import PATTERNS
 
@@ -205,7 +205,7 @@ def test_kinds_of_blocks_are_told_apart_and_a_misleading_miniature_is_given_up(
 
 def test_lists_of_one_length_lose_the_same_blocks_and_names_are_found_again() -> None:
     narrow, wide = gpt(32), gpt(64)
-    mini = next(miniatures(narrow, wide, TOKENS))
+    mini = next(find_miniatures(narrow, wide, TOKENS))
     tables = {"wte.weight": (64, 16), "lm_head.weight": (64, 16)}  # for tokens below 64, which the batch is changed to
     assert shapes(mini.narrow) == {**shapes(gpt(16, 2)), **tables}
     assert mini.originals["h.0.attn.c_attn.weight"] == [f"h.{i}.attn.c_attn.weight" for i in range(5)]

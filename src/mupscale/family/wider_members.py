@@ -41,7 +41,8 @@ def widen_member(
     """The model and its optimizer at this width; the other arguments are those of `Family.upscale`."""
     check_not_empty(inputs)
     wide = family.sketch(width)
-    if naming.plain_tensors_without_memory(wide) or has_unsaved_widths(wide, model):  # the narrow one lacks values
+    fresh = not grow.needs_multiples and _has_growing_buffers(wide, model)
+    if fresh or naming.plain_tensors_without_memory(wide) or has_unsaved_widths(wide, model):  # which lacks values
         wide = _with_memory(family, width)
     plan = family.widening(model, wide, grow=grow)
     if inputs is not None and (grow.needs_multiples or not plan.checked):
@@ -57,6 +58,13 @@ def widen_member(
         wide = place(wide)
     narrow = naming.unwrap(model)
     return upscale_by_plan(narrow, wide, plan, optimizer, grow, lr, seed, inputs)
+
+
+def _has_growing_buffers(wide: nn.Module, narrow: nn.Module) -> bool:
+    """Whether buffers grow whose values for new units a model with memory alone shows; statistics start anew."""
+    ours, modules = naming.buffers(narrow), naming.modules(wide)
+    growing = [n for n, b in naming.buffers(wide).items() if b.is_meta and n in ours and b.shape != ours[n].shape]
+    return any(not isinstance(modules[n.rpartition(".")[0]], nn.modules.batchnorm._NormBase) for n in growing)
 
 
 def _with_memory(family: _Family, width: WidthLike) -> nn.Module:

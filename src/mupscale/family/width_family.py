@@ -42,7 +42,6 @@ from mupscale.planning import (
 from mupscale.system import MupscaleError, NotNegative, checks_arguments
 
 _DRAWS = 4  # freshly built models that the initialisation is measured on
-_PROBE_WIDTH = 8  # the least width of the models that are run to learn or check roles
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -113,8 +112,11 @@ class Family(TriedMembers):
         self._means: dict[str, tuple[float, ...]] = {}
         if inputs is not None:
             self.learn(inputs)
-            few, many = self._probes()
-            warn_of_growing_outputs(few, many, self.between(few, many, how="copies"), inputs, roles)
+            probes = self._probes(inputs)
+            told = probes.given(roles or {})
+            plan = self._between_probes(probes, "copies")
+            warn_of_growing_outputs(probes.narrow, probes.wide, plan, probes.inputs, told)
+            self._pairs.clear()
 
     def __repr__(self) -> str:
         rule = "" if self._depths is None else f", depth_rule={self._depths.rule!r}"

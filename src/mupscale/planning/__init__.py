@@ -51,6 +51,7 @@ width_dims     which dimensions are widths, and which size is a number of blocks
 from mupscale.planning.block_lists import BlockList, find_block_lists
 from mupscale.planning.from_modules import build_plan
 from mupscale.planning.from_run import check_plan_by_running
+from mupscale.planning.full_size import is_large
 from mupscale.planning.growth_checks import How, find_uneven
 from mupscale.planning.initial import (
     count_draws,
@@ -64,6 +65,7 @@ from mupscale.planning.initial import (
 from mupscale.planning.kept_constants import with_keeps
 from mupscale.planning.learnt_roles import learn_roles, roles_for_any_width
 from mupscale.planning.making_plans import GrowsBy, plan, with_initial_of, with_initial_of_wide
+from mupscale.planning.miniature_pairs import Miniature
 from mupscale.planning.model_calls import call_arguments, check_takes, run_on_batch
 from mupscale.planning.module_differences import ROUNDING, Difference, first_differing_module, relative_difference
 from mupscale.planning.norms import bare_norms, kind_of_norm
@@ -72,6 +74,7 @@ from mupscale.planning.past_norms import find_past_norms
 from mupscale.planning.precision import KeepDouble, in_double
 from mupscale.planning.recorder import Recorder
 from mupscale.planning.residual_branches import Writers, find_writers, silence
+from mupscale.planning.resized_models import Resizing
 from mupscale.planning.role_registry import register_roles
 from mupscale.planning.silent_changes import warn_of_growing_outputs
 from mupscale.planning.silent_units import check_silent_units, keeps_outputs
@@ -95,7 +98,9 @@ __all__ = [
     "GrowsBy",
     "How",
     "KeepDouble",
+    "Miniature",
     "Recorder",
+    "Resizing",
     "Trials",
     "Writers",
     "all_tensors",
@@ -121,6 +126,7 @@ __all__ = [
     "in_float64",
     "initial_means",
     "initial_std",
+    "is_large",
     "keeps_outputs",
     "kind_of_norm",
     "learn_roles",

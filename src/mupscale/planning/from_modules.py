@@ -72,7 +72,7 @@ def build_plan(
     walk.check_patterns_used()
     if how == "fresh":
         walk.check_kept(parameters)
-        check_read_widths(parameters, walk.told(parameters))
+        check_read_widths(parameters, walk.told(parameters), buffers)
     norms = norms_over_widths(walk.small, parameters) if how == "fresh" else {}
     for name in (n for n, kind in norms.items() if kind != "bias" and not parameters[n].offset):
         path, _, local = name.rpartition(".")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -113,18 +114,20 @@ def _sizes_that_fit(n: int, alike: Sequence[tuple[int, Axis]]) -> str:
     return f"; take {fits}" + (f", that is {widths} instead of {width * times}" if width != n else "")
 
 
-def check_read_widths(entries: Mapping[str, Entry], told: Collection[str]) -> None:
+def check_read_widths(
+    entries: Mapping[str, Entry], told: Collection[str], buffers: Mapping[str, Entry] = MappingProxyType({})
+) -> None:
     """Refuse an input axis that grows by a factor by which nothing in the model grows that could be read.
 
     A width that is joined with inputs that do not grow is such an axis: where its old units lie cannot be told.
-    told: parameters whose roles the user gave, who knows better.
+    told: parameters whose roles the user gave, who knows better. buffers: which may write units, too.
 
     >>> entry = Entry(narrow=(4, 67), wide=(4, 99), axes={1: Axis(Fraction(99, 67), side="in")})
     >>> check_read_widths({"joined.weight": entry}, told=())
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: 'joined.weight' reads 67 → 99 inputs, but nothing in the model grows ...
     """
-    grown = {Fraction(e.axes[d].times) for e in entries.values() for d in e.out if d in e.axes}
+    grown = {Fraction(e.axes[d].times) for e in (*entries.values(), *buffers.values()) for d in e.out if d in e.axes}
     for name, entry in entries.items():
         for d in entry.in_:
             if name not in told and entry.axes[d].times != 1 and Fraction(entry.axes[d].times) not in grown:

@@ -19,7 +19,7 @@ from mupscale.planning.growth_checks import How, find_uneven
 from mupscale.planning.initial import initial_means, initial_std, with_initial
 from mupscale.planning.kept_constants import with_keeps
 from mupscale.planning.learnt_roles import learn_roles, roles_for_any_width
-from mupscale.planning.miniature_pairs import miniatures, roles_of
+from mupscale.planning.miniature_pairs import find_miniatures, roles_of
 from mupscale.planning.past_norms import find_past_norms
 from mupscale.planning.resized_models import Resizing
 from mupscale.planning.silent_changes import warn_of_growing_outputs
@@ -95,13 +95,13 @@ def plan_by_miniature(
     None where there is no miniature, or where it misleads. What a miniature is refused for, the models are, too.
     """
     error: MupscaleError | None = None
-    for mini in miniatures(narrow, wide, inputs):
+    for mini in find_miniatures(narrow, wide, inputs):
         try:
             shown, trials = plan_and_look(mini.narrow, mini.wide, mini.inputs, mini.given(roles), how)
         except MupscaleError as refused:
             error = error or refused
             continue
-        with suppress(MupscaleError):
+        with suppress(Exception):  # whatever the models raise that the miniature did not: then they are looked at
             planned = mini.at_full_size(shown, narrow, wide, roles, how)
             trials.renamed(mini.originals)
             if _holds_at_full_size(narrow, wide, planned, trials):

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 
 from mupscale.core import Entry, Plan, Role
 from mupscale.planning.from_modules import build_plan, find_role
+from mupscale.planning.full_size import is_large
 from mupscale.planning.growth_checks import How
 from mupscale.planning.model_calls import call_arguments
 from mupscale.planning.precision import in_double
@@ -39,6 +40,12 @@ class Miniature:
     inputs: Any
     originals: Mapping[str, list[str]] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, narrow: nn.Module, wide: nn.Module, inputs: Any) -> Miniature:
+        """Two models as they are, or with fewer blocks and rows of tables if they are large."""
+        made = next(find_miniatures(narrow, wide, inputs, narrower=False), None) if is_large(narrow, wide) else None
+        return made or cls(narrow, wide, inputs, {name: [name] for name in all_tensors(narrow)})
+
     def given(self, roles: Mapping[str, Role]) -> dict[str, Role]:
         """The roles that were given for the large models, by name."""
         told = {name: find_role(roles, names[0]) for name, names in self.originals.items()}
@@ -50,32 +57,41 @@ class Miniature:
         """The plan of the large models that this one of the small ones shows."""
         learnt = self.roles(shown, roles)
         planned = build_plan(narrow, wide, roles=learnt, how=how, assume=True)
-        past = None if shown.past_norms is None else self._by_original(shown.past_norms)
+        past = None if shown.past_norms is None else self.by_original(shown.past_norms)
         planned = planned if past is None else planned.with_initial("past_norms", past)
         return replace(planned, tried_by=shown.tried_by)
 
     def roles(self, shown: Plan, given: Mapping[str, Role]) -> dict[str, Role]:
         """By pattern, what was given, and else what a plan of the small models shows."""
-        by_name = self._by_original(roles_of(shown))
+        by_name = self.by_original(roles_of(shown))
         told = {name: role for name in by_name if (role := find_role(given, name)) is not None}
         return {escape(name): role for name, role in {**by_name, **told}.items()} | dict(given)
 
-    def _by_original(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def patterns(self, learnt: Mapping[str, Role], given: Mapping[str, Role]) -> dict[str, Role]:
+        """By pattern, roles of the small models as those of the large ones; what was given comes behind."""
+        found = {own: role for own in self.originals if (role := find_role(learnt, own)) is not None}
+        return {escape(name): role for name, role in self.by_original(found).items()} | dict(given)
+
+    def by_original(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """By the names of the large models, what is known by the small ones'."""
         return {name: value for own, value in values.items() for name in self.originals.get(own, ())}
 
 
-def miniatures(narrow: nn.Module, wide: nn.Module, inputs: Any) -> Iterator[Miniature]:
-    """Miniatures of two models that run on the batch, the smallest first; none where nothing can be made smaller."""
+def find_miniatures(narrow: nn.Module, wide: nn.Module, inputs: Any, *, narrower: bool = True) -> Iterator[Miniature]:
+    """Miniatures of two models that run on the batch, the smallest first; none where nothing can be made smaller.
+
+    narrower: whether widths are smaller, too, and not only lists of blocks and tables.
+    """
     with suppress(MupscaleError):
         sizes = Resizing(narrow, wide)
         thinned = [sizes.thinned(), sizes.thinned(inner=False), Thinned()]
-        factors = [Fraction(1, d) for d in sizes.divisors()[:_MOST]] + [Fraction(1)]
+        factors = [Fraction(1, d) for d in sizes.divisors()[: _MOST * narrower]] + [Fraction(1)]
         rows = _rows(inputs)
         short = sizes.shorter_tables(rows)
         batch = tree_map(lambda x: x % rows if short and _is_whole(x) else x, inputs)
         tried = 0
         for blocks in [each for i, each in enumerate(thinned) if each not in thinned[:i]]:
-            for factor in factors if blocks.kept else factors[:-1]:
+            for factor in factors if blocks.kept or short else factors[:-1]:
                 if tried < _MOST and (pair := _runnable_pair(sizes, factor, blocks, short, batch)) is not None:
                     tried += 1
                     originals: dict[str, list[str]] = {}

@@ -15,6 +15,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -65,13 +66,9 @@ class Thinned:
 class Resizing:
     """Two models of one class and depth, and the ratio of their widths.
 
-    >>> narrow, wide = (nn.Sequential(nn.Linear(3, n), nn.LayerNorm(n), nn.Linear(n, 2)) for n in (8, 12))
+    >>> narrow, wide = nn.Linear(3, 8), nn.Linear(3, 12)
     >>> Resizing(narrow, wide).copy(narrow, Fraction(2))
-    Sequential(
-      (0): Linear(in_features=3, out_features=16, bias=True)
-      (1): LayerNorm((16,), eps=1e-05, elementwise_affine=True)
-      (2): Linear(in_features=16, out_features=2, bias=True)
-    )
+    Linear(in_features=3, out_features=16, bias=True)
     """
 
     def __init__(self, narrow: nn.Module, wide: nn.Module) -> None:
@@ -105,7 +102,7 @@ class Resizing:
         least: how many rows have to be left. What is padded with the last row goes on so.
         """
         tables = [pair for pair in self.modules.values() if isinstance(pair[0], nn.Embedding)]
-        lengths = {int(a.num_embeddings) for a, b in tables if a.num_embeddings == b.num_embeddings}  # type: ignore[arg-type]
+        lengths = {int(a.num_embeddings) for a, b in tables if a.num_embeddings == b.num_embeddings}
         short = {length: least for length in lengths if length > 4 * least}
         return short | {length - 1: least - 1 for length in short}
 
@@ -119,7 +116,7 @@ class Resizing:
 
     def constant(self, pair: tuple[float, float], own: float, factor: Fraction) -> float:
         """The same of a number that follows from the width, such as 1/√width."""
-        return own * float(factor) ** (round(4 * self._power(*pair), 6) / 4)
+        return float(own * float(factor) ** (round(4 * self._power(*pair), 6) / 4))
 
     def _power(self, before: float, after: float) -> float:
         if before * after <= 0 or self.ratio == 1:
@@ -138,6 +135,18 @@ class Resizing:
             yield from _differing(vars(small), vars(large), set())
             for ours, theirs in zip(_own_tensors(small), _own_tensors(large), strict=False):
                 yield from ((n, m) for n, m in zip(ours.shape, theirs.shape, strict=False) if n != m)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether every size that differs is so many times as large in the wide model, or a power of that.
+
+        >>> Resizing(nn.Linear(3, 4), nn.Linear(3, 8)).is_uniform
+        True
+        """
+        with suppress(MupscaleError):
+            powers = [self._power(*pair) for pair in self._sizes()]
+            return all(round(power) and math.isclose(power, round(power), rel_tol=1e-9) for power in powers)
+        return False
 
     def thinned(self, *, inner: bool = True) -> Thinned:
         """Which blocks of long lists can be left out, since others are of the same kind.
@@ -207,7 +216,7 @@ class _Copy:
     ) -> None:
         self.pair, self.factor, self.instead, self.seen = pair, factor, instead, set[int]()
         self.generator = torch.Generator().manual_seed(0)
-        self.counts = {len(pair.modules[p][0]): len(names) for p, names in thinned.kept.items()}  # type: ignore[arg-type]
+        self.counts = {len(pair.modules[p][0]): len(names) for p, names in thinned.kept.items()}
         memo: dict[int, Any] = dict(computed_tensors(original))
         for path, names in thinned.kept.items():
             blocks = dict(original.named_modules(remove_duplicate=False)).get(path)
@@ -224,7 +233,7 @@ class _Copy:
         made = dict(self.model.named_modules(remove_duplicate=False))
         for path, (small, large) in pair.modules.items():
             if path in made and type(made[path]) is type(small):
-                self._resize(vars(small), vars(large), vars(made[path]))
+                self._resize(small.__dict__, large.__dict__, made[path].__dict__)
         for path in sorted(thinned.kept, key=len, reverse=True):
             if path in made:
                 blocks = [made[path]._modules[name] for name in thinned.kept[path]]

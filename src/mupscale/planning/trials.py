@@ -12,7 +12,7 @@ from mupscale.core import Role, naming
 from mupscale.planning.certain_outputs import is_certain_output
 from mupscale.planning.from_modules import find_role
 from mupscale.planning.full_size import Shapes, in_full_precision, is_large
-from mupscale.planning.miniature_pairs import miniatures
+from mupscale.planning.miniature_pairs import find_miniatures
 from mupscale.planning.precision import in_double
 from mupscale.planning.stronger_batches import (
     Leaves,
@@ -80,7 +80,7 @@ class Trials:
         """
         if not self._has_looked:
             self._has_looked = True
-            if is_large(narrow, wide) and (mini := next(miniatures(narrow, wide, self.given), None)) is not None:
+            if is_large(narrow, wide) and (mini := next(find_miniatures(narrow, wide, self.given), None)) is not None:
                 with in_full_precision():
                     seen_small = Trials(mini.inputs).look(mini.narrow, mini.wide).renamed(mini.originals)
                 self.strong, self.unseen, self.parts = seen_small.strong, seen_small.unseen, seen_small.parts
