@@ -217,14 +217,11 @@ def _layer(home: str, new: Shapes, dense: Shapes, lists: Mapping[str, int]) -> E
 def _matches(expert: Shapes, dense: Shapes) -> Iterator[dict[str, str]]:
     """Which tensor of the feed-forward part each of an expert's is: by its name, else by its shape, in each way."""
     paths = zip(*(n.split(".")[:-1] for n in dense), strict=False)
-    prefix = "".join(f"{parts[0]}." for parts in takewhile(lambda parts: len({*parts}) == 1, paths))
-    prefix = next(
-        (p for p in (prefix, prefix[: prefix[:-1].rfind(".") + 1]) if {n.removeprefix(p) for n in dense} == {*expert}),
-        None,
-    )
-    if prefix is not None and all(expert[n.removeprefix(prefix)] == shape for n, shape in dense.items()):
-        yield {n.removeprefix(prefix): n for n in dense}
-        return
+    path = "".join(f"{parts[0]}." for parts in takewhile(lambda parts: len({*parts}) == 1, paths))
+    for prefix in (path, path[: path[:-1].rfind(".") + 1]):
+        if {n.removeprefix(prefix): shape for n, shape in dense.items()} == expert:
+            yield {n.removeprefix(prefix): n for n in dense}
+            return
     shapes = [*dict.fromkeys(dense.values())]
     wanted = [n for shape in shapes for n in expert if expert[n] == shape]
     for way in product(*(permutations(n for n in dense if dense[n] == shape) for shape in shapes)):

@@ -1,9 +1,9 @@
-"""A checkpoint on disk with more layers: blocks that start as identity, or copies, from one folder into another."""
+"""A checkpoint on disk with more layers, or with experts, from one folder into another."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ from mupscale.hf.describe import (
     Times,
     check_depth,
     check_nothing_missing,
+    experts_of,
     family_of_config,
     layers_of,
     memory,
-    plan_layers,
+    plan_mixture,
     require_transformers,
 )
 from mupscale.hf.files import (
@@ -33,7 +34,13 @@ from mupscale.hf.files import (
     write_deep_weights,
     write_model_card,
 )
-from mupscale.hf.training import check_deepened_optimizer, deepen_optimizer_file, find_optimizer_file
+from mupscale.hf.training import (
+    check_deepened_optimizer,
+    check_optimizer_file,
+    deepen_optimizer_file,
+    find_optimizer_file,
+    widen_optimizer_file,
+)
 from mupscale.hf.verification import Comparison, find_record, needed_bytes
 from mupscale.hf.verification import verify as compare
 from mupscale.system import MupscaleError, appearing, checks_arguments, remove
@@ -110,7 +117,7 @@ def deepen_checkpoint(
 
 @dataclass(frozen=True)
 class DeepeningJob:
-    """A checkpoint that is to become deeper, or first wider and then deeper, and all that was asked for."""
+    """A checkpoint that is to become deeper or a mixture, or first wider and then that, and all that was asked for."""
 
     source: Source
     out: Path
@@ -123,17 +130,20 @@ class DeepeningJob:
     @property
     def layers(self) -> int:
         """How many layers it gets."""
-        assert self.growth.layers is not None
-        return self.growth.layers
+        return self.growth.layers or layers_of(self.source.config) or 0
 
     def run(self, widen: Widen | None = None, note: Callable[[str], None] = lambda line: None) -> Deepened:
         """Write it; `widen` writes what becomes deeper, where that is not the checkpoint itself."""
         before, how = self.source, self.growth.deepen
         check_place(self.out, before)
         find_record(before)
-        check_depth(before.config, how, self.layers, before.tensors, before.folder)
         file = None if self.optimizer is None else find_optimizer_file(self.optimizer)
-        if file is not None:
+        if self.growth.experts is None:
+            check_depth(before.config, how, self.layers, before.tensors, before.folder)
+        elif file is not None:
+            plan, joined = plan_mixture(before.config, before.shapes, self.growth.experts)
+            check_optimizer_file(file, before, Times(), plan, joined=joined)
+        if file is not None and self.growth.experts is None:
             check_deepened_optimizer(file, before, layers=self.layers, how=how)
         try:
             with appearing(self.out) as folder:
@@ -148,31 +158,35 @@ class DeepeningJob:
     def _write(self, folder: Path, shallow: Source, optimizer: Path | None, note: Callable[[str], None]) -> Deepened:
         growth, record = self.growth, find_record(shallow)
         config = growth.config_after(shallow.config)
-        first, times = (shallow.config, Times()) if record is None else (record.first_config, record.times)
-        planned = plan_layers(shallow.shapes, growth.deepen, self.layers, first, times)
-        check_nothing_missing(config, planned, f"the checkpoint with {self.layers} layers")
-        tensors = {
-            name: DeepTensor(
-                shallow.tensors[one.origin],
-                None if one.mean is None else NewTensor(name, one.mean, one.std, growth.seed, growth.draws),
-            )
-            for name, one in planned.items()
-        }
-        size = sum(tensor.stored.bytes for tensor in tensors.values())
+        planned = growth.new_tensors(shallow.shapes, shallow.config, record)
+        check_nothing_missing(config, planned, f"the checkpoint that grew {growth}")
+        tensors = {}
+        for name, one in planned.items():
+            stored, new = shallow.tensors[one.origin], None
+            if one.mean is not None:
+                new = NewTensor(name, one.mean, one.std, growth.seed, growth.draws)
+                stored = replace(stored, shape=one.shape or stored.shape)
+            tensors[name] = DeepTensor(stored, new, one.rows)
+        size = sum(tensor.bytes for tensor in tensors.values())
         check_space(folder, shallow, size, 0 if optimizer is None else optimizer.stat().st_size * 2)
         write_companions(folder, shallow, config, _NO_INDEX)
-        grown = (record or Record(shallow.config)).then(growth)
+        plan, joined = (
+            (None, {}) if growth.experts is None else plan_mixture(shallow.config, shallow.shapes, growth.experts)
+        )
+        grown = (record or Record(shallow.config)).then(growth, plan)
         grown.save(folder)
         with bytes_bar(size, self.progress) as advance:
             files = write_deep_weights(folder, tensors, self.shard_size, advance)
-        if optimizer is not None:
-            target = folder / "optimizer.pt"
+        target = folder / "optimizer.pt"
+        if optimizer is not None and plan is not None:
+            widen_optimizer_file(optimizer, target, shallow, Times(), plan, joined=joined)
+        elif optimizer is not None:
             deepen_optimizer_file(optimizer, target, shallow, layers=self.layers, how=growth.deepen)
         comparison, why = self._compare(folder, note) if self.verify else (None, "verification is off")
         checked = f"not made, since {why}." if comparison is None else comparison.verdict
         self._write_card(folder, shallow, grown, checked)
         remove(folder / _WIDE)
-        few, many = (sum(t.numel for t in old) for old in (self.source.tensors.values(), _stored(tensors)))
+        few, many = sum(t.numel for t in self.source.tensors.values()), sum(t.numel for t in tensors.values())
         counts = (layers_of(self.source.config) or 0, self.layers)
         return Deepened(self.out, counts, growth.deepen, (few, many), size, files, comparison, why)
 
@@ -189,7 +203,7 @@ class DeepeningJob:
         comparison = compare(self.source, deep)
         if not comparison.ok:
             verdict = " ".join(comparison.verdict.split())
-            raise MupscaleError(f"the deep model failed its check and was not kept: {verdict}")
+            raise MupscaleError(f"the larger model failed its check and was not kept: {verdict}")
         return comparison, ""
 
     def _write_card(self, folder: Path, shallow: Source, grown: Record, checked: str) -> None:
@@ -198,11 +212,9 @@ class DeepeningJob:
         now, then = (family_of_config(c.config).parts() for c in (self.source, shallow))
         sizes: dict[str, Any] = {part: (size, then[part]) for part, size in now.items()}
         sizes["layers"] = (layers_of(self.source.config), self.layers)
+        if self.growth.experts is not None:
+            sizes["experts"] = (experts_of(self.source.config)[0], self.growth.experts.experts)
         write_model_card(folder, self.out.name, self.source, steps, sizes, checked)
 
 
 _NO_INDEX: list[Any] = [None]  # the index is written with the weights
-
-
-def _stored(tensors: dict[str, DeepTensor]) -> list[Any]:
-    return [tensor.stored for tensor in tensors.values()]

@@ -23,10 +23,12 @@ from mupscale.hf.describe import (
     Times,
     check_fresh_plan,
     check_nothing_missing,
+    experts_of,
     family_of_config,
     memory,
     require_transformers,
     runs_trusted_code,
+    settle_experts,
     settle_growth,
 )
 from mupscale.hf.files import (
@@ -68,6 +70,8 @@ def upscale(
     heads: Size | None = None,
     kv: Size | None = None,
     layers: int | None = None,
+    experts: int | None = None,
+    top_k: int | None = None,
     grow: Operator | None = None,
     deepen: HowDeep = "identity",
     noise: Noise | None = None,
@@ -88,7 +92,9 @@ def upscale(
     {"text": 1024}. grow: `Fresh()`, the default, which takes any wider size; or `Copies(noise)`, for which `noise=` is
     short, in multiples of a fresh initialisation's. exact: copies without noise, which compute the same for ever, for
     verification. layers: how many it gets, new ones being what deepen says (`deepen_checkpoint`); with layers alone the
-    width stays. dtype: of the output, else each tensor's own. optimizer: a saved one that goes along. verify: compare
+    width stays. experts: how many copies in place of each feed-forward layer (LLaMA and Mistral as Mixtral, Qwen3 as
+    Qwen3-MoE), or of a mixture's experts, with top_k of them active for a token, and a router that is drawn, or zero if
+    exact. dtype: of the output, else each tensor's own. optimizer: a saved one that goes along. verify: compare
     both, if memory allows; if no miniature of it could be run, they must be. trust_remote_code: run the checkpoint's
     own code. note: called with lines about what is done, and what to keep in mind, which are warnings otherwise.
 
@@ -102,9 +108,16 @@ def upscale(
     """
     small, out, note = open_source(source), Path(out), note or _warn_of_replica
     sizes = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
-    if layers is not None:
+    if layers is not None or experts is not None or top_k is not None:
         growth = GrowthStep(Times(), seed=seed, layers=layers, deepen=deepen)
-        width = {"times": times, **sizes, "dtype": dtype, "grow": grow, "noise": noise, "exact": exact or None}
+        if layers is None:
+            counts = settle_experts(small.config, experts or 0, top_k, small.folder, exact=exact)
+            growth = replace(growth, experts=counts)
+        elif experts or top_k:
+            raise MupscaleError("more layers and experts are two growths: make one, and then the other")
+        is_sized = times is not None or any(size is not None for size in sizes.values())
+        width = {"times": times, **sizes, "dtype": dtype, "grow": grow, "noise": noise}
+        width["exact"] = (exact and (is_sized or experts is None)) or None
         width["threads"] = threads
         job = DeepeningJob(small, out, growth, shard_size, optimizer, verify, progress)
         return _wider_and_deeper(job, width, note)
@@ -128,7 +141,7 @@ def _wider_and_deeper(job: DeepeningJob, width: Mapping[str, Any], note: Callabl
     sized, wide = {"times", "hidden", "ffn", "heads", "kv"} & width.keys(), list[Upscaled]()
     if not sized and {"grow", "noise", "exact"} & width.keys():
         raise MupscaleError(
-            "noise= and grow= are for a wider model, but layers= alone makes a deeper one. Give times= as well"
+            "noise= and grow= are for a wider model, which layers= or experts= alone do not make. Give times= as well"
         )
 
     def widen(folder: Path) -> None:
@@ -137,10 +150,13 @@ def _wider_and_deeper(job: DeepeningJob, width: Mapping[str, Any], note: Callabl
         wide.append(upscale(job.source.folder, folder, **asked, verify=False, progress=job.progress, note=note))
 
     made = job.run(widen if sized or "dtype" in width else None, note)
-    sizes = {**(wide[0].sizes if wide else {}), "layers": made.layers}
+    sizes, experts = {**(wide[0].sizes if wide else {}), "layers": made.layers}, job.growth.experts
+    if experts is not None:
+        sizes["experts"] = (experts_of(job.source.config)[0], experts.experts)
     times, fresh = (wide[0].times, wide[0].fresh) if wide else (Times(), None)
     written = made.numbers, made.bytes, made.files, made.comparison, made.unverified
-    return Upscaled(made.path, times, *written, fresh, sizes, made.how, job.optimizer is not None)
+    how = None if job.growth.layers is None else made.how
+    return Upscaled(made.path, times, *written, fresh, sizes, how, job.optimizer is not None)
 
 
 @dataclass(frozen=True)

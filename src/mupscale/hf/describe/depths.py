@@ -38,13 +38,16 @@ class LayerOrigin(NamedTuple):
 class LayerTensor:
     """A tensor of the deep checkpoint: the shallow one's that it is, or is shaped as.
 
-    mean, std: where it is new, what it is drawn from; a constant for a std of 0. None for a copy.
+    mean, std: where it is new, what it is drawn from; a constant for a std of 0. None for a copy. shape: where it is
+    another than that tensor's. rows: how many copies of each of its rows there are.
     """
 
     origin: str
     is_new: bool = False
     mean: float | None = None
     std: float = 0.0
+    shape: Shape | None = None
+    rows: int = 1
 
 
 def depth_operator(how: str) -> DepthOperator:

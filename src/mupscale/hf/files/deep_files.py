@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -50,10 +50,30 @@ class NewTensor:
 
 @dataclass(frozen=True)
 class DeepTensor:
-    """A tensor of the deep checkpoint: the stored one that it is, or, where it is new, is shaped as."""
+    """A tensor of the deep checkpoint: the stored one that it is, or, where it is new, is shaped as.
+
+    rows: how many copies of each of the stored tensor's rows there are.
+    """
 
     stored: StoredTensor
     new: NewTensor | None = None
+    rows: int = 1
+
+    @property
+    def shape(self) -> Shape:
+        """In the deep checkpoint."""
+        shape = self.stored.shape
+        return (shape[0] * self.rows, *shape[1:]) if self.rows > 1 else shape
+
+    @property
+    def numel(self) -> int:
+        """In the deep checkpoint."""
+        return self.stored.numel * self.rows
+
+    @property
+    def bytes(self) -> int:
+        """In the deep checkpoint."""
+        return self.stored.bytes * self.rows
 
 
 def write_deep_weights(
@@ -71,7 +91,7 @@ def write_deep_weights(
     for number, shard in enumerate(shards):
         many = len(shards) > 1
         file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors" if many else "model.safetensors"
-        header, _ = make_header({name: (tensor.stored.dtype, tensor.stored.shape) for name, tensor in shard.items()})
+        header, _ = make_header({name: (tensor.stored.dtype, tensor.shape) for name, tensor in shard.items()})
         with open_file(folder / file, "wb") as out:
             out.write(header)
             for name, tensor in shard.items():
@@ -80,7 +100,7 @@ def write_deep_weights(
                     advance(piece.nbytes)
         weight_map |= dict.fromkeys(shard, file)
     if len(shards) > 1:
-        size = sum(tensor.stored.bytes for tensor in tensors.values())
+        size = sum(tensor.bytes for tensor in tensors.values())
         content = {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
         replace_text(folder / "model.safetensors.index.json", json.dumps(content, indent=2) + "\n")
     return len(shards)
@@ -89,7 +109,7 @@ def write_deep_weights(
 def _shards(tensors: Mapping[str, DeepTensor], size: int) -> Iterator[dict[str, DeepTensor]]:
     shard: dict[str, DeepTensor] = {}
     for name, tensor in tensors.items():
-        if shard and sum(held.stored.bytes for held in shard.values()) + tensor.stored.bytes > size:
+        if shard and sum(held.bytes for held in shard.values()) + tensor.bytes > size:
             yield shard
             shard = {}
         shard[name] = tensor
@@ -99,6 +119,13 @@ def _shards(tensors: Mapping[str, DeepTensor], size: int) -> Iterator[dict[str, 
 
 def _pieces(name: str, tensor: DeepTensor) -> Iterator[Tensor]:
     stored = tensor.stored
+    if tensor.rows > 1:
+        length = stored.numel // stored.shape[0]
+        for row in range(stored.shape[0]):
+            one = replace(stored, shape=(length,), start=stored.start + row * length * stored.dtype.itemsize)
+            for _ in range(tensor.rows):
+                yield from _pieces(name, DeepTensor(one))
+        return
     with ExitStack() as files:
         file = None if tensor.new is not None else files.enter_context(stored.file.open("rb", buffering=0))
         for start in range(0, stored.numel, _PIECE):

@@ -9,9 +9,22 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, get_args
 
-from mupscale.core import Axis, Plan
+from mupscale.core import Axis, Plan, Shape
 from mupscale.growth import DRAWS, Draws, Fresh, Unit
-from mupscale.hf.describe import Config, HowDeep, Times, deep_config, family_of_config, layer_origins, times_from_json
+from mupscale.hf.describe import (
+    Config,
+    ExpertCounts,
+    HowDeep,
+    LayerTensor,
+    Times,
+    deep_config,
+    expert_tensors,
+    experts_config,
+    family_of_config,
+    layer_origins,
+    plan_layers,
+    times_from_json,
+)
 from mupscale.system import MupscaleError, read_json, replace_text
 
 RECORD_FILE = "mupscale.json"
@@ -25,8 +38,8 @@ class GrowthStep:
 
     fresh: how it grew by fresh units; None where it grew by copies. sizes: what it became, for a reader. draws: how the
     random numbers were drawn, which files of earlier versions do not say. layers: how many it has since, where it
-    became deeper, and deepen: what the new ones are; None where it became wider. from_first: whether the initial spread
-    that noise and new units go by is counted from the first model, and not, as earlier versions did, from this one.
+    became deeper, and deepen: what the new ones are. experts: of the mixture that it became. from_first: whether the
+    initial spread of noise and new units is counted from the first model, and not, as earlier versions did, from this.
 
     >>> GrowthStep(Times.of(2), noise=0.5, seed=1).times.ffn
     2
@@ -45,22 +58,45 @@ class GrowthStep:
     layers: int | None = None
     deepen: HowDeep = "identity"
     from_first: bool = False
+    experts: ExpertCounts | None = None
+
+    @property
+    def is_width(self) -> bool:
+        """Whether it became wider, and not deeper or a mixture."""
+        return self.layers is None and self.experts is None
 
     def __str__(self) -> str:
         """For a message: by 2 in width, or to 24 layers."""
+        if self.experts is not None:
+            return f"to {self.experts.experts} experts, of which {self.experts.top_k} are active"
         return f"by {self.times} in width" if self.layers is None else f"to {self.layers} layers ({self.deepen})"
 
     def config_after(self, config: Config) -> dict[str, Any]:
         """config.json after this growth of the model that had this one."""
+        if self.experts is not None:
+            return experts_config(config, self.experts)
         if self.layers is not None:
             return deep_config(config, self.deepen, self.layers)
         return family_of_config(config).wide_config(self.times)
+
+    def new_tensors(self, shapes: Mapping[str, Shape], config: Config, record: Record | None) -> dict[str, LayerTensor]:
+        """What every tensor is after this growth in depth or experts of the model with this config, in these files.
+
+        record: of that model, where it has grown before.
+        """
+        if self.experts is not None:
+            return expert_tensors(shapes, config, self.experts)
+        assert self.layers is not None
+        first, times = (config, Times()) if record is None else (record.first_config, record.times)
+        return plan_layers(shapes, self.deepen, self.layers, first, times)
 
     def to_json(self) -> dict[str, Any]:
         """As mupscale.json has it."""
         content: dict[str, Any] = {"times": self.times.to_json(), "noise": self.noise}
         content |= {"seed": self.seed, "unit": self.unit, **({} if self.draws == "torch" else {"draws": self.draws})}
         content |= {"spread": _FROM_FIRST} if self.from_first else {}
+        if self.experts is not None:
+            return {**content, "how": "experts", **asdict(self.experts)}
         if self.layers is not None:
             return {**content, "how": self.deepen, "layers": self.layers}
         if self.fresh is None:
@@ -79,6 +115,9 @@ class GrowthStep:
         if how in get_args(HowDeep):
             times, seed, layers = Times(**content["times"]), content["seed"], int(content["layers"])
             return cls(times, seed=seed, draws=draws, layers=layers, deepen=how)
+        if how == "experts":
+            experts = ExpertCounts(int(content["experts"]), int(content["top_k"]), content["router"])
+            return cls(Times(), seed=content["seed"], draws=draws, experts=experts)
         if how not in ("copies", "fresh"):
             raise ValueError(f"a growth by {how!r}, which this version does not know")
         fresh = Fresh(content["outgoing"], content["lossless"]) if how == "fresh" else None
@@ -114,8 +153,8 @@ class Record:
 
     @property
     def deepenings(self) -> list[GrowthStep]:
-        """The growths by which it became deeper."""
-        return [growth for growth in self.growths if growth.layers is not None]
+        """The growths by which it became deeper, or a mixture."""
+        return [growth for growth in self.growths if not growth.is_width]
 
     @property
     def in_words(self) -> str:
@@ -125,24 +164,29 @@ class Record:
     @property
     def widenings(self) -> list[GrowthStep]:
         """The growths by which it became wider."""
-        return [growth for growth in self.growths if growth.layers is None]
+        return [growth for growth in self.growths if growth.is_width]
 
     @property
     def first_config(self) -> dict[str, Any]:
-        """config.json of the first model, with the layers that there are since."""
+        """config.json of the first model, with the layers and experts that there are since."""
         return reduce(lambda deep, step: step.config_after(deep), self.deepenings, dict(self.config))
 
     def then(self, growth: GrowthStep, plan: Plan | None = None) -> Record:
-        """Grown once more; `plan` is that growth's own, in width."""
+        """Grown once more; `plan` is that growth's own, in width or experts."""
         whole = self.plan
         if growth.layers is not None:
             whole = None if whole is None else _with_layers(whole, growth.deepen, growth.layers)
         elif plan is None:
             whole = None
         else:
-            whole = in_no_blocks(self.whole_plan()).then(in_no_blocks(plan)) if self.widenings else plan
+            whole = in_no_blocks(self._rates_of(plan)).then(in_no_blocks(plan)) if self.widenings or whole else plan
             whole = replace(whole, mup=True) if growth.fresh is not None else whole
         return replace(self, growths=(*self.growths, growth), plan=whole)
+
+    def _rates_of(self, later: Plan) -> Plan:
+        """What is on record of the tensors that a later growth makes others of; of joined ones it names the first."""
+        whole, named = self.whole_plan(), {source.name for source in later.sources.values()}
+        return replace(whole, parameters={n: e for n, e in whole.parameters.items() if n in named})
 
     def whole_plan(self) -> Plan:
         """From the first model to this one, by the model's own names; made again where it is not on record."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -37,6 +38,9 @@ from mupscale.hf.training.saved_optimizer import SavedOptimizer, read_optimizer
 from mupscale.optim import FROM_GROUP, GroupBuilder, Traits, scale, traits_of
 from mupscale.system import MupscaleError, open_file, replacing
 
+Joined = Mapping[str, tuple[str, ...]]
+"""Of parameters that are made of several, those."""
+
 
 def widen_optimizer_file(
     path: str | Path,
@@ -47,24 +51,32 @@ def widen_optimizer_file(
     *,
     optimizer_class: type[Optimizer] | None = None,
     grow: Fresh | None = None,
+    joined: Joined = MappingProxyType({}),
 ) -> None:
     """Write the optimizer state at `path`, widened as its model is, to `out`: a plain torch state dict with names.
 
     source: the narrow checkpoint. plan: by the model's own names, where mupscale.json holds it. optimizer_class: for
-    an optimizer that is not torch's own. grow: by fresh units, whose state is as a fresh optimizer has it. Rates,
+    an optimizer that is not torch's own. grow: by fresh units, whose state is as a fresh optimizer has it. joined: of
+    parameters that are made of several of the narrow model's, one behind the other, all of these. Rates,
     decays and eps are rescaled as in param_groups, and `initial_lr` with them, so that a scheduler made anew with
     `last_epoch` goes on; its own saved state has narrow rates, one for each narrow group.
     `mupscale.hf.resume_optimizer` makes an optimizer of the file.
     """
-    groups, pieces = _prepare(Path(path), source, times, plan, optimizer_class, grow)
+    groups, pieces = _prepare(Path(path), source, times, plan, optimizer_class, grow, joined)
     write_optimizer(Path(out), groups, pieces)
 
 
 def check_optimizer_file(
-    path: str | Path, source: Source, times: Times, plan: Plan | None = None, *, grow: Fresh | None = None
+    path: str | Path,
+    source: Source,
+    times: Times,
+    plan: Plan | None = None,
+    *,
+    grow: Fresh | None = None,
+    joined: Joined = MappingProxyType({}),
 ) -> None:
     """Raise what widen_optimizer_file would, before hours of work on the weights; reads next to nothing."""
-    _prepare(Path(path), source, times, plan, None, grow)
+    _prepare(Path(path), source, times, plan, None, grow, joined)
 
 
 def _prepare(
@@ -74,25 +86,30 @@ def _prepare(
     plan: Plan | None,
     optimizer_class: type[Optimizer] | None,
     grow: Fresh | None,
+    joined: Joined,
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
     """The wide groups, and by name and key what becomes of each part of the state."""
     model = sketch_model(source.config)
     if plan is None:
         plan = family_of_config(source.config).plan(times, initial=False)
-    plan = match_plan(model, plan)
-    plan.check(model, "narrow")
+    if not plan.has_new_parts:
+        plan = match_plan(model, plan)
+        plan.check(model, "narrow")
     narrow = read_optimizer(path, model, mmap=True)
     cls = optimizer_class or narrow.optimizer_class()
     groups = _groups(narrow, plan, traits_of(cls))
-    return groups, {name: dict(_pieces(name, narrow, plan, cls, grow)) for name in narrow.states}
+    taken = [n for n in plan.parameters if plan.sources[n].is_taken and plan.sources[n].name in narrow.states]
+    return groups, {name: dict(_pieces(name, narrow, plan, cls, grow, joined)) for name in taken}
 
 
 def _groups(narrow: SavedOptimizer, plan: Plan, optimizer_traits: Traits) -> list[dict[str, Any]]:
     """The wide optimizer's groups as param_groups makes them, in a state dict's form: numbers, and names."""
-    wide = GroupBuilder(optimizer_traits)
+    wide, made = GroupBuilder(optimizer_traits), dict[str, list[str]]()
+    for name in plan.parameters:
+        made.setdefault(plan.sources[name].name, []).append(name)
     for names, hyper in narrow.groups:
         own = {key: value for key, value in hyper.items() if key != FROM_GROUP}
-        for name in names:
+        for name in (target for source in names for target in made.get(source, ())):
             wide.add(name, nn.Parameter(torch.empty(0)), plan.parameters[name], own, own)
     groups, start = [], 0
     for group in wide.groups():
@@ -112,17 +129,21 @@ class StateTensor:
 
 
 def _pieces(
-    name: str, narrow: SavedOptimizer, plan: Plan, cls: type[Optimizer], grow: Fresh | None
+    name: str, narrow: SavedOptimizer, plan: Plan, cls: type[Optimizer], grow: Fresh | None, joined: Joined
 ) -> Iterator[tuple[str, Any]]:
     """A parameter's state by key: tensors as pieces, anything else as it will be."""
-    entry, traits = plan.parameters[name], traits_of(cls)
-    hyper = next(hyper for names, hyper in narrow.groups if name in names)
-    for key, value in narrow.states[name].items():
+    entry, traits, source = plan.parameters[name], traits_of(cls), plan.sources[name].name
+    hyper = next(hyper for names, hyper in narrow.groups if source in names)
+    for key, value in narrow.states[source].items():
         factor = state_factor(name, key, entry, hyper, traits)
         if not isinstance(value, Tensor):
             yield key, scale(value, factor) if isinstance(value, float) else value
             continue
         one_number = is_scalar(value, entry)
+        if (name in joined or len(entry.wide) > len(entry.narrow)) and not one_number:
+            values = [narrow.states.get(n, {}).get(key) for n in joined.get(name, (source,))]
+            yield key, StateTensor(value, entry.wide, partial(_write_joined, name, key, values, factor))
+            continue
         axes = {} if one_number else axes_of_state(key, value, entry)
         shape = tuple(grown(n, axes[d].times) if d in axes else n for d, n in enumerate(value.shape))
         if grow is None or one_number:
@@ -132,6 +153,19 @@ def _pieces(
         by_entry = partial(_factor_of, name, key, hyper, traits)
         part = StatePart(name, plan, 0, key, tuple(value.shape), axes, start, by_entry, key in traits.rates)
         yield key, StateTensor(value, shape, partial(_write_fresh, value, part, grow))
+
+
+def _write_joined(name: str, key: str, values: Sequence[Tensor | None], factor: float, out: Tensor) -> None:
+    """Tensors one behind the other, or a single one; and copies of them where `out` has a dimension more in front."""
+    held = [value for value in values if value is not None]
+    dim, size = out.dim() - held[0].dim(), sum(len(value) for value in held)
+    if len(held) < len(values) or any((size, *value.shape[1:]) != out.shape[dim:] for value in held):
+        raise MupscaleError(
+            f"the optimizer state '{name}/{key}' is not that of whole tensors, so they cannot be joined"
+        )
+    for part, value in zip(out.split([len(value) for value in held], dim), held, strict=True):
+        refuse_nonfinite({f"{name}/{key}": value})
+        part.copy_(value * factor)
 
 
 def _write_copies(value: Tensor, axes: Mapping[int, Axis], factor: float, out: Tensor) -> None:

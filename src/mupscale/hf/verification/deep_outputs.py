@@ -1,4 +1,4 @@
-"""A checkpoint with more layers: is it what mupscale.json says, and how far are its outputs from the shallow one's?"""
+"""A checkpoint with more layers or experts: is it what mupscale.json says, and how far did its outputs move?"""
 
 from __future__ import annotations
 
@@ -41,16 +41,24 @@ def compare_deep(
     move = "moves" if movers == ["noise"] else "move"
     told = f"{' and '.join(movers)} {move} {what} by {moved:.1%}" if movers else ""
     if not movers and all(row.ok for row in rows):
-        notes = [*notes, "New layers write nothing into the residual stream yet, so the function is the same."]
+        if any(growth.layers is not None for growth in relation.deepened):
+            notes = [*notes, "New layers write nothing into the residual stream yet, so the function is the same."]
+        if any(growth.experts is not None for growth in relation.deepened):
+            notes = [*notes, "All copies of an expert compute the same, so the function is the same."]
     if train:
-        notes = [*notes, "Training is not compared: new layers learn from the first step on."]
+        notes = [*notes, "Training is not compared: new layers and experts learn from the first step on."]
     return Comparison(tuple(rows), outputs.losses, first, notes=tuple(notes), as_recorded=told)
 
 
 def _movers(relation: Relation) -> list[str]:
     """What makes the deep model compute something else, in words."""
     stacked = any(growth.deepen != "identity" for growth in relation.deepened)
-    parts = {"copied layers": stacked, "noise": relation.noisy, "fresh units": relation.fresh is not None}
+    parts = {
+        "copied layers": stacked,
+        "copied experts": relation.moved_by_experts,
+        "noise": relation.noisy,
+        "fresh units": relation.fresh is not None,
+    }
     return [what for what, there in parts.items() if there]
 
 

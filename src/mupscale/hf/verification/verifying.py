@@ -220,7 +220,10 @@ def _compare_files(relation: Relation) -> tuple[list[ComparisonRow], Difference 
     limit = weights.rounding_limit(relation.small, relation.wide)
     exact = 0.0 if relation.fresh is not None and len(steps) == 1 else limit
     worst, old, new, first = 0.0, 0.0, 0.0, None
-    newer = "layers" if relation.deepened else "units"
+    newer = (
+        " and ".join(n for n in ("layers", "experts") if any(getattr(growth, n) for growth in relation.growths))
+        or "units"
+    )
     for off in weights.tensor_differences(relation.small, relation.wide, steps):
         worst, old, new = max(worst, off.whole), max(old, off.old), max(new, off.new)
         if first is None and not (off.whole <= limit and off.old <= exact):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mupscale.core import Entry, Plan, expand, index_of_old
+from mupscale.core import Axis, Entry, Plan, expand, index_of_old
 from mupscale.growth import DRAWS, Draws, Fresh, GaussianNoise, Part, standard_normal, unit_std
 from mupscale.hf.describe import LayerTensor
 from mupscale.hf.files import NewTensor, Source, StoredTensor, plan_name, read_into
@@ -81,7 +81,7 @@ class _History(NamedTuple):
 def _trace(name: str, small: Source, steps: Sequence[AnyGrowth]) -> _History:
     """Back from a tensor of the wide checkpoint to where it comes from."""
     ways: list[tuple[PlannedGrowth, str]] = []
-    drawn, is_new = None, False
+    drawn, shape, is_new = None, None, False
     for step in reversed(steps):
         if isinstance(step, PlannedGrowth):
             planned = plan_name(name, step.plan)
@@ -91,6 +91,11 @@ def _trace(name: str, small: Source, steps: Sequence[AnyGrowth]) -> _History:
         is_new = is_new or tensor.is_new
         if tensor.mean is not None and drawn is None:
             drawn, later = NewTensor(name, tensor.mean, tensor.std, step.seed, step.draws), len(ways)
+            shape = tensor.shape
+        if tensor.rows > 1 and tensor.shape is not None:
+            few = (tensor.shape[0] // tensor.rows, *tensor.shape[1:])
+            rows = Plan({name: Entry(few, tensor.shape, {0: Axis(tensor.rows)}, (0,))})
+            ways.append((PlannedGrowth(rows, GaussianNoise(0.0), 0), name))
         name = tensor.origin
     ways.reverse()
     if drawn is None:
@@ -99,7 +104,7 @@ def _trace(name: str, small: Source, steps: Sequence[AnyGrowth]) -> _History:
     stored = small.tensors[name]
     for growth, planned in before:
         stored = replace(stored, shape=growth.plan[planned].wide)
-    return _History(stored, after, drawn, is_new)
+    return _History(replace(stored, shape=shape or stored.shape), after, drawn, is_new)
 
 
 def _difference(name: str, grown: StoredTensor, history: _History, limit: float) -> TensorDifference:
