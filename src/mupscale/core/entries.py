@@ -27,14 +27,15 @@ class TensorSource:
     kind: "old" if the target is that tensor, grown. What is in a new part of the model, a block or an expert, is a
     "copy" if it starts as that tensor, with its optimizer state; "drawn" if it keeps the values that the larger model
     was built with; "silent" if it starts at `value`, at which it writes nothing. The last two have no optimizer state
-    yet, and are in the parameter group of the named tensor. Of a copy, `value` is the share of entries that are drawn.
+    yet, and are in the parameter group of the named tensor. An "expert" is a copy that shares the tensor's gradient
+    with the others; `value` is the share of its entries that are drawn.
 
     >>> TensorSource("h.0.mlp.weight", "silent").is_new, TensorSource("h.0.mlp.weight", "copy").is_taken
     (True, True)
     """
 
     name: str = ""
-    kind: Literal["old", "copy", "drawn", "silent"] = "old"
+    kind: Literal["old", "copy", "expert", "drawn", "silent"] = "old"
     value: float = 0.0
 
     @property
@@ -45,7 +46,7 @@ class TensorSource:
     @property
     def is_taken(self) -> bool:
         """Whether the target has the named tensor's values, grown."""
-        return self.kind in ("old", "copy")
+        return self.kind in ("old", "copy", "expert")
 
     def then(self, later: TensorSource) -> TensorSource:
         """What the target of a later growth is made of, where this is what its own source is made of."""
