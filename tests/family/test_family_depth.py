@@ -151,7 +151,7 @@ def test_bad_input() -> None:
     with pytest.raises(mu.MupscaleError, match=r"base model lacks the module '0' .*pass a model of the class"):
         one.upscale(nn.Sequential(nn.Linear(3, 4)), width={"width": 16}, exact=True)
     scheduler = torch.optim.lr_scheduler.StepLR(one.optimizer(model, torch.optim.AdamW, lr=1e-2), 1)
-    with pytest.raises(mu.MupscaleError, match="Give optimizer="):
+    with pytest.raises(mu.MupscaleError, match="Give that one as optimizer="):
         one.upscale(model, depth=4, scheduler=scheduler, exact=True)
     with pytest.raises(mu.MupscaleError, match="must name its depth"):
         one.plan({"width": 8})

@@ -99,7 +99,7 @@ def test_what_does_not_go_together_is_refused() -> None:
     model, optimizer, scheduler, x, _ = _half_way()
     wide = MLP(3, 32, 2).double()
     other = AdamW(model.parameters())
-    with pytest.raises(mu.MupscaleError, match="Give optimizer="):
+    with pytest.raises(mu.MupscaleError, match="Give that one as optimizer="):
         mu.upscale(model, wide, optimizer=other, scheduler=scheduler, inputs=x, exact=True)
     plan = mu.plan(model, wide)
     with pytest.raises(mu.MupscaleError, match="leave the plan out"):

@@ -158,10 +158,14 @@ class Plan:
         before = {name: later.sources[name].name for name in (*later.parameters, *later.buffers)}
         if self.parameters.keys() != {before[name] for name in later.parameters}:
             raise MupscaleError("plans of different models do not compose: their parameters have different names")
+        initial = {
+            n: self.initial.get(before[n], _UNKNOWN).then(later.initial.get(n, _UNKNOWN), is_wider=e.narrow != e.wide)
+            for n, e in later.parameters.items()
+        }
         return Plan(
             {name: self.parameters[before[name]].then(entry) for name, entry in later.parameters.items()},
             {n: self.buffers[before[n]].then(entry) for n, entry in later.buffers.items() if before[n] in self.buffers},
-            {n: self.initial.get(before[n], _UNKNOWN).then(later.initial.get(n, _UNKNOWN)) for n in later.parameters},
+            initial,
             self.mup,
             later.tried_by if self.checked else None,
         )

@@ -180,8 +180,8 @@ def _how(growth: GrowthStep) -> str:
         how = f"trained units stayed and new ones were drawn beside them ({kind}fresh units, seed {growth.seed})"
     elif type(growth.grow) is not Copies:
         how = f"new units were made by {word_of_operator(growth.grow)} (seed {growth.seed})"
-    elif growth.noise.std:
-        how = f"units were copied, and noise was added (level {growth.noise.std}, seed {growth.seed})"
+    elif growth.noise:
+        how = f"units were copied, and noise was added (level {growth.noise}, seed {growth.seed})"
     else:
         how = (
             "units were copied without noise, so it computes what the small model computes, and stays a replica of it "

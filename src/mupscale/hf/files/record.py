@@ -78,10 +78,14 @@ class GrowthStep:
         return self.grow if isinstance(self.grow, Fresh) else None
 
     @property
-    def noise(self) -> GaussianNoise:
-        """What copies were given."""
+    def _gaussian(self) -> GaussianNoise:
         noise = getattr(self.grow, "noise", None)
         return noise if isinstance(noise, GaussianNoise) else GaussianNoise(0.0)
+
+    @property
+    def noise(self) -> float | Mapping[str, float]:
+        """How much noise copies were given."""
+        return self._gaussian.std
 
     @property
     def is_width(self) -> bool:
@@ -115,14 +119,14 @@ class GrowthStep:
 
     def to_json(self) -> dict[str, Any]:
         """As mupscale.json has it."""
-        content: dict[str, Any] = {"times": self.times.to_json(), "noise": self.noise.std, "seed": self.seed}
-        content |= {"unit": self.noise.unit, **({} if self.draws == "torch" else {"draws": self.draws})}
+        content: dict[str, Any] = {"times": self.times.to_json(), "noise": self.noise, "seed": self.seed}
+        content |= {"unit": self._gaussian.unit, **({} if self.draws == "torch" else {"draws": self.draws})}
         content |= {"spread": _FROM_FIRST} if self.from_first else {}
         if self.experts is not None:
             return {**content, "how": "experts", **asdict(self.experts)}
         if self.layers is not None:
             return {**content, "how": self.deepen, "layers": self.layers}
-        if self.grow == Copies(self.noise):
+        if self.grow == Copies(self._gaussian):
             return content
         told = {field.name: getattr(self.grow, field.name) for field in fields(self.grow) if field.name != "noise"}  # type: ignore[arg-type]
         return {**content, "how": word_of_operator(self.grow), **told, "sizes": dict(self.sizes)}
