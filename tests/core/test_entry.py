@@ -70,7 +70,7 @@ def test_an_entry_has_six_fields_and_a_plan_five() -> None:
 
 
 def test_what_is_known_of_initial_values_survives_a_file_and_a_growth() -> None:
-    """Of a parameter that nothing is known of, nothing is stored; a later growth forgets no norm."""
+    """Of a parameter that nothing is known of, nothing is stored; a wider one has another law, and the same norms."""
     assert Plan({"a": MATRIX}, {}, {"a": Initial()}) == Plan({"a": MATRIX})
     known, unread = Initial(0.1, (0.0, 1.0), "layer", (0,)), Initial(past_norms=())
     plan = Plan({"a": MATRIX, "b": MATRIX}, {}, {"a": known, "b": unread}, tried_by="copies")
@@ -80,5 +80,6 @@ def test_what_is_known_of_initial_values_survives_a_file_and_a_growth() -> None:
     forgotten = again.with_initial("std", None).with_initial("past_norms", None)
     assert forgotten.initial["a"] == Initial(None, (0.0, 1.0), "layer", None)
     later = Plan({name: Entry((8, 18), (8, 18)) for name in "ab"})
-    assert plan.then(later).initial == {"a": Initial(norm="layer", past_norms=(0,)), "b": unread}
-    assert plan.then(later).tried_by is None
+    assert (plan.then(later).initial, plan.then(later).tried_by) == (plan.initial, None)
+    wider = Plan({name: Entry((8, 18), (16, 18), {0: Axis(2, side="out")}) for name in "ab"})
+    assert plan.then(wider).initial == {"a": Initial(norm="layer", past_norms=(0,)), "b": unread}

@@ -222,3 +222,6 @@ def test_more_that_is_refused() -> None:
         mu.Experts(fresh=1.0)
     with pytest.warns(mu.UncheckedPlan):
         mu.upscale(dense, Model(lambda: Listed(4, 2)))
+    untried = mu.plan_experts(dense, Model(lambda: Listed(4, 2)))
+    assert not untried.checked
+    assert "experts are copies, among which a gradient is shared (4)" in str(mu.Plan.from_json(untried.to_json()))

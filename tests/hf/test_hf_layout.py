@@ -19,7 +19,6 @@ ORDER = [
     "upscaled",
     "deepening",
     "upscaling",
-    "mixture",
     "language_model",
 ]
 

@@ -1,4 +1,4 @@
-"""Dense checkpoints as mixtures of experts: the function stays, transformers loads them, and what is refused."""
+"""Checkpoints as mixtures of experts: the function, the optimizer and training stay where they can; what is refused."""
 
 from __future__ import annotations
 
@@ -20,44 +20,126 @@ from mupscale.system import MupscaleError  # noqa: E402
 KINDS = {"llama": "MixtralForCausalLM", "mistral": "MixtralForCausalLM", "qwen3": "Qwen3MoeForCausalLM"}
 
 
-def saved(name: str, folder: Path, **config: Any) -> Any:
-    small, _ = tiny(name, **config)
-    randomised(build(small)).double().save_pretrained(folder)  # type: ignore[operator]
-    return small
+def load(folder: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, **EAGER).eval()
 
 
-@pytest.mark.quick("llama", "qwen3")
-@pytest.mark.parametrize("name", KINDS)
-def test_the_function_stays_and_experts_come_to_differ(name: str, tmp_path: Path) -> None:
-    """In float64 to 1e-12; all experts are alike at the start, and after a step they and the routers have moved."""
-    config = saved(name, tmp_path / "small")
-    mixture = hf.add_experts(tmp_path / "small", tmp_path / "mixture", experts=4, active=2, progress=False)
-    assert mixture.difference is not None
-    assert mixture.difference < 1e-5
-    kinds = (type(build(config)), getattr(transformers, KINDS[name]))
+def steps(model: Any, optimizer: Any, config: Any, count: int) -> list[torch.Tensor]:
+    """Logits before each of so many steps, and after the last."""
+    seen = []
+    for number in range(count + 1):
+        optimizer.zero_grad()
+        logits = outputs(model, inputs(config)[0])[0]
+        seen.append(logits.detach())
+        if number < count:
+            (logits - 1).square().mean().backward()
+            optimizer.step()
+    return seen
+
+
+def saved(name: str, folder: Path, count: int = 2, **more: Any) -> tuple[Any, Any, Any]:
+    """A trained checkpoint with its optimizer: config, model and optimizer, as they are loaded."""
+    config, _ = tiny(name, **more)
+    model = randomised(build(config)).double()
+    made = [torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3, weight_decay=0.1)]
     with KeepDouble():
-        small, experts = (
-            kind.from_pretrained(tmp_path / folder, dtype=torch.float64, **EAGER).eval()
-            for kind, folder in zip(kinds, ("small", "mixture"), strict=True)
-        )
-        for batch in inputs(config):
-            before, after = outputs(small, batch)[0].detach(), outputs(experts, batch)[0].detach()
-            assert float((before - after).abs().max()) < 1e-12 * (1 + float(before.abs().max()))
-        optimizer = torch.optim.AdamW(experts.parameters(), lr=1e-2)
-        (outputs(experts, inputs(config)[0])[0] - 1).square().mean().backward()
-        optimizer.step()
-    down = next(p for n, p in experts.named_parameters() if n.endswith("experts.down_proj"))
-    assert not torch.equal(down[0], down[1])
-    router = next(p for n, p in experts.named_parameters() if n.endswith(".gate.weight"))
-    assert 0.005 < float(router.detach().std()) < 0.05
+        steps(model, made[0], config, count)
+        model.save_pretrained(folder)
+        torch.save(made[0].state_dict(), folder / "optimizer.pt")
+        model = load(folder)
+    made.append(torch.optim.AdamW(model.parameters(), lr=1e-2))
+    made[1].load_state_dict(made[0].state_dict())
+    return config, model, made[1]
+
+
+def apart(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", pytest.param("mistral", marks=pytest.mark.slow)])
+def test_the_function_stays_and_the_optimizer_goes_along(name: str, tmp_path: Path) -> None:
+    """Experts have the state of their layer, by the share of its gradient that they get; all then learn."""
+    config, small, before = saved(name, tmp_path / "small")
+    asked = {"optimizer": tmp_path / "small" / "optimizer.pt", "progress": False}
+    made = hf.upscale(tmp_path / "small", tmp_path / "mixture", experts=4, **asked)
+    assert made.comparison is not None
+    assert made.sizes["experts"] == (1, 4)
+    with KeepDouble():
+        mixture = load(tmp_path / "mixture")
+        assert type(mixture).__name__ == KINDS[name]
+        after = hf.resume_optimizer(tmp_path / "mixture", mixture, torch.optim.AdamW)
+        ours, theirs = dict(small.named_parameters()), dict(mixture.named_parameters())
+        path = "model.layers.0.mlp"
+        gate, up, down = (before.state[ours[f"{path}.{part}_proj.weight"]] for part in ("gate", "up", "down"))
+        both, last = (after.state[theirs[f"{path}.experts.{part}"]] for part in ("gate_up_proj", "down_proj"))
+        for key, share in (("exp_avg", 4), ("exp_avg_sq", 16)):
+            assert torch.equal(both[key][3], torch.cat([gate[key], up[key]]) / share)
+            assert torch.equal(last[key][0], down[key] / share)
+        groups = hf.param_groups(tmp_path / "mixture", mixture, torch.optim.AdamW, lr=1e-2, eps=1e-3)
+        assert sorted({(group["lr"], group["eps"]) for group in groups}) == [(1e-2, 2.5e-4), (1e-2, 1e-3)]
+        seen = steps(mixture, after, config, 1)
+        assert apart(seen[:1], [outputs(small, inputs(config)[0])[0].detach()]) < 1e-12
+    assert not torch.equal(theirs[f"{path}.experts.down_proj"][0], theirs[f"{path}.experts.down_proj"][1])
+    card = (tmp_path / "mixture" / "README.md").read_text(encoding="utf-8")
+    assert "made a mixture of experts with mupscale: experts 1 → 4" in card
+    assert "optimizer.pt" in card
+
+
+@pytest.mark.parametrize("times", [None, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_zero_router_trains_as_the_dense_model_does(times: int | None, tmp_path: Path) -> None:
+    """--exact: with rates, moments and eps by the number of active experts; also where the width grows as well."""
+    config, small, before = saved("qwen3", tmp_path / "small")
+    asked = {"optimizer": tmp_path / "small" / "optimizer.pt", "progress": False, "exact": True, "times": times}
+    hf.upscale(tmp_path / "small", tmp_path / "mixture", experts=4, top_k=2, **asked)
+    assert hf.verify(tmp_path / "small", tmp_path / "mixture", dtype="float64").ok
+    with KeepDouble():
+        mixture = load(tmp_path / "mixture")
+        after = hf.resume_optimizer(tmp_path / "mixture", mixture, torch.optim.AdamW)
+        assert apart(steps(small, before, config, 3), steps(mixture, after, config, 3)) < 1e-10
+
+
+def test_more_experts_of_a_mixture(tmp_path: Path) -> None:
+    """Each is copied, with its row of the router; with as many more active the function and training stay."""
+    config, small, before = saved("mixtral", tmp_path / "small", num_local_experts=2, num_experts_per_tok=1)
+    asked = {"optimizer": tmp_path / "small" / "optimizer.pt", "progress": False}
+    hf.upscale(tmp_path / "small", tmp_path / "more", experts=4, **asked)
+    assert json.loads((tmp_path / "more" / "config.json").read_text())["num_experts_per_tok"] == 2
+    with KeepDouble():
+        more = load(tmp_path / "more")
+        after = hf.resume_optimizer(tmp_path / "more", more, torch.optim.AdamW)
+        assert apart(steps(small, before, config, 3), steps(more, after, config, 3)) < 1e-10
+    made = hf.upscale(tmp_path / "small", tmp_path / "less", experts=4, top_k=3, progress=False)
+    assert "copied experts move" in str(made)
+    with pytest.raises(MupscaleError, match="a multiple of its 2"):
+        hf.upscale(tmp_path / "small", tmp_path / "odd", experts=3)
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:of 'mixtral' the batch does not show")  # a router of one active expert
-def test_a_mixture_grows_in_width(tmp_path: Path) -> None:
+def test_a_mixture_grows_on(tmp_path: Path) -> None:
+    """Rates count from the dense model on."""
     saved("llama", tmp_path / "small")
-    hf.add_experts(tmp_path / "small", tmp_path / "mixture", experts=3, active=1, progress=False)
-    hf.upscale(tmp_path / "mixture", tmp_path / "wide", times=2, progress=False, exact=True)
+    hf.upscale(tmp_path / "small", tmp_path / "mixture", experts=3, top_k=2, progress=False, verify=False)
+    hf.upscale(tmp_path / "mixture", tmp_path / "wide", times=2, exact=True, progress=False, verify=False)
+    hf.upscale(tmp_path / "wide", tmp_path / "deep", layers=3, progress=False, verify=False)
+    assert hf.verify(tmp_path / "small", tmp_path / "deep").ok
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "deep")
+    rules = hf.plan(tmp_path / "deep", model).rules
+    expert, router = (rules[f"model.layers.2.mlp.{name}"] for name in ("experts.down_proj", "gate.weight"))
+    assert (expert.out, expert.in_, expert.depth) == (2, 2, 3)
+    assert (router.out, router.in_, router.depth) == (1, 2, 1)
+
+
+def test_verify_finds_a_changed_expert(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    saved("llama", tmp_path / "small", 0)
+    hf.upscale(tmp_path / "small", tmp_path / "mixture", experts=2, top_k=1, progress=False, verify=False)
+    tensors = load_file(tmp_path / "mixture" / "model.safetensors")
+    tensors["model.layers.1.block_sparse_moe.experts.1.w2.weight"][0, 0] += 1
+    save_file(tensors, tmp_path / "mixture" / "model.safetensors", {"format": "pt"})
+    told = hf.verify(tmp_path / "small", tmp_path / "mixture")
+    assert not told.ok
+    assert "model.layers.1.block_sparse_moe.experts.1.w2.weight" in str(told)
 
 
 def test_the_command_and_what_it_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,22 +149,18 @@ def test_the_command_and_what_it_refuses(tmp_path: Path, capsys: pytest.CaptureF
     saved("gpt2", tmp_path / "gpt2")
     words = ["upscale", str(tmp_path / "small"), str(tmp_path / "out")]
     for more, sentence in (
-        (["--experts", "1"], "1 experts with 2 active"),
-        (["--experts", "4", "--active", "5"], "4 experts with 5"),
-        (["--active", "2"], "add --experts N"),
-        (["--experts", "4", "--times", "2"], "one after the other"),
-        (["--experts", "4", "--layers", "4"], "one after the other"),
-        (["--experts", "4", "--optimizer", "x.pt"], "not carried over to experts"),
+        (["--experts", "1"], "give --experts 2 or more"),
+        (["--experts", "4", "--top-k", "5"], "5 of 4 experts cannot be active"),
+        (["--top-k", "2"], "give --experts 2 or more"),
+        (["--experts", "4", "--layers", "4"], "make one, and then the other"),
+        (["--experts", "4", "--noise", "0.1"], "Give times= as well"),
     ):
         assert main([*words, *more]) in (1, 2)
         assert sentence in " ".join(capsys.readouterr().err.split())
     for name, sentence in (("gpt2", "not from gpt2"), ("biased", "'mlp_bias' in config.json")):
         with pytest.raises(MupscaleError, match=sentence):
-            hf.add_experts(tmp_path / name, tmp_path / "out", experts=4)
+            hf.upscale(tmp_path / name, tmp_path / "out", experts=4)
     assert not (tmp_path / "out").exists()
-    assert main([*words, "--experts", "3", "--active", "1"]) == 0
-    assert "mixtral with 3 experts, 1 active; the same function" in " ".join(capsys.readouterr().out.split())
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["num_local_experts"] == 3
-    hf.upscale(tmp_path / "small", tmp_path / "wide-small", times=2, progress=False, verify=False, exact=True)
-    with pytest.raises(MupscaleError, match="has grown before"):
-        hf.add_experts(tmp_path / "wide-small", tmp_path / "other", experts=4)
+    assert main([*words, "--experts", "3", "--top-k", "1"]) == 0
+    assert "parameters with 1 → 3 experts" in " ".join(capsys.readouterr().out.split())
+    assert main(["verify", str(tmp_path / "small"), str(tmp_path / "out")]) == 0

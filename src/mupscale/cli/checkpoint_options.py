@@ -85,10 +85,10 @@ def add_depth(parser: Any) -> None:
 
 def add_mixture(parser: Any) -> None:
     """Experts of a mixture."""
-    parser.add_argument(
-        "--experts", type=int | None, help="make a mixture of this many experts, each a copy of the feed-forward layer"
-    )
-    parser.add_argument("--active", type=int | None, help="number of experts that each token uses (default: 2)")
+    meaning = "make a mixture of this many experts, each a copy of the feed-forward layer or of an expert"
+    parser.add_argument("--experts", type=int | None, help=meaning)
+    meaning = "number of experts that each token uses (default: 2, or as many more as there are more experts)"
+    parser.add_argument("--top-k", type=int | None, help=meaning)
 
 
 def add_dequantise(parser: Any) -> None:

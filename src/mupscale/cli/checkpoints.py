@@ -23,7 +23,7 @@ from mupscale.cli.own_modules import allow_modules
 from mupscale.system import MupscaleError, is_taken, move, print_at_once, printable, remove, show, wrap_text
 
 UPSCALE = """\
-Grow a Hugging Face checkpoint in width, in depth, or both. The result is an ordinary checkpoint.
+Grow a Hugging Face checkpoint in width, in depth, or in experts. The result is an ordinary checkpoint.
 
   mupscale upscale path/to/checkpoint path/to/wide --times 2
   mupscale upscale path/to/checkpoint path/to/wide --hidden 1536 --ffn 4096 --heads 24 --kv 8
@@ -33,7 +33,7 @@ Grow a Hugging Face checkpoint in width, in depth, or both. The result is an ord
   mupscale upscale path/to/checkpoint-500 path/to/wide --optimizer path/to/checkpoint-500/optimizer.pt
   mupscale upscale path/to/checkpoint path/to/deep --layers 24 --how identity
   mupscale upscale path/to/checkpoint path/to/large --times 2 --layers 24 --deepen stack
-  mupscale upscale path/to/checkpoint path/to/mixture --experts 8 --active 2
+  mupscale upscale path/to/checkpoint path/to/mixture --experts 8 --top-k 2
   mupscale upscale path/to/model-Q8_0.gguf path/to/wide --dequantise
 
 Width. --how fresh (the default) keeps the trained units and adds new ones, initialised as the model would do it at the
@@ -47,6 +47,10 @@ Depth. --layers adds layers. --how identity (the default) adds layers that chang
 interleaved copy layers, which changes the outputs. stack appends the copies at the end; interleaved puts each copy
 after its original. To grow the width as well, give --times or a size. Then --how is for the width and --deepen for
 the layers.
+
+Experts. --experts makes LLaMA and Mistral a Mixtral, and Qwen3 a Qwen3-MoE. Every expert is a copy of the feed-forward
+layer, and the outputs do not change. The router is drawn, or zero with --exact. In a mixture every expert is copied
+equally often, and the outputs stay if --top-k grows as much. To grow the width as well, give --times or a size.
 
 Tensors are processed in pieces, so a model of any size needs little memory. The file mupscale.json next to the weights
 lets mupscale.hf.param_groups set the learning rate of every parameter from the small model's. OUT appears only when it
@@ -106,8 +110,6 @@ def upscale_command(words: list[str]) -> int:
     """mupscale upscale SOURCE OUT."""
     flags = ("--no-verify", "--lossless", "--exact", "--overwrite", "--trust-remote-code", "--dequantise")
     (path, out), options = _paths(_upscale_parser(), words, ("CHECKPOINT", "OUT"), flags=flags)
-    if options.experts is not None or options.active is not None:
-        return _experts(path, out, options)
     depth, place = check_before_imports(path, options), _check_place(Path(out), options.overwrite)
     _describe(options.describe)
     from mupscale.hf import upscale
@@ -123,6 +125,8 @@ def upscale_command(words: list[str]) -> int:
         grow=_operator(options, options.noise),
         exact=options.exact,
         **depth,
+        experts=options.experts,
+        top_k=options.top_k,
         seed=options.seed,
         shard_size=options.shard_size,
         dtype=options.dtype,
@@ -136,31 +140,6 @@ def upscale_command(words: list[str]) -> int:
         _replace_folder(place, Path(out))
         upscaled = replace(upscaled, path=Path(out))
     show(wrap_text(str(upscaled)))
-    return 0
-
-
-def _experts(path: str, out: str, options: Any) -> int:
-    """A dense checkpoint as a mixture of experts."""
-    if options.experts is None:
-        raise UsageError("--active sets how many experts each token uses: add --experts N")
-    sizes = (options.hidden, options.ffn, options.heads, options.kv, options.layers, options.dtype)
-    if options.times is not None or any(size is not None for size in sizes) or options.overwrite or options.noise:
-        raise UsageError(
-            "--experts cannot be combined with width, layers, dtype, noise or --overwrite: do one after the other"
-        )
-    _describe(options.describe)
-    from mupscale.hf import add_experts
-
-    settings = {"experts": options.experts, "active": 2 if options.active is None else options.active}
-    settings |= {"seed": options.seed, "shard_size": options.shard_size, "optimizer": options.optimizer}
-    mixture = add_experts(
-        _checkpoint(path, options),
-        out,
-        **settings,
-        verify=not options.no_verify,
-        note=lambda line: print_at_once(wrap_text(printable(line)), "stderr"),
-    )
-    show(wrap_text(str(mixture)))
     return 0
 
 

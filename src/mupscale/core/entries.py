@@ -27,14 +27,15 @@ class TensorSource:
     kind: "old" if the target is that tensor, grown. What is in a new part of the model, a block or an expert, is a
     "copy" if it starts as that tensor, with its optimizer state; "drawn" if it keeps the values that the larger model
     was built with; "silent" if it starts at `value`, at which it writes nothing. The last two have no optimizer state
-    yet, and are in the parameter group of the named tensor. Of a copy, `value` is the share of entries that are drawn.
+    yet, and are in the parameter group of the named tensor. An "expert" is a copy that shares the tensor's gradient
+    with the others; `value` is the share of its entries that are drawn.
 
     >>> TensorSource("h.0.mlp.weight", "silent").is_new, TensorSource("h.0.mlp.weight", "copy").is_taken
     (True, True)
     """
 
     name: str = ""
-    kind: Literal["old", "copy", "drawn", "silent"] = "old"
+    kind: Literal["old", "copy", "expert", "drawn", "silent"] = "old"
     value: float = 0.0
 
     @property
@@ -45,7 +46,7 @@ class TensorSource:
     @property
     def is_taken(self) -> bool:
         """Whether the target has the named tensor's values, grown."""
-        return self.kind in ("old", "copy")
+        return self.kind in ("old", "copy", "expert")
 
     def then(self, later: TensorSource) -> TensorSource:
         """What the target of a later growth is made of, where this is what its own source is made of."""
@@ -63,12 +64,15 @@ class Constants:
     they compute stays: a model that divides a readout by its width needs it.
     depth: among how many parts a gradient is shared that one part had: experts, or residual blocks where rates follow
     the depth.
+    undo: what is taken back of the fold when values are written: beside blocks that write nothing yet, the old ones
+    keep their weights, and rates alone follow the depth.
     """
 
     fold: Number = 1
     offset: Number = 0
     keep: Number = 1
     depth: Number = 1
+    undo: Number = 1
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,12 @@ class Entry:
     @property
     def shift(self) -> float:
         """What is added to the copied and scaled weight: w + offset is what scales, and w is what is stored."""
-        return float(self.offset) * (self.rule.weight - 1)
+        return float(self.offset) * (self.weight - 1)
+
+    @property
+    def weight(self) -> float:
+        """What a copied weight is multiplied by: `rule.weight`, less what is taken back of it."""
+        return self.rule.weight * float(self.constants.undo)
 
     @property
     def init(self) -> float:
@@ -172,7 +181,7 @@ class Entry:
         axes: Mapping[int, Axis] | None = None,
         overwrite: bool = False,
     ) -> Tensor:
-        """The wide tensor that a narrow one becomes: copied along the axes, times `rule.weight`, plus `shift`.
+        """The wide tensor that a narrow one becomes: copied along the axes, times `weight`, plus `shift`.
 
         out: where to write it; new memory if not given. factor: what to multiply by instead, with no shift, for buffers
         (1) and optimizer state. axes: others than the parameter's own, for a piece of it. overwrite: whether the narrow
@@ -183,7 +192,7 @@ class Entry:
         >>> entry.widened(torch.tensor([[3.0, 5.0]]))  # every input comes twice, so each weight is halved
         tensor([[1.5000, 1.5000, 2.5000, 2.5000]])
         """
-        scale, shift = (self.rule.weight, self.shift) if factor is None else (factor, 0.0)
+        scale, shift = (self.weight, self.shift) if factor is None else (factor, 0.0)
         if overwrite and scale != 1:
             narrow, scale = narrow.mul_(scale), 1.0
         wide = expand(narrow, self.axes if axes is None else axes, out, scale)
@@ -204,9 +213,9 @@ class Entry:
                 f"plans of different models do not compose: '{self.names[0]}' is not stored alike in the two"
             )
         axes = {d: self.axes.get(d, Axis()) * later.axes.get(d, Axis()) for d in sorted({*self.axes, *later.axes})}
-        pairs = (first.fold, then.fold), (first.keep, then.keep), (first.depth, then.depth)
-        fold, keep, depth = (tidy(Fraction(1) * a * b) for a, b in pairs)
-        constants = Constants(fold, next(iter(offsets), 0), keep, depth)
+        numbers = ("fold", "keep", "depth", "undo")
+        products = {n: tidy(Fraction(1) * getattr(first, n) * getattr(then, n)) for n in numbers}
+        constants = Constants(offset=next(iter(offsets), 0), **products)
         return Entry(self.narrow, later.wide, axes, constants, later.names, self.source.then(later.source))
 
     def _before(self, later: Entry) -> Entry:
@@ -234,10 +243,11 @@ class Initial:
     norm: str = ""
     past_norms: tuple[int, ...] | None = None
 
-    def then(self, later: Initial) -> Initial:
-        """After a later growth."""
+    def then(self, later: Initial, *, is_wider: bool) -> Initial:
+        """After a later growth; is_wider: whether the parameter grew in it, so that what was known of it is stale."""
         past_norms = self.past_norms if later.past_norms is None else later.past_norms
-        return replace(later, norm=later.norm or self.norm, past_norms=past_norms)
+        law = later if is_wider or later.std is not None else self
+        return Initial(law.std, law.means, later.norm or self.norm, past_norms)
 
 
 def _number_to_json(number: Number) -> int | float | str:
@@ -264,7 +274,7 @@ def entry_to_json(entry: Entry) -> dict[str, Any]:
         "names": list(entry.names),
         "offset": _number_to_json(entry.offset),
         "keep": _number_to_json(entry.keep),
-        **({} if entry.constants.depth == 1 else {"depth": _number_to_json(entry.constants.depth)}),
+        **{n: _number_to_json(v) for n in ("depth", "undo") if (v := getattr(entry.constants, n)) != 1},
         **({} if entry.source == TensorSource() else {"source": list(astuple(entry.source))}),
     }
 
@@ -277,6 +287,10 @@ def entry_from_json(content: dict[str, Any]) -> Entry:
         d: Axis(_number_from_json(times), block, tuple((a, b) for a, b in sections), bool(last), sides.get(d, ""))
         for d, times, block, sections, *last in content["axes"]
     }
-    told = {name: _number_from_json(content[name]) for name in ("fold", "offset", "keep", "depth") if name in content}
+    told = {
+        name: _number_from_json(content[name])
+        for name in ("fold", "offset", "keep", "depth", "undo")
+        if name in content
+    }
     names, source = tuple(content["names"]), TensorSource(*content.get("source", ()))
     return Entry(tuple(content["narrow"]), tuple(content["wide"]), axes, Constants(**told), names, source)

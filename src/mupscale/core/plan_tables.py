@@ -14,7 +14,7 @@ from mupscale.system import name_of_group, pattern_of_name, terminal_width, text
 
 HEADER = ("parameter", "shape", "out", "in", "fold", "weight ×", "lr × (Adam)", "lr × (SGD)")
 BLOCK_HEADER = ("block", "comes from", "starts")
-TriedBy = Literal["copies", "silent units", "small members", "experts"]
+TriedBy = Literal["copies", "silent units", "small members"]
 """What was run to see that a plan is right."""
 
 _SHAPES = 5  # columns of the first part, where the table is cut in two
@@ -118,15 +118,15 @@ def block_rows(sources: Mapping[str, TensorSource]) -> list[tuple[str, ...]]:
             if pattern_of_name(path) == pattern:
                 rows.setdefault(path, (path, source.name.removesuffix(name.removeprefix(path))))
                 kinds.setdefault(path, set()).add(source.kind)
-    starts = {"old": "as it was", "copy": "a copy", "drawn": "drawn", "silent": "new, and writes nothing yet"}
+    starts = {"old": "as it was", "copy": "a copy", "expert": "a copy", "drawn": "drawn"}
+    starts["silent"] = "new, and writes nothing yet"
     return [(*row, starts[max(kinds[path], key=list(starts).index)]) for path, row in rows.items()]
 
 
-def blocks_in_words(sources: Mapping[str, TensorSource], rules: Mapping[str, Rule], tried: TriedBy | None) -> str:
+def blocks_in_words(sources: Mapping[str, TensorSource], rules: Mapping[str, Rule]) -> str:
     """What there is to know of the blocks besides."""
-    if tried == "experts":
-        shared = max((rule.depth * rule.out for rule in rules.values()), default=1)
-        share = max((source.value for source in sources.values() if source.kind == "copy"), default=0.0)
+    if drawn := [source.value for source in sources.values() if source.kind == "expert"]:
+        shared, share = max(rule.depth * rule.out for rule in rules.values()), max(drawn)
         changes = (
             f"the function changes, since {share:.0%} of their entries are drawn" if share else "the function stays"
         )

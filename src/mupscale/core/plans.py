@@ -72,16 +72,14 @@ class Plan:
     def __str__(self) -> str:
         """A table that fits the terminal: alike layers in one row; of a plan for new blocks, the blocks."""
         if self.has_new_parts:
-            words = wrap_text(blocks_in_words(self.sources, self.rules, self.tried_by))
+            words = wrap_text(blocks_in_words(self.sources, self.rules))
             return f"{text_table(BLOCK_HEADER, block_rows(self.sources), left=3)}\n{words}"
         return plan_as_text(self._table_rows(), self._tried())
 
     def _repr_html_(self) -> str:
         """The same table in a notebook."""
         if self.has_new_parts:
-            return html_table(
-                BLOCK_HEADER, block_rows(self.sources), blocks_in_words(self.sources, self.rules, self.tried_by)
-            )
+            return html_table(BLOCK_HEADER, block_rows(self.sources), blocks_in_words(self.sources, self.rules))
         return html_table(HEADER, self._table_rows(), self._tried())
 
     def _tried(self) -> str:
@@ -144,6 +142,11 @@ class Plan:
         """Whether the larger model has parts, such as blocks, that the smaller one lacks."""
         return any(source.is_new for source in self.sources.values())
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether parts of the larger model are copies that share a gradient."""
+        return any(source.kind == "expert" for source in self.sources.values())
+
     def _table_rows(self) -> list[tuple[str, ...]]:
         return plan_rows({name: PlannedShape(e.narrow, e.wide, e.rule) for name, e in self.parameters.items()})
 
@@ -155,10 +158,14 @@ class Plan:
         before = {name: later.sources[name].name for name in (*later.parameters, *later.buffers)}
         if self.parameters.keys() != {before[name] for name in later.parameters}:
             raise MupscaleError("plans of different models do not compose: their parameters have different names")
+        initial = {
+            n: self.initial.get(before[n], _UNKNOWN).then(later.initial.get(n, _UNKNOWN), is_wider=e.narrow != e.wide)
+            for n, e in later.parameters.items()
+        }
         return Plan(
             {name: self.parameters[before[name]].then(entry) for name, entry in later.parameters.items()},
             {n: self.buffers[before[n]].then(entry) for n, entry in later.buffers.items() if before[n] in self.buffers},
-            {n: self.initial.get(before[n], _UNKNOWN).then(later.initial.get(n, _UNKNOWN)) for n in later.parameters},
+            initial,
             self.mup,
             later.tried_by if self.checked else None,
         )

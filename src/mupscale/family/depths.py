@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,22 +14,18 @@ from torch.utils._pytree import tree_map
 
 from mupscale.core import Plan, Width, WidthLike, check_same_names, naming
 from mupscale.family.built_members import BuiltMembers
-from mupscale.family.wider_members import widen_member
+from mupscale.family.grown_members import grow_member
 from mupscale.growth import (
     DepthOperator,
     DepthRule,
     Grow,
     Operator,
-    choose_operator,
-    dress_like,
     plan_depth,
     refuse_idle_operator,
     split_operators,
-    upscale_by_plan,
     warn_of_replica,
     with_depth,
 )
-from mupscale.optim import FROM_GROUP
 from mupscale.planning import BlockList, Writers, find_block_lists, find_writers
 from mupscale.system import MupscaleError
 
@@ -288,7 +285,7 @@ class Depths:
         *,
         exact: bool,
     ) -> tuple[nn.Module, Optimizer | None]:
-        """The model wider first, and then deeper, so that its new blocks are drawn at the new width."""
+        """The model wider, deeper, or both."""
         depth, widths = self._target(width, depth)
         before = self.depth_of(model)
         wider, deeper = split_operators(grow)
@@ -297,27 +294,16 @@ class Depths:
             raise MupscaleError(f"the model has depth {before} and cannot grow to depth {after}. Choose a larger depth")
         has_width = self.family.width_of(model)
         current = None if has_width is None else self._without(has_width)
-        grown, optimizer_now = model, optimizer
         widens = widths is not None and (widths != current or after == before)
         refuse_idle_operator(grow, wider=widens, deeper=after != before)
-        if widens:
-            rate = lr if after == before else None
-            if not exact:
-                warn_of_replica(wider)
-            assert widths is not None
-            member = self.at(before)
-            grown, optimizer_now = widen_member(member, model, optimizer, widths, wider, rate, seed, place, inputs)
-        if after == before:
-            return grown, optimizer_now
+        if widens and not exact:
+            warn_of_replica(wider)
         at = widths if widths is not None else current
         if at is None:
             raise MupscaleError("this model was not built by the family. Give width= as well as depth=")
-        target = self.join(after, at)
-        deep, deep_optimizer = self._deepen(grown, optimizer_now, target, deeper, lr, seed, place, inputs)
-        if deep_optimizer is not None and optimizer_now is not None and optimizer_now is not optimizer:
-            for group in deep_optimizer.param_groups:  # schedulers go by the groups of the first optimizer
-                group[FROM_GROUP] = optimizer_now.param_groups[group[FROM_GROUP]][FROM_GROUP]
-        return deep, deep_optimizer
+        deepen = partial(self._deepened, target=self.join(after, at), grow=deeper, seed=seed, inputs=inputs)
+        target, more = widths if widens else None, deepen if after != before else None
+        return grow_member(self.at(before), model, optimizer, target, more, wider, lr, seed, place, inputs)
 
     def _target(self, width: WidthLike | None, depth: int | None) -> tuple[int | None, Width | None]:
         """The depth and the other sizes that a model is to grow to, as far as they are said."""
@@ -341,23 +327,11 @@ class Depths:
             depth = int(given.sizes[self.name])
         return depth, widths
 
-    def _deepen(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer | None,
-        target: Width,
-        grow: DepthOperator,
-        lr: float | None,
-        seed: int,
-        place: Callable[[nn.Module], nn.Module] | None,
-        inputs: Any,
-    ) -> tuple[nn.Module, Optimizer | None]:
-        deep = self.init_untried(target, seed)
-        shallow, writers = naming.unwrap(model), None
+    def _deepened(
+        self, shallow: nn.Module, *, target: Width, grow: DepthOperator, seed: int, inputs: Any
+    ) -> tuple[nn.Module, Plan]:
+        """The model with more blocks, as it is initialised, and what each of its tensors is made of."""
+        deep, writers = self.init_untried(target, seed), None
         if not grow.copies or self.rule == "complete":
             writers = self._writers(find_block_lists(shallow, deep), "shallow", inputs)
-        plan = plan_depth(shallow, deep, grow=grow, depth_rule=self.rule, writers=writers)
-        dress_like(deep, shallow, plan)
-        deep = deep if place is None else place(deep)
-        operator = choose_operator(None, plan=plan)
-        return upscale_by_plan(shallow, deep, plan, optimizer, operator, lr, seed, inputs)
+        return deep, plan_depth(shallow, deep, grow=grow, depth_rule=self.rule, writers=writers)

@@ -13,9 +13,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from mupscale.core import PlainWidth, Plan, Role, Width, WidthLike, naming
 from mupscale.family.depths import Depths
+from mupscale.family.grown_members import grow_member
 from mupscale.family.initial_values import rescale_to_mup
 from mupscale.family.tried_members import TriedMembers
-from mupscale.family.wider_members import widen_member
 from mupscale.growth import (
     DepthRule,
     Grow,
@@ -331,7 +331,7 @@ class Family(TriedMembers):
         wider = split_operators(grow)[0]
         if not exact:
             warn_of_replica(wider)
-        return widen_member(self, model, optimizer, width, wider, lr, seed, place, inputs)
+        return grow_member(self, model, optimizer, width, None, wider, lr, seed, place, inputs)
 
     @_by_depth
     def check(self, inputs: Any, sizes: Iterable[str] | None = None) -> None:

@@ -83,7 +83,7 @@ def plan_depth(
     silent = {f"{path}.{name}": value for path, names in needed.items() for name, value in names.items()}
     sources = _sources(lists, places, tensors, deeper, silent, copies=operator.copies)
     plan = _unscaled(deep, tensors, sources, mup=not operator.copies)
-    return with_depth(plan, lists, needed) if depth_rule == "complete" else plan
+    return with_depth(plan, lists, needed, undo=not operator.copies) if depth_rule == "complete" else plan
 
 
 def with_more_blocks(shallow: nn.Module, deep: nn.Module, grow: DepthOperator) -> nn.Module:
@@ -99,11 +99,11 @@ def with_more_blocks(shallow: nn.Module, deep: nn.Module, grow: DepthOperator) -
     return made
 
 
-def with_depth(plan: Plan, lists: Sequence[BlockList], writers: Mapping[str, Writers]) -> Plan:
+def with_depth(plan: Plan, lists: Sequence[BlockList], writers: Mapping[str, Writers], *, undo: bool = False) -> Plan:
     """The plan with what follows from more blocks under a residual multiplier of 1/L (rule 'complete').
 
     lists: of blocks, with as many as the plan's rates are for (shallow) and as the model has (deep). writers: of each
-    block of the model, by its path.
+    block of the model, by its path. undo: whether old blocks keep their weights, and rates alone follow the depth.
 
     >>> plan = Plan({name: Entry((2, 2), (2, 2)) for name in ("0.weight", "1.weight")})
     >>> two = BlockList("*", ("0",), ("0", "1"))
@@ -119,7 +119,7 @@ def with_depth(plan: Plan, lists: Sequence[BlockList], writers: Mapping[str, Wri
                 entry = entry.with_constants(depth=tidy(entry.constants.depth * times))
                 if local in writers[path]:
                     fold, offset = tidy(Fraction(entry.fold) / times), -writers[path][local] or 0
-                    entry = entry.with_constants(fold=fold, offset=offset)
+                    entry = entry.with_constants(fold=fold, offset=offset, undo=tidy(times) if undo else 1)
                 entries[name] = entry
     return replace(plan, parameters=entries)
 

@@ -86,7 +86,7 @@ def plan_experts(dense: nn.Module, sparse: nn.Module, *, inputs: Any = None, gro
     ...         return sum(weights[:, i : i + 1] * expert(x) for i, expert in enumerate(self.experts))
     >>> plan = plan_experts(nn.Linear(4, 4), Mixture(2), inputs=torch.ones(3, 4))
     >>> plan["experts.1.weight"].source, plan["experts.1.weight"].rule.lr(m=1)
-    (TensorSource(name='weight', kind='copy', value=0.0), 2.0)
+    (TensorSource(name='weight', kind='expert', value=0.0), 2.0)
     """
     operator, layers = Experts() if grow is None else grow, find_experts(dense, sparse)
     if not layers:
@@ -103,7 +103,7 @@ def plan_experts(dense: nn.Module, sparse: nn.Module, *, inputs: Any = None, gro
         if not why:
             is_silent = any(source.kind == "silent" for source in plan.sources.values())
             shared = {n: plan[n].with_constants(depth=number) for n, number in active.items() if is_silent}
-            return replace(plan, parameters={**plan.parameters, **shared}, tried_by="experts")
+            return replace(plan, parameters={**plan.parameters, **shared}, tried_by="copies")
         reasons.append(why)
     raise MupscaleError(reasons[0])
 
@@ -217,14 +217,11 @@ def _layer(home: str, new: Shapes, dense: Shapes, lists: Mapping[str, int]) -> E
 def _matches(expert: Shapes, dense: Shapes) -> Iterator[dict[str, str]]:
     """Which tensor of the feed-forward part each of an expert's is: by its name, else by its shape, in each way."""
     paths = zip(*(n.split(".")[:-1] for n in dense), strict=False)
-    prefix = "".join(f"{parts[0]}." for parts in takewhile(lambda parts: len({*parts}) == 1, paths))
-    prefix = next(
-        (p for p in (prefix, prefix[: prefix[:-1].rfind(".") + 1]) if {n.removeprefix(p) for n in dense} == {*expert}),
-        None,
-    )
-    if prefix is not None and all(expert[n.removeprefix(prefix)] == shape for n, shape in dense.items()):
-        yield {n.removeprefix(prefix): n for n in dense}
-        return
+    path = "".join(f"{parts[0]}." for parts in takewhile(lambda parts: len({*parts}) == 1, paths))
+    for prefix in (path, path[: path[:-1].rfind(".") + 1]):
+        if {n.removeprefix(prefix): shape for n, shape in dense.items()} == expert:
+            yield {n.removeprefix(prefix): n for n in dense}
+            return
     shapes = [*dict.fromkeys(dense.values())]
     wanted = [n for shape in shapes for n in expert if expert[n] == shape]
     for way in product(*(permutations(n for n in dense if dense[n] == shape) for shape in shapes)):
@@ -238,7 +235,7 @@ def _plan(dense: nn.Module, sparse: nn.Module, layers: Sequence[ExpertLayer], op
     for layer in layers:
         old = set() if layer.routers else {*layer.copies[way].values()}  # of experts that there were, one is no copy
         for name, source in layer.copies[way].items():
-            sources[name] = TensorSource(source) if source in old else TensorSource(source, "copy", operator.fresh)
+            sources[name] = TensorSource(source) if source in old else TensorSource(source, "expert", operator.fresh)
             old.discard(source)
             shared[name] = layer.times
         sources |= {name: TensorSource(like, router) for name, like in layer.routers.items()}
@@ -252,14 +249,13 @@ def _plan(dense: nn.Module, sparse: nn.Module, layers: Sequence[ExpertLayer], op
             source = sources.get(name, TensorSource(name))
             if source.name in ours:  # a buffer of the router's own is not
                 axes = {0: Axis(rows[name], side="out")} if name in rows else {}
-                shapes, constants = (
-                    (tuple(ours[source.name].shape), tuple(tensor.shape)),
-                    Constants(depth=shared.get(name, 1)),
-                )
-                made[name] = Entry(*shapes, axes, constants, tied.get(name, (name,)), source)
+                narrow, wide = tuple(ours[source.name].shape), tuple(tensor.shape)
+                constants, names = Constants(depth=shared.get(name, 1)), tied.get(name, (name,))
+                made[name] = Entry(narrow, wide, axes, constants, names, source)
         return made
 
-    noisy = {n for n, source in sources.items() if source.kind == "copy"} | {n for n in rows if parameters[n].dim() > 2}
+    noisy = {n for n, source in sources.items() if source.kind == "expert"}
+    noisy |= {n for n in rows if parameters[n].dim() > 2}
     spread = {n: Initial(float(p.detach().std(correction=0)) if n in noisy else 0.0) for n, p in parameters.items()}
     return Plan(entries(parameters), entries(buffers), spread)
 
@@ -297,7 +293,7 @@ def _try(dense: nn.Module, sparse: nn.Module, plan: Plan, inputs: Any) -> tuple[
     for name, p in before.items():
         if p.grad is not None and not (far := _far(p.grad, sums[name])) <= _SAME:
             return f"the gradients of the copies of '{name}' sum to another than its own, by {far:.1g} of its size", {}
-    return "", {n: max(1, active[s.name]) for n, s in plan.sources.items() if s.kind == "copy"}
+    return "", {n: max(1, active[s.name]) for n, s in plan.sources.items() if s.kind == "expert"}
 
 
 def _far(before: Tensor, after: Tensor) -> float:

@@ -307,10 +307,11 @@ def upscale_by_plan(
     _, grown = upscale_untried(narrow, wide, plan, optimizer, grow=operator, lr=lr, seed=seed)
     if is_lossless:
         warn_of_loss(narrow, wide, plan, inputs)
-    is_kept = plan.tried_by == "experts" and is_replica(operator) and not any(s.value for s in plan.sources.values())
+    is_changed = any(source.value or source.kind == "copy" for source in plan.sources.values())
+    is_kept = plan.checked and is_replica(operator) and not is_changed
     if inputs is not None and _copies_blocks(plan) and not is_kept:
         difference, _ = difference_of_outputs(narrow, wide, inputs)
-        what = "what is new in experts changes" if plan.tried_by == "experts" else "copied blocks change"
+        what = "what is new in experts changes" if plan.has_experts else "copied blocks change"
         warn(f"{what} the function: outputs differ by {difference:.2g} of their size")
     return wide, grown
 
@@ -399,7 +400,7 @@ def _can_copy(narrow: nn.Module, wide: nn.Module, inputs: Any) -> bool:
 
 
 def _copies_blocks(plan: Plan) -> bool:
-    return any(source.kind == "copy" for source in plan.sources.values())
+    return any(source.is_new and source.is_taken for source in plan.sources.values())
 
 
 def _try(plan: Plan, narrow: nn.Module, wide: nn.Module, operator: Operator, inputs: Any, *, made_here: bool) -> None:

@@ -18,7 +18,8 @@ def dress_like(wide: nn.Module, narrow: nn.Module, plan: Plan | None = None) -> 
     for named in (naming.parameters, naming.buffers):
         ours: Mapping[str, Tensor] = named(narrow)
         for name, tensor in named(wide).items():
-            if (source := ours.get(name if plan is None else plan.sources[name].name)) is not None:
+            origin = name if plan is None or name not in plan.sources else plan.sources[name].name
+            if (source := ours.get(origin)) is not None:
                 device = tensor.device if tensor.is_meta else source.device
                 tensor.data = tensor.data.to(device, source.dtype)
                 tensor.requires_grad_(source.requires_grad)

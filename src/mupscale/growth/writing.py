@@ -103,12 +103,12 @@ def drawn_entries(name: str, plan: Plan) -> Tensor | None:
     """Of a parameter that is a copy in part, which entries are drawn afresh; None of any other. It goes by its name.
 
     >>> from mupscale.core import Entry, TensorSource
-    >>> plan = Plan({"e.1": Entry((1000,), (1000,), source=TensorSource("e", "copy", 0.25))})
+    >>> plan = Plan({"e.1": Entry((1000,), (1000,), source=TensorSource("e", "expert", 0.25))})
     >>> 200 < int(drawn_entries("e.1", plan).sum()) < 300
     True
     """
     source, shape = plan.sources[name], plan[name].wide
-    if source.kind != "copy" or not source.value:
+    if source.kind != "expert" or not source.value:
         return None
     return standard_normal(shape, torch.float32, 0, f"drawn {name}") < NormalDist().inv_cdf(source.value)
 

@@ -6,7 +6,7 @@ folder's model at any width, for recipes; `register` says what a run of a model 
 
 Imports go one way: describe (configs and their plans) → files (checkpoints on disk) → training (groups, clipping,
 optimizers) → verification (is it the same model?) → inspection (depth_overview: of more layers), upscaled (what was
-written), upscaling, mixture (experts out of a dense model), language_model.
+written), upscaling, language_model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from mupscale.hf.describe import Times, register
 from mupscale.hf.files import Record, Source, is_gguf, read_gguf
 from mupscale.hf.inspection import Inspection, inspect
 from mupscale.hf.language_model import LanguageModel, hidden_size, load_language_model, load_language_optimizer
-from mupscale.hf.mixture import Mixture, add_experts
 from mupscale.hf.training import decay_groups, param_groups, plan, resume_optimizer
 from mupscale.hf.upscaled import Upscaled
 from mupscale.hf.upscaling import deepen_checkpoint, upscale
@@ -42,12 +41,10 @@ __all__ = [
     "GrowTrainerCallback",
     "Inspection",
     "LanguageModel",
-    "Mixture",
     "Record",
     "Source",
     "Times",
     "Upscaled",
-    "add_experts",
     "decay_groups",
     "deepen_checkpoint",
     "hidden_size",

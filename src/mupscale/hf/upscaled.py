@@ -51,10 +51,15 @@ class Upscaled:
         before, after = map(shorten_number, self.numbers)
         size = f"{size_in_words(self.bytes)} in {self.files} file{'s' * (self.files != 1)}"
         checked = f"not verified: {self.unverified}" if self.comparison is None else self.comparison.verdict
-        wider = [f"{part} {a} → {b}" for part, (a, b) in self.sizes.items() if a != b and part != "layers"]
+        wider = [
+            f"{part} {a} → {b}" for part, (a, b) in self.sizes.items() if a != b and part not in ("layers", "experts")
+        ]
         how = f"{'copies' if self.fresh is None else 'fresh units'} ({', '.join(wider) or 'of the same sizes'})"
         if self.deepen is not None:
             layers = f"{' → '.join(map(str, self.sizes['layers']))} layers ({self.deepen})"
             how = f"{how} and {layers}" if wider else layers
+        if "experts" in self.sizes:
+            experts = f"{' → '.join(map(str, self.sizes['experts']))} experts"
+            how = f"{how} and {experts}" if wider else experts
         optimizer = f"{_OF_OPTIMIZER}\n" if self.optimizer else ""
         return f"{self.path}: {before} → {after} parameters with {how}, {size}\n{optimizer}{checked}"

@@ -22,12 +22,14 @@ from mupscale.hf.describe import (
     check_depth,
     check_drawn,
     check_nothing_missing,
+    experts_of,
     family_of_config,
     layers_of,
     memory,
-    plan_layers,
+    plan_mixture,
     require_transformers,
     runs_trusted_code,
+    settle_experts,
     settle_growth,
 )
 from mupscale.hf.files import (
@@ -69,6 +71,8 @@ def upscale(
     heads: Size | None = None,
     kv: Size | None = None,
     layers: int | None = None,
+    experts: int | None = None,
+    top_k: int | None = None,
     grow: Operator | None = None,
     deepen: Deepen = "identity",
     noise: Noise | None = None,
@@ -89,7 +93,9 @@ def upscale(
     {"text": 1024}. grow: `Fresh()`, the default, which takes any wider size; or `Copies(noise)`, for which `noise=` is
     short, in multiples of a fresh initialisation's. exact: copies without noise, which compute the same for ever, for
     verification. layers: how many it gets, new ones being what deepen says (`deepen_checkpoint`); with layers alone the
-    width stays. dtype: of the output, else each tensor's own. optimizer: a saved one that goes along. verify: compare
+    width stays. experts: how many copies in place of each feed-forward layer (LLaMA and Mistral as Mixtral, Qwen3 as
+    Qwen3-MoE), or of a mixture's experts, with top_k of them active for a token, and a router that is drawn, or zero if
+    exact. dtype: of the output, else each tensor's own. optimizer: a saved one that goes along. verify: compare
     both, if memory allows; if no miniature of it could be run, they must be. trust_remote_code: run the checkpoint's
     own code. note: called with lines about what is done, and what to keep in mind, which are warnings otherwise.
 
@@ -104,12 +110,18 @@ def upscale(
     small, out, note = open_source(source), Path(out), note or _warn_of_replica
     sizes, deeper = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}, None
     how: dict[str, Any] = {"grow": grow, "noise": noise, "exact": exact}
-    if layers is not None:
+    if layers is not None or experts is not None or top_k is not None:
         deeper = GrowthStep(Times(), seed=seed, layers=layers, deepen=deepen)
+        if layers is None:
+            counts = settle_experts(small.config, experts or 0, top_k, small.folder, exact=exact)
+            deeper = replace(deeper, experts=counts)
+        elif experts is not None or top_k is not None:
+            raise MupscaleError("more layers and experts are two growths: make one, and then the other")
         if times is None and all(size is None for size in sizes.values()):
-            if grow is not None or noise is not None or exact:
+            if grow is not None or noise is not None or (exact and layers is not None):
                 raise MupscaleError(
-                    "noise= and grow= are for a wider model, but layers= alone makes a deeper one. Give times= as well"
+                    "noise= and grow= are for a wider model, which layers= or experts= alone do not make. Give times= "
+                    "as well"
                 )
             times, how = 1, {"exact": True}
     asked = settle_growth(small.config, times=times, sizes=sizes, **how)
@@ -163,7 +175,8 @@ class _Prepared:
     """All that is settled before the first tensor is read.
 
     plan: in width, by the names in the files. recorded_plan: by the model's, which mupscale.json holds. growth: in
-    width; None if that stays. deeper: to more layers, if it gets any.
+    width; None if that stays. deeper: to more layers or experts, if it gets any. mixture: the plan of these, by the
+    model's names.
     """
 
     source: Source
@@ -177,6 +190,7 @@ class _Prepared:
     deeper: GrowthStep | None
     seed: int
     optimizer: Path | None
+    mixture: Plan | None = None
 
     @property
     def numbers(self) -> tuple[int, int]:
@@ -191,6 +205,8 @@ class _Prepared:
         sizes = {part: (size, then[part]) for part, size in now.items()}
         if self.deeper is not None and self.deeper.layers is not None:
             sizes["layers"] = (layers_of(self.source.config) or 0, self.deeper.layers)
+        if self.deeper is not None and self.deeper.experts is not None:
+            sizes["experts"] = (experts_of(self.source.config)[0], self.deeper.experts.experts)
         return sizes
 
     @property
@@ -200,7 +216,7 @@ class _Prepared:
 
     @property
     def steps(self) -> list[GrowthStep]:
-        """First in width, so that new layers are drawn at the new one."""
+        """First in width, so that new layers and routers are drawn at the new one."""
         return [growth for growth in (self.growth, self.deeper) if growth is not None]
 
     def record(self, *, exact: bool) -> Record:
@@ -210,7 +226,7 @@ class _Prepared:
             if growth is self.growth:
                 record = record.then(replace(growth, grow=Copies()) if exact else growth, self.recorded_plan)
             else:
-                record = record.then(growth)
+                record = record.then(growth, self.mixture)
         return record
 
 
@@ -254,9 +270,12 @@ def _prepare(
     settled = asked, growth, deeper, seed, file
     prepared = _Prepared(source, config, plan, recorded_plan, before, [], *settled)
     if deeper is not None:
-        parts = _with_new_layers(prepared, deeper)
-        prepared = replace(prepared, config=deeper.config_after(config))
-        check_nothing_missing(prepared.config, parts.parameters, f"the checkpoint with {deeper.layers} layers")
+        shapes = {name: plan[plan.names[name]].wide for name in source.shapes}
+        record = before if growth is None else (before or Record(source.config)).then(growth, recorded_plan)
+        parts = deeper.plan_files(shapes, config, record)
+        mixture = None if deeper.experts is None else plan_mixture(config, shapes, deeper.experts)[0]
+        prepared = replace(prepared, config=deeper.config_after(config), mixture=mixture)
+        check_nothing_missing(prepared.config, parts.parameters, f"the checkpoint that grew {deeper}")
     shards = arrange_shards(source, plan, parts=parts, seed=seed, dtype=dtype, shard_size=shard_size)
     prepared = replace(prepared, shards=shards)
     few, many = prepared.numbers
@@ -265,22 +284,11 @@ def _prepare(
     return prepared
 
 
-def _with_new_layers(prepared: _Prepared, deeper: GrowthStep) -> Plan:
-    """What the deep files are made of, which the tensors of the wide ones would be in a step of their own."""
-    record = prepared.before
-    if prepared.growth is not None:
-        record = (record or Record(prepared.source.config)).then(prepared.growth, prepared.recorded_plan)
-    first, times = (prepared.source.config, Times()) if record is None else (record.first_config, record.times)
-    shapes = {name: prepared.plan[prepared.plan.names[name]].wide for name in prepared.source.shapes}
-    assert deeper.layers is not None
-    return plan_layers(shapes, deeper.deepen, deeper.layers, first, times)
-
-
 def _carry_out(
     prepared: _Prepared, out: Path, verify: bool, threads: int | None, progress: bool, note: Callable[[str], None]
 ) -> Upscaled:
     if not prepared.plan.checked and (not verify or prepared.deeper is not None):
-        later = "" if prepared.deeper is None else " without layers=, and then let the layers grow"
+        later = "" if prepared.deeper is None else " a wider one first, and then let layers or experts grow"
         raise MupscaleError(
             f"no miniature of '{prepared.source.model_type}' could be run, so that only verification shows whether it "
             f"was widened rightly: let it verify{later}"
@@ -293,7 +301,7 @@ def _carry_out(
     except OSError as error:
         raise MupscaleError(failure_of_writing(out, error)) from None
     asked, written = prepared.asked, (prepared.numbers, prepared.bytes, len(prepared.shards))
-    deepen = None if prepared.deeper is None else prepared.deeper.deepen
+    deepen = None if prepared.deeper is None or prepared.deeper.layers is None else prepared.deeper.deepen
     carried = prepared.optimizer is not None
     return Upscaled(out, asked.times, *written, comparison, why, asked.fresh, prepared.sizes, deepen, carried)
 
@@ -373,7 +381,7 @@ def _compare(
         )
     if not comparison.ok:
         verdict = " ".join(comparison.verdict.split())
-        kind = "wide" if prepared.deeper is None else "deep"
+        kind = "wide" if prepared.deeper is None else "larger"
         raise MupscaleError(f"the {kind} model failed its check and was not kept: {verdict}")
     return comparison, ""
 

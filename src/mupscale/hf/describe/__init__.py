@@ -6,7 +6,8 @@ built by transformers. trusted_code: code of a checkpoint's own, if it may run. 
 miniatures: small models of the config's kind, and the roles that a run of them shows. initial: what fresh units start
 with, by the law that they show. given_roles: what a user says of tensors. config_family: the plan of a checkpoint by
 all of these. file_names: the same by the names in files. completeness: whether config.json and the tensors belong
-together. depths: models with more layers; depth_checks: which cannot have them. memory: whether there is enough.
+together. depths: models with more layers; depth_checks: which cannot have them. experts: mixtures of experts. memory:
+whether there is enough.
 """
 
 from mupscale.hf.describe import memory
@@ -34,6 +35,14 @@ from mupscale.hf.describe.depths import (
     with_layers,
     writers_of,
 )
+from mupscale.hf.describe.experts import (
+    ExpertCounts,
+    experts_config,
+    experts_of,
+    plan_experts_files,
+    plan_mixture,
+    settle_experts,
+)
 from mupscale.hf.describe.given_roles import GIVEN, register
 from mupscale.hf.describe.multipliers import Ratios, Times, grown, times_from_json
 from mupscale.hf.describe.sizes import PARTS
@@ -46,6 +55,7 @@ __all__ = [
     "Batch",
     "Config",
     "ConfigFamily",
+    "ExpertCounts",
     "Ratios",
     "Size",
     "Times",
@@ -56,6 +66,8 @@ __all__ = [
     "check_sizes",
     "deep_config",
     "depth_operator",
+    "experts_config",
+    "experts_of",
     "family_of_config",
     "grown",
     "in_one_line",
@@ -64,11 +76,14 @@ __all__ = [
     "make_batches",
     "memory",
     "model_class",
+    "plan_experts_files",
     "plan_layers",
+    "plan_mixture",
     "quiet_transformers",
     "register",
     "require_transformers",
     "runs_trusted_code",
+    "settle_experts",
     "settle_growth",
     "sketch_model",
     "times_from_json",

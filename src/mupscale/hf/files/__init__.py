@@ -18,7 +18,7 @@ from mupscale.hf.files.output_folder import (
     failure_of_writing,
     write_companions,
 )
-from mupscale.hf.files.record import RECORD_FILE, GrowthStep, Record
+from mupscale.hf.files.record import RECORD_FILE, GrowthStep, Record, then_parts
 from mupscale.hf.files.safetensors_format import StoredTensor, read_into
 from mupscale.hf.files.shards import (
     NewTensor,
@@ -60,6 +60,7 @@ __all__ = [
     "shorten_number",
     "size_in_words",
     "sizes_in_words",
+    "then_parts",
     "write_companions",
     "write_model_card",
     "write_shards",

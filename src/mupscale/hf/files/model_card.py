@@ -27,6 +27,7 @@ _LAYERS = {
     "stack": "a copy of all layers follows all layers (stacking), which changes the function",
     "interleaved": "copies of each layer follow it (stacking, interleaved), which changes the function",
 }
+_KINDS = {(True, False): "wider", (False, False): "deeper", (False, True): "a mixture of experts"}
 _FRONT = re.compile(r"---\r?\n(.*?)^---\r?\n?", re.S | re.M)
 _TRAINING_BEFORE = re.compile(
     r"## Training on\n\n`mupscale\.json` knows .*?in the Trainer:\s+the plain norm depends on the width\.\n", re.S
@@ -150,7 +151,7 @@ def _story(
     source: Source, growths: Sequence[GrowthStep], sizes: Mapping[str, tuple[int, int]], checked: str, base: str
 ) -> str:
     grown = ", ".join(f"{_PARTS.get(part, part)} {a} → {b}" for part, (a, b) in sizes.items() if a != b)
-    kinds = {"deeper" if growth.layers is not None else "wider": growth for growth in growths}
+    kinds = {_KINDS[growth.is_width, growth.experts is not None]: growth for growth in growths}
     return (
         f"This is {_called(source, base)} made {' and '.join(kinds)} with mupscale: {grown}. "
         f"{' '.join(map(_how, kinds.values()))} It has not been trained since.\n\n"
@@ -166,6 +167,12 @@ def _one_line(checked: str) -> str:
 
 def _how(growth: GrowthStep) -> str:
     """What was done, in a sentence."""
+    if growth.experts is not None:
+        router = f"drawn, seed {growth.seed}" if growth.experts.router == "drawn" else "zero"
+        return (
+            f"Experts are copies of the feed-forward layer, or of the experts before, of which {growth.experts.top_k} "
+            f"are active for a token (a new router is {router})."
+        )
     if growth.layers is not None:
         return f"By depth: {_LAYERS[growth.deepen].format(seed=growth.seed)}."
     if growth.fresh is not None:
@@ -173,8 +180,8 @@ def _how(growth: GrowthStep) -> str:
         how = f"trained units stayed and new ones were drawn beside them ({kind}fresh units, seed {growth.seed})"
     elif type(growth.grow) is not Copies:
         how = f"new units were made by {word_of_operator(growth.grow)} (seed {growth.seed})"
-    elif growth.noise.std:
-        how = f"units were copied, and noise was added (level {growth.noise.std}, seed {growth.seed})"
+    elif growth.noise:
+        how = f"units were copied, and noise was added (level {growth.noise}, seed {growth.seed})"
     else:
         how = (
             "units were copied without noise, so it computes what the small model computes, and stays a replica of it "

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any, get_args
 
-from mupscale.core import Axis, Plan, TensorSource
+from mupscale.core import Axis, Plan, Shape, TensorSource
 from mupscale.growth import (
     DRAWS,
     OPERATORS,
@@ -22,7 +22,18 @@ from mupscale.growth import (
     as_noise,
     word_of_operator,
 )
-from mupscale.hf.describe import Config, Times, deep_config, family_of_config, times_from_json, with_layers
+from mupscale.hf.describe import (
+    Config,
+    ExpertCounts,
+    Times,
+    deep_config,
+    experts_config,
+    family_of_config,
+    plan_experts_files,
+    plan_layers,
+    times_from_json,
+    with_layers,
+)
 from mupscale.system import MupscaleError, read_json, replace_text
 
 RECORD_FILE = "mupscale.json"
@@ -36,9 +47,9 @@ class GrowthStep:
     """One upscaling: by how much, by which operator, drawn from which seed.
 
     sizes: what it became, for a reader. draws: how the random numbers were drawn, which files of earlier versions do
-    not say. layers: how many it has since, where it
-    became deeper, and deepen: what the new ones are; None where it became wider. from_first: whether the initial spread
-    that noise and new units go by is counted from the first model, and not, as earlier versions did, from this one.
+    not say. layers: how many it has since, where it became deeper, and deepen: what the new ones are. experts: of the
+    mixture that it became. from_first: whether the initial spread that noise and new units go by is counted from the
+    first model, and not, as earlier versions did, from this one.
 
     >>> GrowthStep(Times.of(2), Copies(0.5), seed=1).times.ffn
     2
@@ -55,6 +66,7 @@ class GrowthStep:
     layers: int | None = None
     deepen: Deepen = "identity"
     from_first: bool = False
+    experts: ExpertCounts | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.grow, Copies):  # one noise is written one way
@@ -66,29 +78,55 @@ class GrowthStep:
         return self.grow if isinstance(self.grow, Fresh) else None
 
     @property
-    def noise(self) -> GaussianNoise:
-        """What copies were given."""
+    def _gaussian(self) -> GaussianNoise:
         noise = getattr(self.grow, "noise", None)
         return noise if isinstance(noise, GaussianNoise) else GaussianNoise(0.0)
 
+    @property
+    def noise(self) -> float | Mapping[str, float]:
+        """How much noise copies were given."""
+        return self._gaussian.std
+
+    @property
+    def is_width(self) -> bool:
+        """Whether it became wider, and not deeper or a mixture."""
+        return self.layers is None and self.experts is None
+
     def __str__(self) -> str:
         """For a message: by 2 in width, or to 24 layers."""
+        if self.experts is not None:
+            return f"to {self.experts.experts} experts, of which {self.experts.top_k} are active"
         return f"by {self.times} in width" if self.layers is None else f"to {self.layers} layers ({self.deepen})"
 
     def config_after(self, config: Config) -> dict[str, Any]:
         """config.json after this growth of the model that had this one."""
+        if self.experts is not None:
+            return experts_config(config, self.experts)
         if self.layers is not None:
             return deep_config(config, self.deepen, self.layers)
         return family_of_config(config).wide_config(self.times)
 
+    def plan_files(self, shapes: Mapping[str, Shape], config: Config, record: Record | None) -> Plan:
+        """What the files are made of that this growth in depth or experts makes of those of the model with this config.
+
+        shapes: of these. record: of that model, where it has grown before.
+        """
+        if self.experts is not None:
+            return plan_experts_files(shapes, config, self.experts)
+        assert self.layers is not None
+        first, times = (config, Times()) if record is None else (record.first_config, record.times)
+        return plan_layers(shapes, self.deepen, self.layers, first, times)
+
     def to_json(self) -> dict[str, Any]:
         """As mupscale.json has it."""
-        content: dict[str, Any] = {"times": self.times.to_json(), "noise": self.noise.std, "seed": self.seed}
-        content |= {"unit": self.noise.unit, **({} if self.draws == "torch" else {"draws": self.draws})}
+        content: dict[str, Any] = {"times": self.times.to_json(), "noise": self.noise, "seed": self.seed}
+        content |= {"unit": self._gaussian.unit, **({} if self.draws == "torch" else {"draws": self.draws})}
         content |= {"spread": _FROM_FIRST} if self.from_first else {}
+        if self.experts is not None:
+            return {**content, "how": "experts", **asdict(self.experts)}
         if self.layers is not None:
             return {**content, "how": self.deepen, "layers": self.layers}
-        if self.grow == Copies(self.noise):
+        if self.grow == Copies(self._gaussian):
             return content
         told = {field.name: getattr(self.grow, field.name) for field in fields(self.grow) if field.name != "noise"}  # type: ignore[arg-type]
         return {**content, "how": word_of_operator(self.grow), **told, "sizes": dict(self.sizes)}
@@ -105,6 +143,9 @@ class GrowthStep:
         if how in get_args(Deepen):
             times, seed, layers = Times(**content["times"]), content["seed"], int(content["layers"])
             return cls(times, seed=seed, draws=draws, layers=layers, deepen=how)
+        if how == "experts":
+            experts = ExpertCounts(int(content["experts"]), int(content["top_k"]), content["router"])
+            return cls(Times(), seed=content["seed"], draws=draws, experts=experts)
         if how not in OPERATORS:
             raise ValueError(f"a growth by {how!r}, which this version does not know")
         told = {field.name: content[field.name] for field in fields(OPERATORS[how].make) if field.name in content}  # type: ignore[arg-type]
@@ -141,8 +182,8 @@ class Record:
 
     @property
     def deepenings(self) -> list[GrowthStep]:
-        """The growths by which it became deeper."""
-        return [growth for growth in self.growths if growth.layers is not None]
+        """The growths by which it became deeper, or a mixture."""
+        return [growth for growth in self.growths if not growth.is_width]
 
     @property
     def in_words(self) -> str:
@@ -152,22 +193,22 @@ class Record:
     @property
     def widenings(self) -> list[GrowthStep]:
         """The growths by which it became wider."""
-        return [growth for growth in self.growths if growth.layers is None]
+        return [growth for growth in self.growths if growth.is_width]
 
     @property
     def first_config(self) -> dict[str, Any]:
-        """config.json of the first model, with the layers that there are since."""
+        """config.json of the first model, with the layers and experts that there are since."""
         return reduce(lambda deep, step: step.config_after(deep), self.deepenings, dict(self.config))
 
     def then(self, growth: GrowthStep, plan: Plan | None = None) -> Record:
-        """Grown once more; `plan` is that growth's own, in width."""
+        """Grown once more; `plan` is that growth's own, in width or experts."""
         whole = self.plan
         if growth.layers is not None:
             whole = None if whole is None else _as_if_first(with_layers(whole, growth.deepen, growth.layers))
         elif plan is None:
             whole = None
         else:
-            whole = in_no_blocks(self.whole_plan()).then(in_no_blocks(plan)) if self.widenings else plan
+            whole = then_parts(in_no_blocks(self.whole_plan()), in_no_blocks(plan)) if self.widenings or whole else plan
             whole = whole if growth.grow.needs_multiples else replace(whole, mup=True)
         return replace(self, growths=(*self.growths, growth), plan=whole)
 
@@ -230,6 +271,20 @@ def in_no_blocks(plan: Plan) -> Plan:
         },
         buffers={},
     )
+
+
+def then_parts(plan: Plan, later: Plan) -> Plan:
+    """First the plan, then the later one, which may join several tensors and then names the first of them alone.
+
+    >>> from mupscale.core import Entry
+    >>> gate_and_up = Plan({"gate": Entry((2,), (4,)), "up": Entry((2,), (4,))})
+    >>> joined = Plan({"both": Entry((4,), (3, 8), source=TensorSource("gate", "expert"))})
+    >>> then_parts(gate_and_up, joined)["both"].narrow
+    (2,)
+    """
+    named = {source.name for source in later.sources.values()}
+    plan = plan.with_initial("past_norms", None) if later.has_new_parts else plan  # dimensions that may have moved
+    return replace(plan, parameters={n: e for n, e in plan.parameters.items() if n in named}).then(later)
 
 
 def _as_if_first(plan: Plan) -> Plan:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from mupscale.core import Entry, Initial, Plan, Shape, check_dtype
+from mupscale.core import Axis, Entry, Initial, Plan, Shape, check_dtype
 from mupscale.growth import DRAWS, Draws, draw_normal
 from mupscale.hf.files.safetensors_format import StoredTensor, make_header
 from mupscale.hf.files.source import Source
@@ -63,6 +63,7 @@ class WideTensor:
     """One tensor of the output: where it comes from, how it grows, and where it goes.
 
     name: the plan's, under which its noise is drawn; tied tensors have one. new: what it is instead, in a new layer.
+    rows: how many copies of each row of what it grows to there are, as a router with more experts has.
     """
 
     name: str
@@ -70,6 +71,24 @@ class WideTensor:
     entry: Entry
     target: StoredTensor
     new: NewTensor | None = None
+    rows: int = 1
+
+    def places(self, at: int, count: int) -> Iterator[tuple[int, int, int]]:
+        """Of so many entries from `at` on of what it grows to, runs (start, stop), and where in the target each lies.
+
+        >>> target = StoredTensor(Path(), torch.float32, (4, 2), 0)
+        >>> list(WideTensor("router", target, Entry((2, 2), (2, 2)), target, rows=2).places(1, 2))
+        [(0, 1, 1), (0, 1, 3), (1, 2, 4), (1, 2, 6)]
+        """
+        if self.rows == 1:
+            yield 0, count, at
+            return
+        row, start = self.target.numel // self.target.shape[0], 0
+        while start < count:
+            number, within = divmod(at + start, row)
+            stop = min(count, start + row - within)
+            yield from ((start, stop, (number * self.rows + copy) * row + within) for copy in range(self.rows))
+            start = stop
 
 
 @dataclass(frozen=True)
@@ -125,9 +144,9 @@ def arrange_shards(
 ) -> list[WeightShard]:
     """The files of the larger checkpoint, with all their tensors in place; nothing is read or written yet.
 
-    plan: in width. parts: from the tensors of the wide checkpoint to those with new layers, or other new parts, of
-    which those are drawn from the seed that are made of no other's values. dtype: of the floating-point tensors, which
-    keep theirs where it is None.
+    plan: in width. parts: from the tensors of the wide checkpoint to those with new layers or experts, of which those
+    are drawn from the seed that are made of no other's values; rows may be copied. dtype: of the floating-point
+    tensors, which keep theirs where it is None.
     """
     largest, names = parse_size(shard_size), plan_names(source, plan)
     shards: list[dict[str, WideTensor]] = []
@@ -135,8 +154,9 @@ def arrange_shards(
     made = {name: name for name in source.tensors} if parts is None else {n: s.name for n, s in parts.sources.items()}
     for name, origin in made.items():
         tensor = _wide_tensor(origin, names[origin], source.tensors[origin], plan[names[origin]], dtype)
-        if parts is not None and (new := NewTensor.of(name, parts, seed)) is not None:
-            tensor = replace(tensor, new=new, target=replace(tensor.target, shape=parts[name].wide))
+        if parts is not None:
+            new, rows = NewTensor.of(name, parts, seed), parts[name].axes.get(0, Axis()).copies
+            tensor = replace(tensor, new=new, rows=rows, target=replace(tensor.target, shape=parts[name].wide))
         if used + tensor.target.bytes > largest and (used or not shards):
             shards.append({})
             used = 0

@@ -236,7 +236,8 @@ class _PieceWriter:
         assert isinstance(task.part, Piece)
         if (new := task.tensor.new) is not None:
             target, count = task.tensor.target, math.prod(task.part.shape)
-            return self._write(new.part(task.part.start, count, target.numel, target.dtype), target, task.part.start)
+            part = new.part(task.part.start, count, target.numel, target.dtype)
+            return self._write(part, task.tensor, task.part.start)
         if task.whole is not None:
             return self._make_whole(task.tensor, task.whole, task.part)
         return self._make_copies(task.tensor, task.std, task.part)
@@ -244,10 +245,10 @@ class _PieceWriter:
     def _make_whole(self, job: WideTensor, part: Part, piece: Piece) -> int:
         narrow = self._refuse_nonfinite(self._read(job.source, piece), job)
         narrow = narrow.to(_exact(narrow.dtype))
-        out = torch.full(job.target.shape, math.nan, dtype=narrow.dtype)
+        out = torch.full(job.entry.wide, math.nan, dtype=narrow.dtype)
         self._grow.parameter(out, narrow, part)
         check_written(job.name, out, self._grow)
-        return self._write(self._rounded(out, job), job.target, 0)
+        return self._write(self._rounded(out, job), job, 0)
 
     def _make_fresh(self, job: WideTensor, fresh: FreshTensor, region: Region) -> int:
         def read(start: int, stop: int) -> Tensor:
@@ -257,13 +258,13 @@ class _PieceWriter:
         fresh.write(out, region, read)
         if job.source.dtype != job.target.dtype:
             self._refuse_overflow(out, job)
-        return self._write(out, job.target, fresh.place_of(region))
+        return self._write(out, job, fresh.place_of(region))
 
     def _make_copies(self, job: WideTensor, level: float, piece: Piece) -> int:
         entry = job.entry
         narrow = self._read(job.source, piece)
         if not narrow.is_floating_point():
-            return self._write(narrow, job.target, piece.at[0])
+            return self._write(narrow, job, piece.at[0])
         exact = _exact(narrow.dtype)
         self._refuse_nonfinite(narrow, job)
         # rounding comes once, at the end: what is only copied and scaled may stay in its own dtype
@@ -274,15 +275,13 @@ class _PieceWriter:
         wide = entry.widened(narrow, out, axes=piece.axes, overwrite=True)
         if not level:
             wide = self._rounded(wide, job)
-            return sum(self._write(wide, job.target, at) for at in piece.at)
-        return sum(
-            self._write(self._rounded(self._noisy(wide, job, level, at), job), job.target, at) for at in piece.at
-        )
+            return sum(self._write(wide, job, at) for at in piece.at)
+        return sum(self._write(self._rounded(self._noisy(wide, job, level, at), job), job, at) for at in piece.at)
 
     def _noisy(self, wide: Tensor, job: WideTensor, level: float, at: int) -> Tensor:
         check_spread(job.name, level, job.target.dtype)
         noise = self._buffer("noise", [wide.numel()], wide.dtype)
-        draw_normal(noise, at, job.target.numel, self._seed, job.name)
+        draw_normal(noise, at, math.prod(job.entry.wide), self._seed, job.name)
         return torch.add(wide.view(-1), noise, alpha=level, out=noise)
 
     def _rounded(self, wide: Tensor, job: WideTensor) -> Tensor:
@@ -308,13 +307,16 @@ class _PieceWriter:
         file, narrow = self._sources[source.file], self._buffer("narrow", piece.shape, source.dtype)
         return read_into(narrow, file, source.start + piece.start * source.dtype.itemsize)
 
-    def _write(self, wide: Tensor, target: StoredTensor, at: int) -> int:
-        left = raw_bytes(wide)
-        total = left.nbytes
+    def _write(self, wide: Tensor, job: WideTensor, at: int) -> int:
+        """All of it, once for each copy of its rows; returns how many bytes that were."""
+        entries, size, total = raw_bytes(wide), wide.dtype.itemsize, 0
         with self._write_lock:
-            self._target.seek(target.start + at * target.dtype.itemsize)
-            while left.nbytes:
-                left = left[self._target.write(left[:_WRITE]) :]
+            for start, stop, place in job.places(at, wide.numel()):
+                left = entries[start * size : stop * size]
+                total += left.nbytes
+                self._target.seek(job.target.start + place * size)
+                while left.nbytes:
+                    left = left[self._target.write(left[:_WRITE]) :]
         return total
 
     def _buffer(self, use: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -11,7 +11,7 @@ import mmap
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Entry, Plan, naming
+from mupscale.core import Axis, Entry, Plan, expand, naming
 from mupscale.growth import (
     Copies,
     Operator,
@@ -31,8 +31,8 @@ from mupscale.growth import (
     refuse_nonfinite,
     state_factor,
 )
-from mupscale.hf.describe import Times, family_of_config, grown, sketch_model, with_layers
-from mupscale.hf.files import GrowthStep, Source
+from mupscale.hf.describe import Times, family_of_config, grown, plan_mixture, sketch_model, with_layers
+from mupscale.hf.files import GrowthStep, Source, then_parts
 from mupscale.hf.training.model_parameters import match_plan
 from mupscale.hf.training.saved_optimizer import SavedOptimizer, read_optimizer
 from mupscale.optim import FROM_GROUP, GroupBuilder, Traits, scale, traits_of
@@ -54,10 +54,11 @@ def widen_optimizer_file(
 
     source: the narrow checkpoint. plan: by the model's own names, where mupscale.json holds it. optimizer_class: for
     an optimizer that is not torch's own. grow: the operator, which fills the state, too; copies if none is given.
-    deeper: the growth to more layers that comes then. Those that start as identity have no state, copies have their
-    layer's, and all are in the groups of the layer that they come from. Rates, decays and eps are rescaled as in
-    param_groups, and `initial_lr` with them, so that a scheduler made anew with `last_epoch` goes on; its own saved
-    state has narrow rates, one for each narrow group. `mupscale.hf.resume_optimizer` makes an optimizer of the file.
+    deeper: the growth to more layers, or to experts, that comes then. What starts as identity or is drawn has no state,
+    copies have that of what they are copies of, and all are in the groups of what they come from. Rates, decays and
+    eps are rescaled as in param_groups, and `initial_lr` with them, so that a scheduler made anew with `last_epoch`
+    goes on; its own saved state has narrow rates, one for each narrow group. `mupscale.hf.resume_optimizer` makes an
+    optimizer of the file.
     """
     groups, pieces = _prepare(Path(path), source, times, plan, optimizer_class, grow, deeper)
     write_optimizer(Path(out), groups, pieces)
@@ -92,14 +93,23 @@ def _prepare(
     plan = match_plan(model, plan)
     plan.check(model, "narrow")
     narrow = read_optimizer(path, model, mmap=True)
-    order = [name for names, _ in narrow.groups for name in names]
-    if deeper is not None and deeper.layers is not None:
-        plan = with_layers(plan, deeper.deepen, deeper.layers)
+    order, whole = [name for names, _ in narrow.groups for name in names], plan
+    later, joined = Plan({}), dict[str, tuple[str, ...]]()
+    if deeper is not None:
         order = list(naming.parameters(sketch_model(deeper.config_after(source.config))))
-    cls = optimizer_class or narrow.optimizer_class()
-    groups = _groups(narrow, plan, order, traits_of(cls))
-    held = [n for n in order if plan.sources[n].is_taken and plan.sources[n].name in narrow.states]
-    return groups, {name: dict(_pieces(name, narrow, plan, cls, grow or Copies())) for name in held}
+    if deeper is not None and deeper.layers is not None:
+        whole = with_layers(plan, deeper.deepen, deeper.layers)
+    elif deeper is not None and deeper.experts is not None:
+        wide = family_of_config(source.config).wide_config(times)
+        later, joined = plan_mixture(wide, source.shapes, deeper.experts)
+        whole = then_parts(plan, later)
+    cls, pieces = optimizer_class or narrow.optimizer_class(), dict[str, dict[str, Any]]()
+    for name in order:
+        origin = whole.sources[name]
+        if origin.is_taken and origin.name in narrow.states:
+            made = [dict(_pieces(n, narrow, plan, cls, grow or Copies())) for n in joined.get(name, (origin.name,))]
+            pieces[name] = made[0] if name not in later.parameters else _in_parts(name, made, narrow, later[name], cls)
+    return _groups(narrow, whole, order, traits_of(cls)), pieces
 
 
 def _groups(narrow: SavedOptimizer, plan: Plan, order: Sequence[str], traits: Traits) -> list[dict[str, Any]]:
@@ -130,9 +140,8 @@ def _pieces(
     name: str, narrow: SavedOptimizer, plan: Plan, cls: type[Optimizer], grow: Operator
 ) -> Iterator[tuple[str, Any]]:
     """A parameter's state by key: tensors as pieces, anything else as it will be."""
-    entry, traits, source = plan.parameters[name], traits_of(cls), plan.sources[name].name
-    hyper = next(hyper for names, hyper in narrow.groups if source in names)
-    for key, value in narrow.states[source].items():
+    entry, traits, hyper = plan.parameters[name], traits_of(cls), _group_of(name, narrow)
+    for key, value in narrow.states.get(name, {}).items():
         factor = state_factor(name, key, entry, hyper, traits)
         if not isinstance(value, Tensor):
             yield key, scale(value, factor) if isinstance(value, float) else value
@@ -146,6 +155,44 @@ def _pieces(
         by_entry = partial(_factor_of, name, key, hyper, traits)
         part = StatePart(name, plan, 0, key, tuple(value.shape), axes, start, by_entry, key in traits.rates)
         yield key, StateTensor(value, shape, partial(_write_grown, value, part, grow))
+
+
+def _group_of(name: str, narrow: SavedOptimizer) -> Mapping[str, Any]:
+    return next(hyper for names, hyper in narrow.groups if name in names)
+
+
+def _in_parts(
+    name: str, made: Sequence[Mapping[str, Any]], narrow: SavedOptimizer, later: Entry, cls: type[Optimizer]
+) -> dict[str, Any]:
+    """A parameter's state of these, one behind the other, shared and copied as the later entry says."""
+    hyper, traits, parts = _group_of(later.source.name or name, narrow), traits_of(cls), dict[str, Any]()
+    for key, first in made[0].items():
+        label, factor, held = f"{name}/{key}", state_factor(name, key, later, hyper, traits), [m.get(key) for m in made]
+        if not isinstance(first, StateTensor):
+            parts[key] = scale(first, factor) if isinstance(first, float) else first
+        elif is_scalar(first.value, later) or later.wide == later.narrow:
+            parts[key] = replace(first, write=partial(_write_joined, label, [first], {}, factor))
+        elif any(not isinstance(one, StateTensor) or one.shape != later.narrow for one in held):
+            raise MupscaleError(
+                f"the optimizer state '{label}' has shape {first.shape}, but an expert has {later.narrow}: this "
+                "optimizer keeps no number for every weight. Start a new optimizer for the mixture"
+            )
+        else:
+            write = partial(_write_joined, label, held, later.axes, factor)
+            parts[key] = StateTensor(first.value, later.wide, write)
+    return parts
+
+
+def _write_joined(
+    label: str, held: Sequence[StateTensor], axes: Mapping[int, Axis], factor: float, out: Tensor
+) -> None:
+    """Tensors one behind the other, or a single one; and copies of them where `out` has a dimension more in front."""
+    dim = out.dim() - len(held[0].shape)
+    for part, one in zip(out.split([one.shape[0] for one in held], dim) if held[1:] else [out], held, strict=True):
+        refuse_nonfinite({label: one.value})
+        grown = torch.empty(one.shape, dtype=one.value.dtype)
+        one.write(grown)
+        part.copy_(expand(grown if factor == 1 else grown.mul_(factor), axes))
 
 
 def _write_number(value: Tensor, factor: float, out: Tensor) -> None:

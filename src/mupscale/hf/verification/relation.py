@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mupscale.core import Axis, Plan, places
 from mupscale.growth import Copies, Fresh, is_replica, word_of_operator
-from mupscale.hf.describe import Config, ConfigFamily, Times, family_of_config, grown, layers_of, plan_layers
+from mupscale.hf.describe import Config, ConfigFamily, Times, experts_of, family_of_config, grown, layers_of
 from mupscale.hf.files import RECORD_FILE, GrowthStep, Record, Source, plan_growth
 from mupscale.hf.verification.weights import PlannedGrowth
 from mupscale.system import MupscaleError
@@ -49,7 +49,7 @@ class Relation:
     @property
     def _draws(self) -> list[str]:
         """What makes copies differ, in words: noise, or the operator's own word."""
-        grown = [g.grow for g in self.growths if g.layers is None and g.fresh is None and not is_replica(g.grow)]
+        grown = [g.grow for g in self.growths if g.is_width and g.fresh is None and not is_replica(g.grow)]
         return list(dict.fromkeys("noise" if type(one) is Copies else word_of_operator(one) for one in grown))
 
     @property
@@ -59,14 +59,24 @@ class Relation:
 
     @property
     def deepened(self) -> tuple[GrowthStep, ...]:
-        """The growths by which it became deeper."""
-        return tuple(growth for growth in self.growths if growth.layers is not None)
+        """The growths by which it became deeper, or a mixture."""
+        return tuple(growth for growth in self.growths if not growth.is_width)
 
     @property
     def movers(self) -> list[str]:
         """What makes the larger model compute something else, in words."""
         stacked = any(growth.deepen != "identity" for growth in self.deepened)
-        return ["copied layers"] * stacked + self._draws + ["fresh units"] * (self.fresh is not None)
+        movers = ["copied layers"] * stacked + ["copied experts"] * self._moved_by_experts
+        return movers + self._draws + ["fresh units"] * (self.fresh is not None)
+
+    @property
+    def _moved_by_experts(self) -> bool:
+        """Whether there are more experts, and not as many more that are active."""
+        config, moved = self.small.config, False
+        for growth in self.growths:
+            moved = moved or (growth.experts is not None and not growth.experts.keeps_function(config))
+            config = growth.config_after(config)
+        return moved
 
     def old_units(self, n: int) -> Tensor:
         """Where the n hidden units of the small model lie in the wide one; of copies, the first."""
@@ -82,9 +92,8 @@ class Relation:
         counted = any(growth.from_first for growth in self.growths)
         for growth in self.growths:
             by_model = None
-            if growth.layers is not None:
-                since = (config, Times()) if record is None else (record.first_config, record.times)
-                plan = plan_layers(shapes, growth.deepen, growth.layers, *since)
+            if not growth.is_width:
+                plan = growth.plan_files(shapes, config, record)
                 yield PlannedGrowth(plan, Copies(), growth.seed, growth.draws)
                 shapes = {name: entry.wide for name, entry in plan.parameters.items()}
             else:
@@ -126,9 +135,10 @@ def relate(small: Source, wide: Source, plan: Plan | None = None) -> Relation:
 
     plan: between the two, where there is no record of it.
     """
-    if small.model_type != wide.model_type:
-        raise _unrelated(f"the small one is a {small.model_type} model and the wide one a {wide.model_type}")
     record = Record.find(wide.folder)
+    became = record is not None and any(growth.experts is not None for growth in record.growths)
+    if small.model_type != wide.model_type and not became:
+        raise _unrelated(f"the small one is a {small.model_type} model and the wide one a {wide.model_type}")
     if record is None:
         if plan is not None:
             return Relation(small, wide, (GrowthStep(Times()),), plan)
@@ -153,7 +163,7 @@ def _before(record: Record, start: int) -> Record | None:
     if any(growth.from_first for growth in record.growths[start:]):
         config: Config = record.config
         for growth in record.growths[:start]:
-            plan = None if growth.layers is not None else family_of_config(config).plan(growth.times, initial=False)
+            plan = family_of_config(config).plan(growth.times, initial=False) if growth.is_width else None
             before, config = (before or Record(config)).then(growth, plan), growth.config_after(config)
     return before
 
@@ -172,7 +182,8 @@ def _config_after(config: Config, growths: tuple[GrowthStep, ...]) -> Config | N
 
 def _sizes(config: Config) -> dict[str, Any]:
     layers = layers_of(config)
-    return {**family_of_config(config).sizes(), **({} if layers is None else {"layers": layers})}
+    experts = {} if (counts := experts_of(config)) == (1, 1) else dict(zip(("experts", "top_k"), counts, strict=True))
+    return {**family_of_config(config).sizes(), **({} if layers is None else {"layers": layers}), **experts}
 
 
 def _same_sizes(one: Config | None, other: Config) -> bool:
@@ -180,7 +191,9 @@ def _same_sizes(one: Config | None, other: Config) -> bool:
     if one is None:
         return False
     ours, theirs = _sizes(one), _sizes(other)
-    return all(ours[name] == theirs[name] for name in ours.keys() & theirs.keys())
+    return one.get("model_type") == other.get("model_type") and all(
+        ours[name] == theirs[name] for name in ours.keys() & theirs.keys()
+    )
 
 
 def _sizes_in_words(config: Config) -> str:

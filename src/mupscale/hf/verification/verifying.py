@@ -206,9 +206,9 @@ def _compare_layers(
     notes: list[str],
     train: int,
 ) -> Comparison:
-    """Outputs as more rows: the same where new layers are identity, moved where layers or units are not.
+    """Outputs as more rows: the same where new layers are identity and experts copies, moved where anything is not.
 
-    Training is never compared: new layers learn what the small model has not.
+    Training is never compared: new layers and experts learn what the small model has not.
     """
     outputs = compare_outputs(small, deep, batches[:2], None if relation.fresh is None else relation.old_units)
     movers = relation.movers
@@ -218,9 +218,12 @@ def _compare_layers(
     move = "moves" if movers == ["noise"] else "move"
     told = f"{' and '.join(movers)} {move} {what} by {moved:.1%}" if movers else ""
     if not movers and all(row.ok for row in rows):
-        notes = [*notes, "New layers write nothing into the residual stream yet, so the function is the same."]
+        if any(growth.layers is not None for growth in relation.growths):
+            notes = [*notes, "New layers write nothing into the residual stream yet, so the function is the same."]
+        if any(growth.experts is not None for growth in relation.growths):
+            notes = [*notes, "All copies of an expert compute the same, so the function is the same."]
     if train:
-        notes = [*notes, "Training is not compared: new layers learn from the first step on."]
+        notes = [*notes, "Training is not compared: new layers and experts learn from the first step on."]
     return Comparison(tuple(rows), outputs.losses, first, notes=tuple(notes), as_recorded=told)
 
 
@@ -261,7 +264,8 @@ def _compare_files(relation: Relation) -> tuple[list[ComparisonRow], Difference 
     limit = weights.rounding_limit(relation.small, relation.wide)
     exact = 0.0 if relation.fresh is not None and len(steps) == 1 else limit
     worst, old, new, first = 0.0, 0.0, 0.0, None
-    newer = "layers" if relation.deepened else "units"
+    parts = [n for n in ("layers", "experts") if any(getattr(growth, n) for growth in relation.growths)]
+    newer = " and ".join(parts) or "units"
     for off in weights.tensor_differences(relation.small, relation.wide, steps):
         worst, old, new = max(worst, off.whole), max(old, off.old), max(new, off.new)
         if first is None and not (off.whole <= limit and off.old <= exact):

@@ -77,26 +77,19 @@ class _History(NamedTuple):
 
 def _trace(name: str, small: Source, steps: Sequence[PlannedGrowth]) -> _History:
     """Back from a tensor of the wide checkpoint to where it comes from."""
-    ways: list[tuple[PlannedGrowth, str]] = []
-    drawn, is_new = None, False
+    ways: list[tuple[PlannedGrowth, str]] = []  # since it was drawn, if it was
+    drawn, shape, is_new = None, None, False
     for step in reversed(steps):
-        if not step.plan.has_new_parts:
-            planned = plan_name(name, step.plan)
-            ways.append((step, planned))
-            continue
-        source, new = step.plan.sources[name], NewTensor.of(name, step.plan, step.seed, step.draws)
+        planned = name if step.plan.has_new_parts else plan_name(name, step.plan)
+        entry, source = step.plan[planned], step.plan.sources[planned]
         is_new = is_new or source.is_new
-        if new is not None and drawn is None:
-            drawn, later = new, len(ways)
-        name = source.name
-    ways.reverse()
-    if drawn is None:
-        return _History(small.tensors[name], ways, None, is_new)
-    before, after = ways[: len(ways) - later], ways[len(ways) - later :]
+        if drawn is None and (drawn := NewTensor.of(planned, step.plan, step.seed, step.draws)) is not None:
+            shape = entry.wide
+        if drawn is None and (entry.axes or not step.plan.has_new_parts):  # of new parts, those with more rows
+            ways.append((step, planned))
+        name = source.name if step.plan.has_new_parts else name
     stored = small.tensors[name]
-    for growth, planned in before:
-        stored = replace(stored, shape=growth.plan[planned].wide)
-    return _History(stored, after, drawn, is_new)
+    return _History(replace(stored, shape=shape or stored.shape), ways[::-1], drawn, is_new)
 
 
 def _difference(name: str, grown: StoredTensor, history: _History, limit: float) -> TensorDifference:

@@ -1,4 +1,4 @@
-"""A member of a family grown into a wider one: built, planned, tried on a batch if there is one, and written."""
+"""A member of a family grown into a larger one: built, planned, tried on a batch if there is one, and written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mupscale.core import Plan, WidthLike, naming
-from mupscale.growth import Operator, dress_like, has_unsaved_widths, upscale_by_plan
+from mupscale.growth import Operator, choose_operator, dress_like, has_unsaved_widths, upscale_by_plan
 from mupscale.planning import all_tensors, check_not_empty, check_plan_by_running, check_silent_units
 
 
@@ -27,19 +27,46 @@ class _Family(Protocol):
     ) -> Plan: ...
 
 
-def widen_member(
+Deepening = Callable[[nn.Module], tuple[nn.Module, Plan]]
+"""From a model, which may be without memory, to the one with more blocks, and the plan of these."""
+
+
+def grow_member(
     family: _Family,
     model: nn.Module,
     optimizer: Optimizer | None,
-    width: WidthLike,
+    width: WidthLike | None,
+    deepen: Deepening | None,
     grow: Operator,
     lr: float | None,
     seed: int,
     place: Callable[[nn.Module], nn.Module] | None,
     inputs: Any,
 ) -> tuple[nn.Module, Optimizer | None]:
-    """The model and its optimizer at this width; the other arguments are those of `Family.upscale`."""
+    """The model and its optimizer at this width, and with more blocks; the other arguments are `Family.upscale`'s.
+
+    family: of the widths at the model's depth. The width comes first, so that new blocks are drawn at the new one.
+    """
     check_not_empty(inputs)
+    narrow, plan = naming.unwrap(model), None
+    large = narrow
+    if width is not None:
+        large, plan = _wider(family, model, width, grow, inputs)
+        if deepen is None:  # copies have been tried on the batch
+            inputs = None if grow.needs_multiples else family.inputs if inputs is None else inputs
+    if deepen is not None:
+        large, blocks = deepen(large)
+        plan = blocks if plan is None else replace(plan.then(blocks), tried_by=plan.tried_by)
+        grow = grow if width is not None else choose_operator(None, plan=blocks)
+    assert plan is not None
+    dress_like(large, narrow, None if deepen is None else plan)
+    if place is not None:
+        large = place(large)
+    return upscale_by_plan(narrow, large, plan, optimizer, grow, lr, seed, inputs)
+
+
+def _wider(family: _Family, model: nn.Module, width: WidthLike, grow: Operator, inputs: Any) -> tuple[nn.Module, Plan]:
+    """The wide model, without memory if that will do, and the plan, tried on a batch if there is one."""
     wide = family.sketch(width)
     fresh = not grow.needs_multiples and _has_growing_buffers(wide, model)
     if fresh or naming.plain_tensors_without_memory(wide) or has_unsaved_widths(wide, model):  # which lacks values
@@ -50,14 +77,7 @@ def widen_member(
         check = check_plan_by_running if grow.needs_multiples else check_silent_units
         check(model, wide if has_memory else _with_memory(family, width), plan, inputs)
         plan = replace(plan, tried_by="copies" if grow.needs_multiples else "silent units")
-        inputs = None if grow.needs_multiples else inputs
-    if inputs is None and not grow.needs_multiples:
-        inputs = family.inputs
-    dress_like(wide, model)
-    if place is not None:
-        wide = place(wide)
-    narrow = naming.unwrap(model)
-    return upscale_by_plan(narrow, wide, plan, optimizer, grow, lr, seed, inputs)
+    return wide, plan
 
 
 def _has_growing_buffers(wide: nn.Module, narrow: nn.Module) -> bool:
