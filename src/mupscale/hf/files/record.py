@@ -19,6 +19,7 @@ from mupscale.growth import (
     Fresh,
     GaussianNoise,
     Operator,
+    Unit,
     as_noise,
     word_of_operator,
 )
@@ -75,6 +76,11 @@ class GrowthStep:
         """How much noise copies were given."""
         return self._gaussian.std
 
+    @property
+    def unit(self) -> Unit:
+        """The unit of that noise."""
+        return self._gaussian.unit
+
     def __str__(self) -> str:
         """For a message: by 2 in width, or to 24 layers."""
         return f"by {self.times} in width" if self.layers is None else f"to {self.layers} layers ({self.deepen})"
@@ -88,7 +94,7 @@ class GrowthStep:
     def to_json(self) -> dict[str, Any]:
         """As mupscale.json has it."""
         content: dict[str, Any] = {"times": self.times.to_json(), "noise": self.noise, "seed": self.seed}
-        content |= {"unit": self._gaussian.unit, **({} if self.draws == "torch" else {"draws": self.draws})}
+        content |= {"unit": self.unit, **({} if self.draws == "torch" else {"draws": self.draws})}
         content |= {"spread": _FROM_FIRST} if self.from_first else {}
         if self.layers is not None:
             return {**content, "how": self.deepen, "layers": self.layers}
