@@ -56,7 +56,7 @@ def apart(ours: list[Tensor], theirs: list[Tensor]) -> float:
 
 
 @pytest.mark.parametrize("part", [Listed, Stacked])
-@pytest.mark.parametrize("active", [1, 2, 4])
+@pytest.mark.parametrize("active", [2, 4])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_with_a_silent_router_training_goes_on_as_the_dense_model_would(part: Any, active: int, optimizer: str) -> None:
     """Gradients are shared by as many experts as are active: momentum, second moments, eps, rates, decay, clipping.

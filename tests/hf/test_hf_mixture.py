@@ -134,6 +134,34 @@ def test_a_mixture_grows_on(tmp_path: Path) -> None:
     assert (router.out, router.in_, router.depth) == (1, 2, 1)
 
 
+@pytest.mark.slow
+def test_wider_by_fresh_units_and_a_mixture_in_one_command(tmp_path: Path) -> None:
+    """Router and experts have the rates of their width, and the optimizer fits the mixture."""
+    saved("qwen3", tmp_path / "small")
+    asked = {"optimizer": tmp_path / "small" / "optimizer.pt", "progress": False, "dtype": "bfloat16"}
+    made = hf.upscale(tmp_path / "small", tmp_path / "both", times=2, experts=4, **asked)
+    assert "and 1 → 4 experts" in str(made)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "both")
+    rules = hf.plan(tmp_path / "both", model).rules
+    expert, router = (rules[f"model.layers.0.mlp.{name}"] for name in ("experts.gate_up_proj", "gate.weight"))
+    assert (expert.out, expert.in_, expert.depth) == (2, 2, 4)
+    assert (router.out, router.in_, router.depth) == (1, 2, 1)
+    assert len(hf.resume_optimizer(tmp_path / "both", model, torch.optim.AdamW).state) > 20
+    assert hf.verify(tmp_path / "small", tmp_path / "both").ok
+
+
+def test_an_optimizer_that_keeps_less_than_a_number_for_each_weight_is_refused_at_once(tmp_path: Path) -> None:
+    _, small, _ = saved("llama", tmp_path / "small", 0)
+    optimizer = torch.optim.Adafactor(small.parameters(), lr=1e-2)
+    for p in small.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    with pytest.raises(MupscaleError, match="Start a new optimizer for the mixture"):
+        hf.upscale(tmp_path / "small", tmp_path / "mixture", experts=4, optimizer=tmp_path / "optimizer.pt")
+    assert not (tmp_path / "mixture").exists()
+
+
 def test_verify_finds_a_changed_expert(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 

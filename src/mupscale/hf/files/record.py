@@ -186,7 +186,8 @@ class Record:
     def _rates_of(self, later: Plan) -> Plan:
         """What is on record of the tensors that a later growth makes others of; of joined ones it names the first."""
         whole, named = self.whole_plan(), {source.name for source in later.sources.values()}
-        return replace(whole, parameters={n: e for n, e in whole.parameters.items() if n in named})
+        past = None if later.has_new_parts else whole.past_norms  # whose names are gone
+        return replace(whole, parameters={n: e for n, e in whole.parameters.items() if n in named}, past_norms=past)
 
     def whole_plan(self) -> Plan:
         """From the first model to this one, by the model's own names; made again where it is not on record."""

@@ -142,7 +142,7 @@ def _pieces(
         one_number = is_scalar(value, entry)
         if (name in joined or len(entry.wide) > len(entry.narrow)) and not one_number:
             values = [narrow.states.get(n, {}).get(key) for n in joined.get(name, (source,))]
-            yield key, StateTensor(value, entry.wide, partial(_write_joined, name, key, values, factor))
+            yield key, _join(name, key, values, entry.wide, factor)
             continue
         axes = {} if one_number else axes_of_state(key, value, entry)
         shape = tuple(grown(n, axes[d].times) if d in axes else n for d, n in enumerate(value.shape))
@@ -155,16 +155,21 @@ def _pieces(
         yield key, StateTensor(value, shape, partial(_write_fresh, value, part, grow))
 
 
-def _write_joined(name: str, key: str, values: Sequence[Tensor | None], factor: float, out: Tensor) -> None:
-    """Tensors one behind the other, or a single one; and copies of them where `out` has a dimension more in front."""
+def _join(name: str, key: str, values: Sequence[Tensor | None], wide: tuple[int, ...], factor: float) -> StateTensor:
+    """The state of a tensor that joins others, one behind the other, and may stack copies of that."""
     held = [value for value in values if value is not None]
-    dim, size = out.dim() - held[0].dim(), sum(len(value) for value in held)
-    if len(held) < len(values) or any((size, *value.shape[1:]) != out.shape[dim:] for value in held):
+    dim, joined = len(wide) - held[0].dim(), (sum(len(value) for value in held), *held[0].shape[1:])
+    if len(held) < len(values) or joined != wide[dim:]:
         raise MupscaleError(
-            f"the optimizer state '{name}/{key}' is not that of whole tensors, so they cannot be joined"
+            f"the optimizer state '{key}' of '{name}' would have shape {joined}, but an expert has {wide[dim:]}: this "
+            "optimizer keeps no number for every weight. Start a new optimizer for the mixture"
         )
-    for part, value in zip(out.split([len(value) for value in held], dim), held, strict=True):
-        refuse_nonfinite({f"{name}/{key}": value})
+    return StateTensor(held[0], wide, partial(_write_joined, f"{name}/{key}", held, dim, factor))
+
+
+def _write_joined(label: str, values: Sequence[Tensor], dim: int, factor: float, out: Tensor) -> None:
+    for part, value in zip(out.split([len(value) for value in values], dim), values, strict=True):
+        refuse_nonfinite({label: value})
         part.copy_(value * factor)
 
 
