@@ -87,7 +87,10 @@ def test_the_function_stays_and_the_optimizer_goes_along(name: str, tmp_path: Pa
 
 @pytest.mark.parametrize("times", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_zero_router_trains_as_the_dense_model_does(times: int | None, tmp_path: Path) -> None:
-    """--exact: with rates, moments and eps by the number of active experts; also where the width grows as well."""
+    """--exact: with rates, moments and eps by the number of active experts; also where the width grows as well.
+
+    The router stays frozen: rounding would break the ties between experts.
+    """
     config, small, before = saved("qwen3", tmp_path / "small")
     asked = {"optimizer": tmp_path / "small" / "optimizer.pt", "progress": False, "exact": True, "times": times}
     hf.upscale(tmp_path / "small", tmp_path / "mixture", experts=4, top_k=2, **asked)
@@ -95,6 +98,8 @@ def test_a_zero_router_trains_as_the_dense_model_does(times: int | None, tmp_pat
     with KeepDouble():
         mixture = load(tmp_path / "mixture")
         after = hf.resume_optimizer(tmp_path / "mixture", mixture, torch.optim.AdamW)
+        for name, p in mixture.named_parameters():
+            p.requires_grad_(not name.endswith(".mlp.gate.weight"))
         assert apart(steps(small, before, config, 3), steps(mixture, after, config, 3)) < 1e-10
 
 
@@ -127,6 +132,53 @@ def test_a_mixture_grows_on(tmp_path: Path) -> None:
     expert, router = (rules[f"model.layers.2.mlp.{name}"] for name in ("experts.down_proj", "gate.weight"))
     assert (expert.out, expert.in_, expert.depth) == (2, 2, 3)
     assert (router.out, router.in_, router.depth) == (1, 2, 1)
+
+
+@pytest.mark.slow
+def test_wider_by_fresh_units_and_a_mixture_in_one_command(tmp_path: Path) -> None:
+    """Router and experts have the rates of their width, and the optimizer fits the mixture."""
+    saved("qwen3", tmp_path / "small")
+    asked = {"optimizer": tmp_path / "small" / "optimizer.pt", "progress": False, "dtype": "bfloat16"}
+    made = hf.upscale(tmp_path / "small", tmp_path / "both", times=2, experts=4, **asked)
+    assert "and 1 → 4 experts" in str(made)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "both")
+    rules = hf.plan(tmp_path / "both", model).rules
+    expert, router = (rules[f"model.layers.0.mlp.{name}"] for name in ("experts.gate_up_proj", "gate.weight"))
+    assert (expert.out, expert.in_, expert.depth) == (2, 2, 4)
+    assert (router.out, router.in_, router.depth) == (1, 2, 1)
+    assert len(hf.resume_optimizer(tmp_path / "both", model, torch.optim.AdamW).state) > 20
+    assert hf.verify(tmp_path / "small", tmp_path / "both").ok
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_mixture_wider_and_with_more_experts_in_one_command(exact: bool, tmp_path: Path) -> None:
+    """Rows of routers are copied after they have grown; without noise or fresh units training stays."""
+    config, small, before = saved("mixtral", tmp_path / "small", num_local_experts=3, num_experts_per_tok=2)
+    asked = {"optimizer": tmp_path / "small" / "optimizer.pt", "progress": False, "exact": exact}
+    hf.upscale(tmp_path / "small", tmp_path / "both", times=2, experts=6, **asked)
+    assert hf.verify(tmp_path / "small", tmp_path / "both", dtype="float64").ok
+    with KeepDouble():
+        both = load(tmp_path / "both")
+        after = hf.resume_optimizer(tmp_path / "both", both, torch.optim.AdamW)
+        router = both.get_parameter("model.layers.0.mlp.gate.weight")
+        for rows in (router.detach(), after.state[router]["exp_avg"]):
+            assert torch.equal(rows[::2], rows[1::2])
+            assert not torch.equal(rows[0], rows[2])
+        if exact:
+            assert apart(steps(small, before, config, 3), steps(both, after, config, 3)) < 1e-10
+
+
+def test_an_optimizer_that_keeps_less_than_a_number_for_each_weight_is_refused_at_once(tmp_path: Path) -> None:
+    _, small, _ = saved("llama", tmp_path / "small", 0)
+    optimizer = torch.optim.Adafactor(small.parameters(), lr=1e-2)
+    for p in small.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    with pytest.raises(MupscaleError, match="Start a new optimizer for the mixture"):
+        hf.upscale(tmp_path / "small", tmp_path / "mixture", experts=4, optimizer=tmp_path / "optimizer.pt")
+    assert not (tmp_path / "mixture").exists()
 
 
 def test_verify_finds_a_changed_expert(tmp_path: Path) -> None:

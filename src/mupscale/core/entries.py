@@ -195,6 +195,8 @@ class Entry:
         scale, shift = (self.weight, self.shift) if factor is None else (factor, 0.0)
         if overwrite and scale != 1:
             narrow, scale = narrow.mul_(scale), 1.0
+        if axes is None and narrow.dim() < len(self.wide):
+            narrow = narrow.expand(self.stacked.narrow)
         wide = expand(narrow, self.axes if axes is None else axes, out, scale)
         return wide.add_(shift) if shift else wide
 

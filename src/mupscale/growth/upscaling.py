@@ -113,8 +113,8 @@ def upscale(
     grow: how the wide model is filled. `Fresh()`, the default, keeps the trained units and draws new ones beside them;
     `Copies(noise)`, for which `noise=` is short, copies every unit; or an Operator of your own. For more blocks:
     `Identity()`, the default, or `Stack()`. For both: a pair, such as (Fresh(), Stack()). For experts: `Experts()`,
-    copies, which `noise=` makes differ. exact: copy without noise, so
-    that the wide model goes on exactly as the narrow one would, for ever: for verification.
+    copies, which `noise=` makes differ. exact: copy without noise, so that the wide model goes on exactly as the narrow
+    one would, for ever: for verification.
     A plan that you give says what it was made for, fresh units or copies.
     The wide optimizer has the narrow one's class, hyperparameters (as they are now) and state, all rescaled.
     scheduler: of the optimizer; the same schedule at the same point, for the wide one (`widen_scheduler`).
@@ -140,10 +140,8 @@ def upscale(
     check_not_empty(inputs)
     check_goes_with(optimizer, scheduler, lr)
     wider, deeper = split_operators(grow, noise, exact=exact, plan=plan)
-    is_asked_for, experts = (
-        not (grow is None and noise is None),
-        _said_of_experts(grow, narrow, wide, plan, exact=exact),
-    )
+    is_asked_for = not (grow is None and noise is None)
+    experts = _said_of_experts(grow, narrow, wide, plan, exact=exact)
     if noise is not None or exact:
         grow = wider if grow is None and not is_replica(wider) else (wider, deeper)
     if experts is not None:
