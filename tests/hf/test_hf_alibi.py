@@ -19,7 +19,8 @@ from mupscale.hf.describe import Ratios, family_of_config  # noqa: E402
 from mupscale.hf.files import Record, open_source  # noqa: E402
 
 
-@pytest.mark.parametrize("name", ["bloom", pytest.param("mpt", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bloom", "mpt"])
 def test_fresh_heads_of_alibi_from_files_to_training(name: str, tmp_path: Path) -> None:
     """Planned, written, verified, trained; and the old heads have their own slopes where they lie among the new."""
     small, wide = tmp_path / "small", tmp_path / "wide"
@@ -45,6 +46,7 @@ def test_fresh_heads_of_alibi_from_files_to_training(name: str, tmp_path: Path) 
     assert losses[-1] < 0.8 * losses[0]
 
 
+@pytest.mark.slow
 def test_slopes_that_are_not_among_those_of_more_heads_are_refused() -> None:
     """As many heads as a power of two have their slopes among those of twice as many, not of three times."""
     config = models.tiny("bloom", num_hidden_layers=1)[0].to_dict()

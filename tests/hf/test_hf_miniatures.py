@@ -215,7 +215,7 @@ EXPERTS: dict[str, Any] = {
 
 
 def test_many_experts_are_a_few_in_a_miniature() -> None:
-    assert miniatures.miniature_configs(EXPERTS, Times.of(2))[0]["num_experts"] == 16
+    assert miniatures.miniature_configs(EXPERTS, Times.of(2))[0]["num_experts"] == 4
 
 
 @pytest.mark.slow

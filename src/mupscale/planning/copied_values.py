@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -57,8 +58,14 @@ def explanations(narrow: Tensor, wide: Tensor, hints: Iterable[Axis]) -> Iterato
     if dims and (narrow.numel() == 0 or bool((narrow == narrow.flatten()[0]).all())):
         choices = [each[:3] for each in choices]  # all alike: every order explains it
     tried = itertools.islice(itertools.product(*choices), _MOST_COMBINATIONS)
+    some = torch.arange(0, wide.numel(), max(1, wide.numel() // 16))
+    spots = torch.unravel_index(some, wide.shape) if wide.dim() else ()
+    few = wide.detach()[tuple(spot.to(wide.device) for spot in spots)].flatten()
     for axes in itertools.chain(tried, _read_axes(narrow.detach(), wide.detach(), dims)):
         by_dim = dict(zip(dims, axes, strict=True))
+        units = [_source(by_dim[d], narrow.shape[d])[spot] if d in by_dim else spot for d, spot in enumerate(spots)]
+        if not _may_be_multiples(narrow.detach()[tuple(u.to(narrow.device) for u in units)].flatten(), few):
+            continue
         factor = factor_between(expand(narrow.detach(), by_dim), wide.detach())
         if factor is not None:
             yield by_dim, factor
@@ -127,8 +134,6 @@ def factor_between(expected: Tensor, actual: Tensor) -> float | None:
         return 1.0 if torch.equal(expected, actual) else None
     if are_close(expected, actual):
         return 1.0
-    if not _may_be_multiples(expected, actual):
-        return None
     finite = expected.isfinite() & actual.isfinite()
     a, b = expected[finite].double(), actual[finite].double()
     size = float(a @ a)
@@ -138,11 +143,15 @@ def factor_between(expected: Tensor, actual: Tensor) -> float | None:
     return None
 
 
-def _may_be_multiples(expected: Tensor, actual: Tensor) -> bool:
-    """Whether the largest entry and a few others have one ratio; cheap, and enough for most that are no multiples."""
-    flat, other = expected.flatten(), actual.flatten()
-    some = torch.arange(0, flat.numel(), max(1, flat.numel() // 16))
-    a, b = (t[some.to(t.device)] for t in (flat, other))
+@lru_cache(maxsize=4096)
+def _source(axis: Axis, n: int) -> Tensor:
+    return axis.source(n)
+
+
+def _may_be_multiples(a: Tensor, b: Tensor) -> bool:
+    """Whether a few entries have the ratio of the largest; cheap, and enough for most that are no multiples."""
+    if a.dtype != b.dtype or not a.is_floating_point():
+        return a.dtype == b.dtype and torch.equal(a, b)
     largest = a.abs().argmax() if len(a) else 0
     if not len(a) or not bool(a.isfinite().all() & b.isfinite().all()) or not bool(a[largest]):
         return True  # the long way will tell

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mupscale.core import Entry, Number, Role, naming
+from mupscale.core import Entry, Number, Plan, Role, naming
 from mupscale.planning.from_modules import build_plan, find_role
 from mupscale.planning.from_run import roles_by_running, what_differs
 from mupscale.planning.growth_checks import How
@@ -115,8 +115,13 @@ class _Pair:
             walked = build_plan(self.narrow, self.wide, roles=self.given, assume=True)
         except MupscaleError:
             walked = None
+        if self.trials.strong is not None and self.trials.given_shows_all:  # a small batch, which is followed sooner
+            with suppress(MupscaleError):
+                roles = self._run(self.trials.given, walked)
+                if not self.what_differs(self.given, roles):
+                    return roles
         try:
-            return roles_by_running(self.narrow, self.wide, self.trials.best, walked, self._given_by_name(), self.how)
+            return self._run(self.trials.best, walked)
         except MupscaleError as error:
             if not self.given:
                 raise
@@ -129,6 +134,10 @@ class _Pair:
                 f"{error}. The roles given for {_listed(self.given)}, with the modules' roles for the rest, fail the "
                 f"check, too: {reason}"
             ) from None
+
+    def _run(self, batch: Any, walked: Plan | None) -> dict[str, Role]:
+        told, fresh = self._given_by_name(), self.how == "fresh"
+        return roles_by_running(self.narrow, self.wide, batch, walked, told, self.how, own_constants=fresh)
 
     def _given_by_name(self) -> dict[str, Role]:
         """Of a tied tensor under its first name, as it is saved."""

@@ -35,7 +35,7 @@ class Trials:
 
     strong: the stronger batch, where the given one shows too little and the models take another that shows more.
     unseen: growing parameters that change no output on any of them, and that are no certain gains or biases.
-    parts: those of which a good part does not.
+    parts: those of which a good part does not. given_shows_all: whether the given batch shows some of each.
     shapes: of the two models' outputs, where large ones were run.
 
     >>> narrow, wide = (nn.Sequential(nn.Linear(2, n), nn.Linear(n, 1)) for n in (4, 8))
@@ -51,6 +51,7 @@ class Trials:
         self.unseen: list[str] = []
         self.parts: list[str] = []
         self.shapes: tuple[Shapes, Shapes] | tuple[()] = ()
+        self.given_shows_all = False
         self._has_looked = False
 
     @classmethod
@@ -88,6 +89,7 @@ class Trials:
             pair = _Pair(narrow, wide)
             if (seen := pair.see(self.given, gradients)) is not None:
                 search = _Strengthening(pair, self.given, seen)
+                self.given_shows_all = not (seen.unseen or search.is_short or search.is_dull)
                 self.strong, seen = search.best, search.seen
                 absent = [name for name in seen.unseen if name in seen.absent]
                 effective = set(absent).difference(without_effect(narrow, self.batches, absent))
@@ -167,6 +169,7 @@ class _Strengthening:
         self.pair, self.best, self.seen, self.is_free = pair, None, seen, True
         leaves = Leaves(given)
         self.is_short = any(map(has_one_position, leaves.tensors))
+        self.is_dull = False
         may_be_dull = any(all_alike(t) or has_equal_slices(t) for t in leaves.tensors)
         if not (seen.lacking or self.is_short or may_be_dull):
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import operator
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -67,14 +68,15 @@ LAYERS = (
 LAYER = re.compile(r"(?P<list>(?:.*?\.)?(?:layers|layer|h|blocks?))\.(?P<number>\d+)\.(?P<local>.+)")
 """Names of a layer's tensors."""
 
-_DIMS = re.compile(r"(_head_dim|_proj_dim|^state_size|_output_size)$")
+_DIMS = re.compile(r"(_head_dim|_proj_dim|^state_size|_output_size|^lru_width)$")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_PER_TOKEN = ("num_experts_per_tok", "n_group", "topk_group", "moe_top_k", "num_experts_per_token")
+_PER_TOKEN = ("num_experts_per_tok", "moe_top_k", "num_experts_per_token")
+_GROUPS = ("n_group", "topk_group")  # of experts, which then stay
 _LENGTHS = {"max_source_positions": 16, "vocab_size": 64}  # tables that need not be long
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer, or an expert
 _DEPTHS = (2, 3, 4, 6, 8, 12, 24, 48)
-_FEW = 1 << 24  # numbers in a model that is built to be run
-_FEW_EXPERTS = 8
+_FEW = 1 << 26  # numbers in a model that is built to be run
+_FEW_EXPERTS = 4
 _SAME = 1e-8
 _SMALLEST = 4  # units of a head: fewer could not be told from one
 
@@ -141,10 +143,19 @@ def _roles_of_all_widths(config: Config, times: Times, shown: Shown) -> Mapping[
     """
     if 1 not in (times.hidden, times.ffn, times.heads, times.kv) or part_names(config):
         return shown.roles[1]
+    with suppress(MupscaleError):
+        if _growing(config, times) == _growing(config, Times.of(2)):  # as where heads become wider, not more
+            return shown.roles[1]
     for whole in (Times.of(2), Times(hidden=2, ffn=2)):
         with suppress(MupscaleError):
             return learn(config, whole).roles[1]
     return shown.roles[1]
+
+
+def _growing(config: Config, times: Times) -> list[tuple[bool, ...]]:
+    """Of each parameter, which dimensions grow."""
+    ours, theirs = (sketch_model(one).parameters() for one in (config, wide_config(config, times)))
+    return [tuple(map(operator.ne, a.shape, b.shape)) for a, b in zip(ours, theirs, strict=True)]
 
 
 def learn(config: Config, times: Times) -> Shown:
@@ -336,7 +347,7 @@ def shallow_config(config: Config, more_layers: int = 0) -> dict[str, Any]:
     2
     """
     whole = {**config, **{f"{part}_config": part_config(config, part) for part in part_names(config)}}
-    told = {*LAYERS, *_EXPERTS, *_PER_TOKEN, *_LENGTHS}
+    told = {*LAYERS, *_EXPERTS, *_PER_TOKEN, *_GROUPS, *_LENGTHS}
     built = vars(transformers_config(config)).items()
     whole |= {name: value for name, value in built if name in told and name not in config and is_size(value)}
     wanted = _patterns(sketch_model(config))
@@ -355,7 +366,9 @@ def _is_part(name: str, value: object) -> bool:
 def _with_depth(config: Config, depth: int) -> dict[str, Any]:
     shallow = dict(config)
     counts = {config[name] for name in LAYERS if isinstance(config.get(name), int)}
-    most = max([_FEW_EXPERTS, *(2 * config[n] for n in _PER_TOKEN if is_size(config.get(n)))])
+    few = not any(config.get(name, 1) not in (None, 1) for name in _GROUPS)
+    chosen = [config[n] for n in _PER_TOKEN if is_size(config.get(n))]
+    most = _FEW_EXPERTS if few else max([2 * _FEW_EXPERTS, *(2 * n for n in chosen)])
     for name, value in config.items():
         if _is_part(name, value):
             shallow[name] = _with_depth(value, depth)
@@ -367,6 +380,8 @@ def _with_depth(config: Config, depth: int) -> dict[str, Any]:
             shallow[name] = min(value, _LENGTHS[name])
         elif name in _EXPERTS and isinstance(value, int):
             shallow[name] = min(value, most)
+        elif name in _PER_TOKEN and isinstance(value, int) and few:
+            shallow[name] = min(value, _FEW_EXPERTS // 2)
     limit = shallow.get("vocab_size", 0)
     tokens = [name for name, value in shallow.items() if name.endswith("_token_id") and isinstance(value, int)]
     return {**shallow, **{name: 0 for name in tokens if isinstance(limit, int) and shallow[name] >= limit > 0}}
