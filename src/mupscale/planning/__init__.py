@@ -65,7 +65,7 @@ from mupscale.planning.initial import (
 from mupscale.planning.kept_constants import with_keeps
 from mupscale.planning.learnt_roles import learn_roles, roles_for_any_width
 from mupscale.planning.making_plans import GrowsBy, plan, with_initial_of, with_initial_of_wide
-from mupscale.planning.miniature_pairs import Miniature
+from mupscale.planning.miniature_pairs import Miniature, roles_of
 from mupscale.planning.model_calls import call_arguments, check_takes, run_on_batch
 from mupscale.planning.module_differences import ROUNDING, Difference, first_differing_module, relative_difference
 from mupscale.planning.norms import bare_norms, kind_of_norm
@@ -137,6 +137,7 @@ __all__ = [
     "relative_difference",
     "rescale_spread",
     "roles_for_any_width",
+    "roles_of",
     "run_in_float64",
     "run_on_batch",
     "runs_norms",

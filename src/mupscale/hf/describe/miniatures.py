@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mupscale.core import Entry, Plan, Role, Shape, naming
+from mupscale.core import Plan, Role, Shape, naming
 from mupscale.growth import Copies, Fresh, upscale_untried
 from mupscale.hf.describe.batches import Batch, make_batches
 from mupscale.hf.describe.building import (
@@ -54,6 +54,7 @@ from mupscale.planning import (
     plan,
     relative_difference,
     roles_for_any_width,
+    roles_of,
     tensors_in,
     with_initial,
 )
@@ -195,7 +196,7 @@ def _learn(first: str, second: str, times: Times, fresh: bool) -> Shown:
         warnings.simplefilter("always", UncheckedPlan)
         ran = plan(narrow, wide, inputs=batch, grow=Fresh() if fresh else Copies())
     unseen = next((str(one.message) for one in caught if issubclass(one.category, UncheckedPlan)), "")
-    roles, shapes, exact = _roles(ran), _shapes(narrow), ran.tried_by == "copies"
+    roles, shapes, exact = roles_of(ran), _shapes(narrow), ran.tried_by == "copies"
     others: Mapping[str, Role] = roles
     their_shapes: Mapping[str, Shape] = shapes
     if second != first:
@@ -220,7 +221,7 @@ def _roles_at(
                 check_plan_by_running(narrow, wide, build_plan(narrow, wide, roles=scaled, assume=True), batch)
             if exact or _keeps_outputs(config, times, scaled):
                 return scaled, own
-        return _roles(plan(narrow, wide, inputs=batch, grow=Copies() if exact else Fresh())), own
+        return roles_of(plan(narrow, wide, inputs=batch, grow=Copies() if exact else Fresh())), own
 
 
 def _pair(config: Config, times: Times) -> tuple[nn.Module, nn.Module, Batch]:
@@ -422,30 +423,6 @@ def _divided(config: Config, divisor: int) -> dict[str, Any]:
 
 def _shapes(model: nn.Module) -> dict[str, Shape]:
     return {name: tuple(tensor.shape) for name, tensor in all_tensors(model).items()}
-
-
-def _roles(ran: Plan) -> dict[str, Role]:
-    """What the plan says, under all names of a tensor."""
-    entries = {**ran.buffers, **ran.parameters}
-    return {alias: _role(name, entry) for name, entry in entries.items() for alias in entry.names or (name,)}
-
-
-def _role(name: str, entry: Entry) -> Role:
-    blocks = [{entry.axes[d].block for d in side if entry.axes[d].times != 1} or {1} for side in (entry.out, entry.in_)]
-    sections = {entry.axes[d].sections for d in entry.axes if entry.axes[d].sections}
-    if max(map(len, blocks)) > 1 or len(sections) > 1:
-        raise MupscaleError(f"'{name}' is copied in several orders, which no role can tell")
-    return Role(
-        out=entry.out,
-        in_=entry.in_,
-        out_block=blocks[0].pop(),
-        in_block=blocks[1].pop(),
-        out_sections=next(iter(sections), ()),
-        fold=entry.fold,
-        offset=entry.offset,
-        keep=None if entry.fold == 1 and entry.keep == 1 else entry.keep,
-        last=any(axis.last for axis in entry.axes.values()),
-    )
 
 
 def _at_size(role: Role, other: Role | None, first: Shape, second: Shape, real: Shape) -> Role:
