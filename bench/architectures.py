@@ -147,9 +147,9 @@ class Case:
 
     def copies(self) -> str:
         """Exact in files, outputs and training."""
-        saved = {"optimizer": self.folder / "optimizer.pt"}
-        hf.upscale(self.small, self.folder / "wide", times=2, exact=True, verify=False, progress=False, **saved)
-        found = hf.verify(self.small, self.folder / "wide", dtype="float64", train=2)
+        wide, file = self.folder / "wide", self.folder / "optimizer.pt"
+        hf.upscale(self.small, wide, times=2, exact=True, verify=False, progress=False, optimizer=file)
+        found = hf.verify(self.small, wide, dtype="float64", train=2)
         if not found.ok:
             raise MupscaleError(str(found))
         return "exact"
@@ -159,7 +159,7 @@ class Case:
         folders = self.small, self.folder / "wide"
         if not folders[1].exists():
             raise MupscaleError("as for copies")
-        plain = {"dtype": torch.float64, "attn_implementation": "eager"}
+        plain: dict[str, Any] = {"dtype": torch.float64, "attn_implementation": "eager"}
         small, wide = (self.cls.from_pretrained(each, **plain).eval() for each in folders)
         resumed = torch.optim.AdamW(small.parameters(), lr=1e-3, eps=1e-3, weight_decay=0.1)
         resumed.load_state_dict(torch.load(self.folder / "optimizer.pt", weights_only=True))
