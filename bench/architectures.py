@@ -11,6 +11,7 @@ units (compared with the new ones silent), and by a layer (compared in outputs).
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 import warnings
@@ -215,7 +216,7 @@ def row(name: str) -> dict[str, Any]:
     return {
         "name": name,
         **{way: word for way, (word, _) in found.items()},
-        "why": {w: y for w, (_, y) in found.items()},
+        "why": {w: re.sub(rf"{folder}\S*[^\s:]", "the folder", y) for w, (_, y) in found.items()},
     }
 
 
