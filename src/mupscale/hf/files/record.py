@@ -19,6 +19,7 @@ from mupscale.growth import (
     Fresh,
     GaussianNoise,
     Operator,
+    Unit,
     as_noise,
     word_of_operator,
 )
@@ -92,6 +93,11 @@ class GrowthStep:
         """Whether it became wider, and not deeper or a mixture."""
         return self.layers is None and self.experts is None
 
+    @property
+    def unit(self) -> Unit:
+        """The unit of that noise."""
+        return self._gaussian.unit
+
     def __str__(self) -> str:
         """For a message: by 2 in width, or to 24 layers."""
         if self.experts is not None:
@@ -120,7 +126,7 @@ class GrowthStep:
     def to_json(self) -> dict[str, Any]:
         """As mupscale.json has it."""
         content: dict[str, Any] = {"times": self.times.to_json(), "noise": self.noise, "seed": self.seed}
-        content |= {"unit": self._gaussian.unit, **({} if self.draws == "torch" else {"draws": self.draws})}
+        content |= {"unit": self.unit, **({} if self.draws == "torch" else {"draws": self.draws})}
         content |= {"spread": _FROM_FIRST} if self.from_first else {}
         if self.experts is not None:
             return {**content, "how": "experts", **asdict(self.experts)}
