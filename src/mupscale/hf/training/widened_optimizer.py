@@ -167,12 +167,13 @@ def _in_parts(
     """A parameter's state of these, one behind the other, shared and copied as the later entry says."""
     hyper, traits, parts = _group_of(later.source.name or name, narrow), traits_of(cls), dict[str, Any]()
     for key, first in made[0].items():
-        label, factor, held = f"{name}/{key}", state_factor(name, key, later, hyper, traits), [m.get(key) for m in made]
+        label, factor = f"{name}/{key}", state_factor(name, key, later, hyper, traits)
+        held = [one[key] for one in made if isinstance(one.get(key), StateTensor)]
         if not isinstance(first, StateTensor):
             parts[key] = scale(first, factor) if isinstance(first, float) else first
         elif is_scalar(first.value, later) or later.wide == later.narrow:
             parts[key] = replace(first, write=partial(_write_joined, label, [first], {}, factor))
-        elif any(not isinstance(one, StateTensor) or one.shape != later.narrow for one in held):
+        elif len(held) < len(made) or any(one.shape != later.narrow for one in held):
             raise MupscaleError(
                 f"the optimizer state '{label}' has shape {first.shape}, but an expert has {later.narrow}: this "
                 "optimizer keeps no number for every weight. Start a new optimizer for the mixture"
