@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mupscale.planning import KeepDouble
+from mupscale.planning import KeepDouble, tensors_in
 
 X = torch.linspace(-1, 1, 12, dtype=torch.float64).view(3, 4) / 3
 SINGLE = torch.zeros(1, dtype=torch.float32)
@@ -119,3 +121,20 @@ def test_a_norm_of_transformers_computes_in_double() -> None:
     assert (norm(X) - exact).abs().max() > 1e-9
     with KeepDouble():
         assert (norm(X) - exact).abs().max() < 1e-15
+
+
+def test_a_field_that_cannot_be_read_is_left_out_of_what_a_model_holds() -> None:
+    """As of a config whose values differ by layer."""
+
+    @dataclass
+    class Config:
+        table: Tensor
+        head_dim: int = 4
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == "head_dim":
+                raise RuntimeError("it differs by layer")
+            return super().__getattribute__(name)
+
+    table = torch.ones(2)
+    assert tensors_in({"config": Config(table)}) == [table]

@@ -334,10 +334,20 @@ def module_paths(model: nn.Module, path: list[str]) -> Iterator[None]:
             handle.remove()
 
 
+def _readable_fields(output: Any) -> Iterator[tuple[str, Any]]:
+    """The fields of a dataclass; a config may refuse to read one that differs by layer."""
+    for each in fields(output):
+        try:
+            value = getattr(output, each.name)
+        except Exception:
+            continue
+        yield each.name, value
+
+
 def _plain(output: Any) -> Any:
     """Dataclass-like outputs of transformers, and dataclasses, as a dict, for the tree to look into."""
     if is_dataclass(output) and not isinstance(output, dict | type):
-        output = {each.name: getattr(output, each.name) for each in fields(output)}
+        output = dict(_readable_fields(output))
     if isinstance(output, dict):
         return {key: _plain(value) for key, value in output.items()}
     if isinstance(output, tuple | list):
