@@ -71,7 +71,8 @@ def draw_tuning(tuned: Sequence[Sweep], gallery: Gallery, base_lr: object) -> It
 
 def list_tuned(tuned: Sequence[Sweep]) -> tuple[list[str], list[list[str]]]:
     """Head and rows of a table: what every search found, and of how many trials."""
-    head = ["for", "learning rate", "noise", "its loss", "tried", "stopped early", "diverged"]
+    second = next(iter({one.second for one in tuned})) if len({one.second for one in tuned}) == 1 else "noise"
+    head = ["for", "learning rate", second, "its loss", "tried", "stopped early", "diverged"]
     rows = [
         [
             _name(one),
@@ -114,7 +115,7 @@ def _alt(one: Sweep) -> str:
     more = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
     end = f" Of {len(one.trials)} trials {more}." if more else ""
     best, loss = one.best, words.format_loss(one.best.loss)
-    noise = f" and noise {words.format_setting(best.noise)}" if best.noise else ""
+    noise = f" and {one.second} {words.format_setting(best.noise)}" if best.noise else ""
     return f"{_title(one)}. Chosen: learning rate {words.format_setting(best.lr)}{noise}, with loss {loss}.{end}"
 
 
@@ -179,7 +180,7 @@ def _set_rate_axis(ax: Any, searches: Sequence[Sweep]) -> None:
 def _draw_noise(one: Sweep, gallery: Gallery, base_lr: object) -> Picture:
     grid = one.sampler == "grid"
     size = (4.8, 1.7 + 0.36 * len({trial.noise for trial in one.trials})) if grid else (4.8, 3.6)
-    caption = f"{_title(one)}: {_measure(one)} by learning rate and noise; the star is what was chosen"
+    caption = f"{_title(one)}: {_measure(one)} by learning rate and {one.second}; the star is what was chosen"
 
     def sketch(ax: Any) -> None:
         sketch_heat_map(ax, one, base_lr) if grid else sketch_scatter(ax, one)
@@ -203,7 +204,7 @@ def sketch_heat_map(ax: Any, one: Sweep, base_lr: object) -> None:
             reference=reference,
             column_label="learning rate",
             reference_label="learning rate, and as a multiple of the base model's",
-            row_label="noise",
+            row_label=one.second,
             crossed_label="diverged" if cells["diverged"] else "",
             hatched_label="stopped early, far behind" if cells["stopped"] else "",
         ),

@@ -547,8 +547,9 @@ class _FamilyRun:
         lr, fall = min(scores, key=lambda values: scores[values])
         trials = [Tried(lr, fall, [_geometric_mean(pair)]) for (lr, fall), pair in ends.items()]
         self.note(f"  learning rate {lr:g}, times {fall:g} at every growth")
-        label = f"the trunk, on sizes {small}: learning rate, and its factor at a growth"
-        return lr, fall, Sweep("trunk", trials, lr=lr, noise=fall, label=label)
+        self.notes += describe_edge_of_tuning(lr, fall, list(ends))
+        label = f"the trunk, on sizes {small}"
+        return lr, fall, Sweep("trunk", trials, lr=lr, noise=fall, label=label, second="factor at a growth")
 
     def _train(self, trees: Sequence[Sequence[PlannedSize]]) -> None:
         """Size by size, so that a size is finished and its folder there while the trunk goes on."""
@@ -792,6 +793,28 @@ def tabulate_checks(checks: Mapping[str, Check]) -> list[PageTable]:
     rows = [[label, *(_spread(check.tried[rate]) for rate in rates)] for label, check in checks.items()]
     head = ["size", *(f"at {rate:g}" for rate in rates)]
     return [PageTable("From scratch, at every learning rate that was tried", head, rows)] if rows else []
+
+
+def describe_edge_of_tuning(lr: float, fall: float, tried: Sequence[tuple[float, float]]) -> list[str]:
+    """Whether the best values lie at the end of those that were tried, beyond which the trunk might end lower.
+
+    >>> describe_edge_of_tuning(0.2, 1.0, [(0.1, 1.0), (0.2, 1.0), (0.1, 0.7)])[0][:62]
+    "the trunk's best learning rate (0.2) is the highest that was t"
+    """
+    rates, falls = sorted({rate for rate, _ in tried}), sorted({each for _, each in tried})
+    notes = []
+    if len(rates) > 1 and lr in (rates[0], rates[-1]):
+        end = "highest" if lr == rates[-1] else "lowest"
+        notes.append(
+            f"the trunk's best learning rate ({lr:g}) is the {end} that was tried. It might end lower beyond it: give "
+            f"more learning rates ({recipe_entry('family.lrs')})"
+        )
+    if len(falls) > 1 and fall == falls[0]:
+        notes.append(
+            f"the trunk's best factor at a growth ({fall:g}) is the lowest that was tried. It might end lower with a "
+            f"lower one ({recipe_entry('family.fall')})"
+        )
+    return notes
 
 
 def describe_edges(checks: Mapping[str, Check]) -> list[str]:

@@ -152,6 +152,7 @@ class Sweep:
     are upscaled from, None if they train from scratch. space: what was searched; the grid of its trials where it is not
     told. lr, noise: what was chosen, where that is not the lowest loss. remarks: sentences about it. label: what it is
     called, where that is not its name. measure: whose loss was minimised, training or held-out. seconds: of training.
+    second: what is called noise here, where it is something else.
 
     >>> from mupscale.sweep import Space, Sweep, Tried
     >>> trials = [Tried(lr, 0.0, [loss]) for lr, loss in {0.1: 1.5, 0.2: 1.2, 0.4: None}.items()]
@@ -171,6 +172,7 @@ class Sweep:
     measure: str = "held-out"
     sampler: str = "grid"
     seconds: Finite = 0.0
+    second: str = "noise"
 
     @property
     def grid(self) -> Space:
