@@ -225,7 +225,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = ["| `model_type` | copies | optimizer | fresh | layers | notes |", "| --- | --- | --- | --- | --- | --- |"]
     for one in sorted(rows, key=lambda one: str(one["name"])):
         whys = [f"{way}: {why}" for way, why in one["why"].items() if why]
-        note = whys[0].replace("|", "/") if whys else ""
+        note = re.sub(r"compared difference allowed .*NOT equivalent", "NOT equivalent", whys[0]) if whys else ""
+        note = note.replace("|", "/")
         note = note if len(note) < 170 else note[:170].rpartition(" ")[0] + " …"
         lines.append(f"| `{one['name']}` | {' | '.join(one[way] for way in WAYS)} | {note} |")
     return "\n".join(lines)

@@ -21,10 +21,10 @@ from mupscale.cli import main
 from mupscale.core import Width
 from mupscale.plots import words
 from mupscale.study import FamilySettings, StudySummary, estimate_family, run_family
-from mupscale.study.family_run import Check, list_sizes, make_planner
+from mupscale.study.family_run import Check, describe_edge_of_tuning, list_sizes, make_planner
 from mupscale.study.tree import list_stretches
 from mupscale.system import MupscaleError
-from mupscale.train import Recipe, Schedule, find_checkpoint, read_snapshot, run_recipe, values_in
+from mupscale.train import Recipe, Schedule, Spec, find_checkpoint, read_snapshot, run_recipe, values_in
 from paper_runs import Sitting, count_changes, quiet, read, written
 from small_runs import KINDS, die_at, metrics, recipe
 
@@ -130,7 +130,7 @@ def test_a_size_whose_budget_is_spent_is_refused_with_the_nearest_that_works() -
         ({"check": [5]}, "5, which is not one of the sizes"),
         ({"decay": 1.0}, "between 0 and 1"),
         ({"fall": 1.5}, "at most 1"),
-        ({"ends": 0.0}, "family.ends is 0.0"),
+        ({"ends": 0.0}, "FamilySettings.ends is 0.0"),
         ({"noise": 0.5}, "how: fresh takes no noise"),
         ({"how": "copies"}, "how is copies, and"),
     ],
@@ -344,3 +344,16 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert sorted(summary["answer"]["checks"]) == ["4", "6"]
     assert main(["family", str(file), "--sizes", "4;6"]) == 2
     assert "give widths, such as 32,48,64" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_take_the_data_is_refused_by_a_dry_run() -> None:
+    """And not as one whose FLOPs cannot be counted; a dry run that shows a plan would promise a run."""
+    wrong = Spec("mupscale.models.MLP", {"d_in": 11, "d_out": 7})
+    with pytest.raises(MupscaleError, match=r"cannot take the data's examples of shape .*set its number of inputs"):
+        estimate_family(small(model=wrong), settings())
+
+
+def test_a_best_rate_at_the_end_of_the_grid_is_said() -> None:
+    grid = [(lr, fall) for lr in (0.1, 0.2) for fall in (0.7, 1.0)]
+    assert len(describe_edge_of_tuning(0.2, 0.7, grid)) == 2
+    assert describe_edge_of_tuning(0.2, 1.0, [*grid, (0.4, 1.0)]) == []

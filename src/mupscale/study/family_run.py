@@ -674,7 +674,7 @@ class _FamilyRun:
                 "checks": {label: asdict(replace(check, leaf=None)) for label, check in checks.items()},
             },
             stages=[replace(stage, label=_STAGES[stage.name]) for stage in self.trainer.spent.values()],
-            notes=[*self.notes, *describe_edges(checks)],
+            notes=[*self.notes, *describe_edges(checks), *_describe_rates(checks, lr, tuned)],
         )
 
     def _runs(self, trees: Sequence[Sequence[PlannedSize]], checks: Mapping[str, Check]) -> SystemRuns:
@@ -795,6 +795,17 @@ def tabulate_checks(checks: Mapping[str, Check]) -> list[PageTable]:
     return [PageTable("From scratch, at every learning rate that was tried", head, rows)] if rows else []
 
 
+def _describe_rates(checks: Mapping[str, Check], lr: float, tuned: Sequence[Sweep]) -> list[str]:
+    """That runs from scratch were tuned and the trunk was not, where that shows."""
+    rates = sorted({check.lr for check in checks.values() if len(check.tried) > 1 and check.lr != lr})
+    if tuned or not rates:
+        return []
+    return [
+        f"from scratch, the best learning rate was {' and '.join(f'{rate:g}' for rate in rates)}, but the trunk "
+        f"trained at {lr:g}, untuned: a part of the difference may be the learning rate (family.tune)"
+    ]
+
+
 def describe_edge_of_tuning(lr: float, fall: float, tried: Sequence[tuple[float, float]]) -> list[str]:
     """Whether the best values lie at the end of those that were tried, beyond which the trunk might end lower.
 
@@ -807,12 +818,12 @@ def describe_edge_of_tuning(lr: float, fall: float, tried: Sequence[tuple[float,
         end = "highest" if lr == rates[-1] else "lowest"
         notes.append(
             f"the trunk's best learning rate ({lr:g}) is the {end} that was tried. It might end lower beyond it: give "
-            f"more learning rates ({recipe_entry('family.lrs')})"
+            f"more learning rates (family.lrs)"
         )
     if len(falls) > 1 and fall == falls[0]:
         notes.append(
             f"the trunk's best factor at a growth ({fall:g}) is the lowest that was tried. It might end lower with a "
-            f"lower one ({recipe_entry('family.fall')})"
+            f"lower one (family.fall)"
         )
     return notes
 
@@ -830,7 +841,7 @@ def describe_edges(checks: Mapping[str, Check]) -> list[str]:
             notes.append(
                 f"from scratch, {label} ended best at the {ends[check.lr]} learning rate that was tried "
                 f"({check.lr:g}). It might end lower beyond it: give more learning rates "
-                f"({recipe_entry('family.check_lrs')})"
+                f"(family.check_lrs)"
             )
     return notes
 

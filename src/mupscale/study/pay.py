@@ -106,7 +106,7 @@ class PayStudy:
         if min(Width.of(widths[0]).sizes.values()) < NARROW:
             self.notes.append(
                 f"learning rates and noise are tuned at {Width.of(widths[0]).phrase}: so narrow a model is a poor "
-                f"guide to a large one; {recipe_entry('study.widths')} takes wider ones"
+                f"guide to a large one; study.widths takes wider ones"
             )
 
     def _check(self, one: System) -> None:
@@ -457,7 +457,7 @@ def choose(name: str, tried: Sequence[Tried], among: set[tuple[float, float]] | 
         raise MupscaleError(
             f"{name}: all {len(tried)} trials at the small width diverged, with learning rates from "
             f"{min(cell.lr for cell in tried):g} to {max(cell.lr for cell in tried):g}: give smaller ones "
-            f"({recipe_entry('study.lrs')})"
+            "(study.lrs)"
         )
     best = min(means, key=lambda number: means[number])
     remarks = []

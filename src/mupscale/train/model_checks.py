@@ -102,14 +102,21 @@ def _count_without_memory(family: Family, width: WholeWidth, x: Tensor, recipe: 
 
 
 def _count_on_weights(family: Family, width: WholeWidth, x: Tensor, recipe: Recipe) -> _Counted | None:
-    """The same on a model that is built, unless that takes more than half of the memory."""
+    """The same on a model that is built, unless that takes more than half of the memory.
+
+    An error where the model cannot take the example at all: it is no matter of counting then.
+    """
+    model = None
     try:
         needed = sum(p.numel() for p in family.sketch(width).parameters()) * recipe.dtype().itemsize
         if 2 * needed > (available_memory() or 0):
             return None
         with torch.random.fork_rng(devices=[]):
-            return _count(family.build(width).to(recipe.dtype()), x.cpu())
+            model = family.build(width).to(recipe.dtype())
+            return _count(model, x.cpu())
     except Exception:  # its cost is not known, and its outputs are not checked
+        if x.device.type == "cpu" and model is not None:  # where the model is to run
+            _run_on_example(model, x, recipe)
         return None
 
 
@@ -156,19 +163,23 @@ def check_growth(recipe: Recipe, family: Family, data: Data) -> None:
 @torch.no_grad()
 def check_model_takes_data(model: nn.Module, data: Data, recipe: Recipe, processes: Processes) -> None:
     """Run the model on one example, so that one which cannot take it is refused before the first step."""
-    x = _first_example(data)
-    model.eval()
     try:
-        model(cast_input(x, recipe))
+        _run_on_example(model.eval(), cast_input(_first_example(data), recipe), recipe)
+    finally:
+        model.train()
+        processes.reshard(model)
+
+
+@torch.no_grad()
+def _run_on_example(model: nn.Module, x: Tensor, recipe: Recipe) -> None:
+    try:
+        model(x)
     except Exception as error:
         raise MupscaleError(
             f"{recipe.model.class_path} cannot take the data's examples of shape {tuple(x.shape[1:])}: "
             f"{str(error).splitlines()[0] if str(error) else type(error).__name__}; set its number of inputs (d_in, …) "
             f"to what the data has"
         ) from error
-    finally:
-        model.train()
-        processes.reshard(model)
 
 
 def _first_example(data: Data) -> Tensor:

@@ -70,8 +70,9 @@ class RunPosition:
             self.processes.by_main(lambda: folder.begin(resume or overwrite), f"{folder.path} cannot be written")
             last = folder.last() if resume else None
         check_memory(self.recipe, self.family, self.processes)
-        check_growth(self.recipe, self.family, self.data)
         check_data(self.data)
+        cost_per_example(self.family, self.recipe.width, self.data, self.recipe)  # refuses data that do not fit
+        check_growth(self.recipe, self.family, self.data)
         self.fingerprint = data_fingerprint(self.data)
         if self.folder is not None and last is not None:
             self._resume(self.folder)
