@@ -334,3 +334,22 @@ def test_a_changed_loop_is_never_taken_for_the_one_that_was_trained(family: mu.F
     assert len(ends) == 8
     assert len({end["key"] for end in ends}) == 4
     assert fingerprint_code(train) == fingerprint_code(train) != fingerprint_code(held_out)
+
+
+def test_a_loop_that_leaves_its_schedule_out_is_told(family: mu.Family, tmp_path: Path) -> None:
+    said: list[str] = []
+    loop = loop_in(tmp_path, family, train=lambda model, optimizer, steps, schedule: None, note=said.append)
+    loop.train_family(FamilySettings(sizes=[8, 16], budget=20))
+    assert any("train has not called schedule" in line for line in said)
+
+
+def test_a_size_that_the_model_cannot_have_is_refused_before_the_first_is_trained(tmp_path: Path) -> None:
+    def build(width: int) -> nn.Module:
+        if width % 8:
+            raise ValueError("heads of 8 units")
+        return Mine(width).double()
+
+    family = mu.Family(build, base=8, inputs=X[:8])
+    loop = loop_in(tmp_path, family, train=lambda *given: pytest.fail("trained"), flops=lambda width: 1.0)
+    with pytest.raises((MupscaleError, ValueError), match="heads of 8"):
+        loop.train_family(FamilySettings(sizes=[8, 20], budget=20))

@@ -52,6 +52,7 @@ from mupscale.system import (
     write_json,
 )
 from mupscale.train import (
+    Growth,
     Processes,
     Recipe,
     Schedule,
@@ -323,6 +324,7 @@ def make_planner(recipe: Recipe, settings: FamilySettings, make_ground: MakeGrou
         raise MupscaleError(
             f"a family needs two sizes or more: {as_asked('FamilySettings(sizes=[32, 48, 64])', '--sizes 32,48,64,96')}"
         )
+    _check_growths(recipe, settings)
     ground = make_ground(replace(recipe, grow=[], width=settings.sizes[0]), "held-out")
     if ground.unit != "FLOPs":
         raise MupscaleError(
@@ -340,6 +342,14 @@ def make_planner(recipe: Recipe, settings: FamilySettings, make_ground: MakeGrou
     cost = 0.0 if settings.sunk else (steps or 0) * ground.cost_per_step(begun.width)
     start = Stretch(width=begun.width, steps=0, lr=0.0, start=ground.start)
     return FamilyPlanner(recipe, settings, ground, cost, start)
+
+
+def _check_growths(recipe: Recipe, settings: FamilySettings) -> None:
+    """Refuse a size that the one before cannot grow to, before the first is trained."""
+    noise = settings.noise or (1.0 if settings.how in ("copies", "paired") else 0.0)
+    for smaller, larger in pairwise(settings.sizes):
+        growth = Growth(at=1, width=larger, how=settings.how, noise=noise, deepen=settings.deepen)
+        recipe.family().check_growth(smaller, larger, growth.build_operators())
 
 
 # ---------------------------------------------------------------------------------------------- before it is trained

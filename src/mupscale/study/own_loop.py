@@ -320,14 +320,20 @@ class _LoopTrainer(Trainer):
             model, optimizer = self._begin(stretch)
         while done < stretch.steps:
             count = min(own.save_every or stretch.steps, stretch.steps - done)
-            rates = [group["lr"] for group in optimizer.param_groups]
+            rates, asked = [group["lr"] for group in optimizer.param_groups], list[int]()
 
-            def schedule(step: int, done: int = done) -> float:
+            def schedule(step: int, done: int = done, asked: list[int] = asked) -> float:
                 """The multiple of the learning rate at a step of a call that begins after `done` steps."""
+                asked.append(step)
                 return stretch.schedule.at(done + step, stretch.steps)
 
             with _calling(derive(stretch.seed, "stretch", stretch.order, done), "train"):
                 own.train(model.train(), optimizer, count, schedule)
+            if not asked:
+                own.note(
+                    "  train has not called schedule: the learning rate does not fall as the study assumes. Use "
+                    "LambdaLR(optimizer, schedule), and step it after every step"
+                )
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate  # a scheduler has left its own there
             done += count
