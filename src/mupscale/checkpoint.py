@@ -18,6 +18,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from mupscale.core import (
     PackedTensors,
@@ -29,6 +30,7 @@ from mupscale.core import (
     unpack_values,
 )
 from mupscale.growth import what_is_foreign
+from mupscale.optim import load_schedule, saved_schedule
 from mupscale.system import (
     MupscaleError,
     check_tensors,
@@ -142,8 +144,15 @@ def _write(path: Path, tensors: PackedTensors, content: Mapping[str, Any]) -> No
 
 
 @checks_arguments
-def load(path: str | Path, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> Checkpoint:
-    """Read a checkpoint, and put it into the model and the optimizer where given.
+def load(
+    path: str | Path,
+    model: nn.Module | None = None,
+    optimizer: Optimizer | None = None,
+    scheduler: LRScheduler | None = None,
+) -> Checkpoint:
+    """Read a checkpoint, and put it into the model, the optimizer and the scheduler where given.
+
+    The scheduler's state is what was saved as `save(…, scheduler=scheduler.state_dict())`.
 
     >>> import tempfile
     >>> import mupscale as mu
@@ -163,6 +172,9 @@ def load(path: str | Path, model: nn.Module | None = None, optimizer: Optimizer 
             raise MupscaleError(f"{path} is a file of torch.save: read it with mupscale.load_torch") from None
         raise DamagedCheckpoint(f"{path} is not a whole checkpoint ({error}); it may be truncated") from None
     checkpoint = _parse_header(header, tensors, has_checksums, path)
+    schedule = checkpoint.extra.get("scheduler")
+    if scheduler is not None and not isinstance(schedule, dict):
+        raise MupscaleError(f"{path} holds no schedule: save it with scheduler=scheduler.state_dict()")
     if model is not None:
         check_model_state(checkpoint.model, model)
     if optimizer is not None:
@@ -171,6 +183,8 @@ def load(path: str | Path, model: nn.Module | None = None, optimizer: Optimizer 
         load_optimizer_state(checkpoint.optimizer, optimizer)
     if model is not None:
         load_model_state(checkpoint.model, model)
+    if scheduler is not None and schedule is not None:
+        load_schedule(schedule, scheduler)
     return checkpoint
 
 
@@ -201,7 +215,7 @@ def _parse_header(header: str, tensors: Mapping[str, Tensor], has_checksums: boo
         raise DamagedCheckpoint(f"the header of {path} is damaged: 'model' holds more than tensors")
     if parts["optimizer"] is not None:
         _check_optimizer(parts["optimizer"], path)
-    return Checkpoint(**parts)
+    return Checkpoint(**{**parts, "extra": saved_schedule(parts["extra"])})
 
 
 def _check_optimizer(state: Any, path: str | Path) -> None:

@@ -431,7 +431,9 @@ def test_under_every_scheduler_the_rates_keep_their_ratios(name: str) -> None:
     ],
     ids=["CosineAnnealingLR", "CosineAnnealingWarmRestarts", "SequentialLR"],
 )
-def test_the_floor_of_a_cosine_schedule_is_each_groups_own(make: Callable[[optim.Optimizer], Any]) -> None:
+def test_the_floor_of_a_cosine_schedule_is_each_groups_own(
+    make: Callable[[optim.Optimizer], Any], tmp_path: Path
+) -> None:
     narrow, wide, plan = pair("gpt2")
     optimizer = optim.SGD(narrow.parameters(), lr=0.1)
     scheduler = make(optimizer)
@@ -452,9 +454,18 @@ def test_the_floor_of_a_cosine_schedule_is_each_groups_own(make: Callable[[optim
     torch.save(continued, file)
     file.seek(0)
     again = torch.load(file, weights_only=False)
-    again.step()
+    path = mu.save(tmp_path / "wide", wider, grown, scheduler=continued.state_dict())
+    resumed, plain = (make(optim.SGD(copy.deepcopy(grown.param_groups))) for _ in range(2))
+    saved = mu.load(path, wider, resumed.optimizer, resumed)
+    plain.load_state_dict(saved.extra["scheduler"])
     continued.step()
-    assert again.get_last_lr() == continued.get_last_lr()
+    for one in (again, resumed):
+        one.step()
+        assert one.get_last_lr() == pytest.approx(continued.get_last_lr(), rel=1e-12)
+    with pytest.raises(mu.MupscaleError, match=r"mupscale\.load\(path, model, optimizer, scheduler\)"):
+        plain.step()
+    with pytest.raises(mu.MupscaleError, match="holds no schedule"):
+        mu.load(mu.save(path, wider), scheduler=resumed)
 
 
 @pytest.mark.parametrize("at", [1, 3, 5, 6])

@@ -56,6 +56,49 @@ def _blank(kind: type[LRScheduler]) -> LRScheduler:
     return made.__new__(made)
 
 
+class _SavedFloors(list[float]):
+    """The floors of a saved schedule: a scheduler of torch's own that computes with them says how they are loaded."""
+
+    def __rsub__(self, rate: object) -> Any:
+        raise MupscaleError(
+            "this schedule has an eta_min for each group, which load_state_dict of torch's schedulers does not take. "
+            "Load it with mupscale.load(path, model, optimizer, scheduler)"
+        )
+
+
+def saved_schedule(state: Any) -> Any:
+    """A state dict out of a file, in which floors per group are marked: no scheduler takes them for something else.
+
+    >>> saved_schedule({"eta_min": [0.1, 0.2], "T_max": 100})
+    {'eta_min': [0.1, 0.2], 'T_max': 100}
+    """
+    if isinstance(state, list):
+        return [saved_schedule(inner) for inner in state]
+    if not isinstance(state, dict):
+        return state
+    marked = {key: saved_schedule(value) for key, value in state.items()}
+    if isinstance(state.get("eta_min"), list):
+        marked["eta_min"] = _SavedFloors(state["eta_min"])
+    return marked
+
+
+def load_schedule(state: dict[str, Any], scheduler: LRScheduler) -> None:
+    """As scheduler.load_state_dict; a floor for each group, where the saved schedule has them, makes it such a one.
+
+    >>> import torch
+    >>> optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+    >>> scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    >>> load_schedule({**scheduler.state_dict(), "eta_min": [0.02]}, scheduler)
+    >>> scheduler.eta_min
+    [0.02]
+    """
+    for inner, saved in zip(getattr(scheduler, "_schedulers", ()), state.get("_schedulers", ()), strict=False):
+        load_schedule(saved, inner)
+    if isinstance(state.get("eta_min"), list) and not isinstance(scheduler, _FloorPerGroup):
+        scheduler.__class__ = _with_floors(type(scheduler))
+    scheduler.load_state_dict(state)
+
+
 @checks_arguments
 def widen_scheduler(scheduler: LRScheduler, wide_optimizer: Optimizer) -> LRScheduler:
     """The same schedule at the same point, for the optimizer that `upscale` made from this scheduler's own.
