@@ -278,27 +278,49 @@ def _is_ours(metadata: Mapping[str, str]) -> bool:
 def load_optimizer_state(state: dict[str, Any], optimizer: Optimizer) -> None:
     """As optimizer.load_state_dict; state of a sharded parameter is laid out as the parameter is.
 
+    Where both name their parameters, the optimizer gets the saved groups, however its own divide the same parameters:
+    a family's model that has grown to the base has the groups of its narrow width, and a new one has one.
+
     >>> model = nn.Linear(2, 2)
     >>> first, second = (torch.optim.SGD(model.parameters(), lr=lr) for lr in (0.1, 0.2))
     >>> load_optimizer_state(first.state_dict(), second)
     >>> second.param_groups[0]["lr"]
     0.1
     """
-    _check_shapes(state, optimizer)
-    if foreign := what_is_foreign(state, optimizer):
-        raise MupscaleError(
-            f"the checkpoint is of another optimizer: {foreign}; load it into one of the class that it was saved from, "
-            f"or load the model alone"
-        )
+    own = optimizer.param_groups
+    optimizer.param_groups = _grouped_as(state["param_groups"], own)
     try:
+        _check_shapes(state, optimizer)
+        if foreign := what_is_foreign(state, optimizer):
+            raise MupscaleError(
+                f"the checkpoint is of another optimizer: {foreign}; load it into one of the class that it was saved "
+                f"from, or load the model alone"
+            )
         optimizer.load_state_dict(state)
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, MupscaleError) as error:
+        optimizer.param_groups = own
+        if isinstance(error, MupscaleError):
+            raise
         raise MupscaleError(f"the checkpoint is of another optimizer: {error}; {_GROUPS_OF_PLAN}") from None
     _restore_scalars(state, optimizer)
     for p, values in optimizer.state.items():
         for key, value in values.items():
             if isinstance(value, Tensor) and value.shape == p.shape and value.dim():
                 values[key] = laid_out_like(value, p)
+
+
+def _grouped_as(saved: list[dict[str, Any]], own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The optimizer's groups, divided as the saved ones are by the parameters' names; as they are, if those differ."""
+    theirs = [name for group in saved for name in group.get("param_names", ())]
+    ours = {n: (p, g) for g in own for n, p in zip(g.get("param_names", ()), g["params"], strict=False)}
+    count = sum(len(group["params"]) for group in own)
+    is_named = all(group["params"] for group in saved) and len(theirs) == len(ours) == count
+    if not is_named or ours.keys() != set(theirs):
+        return own
+    return [
+        {**ours[names[0]][1], "params": [ours[name][0] for name in names], "param_names": list(names)}
+        for names in (group["param_names"] for group in saved)
+    ]
 
 
 def _pairs(state: dict[str, Any], optimizer: Optimizer) -> Iterator[tuple[Tensor, Any]]:
