@@ -18,6 +18,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from mupscale.core import (
     PackedTensors,
@@ -29,6 +30,7 @@ from mupscale.core import (
     unpack_values,
 )
 from mupscale.growth import what_is_foreign
+from mupscale.optim import load_schedule, saved_schedule
 from mupscale.system import (
     MupscaleError,
     check_tensors,
@@ -142,8 +144,15 @@ def _write(path: Path, tensors: PackedTensors, content: Mapping[str, Any]) -> No
 
 
 @checks_arguments
-def load(path: str | Path, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> Checkpoint:
-    """Read a checkpoint, and put it into the model and the optimizer where given.
+def load(
+    path: str | Path,
+    model: nn.Module | None = None,
+    optimizer: Optimizer | None = None,
+    scheduler: LRScheduler | None = None,
+) -> Checkpoint:
+    """Read a checkpoint, and put it into the model, the optimizer and the scheduler where given.
+
+    The scheduler's state is what was saved as `save(…, scheduler=scheduler.state_dict())`.
 
     >>> import tempfile
     >>> import mupscale as mu
@@ -163,6 +172,9 @@ def load(path: str | Path, model: nn.Module | None = None, optimizer: Optimizer 
             raise MupscaleError(f"{path} is a file of torch.save: read it with mupscale.load_torch") from None
         raise DamagedCheckpoint(f"{path} is not a whole checkpoint ({error}); it may be truncated") from None
     checkpoint = _parse_header(header, tensors, has_checksums, path)
+    schedule = checkpoint.extra.get("scheduler")
+    if scheduler is not None and not isinstance(schedule, dict):
+        raise MupscaleError(f"{path} holds no schedule: save it with scheduler=scheduler.state_dict()")
     if model is not None:
         check_model_state(checkpoint.model, model)
     if optimizer is not None:
@@ -171,6 +183,8 @@ def load(path: str | Path, model: nn.Module | None = None, optimizer: Optimizer 
         load_optimizer_state(checkpoint.optimizer, optimizer)
     if model is not None:
         load_model_state(checkpoint.model, model)
+    if scheduler is not None and schedule is not None:
+        load_schedule(schedule, scheduler)
     return checkpoint
 
 
@@ -201,7 +215,7 @@ def _parse_header(header: str, tensors: Mapping[str, Tensor], has_checksums: boo
         raise DamagedCheckpoint(f"the header of {path} is damaged: 'model' holds more than tensors")
     if parts["optimizer"] is not None:
         _check_optimizer(parts["optimizer"], path)
-    return Checkpoint(**parts)
+    return Checkpoint(**{**parts, "extra": saved_schedule(parts["extra"])})
 
 
 def _check_optimizer(state: Any, path: str | Path) -> None:
@@ -264,27 +278,49 @@ def _is_ours(metadata: Mapping[str, str]) -> bool:
 def load_optimizer_state(state: dict[str, Any], optimizer: Optimizer) -> None:
     """As optimizer.load_state_dict; state of a sharded parameter is laid out as the parameter is.
 
+    Where both name their parameters, the optimizer gets the saved groups, however its own divide the same parameters:
+    a family's model that has grown to the base has the groups of its narrow width, and a new one has one.
+
     >>> model = nn.Linear(2, 2)
     >>> first, second = (torch.optim.SGD(model.parameters(), lr=lr) for lr in (0.1, 0.2))
     >>> load_optimizer_state(first.state_dict(), second)
     >>> second.param_groups[0]["lr"]
     0.1
     """
-    _check_shapes(state, optimizer)
-    if foreign := what_is_foreign(state, optimizer):
-        raise MupscaleError(
-            f"the checkpoint is of another optimizer: {foreign}; load it into one of the class that it was saved from, "
-            f"or load the model alone"
-        )
+    own = optimizer.param_groups
+    optimizer.param_groups = _grouped_as(state["param_groups"], own)
     try:
+        _check_shapes(state, optimizer)
+        if foreign := what_is_foreign(state, optimizer):
+            raise MupscaleError(
+                f"the checkpoint is of another optimizer: {foreign}; load it into one of the class that it was saved "
+                f"from, or load the model alone"
+            )
         optimizer.load_state_dict(state)
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, MupscaleError) as error:
+        optimizer.param_groups = own
+        if isinstance(error, MupscaleError):
+            raise
         raise MupscaleError(f"the checkpoint is of another optimizer: {error}; {_GROUPS_OF_PLAN}") from None
     _restore_scalars(state, optimizer)
     for p, values in optimizer.state.items():
         for key, value in values.items():
             if isinstance(value, Tensor) and value.shape == p.shape and value.dim():
                 values[key] = laid_out_like(value, p)
+
+
+def _grouped_as(saved: list[dict[str, Any]], own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The optimizer's groups, divided as the saved ones are by the parameters' names; as they are, if those differ."""
+    theirs = [name for group in saved for name in group.get("param_names", ())]
+    ours = {n: (p, g) for g in own for n, p in zip(g.get("param_names", ()), g["params"], strict=False)}
+    count = sum(len(group["params"]) for group in own)
+    is_named = all(group["params"] for group in saved) and len(theirs) == len(ours) == count
+    if not is_named or ours.keys() != set(theirs):
+        return own
+    return [
+        {**ours[names[0]][1], "params": [ours[name][0] for name in names], "param_names": list(names)}
+        for names in (group["param_names"] for group in saved)
+    ]
 
 
 def _pairs(state: dict[str, Any], optimizer: Optimizer) -> Iterator[tuple[Tensor, Any]]:

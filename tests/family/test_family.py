@@ -7,6 +7,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -775,3 +776,36 @@ def test_a_size_that_is_rounded_is_refused_when_the_family_is_made() -> None:
         mu.MupscaleError, match=r"\(192, 64\) → \(352, 128\) does not grow .* rounded up, build it as a"
     ):
         mu.Family(build, base=64, inputs=torch.randn(4, 5))
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_member_grown_to_the_base_is_resumed_and_clipped_without_a_word(tmp_path: Path, grouped: bool) -> None:
+    """All factors are one there, up to rounding, and a new optimizer has fewer groups than the grown one."""
+    x = torch.randn(8, D_IN)
+    family = mu.Family(Net, base=49, inputs=x)
+    small = family.init(3)
+
+    def optimizer_of(model: nn.Module) -> Optimizer:
+        parts = [[p for p in model.parameters() if (p.dim() > 1) is matrix] for matrix in (True, False)]
+        groups = [{"params": part, "weight_decay": 0.1 * i} for i, part in enumerate(parts)]
+        return family.optimizer(model, torch.optim.AdamW, lr=1e-3, groups=groups if grouped else None)
+
+    def train(model: nn.Module, optimizer: Optimizer | None) -> None:
+        assert optimizer is not None
+        for _ in range(4):
+            optimizer.zero_grad()
+            (1e3 * model(x)).square().mean().backward()
+            mu.clip_grad_norm_(model, 1.0, optimizer)
+            optimizer.step()
+
+    model, optimizer = family.upscale(small, optimizer_of(small), width=49)
+    assert optimizer is not None
+    train(model, optimizer)
+    path = mu.save(tmp_path / "base", model, optimizer, family.plan(model))
+    again = Net(49)
+    resumed = optimizer_of(again)
+    assert len(resumed.param_groups) < len(optimizer.param_groups)
+    mu.load(path, again, resumed)
+    train(model, optimizer)
+    train(again, resumed)
+    assert same(model, again)

@@ -1,6 +1,7 @@
 """What each optimizer is: parameter groups, their factors under schedulers, state from files, clipping, refusals."""
 
 import copy
+import io
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -426,10 +427,13 @@ def test_under_every_scheduler_the_rates_keep_their_ratios(name: str) -> None:
     [
         lambda o: sched.CosineAnnealingLR(o, 8, eta_min=0.02),
         lambda o: sched.CosineAnnealingWarmRestarts(o, 5, eta_min=0.02),
+        lambda o: sched.SequentialLR(o, [sched.LinearLR(o), sched.CosineAnnealingLR(o, 8, eta_min=0.02)], [5]),
     ],
-    ids=["CosineAnnealingLR", "CosineAnnealingWarmRestarts"],
+    ids=["CosineAnnealingLR", "CosineAnnealingWarmRestarts", "SequentialLR"],
 )
-def test_the_floor_of_a_cosine_schedule_is_each_groups_own(make: Callable[[optim.Optimizer], Any]) -> None:
+def test_the_floor_of_a_cosine_schedule_is_each_groups_own(
+    make: Callable[[optim.Optimizer], Any], tmp_path: Path
+) -> None:
     narrow, wide, plan = pair("gpt2")
     optimizer = optim.SGD(narrow.parameters(), lr=0.1)
     scheduler = make(optimizer)
@@ -438,11 +442,30 @@ def test_the_floor_of_a_cosine_schedule_is_each_groups_own(make: Callable[[optim
     grown = grow_optimizer(optimizer, narrow, wide, plan)
     continued = mu.widen_scheduler(scheduler, grown)
     assert len({group["lr_factor"] for group in grown.param_groups}) >= 3
-    for _ in range(12):
+    for number in range(12):
+        if number == 5:
+            wider = gpt2(12)
+            grown = grow_optimizer(grown, wide, wider, mu.plan(wide, wider))
+            continued = mu.widen_scheduler(continued, grown)
         (expected,) = advance(optimizer, scheduler, 0.0)
         assert advance(grown, continued, 0.0) == pytest.approx([expected] * len(grown.param_groups), rel=1e-9)
     assert isinstance(continued, type(scheduler))
-    assert continued.state_dict()["eta_mins"] == pytest.approx([0.02 * g["lr_factor"] for g in grown.param_groups])
+    file = io.BytesIO()
+    torch.save(continued, file)
+    file.seek(0)
+    again = torch.load(file, weights_only=False)
+    path = mu.save(tmp_path / "wide", wider, grown, scheduler=continued.state_dict())
+    resumed, plain = (make(optim.SGD(copy.deepcopy(grown.param_groups))) for _ in range(2))
+    saved = mu.load(path, wider, resumed.optimizer, resumed)
+    plain.load_state_dict(saved.extra["scheduler"])
+    continued.step()
+    for one in (again, resumed):
+        one.step()
+        assert one.get_last_lr() == pytest.approx(continued.get_last_lr(), rel=1e-12)
+    with pytest.raises(mu.MupscaleError, match=r"mupscale\.load\(path, model, optimizer, scheduler\)"):
+        plain.step()
+    with pytest.raises(mu.MupscaleError, match="holds no schedule"):
+        mu.load(mu.save(path, wider), scheduler=resumed)
 
 
 @pytest.mark.parametrize("at", [1, 3, 5, 6])

@@ -13,7 +13,7 @@ from mupscale.optim.group_builder import FROM_GROUP, GroupBuilder, scale
 from mupscale.optim.groups import default_hyper, grown_groups, make_optimizer, param_groups, per_group
 from mupscale.optim.muon_with_adamw import MuonAdamW, muon_groups
 from mupscale.optim.optimizer_traits import Traits, known_traits, register_optimizer, traits_of
-from mupscale.optim.schedulers import widen_scheduler
+from mupscale.optim.schedulers import load_schedule, saved_schedule, widen_scheduler
 
 __all__ = [
     "FROM_GROUP",
@@ -24,11 +24,13 @@ __all__ = [
     "default_hyper",
     "grown_groups",
     "known_traits",
+    "load_schedule",
     "make_optimizer",
     "muon_groups",
     "param_groups",
     "per_group",
     "register_optimizer",
+    "saved_schedule",
     "scale",
     "traits_of",
     "watch_for_plain_clipping",

@@ -103,8 +103,8 @@ def watch_for_plain_clipping(optimizer: Optimizer) -> None:
 
     >>> watch_for_plain_clipping(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))  # it has not grown
     """
-    if any(group.get(NORM_FACTOR, 1.0) != 1 for group in optimizer.param_groups):
-        _Watch(optimizer)
+    if any(not math.isclose(group.get(NORM_FACTOR, 1.0), 1, rel_tol=1e-6) for group in optimizer.param_groups):
+        _Watch(optimizer)  # at a family's base both norms are one, up to rounding of the factors
 
 
 class _Watch:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from torch.optim import Optimizer
@@ -19,17 +20,83 @@ _FAR = 4.0  # so many times the schedule's rate, and lr= was probably meant as a
 
 
 class _FloorPerGroup(LRScheduler):
-    """A cosine schedule whose floor is each group's own, as its learning rate is."""
+    """A cosine schedule whose `eta_min` is a list: each group has its own floor, as it has its own learning rate."""
 
-    eta_min: float
-    eta_mins: list[float]
+    eta_min: Any
 
-    def get_lr(self) -> list[Any]:
-        rates = []
-        for number, floor in enumerate(self.eta_mins):
-            self.eta_min = floor
-            rates.append(super().get_lr()[number])
+    def __reduce__(self) -> tuple[Any, ...]:  # its class is made on the fly
+        return _blank, (type(self).__bases__[1],), vars(self)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict({**state_dict, "eta_min": list(state_dict["eta_min"])})
+
+
+@cache
+def _with_floors(kind: type[LRScheduler]) -> type[LRScheduler]:
+    """The class of schedulers of this kind with a floor per group."""
+
+    def group_by_group(rates_of: Callable[[LRScheduler], list[Any]]) -> Callable[[_FloorPerGroup], list[Any]]:
+        def rates(self: _FloorPerGroup) -> list[Any]:
+            floors, found = self.eta_min, []
+            try:
+                for number, self.eta_min in enumerate(floors):
+                    found.append(rates_of(self)[number])
+            finally:
+                self.eta_min = floors
+            return found
+
         return rates
+
+    names = [name for name in ("get_lr", "_get_closed_form_lr") if hasattr(kind, name)]
+    return type(kind.__name__, (_FloorPerGroup, kind), {name: group_by_group(getattr(kind, name)) for name in names})
+
+
+def _blank(kind: type[LRScheduler]) -> LRScheduler:
+    made = _with_floors(kind)
+    return made.__new__(made)
+
+
+class _SavedFloors(list[float]):
+    """The floors of a saved schedule: a scheduler of torch's own that computes with them says how they are loaded."""
+
+    def __rsub__(self, rate: object) -> Any:
+        raise MupscaleError(
+            "this schedule has an eta_min for each group, which load_state_dict of torch's schedulers does not take. "
+            "Load it with mupscale.load(path, model, optimizer, scheduler)"
+        )
+
+
+def saved_schedule(state: Any) -> Any:
+    """A state dict out of a file, in which floors per group are marked: no scheduler takes them for something else.
+
+    >>> saved_schedule({"eta_min": [0.1, 0.2], "T_max": 100})
+    {'eta_min': [0.1, 0.2], 'T_max': 100}
+    """
+    if isinstance(state, list):
+        return [saved_schedule(inner) for inner in state]
+    if not isinstance(state, dict):
+        return state
+    marked = {key: saved_schedule(value) for key, value in state.items()}
+    if isinstance(state.get("eta_min"), list):
+        marked["eta_min"] = _SavedFloors(state["eta_min"])
+    return marked
+
+
+def load_schedule(state: dict[str, Any], scheduler: LRScheduler) -> None:
+    """As scheduler.load_state_dict; a floor for each group, where the saved schedule has them, makes it such a one.
+
+    >>> import torch
+    >>> optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+    >>> scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    >>> load_schedule({**scheduler.state_dict(), "eta_min": [0.02]}, scheduler)
+    >>> scheduler.eta_min
+    [0.02]
+    """
+    for inner, saved in zip(getattr(scheduler, "_schedulers", ()), state.get("_schedulers", ()), strict=False):
+        load_schedule(saved, inner)
+    if isinstance(state.get("eta_min"), list) and not isinstance(scheduler, _FloorPerGroup):
+        scheduler.__class__ = _with_floors(type(scheduler))
+    scheduler.load_state_dict(state)
 
 
 @checks_arguments
@@ -91,11 +158,13 @@ def _carried_over(scheduler: LRScheduler, wide_optimizer: Optimizer) -> LRSchedu
             wide_value = [scale(value[i], factor) for i, factor in zip(origin, growth, strict=True)]
         elif name in _PER_GROUP:
             wide_value = [value[i] for i in origin]
-        elif name == "eta_min" and value and len(set(growth)) == 1:
-            wide_value = scale(value, growth[0])
-        elif name == "eta_min" and value:  # one number in torch, which every group would end at
-            widened.__class__ = type(type(scheduler).__name__, (_FloorPerGroup, type(scheduler)), {})
-            widened.eta_mins = [scale(value, factor) for factor in growth]  # type: ignore[attr-defined]
+        elif name == "eta_min" and value:
+            floors = value if isinstance(value, list) else [value] * len(narrow)
+            wide_value = [scale(floors[i], factor) for i, factor in zip(origin, growth, strict=True)]
+            if len(set(wide_value)) == 1 and not isinstance(value, list):
+                wide_value = wide_value[0]
+            elif not isinstance(value, list):  # one number in torch, which every group would end at
+                widened.__class__ = _with_floors(type(scheduler))
         elif name == "optimizer":
             wide_value = wide_optimizer
         setattr(widened, name, wide_value)

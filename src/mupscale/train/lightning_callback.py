@@ -92,8 +92,10 @@ class _NetworkGrowth:
         wide, grown = self.family.upscale(network, optimizer, width=self.width, **self.settings)
         assert grown is not None
         for config in trainer.lr_scheduler_configs:
-            widened = vars(widen_scheduler(config.scheduler, grown))
-            config.scheduler.__dict__.update({n: v for n, v in widened.items() if n not in ("optimizer", "step")})
+            widened = widen_scheduler(config.scheduler, grown)
+            kept = ("optimizer", "step")
+            config.scheduler.__dict__.update({n: v for n, v in vars(widened).items() if n not in kept})
+            config.scheduler.__class__ = type(widened)  # which may have a floor for each group
         optimizer.param_groups, optimizer.state = grown.param_groups, grown.state
         setattr(module, self.attribute, wide)
         self._save(trainer, "wide")
