@@ -83,6 +83,9 @@ def test_the_function_stays_and_the_optimizer_goes_along(name: str, tmp_path: Pa
     card = (tmp_path / "mixture" / "README.md").read_text(encoding="utf-8")
     assert "made a mixture of experts with mupscale: experts 1 → 4" in card
     assert "optimizer.pt" in card
+    assert f'transformers.{KINDS[name]}.from_pretrained("mixture")' in card
+    with pytest.raises(MupscaleError, match=rf"'model\.layers\.0\.mlp\.gate_proj.weight'.* Load it as {KINDS[name]}"):
+        hf.param_groups(tmp_path / "mixture", small, torch.optim.AdamW, lr=1e-2)
 
 
 @pytest.mark.parametrize("times", [None, pytest.param(2, marks=pytest.mark.slow)])

@@ -297,7 +297,8 @@ def _carry_out(
         with appearing(out) as folder:
             comparison, why = _write(prepared, folder, verify, threads, progress, note)
             checked = f"not made, since {why}." if comparison is None else comparison.verdict
-            write_model_card(folder, out.name, prepared.source, prepared.steps, prepared.sizes, checked)
+            made = prepared.config, prepared.steps, prepared.sizes
+            write_model_card(folder, out.name, prepared.source, *made, checked)
     except OSError as error:
         raise MupscaleError(failure_of_writing(out, error)) from None
     asked, written = prepared.asked, (prepared.numbers, prepared.bytes, len(prepared.shards))
