@@ -208,7 +208,7 @@ def test_the_command_and_what_it_refuses(tmp_path: Path, capsys: pytest.CaptureF
         (["--experts", "4", "--top-k", "5"], "5 of 4 experts cannot be active"),
         (["--top-k", "2"], "give --experts 2 or more"),
         (["--experts", "4", "--layers", "4"], "make one, and then the other"),
-        (["--experts", "4", "--noise", "0.1"], "Give times= as well"),
+        (["--experts", "4", "--noise", "0.1"], "Noise among experts is for models in memory"),
     ):
         assert main([*words, *more]) in (1, 2)
         assert sentence in " ".join(capsys.readouterr().err.split())

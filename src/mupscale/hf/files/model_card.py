@@ -23,7 +23,7 @@ _PARTS = {
 }
 _LAYERS = {
     "identity": "new layers are between the trained ones and write nothing into the residual stream yet (identity, "
-    "seed {seed}), so the function stays the same",
+    "seed {seed}), so they change nothing at first",
     "stack": "a copy of all layers follows all layers (stacking), which changes the function",
     "interleaved": "copies of each layer follow it (stacking, interleaved), which changes the function",
 }
