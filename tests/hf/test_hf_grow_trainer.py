@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -89,6 +90,38 @@ def test_a_run_that_was_stopped_goes_on_before_and_after_its_growth(
             hf.GrowTrainerCallback(at=4, times=2, exact=True).on_train_begin(
                 again.args, again.state, None, model=again.model
             )
+
+
+def test_a_model_whose_files_have_other_names_resumes_whole(tmp_path: Path) -> None:
+    """GPT-NeoX's readout, which the Trainer does not find: before the growth, after it, and in the best model."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_hidden_layers": 1}
+    config = transformers.GPTNeoXConfig(vocab_size=31, max_position_embeddings=16, **sizes)
+    best = {"load_best_model_at_end": True, "greater_is_better": True, "metric_for_best_model": "loss"}
+    settings = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1, **best}
+
+    def run(**more: Any) -> Any:
+        """It ends with the model whose loss was largest."""
+        model = transformers.GPTNeoXForCausalLM(config)
+        return train(tmp_path, hf.GrowTrainerCallback(at=2, layers=2), steps=3, model=model, **settings, **more)
+
+    def saved(step: int) -> dict[str, torch.Tensor]:
+        return load_file(tmp_path / f"checkpoint-{step}" / "model.safetensors")
+
+    ended = run()
+    assert ended.state.best_global_step == 2
+    assert torch.equal(ended.model.lm_head.weight, saved(2)["embed_out.weight"])
+    whole = saved(3)
+    assert not torch.equal(ended.model.lm_head.weight, whole["embed_out.weight"])
+    shutil.rmtree(tmp_path / "checkpoint-3")
+    run(resume=True)
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in saved(3).items())
+    for step in (2, 3):
+        shutil.rmtree(tmp_path / f"checkpoint-{step}")
+    grow = hf.GrowTrainerCallback(at=2, layers=2)
+    arguments = transformers.TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
+    small = transformers.Trainer(transformers.GPTNeoXForCausalLM(config), arguments, callbacks=[grow])
+    small._load_from_checkpoint(grow.resume(small))
+    assert torch.equal(small.model.lm_head.weight, saved(1)["embed_out.weight"])
 
 
 def test_more_layers_go_on_where_the_shallow_model_was(tmp_path: Path) -> None:

@@ -83,6 +83,9 @@ def test_the_function_stays_and_the_optimizer_goes_along(name: str, tmp_path: Pa
     card = (tmp_path / "mixture" / "README.md").read_text(encoding="utf-8")
     assert "made a mixture of experts with mupscale: experts 1 → 4" in card
     assert "optimizer.pt" in card
+    assert f'transformers.{KINDS[name]}.from_pretrained("mixture")' in card
+    with pytest.raises(MupscaleError, match=rf"'model\.layers\.0\.mlp\.gate_proj.weight'.* Load it as {KINDS[name]}"):
+        hf.param_groups(tmp_path / "mixture", small, torch.optim.AdamW, lr=1e-2)
 
 
 @pytest.mark.parametrize("times", [None, pytest.param(2, marks=pytest.mark.slow)])
@@ -205,7 +208,7 @@ def test_the_command_and_what_it_refuses(tmp_path: Path, capsys: pytest.CaptureF
         (["--experts", "4", "--top-k", "5"], "5 of 4 experts cannot be active"),
         (["--top-k", "2"], "give --experts 2 or more"),
         (["--experts", "4", "--layers", "4"], "make one, and then the other"),
-        (["--experts", "4", "--noise", "0.1"], "Give times= as well"),
+        (["--experts", "4", "--noise", "0.1"], "Noise among experts is for models in memory"),
     ):
         assert main([*words, *more]) in (1, 2)
         assert sentence in " ".join(capsys.readouterr().err.split())

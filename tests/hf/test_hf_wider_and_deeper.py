@@ -139,6 +139,23 @@ def test_either_order_and_once_more(tmp_path: Path) -> None:
     assert float(tensors["wide-deep"].std()) == pytest.approx(0.01, rel=0.05)
 
 
+@pytest.mark.parametrize("lossless", [True, False])
+def test_outputs_are_compared_also_where_fresh_units_and_layers_came_at_once(lossless: bool, tmp_path: Path) -> None:
+    """With the norms' eps scaled, or the new units silenced; only new layers alone are said to keep the function."""
+    config, _ = tiny("llama")
+    randomised(build(config)).save_pretrained(tmp_path / "small")  # type: ignore[operator]
+    asked: dict[str, Any] = {"times": 2, "layers": 3, "grow": mu.Fresh(lossless=lossless)}
+    made = hf.upscale(tmp_path / "small", tmp_path / "large", **asked, progress=False)
+    assert made.comparison is not None
+    rows = {row.what: row for row in made.comparison.rows}
+    row = rows["logits, eps scaled" if lossless else "logits, new units silent"]
+    assert row.difference < row.tolerance == 1e-4
+    assert ("lossless: logits move by" in made.comparison.verdict) == lossless
+    told = str(hf.inspect(tmp_path / "small", **asked)) + (tmp_path / "large" / "README.md").read_text(encoding="utf-8")
+    assert " ".join(told.split()).count("stream yet, so they change nothing at first") == 2
+    assert "so the function stays the same" not in " ".join(told.split())
+
+
 @pytest.mark.slow
 def test_noise_fresh_units_and_dtypes(tmp_path: Path) -> None:
     trained("llama", tmp_path / "small")
@@ -146,7 +163,7 @@ def test_noise_fresh_units_and_dtypes(tmp_path: Path) -> None:
     noisy = hf.upscale(tmp_path / "small", tmp_path / "noisy", times=2, noise=0.1, **common)
     assert "noise moves logits" in str(noisy)
     fresh = hf.upscale(tmp_path / "small", tmp_path / "fresh", hidden=24, heads=6, kv=2, grow=mu.Fresh(), **common)
-    assert "fresh units move logits" in str(fresh)
+    assert "they move logits" in str(fresh)
     assert fresh.sizes["layers"] == (2, 3)
     half = hf.upscale(tmp_path / "small", tmp_path / "half", dtype="bfloat16", **common)
     assert half.comparison is not None

@@ -52,7 +52,7 @@ class DepthOverview:
         before, after = self.layers
         lines = [f"layers {before} → {after} ({self.how}): the trained ones are layers {_ranges(self.old)}"]
         if self.how == "identity":
-            lines.append("new layers write nothing into the residual stream yet, so the function stays the same")
+            lines.append("new layers write nothing into the residual stream yet, so they change nothing at first")
         else:
             lines.append(f"new layers are copies, {_COPIED[self.how]}, which changes the function")
         lines.append("more layers change no learning rate")

@@ -119,9 +119,10 @@ def upscale(
             raise MupscaleError("more layers and experts are two growths: make one, and then the other")
         if times is None and all(size is None for size in sizes.values()):
             if grow is not None or noise is not None or (exact and layers is not None):
+                among = "" if layers is not None else ". Noise among experts is for models in memory (docs/experts.md)"
                 raise MupscaleError(
-                    "noise= and grow= are for a wider model, which layers= or experts= alone do not make. Give times= "
-                    "as well"
+                    "noise, fresh units and other ways to grow are for a wider model, which more layers or experts "
+                    f"alone do not make: give a width as well (--times 2), or leave them out{among}"
                 )
             times, how = 1, {"exact": True}
     asked = settle_growth(small.config, times=times, sizes=sizes, **how)
@@ -297,7 +298,8 @@ def _carry_out(
         with appearing(out) as folder:
             comparison, why = _write(prepared, folder, verify, threads, progress, note)
             checked = f"not made, since {why}." if comparison is None else comparison.verdict
-            write_model_card(folder, out.name, prepared.source, prepared.steps, prepared.sizes, checked)
+            made = prepared.config, prepared.steps, prepared.sizes
+            write_model_card(folder, out.name, prepared.source, *made, checked)
     except OSError as error:
         raise MupscaleError(failure_of_writing(out, error)) from None
     asked, written = prepared.asked, (prepared.numbers, prepared.bytes, len(prepared.shards))

@@ -43,6 +43,7 @@ from mupscale.hf.describe.experts import (
     plan_mixture,
     settle_experts,
 )
+from mupscale.hf.describe.file_names import names_in_model
 from mupscale.hf.describe.given_roles import GIVEN, register
 from mupscale.hf.describe.multipliers import Ratios, Times, grown, times_from_json
 from mupscale.hf.describe.sizes import PARTS
@@ -76,6 +77,7 @@ __all__ = [
     "make_batches",
     "memory",
     "model_class",
+    "names_in_model",
     "plan_experts_files",
     "plan_layers",
     "plan_mixture",

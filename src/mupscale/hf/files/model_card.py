@@ -23,7 +23,7 @@ _PARTS = {
 }
 _LAYERS = {
     "identity": "new layers are between the trained ones and write nothing into the residual stream yet (identity, "
-    "seed {seed}), so the function stays the same",
+    "seed {seed}), so they change nothing at first",
     "stack": "a copy of all layers follows all layers (stacking), which changes the function",
     "interleaved": "copies of each layer follow it (stacking, interleaved), which changes the function",
 }
@@ -79,15 +79,17 @@ def write_model_card(
     folder: Path,
     name: str,
     source: Source,
+    config: Config,
     growths: Sequence[GrowthStep],
     sizes: Mapping[str, tuple[int, int]],
     checked: str,
 ) -> None:
     """Write README.md into the folder of a checkpoint to be called `name`; the small model's own stands below it.
 
-    growths: what was done to it, in turn. sizes: before and after, by hidden, ffn, heads, kv and layers. checked: what
-    a comparison showed, or why there was none. A saved optimizer that went along is mentioned. What an earlier growth
-    has said of training on is left out, since that model's folder and files are others.
+    config: of the checkpoint, whose class may not be the small model's. growths: what was done to it, in turn. sizes:
+    before and after, by hidden, ffn, heads, kv and layers. checked: what a comparison showed, or why there was none. A
+    saved optimizer that went along is mentioned. What an earlier growth has said of training on is left out, since that
+    model's folder and files are others.
     """
     before = source.folder / CARD_FILE
     old = before.read_text(encoding="utf-8", errors="replace") if before.is_file() else ""
@@ -100,10 +102,10 @@ def write_model_card(
     right_for = (
         "the model that was the first to grow, before this one's small model" if grew_before else "the small model"
     )
-    training = _TRAINING.format(folder=name, load=_load(source.config, name), resume=resume, right_for=right_for)
+    training = _TRAINING.format(folder=name, load=_load(config, name), resume=resume, right_for=right_for)
     text = f"# {name}\n\n{_story(source, growths, sizes, checked, base)}\n\n{training}"
     below = f"\n# Card of the small model, {_called(source, base)}\n\n{body.rstrip()}\n" if body.strip() else ""
-    replace_text(folder / CARD_FILE, f"---\n{_front(fields, base, _task(source.config))}---\n\n{text}{below}")
+    replace_text(folder / CARD_FILE, f"---\n{_front(fields, base, _task(config))}---\n\n{text}{below}")
 
 
 def write_size_card(folder: Path, name: str, config: Config, story: str) -> None:

@@ -21,9 +21,11 @@ from mupscale.hf.describe import (
     check_depth,
     check_drawn,
     family_of_config,
+    names_in_model,
+    quiet_transformers,
     settle_growth,
 )
-from mupscale.hf.files import GrowthStep, Record, count_from_first, sizes_in_words
+from mupscale.hf.files import GrowthStep, Record, count_from_first, open_source, sizes_in_words
 from mupscale.hf.training.deepened_model import deepen_in_memory, model_like
 from mupscale.hf.training.invariant_clipping import InvariantClipping, find_in_charge, say_in_log
 from mupscale.hf.training.model_parameters import match_plan, plan_for_model, shapes_of
@@ -107,9 +109,10 @@ class GrowTrainerCallback(InvariantClipping):
 
     def _check_loaded(self, model: nn.Module, tensors: dict[str, Any], *rest: Any) -> None:
         """Refuse weights of another size, or of another number of layers, than the model has before its growth."""
-        own = model.state_dict()
+        own, names = model.state_dict(), names_in_model(model, tensors)
+        loaded = tensors.keys() if names is None else {one.names[0] for one in names.values()}
         differs = any(own[name].shape != tensor.shape for name, tensor in tensors.items() if name in own)
-        differs |= self.layers is not None and not tensors.keys() <= own.keys()
+        differs |= self.layers is not None and not loaded <= own.keys()
         if self.plan is None and differs:
             raise MupscaleError(
                 f"this checkpoint holds the model that grew after step {self.at}, but this Trainer's model has not "
@@ -165,6 +168,7 @@ class GrowTrainerCallback(InvariantClipping):
                 if clip is not None and find_in_charge(trainer.model) is None:
                     clip.begin(trainer.model)
                 growth._grow(trainer.model, trainer.create_optimizer(), None)  # its values are the checkpoint's soon
+        _load_renamed(trainer.model, folder)
         return str(folder)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
@@ -186,6 +190,12 @@ class GrowTrainerCallback(InvariantClipping):
         state.best_metric = state.best_model_checkpoint = state.best_global_step = None
         control.should_save = True
         return control
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave the arguments as they were, and the best model whole where it was loaded."""
+        super().on_train_end(args, state, control, **kwargs)
+        if args.load_best_model_at_end and state.best_model_checkpoint and self.is_in_charge(kwargs["model"]):
+            _load_renamed(kwargs["model"], Path(state.best_model_checkpoint))
 
     def _save_narrow(self, folder: Path, model: Any, optimizer: Optimizer) -> None:
         """The model before the growths of this step; checkpoint-… would count for the Trainer's rotation."""
@@ -299,6 +309,21 @@ _GROWTHS: WeakKeyDictionary[nn.Module, list[GrowTrainerCallback]] = WeakKeyDicti
 def growths_of(model: nn.Module | None) -> list[GrowTrainerCallback]:
     """The growths that a Trainer's model is to have, as far as the Trainer has met them."""
     return [] if model is None else _GROWTHS.get(model, [])
+
+
+def _load_renamed(model: Any, folder: Path) -> None:
+    """Load a checkpoint some of whose tensors have other names, or are stacked otherwise, than the model's.
+
+    The Trainer loads by the model's names alone, and would leave such parameters as they are: GPT-NeoX's readout, or a
+    mixture's experts.
+    """
+    if open_source(folder).tensors.keys() <= model.state_dict().keys():
+        return
+    with quiet_transformers():
+        whole, told = type(model).from_pretrained(folder, dtype=model.dtype, output_loading_info=True)
+    if missing := sorted(told["missing_keys"]):
+        raise MupscaleError(f"{folder} lacks '{missing[0]}', so the run cannot continue from it. Remove that folder")
+    model.load_state_dict(whole.state_dict())
 
 
 def _size(model: Any) -> dict[str, int]:

@@ -10,10 +10,11 @@ from typing import Any
 from torch import nn
 
 from mupscale.core import Entry, Initial, Plan, Shape, naming
-from mupscale.hf.describe import Config, family_of_config, sketch_model
+from mupscale.hf.describe import Config, family_of_config, model_class, sketch_model
 from mupscale.hf.files import Record
 from mupscale.system import MupscaleError, checks_arguments
 
+_IN_BLOCK = re.compile(r"[^.]+\.\d+\.")  # the first of a name's numbered modules, as in model.layers.0.mlp
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(^|\.|_)norm(\.|$)")
 
 
@@ -76,6 +77,7 @@ def plan_for_model(model: nn.Module, record: Record) -> Plan:
     kind, tied = type(own).__name__, {"tie_word_embeddings": getattr(own.config, "tie_word_embeddings", False)}
     ours = family_of_config({**record.first_config, "architectures": [kind], **tied}).plan(record.times, initial=False)
     entries, back = dict(ours.parameters), set[float]()
+    blocks = {found[0] for name in plan.names if (found := _IN_BLOCK.search(name))}
     for name, entry in ours.parameters.items():
         known = [n for n in plan.names if f".{n}".endswith(f".{name}") or f".{name}".endswith(f".{n}")]
         if len(entry.names) > 1:
@@ -85,6 +87,11 @@ def plan_for_model(model: nn.Module, record: Record) -> Plan:
             back |= {float(entry.fold) / float(entries[name].fold)} - {1.0}
         elif entry.in_ and len(back) == 1:
             entries[name] = entry.with_constants(fold=next(iter(back)) * entry.fold)
+        if not known and (found := _IN_BLOCK.search(name)) and found[0] in blocks:  # it belongs to no other head
+            upscaled = model_class(record.first_config).__name__
+            raise MupscaleError(
+                f"the model has the parameter '{name}', which the upscaled one does not have. Load it as {upscaled}"
+            )
     return match_plan(model, replace(ours, parameters=entries), record.config)
 
 

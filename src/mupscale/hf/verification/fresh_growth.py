@@ -29,7 +29,7 @@ class FreshGrowth:
     @cached_property
     def obstacles(self) -> list[str]:
         """Why the function cannot be kept by any new units; empty where it can."""
-        if len(self.relation.growths) > 1:
+        if len(self.relation.growths) > 1 and self.relation.deepened_after_fresh is None:
             return ["it grew several times"]
         growth = self.relation.growths[0]
         return self.relation.family.obstacles(growth.times, self.plan)
@@ -92,6 +92,8 @@ class FreshGrowth:
             said.append(f"{fresh}{'' if same and self.fresh.lossless else until}.")
         if self.obstacles and not self.fresh.lossless:
             said.append(f"Not compared with the new units switched off: {self._why}.")
+        if self.relation.deepened_after_fresh is not None:
+            said.append("New layers write nothing into the residual stream yet, so they change nothing at first.")
         if train:
             said.append("Training is not compared: new units learn what the small model cannot.")
         return said

@@ -63,6 +63,14 @@ class Relation:
         return tuple(growth for growth in self.growths if not growth.is_width)
 
     @property
+    def deepened_after_fresh(self) -> GrowthStep | None:
+        """The growth to more layers that are identity, where one by fresh units came before it, and no other."""
+        if len(self.growths) != 2 or self.growths[0].fresh is None:
+            return None
+        later = self.growths[1]
+        return later if later.layers is not None and later.deepen == "identity" else None
+
+    @property
     def movers(self) -> list[str]:
         """What makes the larger model compute something else, in words."""
         stacked = any(growth.deepen != "identity" for growth in self.deepened)
@@ -106,7 +114,7 @@ class Relation:
             config = growth.config_after(config)
 
     def whole_plan(self) -> Plan:
-        """From the small model to the wide one, by the names of the small model's parameters."""
+        """All that became wider, by the names of the small model's parameters."""
         return self.family.plan(self.times, initial=self.fresh is not None) if self.plan is None else self.plan
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from mupscale.core import Entry, Plan
 from mupscale.growth import widen
-from mupscale.hf.describe import Batch, make_batches, memory, runs_trusted_code
+from mupscale.hf.describe import Batch, make_batches, memory, runs_trusted_code, with_layers
 from mupscale.hf.files import Source, open_source
 from mupscale.hf.training import match_plan
 from mupscale.hf.verification import weights
@@ -81,7 +81,7 @@ def verify(
     ours, theirs, notes = _both_models(small, wide, relation, precision, train, device)
     batches = _batches(ours, relation, max(2, min(train + 1, _BATCHES)), tokens, seed, text, device, trust_remote_code)
     with KeepDouble() if precision == torch.float64 else nullcontext():
-        if relation is not None and relation.deepened:
+        if relation is not None and relation.deepened and relation.deepened_after_fresh is None:
             allowed = _limit_of_layers(relation, precision) if tolerance is None else tolerance
             told = _compare_layers(relation, ours, theirs, batches, rows, first, allowed, notes, train)
         else:
@@ -262,7 +262,8 @@ def _compare_files(relation: Relation) -> tuple[list[ComparisonRow], Difference 
     """One row for all tensors; the first that is wrong is named."""
     steps = list(relation.steps())
     limit = weights.rounding_limit(relation.small, relation.wide)
-    exact = 0.0 if relation.fresh is not None and len(steps) == 1 else limit
+    is_kept = relation.fresh is not None and (len(steps) == 1 or relation.deepened_after_fresh is not None)
+    exact = 0.0 if is_kept else limit
     worst, old, new, first = 0.0, 0.0, 0.0, None
     parts = [n for n in ("layers", "experts") if any(getattr(growth, n) for growth in relation.growths)]
     newer = " and ".join(parts) or "units"
@@ -312,6 +313,8 @@ def _both_models(
 def _plan_between(ours: nn.Module, theirs: nn.Module, relation: Relation | None, plan: Plan | None) -> Plan:
     if relation is not None:
         plan = match_plan(ours, relation.whole_plan())
+        if (deeper := relation.deepened_after_fresh) is not None:
+            plan = with_layers(plan, deeper.deepen, deeper.layers or 0)
     elif plan is None:
         plan = plan_of_modules(ours, theirs)
     plan.check(ours, "narrow")
