@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any
 
 from torch.optim import Optimizer
@@ -31,7 +30,6 @@ class _FloorPerGroup(LRScheduler):
         super().load_state_dict({**state_dict, "eta_min": list(state_dict["eta_min"])})
 
 
-@cache
 def _with_floors(kind: type[LRScheduler]) -> type[LRScheduler]:
     """The class of schedulers of this kind with a floor per group."""
 
