@@ -38,6 +38,7 @@ def test_covtype_sample() -> None:
 SHORT = ["--width", "16", "--layers", "1", "--context", "8", "--steps", "6", "--grow-at", "3"]
 
 
+@pytest.mark.slow
 def test_a_plain_loop_grows_and_goes_on_after_a_stop_to_the_same_weights(tmp_path: Path) -> None:
     """Stopped before its growth and behind it. Of its lines, at most ten are about growing."""
     import train

@@ -161,6 +161,7 @@ def test_several_upscalings_frozen_layers_and_the_limit_alone(capsys: pytest.Cap
 # ------------------------------------------------------------------------------------------------ examples
 
 
+@pytest.mark.slow
 def test_examples_stand_beside_their_closed_forms(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*EXAMPLES, "--widths", "64", "128", "--times", "3", "--revealed", "--out", "mine"]) == 0
     assert set(pictures("mine")) == {"example-1", "example-2", "error"}
@@ -192,6 +193,7 @@ def test_an_input_of_zero_leaves_nothing_to_converge(capsys: pytest.CaptureFixtu
 # ------------------------------------------------------------------------------------------------ grow
 
 
+@pytest.mark.slow
 def test_copies_and_fresh_units_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--widths", "16", "32", "--noises", "1", "--outgoing", "0", "--rates", "0.5", "1e9", "--out", "here"]
     assert main([*GROW, *words]) == 0

@@ -60,6 +60,7 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
+@pytest.mark.quick("for a line")
 @pytest.mark.parametrize("room", [0, 300, 6000], ids=["none", "for a line", "not for a checkpoint"])
 def test_a_disk_that_becomes_full(here: Path, room: int) -> None:
     """No file may grow beyond so many bytes, by the system's own limit: the whole command, and what it leaves."""

@@ -139,6 +139,7 @@ def test_interrupted_runs_end_as_if_nothing_had_happened(
     assert not save.exists()
 
 
+@pytest.mark.slow
 def test_killed_again_and_again(tmp_path: Path, whole: tuple[Path, list[Outcome]]) -> None:
     """In parts, too, where memory is short: what is done of one is not done again."""
     recipes, save, kills = several(tmp_path / "runs"), tmp_path / "kept.safetensors", 0

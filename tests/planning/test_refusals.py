@@ -121,6 +121,7 @@ class Largest(nn.Module):
         return y
 
 
+@pytest.mark.slow
 def test_what_has_no_copies_may_grow_by_fresh_units_and_the_refusal_says_so() -> None:
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     narrow, wide = Largest(4), Largest(8)

@@ -148,6 +148,7 @@ def test_a_preset_that_nobody_knows_yet(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("pictures_without_pixels")
+@pytest.mark.slow
 def test_several_runs_side_by_side_whatever_their_presets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     other = small(costs={"speedup_base_charged": None, "scratch_total": 1e12}, sentences=["It does not pay."])

@@ -142,6 +142,7 @@ def test_a_budget_is_what_one_run_with_its_schedule_gives(commanded: Commanded, 
     assert held_out == pytest.approx(continued.points[0].losses[0], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_killed_anywhere_it_ends_the_same(commanded: Commanded, tmp_path: Path) -> None:
     run = tmp_path / "run"
     for change in (150, 350):

@@ -244,6 +244,7 @@ def test_continuing_and_exact_copies_begin_with_the_model_that_was_brought(famil
     assert seen == pytest.approx([LR / 2] * len(seen))
 
 
+@pytest.mark.slow
 def test_depth_alone_compares_what_new_blocks_are(deep_family: mu.Family, tmp_path: Path) -> None:
     few, many = {"width": 8, "depth": 2}, {"width": 8, "depth": 4}
     settings = StudySettings(widths=[{"width": 4, "depth": 2}], lrs=[LR], budgets=[1.0], seeds=1, small_seeds=1)

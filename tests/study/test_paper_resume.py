@@ -58,6 +58,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     return place / "run", int((place / "count").read_text())
 
 
+@pytest.mark.slow
 def test_killed_anywhere_it_ends_the_same(whole: tuple[Path, int], tmp_path: Path) -> None:
     folder, count = whole
     run, log = tmp_path / "run", tmp_path / "log"

@@ -450,6 +450,7 @@ def test_sweeps_may_draw_their_trials_or_stop_some(tmp_path: Path, how: dict[str
 # ------------------------------------------------------------------------------------------------ others on request
 
 
+@pytest.mark.slow
 def test_net2net_and_naive_widening_on_request(tmp_path: Path) -> None:
     study = prepared(tmp_path / "run", contenders=["net2net", "naive-widening"], noises=[0.1], grown_lrs=[0.02, 0.04])
     models = train(study, Choice(0.01, 0.02, 0.3, "init"))

@@ -41,7 +41,7 @@ def test_an_optimum_on_the_edge_is_said(losses: list[float], word: str) -> None:
 
 
 def test_all_diverged_is_one_sentence() -> None:
-    with pytest.raises(MupscaleError, match=r"from-scratch: all 2 trials .* diverged.*0.1 to 0.2.*StudySettings.lrs"):
+    with pytest.raises(MupscaleError, match=r"from-scratch: all 2 trials .* diverged.*0.1 to 0.2.*study.lrs"):
         choose("from-scratch", [Tried(0.1, 0.0, [None]), Tried(0.2, 0.0, [None])])
 
 

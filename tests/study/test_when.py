@@ -147,6 +147,7 @@ def test_killed_anywhere_it_ends_the_same_and_its_seconds_add_up(whole: tuple[Pa
 
 
 @pytest.mark.usefixtures("pictures_without_pixels")
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, run = written(tmp_path / "recipe.yaml", short(), settings(seeds=1)), tmp_path / "run"
     assert main(["run", str(file), "--when", "--dry-run", "--out", str(run)]) == 0

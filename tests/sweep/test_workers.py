@@ -296,6 +296,7 @@ def test_a_worker_killed_in_the_middle(place: str, alone: Sweep, tmp_path: Path)
     assert any("a worker died" in text for text in said)
 
 
+@pytest.mark.slow
 def test_workers_killed_again_and_again_destroy_nothing(place: str, alone: Sweep, tmp_path: Path) -> None:
     for attempt in range(3):
         worker, _ = held(task(), place, tmp_path / f"{attempt}.log", worker=bool(attempt % 2), folder=tmp_path / "run")
@@ -316,6 +317,7 @@ def test_a_sweep_that_is_not_complete_says_so(tmp_path: Path) -> None:
     assert [trial.cell for trial in run_sweep(task(space=one), place, note=silent).trials] == one.cells
 
 
+@pytest.mark.slow
 def test_a_trial_whose_worker_has_not_yet_said_who_it_is(place: str, alone: Sweep) -> None:
     """Taken, and cut before its worker was noted: others work on, and take it over when there is still no sign."""
     made = SweepTrials(task(), Storage(place))
@@ -416,6 +418,7 @@ def test_an_interrupted_worker_without_a_folder_gives_its_trials_back(alone: Swe
     assert not any("retry_of" in trial.user_attrs for trial in trials(place))
 
 
+@pytest.mark.slow
 def test_an_interrupted_worker_that_stays_away_is_replaced(alone: Sweep, tmp_path: Path) -> None:
     place, folder = f"{tmp_path}/study.db", tmp_path / "run"
     worker, barrier = held(task(), place, tmp_path / "log", folder=folder)
@@ -450,6 +453,7 @@ class Full:
         pytest.param("journal", 0.8, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_a_full_disk(kind: str, share: float, alone: Sweep, tmp_path: Path) -> None:
     name = "study.db" if kind == "sqlite" else "study.log"
     prefix = "journal:" if kind == "journal" else ""
