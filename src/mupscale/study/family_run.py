@@ -346,9 +346,8 @@ def make_planner(recipe: Recipe, settings: FamilySettings, make_ground: MakeGrou
 
 def _check_growths(recipe: Recipe, settings: FamilySettings) -> None:
     """Refuse a size that the one before cannot grow to, before the first is trained."""
-    noise = settings.noise or (1.0 if settings.how in ("copies", "paired") else 0.0)
     for smaller, larger in pairwise(settings.sizes):
-        growth = Growth(at=1, width=larger, how=settings.how, noise=noise, deepen=settings.deepen)
+        growth = Growth(at=1, width=larger, how=settings.how, noise=settings.noise, deepen=settings.deepen)
         recipe.family().check_growth(smaller, larger, growth.build_operators())
 
 
