@@ -1,19 +1,17 @@
-"""Normal numbers: what they follow from, how they are distributed, and those that earlier versions drew."""
+"""Normal numbers: what they follow from, and how they are distributed."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from statistics import NormalDist
-from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from mupscale.growth.draws import DRAWS, Draws, _points, draw_normal, standard_normal
-from mupscale.system import derive, generator
+from mupscale.growth.draws import _points, draw_normal, standard_normal
 
 
 def points() -> Tensor:
@@ -23,23 +21,20 @@ def points() -> Tensor:
 
 def test_any_part_of_the_noise_can_be_drawn_alone() -> None:
     total = (1 << 20) + (1 << 17) + 1234
-    for draws in get_args(Draws):
-        whole = standard_normal((total,), torch.float32, 3, "name", draws)
-        for start, stop in (
-            (0, total),
-            (5, 9),
-            (4, 5),
-            (65_530, 65_540),
-            (1 << 16, 1 << 17),
-            (1_048_571, 1_048_590),
-            (270_000, 1_100_001),
-            (total - 3, total),
-        ):
-            for offset in (0, 1):  # memory in which two numbers do and do not lie as one of eight bytes
-                part = torch.empty(stop - start + offset)[offset:]
-                assert torch.equal(draw_normal(part, start, total, 3, "name", draws), whole[start:stop])
-    earlier = standard_normal((7, 3), torch.float32, 3, "name", "torch")
-    assert torch.equal(earlier, torch.randn(7, 3, generator=generator(3, "name")))
+    whole = standard_normal((total,), torch.float32, 3, "name")
+    for start, stop in (
+        (0, total),
+        (5, 9),
+        (4, 5),
+        (65_530, 65_540),
+        (1 << 16, 1 << 17),
+        (1_048_571, 1_048_590),
+        (270_000, 1_100_001),
+        (total - 3, total),
+    ):
+        for offset in (0, 1):  # memory in which two numbers do and do not lie as one of eight bytes
+            part = torch.empty(stop - start + offset)[offset:]
+            assert torch.equal(draw_normal(part, start, 3, "name"), whole[start:stop])
 
 
 def test_blocks_of_noise_are_independent() -> None:
@@ -110,18 +105,5 @@ def test_another_seed_name_or_block_gives_other_numbers() -> None:
     first = standard_normal((64,), torch.float32, 0, "a")
     for seed, name in ((1, "a"), (0, "b")):
         assert not torch.equal(first, standard_normal((64,), torch.float32, seed, name))
-    later = draw_normal(torch.empty(64), 1 << 20, 1 << 21, 0, "a")
+    later = draw_normal(torch.empty(64), 1 << 20, 0, "a")
     assert not torch.equal(first, later)
-
-
-def test_what_earlier_versions_drew_can_be_drawn_again() -> None:
-    assert get_args(Draws)[0] == DRAWS
-    count = (1 << 16) + 10
-    drawn = standard_normal((count,), torch.float32, 3, "weight", "torch")
-    first = torch.randn(1 << 16, generator=generator(3, "weight"))
-    then = torch.empty(10).normal_(generator=generator(3, "weight", 1))
-    assert torch.equal(drawn, torch.cat([first, then]))
-    drawn = standard_normal((count,), torch.float32, 3, "weight", "ziggurat")
-    streams = (np.random.Generator(np.random.SFC64(derive(3, "weight", *labels))) for labels in ((), (1,)))
-    parts = [s.standard_normal(n, dtype=np.float32) for s, n in zip(streams, (1 << 16, 10), strict=True)]
-    assert torch.equal(drawn, torch.from_numpy(np.concatenate(parts)))

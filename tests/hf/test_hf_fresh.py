@@ -174,11 +174,11 @@ def test_what_comes_out(tmp_path: Path) -> None:
     assert load(tmp_path / "wide").config.hidden_size == 24  # type: ignore[union-attr]
 
 
-def test_records_of_an_earlier_version_are_of_copies() -> None:
-    old = {"times": {"hidden": 2, "ffn": 2, "heads": 2, "kv": 2}, "noise": 0.5, "seed": 1}
-    assert GrowthStep.from_json(old) == GrowthStep(Times.of(2), mu.Copies(0.5), 1, draws="torch")
+def test_a_record_of_an_operator_that_is_not_known_is_refused() -> None:
+    copies = GrowthStep(Times.of(2), mu.Copies(0.5), 1)
+    assert GrowthStep.from_json(copies.to_json()) == copies
     with pytest.raises(ValueError, match="'magic', which this version does not know"):
-        GrowthStep.from_json({**old, "how": "magic"})
+        GrowthStep.from_json({**copies.to_json(), "how": "magic"})
 
 
 def test_sizes_of_copies_and_multipliers_of_fresh_units(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 import mupscale as mu
 from hf_files import llama_config, llama_tensors, read_checkpoint, write_checkpoint
 from mupscale.core import Axis, Constants, Entry, Initial, Plan, expand
-from mupscale.growth.draws import _BLOCKS
 from mupscale.hf.describe import family_of_config
 from mupscale.hf.describe.multipliers import Times
 from mupscale.hf.files import stream
@@ -156,7 +155,7 @@ def test_the_same_for_any_threads_shards_and_pieces(
 ) -> None:
     tensors = llama_tensors(LLAMA, torch.bfloat16)
     plan = llama_plan(LLAMA, 2, tensors)
-    monkeypatch.setitem(_BLOCKS, "points", 1 << 12)  # of which small pieces draw many in vain
+    monkeypatch.setattr("mupscale.growth.draws._BLOCK", 1 << 12)  # of which small pieces draw many in vain
     expected = run(tmp_path / "usual", tensors, plan, noise=noise)
     monkeypatch.setattr(stream, "_PIECE", piece)
     monkeypatch.setattr(stream, "_NOISY_PIECE", piece)

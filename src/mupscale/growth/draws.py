@@ -10,26 +10,20 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mupscale.system import derive, generator
-
-Draws = Literal["points", "ziggurat", "torch"]
-"""How normal numbers are drawn: from the table of points, or as earlier versions did, for what they wrote."""
-
-DRAWS: Draws = "points"
+from mupscale.system import derive
 
 _POINTS = 1 << 16
 _GRID = float(1 << 20)  # coordinates are multiples of 1 / this, which float32 has exactly
 _PER_WORD = 8  # numbers that 64 random bits pick
-_BLOCKS = {"points": 1 << 20, "ziggurat": 1 << 16, "torch": 1 << 16}  # numbers that are drawn from one stream
+_BLOCK = 1 << 20  # numbers that are drawn from one stream
 
 
-def standard_normal(shape: tuple[int, ...], dtype: torch.dtype, seed: int, name: str, draws: Draws = DRAWS) -> Tensor:
+def standard_normal(shape: tuple[int, ...], dtype: torch.dtype, seed: int, name: str) -> Tensor:
     """N(0, 1) entries that depend on the seed, the name and the shape alone; on the CPU.
 
     >>> noise = standard_normal((3, 2), torch.float32, seed=0, name="layers.1.weight")
@@ -38,33 +32,24 @@ def standard_normal(shape: tuple[int, ...], dtype: torch.dtype, seed: int, name:
     """
     drawn = torch.float64 if dtype == torch.float64 else torch.float32
     flat = torch.empty(math.prod(shape), dtype=drawn)
-    return draw_normal(flat, 0, flat.numel(), seed, name, draws).reshape(shape)
+    return draw_normal(flat, 0, seed, name).reshape(shape)
 
 
-def draw_normal(out: Tensor, start: int, total: int, seed: int, name: str, draws: Draws = DRAWS) -> Tensor:
-    """Entries start, start + 1, … of a flattened tensor of `total` standard normal ones, into `out`.
+def draw_normal(out: Tensor, start: int, seed: int, name: str) -> Tensor:
+    """Entries start, start + 1, … of a flattened tensor of standard normal ones, into `out`.
 
     Every block of entries has a stream of its own, so that any part of a tensor can be drawn alone, by any thread.
 
     >>> whole = standard_normal((10,), torch.float32, seed=0, name="weight")
-    >>> part = draw_normal(torch.empty(4), start=3, total=10, seed=0, name="weight")
+    >>> part = draw_normal(torch.empty(4), start=3, seed=0, name="weight")
     >>> torch.equal(part, whole[3:7])
     True
     """
-    stop, length = start + out.numel(), _BLOCKS[draws]
-    for first in range(start // length * length, stop, length):
-        labels = name, *([first // length] if first else [])
-        begin, end = max(first, start), min(first + length, stop)
-        place, skipped = out[begin - start : end - start], begin - first
-        if draws == "torch":  # its numbers depend on how many are drawn at once, so a block is drawn whole
-            block = torch.empty(min(length, total - first), dtype=out.dtype).normal_(generator=generator(seed, *labels))
-            place.copy_(block[skipped : skipped + len(place)])
-        elif draws == "ziggurat":
-            stream, array = np.random.Generator(np.random.SFC64(derive(seed, *labels))), place.numpy()
-            stream.standard_normal(skipped, dtype=array.dtype)
-            stream.standard_normal(dtype=array.dtype, out=array)
-        else:
-            _pick_points(place, skipped, np.random.SFC64(derive(seed, *labels)))
+    stop = start + out.numel()
+    for first in range(start // _BLOCK * _BLOCK, stop, _BLOCK):
+        labels = name, *([first // _BLOCK] if first else [])
+        begin, end = max(first, start), min(first + _BLOCK, stop)
+        _pick_points(out[begin - start : end - start], begin - first, np.random.SFC64(derive(seed, *labels)))
     return out
 
 

@@ -64,11 +64,11 @@ class Fresh(Operator):
         entry, plan, keep = part.entry, part.plan, self._keep(part)
         stream = f"fresh {part.name} {entry.narrow} {entry.wide}"
         if not _grows(entry):
-            return FreshValues(entry, stream, part.seed, keep=keep, draws=part.draws)
+            return FreshValues(entry, stream, part.seed, keep=keep)
         assert plan.fresh is not None
         std, means = plan.fresh[part.name], means_of(plan, part.name)
         if not self.lossless:
-            return FreshValues(entry, stream, part.seed, std, means, keep, self.outgoing, draws=part.draws)
+            return FreshValues(entry, stream, part.seed, std, means, keep, self.outgoing)
         silent = is_zero(part.name, entry, plan), is_written_by_mean(part.name, entry, plan)
         return FreshValues(
             entry,
@@ -79,7 +79,6 @@ class Fresh(Operator):
             keep,
             outgoing=float(keeps_outgoing(part.name, entry, plan)),
             new_outputs="zero" if silent[0] else "mean" if silent[1] else "drawn",
-            draws=part.draws,
         )
 
     def state(self, out: Tensor, narrow: Tensor, part: StatePart) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mupscale.core import Entry, index_of_units, is_new, places
-from mupscale.growth.draws import DRAWS, Draws, draw_normal
+from mupscale.growth.draws import draw_normal
 
 _SUMMED = 1 << 20  # entries that are summed at a time where a mean is over the whole tensor
 
@@ -35,7 +35,7 @@ class Region(NamedTuple):
 class FreshValues:
     """What a wide tensor is filled with.
 
-    stream, seed, draws: what the random numbers follow from. std, means: their spread and their means, as in Plan.
+    stream, seed: what the random numbers follow from. std, means: their spread and their means, as in Plan.
     keep: the factor of the old weights. outgoing: the factor of what leads from new inputs to old outputs.
     new_outputs: whether new outputs are fresh, zero or the mean of the old ones.
     """
@@ -48,7 +48,6 @@ class FreshValues:
     keep: float = 1.0
     outgoing: float = 1.0
     new_outputs: Literal["drawn", "zero", "mean"] = "drawn"
-    draws: Draws = DRAWS
 
 
 class FreshTensor:
@@ -144,9 +143,8 @@ class FreshTensor:
             exact = torch.float64 if out.dtype == torch.float64 else torch.float32
             in_place = out.dtype == exact and out.device.type == "cpu" and out.is_contiguous()
             flat = out.view(-1) if in_place else torch.empty(out.numel(), dtype=exact)
-            values, total = self.values, math.prod(self.entry.wide)
-            draw_normal(flat, self.place_of(region), total, values.seed, values.stream, values.draws)
-            flat.mul_(values.std)
+            draw_normal(flat, self.place_of(region), self.values.seed, self.values.stream)
+            flat.mul_(self.values.std)
             if not in_place:
                 out.copy_(flat.view(out.shape))
         if any(self.values.means):

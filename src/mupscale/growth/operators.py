@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from mupscale.core import Axis, Entry, Plan, Shape, index_of_old
-from mupscale.growth.draws import DRAWS, Draws
 from mupscale.system import MupscaleError
 
 
@@ -22,7 +21,6 @@ class Part:
     """What an operator is told of the parameter or buffer that it writes.
 
     name, entry: of the parameter in the plan. seed: of this growth; random numbers follow from it and the name alone.
-    draws: how they are drawn.
 
     >>> import torch, mupscale as mu
     >>> plan = mu.plan(torch.nn.Linear(2, 2), torch.nn.Linear(4, 4))
@@ -33,7 +31,6 @@ class Part:
     name: str
     plan: Plan
     seed: int
-    draws: Draws = field(default=DRAWS, kw_only=True)
 
     @property
     def entry(self) -> Entry:

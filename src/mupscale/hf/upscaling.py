@@ -249,8 +249,7 @@ def _prepare(
     check_nothing_missing(source.config, source.shapes, source.folder)
     measured = asked.needs_initial
     before = find_record(source)
-    first = before if measured else None  # from whose first model spreads are counted
-    plan, recorded_plan = plan_growth(first, source.config, times, source.shapes, initial=measured)
+    plan, recorded_plan = plan_growth(before, source.config, times, source.shapes, initial=measured)
     config = family.wide_config(times)
     check_drawn(plan, asked.operator)
     if dtype is not None:
@@ -266,8 +265,7 @@ def _prepare(
         check_optimizer_file(file, source, times, recorded_plan, grow=asked.operator, deeper=deeper)
     growth, parts = None, None
     if deeper is None or times != Times() or dtype is not None or measured:
-        sizes, from_first = family_of_config(config).sizes(), first is not None
-        growth = GrowthStep(times, asked.operator, seed, sizes, from_first=from_first)
+        growth = GrowthStep(times, asked.operator, seed, family_of_config(config).sizes())
     settled = asked, growth, deeper, seed, file
     prepared = _Prepared(source, config, plan, recorded_plan, before, [], *settled)
     if deeper is not None:

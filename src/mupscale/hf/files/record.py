@@ -11,11 +11,9 @@ from typing import Any, get_args
 
 from mupscale.core import Axis, Plan, Shape, TensorSource
 from mupscale.growth import (
-    DRAWS,
     OPERATORS,
     Copies,
     Deepen,
-    Draws,
     Fresh,
     GaussianNoise,
     Operator,
@@ -38,8 +36,7 @@ from mupscale.hf.describe import (
 from mupscale.system import MupscaleError, read_json, replace_text
 
 RECORD_FILE = "mupscale.json"
-_FORMAT = "mupscale.hf/1"
-_FROM_FIRST = "from the first model"
+_FORMAT = "mupscale.hf/2"
 _REPLICA = Copies()
 
 
@@ -47,10 +44,8 @@ _REPLICA = Copies()
 class GrowthStep:
     """One upscaling: by how much, by which operator, drawn from which seed.
 
-    sizes: what it became, for a reader. draws: how the random numbers were drawn, which files of earlier versions do
-    not say. layers: how many it has since, where it became deeper, and deepen: what the new ones are. experts: of the
-    mixture that it became. from_first: whether the initial spread that noise and new units go by is counted from the
-    first model, and not, as earlier versions did, from this one.
+    sizes: what it became, for a reader. layers: how many it has since, where it became deeper, and deepen: what the new
+    ones are. experts: of the mixture that it became.
 
     >>> GrowthStep(Times.of(2), Copies(0.5), seed=1).times.ffn
     2
@@ -63,10 +58,8 @@ class GrowthStep:
     grow: Operator = _REPLICA
     seed: int = 0
     sizes: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    draws: Draws = DRAWS
     layers: int | None = None
     deepen: Deepen = "identity"
-    from_first: bool = False
     experts: ExpertCounts | None = None
 
     def __post_init__(self) -> None:
@@ -126,8 +119,7 @@ class GrowthStep:
     def to_json(self) -> dict[str, Any]:
         """As mupscale.json has it."""
         content: dict[str, Any] = {"times": self.times.to_json(), "noise": self.noise, "seed": self.seed}
-        content |= {"unit": self.unit, **({} if self.draws == "torch" else {"draws": self.draws})}
-        content |= {"spread": _FROM_FIRST} if self.from_first else {}
+        content["unit"] = self.unit
         if self.experts is not None:
             return {**content, "how": "experts", **asdict(self.experts)}
         if self.layers is not None:
@@ -139,35 +131,29 @@ class GrowthStep:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> GrowthStep:
-        """What to_json gave, or an earlier version, which knew copies alone."""
+        """What to_json gave."""
         how = content.get("how", "copies")
-        draws = content.get("draws", "torch")
-        if draws not in get_args(Draws):
-            raise ValueError(f"numbers drawn by {draws!r}, which this version does not know")
-        if (spread := content.get("spread")) not in (None, _FROM_FIRST):
-            raise ValueError(f"an initial scale counted {spread!r}, which this version does not know")
         if how in get_args(Deepen):
             times, seed, layers = Times(**content["times"]), content["seed"], int(content["layers"])
-            return cls(times, seed=seed, draws=draws, layers=layers, deepen=how)
+            return cls(times, seed=seed, layers=layers, deepen=how)
         if how == "experts":
             experts = ExpertCounts(int(content["experts"]), int(content["top_k"]), content["router"])
-            return cls(Times(), seed=content["seed"], draws=draws, experts=experts)
+            return cls(Times(), seed=content["seed"], experts=experts)
         if how not in OPERATORS:
             raise ValueError(f"a growth by {how!r}, which this version does not know")
         told = {field.name: content[field.name] for field in fields(OPERATORS[how].make) if field.name in content}  # type: ignore[arg-type]
         if "noise" in told:
-            told["noise"] = GaussianNoise(told["noise"], content.get("unit", "init"))
+            told["noise"] = GaussianNoise(told["noise"], content["unit"])
         times, sizes = times_from_json(content["times"]), content.get("sizes", {})
-        grow = OPERATORS[how].make(**told)
-        return cls(times, grow, content["seed"], sizes, draws, from_first=spread is not None)
+        return cls(times, OPERATORS[how].make(**told), content["seed"], sizes)
 
 
 @dataclass(frozen=True)
 class Record:
     """The growths of a model from the first one on, whose config this is; none of one that has not grown.
 
-    plan: of all growths in one, by the model's own names; files of earlier versions may lack it. Of several growths it
-    says by how much, not where copies lie.
+    plan: of all growths in one, by the model's own names, where it is known. Of several growths it says by how much,
+    not where copies lie.
 
     >>> import tempfile
     >>> record = Record({"model_type": "llama"}).then(GrowthStep(Times.of(2))).then(GrowthStep(Times.of(3)))

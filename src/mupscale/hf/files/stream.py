@@ -281,7 +281,7 @@ class _PieceWriter:
     def _noisy(self, wide: Tensor, job: WideTensor, level: float, at: int) -> Tensor:
         check_spread(job.name, level, job.target.dtype)
         noise = self._buffer("noise", [wide.numel()], wide.dtype)
-        draw_normal(noise, at, math.prod(job.entry.wide), self._seed, job.name)
+        draw_normal(noise, at, self._seed, job.name)
         return torch.add(wide.view(-1), noise, alpha=level, out=noise)
 
     def _rounded(self, wide: Tensor, job: WideTensor) -> Tensor:

@@ -37,7 +37,7 @@ def deepen_in_memory(
     deep, operator = model_like(model, step.config_after(config)), depth_operator(step.deepen)
     made = plan_layers(shapes_of(model), step.deepen, step.layers, first, times)
     for name, p in naming.parameters(deep).items():
-        if (new := NewTensor.of(name, made, step.seed, step.draws)) is not None:
+        if (new := NewTensor.of(name, made, step.seed)) is not None:
             p.copy_(new.whole(tuple(p.shape), p.dtype))
     writers = None if operator.copies else writers_of(config, shapes_of(model))
     plan = plan_depth(model, deep, grow=operator, writers=writers)

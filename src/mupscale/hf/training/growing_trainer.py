@@ -269,10 +269,10 @@ class GrowTrainerCallback(InvariantClipping):
 
     def _record_width(self, record: Record, config: Config, asked: AskedGrowth) -> Record:
         """The record after a growth in width; what is drawn counts from the first model, where this one grew before."""
-        from_first, operator = bool(record.growths) and asked.needs_initial, asked.operator
+        operator = asked.operator
         if isinstance(operator, Copies) and isinstance(operator.noise, SignalNoise):
             operator = replace(operator, noise=operator.noise.effective or 0.0)
-        step = GrowthStep(asked.times, operator, self.seed, from_first=from_first)
+        step = GrowthStep(asked.times, operator, self.seed)
         plan = family_of_config(config).plan(asked.times, initial=not operator.needs_multiples)
         return record.then(step, count_from_first(record, plan))
 

@@ -97,20 +97,19 @@ class Relation:
     def steps(self) -> Iterator[PlannedGrowth]:
         """Each growth with its plan, for the tensors of the files."""
         config, shapes, record = self.small.config, self.small.shapes, self.before
-        counted = any(growth.from_first for growth in self.growths)
         for growth in self.growths:
             by_model = None
             if not growth.is_width:
                 plan = growth.plan_files(shapes, config, record)
-                yield PlannedGrowth(plan, Copies(), growth.seed, growth.draws)
+                yield PlannedGrowth(plan, Copies(), growth.seed)
                 shapes = {name: entry.wide for name, entry in plan.parameters.items()}
             else:
                 recorded = self.plan if len(self.growths) == 1 else None
-                fresh, first = not is_replica(growth.grow), record if growth.from_first else None
-                plan, by_model = plan_growth(first, config, growth.times, shapes, recorded=recorded, initial=fresh)
-                yield PlannedGrowth(plan, growth.grow, growth.seed, growth.draws)
+                fresh = not is_replica(growth.grow)
+                plan, by_model = plan_growth(record, config, growth.times, shapes, recorded=recorded, initial=fresh)
+                yield PlannedGrowth(plan, growth.grow, growth.seed)
                 shapes = {name: plan[plan.names.get(name, name)].wide for name in shapes}
-            record = (record or Record(config)).then(growth, by_model if counted else None)
+            record = (record or Record(config)).then(growth, by_model)
             config = growth.config_after(config)
 
     def whole_plan(self) -> Plan:
@@ -168,7 +167,7 @@ def relate(small: Source, wide: Source, plan: Plan | None = None) -> Relation:
 def _before(record: Record, start: int) -> Record | None:
     """What mupscale.json of the small model would say, by the wide one's, where later growths count from the first."""
     before: Record | None = None
-    if any(growth.from_first for growth in record.growths[start:]):
+    if not all(is_replica(growth.grow) for growth in record.growths[start:]):
         config: Config = record.config
         for growth in record.growths[:start]:
             plan = family_of_config(config).plan(growth.times, initial=False) if growth.is_width else None

@@ -15,9 +15,7 @@ from torch import Tensor
 
 from mupscale.core import Entry, Plan, expand, index_of_old
 from mupscale.growth import (
-    DRAWS,
     Copies,
-    Draws,
     Fresh,
     GaussianNoise,
     Operator,
@@ -39,7 +37,6 @@ class PlannedGrowth:
     plan: Plan
     grow: Operator
     seed: int
-    draws: Draws = DRAWS
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ def _trace(name: str, small: Source, steps: Sequence[PlannedGrowth]) -> _History
         planned = name if step.plan.has_new_parts else plan_name(name, step.plan)
         entry, source = step.plan[planned], step.plan.sources[planned]
         is_new = is_new or source.is_new
-        if drawn is None and (drawn := NewTensor.of(planned, step.plan, step.seed, step.draws)) is not None:
+        if drawn is None and (drawn := NewTensor.of(planned, step.plan, step.seed)) is not None:
             shape = entry.wide
         if drawn is None and (entry.axes or not step.plan.has_new_parts):  # of new parts, those with more rows
             ways.append((step, planned))
@@ -175,7 +172,7 @@ def _grown(name: str, narrow: Tensor, planned: str, step: PlannedGrowth, dtype: 
         raise MupscaleError(f"'{name}' has shape {tuple(narrow.shape)}, but should have {entry.narrow} by the config")
     if not narrow.is_floating_point():
         return narrow
-    exact, part = _exact(narrow.dtype), Part(planned, step.plan, step.seed, draws=step.draws)
+    exact, part = _exact(narrow.dtype), Part(planned, step.plan, step.seed)
     if type(step.grow) is not Copies or step.grow.paired:
         out = torch.empty(entry.wide, dtype=dtype if isinstance(step.grow, Fresh) else exact)
         step.grow.parameter(out, narrow if isinstance(step.grow, Fresh) else narrow.to(exact), part)
@@ -183,7 +180,7 @@ def _grown(name: str, narrow: Tensor, planned: str, step: PlannedGrowth, dtype: 
     noise, wide = as_noise(step.grow.noise), entry.widened(narrow.to(exact, copy=True), overwrite=True)
     if isinstance(noise, GaussianNoise) and planned in step.plan.parameters and noise.of(planned):
         level = noise.of(planned) * unit_std(step.plan, planned, noise.unit)
-        wide.add_(standard_normal(entry.wide, exact, step.seed, planned, step.draws), alpha=level)
+        wide.add_(standard_normal(entry.wide, exact, step.seed, planned), alpha=level)
     return wide.to(dtype)
 
 
