@@ -496,7 +496,6 @@ def test_the_rate_is_to_blame_where_losses_rise_at_the_smallest_width_or_not_at_
 
 
 def test_activations_that_are_not_finite_tell_it_without_losses() -> None:
-    """As files of earlier versions have them."""
     values = [(0, 1.0, 0.0), (1, math.inf, math.inf)]
     rows = [Measurement(width, 0, step, "h", size, change) for width in (1, 2) for step, size, change in values]
     check = CoordCheck(rows, "made up")

@@ -62,7 +62,7 @@ def test_growths_multiply() -> None:
 @pytest.mark.parametrize("first", ["2", "heads=2,kv=1"])
 @pytest.mark.parametrize("second", ["heads=2,kv=1", "ffn=3"])
 def test_growing_twice_is_growing_once(first: str, second: str) -> None:
-    """In a record that holds its plan and in one of an earlier version, which does not."""
+    """In a record that holds its plan, and in one that does not."""
     config = {**LLAMA, "num_key_value_heads": 2, "num_hidden_layers": 1, "vocab_size": 11, "tie_word_embeddings": True}
     one, two = (GrowthStep(Times.of(times)) for times in (first, second))
     middle = one.config_after(config)
@@ -85,7 +85,7 @@ def test_a_record_follows_more_layers() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["[" * 100_000, '{"format": "mupscale.hf/1", "growths": [], "config": [], "plan": null}'],
+    ["[" * 100_000, '{"format": "mupscale.hf/2", "growths": [], "config": [], "plan": null}'],
     ids=["too deep", "no config"],
 )
 def test_a_record_that_is_none(tmp_path: Path, text: str) -> None:

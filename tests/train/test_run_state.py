@@ -85,7 +85,7 @@ def test_what_a_run_writes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", NAMES)
 def test_resuming_names_what_is_missing(tmp_path: Path, field: str) -> None:
-    """All but the width, which the recipe says, too, and what checkpoints of earlier versions do not say."""
+    """All but the width, which the recipe says, too, and what need not be known."""
     short = recipe(tmp_path / "run", steps=3)
     run_recipe(short)
     path = tmp_path / "run" / "checkpoints" / "step-000000003.safetensors"

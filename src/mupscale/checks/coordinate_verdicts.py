@@ -23,7 +23,7 @@ Outcome = Literal["flat", "not flat", "too noisy to tell", "learning rate too la
 class Measurement:
     """One measurement: root mean square of a module's output, and of its change since the start, on one batch.
 
-    loss: the model's, on that batch at that step; None in files of earlier versions.
+    loss: the model's, on that batch at that step, where it was computed.
     """
 
     width: float

@@ -90,15 +90,13 @@ def allow_named_classes(options: Iterable[Option]) -> None:
 
 
 def _paths_of_run(file: str, values: dict[str, Any]) -> list[Option]:
-    """The paths of a recipe that lies in a run's folder, where they lead from here, and how it grows, if by copies."""
-    from mupscale.train import values_in, with_copies
+    """The paths of a recipe that lies in a run's folder, where they lead from here."""
+    from mupscale.train import values_in
 
     if Path(file).name != "recipe.json":
         return []
-    placed = with_copies(values_in(values, Path(file).parent))
-    changed = [name for name in ("out", "from", "how") if placed.get(name) != values.get(name)]
-    grow: list[Option] = [NO_GROWTH, ("--grow", json.dumps(placed["grow"]))] if placed.get("grow") else []
-    return [*((f"--{name}", placed[name]) for name in changed), *grow]
+    placed = values_in(values, Path(file).parent)
+    return [(f"--{name}", placed[name]) for name in ("out", "from") if placed.get(name) != values.get(name)]
 
 
 def _recipe_parser(command: str, usage: str, about: str, width_arguments: Iterable[str]) -> Any:

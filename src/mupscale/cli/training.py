@@ -125,13 +125,13 @@ def read_recipe(words: Sequence[str]) -> tuple[Recipe, Beginning]:
 
 def read_run(words: Sequence[str]) -> Recipe:
     """The recipe of a run to resume, with what the words behind `mupscale resume` change."""
-    from mupscale.train import MAY_CHANGE, Recipe, with_copies
+    from mupscale.train import MAY_CHANGE, Recipe
 
     runs, options = separate_options(words, flags=())
     if len(runs) != 1 and not {"-h", "--help", "--help_all"} & {name for name, _ in options}:
         raise UsageError("give the folder of one run" + (f", not {len(runs)}: {', '.join(runs)}" if runs else ""))
     stored = _stored_recipe(Path(runs[0])) if runs else None
-    values = {} if stored is None else with_copies(stored.to_json())
+    values = {} if stored is None else stored.to_json()
     changeable = (MAY_CHANGE - {"out"}) | {"grow"}
     for name, _ in options:
         field = name.lstrip("-").split(".")[0]

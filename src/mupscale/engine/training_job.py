@@ -92,7 +92,7 @@ class TrainingJob:
         try:
             saved = checkpoint.load(self.save_path)
             header = saved.extra.get("stack", {})
-            if header.get("fingerprint") not in (self._fingerprint(), self._earlier_fingerprint()):
+            if header.get("fingerprint") != self._fingerprint():
                 return False
             done = {int(n): Outcome.from_json(self.recipes[int(n)], v) for n, v in header["outcomes"].items()}
             numbers = list(header["numbers"])
@@ -106,12 +106,6 @@ class TrainingJob:
         """Of all that is asked for; paths are seen from the saved file's folder, which may be moved with them."""
         assert self.save_path is not None
         here = self.save_path.parent
-        return self._hash([(stored_values(recipe, here), seen_from(here, recipe.out)) for recipe in self.recipes])
-
-    def _earlier_fingerprint(self) -> str:
-        """As earlier versions have it."""
-        return self._hash([recipe.to_json() for recipe in self.recipes])
-
-    def _hash(self, recipes: list[Any]) -> str:
+        recipes = [(stored_values(recipe, here), seen_from(here, recipe.out)) for recipe in self.recipes]
         arguments = [recipes, self.points, list(self.rungs), self.evaluate]
         return hashlib.sha256(json.dumps(arguments).encode()).hexdigest()

@@ -82,7 +82,7 @@ def _weights_of(
     for group in optimizer.param_groups:
         if NORM_FACTOR not in group and "lr_factor" in group:
             raise MupscaleError(
-                "this optimizer's groups were made by an earlier version, which did not store how gradients enter a "
+                "this optimizer's groups have an lr_factor, but do not say how their gradients enter a "
                 "norm. Pass a plan from the width at which max_norm was chosen to this model"
             )
         factors.update((id(p), group.get(NORM_FACTOR, 1.0)) for p in group["params"])

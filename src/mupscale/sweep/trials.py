@@ -16,7 +16,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -370,11 +370,7 @@ class _StoredResult:
 
 
 def _stored_result(trial: FrozenTrial) -> _StoredResult:
-    """What was stored with its end: in one attribute; studies of earlier versions have one for each value."""
-    values = trial.user_attrs.get("result", trial.user_attrs)
-    if isinstance(values, dict):
-        values = {each.name: values[each.name] for each in fields(_StoredResult) if each.name in values}
-    return parse_record(_StoredResult, values, f"trial {trial.number} of the study")
+    return parse_record(_StoredResult, trial.user_attrs.get("result", {}), f"trial {trial.number} of the study")
 
 
 def trial_state(trial: FrozenTrial) -> TrialState:

@@ -24,7 +24,7 @@ _MARK = ".mupscale-"  # torch.save writes the name before the last dot into its 
 _LONG = 86_400.0  # seconds after which what is half-written is nobody's any more
 _TEMPORARY = re.compile(
     r"\..+\.mupscale-(?P<place>[0-9a-f]{6})-(?P<pid>\d+)(-[0-9a-f]{8})?"
-    r"|\..+\.(?P<old_pid>\d+)\.tmp|\..+\.tmp|\.tmp[A-Za-z0-9]{6}"  # of earlier versions, and of safetensors
+    r"|\..+\.tmp|\.tmp[A-Za-z0-9]{6}"  # of safetensors
 )
 
 
@@ -182,7 +182,7 @@ def clear_leftovers(folder: Path, alone: bool = False) -> None:
 
 
 def _is_abandoned(path: Path, match: re.Match[str]) -> bool:
-    place, pid = match["place"], match["pid"] or match["old_pid"]
+    place, pid = match["place"], match["pid"]
     if pid is not None and (place is None or place == _here()) and not is_process_alive(int(pid)):
         return True
     try:

@@ -195,7 +195,7 @@ class LimitComparison:
             limit=Measurements.from_json(values["limit"]),
             finite=tuple(Measurements.from_json(networks) for networks in values["finite"]),
             edges=_tensor(values["edges"]),
-            wider=values.get("wider", 0.0),  # not in files of earlier versions
+            wider=values["wider"],
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -109,10 +108,10 @@ class Growth:
         """What the metrics say of it; lr: the learning rate from here on.
 
         >>> Growth(at=10, width=64, how="fresh").record(lr=0.1)
-        {'width': 64, 'noise': 0.0, 'unit': 'init', 'how': 'fresh', 'lr': 0.1}
+        {'width': 64, 'noise': 0.0, 'unit': 'init', 'how': 'fresh', 'outgoing': 1.0, 'deepen': 'identity', 'lr': 0.1}
         """
         said = {"width": self.width, "noise": self.noise, "unit": self.unit, "how": self.how}
-        return without_defaults({**said, "outgoing": self.outgoing, "deepen": self.deepen, "lr": lr})
+        return {**said, "outgoing": self.outgoing, "deepen": self.deepen, "lr": lr}
 
     def build_operator(self) -> Operator:
         """The operator to grow in width with."""
@@ -157,37 +156,6 @@ def build_operator(how: str | None, noise: NoiseLevel, unit: str, outgoing: floa
         raise MupscaleError(f"how: {how} does not use outgoing: leave it out, or use how: fresh")
     settings = {"noise": build_noise(noise, unit), "outgoing": outgoing}
     return make(**{name: settings[name] for name in takes})
-
-
-def without_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a growth, a recipe or a schedule, without those that came later where they are as they were before.
-
-    >>> without_defaults({"at": 10, "width": 64, "how": "copies", "outgoing": 1.0})
-    {'at': 10, 'width': 64}
-    """
-    usual: dict[str, Any] = {
-        "how": "copies",
-        "outgoing": 1.0,
-        "depth": None,
-        "deepen": "identity",
-        "depth_rule": "none",
-    }
-    usual |= {"on_nonfinite": "stop", "state": "keep", "before": 0, "after": 0}
-    return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
-
-
-def with_copies(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe's values from a file that left out `how` where it was by copies, with that said.
-
-    >>> with_copies({"grow": [{"at": 10, "width": 64}], "from": None})
-    {'grow': [{'how': 'copies', 'at': 10, 'width': 64}], 'from': None}
-    """
-    told = dict(values)
-    if told.get("from") is not None:
-        told.setdefault("how", "copies")
-    if isinstance(grow := told.get("grow"), list):
-        told["grow"] = [{"how": "copies", **one} if isinstance(one, Mapping) else one for one in grow]
-    return told
 
 
 def build_noise(level: NoiseLevel, unit: str) -> Noise:

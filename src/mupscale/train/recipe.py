@@ -24,8 +24,6 @@ from mupscale.train.growth_events import (
     Growth,
     NoiseLevel,
     usual_how,
-    with_copies,
-    without_defaults,
 )
 from mupscale.train.loss_functions import load_loss
 from mupscale.train.recipe_families import family_of, make_data
@@ -270,22 +268,10 @@ class Recipe:
         return "default" if self.compile is True else str(self.compile)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values as a YAML recipe has them, from which `from_json` makes the same recipe.
-
-        How new units are filled is left out where it is by copies, and `from_json` takes it so: what was written before
-        there was a choice is equal.
-        """
+        """Plain values as a YAML recipe has them, from which `from_json` makes the same recipe."""
         for spec in (self.model, self.data, self.optimizer):
             spec.check_plain()
-        values = without_defaults(asdict(self))
-        values["schedule"] = without_defaults(values["schedule"])
-        if self.how is None:
-            del values["how"]
-        values["grow"] = [without_defaults(growth) for growth in values["grow"]]
-        for name in _LEFT_OUT_WHEN_EMPTY:  # so that what was written before there were such lists is equal
-            if not values[name]:
-                del values[name]
-        return {_IN_FILES.get(name, name): value for name, value in values.items()}
+        return {_IN_FILES.get(name, name): value for name, value in asdict(self).items()}
 
     @classmethod
     def from_json(cls, values: Any, where: object = "") -> Recipe:
@@ -293,7 +279,7 @@ class Recipe:
         if not isinstance(values, Mapping):
             raise MupscaleError(f"{f'{where}: ' if str(where) else ''}{show_short(values)} is not a recipe")
         names = {shown: name for name, shown in _IN_FILES.items()}
-        by_field = {names.get(name, name): value for name, value in with_copies(values).items()}
+        by_field = {names.get(name, name): value for name, value in values.items()}
         if by_field.get("grow", ()) is None:
             del by_field["grow"]
         return parse_record(cls, by_field, where)
@@ -345,7 +331,6 @@ _LEAST = {
     "evaluation.batch": 1,
 }
 _MOST = {"batch": 1 << 24, "evaluation.batch": 1 << 24, "checkpoints.keep": 1 << 31}
-_LEFT_OUT_WHEN_EMPTY = ("no_decay", "callbacks")
 _IN_FILES = {"start": "from", "start_width": "from_width"}  # `from` is no name in Python
 MAY_CHANGE = frozenset(
     [

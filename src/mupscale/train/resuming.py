@@ -88,7 +88,7 @@ def resume_point(
 
 
 def _check_fingerprint(state: RunState, fingerprint: str | None, path: Path) -> None:
-    """The data must be what the steps so far were taken on; checkpoints of earlier versions do not say."""
+    """The data must be what the steps so far were taken on, where both say what it is."""
     if None not in (state.data, fingerprint) and state.data != fingerprint:
         raise MupscaleError(
             f"the data has changed since the run in {path.parents[1]} was trained (its fingerprint is {fingerprint}, "

@@ -29,8 +29,6 @@ def stored_values(recipe: Recipe, folder: str | Path) -> dict[str, Any]:
 def values_in(values: Mapping[str, Any], folder: str | Path) -> Mapping[str, Any]:
     """Values that `stored_values` gave, read in a file of `folder`, wherever that is now.
 
-    Earlier versions stored paths as they were typed, seen from the current folder: those stay as they are.
-
     >>> Path(values_in({"out": ".", "from": "../base"}, "moved/wide")["from"]) == Path("moved/base").resolve()
     True
     """

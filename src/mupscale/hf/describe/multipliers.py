@@ -123,7 +123,7 @@ class Ratios(Times):
         return True
 
     def to_json(self) -> dict[str, Any]:
-        """Exact: fractions as text, so that an earlier version does not take them for copies."""
+        """Exact: fractions as text."""
         return {name: str(value) for name, value in asdict(self).items()}
 
     @classmethod
