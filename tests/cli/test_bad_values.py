@@ -124,6 +124,7 @@ def test_a_vocabulary_beyond_all_text(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "5000 digits" in said(capsys, [*tokenize, DIGITS], 2)
 
 
+@pytest.mark.slow
 def test_a_nul_in_a_name(capsys: pytest.CaptureFixture[str]) -> None:
     (Path("text.txt")).write_text("to be\n")
     for words in (["--out", "a\x00b"], ["--from", "a\x00b"]):

@@ -185,6 +185,7 @@ def test_a_record_of_another_model_is_refused(small: Path, tmp_path: Path) -> No
         hf.inspect(small)
 
 
+@pytest.mark.slow
 def test_a_record_from_before_the_readout_was_another_is_refused(tmp_path: Path) -> None:
     """A second growth would fold nothing into the norm that has the first one's 1/k."""
     config, cls = tiny("llama", tie_word_embeddings=True)

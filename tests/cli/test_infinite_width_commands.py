@@ -226,6 +226,7 @@ def test_no_multiple_leaves_fresh_units_alone(capsys: pytest.CaptureFixture[str]
 # ------------------------------------------------------------------------------------------------ sweep
 
 
+@pytest.mark.slow
 def test_a_sweep_names_its_best_cell(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SWEEP, "--lrs", "0.1", "1e9", "--noises", "1", "--times", "2", "3"]) == 0
     assert set(pictures("limit/sweep")) == {"limit-times-2", "limit-times-3"}

@@ -126,6 +126,7 @@ def test_quiet_and_verbose(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_out_none_writes_nothing(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY, "--out", "none"]) == 0
     assert main(["limit", "examples", "--widths", "64", "128", "--networks", "2", "--steps", "1", "--out", "none"]) == 0

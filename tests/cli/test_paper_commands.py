@@ -55,6 +55,7 @@ def test_contenders_are_added_to_those_that_take_part_already(flags: list[str], 
     assert asked("--study.contenders+", "net2net", how=SETTINGS) == [*SETTINGS.contenders, "net2net"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures_without_pixels")
 def test_a_whole_run_from_nothing_to_a_page(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--paper", file, "--study.noises", "[1, 2]"]) == 0

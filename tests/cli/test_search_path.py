@@ -43,6 +43,7 @@ def ran(download: Path) -> str:
     return trace.read_text().strip() if trace.exists() else ""
 
 
+@pytest.mark.slow
 def test_python_m_runs_nothing_of_the_current_folder(download: Path) -> None:
     """Whatever torch and others look for that is not installed, though the recipe names torch and a module there."""
     (download / "mine.py").write_text("from mupscale.models import MLP as Net\n" + (download / "mine.py").read_text())

@@ -260,6 +260,7 @@ def test_one_run_alone_is_a_stack_too() -> None:
     assert far(ours, theirs) <= TOLERANCE
 
 
+@pytest.mark.slow
 def test_hyperparameters_that_only_some_recipes_give_are_torchs_own_in_the_others() -> None:
     bare = optimizer("AdamW", lr=0.02)
     recipes = [recipe(optimizer=bare), recipe(optimizer=optimizer("AdamW", lr=0.02, weight_decay=5.0, eps=0.1))]
@@ -550,6 +551,7 @@ def test_runs_that_diverge_where_a_shape_is_dear(
 # ------------------------------------------------------------------------------------------------ memory is short
 
 
+@pytest.mark.slow
 def test_parts_when_memory_is_short_give_the_same() -> None:
     recipes, said = varied(recipe(steps=20, **CLIPPED), 5), list[str]()
     data = Rows().to(CPU, torch.float64)

@@ -174,6 +174,7 @@ def test_complete_at_the_base_depth_is_none() -> None:
     assert all(torch.equal(p, q) for p, q in zip(ours.parameters(), theirs.parameters(), strict=True))
 
 
+@pytest.mark.slow
 def test_complete_takes_back_the_authors_own_rule() -> None:
     """GPT-2 starts its projections into the stream with 1/√(2L); the rule has the spread at the base, over r."""
     one = family("complete")
@@ -212,6 +213,7 @@ class TiedBlocks(nn.Module):
         return self.head(self.last(x))
 
 
+@pytest.mark.slow
 def test_roles_are_learnt_where_rates_follow_the_depth() -> None:
     one = mu.Family(TiedBlocks, base={"width": 8, "depth": 1}, inputs=TOKENS, depth_rule="complete")
     model = one.init({"width": 8, "depth": 1})

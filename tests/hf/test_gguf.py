@@ -54,6 +54,7 @@ def _write_gguf(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     return numbers
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of transformers, about tokenizers
 def test_a_gguf_file_grows_where_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = tmp_path / "model-Q8_0.gguf", tmp_path / "wide"

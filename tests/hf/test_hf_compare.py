@@ -484,6 +484,7 @@ def test_random_batches_depend_on_the_seed_and_avoid_padding() -> None:
     assert not any((batch["input_ids"] == 3).any() for batch in one)
 
 
+@pytest.mark.slow
 def test_what_the_model_does_not_use_is_told(tmp_path: Path) -> None:
     small = saved(tmp_path / "small", "bert", "ForPreTraining")
     edit_json(small / "config.json", architectures=["BertForMaskedLM"])

@@ -106,6 +106,7 @@ def test_older_names(name: str, old: str, new: str, tied: bool) -> None:
     assert [*plans[0].rules.values()] == [*plans[1].rules.values()]
 
 
+@pytest.mark.slow
 def test_mixtrals_experts_in_files_and_in_the_model() -> None:
     """Gate and up projection are one tensor in the model, and are copied half by half."""
     config, _ = models.tiny("mixtral")

@@ -129,6 +129,7 @@ def test_post_norm_is_refused_and_stacks(name: str, tmp_path: Path) -> None:
     assert "copied layers move" in str(stacked)
 
 
+@pytest.mark.slow
 def test_a_first_layer_that_holds_less_is_not_copied(tmp_path: Path) -> None:
     """ModernBERT's has no norm, and a copy of it would lack one elsewhere; no message sends one on to the next."""
     saved("modernbert", tmp_path / "small")
@@ -155,6 +156,7 @@ def test_stack_says_by_how_much_outputs_change(tmp_path: Path) -> None:
     assert "copied layers move logits by" in report.verdict
 
 
+@pytest.mark.slow
 def test_settings_of_single_layers(tmp_path: Path) -> None:
     """Lists of numbers of layers, every how many have experts, and how many plain ones come first."""
     saved("qwen3_moe", tmp_path / "moe", mlp_only_layers=[], decoder_sparse_step=2)

@@ -470,6 +470,7 @@ def test_the_trainer_clips_by_the_width_invariant_norm(tmp_path: Path) -> None:
     assert Record.load(tmp_path / "wider").times.hidden == 2
 
 
+@pytest.mark.slow
 def test_lossless_growth_goes_on_without_a_spike(tmp_path: Path) -> None:
     torch.manual_seed(0)
     small = save_small(tmp_path / "small")

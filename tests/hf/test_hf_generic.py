@@ -157,6 +157,7 @@ def test_what_the_modules_do_not_explain_is_refused(name: str, tmp_path: Path) -
     assert not (tmp_path / "wide").exists()
 
 
+@pytest.mark.slow
 def test_a_feed_forward_size_that_follows_from_the_hidden_size(tmp_path: Path) -> None:
     """Mamba's: what is asked of hidden alone is told what goes with it; and how it would be planned."""
     small = saved(tmp_path / "small", *EXACT["mamba"])

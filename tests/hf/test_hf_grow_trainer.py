@@ -235,6 +235,7 @@ def test_a_lossless_growth_as_described_is_not_called_untried(tmp_path: Path) ->
     assert hf.verify(tmp_path / "narrow-checkpoint-1", tmp_path / "checkpoint-1", dtype="float64").ok
 
 
+@pytest.mark.slow
 def test_a_growth_that_is_lossless_in_name_only_warns(tmp_path: Path) -> None:
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_hidden_layers": 1}
     model = transformers.BertForMaskedLM(transformers.BertConfig(**sizes, vocab_size=31, max_position_embeddings=16))
@@ -242,6 +243,7 @@ def test_a_growth_that_is_lossless_in_name_only_warns(tmp_path: Path) -> None:
         grow_lossless(tmp_path, model)
 
 
+@pytest.mark.slow
 def test_models_of_which_no_miniature_runs_are_to_be_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mupscale.hf.describe.miniatures._FEW", 0)
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_hidden_layers": 1}
@@ -251,6 +253,7 @@ def test_models_of_which_no_miniature_runs_are_to_be_compared(tmp_path: Path, mo
     assert hf.verify(tmp_path / "narrow-checkpoint-1", tmp_path / "checkpoint-1").ok
 
 
+@pytest.mark.slow
 def test_lr_is_the_rate_at_the_step_of_growth(tmp_path: Path) -> None:
     """Half of what a linear schedule would have been, as the docs say it; what it is already is no news, and said."""
     linear = {"lr_scheduler_type": "linear", "learning_rate": 8e-3, "max_grad_norm": 0.0}

@@ -84,6 +84,7 @@ def test_a_run_with_two_growths_goes_on_after_a_stop(tmp_path: Path, stop: int) 
         assert torch.equal(ours, theirs), name
 
 
+@pytest.mark.slow
 def test_a_size_that_fits_only_after_the_first_growth_is_not_refused_before(tmp_path: Path) -> None:
     first = hf.GrowTrainerCallback(at=1, hidden=24, heads=6, kv=3, grow=mu.Fresh())
     trainer = train(tmp_path, first, hf.GrowTrainerCallback(at=2, hidden=72, exact=True), steps=3)

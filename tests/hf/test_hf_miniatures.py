@@ -177,6 +177,7 @@ def test_outputs_and_steps_of_adamw_are_the_same(variant: str) -> None:
     assert pair.train(steps=3).ok
 
 
+@pytest.mark.slow
 def test_a_real_size_is_planned_on_miniatures_that_have_all_kinds_of_layers() -> None:
     kinds = ["sliding_attention", "sliding_attention", "full_attention"]
     heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 6, "layer_types": 2 * kinds}
@@ -296,6 +297,7 @@ def one_by_one(plan: Plan) -> Plan:
     return Plan(changed)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 def test_query_heads_copied_one_by_one_diverge_in_training() -> None:
     """Copies of one key/value head then serve different heads: the outputs are still right, the updates are not."""

@@ -106,6 +106,7 @@ def test_a_zero_router_trains_as_the_dense_model_does(times: int | None, tmp_pat
         assert apart(steps(small, before, config, 3), steps(mixture, after, config, 3)) < 1e-10
 
 
+@pytest.mark.slow
 def test_more_experts_of_a_mixture(tmp_path: Path) -> None:
     """Each is copied, with its row of the router; with as many more active the function and training stay."""
     config, small, before = saved("mixtral", tmp_path / "small", num_local_experts=2, num_experts_per_tok=1)

@@ -391,6 +391,7 @@ def test_a_second_growth_goes_on_from_the_first(case: Case) -> None:
 _GROWN = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
 
 
+@pytest.mark.slow
 def test_resuming_with_another_rate(case: Case) -> None:
     optimizer = torch.optim.AdamW(case.small.parameters(), lr=1e-2)
     train(case.small, optimizer, batches(1))

@@ -17,6 +17,7 @@ REGNET = {"embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1], "groups
 SERIES = {"prediction_length": 2, "context_length": 8, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1}
 
 
+@pytest.mark.slow
 def test_sizes_of_stages_with_heads_in_a_list(tmp_path: Path) -> None:
     """Every size of Swin follows from embed_dim, and its biases by distance are copied with their heads."""
     transformers.SwinForImageClassification(transformers.SwinConfig(**SWIN)).save_pretrained(tmp_path / "small")

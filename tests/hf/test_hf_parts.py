@@ -163,6 +163,7 @@ def test_parts_by_name(name: str, times: str, text: int, vision: int, tmp_path: 
     assert all(f"{a} → {b}" in str(made) for a, b in ((16, text), (16, vision)) if a != b)
 
 
+@pytest.mark.slow
 def test_sizes_of_parts_in_python_and_on_the_command_line(tmp_path: Path) -> None:
     small = saved(tmp_path / "small", "clip")
     command = ["upscale", str(small), str(tmp_path / "wide"), "--hidden", "text=32", "--heads", "text=8", "--no-verify"]

@@ -234,6 +234,7 @@ def test_the_trainer_differs_without_any_of_it(wrong: str, tmp_path: Path) -> No
     )
 
 
+@pytest.mark.slow
 def test_the_trainer_accumulates_and_checkpoints_activations(tmp_path: Path) -> None:
     small, wide = pair(tmp_path)
     args = {"gradient_accumulation_steps": 2, "max_steps": 10, "gradient_checkpointing": True}
@@ -379,6 +380,7 @@ TIED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.quick("GPT2LMHeadModel")
 @pytest.mark.parametrize("name", with_slow(TIED, ("GPT2LMHeadModel", "GemmaForCausalLM")))
 def test_a_tied_model_with_a_classifier_in_place_of_its_readout(name: str, tmp_path: Path, double: None) -> None:

@@ -118,6 +118,7 @@ def test_with_the_flag_it_is_planned_by_running_and_verified(checkpoint: Path, t
     assert loaded.config.hidden_size == 16
 
 
+@pytest.mark.slow
 def test_the_commands_have_the_flag(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wide = str(tmp_path / "wide")
     assert main(["inspect", str(checkpoint), "--trust-remote-code"]) == 0

@@ -75,6 +75,7 @@ def test_what_comes_out(small: Path, tmp_path: Path) -> None:
     assert "not verified: verification is off" in str(made)
 
 
+@pytest.mark.slow
 def test_upscaled_twice_is_upscaled_once_by_more(small: Path, tmp_path: Path) -> None:
     plainly(small, tmp_path / "2", times=2)
     plainly(tmp_path / "2", tmp_path / "4", times="hidden=2,ffn=2,heads=2", noise=0.0, seed=3)
@@ -483,6 +484,7 @@ def test_a_wrong_plan_is_found_out_and_nothing_kept(zoo: Any, tmp_path: Path, mo
     assert os.listdir(tmp_path) == ["small"]
 
 
+@pytest.mark.slow
 def test_rounding_may_send_tokens_to_other_experts(zoo: Any, tmp_path: Path) -> None:
     saved(zoo, tmp_path / "small", "mixtral")
     exact = upscale(tmp_path / "small", tmp_path / "exact", times=3, exact=True)

@@ -118,6 +118,7 @@ def test_width_and_depth_in_one_command(tmp_path: Path, capsys: pytest.CaptureFi
     assert resumed.state[large.get_parameter("model.layers.2.mlp.up_proj.weight")]
 
 
+@pytest.mark.slow
 def test_either_order_and_once_more(tmp_path: Path) -> None:
     """Deeper then wider, wider then deeper: the function stays, and new layers have μP's spread at their width."""
     config, _ = tiny("llama", hidden_size=64, intermediate_size=64)

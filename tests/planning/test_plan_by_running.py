@@ -473,6 +473,7 @@ def parallel(width: int) -> nn.Module:
     return nn.Sequential(nn.Linear(5, width), ParallelBlock(width), nn.Linear(width, 2))
 
 
+@pytest.mark.slow
 def test_parts_of_outputs_are_no_parts_of_inputs() -> None:
     """Those of the fused projection were tried on its inputs, which ended the search with an error."""
     x = torch.randn(2, 3, 5)

@@ -266,6 +266,7 @@ def test_thin_lines_on_request_and_a_forecast_alone(tmp_path: Path) -> None:
     assert exact.points[-1].cost == pytest.approx(continued.points[-1].cost, rel=0.05)
 
 
+@pytest.mark.slow
 def test_copies_without_noise_are_the_base_model_continued_for_fewer_steps(tmp_path: Path) -> None:
     """With costs in steps both have equally many, and are the same function."""
     names = ["continued", "copies-without-noise", "fresh"]

@@ -94,6 +94,7 @@ def test_the_trunk_may_grow_before_or_after_the_branch_leaves(ends: float, sched
         assert rates[2 : -planned[-1].leaf.steps] == [0.01] * (steps - planned[-1].leaf.steps - 2)
 
 
+@pytest.mark.slow
 def test_copies_with_noise_and_an_optimizer_that_starts_anew(tmp_path: Path) -> None:
     asked = {"sizes": [4, 8], "how": "copies", "noise": 0.5, "state": "reset"}
     planner = make_planner(small(), FamilySettings(**asked))

@@ -313,6 +313,7 @@ def test_a_loss_that_is_not_finite_has_diverged(family: mu.Family, tmp_path: Pat
     assert [row[6] for row in summary.tables[0].rows] == ["1.000", "1.000", "diverged"]
 
 
+@pytest.mark.slow
 def test_costs_are_counted_on_a_batch_or_given(family: mu.Family, tmp_path: Path) -> None:
     given = {"train": lambda *given: None, "held_out": lambda model: 1.0}
     counted = loop_in(tmp_path / "a", family, **given, batch=16).train_family(SIZES)

@@ -184,6 +184,7 @@ def test_more_seeds_and_another_contender_train_only_what_is_new(done: Path, tmp
             assert curve.losses == pytest.approx(other.losses, rel=0, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_fewer_contenders_are_not_charged_for_the_others(done: Path) -> None:
     summary = run_quietly(done, short(), few(contenders=["continued"]))
     assert [stage.name for stage in summary.stages] == [

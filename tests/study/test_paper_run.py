@@ -494,6 +494,7 @@ def test_a_base_model_that_always_diverges_is_one_sentence(tmp_path: Path) -> No
         train(study, Choice(0.1, 0.1, 0.1, "init"))
 
 
+@pytest.mark.slow
 def test_a_seed_with_which_the_base_model_diverges_is_left_out(tmp_path: Path) -> None:
     unlucky = small(data=Spec("paper_runs.Unlucky"))
     study = prepared(tmp_path / "run", unlucky, seeds=3, contenders=["continued"])

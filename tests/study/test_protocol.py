@@ -206,6 +206,7 @@ def test_steps_at_another_width_for_the_same_cost() -> None:
     assert system(made).steps(FROM_SCRATCH) == round(WIDE_STEPS + BASE_STEPS * narrow / wide)
 
 
+@pytest.mark.slow
 def test_a_model_whose_cost_is_unknown_is_compared_step_by_step(tmp_path: Path) -> None:
     unknown = small(model=Spec("test_protocol.NeedsValues"), steps=12, growth={"at": 4})
     how = settings(seeds=1, grown_lrs=[0.05], noises=[0.1], contenders=["from-scratch"])

@@ -218,6 +218,7 @@ def test_what_is_done_is_kept_and_only_what_is_new_is_trained(
     assert trained == [2, 2, 3, 3]  # bases, of which two are read, and three trials with the new seed
 
 
+@pytest.mark.slow
 def test_a_check_that_was_cut_goes_on_at_the_width_where_it_was(
     tmp_path: Path, checked: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +251,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return trained
 
 
+@pytest.mark.slow
 def test_widths_by_name_grow_where_the_recipe_does(tmp_path: Path) -> None:
     made = small(
         model=Spec("mupscale.models.GPT2", {"vocab": 11, "context": 6, "layers": 1, "attention_multiplier": 2.0}),

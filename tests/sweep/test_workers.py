@@ -388,6 +388,7 @@ def test_an_interrupted_worker_goes_on_where_it_was(number: int, alone: Sweep, t
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_sweep_interrupted_in_a_notebook_goes_on_in_it(alone: Sweep, tmp_path: Path) -> None:
     """The same process asks again: it is alive, but it is not at work any more."""
     place, said = f"{tmp_path}/study.db", list[str]()

@@ -67,6 +67,7 @@ def test_identity_goes_on_where_it_was_and_resumes_to_the_bit(tmp_path: Path, ru
     assert losses(tmp_path / "part") == ours
 
 
+@pytest.mark.slow
 def test_from_a_checkpoint_and_in_the_engine(tmp_path: Path) -> None:
     """Runs that start from a shallow model are stacked, with the losses of one at a time."""
     base = recipe(steps=3, out=str(tmp_path / "base"))

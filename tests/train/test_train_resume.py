@@ -480,6 +480,7 @@ def test_start_from_a_file_of_the_core(tmp_path: Path) -> None:
     assert column(tmp_path / "run", "loss")[0] == pytest.approx(F.cross_entropy(model(x), y).item(), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_start_with_several_widths_and_a_tied_readout(tmp_path: Path) -> None:
     old = recipe(tmp_path / "old", "gpt2-dims", clip=0.3)
     run_recipe(old)
