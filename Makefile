@@ -53,8 +53,9 @@ format: $(READY) ## rewrite the sources in the project's format
 	$(PY) -m ruff format $(SOURCES)
 
 # Tests start many processes: what these import is compiled once, also where the environment says not to keep it.
+# Three workers on two cores, as they wait for disks and for processes that they started.
 test: $(READY) ## the tests
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n 3 --dist worksteal
 
 test-slow: $(READY) ## the tests that take too long for every change: the whole matrix, full recipes, torch.compile's compiler
 	$(PY) -m pytest -m slow

@@ -224,6 +224,7 @@ def refuse_or_read(kind: Kind, folder: Path, seeds: range) -> None:
     assert not [sentence for sentence in refused if "\n" in sentence]
 
 
+@pytest.mark.quick("*safetensors", "*checkpoint", "*.yaml", "*.jsonl", "plan.json", "recipe.json", "journal of a sweep")
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_damaged_files_are_refused_in_a_sentence(kind: Kind, tmp_path: Path) -> None:
     refuse_or_read(kind, tmp_path / "files", range(FEW))
