@@ -12,18 +12,18 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from mupscale.core import Plan, Role, gather_whole, naming
-from mupscale.planning.from_modules import build_plan
-from mupscale.planning.from_run import check_plan_by_running, roles_by_running, what_differs
-from mupscale.planning.full_size import in_full_precision, is_large
-from mupscale.planning.growth_checks import How, find_uneven
+from mupscale.planning.from_modules import How, build_plan, find_uneven
+from mupscale.planning.from_run import (
+    check_plan_by_running,
+    learn_roles,
+    roles_by_running,
+    roles_for_any_width,
+    warn_of_growing_outputs,
+    what_differs,
+)
 from mupscale.planning.initial import initial_means, initial_std, with_initial
-from mupscale.planning.kept_constants import with_keeps
-from mupscale.planning.learnt_roles import learn_roles, roles_for_any_width
-from mupscale.planning.miniature_pairs import find_miniatures, roles_of
-from mupscale.planning.past_norms import find_past_norms
-from mupscale.planning.resized_models import Resizing
-from mupscale.planning.silent_changes import warn_of_growing_outputs
-from mupscale.planning.silent_units import check_silent_units, keeps_outputs
+from mupscale.planning.large_models import Resizing, find_miniatures, in_full_precision, is_large, roles_of
+from mupscale.planning.silent_units import check_silent_units, find_past_norms, keeps_outputs, with_keeps
 from mupscale.planning.trials import Trials
 from mupscale.system import MupscaleError, checks_arguments, not_advising, seeded
 

@@ -1,23 +1,180 @@
-"""A wide model with the old units alone: whether it computes what the narrow one does, and where it does not.
+"""A wide model with the old units alone: whether it computes what the narrow one does, where it does not, and why.
 
-This is how a plan for fresh units is tried at a width that has no copies to follow.
+This is how a plan for fresh units is tried at a width that has no copies to follow. It shows more: what old weights are
+multiplied by where constants depend on the width, and which parameters write units that no norm reads, or read units
+past the norms.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from glob import escape
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Plan, copy_model, index_of_old, is_new, naming
-from mupscale.planning.copied_values import are_close
-from mupscale.planning.full_size import Streamed, generic_weights, in_single, is_large
-from mupscale.planning.growth_checks import find_uneven
-from mupscale.planning.parted_models import Parting, find_parting
-from mupscale.planning.tracing import in_float64, run_in_float64, saved_tensors, take_modes, tensors_in, why_random
+from mupscale.core import Axis, Entry, Plan, Role, copy_model, index_of_old, is_new, multiplier, naming, places
+from mupscale.planning.following import are_close
+from mupscale.planning.from_modules import build_plan, find_role, find_uneven
+from mupscale.planning.large_models import Streamed, generic_weights, in_single, is_large
+from mupscale.planning.tracing import (
+    Recorder,
+    differentiated,
+    in_float64,
+    run_in_float64,
+    saved_tensors,
+    take_modes,
+    tensors_in,
+    why_random,
+)
 from mupscale.planning.trials import Trials
 from mupscale.system import MupscaleError, ways_out
+
+_MOST_TRIALS = 64
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The first module whose output differs at old units. last: the one with weights before it that agrees, or ''.
+
+    weights: the module's own. helpful: those that would agree with their inputs in blocks, and the length of a block.
+    """
+
+    path: str
+    last: str
+    weights: Mapping[str, Entry]
+    helpful: Mapping[str, int]
+
+    def __str__(self) -> str:
+        entry = None if self.matrix is None else self.weights[self.matrix]
+        shapes = "" if entry is None else f" (weight {entry.narrow} → {entry.wide})"
+        before = f"they agree up to '{self.last}', and " if self.last else ""
+        return f"{before}'{self.path or 'the model'}'{shapes} is the first to differ"
+
+    @property
+    def matrix(self) -> str | None:
+        """The name of the module's first weight that may read units; none where it has none."""
+        return next((name for name, entry in self.weights.items() if len(entry.narrow) > 1), None)
+
+    @property
+    def roles(self) -> str:
+        """The roles that help, as they are written."""
+        lines = (
+            f"'{name}': mupscale.Role({_said(self.weights[name])}, in_block={block})"
+            for name, block in self.helpful.items()
+        )
+        return f"{{{', '.join(lines)}}}"
+
+
+def _said(entry: Entry) -> str:
+    """What a role says already, as it is written."""
+    parts = [f"{key}={_one(dims)}" for key, dims in (("out", entry.out), ("in_", entry.in_)) if dims]
+    axis = entry.axes[entry.out[0]] if entry.out else Axis()
+    parts += [f"out_block={axis.block}"] if axis.block != 1 else []
+    return ", ".join(parts + ([f"out_sections={axis.sections}"] if axis.sections else []))
+
+
+def _one(dims: tuple[int, ...]) -> int | tuple[int, ...]:
+    return dims[0] if len(dims) == 1 else dims
+
+
+@torch.no_grad()
+def find_parting(small: nn.Module, large: nn.Module, batch: Any, plan: Plan) -> Parting | None:
+    """Where two models part of which the wide one holds the narrow one's weights in the places of old units.
+
+    >>> import mupscale as mu
+    >>> narrow, wide = (nn.Sequential(nn.Conv1d(3, n, 1), nn.Flatten(), nn.Linear(4 * n, 2)).double() for n in (2, 3))
+    >>> plan = mu.plan(narrow, wide, grow=mu.Fresh())
+    >>> for name, p in wide.named_parameters():
+    ...     p.data.zero_()[index_of_old(plan[name].narrow, plan[name].axes)] = narrow.get_parameter(name).data
+    >>> print(find_parting(narrow, wide, torch.randn(2, 3, 4).double(), plan).roles)
+    {'2.weight': mupscale.Role(in_=1, in_block=4)}
+    """
+    ours, theirs = (_outputs(model, batch) for model in (small, large))
+    last = ""
+    for path in ours:
+        weights = {name: entry for name, entry in plan.parameters.items() if name.rpartition(".")[0] == path}
+        same = _same_at_old_units(ours[path], theirs.get(path), weights)
+        if same:
+            last = path if any(len(entry.narrow) > 1 for entry in weights.values()) else last
+        elif same is False:
+            helpful = _helpful_blocks(ours[path], path, weights, small, large, batch)
+            return Parting(path, last, weights, helpful)
+    return None
+
+
+def _outputs(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    with Recorder(model) as recorder:
+        run_in_float64(model, batch)
+    return recorder.outputs
+
+
+def _same_at_old_units(ours: Tensor, theirs: Tensor | None, weights: Mapping[str, Entry]) -> bool | None:
+    """Whether the old units of a module's output are the narrow one's; None where their places are not known.
+
+    A module that has weights of its own and is like the narrow one's in no order of its units differs.
+    """
+    if theirs is None or ours.dim() != theirs.dim():
+        return None
+    grown = [d for d in range(ours.dim()) if ours.shape[d] != theirs.shape[d]]
+    if len(grown) > 1:
+        return None
+    if not grown:
+        return are_close(ours, theirs, loosened=100)
+    (dim,) = grown
+    n, wide = ours.shape[dim], theirs.shape[dim]
+    sizes = (n, wide)
+    known = {e.axes[d] for e in weights.values() for d in e.out if (e.narrow[d], e.wide[d]) == sizes}
+    for axis in known or (Axis(multiplier(n, wide), block) for block in _blocks(n, wide)):
+        if are_close(ours, theirs[index_of_old(tuple(ours.shape), {dim: axis})], loosened=100):
+            return True
+    return False if weights else None
+
+
+def _blocks(n: int, wide: int) -> Iterator[int]:
+    """The lengths of blocks in which n units can lie that become so many."""
+    return (block for block in range(1, n + 1) if n % block == 0 and wide % block == 0)
+
+
+def _helpful_blocks(
+    ours: Tensor, path: str, weights: Mapping[str, Entry], small: nn.Module, large: nn.Module, batch: Any
+) -> dict[str, int]:
+    """Weights of a module, and the blocks in which they would have to read their inputs for its output to be right."""
+    trials = itertools.islice(_trials(weights), _MOST_TRIALS)
+    for names, dim_of, block in trials:
+        blocked = {}
+        for name in names:
+            entry, dim = weights[name], dim_of[name]
+            blocked[name] = replace(entry, axes={**entry.axes, dim: replace(entry.axes[dim], block=block)})
+        _write_old_units(small, large, blocked)
+        same = _same_at_old_units(ours, _outputs(large, batch).get(path), weights)
+        _write_old_units(small, large, {name: weights[name] for name in names})
+        if same:
+            return dict.fromkeys(names, block)
+    return {}
+
+
+def _trials(weights: Mapping[str, Entry]) -> Iterator[tuple[tuple[str, ...], dict[str, int], int]]:
+    """Weights with inputs of one size, all of them first, the dimension of these, and a block to try."""
+    grown = {name: [d for d in entry.in_ if entry.axes[d].times != 1] for name, entry in weights.items()}
+    dim_of = {name: dims[0] for name, dims in grown.items() if len(dims) == 1}
+    sizes = {name: (weights[name].narrow[d], weights[name].wide[d]) for name, d in dim_of.items()}
+    for size in dict.fromkeys(sizes.values()):
+        alike = [name for name in dim_of if sizes[name] == size]
+        for count in range(len(alike), 0, -1):
+            for names in itertools.combinations(alike, count):
+                yield from ((names, dim_of, block) for block in _blocks(*size) if block > 1)
+
+
+def _write_old_units(small: nn.Module, large: nn.Module, entries: Mapping[str, Entry]) -> None:
+    ours, theirs = saved_tensors(small), saved_tensors(large)
+    for name, entry in entries.items():
+        theirs[name].zero_()[index_of_old(entry.narrow, entry.axes)] = ours[name]
 
 
 @torch.no_grad()
@@ -228,3 +385,209 @@ def look_at_old_units_alone(
                 return out.movedim(-1, dim)
 
             theirs[path].forward = old_units_alone
+
+
+_SUMS = (1, 0, 2, -1)  # over how many growing axes the copies are summed beside the weight itself
+
+
+def with_keeps(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Role], inputs: Any) -> dict[str, Role]:
+    """The roles, by pattern, with `keep` for each constant whose share a run of the models shows; others as they are.
+
+    >>> class Readout(nn.Module):
+    ...     def __init__(self, width):
+    ...         super().__init__()
+    ...         self.a, self.b = nn.Linear(3, width), nn.Linear(width, 2)
+    ...     def forward(self, x):
+    ...         return self.b(torch.tanh(self.a(x))) / self.b.in_features
+    >>> roles = {"b.weight": Role(out=0, in_=1, fold=2.0), "b.bias": Role(fold=2.0)}
+    >>> with_keeps(Readout(4), Readout(8), roles, torch.ones(1, 3))["b.weight"].keep
+    2.0
+    """
+    trials = Trials.of(inputs)
+    with suppress(MupscaleError):  # it cannot grow by fresh units, which is said where that is asked for
+        plan = build_plan(narrow, wide, roles=roles, assume=True)
+        lacking = {name: own for name in plan.parameters if (own := _lacking_keep(plan[name], roles))}
+        folds = {name: float(plan[name].fold) for name in lacking}
+        axes = [axis for entry in plan.parameters.values() for axis in entry.axes.values()]
+        for keeps in _shares(folds, max((float(axis.times) for axis in axes), default=1.0)):
+            told = {
+                escape(alias): replace(role, keep=keep)
+                for name, keep in keeps.items()
+                for alias, role in lacking[name].items()
+            }
+            trial = told | {pattern: role for pattern, role in roles.items() if pattern not in told}
+            if keeps_outputs(narrow, wide, build_plan(narrow, wide, roles=trial, how="fresh", assume=True), trials):
+                return trial
+    return dict(roles)
+
+
+def _lacking_keep(entry: Entry, roles: Mapping[str, Role]) -> dict[str, Role]:
+    """By all its names, the roles of a parameter with a constant and no word on what the old weights keep of it."""
+    told = {alias: role for alias in entry.names if (role := find_role(roles, alias)) is not None}
+    return told if entry.fold != 1 and all(role.keep is None for role in told.values()) else {}
+
+
+def _shares(folds: Mapping[str, float], times: float) -> Iterator[dict[str, float]]:
+    """Every way to tell the sums' share of each constant: equal constants with equal shares first, then one by one."""
+    kinds = {name: (fold, re.sub(r"\d+", "#", name)) for name, fold in folds.items()}  # alike in all layers
+    groupings: list[dict[str, Any]] = [dict(folds), kinds] if folds else []
+    for groups in groupings:
+        keys = sorted(set(groups.values()))
+        for sums in itertools.islice(itertools.product(_SUMS, repeat=len(keys)), _MOST_TRIALS):
+            share = dict(zip(keys, sums, strict=True))
+            yield {name: fold * times ** share[groups[name]] for name, fold in folds.items()}
+
+
+_ROUNDING = 1e-12
+
+
+def find_past_norms(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> dict[str, tuple[int, ...]] | None:
+    """By parameter, the growing dimensions whose units no norm reads (outputs) or made (inputs); None if it is unclear.
+
+    plan: for fresh units. Units that are zero where they are read count as made by a norm.
+
+    >>> import mupscale as mu
+    >>> class Net(nn.Module):
+    ...     def __init__(self, width):
+    ...         super().__init__()
+    ...         self.embed, self.norm = nn.Linear(3, width), nn.LayerNorm(width)
+    ...         self.block, self.head = nn.Linear(width, width), nn.Linear(width, 2)
+    ...     def forward(self, x):
+    ...         x = self.embed(x)
+    ...         return self.head(x + self.block(self.norm(x)))
+    >>> narrow, wide = Net(8), Net(12)
+    >>> find_past_norms(narrow, wide, mu.plan(narrow, wide, grow=mu.Fresh()), torch.ones(4, 3))
+    {'block.weight': (0,), 'block.bias': (0,), 'head.weight': (1,)}
+    """
+    with suppress(MupscaleError):  # the models do not run in float64, which does not keep them from growing
+        trial = _Trial(narrow, wide, plan, inputs)
+        writers = trial.find_writers()
+        if writers is None:
+            return None
+        return trial.past_norms(writers, trial.find_direct_readers(writers))
+    return None
+
+
+class _Trial:
+    """Both models in float64 with generic weights; norms look at the old units alone, and new inputs weigh nothing."""
+
+    def __init__(self, narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> None:
+        self.plan = plan
+        small, self.batch = in_float64(narrow, inputs, generic=1)
+        self.large, _ = in_float64(wide, inputs, like=narrow)
+        self.kept = copy_model(small)
+        for name, weight in saved_tensors(self.kept).items():
+            entry = plan[name]
+            if name in plan.parameters and entry.keep != 1:
+                weight.mul_(float(entry.keep)).add_(float(entry.offset) * (float(entry.keep) - 1))
+        self.norms = [name for name, kind in plan.norms.items() if kind in ("layer", "rms")]
+        self.new_units: list[Tensor] = []
+        look_at_old_units_alone(self.kept, self.large, plan, self.new_units)
+
+    def find_writers(self) -> set[str] | None:
+        """Parameters whose new outputs some norm reads; None where a norm was not called as a module."""
+        self._fill(writers=())
+
+        def found() -> set[str] | None:
+            self._run()
+            return None if len(self.new_units) < len(self.norms) else self._with_gradient(self.new_units, "out")
+
+        return differentiated(found, [self.large])
+
+    def find_direct_readers(self, writers: Collection[str]) -> set[str]:
+        """Parameters whose new inputs are not zero, where new units start as a lossless growth has them."""
+        self._fill(writers)
+        return differentiated(lambda: self._with_gradient(self._run(), "in_"), [self.large])
+
+    def past_norms(self, writers: Collection[str], direct: Collection[str]) -> dict[str, tuple[int, ...]]:
+        past: dict[str, tuple[int, ...]] = {}
+        for name, entry in self.plan.parameters.items():
+            if name in self.plan.norms or name not in self.used:
+                continue
+            unread = _growing(entry, entry.out) if name not in writers else ()
+            if dims := (*unread, *(_growing(entry, entry.in_) if name in direct else ())):
+                past[name] = dims
+        return past
+
+    def _run(self) -> list[Tensor]:
+        self.new_units.clear()
+        for p in self.large.parameters():
+            p.requires_grad_(True)
+            p.grad = None
+        return [t for t in tensors_in(run_in_float64(self.large, self.batch)) if t.is_floating_point()]
+
+    def _with_gradient(self, results: list[Tensor], side: str) -> set[str]:
+        """The parameters whose new units, on this side, change the results."""
+        generator = torch.Generator().manual_seed(0)
+        loss = torch.zeros((), dtype=torch.float64)
+        for result in results:
+            if result.requires_grad:
+                push = torch.randn(result.shape, generator=generator, dtype=result.dtype)
+                loss = loss + (result * push.to(result.device)).sum().cpu()
+        if not loss.requires_grad:
+            return set()
+        loss.backward()
+        gradients = {name: p.grad for name, p in naming.parameters(self.large).items() if p.grad is not None}
+        largest = max((float(g.abs().max()) for g in gradients.values() if g.numel()), default=0.0)
+        self.used = set(gradients)
+        return {
+            name
+            for name, gradient in gradients.items()
+            if _largest_at_new_units(gradient, self.plan.parameters[name], side) > _ROUNDING * largest
+        }
+
+    @torch.no_grad()
+    def _fill(self, writers: Collection[str]) -> None:
+        """Old units in their places; new ones drawn, and of the writers zero or the mean of the old ones."""
+        theirs, parameters = saved_tensors(self.large), naming.parameters(self.large)
+        generator = torch.Generator().manual_seed(2)
+        for name, weight in saved_tensors(self.kept).items():
+            entry, target, old = (
+                self.plan[name],
+                theirs[name],
+                index_of_old(self.plan[name].narrow, self.plan[name].axes),
+            )
+            if name in parameters:
+                size = float(weight.square().mean().sqrt()) if weight.numel() else 0.0
+                target.copy_(torch.randn(target.shape, generator=generator, dtype=torch.float64) * size)
+                for d in _growing(entry, entry.in_):
+                    target.masked_fill_(_new(entry, d).to(target.device), 0.0)
+            target[old] = weight
+            if name in writers and len(entry.out) == 1:
+                self._start_new_outputs(target, entry)
+
+    def _start_new_outputs(self, target: Tensor, entry: Entry) -> None:
+        (dim,) = entry.out
+        units = (entry.narrow[dim], entry.wide[dim])
+        kinds = {self.plan.norms[n] for n in self.norms if _sizes(self.plan.parameters[n]) == units}
+        new = _new(entry, dim).to(target.device)
+        if kinds == {"rms"}:
+            target.masked_fill_(new, 0.0)
+        elif kinds:
+            old = places(entry.axes[dim], entry.narrow[dim]).to(target.device)
+            target.copy_(torch.where(new, target.index_select(dim, old).mean(dim, keepdim=True), target))
+
+
+def _sizes(entry: Entry) -> tuple[int, int]:
+    return entry.narrow[0], entry.wide[0]
+
+
+def _growing(entry: Entry, dims: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(d for d in dims if entry.axes[d].times != 1)
+
+
+def _new(entry: Entry, dim: int) -> Tensor:
+    """Which units along a dimension are new, to be broadcast over the others."""
+    new = is_new(entry.axes[dim], entry.narrow[dim])
+    return new.reshape([-1 if d == dim else 1 for d in range(len(entry.wide))])
+
+
+def _largest_at_new_units(gradient: Tensor, entry: Entry, side: str) -> float:
+    """The largest gradient of new outputs from old inputs (out), or of old outputs from new inputs (in_)."""
+    ours, others = (entry.out, entry.in_) if side == "out" else (entry.in_, entry.out)
+    where = torch.zeros((1,) * gradient.dim(), dtype=torch.bool)
+    for d in _growing(entry, ours):
+        where = where | _new(entry, d)
+    for d in _growing(entry, others):
+        where = where & ~_new(entry, d)
+    return float((gradient.abs() * where.to(gradient)).max()) if gradient.numel() else 0.0
