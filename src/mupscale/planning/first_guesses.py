@@ -358,19 +358,7 @@ _ADDED = re.compile(
 
 
 def is_certain_output(module: nn.Module, name: str, tensor: Tensor, dim: int) -> bool:
-    """Whether the axis of a module's parameter holds the parameter's units, by its name or by what the module does.
-
-    >>> [is_certain_output(nn.Module(), name, torch.zeros(8), 0) for name in ("bias", "q")]
-    [True, False]
-    >>> class Scale(nn.Module):
-    ...     def __init__(self, width):
-    ...         super().__init__()
-    ...         self.by = nn.Parameter(torch.ones(width))
-    ...     def forward(self, x):
-    ...         return x * self.by
-    >>> is_certain_output(Scale(8), "by", torch.ones(8), 0)
-    True
-    """
+    """Whether the axis of a module's parameter holds the parameter's units, by its name or by what the module does."""
     plain = name.lower()
     if "bias" in plain.split("_"):
         return True
@@ -383,11 +371,7 @@ def is_certain_output(module: nn.Module, name: str, tensor: Tensor, dim: int) ->
 
 
 def acts_unit_by_unit(module: nn.Module, name: str) -> bool:
-    """Whether each entry of a leaf module's vector changes its own unit of the module's output and no other.
-
-    >>> acts_unit_by_unit(nn.RMSNorm(4), "weight")
-    True
-    """
+    """Whether each entry of a leaf module's vector changes its own unit of the module's output and no other."""
     vector = module._parameters.get(name)
     if next(module.children(), None) is not None or vector is None:
         return False
@@ -438,12 +422,7 @@ class Uncertain(NamedTuple):
 
 
 def check_certain(uncertain: Mapping[str, Uncertain]) -> None:
-    """Refuse parameters of which nobody can tell whether they are read along their width or give it, all at once.
-
-    >>> check_certain({f"blocks.{i}.alpha": Uncertain("Block", (16,), (32,), 0) for i in range(2)})
-    Traceback (most recent call last):
-    mupscale.system.errors.PlanError: 'blocks.0–1.alpha' (in Block, 16 → 32) may be added to (or multiplied ...
-    """
+    """Refuse parameters of which nobody can tell whether they are read along their width or give it, all at once."""
     if not uncertain:
         return
     groups: dict[tuple[str, Uncertain], list[str]] = {}
@@ -481,13 +460,6 @@ def check_tables_are_read(
     """Refuse tables whose units no weight reads: then their products are summed over the width (word2vec).
 
     modules: the narrow model's, by path. told: parameters whose roles the user gave.
-
-    >>> from mupscale.core import Axis
-    >>> tables = nn.ModuleDict({"words": nn.Embedding(9, 4), "contexts": nn.Embedding(9, 4)})
-    >>> entry = Entry(narrow=(9, 4), wide=(9, 8), axes={1: Axis(2, side="out")})
-    >>> check_tables_are_read(dict(tables.named_modules()), {"words.weight": entry, "contexts.weight": entry}, told=())
-    Traceback (most recent call last):
-    mupscale.system.errors.PlanError: no weight of the model reads the units of 'words.weight' and ...
     """
     tables = [
         name
@@ -511,10 +483,6 @@ def norm_before(modules: Modules, readout: str, width: int) -> list[str]:
     """The parameters of the norm that is the last module with parameters before the readout.
 
     modules: the narrow model's, by path. readout: the name of the tied weight. width: how many units the norm is over.
-
-    >>> model = nn.ModuleDict({"embed": nn.Embedding(9, 4), "norm": nn.LayerNorm(4), "readout": nn.Linear(4, 9)})
-    >>> norm_before(dict(model.named_modules()), "readout.weight", 4)
-    ['norm.weight', 'norm.bias']
     """
     readout_path = readout.rpartition(".")[0]
     last = ""
@@ -563,12 +531,6 @@ def norms_over_widths(modules: Mapping[str, nn.Module], entries: Mapping[str, En
     """By the name of each parameter of a norm over an axis that grows: "layer", "rms", "group" (its gain) or "bias".
 
     modules: the narrow model's, by path. A norm that has statistics for every unit of its own is none here.
-
-    >>> narrow, wide = (nn.Sequential(nn.Linear(3, n), nn.RMSNorm(n)) for n in (8, 16))
-    >>> from mupscale.core import Axis
-    >>> entry = Entry(narrow=(8,), wide=(16,), axes={0: Axis(2, side="out")})
-    >>> norms_over_widths(dict(narrow.named_modules()), {"1.weight": entry})
-    {'1.weight': 'rms'}
     """
     kinds = {}
     for name, entry in entries.items():
@@ -581,11 +543,7 @@ def norms_over_widths(modules: Mapping[str, nn.Module], entries: Mapping[str, En
 
 
 def offset_of_gain(module: nn.Module, name: str) -> int:
-    """What a norm adds to the gain that it stores: 1 where its output is zero at a gain of −1, else 0.
-
-    >>> offset_of_gain(nn.RMSNorm(4), "weight")
-    0
-    """
+    """What a norm adds to the gain that it stores: 1 where its output is zero at a gain of −1, else 0."""
     own = dict(module.named_parameters(recurse=False))
     if own[name].is_meta:
         return 0
@@ -599,11 +557,7 @@ def offset_of_gain(module: nn.Module, name: str) -> int:
 
 
 def kind_of_norm(module: nn.Module) -> str:
-    """What a norm does to the axis it is over: "layer", "rms" or "group"; "" for what is none.
-
-    >>> kind_of_norm(nn.LayerNorm(4)), kind_of_norm(nn.RMSNorm(4)), kind_of_norm(nn.BatchNorm1d(4))
-    ('layer', 'rms', '')
-    """
+    """What a norm does to the axis it is over: "layer", "rms" or "group"; "" for what is none."""
     if isinstance(module, nn.LayerNorm):
         return "layer"
     if isinstance(module, nn.RMSNorm):
@@ -648,11 +602,7 @@ def _kind_of_unnamed(module: nn.Module) -> str:
 
 
 def bare_norms(modules: Mapping[str, nn.Module], widths: Collection[int]) -> dict[str, str]:
-    """By path, what norms without a gain do that take units of one of these numbers.
-
-    >>> bare_norms({"norm": nn.LayerNorm(4, elementwise_affine=False), "other": nn.LayerNorm(4)}, [4, 8])
-    {'norm': 'layer'}
-    """
+    """By path, what norms without a gain do that take units of one of these numbers."""
     found = {}
     for path, module in modules.items():
         if "norm" in type(module).__name__.lower() and not module.state_dict():

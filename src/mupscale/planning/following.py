@@ -31,11 +31,7 @@ _MOST_COMBINATIONS = 64
 
 
 def growing_dims(narrow: Sequence[int], wide: Sequence[int]) -> tuple[int, ...] | None:
-    """The dimensions along which a shape grows by a whole multiple; none where it does not fit.
-
-    >>> growing_dims((2, 4), (2, 8)), growing_dims((2, 4), (2, 6))
-    ((1,), None)
-    """
+    """The dimensions along which a shape grows by a whole multiple; none where it does not fit."""
     if len(narrow) != len(wide):
         return None
     dims = tuple(d for d, (n, m) in enumerate(zip(narrow, wide, strict=True)) if n != m)
@@ -43,11 +39,7 @@ def growing_dims(narrow: Sequence[int], wide: Sequence[int]) -> tuple[int, ...] 
 
 
 def possible_axes(n: int, wide: int, hints: Iterable[Axis] = ()) -> list[Axis]:
-    """Every order in which n units can be copied to so many: the hints that fit first, then blocks of any length.
-
-    >>> [axis.block for axis in possible_axes(4, 8)]
-    [1, 2, 4]
-    """
+    """Every order in which n units can be copied to so many: the hints that fit first, then blocks of any length."""
     times = wide // n
     fitting = [axis for axis in hints if axis.times == times and _fits(axis, n)]
     blocks = [Axis(times, block) for block in range(1, n + 1) if n % block == 0]
@@ -136,11 +128,7 @@ def axis_of_units(units: Tensor, n: int, times: int, borders: Collection[int] = 
 
 
 def factor_between(expected: Tensor, actual: Tensor) -> float | None:
-    """By what the actual tensor is a multiple of the expected one; none where it is no multiple.
-
-    >>> factor_between(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 4.0]))
-    2.0
-    """
+    """By what the actual tensor is a multiple of the expected one; none where it is no multiple."""
     if expected.shape != actual.shape or expected.dtype != actual.dtype:
         return None
     if not expected.is_floating_point():
@@ -172,11 +160,7 @@ def _may_be_multiples(a: Tensor, b: Tensor) -> bool:
 
 
 def are_close(expected: Tensor, actual: Tensor, loosened: float = 1.0, size: float = 0.0) -> bool:
-    """Whether two tensors are equal up to the rounding of one operation on numbers of their size, or of this one.
-
-    >>> are_close(torch.tensor([1.0, 1e-9]), torch.tensor([1.0, 0.0]))
-    True
-    """
+    """Whether two tensors are equal up to the rounding of one operation on numbers of their size, or of this one."""
     tolerance = loosened * _TOLERANCE.get(expected.dtype, 3e-2)
     allowed = tolerance * max(size, largest_number(expected)) + 1e-300
     if expected.shape == actual.shape:
@@ -187,11 +171,7 @@ def are_close(expected: Tensor, actual: Tensor, loosened: float = 1.0, size: flo
 
 
 def largest_number(tensor: Tensor, nan: float | None = None) -> float:
-    """The largest absolute value in a tensor; where there are nan or inf, of the others, or `nan` where given.
-
-    >>> largest_number(torch.tensor([1.0, -2.0, math.inf]))
-    2.0
-    """
+    """The largest absolute value in a tensor; where there are nan or inf, of the others, or `nan` where given."""
     if not tensor.numel():
         return 0.0
     largest = float(torch.linalg.vector_norm(tensor, math.inf))
@@ -201,11 +181,7 @@ def largest_number(tensor: Tensor, nan: float | None = None) -> float:
 
 
 def copies_of_each(axes: Axes) -> Number:
-    """How many copies there are of each narrow entry.
-
-    >>> copies_of_each({0: Axis(2), 1: Axis(3)})
-    6
-    """
+    """How many copies there are of each narrow entry."""
     return math.prod((axis.times for axis in axes.values()), start=1)
 
 
@@ -245,13 +221,7 @@ class Guess:
 
 
 def guess_with_roles(guess: Guess, roles: Mapping[str, Role], narrow: Tensors, wide: Tensors) -> Guess:
-    """The guess with the orders and constants of these roles, which are by name; not with those that do not fit.
-
-    >>> import torch
-    >>> tensors = [{"a": torch.ones(n, 3)} for n in (8, 16)]
-    >>> guess_with_roles(Guess(), {"a": Role(out=0, out_block=4)}, *tensors).axes
-    {('a', 0): Axis(times=2, block=4, sections=(), side='')}
-    """
+    """The guess with the orders and constants of these roles, which are by name; not with those that do not fit."""
     axes, folds = dict(guess.axes), dict(guess.folds)
     for name, role in roles.items():
         if name not in narrow or not role.fits(narrow[name].dim()):
@@ -812,13 +782,6 @@ def operations_before(follower: Follower, position: int, wanted: Collection[int]
     """The operations that an operation's arguments come from, the nearest first; at the end, those of an output.
 
     wanted: the numbers of some of the arguments, where not all are meant.
-
-    >>> from torch import nn
-    >>> from mupscale.planning.following import Guess
-    >>> from mupscale.planning.tracing import record_run
-    >>> run = record_run(nn.Sequential(nn.Tanh(), nn.ReLU()), torch.ones(2))
-    >>> list(operations_before(Follower(*[Side(run, {}, ()) for _ in "ab"], Guess()), position=1))
-    [0]
     """
     operations = follower.small.run.operations
     makers = {number: i for i, op in enumerate(operations[:position]) for number in op.results if number is not None}
@@ -1125,14 +1088,7 @@ def _exact(number: float) -> float:
 
 
 def refusal(follower: Follower, stuck: Stuck, how: How | None = None) -> MupscaleError:
-    """What is wrong, where, and what to do about it: `how` the plan is to be used, where that is known.
-
-    >>> from torch import nn
-    >>> from mupscale.planning.tracing import record_run
-    >>> follower = Follower(*[Side(record_run(nn.Identity(), 1), {}, ()) for _ in "ab"], Guess())
-    >>> print(refusal(follower, Stuck(0, factor=2.0)))
-    the wide model's output is 2 times the narrow one's, and ...
-    """
+    """What is wrong, where, and what to do about it: `how` the plan is to be used, where that is known."""
     operations = follower.small.run.operations
     ways = {"size": "leave that size as it is", "roles": "pass roles= for what the run cannot show"}
     if how == "copies":

@@ -57,11 +57,7 @@ ONE_DEPTH = (
 
 
 def find_uneven(narrow: nn.Module, wide: nn.Module) -> str:
-    """The first parameter with a size that is no whole multiple of the narrow model's, with both shapes; or nothing.
-
-    >>> find_uneven(nn.Linear(4, 3, bias=False), nn.Linear(8, 5, bias=False))
-    "'weight' of shape (3, 4) → (5, 8)"
-    """
+    """The first parameter with a size that is no whole multiple of the narrow model's, with both shapes; or nothing."""
     theirs = naming.parameters(wide)
     pairs = [(name, p.shape, theirs[name].shape) for name, p in naming.parameters(narrow).items() if name in theirs]
     for name, small, large in pairs:
@@ -71,13 +67,7 @@ def find_uneven(narrow: nn.Module, wide: nn.Module) -> str:
 
 
 def check_axis(name: str, small: Tensor, large: Tensor, dim: int, role: Role, how: How) -> None:
-    """Refuse an axis that cannot grow in this way from the narrow tensor to the wide one, with the reason.
-
-    >>> check_axis("weight", torch.zeros(8), torch.zeros(12), 0, Role(out=0), "fresh")
-    >>> check_axis("weight", torch.zeros(8), torch.zeros(12), 0, Role(out=0), "copies")
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: 'weight' of shape (8,) → (12,): dimension 0 does not grow by a whole ...
-    """
+    """Refuse an axis that cannot grow in this way from the narrow tensor to the wide one, with the reason."""
     n, wide = small.shape[dim], large.shape[dim]
     where = f"'{name}' of shape {tuple(small.shape)} → {tuple(large.shape)}"
     if how == "mup":
@@ -98,13 +88,7 @@ def check_axis(name: str, small: Tensor, large: Tensor, dim: int, role: Role, ho
 
 
 def check_blocks(entries: Mapping[str, Entry], how: How) -> None:
-    """Refuse an axis whose blocks do not fit into it, or would be cut in the wide one, with sizes at which none is.
-
-    >>> heads = Entry((64, 4), (80, 4), {0: Axis(Fraction(5, 4), block=32, side="out")})
-    >>> check_blocks({"weight": heads}, "fresh")
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: 'weight', dimension 0: 64 units in blocks of 32 cannot become 80: ...
-    """
+    """Refuse an axis whose blocks do not fit into it, or would be cut in the wide one, with sizes at which none is."""
     growing = [(name, e.narrow[d], d, axis) for name, e in entries.items() for d, axis in e.axes.items()]
     for name, n, dim, axis in growing if how != "mup" else ():
         if axis.times == 1:
@@ -150,11 +134,6 @@ def check_read_widths(
 
     A width that is joined with inputs that do not grow is such an axis: where its old units lie cannot be told.
     told: parameters whose roles the user gave, who knows better. buffers: which may write units, too.
-
-    >>> entry = Entry(narrow=(4, 67), wide=(4, 99), axes={1: Axis(Fraction(99, 67), side="in")})
-    >>> check_read_widths({"joined.weight": entry}, told=())
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: 'joined.weight' reads 67 → 99 inputs, but nothing in the model grows ...
     """
     grown = {Fraction(e.axes[d].times) for e in (*entries.values(), *buffers.values()) for d in e.out if d in e.axes}
     for name, entry in entries.items():
@@ -167,14 +146,7 @@ def check_read_widths(
 
 
 def agrees_with_rebuilt(entry: Entry, small: Tensor, large: Tensor, how: How) -> bool:
-    """Whether a buffer that the wide model computes by itself is what growing the narrow one's gives.
-
-    >>> entry = Entry(narrow=(2,), wide=(4,), axes={0: Axis(2, side="out")})
-    >>> agrees_with_rebuilt(entry, torch.tensor([1.0, 2.0]), torch.tensor([1.0, 1.0, 2.0, 2.0]), "copies")
-    True
-    >>> agrees_with_rebuilt(entry, torch.tensor([1.0, 2.0]), torch.tensor([1.0, 1.5, 2.0, 2.5]), "fresh")
-    True
-    """
+    """Whether a buffer that the wide model computes by itself is what growing the narrow one's gives."""
     if how == "fresh":
         return torch.equal(small, large[index_of_old(entry.narrow, entry.axes)].to(small))
     copies = entry.widened(small, factor=entry.rule.weight)
@@ -194,10 +166,6 @@ def build_plan(
 
     is_width tells of axes that are widths of the family although they may not grow here.
     assume: take parameters that nobody can tell for outputs, in a plan that is tried before it is used.
-
-    >>> mup = build_plan(nn.Linear(8, 8), nn.Linear(12, 12), how="mup")  # no whole multiple, so not by copies
-    >>> mup["weight"].rule
-    Rule(out=Fraction(3, 2), in_=Fraction(3, 2), fold=1)
     """
     if narrow is wide:
         raise MupscaleError("narrow and wide are the same module. Build a second, wider one")
@@ -495,11 +463,7 @@ class _Walk:
 
 
 def find_role(roles: Mapping[str, Role], name: str) -> Role | None:
-    """The role of the first pattern that the name fits.
-
-    >>> find_role({"*.bias": Role(out=0)}, "layers.0.bias").out
-    (0,)
-    """
+    """The role of the first pattern that the name fits."""
     return next((role for pattern, role in roles.items() if fnmatchcase(name, pattern)), None)
 
 

@@ -69,12 +69,7 @@ class Difference:
 
 
 def relative_difference(ours: Tensor, theirs: Tensor) -> float:
-    """‖ours − theirs‖ / ‖ours‖, in double precision; infinite if either is not finite.
-
-    >>> import torch
-    >>> relative_difference(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5]))
-    0.1
-    """
+    """‖ours − theirs‖ / ‖ours‖, in double precision; infinite if either is not finite."""
     a, b = ours.double(), theirs.double()
     norm = float(a.norm())
     difference = float((a - b).norm())
@@ -88,14 +83,6 @@ def first_differing_module(
     """The first module, in the order in which they run, whose output in the wide model is not the narrow one's.
 
     may_round: whether modules may have computed in float32, which is then said of small differences.
-
-    >>> import torch
-    >>> import mupscale as mu
-    >>> narrow, wide = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1)), nn.Sequential(nn.Linear(2, 8), nn.Linear(8, 1))
-    >>> with Recorder(narrow) as ours, Recorder(wide) as theirs:
-    ...     _ = narrow(torch.ones(1, 2)), wide(torch.ones(1, 2))
-    >>> first_differing_module(ours, theirs, mu.plan(narrow, wide), 1e-4).name  # wide was not written yet
-    '0'
     """
     for path, output in ours.outputs.items():
         if path in theirs.outputs:
@@ -196,10 +183,6 @@ def warn_of_growing_outputs(
 
     Hidden units that a model hands out are read by its own layers. roles: of the user, who knows what has one.
     shapes: of the two models' outputs, where they are known.
-
-    >>> import torch, mupscale as mu
-    >>> narrow, wide = (nn.Sequential(nn.Linear(3, n), nn.Linear(n, n)) for n in (4, 8))
-    >>> warn_of_growing_outputs(narrow, wide, mu.plan(narrow, wide), torch.ones(1, 3))  # which are read
     """
     unread = _unread(plan.parameters)
     if not unread:
@@ -335,13 +318,7 @@ def _computed_buffers(small: nn.Module, large: nn.Module) -> dict[str, Role]:
 
 
 def check_plan_by_running(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> None:
-    """An error unless models with generic weights, one widened as planned, give equal outputs and gradients in float64.
-
-    >>> import torch, mupscale as mu
-    >>> check_plan_by_running(nn.Linear(2, 3), nn.Linear(4, 3), mu.Plan({}), torch.ones(1, 2))
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: ...
-    """
+    """An error unless models with generic weights, one widened as planned, give equal outputs and gradients in float64."""
     trials = Trials.of(inputs)
     if reason := what_differs(narrow, wide, plan, trials):
         raise MupscaleError(f"the plan is wrong: {reason}{ways_out('; ', **_REMEDIES)}")
@@ -354,11 +331,6 @@ def what_differs(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) ->
     """What `check_plan_by_running` finds wrong, in words; nothing where the plan is right.
 
     Large models are compared in float32, block by block.
-
-    >>> import torch, mupscale as mu
-    >>> narrow, wide = (nn.Sequential(nn.Linear(3, n), nn.Linear(n, 2)) for n in (4, 8))
-    >>> what_differs(narrow, wide, mu.plan(narrow, wide), torch.ones(1, 3))
-    ''
     """
     trials = Trials.of(inputs)
     if is_large(narrow, wide):
@@ -643,12 +615,7 @@ def learn_roles(
 
 
 def roles_for_any_width(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Role]) -> dict[str, Role]:
-    """The roles, by pattern, with constants as powers of the multiplier where they were found as numbers.
-
-    >>> pair = nn.LayerNorm(2), nn.LayerNorm(4)
-    >>> roles_for_any_width(*pair, {"weight": Role(out=0, fold=0.5)})["weight"].fold(4, 1)
-    0.25
-    """
+    """The roles, by pattern, with constants as powers of the multiplier where they were found as numbers."""
     plan = build_plan(narrow, wide, roles=roles, assume=True)
     made: dict[tuple[str, Role], Role] = {}  # one for all names of a tied tensor, which are to have equal roles
     for name, first in plan.names.items():

@@ -67,22 +67,13 @@ Look = Callable[[str, Tensor], None]
 
 
 def is_large(*models: nn.Module) -> bool:
-    """Whether models are too large to be copied in float64, several times.
-
-    >>> is_large(nn.Linear(8, 8))
-    False
-    """
+    """Whether models are too large to be copied in float64, several times."""
     return not _in_full.get() and sum(p.numel() for model in models for p in model.parameters()) > LARGE
 
 
 @contextmanager
 def in_full_precision() -> Iterator[None]:
-    """Inside, no model counts as large: a miniature is looked at in float64, and so are models that have none.
-
-    >>> with in_full_precision():
-    ...     is_large(nn.Linear(8192, 8192, device="meta"))
-    False
-    """
+    """Inside, no model counts as large: a miniature is looked at in float64, and so are models that have none."""
     token = _in_full.set(True)
     try:
         yield
@@ -91,20 +82,12 @@ def in_full_precision() -> Iterator[None]:
 
 
 def in_single(batch: Any) -> Any:
-    """A batch with its numbers in float32.
-
-    >>> in_single(torch.ones(1, dtype=torch.float64)).dtype
-    torch.float32
-    """
+    """A batch with its numbers in float32."""
     return tree_map(lambda x: x.float() if isinstance(x, Tensor) and x.is_floating_point() else x, batch)
 
 
 def size_of(values: Tensor) -> float:
-    """The root mean square, of a part of very many numbers.
-
-    >>> size_of(torch.tensor([3.0, -3.0]))
-    3.0
-    """
+    """The root mean square, of a part of very many numbers."""
     flat = values.detach().reshape(-1)
     few = flat[:: max(1, flat.numel() // _SAMPLE)].double()
     return float(few.square().mean().sqrt()) if few.numel() else 0.0
@@ -122,13 +105,7 @@ class FullSize:
 
 
 def check_at_full_size(narrow: nn.Module, wide: nn.Module, plan: Plan, batch: Any) -> FullSize:
-    """Compare models with generic weights, one widened as planned, on a batch.
-
-    >>> import mupscale as mu
-    >>> narrow, wide = (nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 2)) for n in (4, 8))
-    >>> check_at_full_size(narrow, wide, mu.plan(narrow, wide), torch.ones(1, 3)).reason
-    ''
-    """
+    """Compare models with generic weights, one widened as planned, on a batch."""
     batch = in_single(batch)
     try:
         return _check(narrow, wide, plan, batch, in_blocks=True)
@@ -137,12 +114,7 @@ def check_at_full_size(narrow: nn.Module, wide: nn.Module, plan: Plan, batch: An
 
 
 def generic_weights(model: nn.Module) -> Weights:
-    """A function that draws a weight by its name, in float32 and as large as the model's; the same at every call.
-
-    >>> draw = generic_weights(nn.Linear(2, 2))
-    >>> torch.equal(draw("weight"), draw("weight"))
-    True
-    """
+    """A function that draws a weight by its name, in float32 and as large as the model's; the same at every call."""
     ours = naming.parameters(model)
 
     def drawn(name: str) -> Tensor:
@@ -495,11 +467,7 @@ class Resizing:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether every size that differs is so many times as large in the wide model, or a power of that.
-
-        >>> Resizing(nn.Linear(3, 4), nn.Linear(3, 8)).is_uniform
-        True
-        """
+        """Whether every size that differs is so many times as large in the wide model, or a power of that."""
         with suppress(MupscaleError):
             powers = [self._power(*pair) for pair in self._sizes()]
             return all(round(power) and math.isclose(power, round(power), rel_tol=1e-9) for power in powers)
@@ -787,12 +755,7 @@ def _runnable_pair(
 
 
 def roles_of(plan: Plan) -> dict[str, Role]:
-    """What a plan says of every parameter and buffer, under all its names.
-
-    >>> import mupscale as mu
-    >>> print(roles_of(mu.plan(nn.Linear(3, 4), nn.Linear(3, 8)))["weight"])
-    Role(out=0)
-    """
+    """What a plan says of every parameter and buffer, under all its names."""
     entries = {**plan.buffers, **plan.parameters}
     return {alias: _role(name, entry) for name, entry in entries.items() for alias in entry.names or (name,)}
 

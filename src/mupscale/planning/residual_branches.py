@@ -41,9 +41,6 @@ class BlockList:
 
     shallow, deep: the paths of the blocks in the two models. moved: modules of the same Sequential that come after the
     blocks, and so have another number in the deep model: from their path there to the shallow one.
-
-    >>> BlockList("h.*", ("h.0",), ("h.0", "h.1")).times
-    2.0
     """
 
     path: str
@@ -61,10 +58,6 @@ def find_block_lists(shallow: nn.Module, deep: nn.Module, blocks: str | None = N
     """The lists of blocks that are longer in the deep model: ModuleLists, or stretches of one class in a Sequential.
 
     blocks: the path of the blocks, with * in place of their number ("encoder.layer*"), where they lie in no such list.
-
-    >>> shallow, deep = (nn.ModuleDict({"h": nn.ModuleList(nn.Linear(2, 2) for _ in range(n))}) for n in (1, 3))
-    >>> [(one.path, one.deep) for one in find_block_lists(shallow, deep)]
-    [('h.*', ('h.0', 'h.1', 'h.2'))]
     """
     ours, theirs = naming.modules(shallow), naming.modules(deep)
     if blocks is not None:
@@ -227,11 +220,7 @@ def run_with_blocks(model: nn.Module, paths: Sequence[str], inputs: Any, *, unti
 
 
 def without_number(path: str) -> str:
-    """What the paths of a list's blocks have in common.
-
-    >>> without_number("stages.1.blocks.12"), without_number("block3")
-    ('stages.1.blocks.', 'block')
-    """
+    """What the paths of a list's blocks have in common."""
     return re.sub(r"\d+$", "", path)
 
 
@@ -366,14 +355,7 @@ def _find(
 
 @torch.no_grad()
 def silence(parameters: Mapping[str, Tensor], path: str, writers: Writers) -> None:
-    """Let a block write nothing into the stream, in place.
-
-    >>> model = nn.Sequential(nn.Linear(2, 2))
-    >>> silence(naming.parameters(model), "0", {"weight": 0.0})
-    >>> model[0].weight.data
-    tensor([[0., 0.],
-            [0., 0.]])
-    """
+    """Let a block write nothing into the stream, in place."""
     for local, value in writers.items():
         parameters[f"{path}.{local}"].fill_(value)
 

@@ -85,16 +85,7 @@ def _one(dims: tuple[int, ...]) -> int | tuple[int, ...]:
 
 @torch.no_grad()
 def find_parting(small: nn.Module, large: nn.Module, batch: Any, plan: Plan) -> Parting | None:
-    """Where two models part of which the wide one holds the narrow one's weights in the places of old units.
-
-    >>> import mupscale as mu
-    >>> narrow, wide = (nn.Sequential(nn.Conv1d(3, n, 1), nn.Flatten(), nn.Linear(4 * n, 2)).double() for n in (2, 3))
-    >>> plan = mu.plan(narrow, wide, grow=mu.Fresh())
-    >>> for name, p in wide.named_parameters():
-    ...     p.data.zero_()[index_of_old(plan[name].narrow, plan[name].axes)] = narrow.get_parameter(name).data
-    >>> print(find_parting(narrow, wide, torch.randn(2, 3, 4).double(), plan).roles)
-    {'2.weight': mupscale.Role(in_=1, in_block=4)}
-    """
+    """Where two models part of which the wide one holds the narrow one's weights in the places of old units."""
     ours, theirs = (_outputs(model, batch) for model in (small, large))
     last = ""
     for path in ours:
@@ -182,26 +173,13 @@ def keeps_outputs(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -
     """Whether a wide model with the old units in their places and zeros elsewhere gives the narrow one's outputs.
 
     plan: for fresh units. Norms over an axis that grows are taken over the old units alone.
-
-    >>> import mupscale as mu
-    >>> narrow, wide = (nn.Sequential(nn.Linear(3, n), nn.LayerNorm(n), nn.Linear(n, 2)) for n in (8, 12))
-    >>> keeps_outputs(narrow, wide, mu.plan(narrow, wide, grow=mu.Fresh()), torch.ones(4, 3))
-    True
     """
     return _parted_pair(narrow, wide, plan, Trials.of(inputs)) is None
 
 
 @torch.no_grad()
 def check_silent_units(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> None:
-    """An error where `keeps_outputs` says no, with the layers between which the two models part.
-
-    >>> import mupscale as mu
-    >>> layers = lambda n: (nn.Conv1d(3, n, 1), nn.Flatten(), nn.Linear(4 * n, 2))
-    >>> narrow, wide = (nn.Sequential(*layers(n)) for n in (8, 12))
-    >>> check_silent_units(narrow, wide, mu.plan(narrow, wide, grow=mu.Fresh()), torch.ones(1, 3, 4))
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: with its old units alone, the wide model does not compute what the ...
-    """
+    """An error where `keeps_outputs` says no, with the layers between which the two models part."""
     trials = Trials.of(inputs)
     pair = _parted_pair(narrow, wide, plan, trials)
     if pair is None:
@@ -354,12 +332,6 @@ def look_at_old_units_alone(
 
     new_units: a list that what the norms are given for new units is put into as they are called. With it GroupNorms,
     which mix old and new units whatever these start at, are left as they are.
-
-    >>> import mupscale as mu
-    >>> narrow, wide = nn.LayerNorm(2), nn.LayerNorm(4)
-    >>> look_at_old_units_alone(narrow, wide, mu.plan(narrow, wide, grow=mu.Fresh()))
-    >>> wide(torch.tensor([1.0, 5.0, 3.0, 5.0])).round()
-    tensor([-1.,  0.,  1.,  0.], grad_fn=...)
     """
     ours, theirs = naming.modules(kept), naming.modules(large)
     for name, kind in plan.norms.items():

@@ -36,11 +36,7 @@ _PRODUCTS = frozenset(
 
 
 def in_double(values: Any) -> Any:
-    """A batch, or any nesting of tensors, with those of floating point in float64.
-
-    >>> in_double((torch.ones(1), torch.tensor([1])))
-    (tensor([1.], dtype=torch.float64), tensor([1]))
-    """
+    """A batch, or any nesting of tensors, with those of floating point in float64."""
     return tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, values)
 
 
@@ -99,11 +95,7 @@ def _double(value: Any) -> Any:
 
 
 def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How a model is called on a batch: a tuple is its positional arguments, a dict its keywords.
-
-    >>> call_arguments({"tokens": 1}), call_arguments(1)
-    (((), {'tokens': 1}), ((1,), {}))
-    """
+    """How a model is called on a batch: a tuple is its positional arguments, a dict its keywords."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
@@ -113,10 +105,6 @@ def run_on_batch(model: nn.Module, inputs: Any, *, in_double: bool = False) -> A
     """What the model returns for a batch; what it raises is passed on in a sentence, as the cause of a MupscaleError.
 
     in_double: the model and the batch are in float64, and everything stays so.
-
-    >>> run_on_batch(nn.Linear(2, 3), (torch.ones(1, 2), torch.ones(1)))
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: the batch gives 2 arguments, and Linear.forward takes (input): pass what ...
     """
     args, kwargs = call_arguments(inputs)
     try:
@@ -137,12 +125,7 @@ def run_on_batch(model: nn.Module, inputs: Any, *, in_double: bool = False) -> A
 
 
 def check_takes(model: nn.Module, inputs: Any) -> None:
-    """An error that names the arguments of the model's `forward` where these are not what it can be called with.
-
-    >>> check_takes(nn.Linear(2, 3), {"x": torch.ones(1, 2)})
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: the batch gives x=, and Linear.forward takes (input): pass what the model ...
-    """
+    """An error that names the arguments of the model's `forward` where these are not what it can be called with."""
     args, kwargs = call_arguments(inputs)
     plain = naming.unwrap(model)
     try:
@@ -176,12 +159,6 @@ def drawing(seed: int, tensors: Iterable[Tensor]) -> Iterator[None]:
     """Inside, the CPU and the devices of these tensors draw from a seed; afterwards they go on where they were.
 
     So do Python's own generator and NumPy's, with which transformers masks sound.
-
-    >>> with drawing(0, []):
-    ...     first = torch.randn(2)
-    >>> with drawing(0, []):
-    ...     print(torch.equal(first, torch.randn(2)))
-    True
     """
     devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
     before = random.getstate(), numpy.random.get_state()
@@ -275,12 +252,7 @@ class RecordedRun:
 
 
 def record_run(model: nn.Module, inputs: Any) -> RecordedRun:
-    """Run the model on a batch and note every tensor operation.
-
-    >>> run = record_run(nn.Linear(2, 3), torch.ones(1, 2))
-    >>> [operation.name for operation in run.operations], run.names
-    (['t', 'addmm'], {0: 'weight', 2: 'bias'})
-    """
+    """Run the model on a batch and note every tensor operation."""
     recorder = OperationRecorder(model, call_arguments(inputs))
     with module_paths(model, recorder.path), recorder:
         output = run_in_float64(model, inputs)
@@ -289,11 +261,7 @@ def record_run(model: nn.Module, inputs: Any) -> RecordedRun:
 
 
 def runs_norms(model: nn.Module, inputs: Any) -> bool:
-    """Whether a model divides by the size of something on a batch, as norms do, whatever they are called.
-
-    >>> [runs_norms(layer, torch.ones(1, 2)) for layer in (nn.RMSNorm(2), nn.Linear(2, 2))]
-    [True, False]
-    """
+    """Whether a model divides by the size of something on a batch, as norms do, whatever they are called."""
     return any(_NORMS.search(operation.name) for operation in record_run(*in_float64(model, inputs)).operations)
 
 
@@ -301,21 +269,13 @@ def run_in_float64(model: nn.Module, inputs: Any, seed: int = 0) -> Any:
     """What the model returns for a batch, float64 throughout: rounding to float32 would look like a wrong plan.
 
     seed: of what it draws, which is the same at every width as long as that has the same shapes.
-
-    >>> run_in_float64(nn.Conv1d(1, 2, 1), torch.ones(1, 1, 1, dtype=torch.float64))
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: Conv1d does not run on the batch in float64 (RuntimeError: Input type ...
     """
     with drawing(seed, model.parameters()):
         return run_on_batch(model, inputs, in_double=True)
 
 
 def why_random(model: nn.Module, batch: Any) -> str:
-    """In words, that what a model computes on a batch depends on a seed; nothing where it does not.
-
-    >>> why_random(nn.Linear(1, 1).double(), torch.ones(1, 1, dtype=torch.float64))
-    ''
-    """
+    """In words, that what a model computes on a batch depends on a seed; nothing where it does not."""
     with torch.no_grad():
         first, second = (tensors_in(run_in_float64(model, batch, seed)) for seed in (0, 1))
     if all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(first, second, strict=False)):
@@ -325,11 +285,7 @@ def why_random(model: nn.Module, batch: Any) -> str:
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """The tensors in what a model is given or returns: tuples, lists, dicts, and what behaves like a dict.
-
-    >>> len(tensors_in({"logits": torch.ones(1), "states": (torch.ones(1), None)}))
-    2
-    """
+    """The tensors in what a model is given or returns: tuples, lists, dicts, and what behaves like a dict."""
     return [x for x in tree_flatten(_plain(tree))[0] if isinstance(x, Tensor)]
 
 
@@ -341,10 +297,6 @@ def in_float64(
     generic: a seed for weights to put in place of the model's, so that no two units are alike; of the same size, but
     none so small that what it does could not be seen.
     like: the model that the copy is compared with, whose train or eval mode it takes, part by part.
-
-    >>> model, batch = in_float64(nn.Linear(1, 2), torch.ones(1, 1), generic=0)
-    >>> batch.dtype, bool(model.bias[0] != model.bias[1])
-    (torch.float64, True)
     """
     tensors = [*model.parameters(), *model.buffers()]
     if any(t.is_meta for t in tensors):
@@ -376,11 +328,6 @@ def take_modes(model: nn.Module, like: nn.Module, plan: Plan | None = None) -> N
     """Put every module into the train or eval mode that the module of its path has in the other model.
 
     plan: from the other model to this one, where what a module comes from may have another path.
-
-    >>> model = nn.Linear(2, 2)
-    >>> take_modes(model, nn.Linear(4, 4).eval())
-    >>> model.training
-    False
     """
     modes = naming.modules(like)
     for path, module in naming.modules(model).items():
@@ -392,10 +339,6 @@ def computed_tensors(model: nn.Module) -> dict[int, Tensor]:
     """For deepcopy's memo: tensors that modules keep of their last computation, without the graph that it refuses.
 
     Old-style weight_norm and prune leave one, which they compute anew before every forward pass.
-
-    >>> model = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))  # the new style keeps none
-    >>> computed_tensors(model)
-    {}
     """
     kept = (value for module in model.modules() for value in vars(module).values())
     return {id(t): t.detach().clone() for t in kept if isinstance(t, Tensor) and t.grad_fn is not None}
@@ -408,12 +351,7 @@ def _copied_in_double(tensor: Tensor) -> Tensor:
 
 
 def silence_dropout(model: nn.Module) -> bool:
-    """Dropout draws other masks at another width, so it is switched off; everything else trains. Was there any?
-
-    >>> model = nn.Sequential(nn.Dropout(0.5))
-    >>> silence_dropout(model), model[0].p
-    (True, 0.0)
-    """
+    """Dropout draws other masks at another width, so it is switched off; everything else trains. Was there any?"""
     was_on = False
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
@@ -428,11 +366,7 @@ def silence_dropout(model: nn.Module) -> bool:
 
 
 def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters, and the floating-point buffers that a state dict holds; one that is shared, under its first name.
-
-    >>> list(saved_tensors(nn.BatchNorm1d(2)))
-    ['weight', 'bias', 'running_mean', 'running_var']
-    """
+    """Parameters, and the floating-point buffers that a state dict holds; one that is shared, under its first name."""
     tensors: dict[str, Tensor] = {name: p.detach() for name, p in naming.parameters(model).items()}
     seen = set[int]()
     for path, module in naming.modules(model).items():
@@ -534,15 +468,7 @@ def _plain(output: Any) -> Any:
 
 
 class Recorder(AbstractContextManager["Recorder"]):
-    """Outputs of every module of a model, in the order in which they were computed.
-
-    >>> import torch
-    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
-    >>> with Recorder(model) as recorder:
-    ...     _ = model(torch.ones(1, 2))
-    >>> {path: tuple(output.shape) for path, output in recorder.outputs.items()}
-    {'0': (1, 3), '1': (1, 3), '': (1, 3)}
-    """
+    """Outputs of every module of a model, in the order in which they were computed."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -650,10 +576,6 @@ def outputs_and_gradients(
     """Floating-point outputs of both, and the gradients of a generic loss of those.
 
     Along axes that grow the loss takes the mean, which is the same for both in whatever order units are copied.
-
-    >>> (ours, _), (theirs, gradients) = outputs_and_gradients(nn.Linear(2, 3), nn.Linear(2, 6), torch.ones(1, 2))
-    >>> ours[0].shape, theirs[0].shape, gradients["weight"].shape
-    (torch.Size([1, 3]), torch.Size([1, 6]), torch.Size([6, 2]))
     """
     models = (narrow, wide)
     first = [_outputs(model, batch) for model in models]
@@ -673,8 +595,6 @@ def differentiated(attempt: Callable[[], _Found], models: Sequence[nn.Module]) -
     """What an attempt finds that runs models and differentiates: in training mode where that fails in theirs.
 
     In eval mode some write a state in place that the gradient needs, as RWKV does.
-
-    >>> differentiated(lambda: torch.ones(1, requires_grad=True).sum().backward(), [])
     """
     try:
         return attempt()
@@ -703,11 +623,7 @@ def _gradients(model: nn.Module, outputs: Sequence[Tensor], narrow: Shapes, wide
 
 
 def gradient_loss(outputs: Sequence[Tensor], narrow: Shapes, wide: Shapes) -> Tensor:
-    """A generic loss of outputs that have these shapes in the two models, of which these are one's.
-
-    >>> gradient_loss([torch.zeros(2, 4)], [(2, 2)], [(2, 4)])
-    tensor(0., dtype=torch.float64)
-    """
+    """A generic loss of outputs that have these shapes in the two models, of which these are one's."""
     generator = torch.Generator().manual_seed(0)
     loss = torch.zeros((), dtype=torch.float64)
     for output, before, after in zip(outputs, narrow, wide, strict=True):
@@ -728,10 +644,6 @@ def _mean(output: Tensor, dims: list[int]) -> Tensor:
 
 
 def has_length_one(vectors: Tensor, dim: int = -1, slack: float = _UNIT) -> bool:
-    """Whether all of them are divided by their own length, as embeddings that are compared by angle.
-
-    >>> has_length_one(torch.tensor([[0.6, 0.8], [1.0, 0.0]])), has_length_one(torch.ones(2, 2))
-    (True, False)
-    """
+    """Whether all of them are divided by their own length, as embeddings that are compared by angle."""
     lengths = vectors.detach().norm(dim=dim)
     return vectors.numel() > 0 and bool((lengths - 1).abs().max() <= slack)

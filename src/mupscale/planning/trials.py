@@ -77,44 +77,27 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def check_not_empty(inputs: Any) -> None:
-    """Refuse a batch of tensors that have no number in them; there may be no batch at all.
-
-    >>> check_not_empty(torch.zeros(0, 3))
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: the batch is empty, so it shows nothing: pass inputs= with at least ...
-    """
+    """Refuse a batch of tensors that have no number in them; there may be no batch at all."""
     tensors = [t for t in Leaves(inputs).tensors if t.dim()]
     if tensors and not any(t.numel() for t in tensors):
         raise MupscaleError(EMPTY)
 
 
 def all_alike(tensor: Tensor) -> bool:
-    """Whether all of its numbers are one, or its only number is zero.
-
-    >>> all_alike(torch.ones(2)), all_alike(torch.ones(1)), all_alike(torch.zeros(1)), all_alike(torch.arange(2))
-    (True, False, True, False)
-    """
+    """Whether all of its numbers are one, or its only number is zero."""
     if tensor.numel() < 2:
         return tensor.numel() == 1 and not bool(tensor.any())
     return bool((tensor == tensor.flatten()[0]).all())
 
 
 def has_equal_slices(tensor: Tensor) -> bool:
-    """Whether its entries are equal along one of its dimensions: rows, positions or channels.
-
-    >>> has_equal_slices(torch.randn(1, 3).expand(2, 3)), has_equal_slices(torch.eye(3))
-    (True, False)
-    """
+    """Whether its entries are equal along one of its dimensions: rows, positions or channels."""
     dims = [d for d in range(tensor.dim()) if tensor.shape[d] > 1]
     return bool(tensor.numel()) and any(bool((tensor == tensor.narrow(d, 0, 1)).all()) for d in dims)
 
 
 def has_one_position(tensor: Tensor) -> bool:
-    """Whether it may be a sequence, or an image, of one place: of tokens, or of vectors.
-
-    >>> has_one_position(torch.zeros(4, 1, 8)), has_one_position(torch.zeros(4, 1, 8, 8))
-    (True, False)
-    """
+    """Whether it may be a sequence, or an image, of one place: of tokens, or of vectors."""
     if not tensor.is_floating_point():
         return tensor.dim() == 2 and tensor.shape[1] == 1
     options = _position_dims(tensor)[: 2 if tensor.dim() == 3 else 1]  # the channel of an image is no position
@@ -126,10 +109,6 @@ def strengthened(leaves: Leaves, tables: Mapping[int, int], timid: bool = False)
 
     tables: of the tensors that look up rows of a table, by number, how many it has.
     timid: with small and positive numbers, where the model refused others.
-
-    >>> shapes = [tuple(one.batch[0].shape) for one in strengthened(Leaves(torch.zeros(1, 2, 3)), {})]
-    >>> shapes[0], shapes[1], shapes[-1]
-    ((1, 2, 3), (8, 2, 3), (8, 2, 4))
     """
     draw = _Draw(leaves.tensors, tables, timid)
     same: Sizes = [{} for _ in leaves.tensors]
@@ -292,11 +271,7 @@ class _Lookups(TorchDispatchMode):
 
 @torch.no_grad()
 def find_tables(model: nn.Module, leaves: Leaves) -> dict[int, int]:
-    """Of the batch's tensors that look up rows of a table (tokens), by number, how many rows the smallest one has.
-
-    >>> find_tables(nn.Embedding(7, 2), Leaves(torch.zeros(1, 3, dtype=torch.long)))
-    {0: 7}
-    """
+    """Of the batch's tensors that look up rows of a table (tokens), by number, how many rows the smallest one has."""
     if all(t.is_floating_point() or t.dtype == torch.bool for t in leaves.tensors):
         return {}
     lookups = _Lookups(leaves.tensors)
@@ -318,9 +293,6 @@ def growing_weights(narrow: nn.Module, wide: nn.Module) -> dict[str, tuple[int, 
     """By name, the dimensions along which parameters grow, without biases beside a weight.
 
     A bias is certainly added, and where it may be added in vain (to keys, before a BatchNorm) it never has a gradient.
-
-    >>> growing_weights(nn.Linear(2, 4), nn.Linear(2, 8))
-    {'weight': (0,)}
     """
     theirs = naming.parameters(wide)
     growing = {
@@ -376,12 +348,7 @@ def _silent(mask: Tensor) -> float:
 
 
 def seen_by(gradients: Mapping[str, Tensor], sizes: Mapping[str, torch.Size], growing: Dims) -> Seen:
-    """What gradients show of parameters of these sizes.
-
-    >>> one = {"a": torch.tensor([[0.0, 1.0], [0.0, 2.0]])}
-    >>> seen_by(one, {"a": torch.Size([2, 2])}, {"a": (0, 1)}).units["a", 1]
-    tensor([False,  True])
-    """
+    """What gradients show of parameters of these sizes."""
     largest = max(map(largest_number, gradients.values()), default=0.0)
     units = {}
     for name, dims in growing.items():
@@ -411,12 +378,7 @@ def _above(level: float, gradient: Tensor, dim: int) -> Tensor:
 
 @torch.enable_grad()
 def run_and_see(narrow: nn.Module, batch: Any, growing: Dims) -> Seen | None:
-    """What a batch shows of a copy of the model with generic weights, frozen ones too; None where it gives no numbers.
-
-    >>> narrow = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1))
-    >>> run_and_see(narrow, torch.zeros(3, 2), {"0.weight": (0,), "1.weight": (1,)}).unseen
-    ['0.weight']
-    """
+    """What a batch shows of a copy of the model with generic weights, frozen ones too; None where it gives no numbers."""
     model, batch = in_float64(narrow, batch, generic=1)
     for p in model.parameters():
         p.requires_grad_(p.is_floating_point())
@@ -437,11 +399,7 @@ def run_and_see(narrow: nn.Module, batch: Any, growing: Dims) -> Seen | None:
 
 
 def without_effect(narrow: nn.Module, batches: Sequence[Any], names: Sequence[str]) -> list[str]:
-    """Of parameters that have no gradient those that change no output either, as they do behind a `detach`.
-
-    >>> without_effect(nn.Linear(2, 4), [torch.ones(1, 2)], ["weight"])
-    []
-    """
+    """Of parameters that have no gradient those that change no output either, as they do behind a `detach`."""
     if not names:
         return []
 
@@ -474,11 +432,6 @@ class Trials:
     unseen: growing parameters that change no output on any of them, and that are no certain gains or biases.
     parts: those of which a good part does not. given_shows_all: whether the given batch shows some of each.
     shapes: of the two models' outputs, where large ones were run.
-
-    >>> narrow, wide = (nn.Sequential(nn.Linear(2, n), nn.Linear(n, 1)) for n in (4, 8))
-    >>> trials = Trials(torch.zeros(3, 2)).look(narrow, wide)
-    >>> bool(trials.best[0].any()), trials.unseen
-    (True, [])
     """
 
     def __init__(self, inputs: Any) -> None:
@@ -493,12 +446,7 @@ class Trials:
 
     @classmethod
     def of(cls, inputs: Any) -> Trials:
-        """The trials, or those that a batch makes.
-
-        >>> trials = Trials(torch.ones(1))
-        >>> Trials.of(trials) is trials
-        True
-        """
+        """The trials, or those that a batch makes."""
         return inputs if isinstance(inputs, cls) else cls(inputs)
 
     @property
@@ -541,11 +489,7 @@ class Trials:
         return self
 
     def warn(self, roles: Mapping[str, Role] | None = None) -> None:
-        """Say which parameters no batch has shown. roles: those that the user gave, who knows.
-
-        >>> narrow, wide = (nn.Sequential(nn.Linear(2, n), nn.Linear(n, 1)) for n in (4, 8))
-        >>> Trials(torch.ones(3, 2)).look(narrow, wide).warn()
-        """
+        """Say which parameters no batch has shown. roles: those that the user gave, who knows."""
         unseen, parts = ([n for n in names if find_role(roles or {}, n) is None] for names in (self.unseen, self.parts))
         if unseen or parts:
             some = [_listed(unseen)] * bool(unseen) + [f"a part of {_listed(parts)}"] * bool(parts)

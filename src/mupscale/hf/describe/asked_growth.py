@@ -55,11 +55,6 @@ def settle_growth(
     """The growth that is meant by multipliers or sizes, an operator or noise; twice as wide if nothing is said.
 
     exact: by copies without noise.
-
-    >>> config = {"model_type": "gpt2", "n_embd": 768, "n_head": 12}
-    >>> asked = settle_growth(config, sizes={"hidden": 1024, "heads": 16})
-    >>> asked.times.hidden, asked.times.ffn
-    (Fraction(4, 3), 1)
     """
     operator, wanted = choose_operator(grow, noise, exact=exact), sizes_by_part(sizes or {})
     if wanted and times is not None:
@@ -80,11 +75,7 @@ def settle_growth(
 
 
 def check_drawn(plan: Plan, operator: Operator) -> None:
-    """Refuse a plan by which new units cannot be drawn, and what the operator itself refuses.
-
-    >>> import mupscale as mu
-    >>> check_drawn(mu.Plan({}), mu.Copies())
-    """
+    """Refuse a plan by which new units cannot be drawn, and what the operator itself refuses."""
     if not operator.needs_multiples and plan.fresh is None:
         copies = as_asked("grow=mupscale.Copies(noise=1.0)", "--how copies --noise 1")
         raise MupscaleError(

@@ -23,11 +23,7 @@ _MOST_SKETCHES = 12
 
 
 def require_transformers() -> Any:
-    """The transformers package; a sentence where it is missing.
-
-    >>> require_transformers().GPT2Config(n_embd=8).n_embd
-    8
-    """
+    """The transformers package; a sentence where it is missing."""
     return require("transformers", reason="this needs transformers")
 
 
@@ -49,13 +45,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def model_class(config: Mapping[str, Any]) -> Any:
-    """The class of transformers that a config.json names first, or the usual one of its model_type.
-
-    >>> model_class({"model_type": "gpt2"}).__name__
-    'GPT2LMHeadModel'
-    >>> model_class({"model_type": "gpt2", "architectures": ["GPT2Model"]}).__name__
-    'GPT2Model'
-    """
+    """The class of transformers that a config.json names first, or the usual one of its model_type."""
     transformers = require_transformers()
     model_type, names = str(config.get("model_type")), config.get("architectures") or []
     if not isinstance(names, list):
@@ -85,11 +75,7 @@ def model_class(config: Mapping[str, Any]) -> Any:
 
 
 def transformers_config(config: Mapping[str, Any]) -> Any:
-    """The config of transformers that a config.json describes, to run as plain formulas (eager).
-
-    >>> transformers_config({"model_type": "gpt2", "n_embd": 8, "n_head": 2}).hidden_size
-    8
-    """
+    """The config of transformers that a config.json describes, to run as plain formulas (eager)."""
     transformers = require_transformers()
     model_class(config)
     fields = {
@@ -106,11 +92,7 @@ def transformers_config(config: Mapping[str, Any]) -> Any:
 
 
 def plain_numbers(value: Any) -> Any:
-    """A value of config.json with the numbers that JSON lacks, which transformers writes as {"__float__": "Infinity"}.
-
-    >>> plain_numbers({"time_step_limit": [0.0, {"__float__": "Infinity"}]})
-    {'time_step_limit': [0.0, inf]}
-    """
+    """A value of config.json with the numbers that JSON lacks, which transformers writes as {"__float__": "Infinity"}."""
     if isinstance(value, list):
         return [plain_numbers(item) for item in value]
     if not isinstance(value, dict):
@@ -122,10 +104,6 @@ def plain_numbers(value: Any) -> Any:
 
 def sketch_model(config: Mapping[str, Any]) -> nn.Module:
     """The model of a config.json without memory (on the meta device), its parameters tied as in the real one.
-
-    >>> model = sketch_model({"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2})
-    >>> model.transformer.wte.weight.device.type, model.lm_head.weight is model.transformer.wte.weight
-    ('meta', True)
 
     Nobody may change it: the last few are kept, since a command asks for the same ones again and again.
     """
@@ -141,11 +119,7 @@ def sketch_model(config: Mapping[str, Any]) -> nn.Module:
 
 
 def build_model(config: Mapping[str, Any]) -> nn.Module:
-    """The model of a config.json, freshly initialised in float32.
-
-    >>> build_model({"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2}).lm_head.weight.dtype
-    torch.float32
-    """
+    """The model of a config.json, freshly initialised in float32."""
     return _build(config, "cpu")
 
 
@@ -173,11 +147,7 @@ def _build(config: Mapping[str, Any], device: str) -> nn.Module:
 
 
 def in_one_line(error: Exception) -> str:
-    """The kind of an error and the first line of its message, for a message of our own.
-
-    >>> in_one_line(ValueError("the size is wrong.\\nand much more"))
-    'ValueError: the size is wrong'
-    """
+    """The kind of an error and the first line of its message, for a message of our own."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])  # what comes after the colon, too
     return f"{type(error).__name__}: {first.rstrip('.') or 'no reason given'}"

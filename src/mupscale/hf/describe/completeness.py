@@ -27,12 +27,7 @@ _DEEPEST = 4
 
 
 def check_sizes(config: Mapping[str, Any], shapes: Mapping[str, Shape], folder: object, depth: int = 0) -> None:
-    """Refuse sizes that the tensors of the files cannot have; those of a part (text_config) are looked at, too.
-
-    >>> check_sizes({"num_hidden_layers": 10**9}, {"layers.0.weight": (4, 4)}, "small")
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: config.json in small says num_hidden_layers is 1000000000, and the files ...
-    """
+    """Refuse sizes that the tensors of the files cannot have; those of a part (text_config) are looked at, too."""
     tensors, numbers = len(shapes), sum(map(math.prod, shapes.values()))
     limits = {
         **dict.fromkeys(_COUNTED, (numbers, f"{numbers:,} numbers in all")),
@@ -50,13 +45,7 @@ def check_sizes(config: Mapping[str, Any], shapes: Mapping[str, Shape], folder: 
 
 
 def check_nothing_missing(config: Mapping[str, Any], names: Collection[str], folder: object) -> None:
-    """Refuse files that lack a parameter of the model that transformers builds from the config.
-
-    >>> config = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2}
-    >>> check_nothing_missing(config, ["transformer.wte.weight"], "small")
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: small lacks 'transformer.h.0.attn.c_attn.bias' and ... more: the files and ...
-    """
+    """Refuse files that lack a parameter of the model that transformers builds from the config."""
     model = sketch_model(config)
     held = names_in_model(model, names)
     if held is None:  # by this version of transformers

@@ -73,13 +73,7 @@ _END = "_config"
 
 
 def part_names(config: Config) -> list[str]:
-    """The parts of a model of several: text, vision, audio; none for a model that is one.
-
-    >>> part_names({"text_config": {"hidden_size": 8}, "num_attention_heads": 2})  # the others say it once more
-    []
-    >>> part_names({"text_config": {"hidden_size": 8}, "vision_config": {}})
-    ['text', 'vision']
-    """
+    """The parts of a model of several: text, vision, audio; none for a model that is one."""
     if any(is_size(config.get(name)) for name in FIELDS["heads"]):
         return []
     return [name.removesuffix(_END) for name, value in config.items() if _is_model(name, value)]
@@ -97,11 +91,7 @@ def part_config(config: Config, part: str) -> dict[str, Any]:
 
 
 def wide_config(config: Config, times: Times) -> dict[str, Any]:
-    """config.json with every field that grows multiplied, in each part by its own multipliers.
-
-    >>> wide_config({"model_type": "convnext", "hidden_sizes": [4, 8]}, Times.of(2))["hidden_sizes"]
-    [8, 16]
-    """
+    """config.json with every field that grows multiplied, in each part by its own multipliers."""
     parts = part_names(config)
     if isinstance(times, PartTimes) and (strangers := {name for name, _ in times.parts} - {*parts}):
         there = f"its parts are {', '.join(parts)}" if parts else "config.json names no parts"
@@ -119,12 +109,7 @@ def wide_config(config: Config, times: Times) -> dict[str, Any]:
 
 
 def growable_form(config: Config, times: Times) -> Config:
-    """The config, or one of the same model by whose fields it can grow so, where its own have no room for that.
-
-    >>> falcon = {"model_type": "falcon", "hidden_size": 8, "num_attention_heads": 2}  # one key/value head for all
-    >>> growable_form(falcon, Times.of(2))["num_kv_heads"]
-    1
-    """
+    """The config, or one of the same model by whose fields it can grow so, where its own have no room for that."""
     if config.get("model_type") != "falcon" or times.heads == 1 or config.get("new_decoder_architecture"):
         return config
     if not config.get("multi_query", True) or not config.get("parallel_attn", True):
@@ -162,12 +147,7 @@ def parts_of(config: Config) -> dict[str, int]:
 
 
 def ffn_that_follows_hidden(config: Config, times: Times) -> int | None:
-    """What the feed-forward size becomes where transformers makes it of the hidden size by itself; else None.
-
-    >>> mamba = {"model_type": "mamba", "hidden_size": 64, "intermediate_size": 128, "expand": 2}
-    >>> ffn_that_follows_hidden(mamba, Times.of("hidden=2"))
-    256
-    """
+    """What the feed-forward size becomes where transformers makes it of the hidden size by itself; else None."""
     fields = [name for name in FIELDS["ffn"] if is_size(config.get(name))]
     left = {name: value for name, value in config.items() if name not in fields}
     wider = {name: _grown(left[name], times.hidden) for name in FIELDS["hidden"] if is_size(left.get(name))}
@@ -273,11 +253,7 @@ def _grown(size: int | list[int], times: Number) -> int | list[int]:
 
 
 def is_size(value: object) -> bool:
-    """A positive number, or a list of such.
-
-    >>> is_size(8), is_size([8, 16]), is_size(True), is_size(None)
-    (True, True, False, False)
-    """
+    """A positive number, or a list of such."""
     if isinstance(value, list | tuple):
         return len(value) > 0 and all(map(is_size, value))
     return isinstance(value, int) and not isinstance(value, bool) and value > 0

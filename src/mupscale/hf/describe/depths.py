@@ -25,22 +25,14 @@ _NO_LAYERS = re.compile(  # lists that may be as long as there are layers, and a
 
 
 def depth_operator(how: str) -> DepthOperator:
-    """The operator that a word names.
-
-    >>> depth_operator("interleaved")
-    Stack(order='interleaved')
-    """
+    """The operator that a word names."""
     if how not in DEPTH_OPERATORS:
         raise MupscaleError(f"new layers are identity, stack or interleaved, not {how!r}")
     return DEPTH_OPERATORS[how]
 
 
 def layers_of(config: Config) -> int | None:
-    """How many layers a config says a model has (of an encoder and a decoder, the first); None where it does not.
-
-    >>> layers_of({"model_type": "gpt2", "n_layer": 12})
-    12
-    """
+    """How many layers a config says a model has (of an encoder and a decoder, the first); None where it does not."""
     counts = [config[name] for name in LAYERS if isinstance(config.get(name), int)]
     return counts[0] if counts else None
 
@@ -95,12 +87,6 @@ def plan_layers(shapes: Mapping[str, Shape], how: Deepen, layers: int, first: Co
 
     shapes: of the shallow files, or of its model's parameters. first, times: the config of the first small model, with
     the layers that there are since, and by how much this one is wider.
-
-    >>> first = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1}
-    >>> shapes = {"h.0.mlp.c_fc.weight": (8, 32), "h.0.mlp.c_proj.weight": (32, 8)}
-    >>> plan = plan_layers(shapes, "identity", 2, first, Times())
-    >>> plan.fresh["h.1.mlp.c_fc.weight"], plan.sources["h.1.mlp.c_proj.weight"].kind
-    (0.02, 'silent')
     """
     sources, initial, copies = layer_origins(shapes, how, layers), dict[str, Initial](), depth_operator(how).copies
     if not copies:
@@ -120,12 +106,7 @@ def plan_layers(shapes: Mapping[str, Shape], how: Deepen, layers: int, first: Co
 
 
 def with_layers(plan: Plan, how: Deepen, layers: int) -> Plan:
-    """A plan of the shallow model, and then more layers, by the model's names: each grows as the one it comes from.
-
-    >>> shallow = Plan({"h.0.up": Entry((2,), (4,)), "norm": Entry((2,), (4,))})
-    >>> with_layers(shallow, "stack", 2)["h.1.up"].source
-    TensorSource(name='h.0.up', kind='copy', value=0.0)
-    """
+    """A plan of the shallow model, and then more layers, by the model's names: each grows as the one it comes from."""
     sources, entries = layer_origins(plan.parameters, how, layers), dict[str, Entry]()
     for name, source in sources.items():
         entry = plan.parameters[source.name]
@@ -138,12 +119,7 @@ def with_layers(plan: Plan, how: Deepen, layers: int) -> Plan:
 
 
 def writers_of(config: Config, names: Collection[str]) -> dict[str, dict[str, float]]:
-    """By the path of each layer, what in it writes into the residual stream, and the value at which it does not.
-
-    >>> config = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1}
-    >>> writers_of(config, ["transformer.h.0.mlp.c_fc.weight", "transformer.h.0.mlp.c_proj.weight"])
-    {'transformer.h.0': {'mlp.c_proj.weight': 0.0}}
-    """
+    """By the path of each layer, what in it writes into the residual stream, and the value at which it does not."""
     found, written = find_residual_writers(config)[0], dict[str, dict[str, float]]()
     for name in names:
         if name in found and (match := LAYER.fullmatch(name)):
@@ -152,11 +128,7 @@ def writers_of(config: Config, names: Collection[str]) -> dict[str, dict[str, fl
 
 
 def deep_config(config: Config, how: Deepen, layers: int) -> dict[str, Any]:
-    """The config with more layers, and with every setting that tells of single layers.
-
-    >>> deep_config({"model_type": "gpt2", "n_layer": 2}, "stack", 4)["n_layer"]
-    4
-    """
+    """The config with more layers, and with every setting that tells of single layers."""
     before = layers_of(config)
     if before is None:
         raise MupscaleError(f"this config.json of a {config.get('model_type')} model does not say how many layers")

@@ -33,12 +33,7 @@ class InModel:
 
 
 def names_in_model(model: nn.Module, names: Iterable[str]) -> dict[str, InModel] | None:
-    """By transformers' own table of what is called otherwise in files, or split; None where it has none.
-
-    >>> from mupscale.hf.describe.building import sketch_model
-    >>> names_in_model(sketch_model({"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2}), ["wte.weight"])
-    {'wte.weight': InModel(names=('transformer.wte.weight',), in_a_row=True)}
-    """
+    """By transformers' own table of what is called otherwise in files, or split; None where it has none."""
     try:
         from transformers import conversion_mapping
         from transformers import core_model_loading as loading
@@ -120,11 +115,7 @@ def names_beside(config: Config, plan: Plan, shapes: Mapping[str, Shape]) -> lis
 
 
 def class_with(config: Config, names: Collection[str]) -> str | None:
-    """Another class of the model's kind that has these parameters, as one with all heads; None where there is none.
-
-    >>> class_with({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, ["bert.pooler.dense.bias"])
-    'BertForMultipleChoice'
-    """
+    """Another class of the model's kind that has these parameters, as one with all heads; None where there is none."""
     module = importlib.import_module(type(sketch_model(config)).__module__)
     classes = [
         name for name, one in vars(module).items() if isinstance(one, type) and one.__module__ == module.__name__

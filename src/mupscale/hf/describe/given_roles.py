@@ -31,11 +31,6 @@ def entry_given(model_type: str, name: str, shape: Shape, grown: Mapping[int, in
     """The entry of a tensor in a file by the role that was given for it; None where none was.
 
     grown: what sizes become.
-
-    >>> register("llama", {"probe.weight": Role(in_=1)})
-    >>> entry_given("llama", "probe.weight", (3, 8), {8: 16}).wide
-    (3, 16)
-    >>> _ = GIVEN.pop("llama")
     """
     role = next((role for p, role in GIVEN.get(model_type, {}).items() if fnmatchcase(name, p)), None)
     if role is None:

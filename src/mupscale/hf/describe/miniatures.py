@@ -160,13 +160,7 @@ def _growing(config: Config, times: Times) -> list[tuple[bool, ...]]:
 
 
 def learn(config: Config, times: Times) -> Shown:
-    """What miniatures of the config show of a growth by `times`; learnt once for all configs that have the same ones.
-
-    >>> config = {"model_type": "llama", "hidden_size": 512, "num_attention_heads": 4, "num_key_value_heads": 4}
-    >>> shown = learn({**config, "intermediate_size": 1024, "num_hidden_layers": 32}, Times.of(2))
-    >>> print(shown.roles[0]["model.layers.1.self_attn.o_proj.weight"])
-    Role(out=0, in_=1, in_block=4)
-    """
+    """What miniatures of the config show of a growth by `times`; learnt once for all configs that have the same ones."""
     whole = times.as_copies() if times.takes_any_ratio else times
     for more in (0, 1):
         pair = miniature_configs(config, whole, more)
@@ -233,12 +227,7 @@ def _pair(config: Config, times: Times) -> tuple[nn.Module, nn.Module, Batch]:
 
 
 def moves_outputs(config: Config, times: Times) -> bool:
-    """Whether new units move the outputs of a miniature although they start silent, as where a norm follows the sum.
-
-    >>> sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 11}
-    >>> moves_outputs({"model_type": "llama", **sizes, "intermediate_size": 16, "num_key_value_heads": 2}, Times.of(2))
-    False
-    """
+    """Whether new units move the outputs of a miniature although they start silent, as where a norm follows the sum."""
     whole = times.as_copies()
     return _moves_outputs(json.dumps(miniature_configs(config, whole)[0], sort_keys=True), whole)
 
@@ -267,12 +256,7 @@ def _moves_outputs(config: str, times: Times) -> bool:
 
 
 def batch_for(model: nn.Module) -> Batch:
-    """A small batch on which a miniature runs; an error of its own where there is none.
-
-    >>> model = build_model({"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 11})
-    >>> batch_for(model)["input_ids"].shape
-    torch.Size([2, 8])
-    """
+    """A small batch on which a miniature runs; an error of its own where there is none."""
     try:
         batch = make_batches(model, size=8)[0]
     except MupscaleError as error:
@@ -289,9 +273,6 @@ def find_residual_writers(config: Config) -> tuple[dict[str, float], dict[str, s
     """By name, what of the layers writes into the residual stream, and the value at which it does not.
 
     And by the path of a layer of a miniature that cannot be silent, why. Both as a miniature shows it.
-
-    >>> find_residual_writers({"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1})[0].keys()
-    dict_keys(['transformer.h.0.attn.c_proj.weight', 'transformer.h.0.attn.c_proj.bias', ...])
     """
     shapes, written, reasons = _writers(json.dumps(miniature_configs(config, Times())[0], sort_keys=True))
     real = naming.parameters(sketch_model(config))
@@ -313,13 +294,7 @@ def _writers(config: str) -> tuple[dict[str, Shape], dict[str, float], dict[str,
 
 
 def miniature_configs(config: Config, times: Times, more_layers: int = 0) -> list[dict[str, Any]]:
-    """Two configs of models that are small enough to be run, one of them with twice as many units in each part.
-
-    >>> config = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 11008}
-    >>> config |= {"num_key_value_heads": 32, "num_hidden_layers": 32, "vocab_size": 32000}
-    >>> [small["hidden_size"] for small in miniature_configs(config, Times.of(2))]
-    [128, 256]
-    """
+    """Two configs of models that are small enough to be run, one of them with twice as many units in each part."""
     shallow, wanted = shallow_config(config, more_layers), _patterns(sketch_model(config))
     divisors = [d for d in (1 << n for n in range(12, 0, -1)) if _divides(shallow, d)]
     error: MupscaleError | None = None
@@ -342,11 +317,7 @@ def miniature_configs(config: Config, times: Times, more_layers: int = 0) -> lis
 
 
 def shallow_config(config: Config, more_layers: int = 0) -> dict[str, Any]:
-    """The config with the fewest layers that have all kinds of parameters, few experts and a small vocabulary.
-
-    >>> shallow_config({"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 12})["n_layer"]
-    2
-    """
+    """The config with the fewest layers that have all kinds of parameters, few experts and a small vocabulary."""
     whole = {**config, **{f"{part}_config": part_config(config, part) for part in part_names(config)}}
     told = {*LAYERS, *_EXPERTS, *_PER_TOKEN, *_GROUPS, *_LENGTHS}
     built = vars(transformers_config(config)).items()

@@ -103,13 +103,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Ratios(Times):
-    """The same for a growth by fresh units, which need no whole multiples: any ratio from 1 on.
-
-    >>> Ratios(hidden=Fraction(3, 2), ffn=2) * Times.of(2)
-    Ratios(hidden=3, ffn=4, heads=2, kv=2)
-    >>> Ratios.from_json(Ratios(hidden=Fraction(3, 2)).to_json()).hidden
-    Fraction(3, 2)
-    """
+    """The same for a growth by fresh units, which need no whole multiples: any ratio from 1 on."""
 
     def _check(self) -> None:
         for name, value in asdict(self).items():
@@ -134,13 +128,7 @@ class Ratios(Times):
 
 @dataclass(frozen=True)
 class PartTimes(Times):
-    """Multipliers of a model of several parts, each by its name; parts that are not named stay.
-
-    >>> Times.of("text=2,vision.ffn=3").of_part("vision")
-    Times(hidden=1, ffn=3, heads=1, kv=1)
-    >>> str(Times.of("text=2,vision.ffn=3"))
-    'text=2,vision.ffn=3'
-    """
+    """Multipliers of a model of several parts, each by its name; parts that are not named stay."""
 
     parts: tuple[tuple[str, Times], ...] = ()
 
@@ -208,11 +196,7 @@ class PartTimes(Times):
 
 
 def times_from_json(content: Mapping[str, Any]) -> Times:
-    """What to_json gave, in which ratios are texts.
-
-    >>> times_from_json(Times.of("text=2").to_json()) == Times.of("text=2")
-    True
-    """
+    """What to_json gave, in which ratios are texts."""
     if "parts" in content:
         return PartTimes.of_parts({name: times_from_json(numbers) for name, numbers in content["parts"].items()})
     return Ratios.from_json(content) if any(isinstance(n, str) for n in content.values()) else Times(**content)
@@ -231,11 +215,7 @@ def grown(size: int, times: Number) -> int:
 
 
 def how_to_grow_alike(hidden: int, heads: int, times: Times) -> str:
-    """What to ask for where heads are parts of the hidden size and the two do not grow alike.
-
-    >>> how_to_grow_alike(768, 12, Ratios(hidden=Fraction(800, 768)))
-    'hidden=800 would cut a head of 64 units. Choose 832 with heads=13'
-    """
+    """What to ask for where heads are parts of the hidden size and the two do not grow alike."""
     if not isinstance(times, Ratios):
         alike = f"hidden={times.hidden},ffn={times.ffn},heads={times.hidden}"
         return f"let hidden and heads grow by the same factor, as in {setting('times', alike)}"

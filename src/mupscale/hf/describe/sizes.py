@@ -22,12 +22,6 @@ def times_to(wanted: Mapping[str, int], now: Mapping[str, int], *, fresh: bool) 
 
     wanted, now: by hidden, ffn, heads and kv. fresh: by fresh units, which take any wider size. Key/value heads grow
     with the heads unless they are named.
-
-    >>> now = {"hidden": 1024, "ffn": 2816, "heads": 16, "kv": 4}
-    >>> times_to({"hidden": 1536, "heads": 24}, now, fresh=True)
-    Ratios(hidden=Fraction(3, 2), ffn=1, heads=Fraction(3, 2), kv=Fraction(3, 2))
-    >>> times_to({"ffn": 5632}, now, fresh=False)
-    Times(hidden=1, ffn=2, heads=1, kv=1)
     """
     for part, size in wanted.items():
         _check_size(part, size, now)
@@ -49,11 +43,7 @@ def times_to(wanted: Mapping[str, int], now: Mapping[str, int], *, fresh: bool) 
 
 
 def sizes_by_part(sizes: Mapping[str, int | str | Mapping[str, int] | None]) -> dict[str, int]:
-    """Sizes that are asked for, of a part with its name before them.
-
-    >>> sizes_by_part({"hidden": "text=32,vision=16", "ffn": None, "heads": {"text": 8}})
-    {'text.hidden': 32, 'vision.hidden': 16, 'text.heads': 8}
-    """
+    """Sizes that are asked for, of a part with its name before them."""
     wanted: dict[str, int] = {}
     for what, size in sizes.items():
         if isinstance(size, str) and "=" not in size and size.isdecimal():
@@ -74,12 +64,7 @@ def sizes_by_part(sizes: Mapping[str, int | str | Mapping[str, int] | None]) -> 
 
 
 def times_to_parts(wanted: Mapping[str, int], now: Mapping[str, int], *, fresh: bool) -> Times:
-    """The same as times_to, for models of several parts, too, whose sizes have the part's name before them.
-
-    >>> now = {"text.hidden": 16, "text.heads": 2, "vision.hidden": 8, "vision.heads": 1}
-    >>> str(times_to_parts({"text.hidden": 32, "text.heads": 4}, now, fresh=False))
-    'text.hidden=2,text.heads=2,text.kv=2'
-    """
+    """The same as times_to, for models of several parts, too, whose sizes have the part's name before them."""
     parts = {name.partition(".")[0]: True for name in now if "." in name}
     if not parts and not any("." in name for name in wanted):
         return times_to(wanted, now, fresh=fresh)
@@ -102,12 +87,7 @@ def _of_part(sizes: Mapping[str, int], part: str) -> dict[str, int]:
 
 
 def check_groups(times: Times, now: Mapping[str, int]) -> Times:
-    """The ratios, where each old key/value head keeps its old heads and gets whole new ones, or new ones get groups.
-
-    >>> check_groups(Ratios(heads=4, kv=2), {"heads": 4, "kv": 2})
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: 4 heads with 2 key/value heads cannot become 16 with 4: key/value heads ...
-    """
+    """The ratios, where each old key/value head keeps its old heads and gets whole new ones, or new ones get groups."""
     if isinstance(times, PartTimes):
         for part, own in times.parts:
             check_groups(own, _of_part(now, part))

@@ -33,10 +33,7 @@ def runs_trusted_code(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def own_class(config: Mapping[str, Any], name: str | None) -> Any:
-    """The class of the checkpoint's own code for AutoConfig, or that `architectures` names; None where it may not run.
-
-    >>> own_class({"model_type": "mine", "auto_map": {"AutoConfig": "configuration_mine.MineConfig"}}, "AutoConfig")
-    """
+    """The class of the checkpoint's own code for AutoConfig, or that `architectures` names; None where it may not run."""
     folder, references = _TRUSTED.get(), config.get("auto_map")
     if folder is None or not isinstance(references, Mapping):
         return None

@@ -15,14 +15,6 @@ def count_from_first(record: Record, plan: Plan) -> Plan:
 
     record: of the model that grows, before this growth. plan: of this growth, by the model's own names. A plan that
     knows no initial values stays as it is.
-
-    >>> from mupscale.hf.files.record import GrowthStep
-    >>> config = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
-    >>> record = Record({**config, "num_hidden_layers": 1, "vocab_size": 11}, (GrowthStep(Times.of(4)),))
-    >>> wide, name = GrowthStep(Times.of(4)).config_after(record.config), "model.layers.0.mlp.up_proj.weight"
-    >>> plan = family_of_config(wide).plan(Times.of(4))
-    >>> round(plan.fresh[name], 12), round(count_from_first(record, plan).fresh[name], 12)
-    (0.01, 0.005)
     """
     if plan.fresh is None or not record.widenings:
         return plan

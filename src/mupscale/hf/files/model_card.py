@@ -116,11 +116,7 @@ def write_size_card(folder: Path, name: str, config: Config, story: str) -> None
 
 
 def sizes_in_words(config: Config) -> dict[str, int]:
-    """The sizes of a config's model that can grow, under the names that a reader knows.
-
-    >>> sizes_in_words({"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 3})
-    {'hidden size': 8, 'feed-forward size': 32, 'attention heads': 2, 'layers': 3}
-    """
+    """The sizes of a config's model that can grow, under the names that a reader knows."""
     sizes = {**family_of_config(config).parts(), "layers": layers_of(config)}
     return {_PARTS.get(part, part): size for part, size in sizes.items() if size is not None}
 

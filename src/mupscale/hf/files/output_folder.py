@@ -86,11 +86,7 @@ def _check_stays_inside(file: Path, folder: Path) -> None:
 
 
 def dtype_of_output(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """The dtype that a name means, of those that a checkpoint may be written in; None stays None.
-
-    >>> dtype_of_output("bfloat16")
-    torch.bfloat16
-    """
+    """The dtype that a name means, of those that a checkpoint may be written in; None stays None."""
     name = str(dtype).removeprefix("torch.")
     if dtype is not None and name not in _DTYPES:
         raise MupscaleError(f"the dtype of a checkpoint is {', '.join(_DTYPES)}, not {name}")
@@ -98,11 +94,7 @@ def dtype_of_output(dtype: str | torch.dtype | None) -> torch.dtype | None:
 
 
 def failure_of_writing(out: Path, error: OSError) -> str:
-    """What to say where a checkpoint could not be written.
-
-    >>> failure_of_writing(Path("wide"), OSError(errno.ENOSPC, "No space left on device"))
-    'wide could not be written: the disk is full; nothing was left behind'
-    """
+    """What to say where a checkpoint could not be written."""
     what = "the disk is full" if error.errno in _FULL else f"{error.strerror or error}"
     where = f" ({error.filename})" if error.filename else ""
     return f"{out} could not be written: {what}{where}; nothing was left behind"
@@ -110,11 +102,7 @@ def failure_of_writing(out: Path, error: OSError) -> str:
 
 @contextmanager
 def bytes_bar(total: int, visible: bool) -> Iterator[Callable[[int], None]]:
-    """Bytes and time left, where stderr is a terminal and rich is installed; yields what to call with bytes.
-
-    >>> with bytes_bar(10, visible=False) as advance:
-    ...     advance(10)
-    """
+    """Bytes and time left, where stderr is a terminal and rich is installed; yields what to call with bytes."""
     columns = ("wide bar", "bytes", "bytes/s", "left", "time left")
     display = open_display(columns, total, visible=visible, transient=True)
     try:

@@ -51,12 +51,6 @@ class GrowthStep:
     not say. layers: how many it has since, where it became deeper, and deepen: what the new ones are. experts: of the
     mixture that it became. from_first: whether the initial spread that noise and new units go by is counted from the
     first model, and not, as earlier versions did, from this one.
-
-    >>> GrowthStep(Times.of(2), Copies(0.5), seed=1).times.ffn
-    2
-    >>> from mupscale.hf.describe import Ratios
-    >>> GrowthStep.from_json(GrowthStep(Ratios(ffn=2), Fresh(outgoing=0.5)).to_json()).grow
-    Fresh(outgoing=0.5, lossless=False)
     """
 
     times: Times
@@ -168,13 +162,6 @@ class Record:
 
     plan: of all growths in one, by the model's own names; files of earlier versions may lack it. Of several growths it
     says by how much, not where copies lie.
-
-    >>> import tempfile
-    >>> record = Record({"model_type": "llama"}).then(GrowthStep(Times.of(2))).then(GrowthStep(Times.of(3)))
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     record.save(Path(folder))
-    ...     Record.load(folder).times.hidden
-    6
     """
 
     config: Mapping[str, Any]
@@ -264,11 +251,7 @@ class Record:
 
 
 def in_no_blocks(plan: Plan) -> Plan:
-    """By how much everything grows, without where copies lie: growths compose whatever blocks each was copied in.
-
-    >>> in_no_blocks(Plan({})).parameters
-    {}
-    """
+    """By how much everything grows, without where copies lie: growths compose whatever blocks each was copied in."""
     return replace(
         plan,
         parameters={
@@ -280,14 +263,7 @@ def in_no_blocks(plan: Plan) -> Plan:
 
 
 def then_parts(plan: Plan, later: Plan) -> Plan:
-    """First the plan, then the later one, which may join several tensors and then names the first of them alone.
-
-    >>> from mupscale.core import Entry
-    >>> gate_and_up = Plan({"gate": Entry((2,), (4,)), "up": Entry((2,), (4,))})
-    >>> joined = Plan({"both": Entry((4,), (3, 8), source=TensorSource("gate", "expert"))})
-    >>> then_parts(gate_and_up, joined)["both"].narrow
-    (2,)
-    """
+    """First the plan, then the later one, which may join several tensors and then names the first of them alone."""
     named = {source.name for source in later.sources.values()}
     plan = plan.with_initial("past_norms", None) if later.has_new_parts else plan  # dimensions that may have moved
     return replace(plan, parameters={n: e for n, e in plan.parameters.items() if n in named}).then(later)

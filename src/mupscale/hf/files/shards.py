@@ -24,11 +24,7 @@ _SIZES |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 @dataclass(frozen=True)
 class NewTensor:
-    """A tensor of a new layer: its name, what it is drawn from (a constant for a std of 0), the seed, and how.
-
-    >>> NewTensor("norm.weight", mean=1.0, std=0.0, seed=0).whole((2,), torch.float32)
-    tensor([1., 1.])
-    """
+    """A tensor of a new layer: its name, what it is drawn from (a constant for a std of 0), the seed, and how."""
 
     name: str
     mean: float
@@ -74,12 +70,7 @@ class WideTensor:
     rows: int = 1
 
     def places(self, at: int, count: int) -> Iterator[tuple[int, int, int]]:
-        """Of so many entries from `at` on of what it grows to, runs (start, stop), and where in the target each lies.
-
-        >>> target = StoredTensor(Path(), torch.float32, (4, 2), 0)
-        >>> list(WideTensor("router", target, Entry((2, 2), (2, 2)), target, rows=2).places(1, 2))
-        [(0, 1, 1), (0, 1, 3), (1, 2, 4), (1, 2, 6)]
-        """
+        """Of so many entries from `at` on of what it grows to, runs (start, stop), and where in the target each lies."""
         if self.rows == 1:
             yield 0, count, at
             return
@@ -115,20 +106,12 @@ def parse_size(size: int | str) -> int:
 
 
 def size_in_words(size: int) -> str:
-    """2.79 GB.
-
-    >>> size_in_words(2_790_000_000)
-    '2.79 GB'
-    """
+    """2.79 GB."""
     return shorten_number(size, (" GB", " MB", " kB", " bytes"))
 
 
 def shorten_number(number: int, units: tuple[str, ...] = (" B", " M", " k", "")) -> str:
-    """697.1 M: four digits and the power of a thousand.
-
-    >>> shorten_number(697_100_000)
-    '697.1 M'
-    """
+    """697.1 M: four digits and the power of a thousand."""
     scale, unit = next((s, u) for s, u in zip((1e9, 1e6, 1e3, 1.0), units, strict=True) if number >= s or s == 1)
     return f"{number / scale:,.4g}{unit}"
 
@@ -195,11 +178,7 @@ def plan_names(source: Source, plan: Plan) -> dict[str, str]:
 
 
 def plan_name(name: str, plan: Plan, file: str = "the files") -> str:
-    """The plan's name of a tensor of a file.
-
-    >>> plan_name("wte.weight", Plan({"transformer.wte.weight": Entry((2,), (2,), names=("wte.weight",))}))
-    'transformer.wte.weight'
-    """
+    """The plan's name of a tensor of a file."""
     if name not in plan.names:
         raise MupscaleError(f"'{name}' in {file} is not in the plan: the plan was made for a different checkpoint")
     return plan.names[name]

@@ -98,11 +98,7 @@ def open_source(path: str | Path | Source) -> Source:
 
 @checks_arguments
 def is_gguf(path: str | Path) -> bool:
-    """Whether this is a GGUF file, by its name or its first four bytes.
-
-    >>> is_gguf("model-Q4_1.gguf"), is_gguf("model.safetensors")
-    (True, False)
-    """
+    """Whether this is a GGUF file, by its name or its first four bytes."""
     if Path(path).suffix.lower() == ".gguf":
         return True
     try:

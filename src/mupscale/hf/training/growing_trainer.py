@@ -343,11 +343,7 @@ def _rates(optimizer: Optimizer) -> list[float]:
 
 
 def last_checkpoint(folder: Path) -> tuple[int, Path] | None:
-    """The newest checkpoint in a Trainer's folder that is whole, and its step: its state is the last that is written.
-
-    >>> last_checkpoint(Path("nowhere")) is None
-    True
-    """
+    """The newest checkpoint in a Trainer's folder that is whole, and its step: its state is the last that is written."""
     found = {int(path.name[11:]): path for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal()}
     for step in sorted(found, reverse=True):
         try:

@@ -19,11 +19,7 @@ _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(^|\.|_)norm(\.|$)")
 
 
 def shapes_of(model: nn.Module) -> dict[str, Shape]:
-    """Shapes of all parameters, tied ones under each of their names.
-
-    >>> shapes_of(nn.Linear(2, 3))
-    {'weight': (3, 2), 'bias': (3,)}
-    """
+    """Shapes of all parameters, tied ones under each of their names."""
     named = naming.unwrap(model).named_parameters(remove_duplicate=False)
     return {naming.canonical(name): tuple(p.shape) for name, p in named}
 
@@ -32,11 +28,6 @@ def match_plan(model: nn.Module, plan: Plan, small: Config | None = None) -> Pla
     """The plan with the parameters that the model has, under its own names, tied as they are there.
 
     small: config.json of the model that was upscaled, where the wide one may have been loaded with another head.
-
-    >>> import mupscale as mu
-    >>> narrow, wide = (nn.Sequential(nn.Linear(2, n), nn.Linear(n, 1)) for n in (4, 8))
-    >>> list(match_plan(wide, mu.plan(narrow, wide)).parameters)
-    ['0.weight', '0.bias', '1.weight', '1.bias']
     """
     taken: dict[str, str] = {}
     parameters: dict[str, Entry] = {}

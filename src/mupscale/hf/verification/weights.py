@@ -148,14 +148,7 @@ def rounding_limit(small: Source, wide: Source) -> float:
 
 
 def is_exact(entries: Mapping[str, Entry]) -> bool:
-    """Whether nothing is rounded: every factor is a power of two, and nothing is added.
-
-    >>> from mupscale.core import Axis
-    >>> is_exact({"readout": Entry((1, 4), (1, 8), {1: Axis(2, side="in")})})
-    True
-    >>> is_exact({"readout": Entry((1, 4), (1, 12), {1: Axis(3, side="in")})})
-    False
-    """
+    """Whether nothing is rounded: every factor is a power of two, and nothing is added."""
     return all(math.frexp(entry.rule.weight)[0] == 0.5 and not entry.shift for entry in entries.values())
 
 
