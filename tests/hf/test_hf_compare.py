@@ -20,14 +20,17 @@ import mupscale as mu  # noqa: E402
 from hf_files import plan_wrongly  # noqa: E402
 from hf_models import build, randomised, tiny  # noqa: E402
 from mupscale import GaussianNoise, MupscaleError  # noqa: E402
-from mupscale.hf.describe import family_of_config, memory  # noqa: E402
+from mupscale.hf.describe import family_of_config, memory_shortage  # noqa: E402
 from mupscale.hf.describe.batches import make_batches  # noqa: E402
 from mupscale.hf.describe.building import quiet_transformers, sketch_model  # noqa: E402
 from mupscale.hf.describe.multipliers import Times  # noqa: E402
 from mupscale.hf.files.source import open_source  # noqa: E402
 from mupscale.hf.upscaling import upscale  # noqa: E402
-from mupscale.hf.verification.loading import load_pretrained  # noqa: E402
-from mupscale.hf.verification.verifying import needed_bytes, verify  # noqa: E402
+from mupscale.hf.verification.verifying import (  # noqa: E402
+    load_pretrained,
+    needed_bytes,
+    verify,
+)
 
 Q = "model.layers.0.self_attn.q_proj.weight"
 
@@ -541,7 +544,7 @@ def test_too_large_for_the_memory(pair: tuple[Path, Path], monkeypatch: pytest.M
     small, wide = map(open_source, pair)
     numbers = sum(t.numel for source in (small, wide) for t in source.tensors.values())
     assert needed_bytes(small, wide, "float64", train=1) == 5 * 8 * numbers
-    assert memory.fits(1000)
+    assert not memory_shortage(1000)
     monkeypatch.setattr("mupscale.system.available_memory", lambda: 600_000_000)
     assert verify(*pair).ok
     monkeypatch.setattr("mupscale.system.available_memory", lambda: 100_000_000)

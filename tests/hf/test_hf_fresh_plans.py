@@ -19,7 +19,7 @@ import mupscale as mu  # noqa: E402
 from mupscale import MupscaleError, Plan  # noqa: E402
 from mupscale.core import index_of_old, places  # noqa: E402
 from mupscale.hf.describe import Ratios, family_of_config  # noqa: E402
-from mupscale.hf.describe.sizes import times_to  # noqa: E402
+from mupscale.hf.describe.multipliers import times_to  # noqa: E402
 from mupscale.planning import relative_difference  # noqa: E402
 from slow_cases import with_slow  # noqa: E402
 

@@ -18,14 +18,12 @@ from hf_models import randomised  # noqa: E402
 from mupscale import Copies, Fresh, MupscaleError, Role, hf  # noqa: E402
 from mupscale.hf.describe import GIVEN, Times, family_of_config, file_names  # noqa: E402
 from mupscale.hf.describe.building import quiet_transformers  # noqa: E402
-from mupscale.hf.describe.file_names import InModel, plan_for_files  # noqa: E402
+from mupscale.hf.describe.config_family import InModel, plan_for_files  # noqa: E402
 from mupscale.hf.files.record import Record  # noqa: E402
 from mupscale.hf.files.source import open_source  # noqa: E402
 from mupscale.hf.inspection import inspect  # noqa: E402
 from mupscale.hf.upscaling import upscale  # noqa: E402
-from mupscale.hf.verification.comparison import Comparison  # noqa: E402
-from mupscale.hf.verification.loading import load_pretrained  # noqa: E402
-from mupscale.hf.verification.verifying import verify  # noqa: E402
+from mupscale.hf.verification.verifying import Comparison, load_pretrained, verify  # noqa: E402
 from slow_cases import with_slow  # noqa: E402
 
 SIZES = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 29}

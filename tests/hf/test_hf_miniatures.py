@@ -18,7 +18,7 @@ from mupscale import Axis, Plan, Rule, UncheckedPlan  # noqa: E402
 from mupscale.checks.equivalence import Report  # noqa: E402
 from mupscale.core import naming  # noqa: E402
 from mupscale.hf.describe import Times, build_model, family_of_config, miniatures  # noqa: E402
-from mupscale.hf.describe.initial import initial_law  # noqa: E402
+from mupscale.hf.describe.miniatures import initial_law  # noqa: E402
 from slow_cases import with_slow  # noqa: E402
 
 SGD: dict[str, Any] = {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.01}

@@ -21,7 +21,7 @@ from mupscale.hf.describe.batches import make_batches  # noqa: E402
 from mupscale.hf.describe.building import quiet_transformers  # noqa: E402
 from mupscale.hf.files import Record, open_source  # noqa: E402
 from mupscale.hf.upscaling import upscale  # noqa: E402
-from mupscale.hf.verification.loading import load_pretrained  # noqa: E402
+from mupscale.hf.verification.verifying import load_pretrained  # noqa: E402
 
 SIZES: dict[str, Any] = {
     "hidden_size": 16,

@@ -21,9 +21,8 @@ from mupscale.growth.draws import _BLOCKS
 from mupscale.hf.describe import family_of_config
 from mupscale.hf.describe.multipliers import Times
 from mupscale.hf.files import stream
-from mupscale.hf.files.shards import arrange_shards, parse_size, plan_names, write_index
 from mupscale.hf.files.source import open_source
-from mupscale.hf.files.stream import pieces, write_shards
+from mupscale.hf.files.stream import arrange_shards, parse_size, pieces, plan_names, write_index, write_shards
 from mupscale.system.errors import MupscaleError
 
 

@@ -17,7 +17,7 @@ from mupscale.hf import training
 from mupscale.hf.describe import family_of_config
 from mupscale.hf.describe.multipliers import Times
 from mupscale.hf.files.record import GrowthStep, Record
-from mupscale.hf.training.model_parameters import match_plan
+from mupscale.hf.training.groups import match_plan
 from mupscale.planning import KeepDouble
 
 transformers = pytest.importorskip("transformers")

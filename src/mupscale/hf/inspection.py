@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,19 +11,23 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from mupscale.core import Axis, Entry, Plan, shapes_in_words
+from mupscale.core import Axis, Entry, Plan, Shape, shapes_in_words
 from mupscale.growth import Copies, Deepen, Fresh, FreshValues, Operator, Part
-from mupscale.hf.depth_overview import DepthOverview, overview_of_depth
 from mupscale.hf.describe import (
     AskedGrowth,
+    Config,
     Size,
     Times,
+    check_depth,
     check_drawn,
+    depth_operator,
     family_of_config,
+    layers_of,
+    plan_layers,
     runs_trusted_code,
     settle_growth,
 )
-from mupscale.hf.files import Record, Source, open_source, plan_growth, shorten_number
+from mupscale.hf.files import NewTensor, Record, Source, open_source, plan_growth, shorten_number
 from mupscale.hf.verification import find_record
 from mupscale.optim import Traits, default_hyper, traits_of
 from mupscale.system import (
@@ -36,6 +40,76 @@ from mupscale.system import (
     text_table,
     wrap_text,
 )
+
+__all__ = ["DepthOverview", "overview_of_depth"]
+
+_COPIED = {"stack": "all layers again on top", "interleaved": "each behind its layer"}
+
+
+@dataclass(frozen=True)
+class DepthOverview:
+    """How many layers there are, before and after, and what every tensor of the deep files is made of.
+
+    old: where the trained layers lie among the new ones. new_numbers: how many entries new tensors have.
+    """
+
+    layers: tuple[int, int]
+    how: Deepen
+    old: tuple[int, ...]
+    plan: Plan
+    new_numbers: int
+
+    def table(self) -> str:
+        """New tensors that start alike, by their layers."""
+        merged: dict[tuple[str, str], list[str]] = {}
+        for name, source in self.plan.sources.items():
+            if source.is_new:
+                merged.setdefault((pattern_of_name(name), _start(NewTensor.of(name, self.plan, 0))), []).append(name)
+        rows = [(name_of_group(names), str(len(names)), start) for (_, start), names in merged.items()]
+        return text_table(("new tensors", "count", "start as"), rows, left=1)
+
+    def summary(self) -> list[str]:
+        """In a few sentences."""
+        before, after = self.layers
+        lines = [f"layers {before} → {after} ({self.how}): the trained ones are layers {_ranges(self.old)}"]
+        if self.how == "identity":
+            lines.append("new layers write nothing into the residual stream yet, so they change nothing at first")
+        else:
+            lines.append(f"new layers are copies, {_COPIED[self.how]}, which changes the function")
+        lines.append("more layers change no learning rate")
+        return lines
+
+
+def overview_of_depth(
+    source: Source, layers: int, how: Deepen, times: Times, shapes: Mapping[str, Shape]
+) -> DepthOverview:
+    """What becomes of this checkpoint, which first becomes wider by `times`, to these shapes."""
+    record = find_record(source)
+    check_depth(source.config, how, layers, source.tensors, source.folder)
+    first: Config = source.config if record is None else record.first_config
+    times = times if record is None else record.times * times
+    before = layers_of(source.config) or 0
+    old = [n for n, place in enumerate(depth_operator(how).places(before, layers)) if not place.is_new]
+    plan = plan_layers(shapes, how, layers, first, times)
+    new_numbers = sum(math.prod(entry.wide) for entry in plan.parameters.values() if entry.source.is_new)
+    return DepthOverview((before, layers), how, tuple(old), plan, new_numbers)
+
+
+def _start(tensor: NewTensor | None) -> str:
+    if tensor is None:
+        return "copies"
+    return f"{tensor.mean:g}" if tensor.std == 0 else f"{tensor.mean:g} ± {tensor.std:.3g}".removeprefix("0 ")
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """0 to 3, 5."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
 
 
 @dataclass(frozen=True)

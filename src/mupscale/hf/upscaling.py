@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from mupscale.core import Plan
-from mupscale.growth import Copies, Deepen, Noise, Operator, SignalNoise, is_replica, replica_in_words
+from mupscale.growth import Copies, Deepen, Fresh, Noise, Operator, SignalNoise, is_replica, replica_in_words
 from mupscale.hf.describe import (
     AskedGrowth,
     Size,
@@ -25,7 +25,7 @@ from mupscale.hf.describe import (
     experts_of,
     family_of_config,
     layers_of,
-    memory,
+    memory_shortage,
     plan_mixture,
     require_transformers,
     runs_trusted_code,
@@ -45,16 +45,70 @@ from mupscale.hf.files import (
     failure_of_writing,
     open_source,
     plan_growth,
+    shorten_number,
     size_in_words,
     write_companions,
     write_model_card,
     write_shards,
 )
 from mupscale.hf.training import check_optimizer_file, find_optimizer_file, widen_optimizer_file
-from mupscale.hf.upscaled import Upscaled
 from mupscale.hf.verification import Comparison, find_record, is_exact, needed_bytes
 from mupscale.hf.verification import verify as compare
 from mupscale.system import MupscaleError, ReplicaWarning, appearing, checks_arguments, warn
+
+__all__ = ["Upscaled"]
+
+_OF_OPTIMIZER = "optimizer.pt: the saved optimizer, grown too; mupscale.hf.resume_optimizer reads it"
+
+
+@dataclass(frozen=True)
+class Upscaled:
+    """What was written. `comparison`: of the two models, where they were compared; else `unverified` says why not.
+
+    optimizer: whether a saved optimizer went along.
+    """
+
+    path: Path
+    times: Times
+    numbers: tuple[int, int]
+    bytes: int
+    files: int
+    comparison: Comparison | None = None
+    unverified: str = ""
+    fresh: Fresh | None = None
+    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    deepen: Deepen | None = None
+    optimizer: bool = False
+
+    @property
+    def layers(self) -> tuple[int, int] | None:
+        """How many there are, before and after; None if the number stays."""
+        return self.sizes.get("layers")
+
+    @property
+    def difference(self) -> float | None:
+        """The largest relative difference of any output; None if the models were not compared."""
+        if self.comparison is None:
+            return None
+        return max(row.difference for row in self.comparison.rows if not row.what.endswith("in the files"))
+
+    def __str__(self) -> str:
+        before, after = map(shorten_number, self.numbers)
+        size = f"{size_in_words(self.bytes)} in {self.files} file{'s' * (self.files != 1)}"
+        checked = f"not verified: {self.unverified}" if self.comparison is None else self.comparison.verdict
+        wider = [
+            f"{part} {a} → {b}" for part, (a, b) in self.sizes.items() if a != b and part not in ("layers", "experts")
+        ]
+        how = f"{'copies' if self.fresh is None else 'fresh units'} ({', '.join(wider) or 'of the same sizes'})"
+        if self.deepen is not None:
+            layers = f"{' → '.join(map(str, self.sizes['layers']))} layers ({self.deepen})"
+            how = f"{how} and {layers}" if wider else layers
+        if "experts" in self.sizes:
+            experts = f"{' → '.join(map(str, self.sizes['experts']))} experts"
+            how = f"{how} and {experts}" if wider else experts
+        optimizer = f"{_OF_OPTIMIZER}\n" if self.optimizer else ""
+        return f"{self.path}: {before} → {after} parameters with {how}, {size}\n{optimizer}{checked}"
+
 
 _STEPS = 5  # of training, in which models are compared that no miniature stood for
 
@@ -365,7 +419,7 @@ def _compare(
     required, source, wide = not prepared.plan.checked, prepared.source, open_source(folder)
     steps = _STEPS if required and exact and prepared.asked.fresh is None else 0
     dtypes = ("float64", "float32") if required and exact else ("float32",)
-    dtype = next((d for d in dtypes if memory.fits(needed_bytes(source, wide, d, steps))), None)
+    dtype = next((d for d in dtypes if not memory_shortage(needed_bytes(source, wide, d, steps))), None)
     if dtype is None:
         needed = needed_bytes(source, wide, "float32", steps)
         if exact and required:
@@ -373,7 +427,7 @@ def _compare(
                 f"no miniature of '{source.model_type}' could be run, so that both models must be compared in "
                 f"training, which needs {size_in_words(needed)} of memory: use a larger machine"
             )
-        return None, f"the two models need {memory.shortage(needed)}"
+        return None, f"the two models need {memory_shortage(needed)}"
     note(f"comparing the two models in {dtype}")
     comparison = compare(source, wide, dtype=dtype, train=steps, plan=prepared.recorded_plan)
     if not comparison.ok and not required and comparison.rows[0].ok and _is_rounded(prepared):

@@ -318,7 +318,7 @@ def _computed_buffers(small: nn.Module, large: nn.Module) -> dict[str, Role]:
 
 
 def check_plan_by_running(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> None:
-    """An error unless models with generic weights, one widened as planned, give equal outputs and gradients in float64."""
+    """An error unless models with generic weights, one widened as planned, agree in outputs and gradients."""
     trials = Trials.of(inputs)
     if reason := what_differs(narrow, wide, plan, trials):
         raise MupscaleError(f"the plan is wrong: {reason}{ways_out('; ', **_REMEDIES)}")

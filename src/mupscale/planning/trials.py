@@ -378,7 +378,7 @@ def _above(level: float, gradient: Tensor, dim: int) -> Tensor:
 
 @torch.enable_grad()
 def run_and_see(narrow: nn.Module, batch: Any, growing: Dims) -> Seen | None:
-    """What a batch shows of a copy of the model with generic weights, frozen ones too; None where it gives no numbers."""
+    """What a batch shows of a copy of the model with generic weights, frozen ones too; None if it gives no numbers."""
     model, batch = in_float64(narrow, batch, generic=1)
     for p in model.parameters():
         p.requires_grad_(p.is_floating_point())

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from mupscale.core import Axis, Constants, Entry, Initial, Plan, Shape, TensorSource, naming
 from mupscale.hf.describe.building import Config, sketch_model, transformers_config
-from mupscale.hf.describe.file_names import InModel, names_in_model
+from mupscale.hf.describe.config_family import InModel, names_in_model
 from mupscale.system import MupscaleError, as_asked
 
 _FEED_FORWARD = re.compile(r"(?P<layer>.*\.layers\.\d+)\.mlp\.(?P<part>gate|up|down)_proj\.weight")

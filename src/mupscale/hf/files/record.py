@@ -1,4 +1,7 @@
-"""mupscale.json, beside a wide checkpoint: how it grew, so that a learning rate of the small model can be used on."""
+"""mupscale.json, beside a wide checkpoint: how it grew, so that a learning rate of the small model can be used on.
+
+Initial values of a model that grows once more count from the first model, too.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,7 @@ from mupscale.hf.describe import (
     times_from_json,
     with_layers,
 )
+from mupscale.planning import with_initial
 from mupscale.system import MupscaleError, read_json, replace_text
 
 RECORD_FILE = "mupscale.json"
@@ -272,3 +276,43 @@ def then_parts(plan: Plan, later: Plan) -> Plan:
 def _as_if_first(plan: Plan) -> Plan:
     """The plan of a growth as if the first model had had all the layers, which `first_config` has."""
     return replace(plan, parameters={n: replace(e, source=TensorSource()) for n, e in plan.parameters.items()})
+
+
+def count_from_first(record: Record, plan: Plan) -> Plan:
+    """The plan with the initial values that one growth from the first model to its wide width would have.
+
+    record: of the model that grows, before this growth. plan: of this growth, by the model's own names. A plan that
+    knows no initial values stays as it is.
+    """
+    if plan.fresh is None or not record.widenings:
+        return plan
+    first, so_far = family_of_config(record.first_config).plan_unchanged(), in_no_blocks(record.whole_plan())
+    if first.fresh is None or first.means is None:
+        return plan.with_initial("std", None).with_initial("means", None)
+    now = in_no_blocks(plan).parameters
+    entries = {name: so_far[so_far.names[name]].then(entry) for name, entry in now.items()}
+    owners = {name: first.names[name] for name in entries}
+    stds = {name: first.fresh[owner] for name, owner in owners.items()}
+    means = {name: first.means[owner] for name, owner in owners.items() if owner in first.means}
+    return with_initial(plan, entries, stds, means)
+
+
+def plan_growth(
+    record: Record | None,
+    config: Config,
+    times: Times,
+    shapes: Mapping[str, Shape],
+    *,
+    recorded: Plan | None = None,
+    initial: bool = True,
+) -> tuple[Plan, Plan]:
+    """The plan of a checkpoint's growth for the tensors of its files, and the one that mupscale.json holds.
+
+    record: from whose first model initial values are counted; None to count from the checkpoint itself. recorded and
+    initial: as in `ConfigFamily.plan_files`.
+    """
+    family = family_of_config(config)
+    by_model = family.plan(times, initial=initial) if recorded is None else recorded
+    if record is not None:
+        by_model = count_from_first(record, by_model)
+    return family.plan_files(times, shapes, recorded=by_model), by_model

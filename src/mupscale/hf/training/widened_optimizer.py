@@ -33,8 +33,7 @@ from mupscale.growth import (
 )
 from mupscale.hf.describe import Times, family_of_config, grown, plan_mixture, sketch_model, with_layers
 from mupscale.hf.files import GrowthStep, Source, then_parts
-from mupscale.hf.training.model_parameters import match_plan
-from mupscale.hf.training.saved_optimizer import SavedOptimizer, read_optimizer
+from mupscale.hf.training.groups import SavedOptimizer, match_plan, read_optimizer
 from mupscale.optim import FROM_GROUP, GroupBuilder, Traits, scale, traits_of
 from mupscale.system import MupscaleError, open_file, replacing
 
