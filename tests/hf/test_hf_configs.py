@@ -16,7 +16,7 @@ import hf_models as models  # noqa: E402
 import mupscale as mu  # noqa: E402
 from mupscale import Rule  # noqa: E402
 from mupscale.core.axes import expand  # noqa: E402
-from mupscale.hf.describe import Ratios, Times, family_of_config, sketch_model  # noqa: E402
+from mupscale.hf.describe import Times, family_of_config, sketch_model  # noqa: E402
 from slow_cases import with_slow  # noqa: E402
 
 HEADS = [(name, head) for name in models.CONFIGS for head in models.heads_of(name)]
@@ -232,7 +232,7 @@ def test_the_wide_config_keeps_the_rest_and_its_order() -> None:
     assert wide == {**config, **grown}
     assert list(wide) == list(config)
     assert family_of_config(config).wide_config(Times.of("hidden=2"))["head_dim"] == 4
-    assert family_of_config(config).wide_config(Ratios(ffn=2))["intermediate_size"] == 40
+    assert family_of_config(config).wide_config(Times(ffn=2, fresh=True))["intermediate_size"] == 40
     assert config == before
 
 

@@ -90,12 +90,12 @@ def edit_record(folder: Path, **changed: Any) -> None:
 def test_the_start_is_that_of_one_growth(name: str, changed: dict[str, Any]) -> None:
     """Also where the sizes in a config set the spread (T5's), and where the norm of a tied readout starts below 1."""
     config, twice = config_of(name, **changed), models.usual_times(name)
-    for first in (twice, twice.as_ratios()):
-        for second in (twice, twice.as_ratios()):
+    for first in (twice, twice.for_units(fresh=True)):
+        for second in (twice, twice.for_units(fresh=True)):
             try:
                 plan, _ = grown(grown(config, first)[1], second)
             except MupscaleError:  # which takes no fresh units
-                assert first.takes_any_ratio or second.takes_any_ratio
+                assert first.fresh or second.fresh
                 assert name in ("bloom", "mpt", "mamba2", "wav2vec2")
                 continue
             counted = count_from_first(Record(config, (GrowthStep(first),)), plan)

@@ -48,7 +48,7 @@ from mupscale.hf.describe.experts import (
     plan_mixture,
     settle_experts,
 )
-from mupscale.hf.describe.multipliers import PARTS, Ratios, Times, grown, times_from_json
+from mupscale.hf.describe.multipliers import PARTS, Times, grown
 
 __all__ = [
     "GIVEN",
@@ -58,7 +58,6 @@ __all__ = [
     "Config",
     "ConfigFamily",
     "ExpertCounts",
-    "Ratios",
     "Size",
     "Times",
     "build_model",
@@ -89,7 +88,6 @@ __all__ = [
     "settle_experts",
     "settle_growth",
     "sketch_model",
-    "times_from_json",
     "transformers_config",
     "with_layers",
     "writers_of",

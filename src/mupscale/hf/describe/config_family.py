@@ -31,7 +31,7 @@ from mupscale.hf.describe.config_fields import (
     wide_config,
 )
 from mupscale.hf.describe.miniatures import LAYERS, NotRun, initial_law, moves_outputs, plan_by_miniatures
-from mupscale.hf.describe.multipliers import PartTimes, Times, grown
+from mupscale.hf.describe.multipliers import Times, grown
 from mupscale.planning import How, build_plan, with_initial, with_initial_of
 from mupscale.system import MupscaleError, checks_arguments, not_advising, setting, show_short
 
@@ -350,7 +350,7 @@ class ConfigFamily:
         try:
             planned = plan_by_miniatures(self.config, times)
         except NotRun:  # the modules are asked, and the wide model has to be compared
-            how: How = "fresh" if times.takes_any_ratio else "copies"
+            how: How = "fresh" if times.fresh else "copies"
             small, large = sketch_model(self.config), sketch_model(self.wide_config(times))
             names = [name for name, _ in small.named_parameters(remove_duplicate=False)]
             given = GIVEN.get(self.model_type, {}).items()
@@ -404,7 +404,7 @@ class ConfigFamily:
             raise MupscaleError(
                 f"nothing of '{self.model_type}' would grow: the sizes in its config have other names than usual"
             )
-        whole = times.hidden != 1 and not isinstance(times, PartTimes)
+        whole = times.hidden != 1 and not times.parts
         if not whole or 2 * growing >= len(plan.parameters):
             return
         few = f"only {growing} of {len(plan.parameters)} tensors of '{self.model_type}' would grow"

@@ -8,15 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from mupscale.core import Number, Plan
 from mupscale.growth import Fresh, Noise, Operator, choose_operator, is_replica
 from mupscale.hf.describe.building import Config, sketch_model, transformers_config
 from mupscale.hf.describe.multipliers import (
-    PartTimes,
-    Ratios,
     Times,
     check_groups,
     grown,
@@ -104,7 +102,7 @@ def part_config(config: Config, part: str) -> dict[str, Any]:
 def wide_config(config: Config, times: Times) -> dict[str, Any]:
     """config.json with every field that grows multiplied, in each part by its own multipliers."""
     parts = part_names(config)
-    if isinstance(times, PartTimes) and (strangers := {name for name, _ in times.parts} - {*parts}):
+    if strangers := {name for name, _ in times.parts} - {*parts}:
         there = f"its parts are {', '.join(parts)}" if parts else "config.json names no parts"
         raise MupscaleError(f"'{min(strangers)}' is not a part of this model that grows: {there}")
     if not parts:
@@ -216,7 +214,7 @@ def _wide_part(given: Config, times: Times) -> dict[str, Any]:
         known = known or ({"head_dim": config[hidden] // config[heads]} if alike else {})
         if known and _takes_size(given, known):
             return _wide_part({**given, **known}, times)
-        if times.heads != 1 or isinstance(times, Ratios):  # else heads become wider, if a run shows that they can
+        if times.heads != 1 or times.fresh:  # else heads become wider, if a run shows that they can
             advice = how_to_grow_alike(config[hidden], config[heads], times) if alike else "let both grow alike"
             raise MupscaleError(f"head_dim is {hidden} / {heads} here, and it must stay: {advice}")
     if times.ffn not in (1, times.hidden) and not fields["ffn"]:
@@ -227,7 +225,7 @@ def _wide_part(given: Config, times: Times) -> dict[str, Any]:
     if times.kv != times.heads and not fields["kv"] and fields["heads"]:
         raise MupscaleError(
             f"{config.get('model_type')} has as many key/value heads as heads, so its kv heads cannot grow apart from "
-            f"them. Leave kv out{'' if isinstance(times, Ratios) else ' of ' + setting('times')}"
+            f"them. Leave kv out{'' if times.fresh else ' of ' + setting('times')}"
         )
     grows = {name: getattr(times, part) for part, names in fields.items() for name in names}
     wide = {name: _grown(config[name], k) for name, k in grows.items() if k != 1 or given.get(name) is not None}
@@ -317,17 +315,17 @@ def settle_growth(
     if wanted and times is not None:
         raise MupscaleError("give either how much it grows (times) or its new sizes (hidden, ffn, heads, kv)")
     by_how_much = Times.of(2 if times is None else times, part_names(config))
-    if isinstance(by_how_much, PartTimes) and not part_names(config):
+    if by_how_much.parts and not part_names(config):
         raise MupscaleError(
             f"{setting('times', str(by_how_much))}: a {config.get('model_type')} model has no parts; hidden, ffn, "
             f"heads and kv grow"
         )
+    fresh = not operator.needs_multiples
     if wanted:
-        by_how_much = times_to_parts(wanted, parts_of(config), fresh=not operator.needs_multiples)
-    elif not operator.needs_multiples:
-        by_how_much = check_groups(by_how_much.as_ratios(), parts_of(config))
-    elif isinstance(by_how_much, Ratios):
-        by_how_much = Times(**asdict(by_how_much))
+        by_how_much = times_to_parts(wanted, parts_of(config), fresh=fresh)
+    else:
+        by_how_much = by_how_much.for_units(fresh=fresh)
+        by_how_much = check_groups(by_how_much, parts_of(config)) if fresh else by_how_much
     return AskedGrowth(by_how_much, operator)
 
 

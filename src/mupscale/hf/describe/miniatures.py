@@ -134,7 +134,7 @@ def plan_by_miniatures(config: Config, times: Times) -> Plan:
             if dims >= {d for side in role.dims(real[name].dim()) for d in side}:
                 role, widths[name] = replace(role, out=whole.out, in_=whole.in_), dims
             roles[name] = _at_size(role, other, first, second, tuple(real[name].shape))
-    how: How = "fresh" if times.takes_any_ratio else "copies"
+    how: How = "fresh" if times.fresh else "copies"
     planned = build_plan(
         small, large, roles=roles, how=how, assume=True, is_width=lambda name, d: d in widths.get(name, ())
     )
@@ -169,11 +169,11 @@ def _growing(config: Config, times: Times) -> list[tuple[bool, ...]]:
 
 def learn(config: Config, times: Times) -> Shown:
     """What miniatures of the config show of a growth by `times`; learnt once for all configs with the same ones."""
-    whole = times.as_copies() if times.takes_any_ratio else times
+    whole = times.as_copies() if times.fresh else times
     for more in (0, 1):
         pair = miniature_configs(config, whole, more)
         small, large = (json.dumps(one, sort_keys=True) for one in pair)
-        shown = _learn(small, large, whole, times.takes_any_ratio)
+        shown = _learn(small, large, whole, times.fresh)
         if more or not _differ_by_layer(pair[0], shown.roles[1]):
             break  # else a layer between the first and the last is looked at, too
     if not shown.exact and not _keeps_outputs(pair[0], times, shown.roles[0]):

@@ -35,7 +35,6 @@ from mupscale.hf.describe import (
     family_of_config,
     plan_experts_files,
     plan_layers,
-    times_from_json,
     with_layers,
 )
 from mupscale.planning import with_initial
@@ -145,7 +144,7 @@ class GrowthStep:
         if (spread := content.get("spread")) not in (None, _FROM_FIRST):
             raise ValueError(f"an initial scale counted {spread!r}, which this version does not know")
         if how in get_args(Deepen):
-            times, seed, layers = Times(**content["times"]), content["seed"], int(content["layers"])
+            times, seed, layers = Times.from_json(content["times"]), content["seed"], int(content["layers"])
             return cls(times, seed=seed, draws=draws, layers=layers, deepen=how)
         if how == "experts":
             experts = ExpertCounts(int(content["experts"]), int(content["top_k"]), content["router"])
@@ -155,7 +154,7 @@ class GrowthStep:
         told = {field.name: content[field.name] for field in fields(OPERATORS[how].make) if field.name in content}  # type: ignore[arg-type]
         if "noise" in told:
             told["noise"] = GaussianNoise(told["noise"], content.get("unit", "init"))
-        times, sizes = times_from_json(content["times"]), content.get("sizes", {})
+        times, sizes = Times.from_json(content["times"]), content.get("sizes", {})
         grow = OPERATORS[how].make(**told)
         return cls(times, grow, content["seed"], sizes, draws, from_first=spread is not None)
 
