@@ -20,7 +20,7 @@ import mupscale as mu  # noqa: E402
 from hf_files import plan_wrongly  # noqa: E402
 from hf_models import build, randomised, tiny  # noqa: E402
 from mupscale import GaussianNoise, MupscaleError  # noqa: E402
-from mupscale.hf.describe import family_of_config, memory_shortage  # noqa: E402
+from mupscale.hf.describe import ConfigFamily, memory_shortage  # noqa: E402
 from mupscale.hf.describe.batches import make_batches  # noqa: E402
 from mupscale.hf.describe.building import quiet_transformers, sketch_model  # noqa: E402
 from mupscale.hf.describe.multipliers import Times  # noqa: E402
@@ -147,7 +147,7 @@ def test_saved_again_it_is_still_the_same(pair: tuple[Path, Path], tmp_path: Pat
 
 def test_models_in_memory(float64: None) -> None:
     config, _ = tiny("llama")
-    small, family = randomised(build(config)), family_of_config(config.to_dict())
+    small, family = randomised(build(config)), ConfigFamily(config.to_dict())
     wide, plan = build(family.wide_config(Times.of(2))), family.plan(Times.of(2), initial=False)
     mu.widen(small, wide, plan)
     for given in (None, plan):

@@ -22,7 +22,7 @@ import mupscale as mu  # noqa: E402
 from hf_files import read_checkpoint, write_llama  # noqa: E402
 from mupscale import MupscaleError, hf  # noqa: E402
 from mupscale.core import index_of_old  # noqa: E402
-from mupscale.hf.describe import Times, family_of_config  # noqa: E402
+from mupscale.hf.describe import ConfigFamily, Times  # noqa: E402
 from mupscale.hf.files import stream  # noqa: E402
 from mupscale.hf.files.record import GrowthStep, Record  # noqa: E402
 from mupscale.hf.upscaling import Upscaled  # noqa: E402
@@ -58,7 +58,7 @@ def in_memory(small: nn.Module, folder: Path, operator: mu.Fresh, seed: int, nam
     config = small.config.to_dict()  # type: ignore[union-attr, operator]
     times = Record.load(folder).growths[-1].times
     wide = models.build(json.loads((folder / "config.json").read_text()))
-    plan = family_of_config({**config, "architectures": [type(small).__name__]}).plan(times)
+    plan = ConfigFamily({**config, "architectures": [type(small).__name__]}).plan(times)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return mu.upscale(small, wide, plan, grow=operator, seed=seed)[0]

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 import mupscale as mu
 from mupscale.hf import training
-from mupscale.hf.describe import family_of_config
+from mupscale.hf.describe import ConfigFamily
 from mupscale.hf.describe.multipliers import Times
 from mupscale.hf.files.record import GrowthStep, Record
 from mupscale.hf.files.source import Source, open_source
@@ -68,7 +68,7 @@ class Case:
         self.folder, self.path, self.out = folder, folder / "optimizer.pt", folder / "wide.pt"
         self.small.save_pretrained(folder)
         self.source: Source = open_source(folder)
-        family = family_of_config(self.source.config)
+        family = ConfigFamily(self.source.config)
         self.plan = match_plan(self.small, family.plan(TWICE))
         grown = {k: v for k, v in family.wide_config(TWICE).items() if k in config_of().to_dict()}
         self.wide = transformers.LlamaForCausalLM(config_of(**{k: v for k, v in grown.items() if k != "model_type"}))

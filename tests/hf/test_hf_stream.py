@@ -18,7 +18,7 @@ import mupscale as mu
 from hf_files import llama_config, llama_tensors, read_checkpoint, write_checkpoint
 from mupscale.core import Axis, Constants, Entry, Initial, Plan, expand
 from mupscale.growth.draws import _BLOCKS
-from mupscale.hf.describe import family_of_config
+from mupscale.hf.describe import ConfigFamily
 from mupscale.hf.describe.multipliers import Times
 from mupscale.hf.files import stream
 from mupscale.hf.files.source import open_source
@@ -102,7 +102,7 @@ LLAMA = llama_config(hidden_size=96, intermediate_size=200, vocab_size=500)
 
 
 def llama_plan(config: dict[str, Any], times: int | str, tensors: dict[str, Tensor]) -> Plan:
-    return family_of_config(config).plan_files(Times.of(times), {name: tuple(t.shape) for name, t in tensors.items()})
+    return ConfigFamily(config).plan_files(Times.of(times), {name: tuple(t.shape) for name, t in tensors.items()})
 
 
 def as_module(tensors: dict[str, Tensor]) -> nn.Module:

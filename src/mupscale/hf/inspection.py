@@ -16,12 +16,12 @@ from mupscale.growth import Copies, Deepen, Fresh, FreshValues, Operator, Part
 from mupscale.hf.describe import (
     AskedGrowth,
     Config,
+    ConfigFamily,
     Size,
     Times,
     check_depth,
     check_drawn,
     depth_operator,
-    family_of_config,
     layers_of,
     plan_layers,
     runs_trusted_code,
@@ -333,12 +333,12 @@ def _plan(source: Source, asked: AskedGrowth) -> Plan:
 def _inspect(
     source: Source, plan: Plan, record: Record | None, asked: AskedGrowth, optimizer: type[Optimizer]
 ) -> Inspection:
-    config, times, fresh, family = source.config, asked.times, asked.fresh, family_of_config(source.config)
+    config, times, fresh, family = source.config, asked.times, asked.fresh, ConfigFamily(source.config)
     check_drawn(plan, asked.operator)
     family.check_grown(plan, times)
     wide = family.wide_config(times)
     sizes = {n: (config.get(n), v) for n, v in wide.items() if config.get(n) != v and not isinstance(v, dict)}
-    before, after = family.sizes(), family_of_config(wide).sizes()
+    before, after = family.sizes(), ConfigFamily(wide).sizes()
     sizes |= {n: (a, after[n]) for n, a in before.items() if "." in n and a != after[n]}  # of parts
     entries = plan.parameters.values()
     numbers = (sum(math.prod(e.narrow) for e in entries), sum(math.prod(e.wide) for e in entries))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.hf.describe import PARTS, Times, build_model, family_of_config, quiet_transformers
+from mupscale.hf.describe import PARTS, ConfigFamily, Times, build_model, quiet_transformers
 from mupscale.hf.files import Source, copy_companions, open_source, read_config
 from mupscale.hf.training import find_optimizer_file, resume_optimizer
 from mupscale.hf.verification import load_pretrained
@@ -54,7 +54,7 @@ class LanguageModel(nn.Module):
 def config_at(folder: str | Path, width: int) -> dict[str, Any]:
     """A folder's config.json with another hidden size, and all that goes with it."""
     config = read_config(Path(folder))
-    family, hidden = family_of_config(config), hidden_size(folder)
+    family, hidden = ConfigFamily(config), hidden_size(folder)
     now = family.parts()
     if width == hidden:
         return dict(config)
@@ -79,7 +79,7 @@ def hidden_size(folder: str | Path) -> int:
     16
     """
     config = read_config(Path(folder))
-    sizes = family_of_config(config).parts()
+    sizes = ConfigFamily(config).parts()
     if "hidden" not in sizes:
         raise MupscaleError(f"config.json in {folder} has no hidden size that can change")
     return sizes["hidden"]

@@ -17,13 +17,13 @@ from mupscale.core import Plan
 from mupscale.growth import Copies, Deepen, Fresh, Noise, Operator, SignalNoise, is_replica, replica_in_words
 from mupscale.hf.describe import (
     AskedGrowth,
+    ConfigFamily,
     Size,
     Times,
     check_depth,
     check_drawn,
     check_nothing_missing,
     experts_of,
-    family_of_config,
     layers_of,
     memory_shortage,
     plan_mixture,
@@ -256,7 +256,7 @@ class _Prepared:
     @property
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Of the parts that can grow, before and after."""
-        now, then = (family_of_config(config).parts() for config in (self.source.config, self.config))
+        now, then = (ConfigFamily(config).parts() for config in (self.source.config, self.config))
         sizes = {part: (size, then[part]) for part, size in now.items()}
         if self.deeper is not None and self.deeper.layers is not None:
             sizes["layers"] = (layers_of(self.source.config) or 0, self.deeper.layers)
@@ -299,7 +299,7 @@ def _prepare(
     if deeper is not None and deeper.layers is not None:
         find_record(source)
         check_depth(source.config, deeper.deepen, deeper.layers, source.tensors, source.folder)
-    family, times = family_of_config(source.config), asked.times
+    family, times = ConfigFamily(source.config), asked.times
     check_nothing_missing(source.config, source.shapes, source.folder)
     measured = asked.needs_initial
     before = find_record(source)
@@ -320,7 +320,7 @@ def _prepare(
         check_optimizer_file(file, source, times, recorded_plan, grow=asked.operator, deeper=deeper)
     growth, parts = None, None
     if deeper is None or times != Times() or dtype is not None or measured:
-        sizes, from_first = family_of_config(config).sizes(), first is not None
+        sizes, from_first = ConfigFamily(config).sizes(), first is not None
         growth = GrowthStep(times, asked.operator, seed, sizes, from_first=from_first)
     settled = asked, growth, deeper, seed, file
     prepared = _Prepared(source, config, plan, recorded_plan, before, [], *settled)
@@ -389,7 +389,7 @@ def _write(
 
 def _not_lossless(prepared: _Prepared) -> str:
     """What is known without a comparison of why the function did not stay; empty where nothing is."""
-    reasons = family_of_config(prepared.source.config).obstacles(prepared.asked.times, prepared.plan)
+    reasons = ConfigFamily(prepared.source.config).obstacles(prepared.asked.times, prepared.plan)
     return f"; it is not lossless, since {reasons[0]}" if reasons else ""
 
 

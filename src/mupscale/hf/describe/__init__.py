@@ -25,7 +25,6 @@ from mupscale.hf.describe.config_family import (
     ConfigFamily,
     check_nothing_missing,
     check_sizes,
-    family_of_config,
     names_in_model,
     register,
 )
@@ -69,7 +68,6 @@ __all__ = [
     "depth_operator",
     "experts_config",
     "experts_of",
-    "family_of_config",
     "grown",
     "in_one_line",
     "layer_origins",

@@ -388,7 +388,7 @@ class ConfigFamily:
         by_model = self.plan(times, initial=initial) if recorded is None else recorded
         now, then = (
             self.parts(),
-            family_of_config(self.wide_config(times)).parts() if times != Times() else self.parts(),
+            ConfigFamily(self.wide_config(times)).parts() if times != Times() else self.parts(),
         )
         sizes = {size: then[part] for part, size in reversed(now.items())}
         strangers = names_beside(self.config, by_model, shapes)
@@ -426,8 +426,3 @@ def _joined(plan: Plan, beside: Plan, names: Collection[str]) -> Plan:
     more = {beside.names[name] for name in names if name in beside.names}
     initial = {**plan.initial, **{name: one for name, one in beside.initial.items() if name in more}}
     return replace(plan, parameters={**plan.parameters, **{name: beside[name] for name in more}}, initial=initial)
-
-
-def family_of_config(config: Config) -> ConfigFamily:
-    """The family of a config.json."""
-    return ConfigFamily(config)

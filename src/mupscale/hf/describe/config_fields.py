@@ -24,45 +24,16 @@ from mupscale.hf.describe.multipliers import (
 )
 from mupscale.system import MupscaleError, as_asked, setting
 
-FIELDS = {
-    "hidden": (
-        "hidden_size",
-        "n_embd",
-        "d_model",
-        "dim",
-        "embedding_size",
-        "attention_hidden_size",
-        "embed_dim",
-        "hidden_sizes",
-        "decoder_hidden_size",
-    ),
-    "ffn": (
-        "moe_intermediate_size",
-        "intermediate_size",
-        "ffn_dim",
-        "n_inner",
-        "d_ff",
-        "ffn_hidden_size",
-        "hidden_dim",
-        "encoder_ffn_dim",
-        "decoder_ffn_dim",
-        "shared_expert_intermediate_size",
-        "intermediate_size_mlp",
-    ),
-    "heads": (
-        "num_attention_heads",
-        "n_head",
-        "n_heads",
-        "num_heads",
-        "attention_heads",
-        "encoder_attention_heads",
-        "decoder_attention_heads",
-        "linear_num_key_heads",
-        "linear_num_value_heads",
-        "n_groups",
-    ),
-    "kv": ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv"),
+_FIELDS = {
+    "hidden": "hidden_size n_embd d_model dim embedding_size attention_hidden_size embed_dim hidden_sizes "
+    "decoder_hidden_size",
+    "ffn": "moe_intermediate_size intermediate_size ffn_dim n_inner d_ff ffn_hidden_size hidden_dim encoder_ffn_dim "
+    "decoder_ffn_dim shared_expert_intermediate_size intermediate_size_mlp",
+    "heads": "num_attention_heads n_head n_heads num_heads attention_heads encoder_attention_heads "
+    "decoder_attention_heads linear_num_key_heads linear_num_value_heads n_groups",
+    "kv": "num_key_value_heads num_kv_heads n_kv_heads n_head_kv",
 }
+FIELDS = {part: tuple(names.split()) for part, names in _FIELDS.items()}
 """Names that transformers' configs have for what grows; a field that is null follows from the others and stays so."""
 
 HEAD_DIM = ("head_dim", "d_kv", "kv_channels", "attention_head_size")

@@ -10,7 +10,7 @@ from typing import Any
 from mupscale.core import Entry, Initial, Plan, Shape, TensorSource, naming
 from mupscale.growth import DEPTH_OPERATORS, Deepen, DepthOperator, Place
 from mupscale.hf.describe.building import Config, sketch_model, transformers_config
-from mupscale.hf.describe.config_family import InModel, family_of_config, names_in_model
+from mupscale.hf.describe.config_family import ConfigFamily, InModel, names_in_model
 from mupscale.hf.describe.miniatures import LAYER, LAYERS, find_residual_writers
 from mupscale.hf.describe.multipliers import Times
 from mupscale.system import MupscaleError, as_asked
@@ -89,7 +89,7 @@ def plan_layers(shapes: Mapping[str, Shape], how: Deepen, layers: int, first: Co
     """
     sources, initial, copies = layer_origins(shapes, how, layers), dict[str, Initial](), depth_operator(how).copies
     if not copies:
-        plan, model, writers = family_of_config(first).plan(times), sketch_model(first), find_residual_writers(first)[0]
+        plan, model, writers = ConfigFamily(first).plan(times), sketch_model(first), find_residual_writers(first)[0]
         in_model = names_in_model(model, shapes) or {name: InModel((name,)) for name in shapes}
         for name, source in sources.items():
             own = in_model[source.name].names[0]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from mupscale.growth import Copies, word_of_operator
-from mupscale.hf.describe import Config, family_of_config, layers_of
+from mupscale.hf.describe import Config, ConfigFamily, layers_of
 from mupscale.hf.files.record import RECORD_FILE, GrowthStep
 from mupscale.hf.files.source import Source
 from mupscale.hf.files.stream import WeightShard, size_in_words, write_index
@@ -222,7 +222,7 @@ def write_size_card(folder: Path, name: str, config: Config, story: str) -> None
 
 def sizes_in_words(config: Config) -> dict[str, int]:
     """The sizes of a config's model that can grow, under the names that a reader knows."""
-    sizes = {**family_of_config(config).parts(), "layers": layers_of(config)}
+    sizes = {**ConfigFamily(config).parts(), "layers": layers_of(config)}
     return {_PARTS.get(part, part): size for part, size in sizes.items() if size is not None}
 
 

@@ -28,11 +28,11 @@ from mupscale.growth import (
 )
 from mupscale.hf.describe import (
     Config,
+    ConfigFamily,
     ExpertCounts,
     Times,
     deep_config,
     experts_config,
-    family_of_config,
     plan_experts_files,
     plan_layers,
     with_layers,
@@ -107,7 +107,7 @@ class GrowthStep:
             return experts_config(config, self.experts)
         if self.layers is not None:
             return deep_config(config, self.deepen, self.layers)
-        return family_of_config(config).wide_config(self.times)
+        return ConfigFamily(config).wide_config(self.times)
 
     def plan_files(self, shapes: Mapping[str, Shape], config: Config, record: Record | None) -> Plan:
         """What the files are made of that this growth in depth or experts makes of those of the model with this config.
@@ -210,7 +210,7 @@ class Record:
 
     def whole_plan(self) -> Plan:
         """From the first model to this one, by the model's own names; made again where it is not on record."""
-        return family_of_config(self.first_config).plan(self.times, initial=False) if self.plan is None else self.plan
+        return ConfigFamily(self.first_config).plan(self.times, initial=False) if self.plan is None else self.plan
 
     def save(self, folder: Path) -> None:
         """Write mupscale.json."""
@@ -285,7 +285,7 @@ def count_from_first(record: Record, plan: Plan) -> Plan:
     """
     if plan.fresh is None or not record.widenings:
         return plan
-    first, so_far = family_of_config(record.first_config).plan_unchanged(), in_no_blocks(record.whole_plan())
+    first, so_far = ConfigFamily(record.first_config).plan_unchanged(), in_no_blocks(record.whole_plan())
     if first.fresh is None or first.means is None:
         return plan.with_initial("std", None).with_initial("means", None)
     now = in_no_blocks(plan).parameters
@@ -310,7 +310,7 @@ def plan_growth(
     record: from whose first model initial values are counted; None to count from the checkpoint itself. recorded and
     initial: as in `ConfigFamily.plan_files`.
     """
-    family = family_of_config(config)
+    family = ConfigFamily(config)
     by_model = family.plan(times, initial=initial) if recorded is None else recorded
     if record is not None:
         by_model = count_from_first(record, by_model)

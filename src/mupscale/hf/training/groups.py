@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from mupscale import optim
 from mupscale.core import Entry, Initial, Plan, Shape, laid_out_like, naming
-from mupscale.hf.describe import Config, family_of_config, model_class, sketch_model
+from mupscale.hf.describe import Config, ConfigFamily, model_class, sketch_model
 from mupscale.hf.files import Record
 from mupscale.optim import default_hyper, scale, traits_of
 from mupscale.system import MupscaleError, NotNegative, checks_arguments, warn
@@ -74,7 +74,7 @@ def plan_for_model(model: nn.Module, record: Record) -> Plan:
     if shapes_of(model).keys() <= plan.names.keys() or not hasattr(own, "config"):
         return match_plan(model, plan, record.config)
     kind, tied = type(own).__name__, {"tie_word_embeddings": getattr(own.config, "tie_word_embeddings", False)}
-    ours = family_of_config({**record.first_config, "architectures": [kind], **tied}).plan(record.times, initial=False)
+    ours = ConfigFamily({**record.first_config, "architectures": [kind], **tied}).plan(record.times, initial=False)
     entries, back = dict(ours.parameters), set[float]()
     blocks = {found[0] for name in plan.names if (found := _IN_BLOCK.search(name))}
     for name, entry in ours.parameters.items():

@@ -38,11 +38,11 @@ from mupscale.growth import (
 from mupscale.hf.describe import (
     AskedGrowth,
     Config,
+    ConfigFamily,
     Times,
     check_depth,
     check_drawn,
     depth_operator,
-    family_of_config,
     names_in_model,
     plan_layers,
     quiet_transformers,
@@ -463,14 +463,14 @@ class GrowTrainerCallback(InvariantClipping):
         if isinstance(operator, Copies) and isinstance(operator.noise, SignalNoise):
             operator = replace(operator, noise=operator.noise.effective or 0.0)
         step = GrowthStep(asked.times, operator, self.seed, from_first=from_first)
-        plan = family_of_config(config).plan(asked.times, initial=not operator.needs_multiples)
+        plan = ConfigFamily(config).plan(asked.times, initial=not operator.needs_multiples)
         return record.then(step, count_from_first(record, plan))
 
     def _wider(
         self, narrow: nn.Module, optimizer: Optimizer, asked: AskedGrowth, record: Record, lr: float | None
     ) -> tuple[nn.Module, Optimizer]:
         config = {**narrow.config.to_dict(), "architectures": [type(narrow).__name__]}  # type: ignore[union-attr, operator]
-        family = family_of_config(config)
+        family = ConfigFamily(config)
         planned = family.plan(asked.times)
         plan = count_from_first(record, match_plan(narrow, planned))
         check_drawn(plan, asked.operator)

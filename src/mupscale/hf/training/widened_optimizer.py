@@ -31,7 +31,7 @@ from mupscale.growth import (
     refuse_nonfinite,
     state_factor,
 )
-from mupscale.hf.describe import Times, family_of_config, grown, plan_mixture, sketch_model, with_layers
+from mupscale.hf.describe import ConfigFamily, Times, grown, plan_mixture, sketch_model, with_layers
 from mupscale.hf.files import GrowthStep, Source, then_parts
 from mupscale.hf.training.groups import SavedOptimizer, match_plan, read_optimizer
 from mupscale.optim import FROM_GROUP, GroupBuilder, Traits, scale, traits_of
@@ -88,7 +88,7 @@ def _prepare(
     """The wide groups, and by name and key what becomes of each part of the state."""
     model = sketch_model(source.config)
     if plan is None:
-        plan = family_of_config(source.config).plan(times, initial=False)
+        plan = ConfigFamily(source.config).plan(times, initial=False)
     plan = match_plan(model, plan)
     plan.check(model, "narrow")
     narrow = read_optimizer(path, model, mmap=True)
@@ -99,7 +99,7 @@ def _prepare(
     if deeper is not None and deeper.layers is not None:
         whole = with_layers(plan, deeper.deepen, deeper.layers)
     elif deeper is not None and deeper.experts is not None:
-        wide = family_of_config(source.config).wide_config(times)
+        wide = ConfigFamily(source.config).wide_config(times)
         later, joined = plan_mixture(wide, source.shapes, deeper.experts)
         whole = then_parts(plan, later)
     cls, pieces = optimizer_class or narrow.optimizer_class(), dict[str, dict[str, Any]]()

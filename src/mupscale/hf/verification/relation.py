@@ -33,7 +33,7 @@ from mupscale.growth import (
     upscale_untried,
     word_of_operator,
 )
-from mupscale.hf.describe import Config, ConfigFamily, Times, experts_of, family_of_config, grown, layers_of
+from mupscale.hf.describe import Config, ConfigFamily, Times, experts_of, grown, layers_of
 from mupscale.hf.files import (
     RECORD_FILE,
     GrowthStep,
@@ -238,7 +238,7 @@ class Relation:
     @property
     def family(self) -> ConfigFamily:
         """The small model's."""
-        return family_of_config(self.small.config)
+        return ConfigFamily(self.small.config)
 
     @property
     def noisy(self) -> bool:
@@ -329,7 +329,7 @@ def find_record(source: Source) -> Record | None:
             f"{source.folder / RECORD_FILE} describes a model that grew {record.in_words} from {first}, but "
             f"config.json beside it has {now}: {advice}"
         )
-    if (tied := family_of_config(record.config).is_tied()) != family_of_config(source.config).is_tied():
+    if (tied := ConfigFamily(record.config).is_tied()) != ConfigFamily(source.config).is_tied():
         raise MupscaleError(
             f"by {source.folder / RECORD_FILE} the model's readout was {'' if tied else 'not '}"
             f"its embedding when it grew, and by config.json beside it that has changed: {advice}"
@@ -370,7 +370,7 @@ def _before(record: Record, start: int) -> Record | None:
     if any(growth.from_first for growth in record.growths[start:]):
         config: Config = record.config
         for growth in record.growths[:start]:
-            plan = family_of_config(config).plan(growth.times, initial=False) if growth.is_width else None
+            plan = ConfigFamily(config).plan(growth.times, initial=False) if growth.is_width else None
             before, config = (before or Record(config)).then(growth, plan), growth.config_after(config)
     return before
 
@@ -390,7 +390,7 @@ def _config_after(config: Config, growths: tuple[GrowthStep, ...]) -> Config | N
 def _sizes(config: Config) -> dict[str, Any]:
     layers = layers_of(config)
     experts = {} if (counts := experts_of(config)) == (1, 1) else dict(zip(("experts", "top_k"), counts, strict=True))
-    return {**family_of_config(config).sizes(), **({} if layers is None else {"layers": layers}), **experts}
+    return {**ConfigFamily(config).sizes(), **({} if layers is None else {"layers": layers}), **experts}
 
 
 def _same_sizes(one: Config | None, other: Config) -> bool:
@@ -409,7 +409,7 @@ def _sizes_in_words(config: Config) -> str:
 
 def _times_between(small: Source, wide: Source) -> Times:
     """Without a record: by the ratios of the configs."""
-    few, many = (family_of_config(source.config).parts() for source in (small, wide))
+    few, many = (ConfigFamily(source.config).parts() for source in (small, wide))
     if (
         "hidden" in few
         and few.keys() == many.keys() <= {"hidden", "ffn", "heads", "kv"}
