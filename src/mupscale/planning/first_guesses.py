@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -105,7 +105,7 @@ def attention_roles(narrow: nn.Module, wide: nn.Module, path: str) -> Roles:
             f"say which is which with roles={{'{name}': Role(out=0, in_=1, out_block={block})}} for query, key and "
             f"value and in_block={block} for the output projection, and likewise for their biases"
         )
-        raise MupscaleError(
+        raise PlanError(
             f"{where} goes from {small.heads} heads of {few or 'head_dim'} to {large.heads} of "
             f"{many or 'head_dim'}, but its query, key, value and output projections were not recognised by "
             f"name ({', '.join(projections.linears)}){ways_out('; ', roles=say_it)}"
@@ -272,72 +272,48 @@ def _growing_head_dim(
     grow: Number,
     where: str,
 ) -> Roles:
-    roles: dict[str, Role] = {}
-    why = f"{where}: heads and head_dim both grow. Grow only one of them" if small.heads != large.heads else ""
-    for name in (*projections.query, *projections.key_value, *projections.fused, *projections.out) if why else ():
-        roles.update(_edited(narrow, wide, name, lambda role: replace(role, uncopyable=why)))
+    """What the scale lacks is folded into the queries; beside fresh units, old ones make up for all of its change."""
+
+    def edited(names: Sequence[str], **change: Any) -> dict[str, Role]:
+        parts = (_edited(narrow, wide, name, lambda role: replace(role, **change)) for name in names)
+        return {name: role for part in parts for name, role in part.items()}
+
+    query, fused = projections.query, projections.fused
+    both = f"{where}: heads and head_dim both grow. Grow only one of them" if small.heads != large.heads else ""
+    roles = edited((*query, *projections.key_value, *fused, *projections.out), uncopyable=both) if both else {}
     if small.scale is None or large.scale is None:
         # nothing said: 1/head_dim is taken for granted, and verify tells if it is not so; new units have no such check
-        unsaid = f"{where}: head_dim grows {grow} times but no attribute gives the scale ({', '.join(SCALE)}); set one"
-        return {**roles, **_fresh_refused(narrow, wide, projections, unsaid)}
+        why = f"{where}: head_dim grows {grow} times but no attribute gives the scale ({', '.join(SCALE)}); set one"
+        return {**roles, **edited((*query, *fused), unplaceable=why)}
     ratio = large.scale / small.scale
-    if math.isclose(ratio, 1 / grow, rel_tol=1e-6):
-        return {**roles, **_kept_logits(narrow, wide, projections, 1 / ratio, where)}
     fold = 1 / (float(grow) * ratio)
-    norms = [name for name in projections.norms if _QUERY_NORM.match(name.rsplit(".", 1)[-1])]
-    if norms:  # a factor before a norm would be normalised away
-        gains = [f"{name}.{p}" for name in norms for p, _ in projections.norms[name].named_parameters(recurse=False)]
-        if not gains:
-            raise MupscaleError(
-                f"{where}: head_dim grows {grow} times and the scale goes from {small.scale:.6g} to {large.scale:.6g}; "
-                f"the missing factor {fold:.6g} belongs in the gain of '{norms[0]}', which has no gain. Add one, or "
-                "let attention scale as 1/head_dim"
-            )
-        return {**roles, **dict.fromkeys(gains, Role(out=0, fold=fold, keep=1 / ratio))}
-    if projections.fused:
-        raise MupscaleError(
-            f"{where}: head_dim grows {grow} times and the scale goes from {small.scale:.6g} to {large.scale:.6g}, not "
-            f"to {small.scale / float(grow):.6g} (as 1/head_dim), so the query part of one fused tensor would need its "
-            "own learning rate. Let attention scale as 1/head_dim (attention_multiplier in mupscale.models.GPT2), or "
-            "grow the number of heads"
-        )
-    if not projections.query:
-        query = f"pass roles= for all of it, with fold={fold:.6g} for the query's weight and bias"
-        raise MupscaleError(
-            f"{where}: head_dim grows {grow} times and the scale goes from {small.scale:.6g} to {large.scale:.6g}; the "
-            f"missing factor {fold:.6g} belongs in the query projection, which was not recognised by name "
-            f"({', '.join(projections.linears)}). Let attention scale as 1/head_dim{ways_out(', or ', roles=query)}"
-        )
-    for name in projections.query:
-        roles.update(_edited(narrow, wide, name, lambda role: replace(role, fold=fold, keep=1 / ratio, uncopyable=why)))
-    return roles
-
-
-def _kept_logits(
-    narrow: nn.Module, wide: nn.Module, projections: _Projections, keep: float, where: str
-) -> dict[str, Role]:
-    """Where head_dim grows and the scale shrinks with it: the old units' queries make up for it, once copies do not."""
+    fold = 1.0 if math.isclose(fold, 1.0, rel_tol=1e-6) else fold
     norms = [name for name in projections.norms if _QUERY_NORM.match(name.rsplit(".", 1)[-1])]
     gains = [f"{name}.{p}" for name in norms for p, _ in projections.norms[name].named_parameters(recurse=False)]
-    if gains:
-        return dict.fromkeys(gains, Role(out=0, keep=keep))
-    if norms or projections.fused or not projections.query:
+    if gains:  # a factor before a norm would be normalised away
+        return {**roles, **dict.fromkeys(gains, Role(out=0, fold=fold, keep=1 / ratio))}
+    if query and not norms and not fused:
+        return {**roles, **edited(query, fold=fold, keep=1 / ratio, uncopyable=both)}
+    if fold == 1:
         why = (
             f"{where}: head_dim grows, but the queries are not separate, so their old units cannot make up for the new "
-            "scale"
+            "scale. Grow the number of heads instead"
         )
-        return _fresh_refused(narrow, wide, projections, f"{why}. Grow the number of heads instead")
-    roles: dict[str, Role] = {}
-    for name in projections.query:
-        roles.update(_edited(narrow, wide, name, lambda role: replace(role, keep=keep)))
-    return roles
-
-
-def _fresh_refused(narrow: nn.Module, wide: nn.Module, projections: _Projections, why: str) -> dict[str, Role]:
-    roles: dict[str, Role] = {}
-    for name in (*projections.query, *projections.fused):
-        roles.update(_edited(narrow, wide, name, lambda role: replace(role, unplaceable=why)))
-    return roles
+        return {**roles, **edited((*query, *fused), unplaceable=why)}
+    lacking = f"its query projection was not recognised by name ({', '.join(projections.linears)})"
+    if norms or fused:
+        lacking = (
+            f"'{norms[0]}', which its queries go through, has no gain"
+            if norms
+            else ("the query part of one fused tensor would need its own learning rate")
+        )
+    ways = f"pass roles= for all of it, with fold={fold:.6g} for the query's weight and bias"
+    raise MupscaleError(
+        f"{where}: head_dim grows {grow} times and the scale goes from {small.scale:.6g} to {large.scale:.6g}, not to "
+        f"{small.scale / float(grow):.6g} (as 1/head_dim). The missing factor {fold:.6g} belongs in the queries, but "
+        f"{lacking}. Let attention scale as 1/head_dim (attention_multiplier in mupscale.models.GPT2), or grow the "
+        f"number of heads{'' if norms or fused else ways_out(', or ', roles=ways)}"
+    )
 
 
 def _edited(narrow: nn.Module, wide: nn.Module, name: str, edit: Callable[[Role], Role]) -> Roles:

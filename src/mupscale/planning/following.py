@@ -275,10 +275,72 @@ class Side:
         self.values: dict[int, Tensor] = {}
 
 
-class BothRuns:
-    """Two runs, and for every tensor that depends on the batch its order of copies, its factor and its sources."""
+def tensors_of(values: Sequence[Any]) -> list[Tensor]:
+    return [value for value in values if isinstance(value, Tensor)]
 
-    def __init__(self, small: Side, large: Side) -> None:
+
+Find = Callable[[Side, int, Mapping[str, Tensor]], Tensor]
+
+
+class BackThrough:
+    """An operation on one side, run once more with a graph behind it.
+
+    arguments: the numbers of those that gradients are wanted of. names: the weights likewise. instead: other values.
+    find: gives the tensor of a number, for given weights.
+    """
+
+    def __init__(
+        self,
+        side: Side,
+        position: int,
+        arguments: Collection[int],
+        names: Sequence[str],
+        find: Find,
+        instead: Mapping[int, Tensor],
+    ) -> None:
+        op = side.run.operations[position]
+        changed = op.changes_arguments or "batch_norm" in op.name
+        with torch.enable_grad():
+            self.leaves: dict[int | str, Tensor] = {}
+            tensors: dict[int, Tensor] = {}
+            for name in names:
+                self.leaves[name] = side.weights[name].detach().requires_grad_()
+            given = {name: self.leaves[name] for name in names}
+            for number in op.refs:
+                if number in arguments:
+                    value = instead.get(number, side.values[number])
+                    self.leaves[number] = tensor = value.detach().requires_grad_()
+                else:
+                    tensor = find(side, number, given)
+                tensors[number] = tensor.clone() if changed else tensor
+            results = op.run(tensors)
+        self.outputs = {
+            number: value
+            for number, value in zip(op.results, results, strict=True)
+            if number is not None and isinstance(value, Tensor) and value.requires_grad
+        }
+
+    def pull(self, push: Mapping[int, Tensor]) -> dict[int | str, Tensor]:
+        """Gradients of the arguments and weights, for these of the results."""
+        numbers = [number for number in push if number in self.outputs]
+        keys = list(self.leaves)
+        with torch.enable_grad():  # one number, since torch loads its compiler for seconds to check given gradients
+            total = torch.stack([(self.outputs[n] * push[n].conj()).real.sum() for n in numbers]).sum()
+        gradients = torch.autograd.grad(total, [self.leaves[key] for key in keys], allow_unused=True)
+        pairs = zip(keys, gradients, strict=True)
+        return {key: torch.zeros_like(self.leaves[key]) if g is None else g for key, g in pairs}
+
+
+_MOST_CHOICES = 40
+
+
+class Follower:
+    """One pass over both runs under a guess; what was found is in `written`, `axes`, `scales` and `sources`.
+
+    These are of every tensor that depends on the batch: its order of copies, its factor, and where its units come from.
+    """
+
+    def __init__(self, small: Side, large: Side, guess: Guess) -> None:
         self.small, self.large = small, large
         self.makers: dict[int, list[int]] = {}  # of tensors that follow from weights alone: operations, in place too
         self.axes: dict[int, dict[int, Axis]] = {}
@@ -290,6 +352,16 @@ class BothRuns:
             for number, leaf in side.run.leaves.items():
                 if side.run.names.get(number) not in side.weights:
                     side.values[number] = leaf.detach().clone()
+        self.guess = guess
+        self.written: dict[str, Written] = {}
+        self.written_at: dict[str, int] = {}
+        self.unseen: set[str] = set()  # weights that met no data: experts without a token
+        self.start = 0
+        for number in small.run.inputs:
+            self.note(number, {}, 1.0, {})
+        for name, ours in small.weights.items():
+            if ours.shape == large.weights[name].shape:
+                self._write({name: Written({})})
 
     def kind(self, number: int) -> str:
         """Whether a tensor is a weight (or follows from weights), a constant, or depends on the batch."""
@@ -371,82 +443,6 @@ class BothRuns:
 
     def note(self, number: int, axes: Mapping[int, Axis], scale: float, sources: Mapping[int, frozenset[Dim]]) -> None:
         self.axes[number], self.scales[number], self.sources[number] = dict(axes), scale, dict(sources)
-
-
-def tensors_of(values: Sequence[Any]) -> list[Tensor]:
-    return [value for value in values if isinstance(value, Tensor)]
-
-
-Find = Callable[[Side, int, Mapping[str, Tensor]], Tensor]
-
-
-class BackThrough:
-    """An operation on one side, run once more with a graph behind it.
-
-    arguments: the numbers of those that gradients are wanted of. names: the weights likewise. instead: other values.
-    find: gives the tensor of a number, for given weights.
-    """
-
-    def __init__(
-        self,
-        side: Side,
-        position: int,
-        arguments: Collection[int],
-        names: Sequence[str],
-        find: Find,
-        instead: Mapping[int, Tensor],
-    ) -> None:
-        op = side.run.operations[position]
-        changed = op.changes_arguments or "batch_norm" in op.name
-        with torch.enable_grad():
-            self.leaves: dict[int | str, Tensor] = {}
-            tensors: dict[int, Tensor] = {}
-            for name in names:
-                self.leaves[name] = side.weights[name].detach().requires_grad_()
-            given = {name: self.leaves[name] for name in names}
-            for number in op.refs:
-                if number in arguments:
-                    value = instead.get(number, side.values[number])
-                    self.leaves[number] = tensor = value.detach().requires_grad_()
-                else:
-                    tensor = find(side, number, given)
-                tensors[number] = tensor.clone() if changed else tensor
-            results = op.run(tensors)
-        self.outputs = {
-            number: value
-            for number, value in zip(op.results, results, strict=True)
-            if number is not None and isinstance(value, Tensor) and value.requires_grad
-        }
-
-    def pull(self, push: Mapping[int, Tensor]) -> dict[int | str, Tensor]:
-        """Gradients of the arguments and weights, for these of the results."""
-        numbers = [number for number in push if number in self.outputs]
-        keys = list(self.leaves)
-        with torch.enable_grad():  # one number, since torch loads its compiler for seconds to check given gradients
-            total = torch.stack([(self.outputs[n] * push[n].conj()).real.sum() for n in numbers]).sum()
-        gradients = torch.autograd.grad(total, [self.leaves[key] for key in keys], allow_unused=True)
-        pairs = zip(keys, gradients, strict=True)
-        return {key: torch.zeros_like(self.leaves[key]) if g is None else g for key, g in pairs}
-
-
-_MOST_CHOICES = 40
-
-
-class Follower(BothRuns):
-    """One pass over both runs under a guess; what was found is in `written`, `axes` and `scales`."""
-
-    def __init__(self, small: Side, large: Side, guess: Guess) -> None:
-        super().__init__(small, large)
-        self.guess = guess
-        self.written: dict[str, Written] = {}
-        self.written_at: dict[str, int] = {}
-        self.unseen: set[str] = set()  # weights that met no data: experts without a token
-        self.start = 0
-        for number in small.run.inputs:
-            self.note(number, {}, 1.0, {})
-        for name, ours in small.weights.items():
-            if ours.shape == large.weights[name].shape:
-                self._write({name: Written({})})
 
     def go_on_from(self, earlier: Follower) -> None:
         """Take over what another pass found before the first operation for which the two guess differently."""

@@ -44,7 +44,7 @@ from mupscale.planning.first_guesses import (
     offset_of_gain,
 )
 from mupscale.planning.role_registry import as_refusal, registered
-from mupscale.system import MupscaleError, as_asked, ways_out
+from mupscale.system import MupscaleError, PlanError, as_asked, ways_out
 
 How = Literal["copies", "fresh", "mup"]
 """What the wide model's other units are: copies of the old ones, fresh ones beside them, or all of them fresh."""
@@ -242,7 +242,8 @@ class _Walk:
                 explicit = {n: self._override(name) or resolved.get(name) for n, name in full.items()}
                 everything = all(n in roles or role is not None for n, role in explicit.items())
                 blocks = any(role is not None and role.has_blocks_or_fold for role in explicit.values())
-                if not everything and not blocks:
+                is_left_to_a_run = self.assume and isinstance(error, PlanError)
+                if not everything and not blocks and not is_left_to_a_run:
                     raise as_refusal(error, path, module) from error.__cause__
             for name, role in roles.items():
                 resolved.setdefault(prefix + naming.canonical(name), role)

@@ -49,6 +49,7 @@ from mupscale.planning.tracing import (
     without_copies,
 )
 from mupscale.planning.trials import EMPTY, Trials
+from mupscale.planning.width_dims import all_tensors
 from mupscale.system import MupscaleError, warn, ways_out
 
 ROUNDING = 1e-5
@@ -296,9 +297,7 @@ def roles_by_running(
         try:
             better = replace(guess, products=products, own_constants=own_constants)
             roles = {**_computed_buffers(search.small, search.large), **search.roles(better)}
-            whole = naming.unwrap(narrow)
-            named = [*whole.named_parameters(remove_duplicate=False), *whole.named_buffers(remove_duplicate=False)]
-            tied = [group for group in naming.aliases(named) if group[0] in roles]
+            tied = [group for group in naming.aliases(all_tensors(narrow).items()) if group[0] in roles]
             return roles | {alias: roles[group[0]] for group in tied for alias in group}
         except MupscaleError as refused:
             error = error or refused
@@ -701,7 +700,7 @@ class _Pair:
 
     def _given_by_name(self) -> dict[str, Role]:
         """Of a tied tensor under its first name, as it is saved."""
-        groups = naming.aliases(_named(self.narrow))
+        groups = naming.aliases(all_tensors(self.narrow).items())
         told = {group[0]: [role for name in group if (role := find_role(self.given, name))] for group in groups}
         return {first: roles[0] for first, roles in told.items() if roles}
 
@@ -710,10 +709,10 @@ class _Pair:
 
         But not where the other name was learnt to be used in another way, as a readout uses an embedding's weight.
         """
-        named = _named(self.narrow)
-        ndim = {naming.canonical(name): tensor.dim() for name, tensor in named}
+        named = all_tensors(self.narrow)
+        ndim = {name: tensor.dim() for name, tensor in named.items()}
         merged = dict(learnt)
-        for group in naming.aliases(named):
+        for group in naming.aliases(named.items()):
             told = {name: role for name in group if (role := find_role(given, name)) is not None}
             merged |= told
             for name in group if told else ():
@@ -755,11 +754,6 @@ class _Pair:
             f"the {'role' if one else 'roles'} given for {given}, {'does' if one else 'do'} not pass the check: "
             f"{reason}. {advice} {'it' if one else 'them'} out"
         )
-
-
-def _named(model: nn.Module) -> list[tuple[str, Tensor]]:
-    whole = naming.unwrap(model)
-    return [*whole.named_parameters(remove_duplicate=False), *whole.named_buffers(remove_duplicate=False)]
 
 
 def _listed(roles: Mapping[str, Role]) -> str:

@@ -266,11 +266,16 @@ class Streamed:
                 self.look(self.names[id(p)], gradient)
 
 
-def _blocks(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
-    """The blocks of the outermost lists, with the parameters that nothing else has."""
+def _tied(model: nn.Module) -> set[int]:
+    """The parameters that several blocks, or other parts of the model, share."""
     groups = naming.aliases(model.named_parameters(remove_duplicate=False))
     shared = {group[0] for group in groups if len(group) > 1}
-    tied = {id(p) for name, p in naming.parameters(model).items() if name in shared}
+    return {id(p) for name, p in naming.parameters(model).items() if name in shared}
+
+
+def _blocks(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
+    """The blocks of the outermost lists, with the parameters that nothing else has."""
+    tied = _tied(model)
     found: list[tuple[nn.Module, list[nn.Parameter]]] = []
     lists: list[str] = []
     for path, module in model.named_modules():
@@ -486,7 +491,7 @@ class Resizing:
         }
         if not inner:
             lists = {p: module for p, module in lists.items() if not any(p.startswith(f"{o}.") for o in lists if o)}
-        tied = self._tied()
+        tied = _tied(self.narrow)
         kinds: dict[int, list[Any]] = {}
         for path, module in lists.items():
             own = self._kinds(path, module, tied)
@@ -504,12 +509,6 @@ class Resizing:
             for alike in numbers.values():
                 like |= {f"{path}.{names[n]}".lstrip("."): f"{path}.{names[alike[0]]}".lstrip(".") for n in alike[1:-1]}
         return Thinned(like, kept)
-
-    def _tied(self) -> set[int]:
-        """The parameters that several blocks, or other parts of the model, share."""
-        groups = naming.aliases(self.narrow.named_parameters(remove_duplicate=False))
-        shared = {group[0] for group in groups if len(group) > 1}
-        return {id(p) for name, p in naming.parameters(self.narrow).items() if name in shared}
 
     def _kinds(self, path: str, blocks: Any, tied: Collection[int]) -> list[Any]:
         """What tells the blocks of a list apart, in both models; their position does not."""

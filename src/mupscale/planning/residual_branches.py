@@ -269,36 +269,11 @@ That is 0, −1 for a gain that is stored without its 1, and 1 for a scale s of 
 
 _SUMS = {"add", "add_", "sub", "sub_"}
 _ALL_OPERANDS = {"cat", "stack", "index_add", "index_add_", "index_put", "index_put_"}
-_KEEP_ZERO = {
-    *("clone", "_to_copy", "_unsafe_view", "contiguous", "native_dropout", "dropout", "copy_", "constant_pad_nd"),
-    *(
-        "mul",
-        "mul_",
-        "div",
-        "div_",
-        "neg",
-        "gelu",
-        "silu",
-        "glu",
-        "tanh",
-        "index",
-        "index_select",
-        "gather",
-        "sum",
-        "mean",
-    ),
-    *(
-        "masked_fill",
-        "lift_fresh",
-        "alias",
-        "roll",
-        "flip",
-        "repeat",
-        "_reshape_alias",
-        "avg_pool2d",
-        "split_with_sizes",
-    ),
-}
+_KEEP_ZERO = re.compile(
+    r"clone|_to_copy|_unsafe_view|contiguous|(native_)?dropout|copy_|constant_pad_nd|(mul|div)_?|neg|gelu|silu|glu|tanh"
+    r"|index(_select)?|gather|sum|mean|masked_fill|lift_fresh|alias|roll|flip|repeat|_reshape_alias|avg_pool2d"
+    r"|split_with_sizes|bmm|matmul|mm"
+)
 _PRODUCTS = {"mul", "mul_", "mm", "bmm", "matmul"}
 _ZEROS = {"zeros", "zeros_like", "new_zeros"}
 _EXACT = 1e-12  # of the stream's size, in float64
@@ -493,7 +468,7 @@ class _Walk:
 
     def _through(self, operation: Operation, operands: list[int], position: int) -> Writers:
         """Go on behind an operation without parameters: of a product, one factor that is zero is enough."""
-        keeps_zero = operation.is_view or operation.name in _KEEP_ZERO or operation.name in ("bmm", "matmul", "mm")
+        keeps_zero = operation.is_view or _KEEP_ZERO.fullmatch(operation.name)
         reason = _Unlike(f"a branch ends in {operation.name} ('{operation.module}'), which does not write zero at zero")
         if not keeps_zero:
             raise reason

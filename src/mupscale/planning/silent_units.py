@@ -25,11 +25,13 @@ from mupscale.planning.large_models import Streamed, generic_weights, in_single,
 from mupscale.planning.tracing import (
     Recorder,
     differentiated,
+    gradient_loss,
+    gradients_of,
     in_float64,
+    outputs_in_float64,
     run_in_float64,
     saved_tensors,
     take_modes,
-    tensors_in,
     why_random,
 )
 from mupscale.planning.trials import Trials
@@ -198,20 +200,23 @@ def _silent_pair(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) ->
     kept, theirs = copy_model(small), saved_tensors(large)
     for name, weight in saved_tensors(kept).items():
         entry = plan[name]
-        if name in plan.parameters and entry.keep != 1:
-            weight.mul_(float(entry.keep)).add_(float(entry.offset) * (float(entry.keep) - 1))
-        theirs[name].zero_()
-        theirs[name][index_of_old(entry.narrow, entry.axes)] = weight
+        if name in plan.parameters:
+            _keep(entry, weight)
+        theirs[name].zero_()[index_of_old(entry.narrow, entry.axes)] = weight
     look_at_old_units_alone(kept, large, plan)
     return small, large, batch
+
+
+def _keep(entry: Entry, weight: Tensor) -> Tensor:
+    """What becomes of the weights of old units, in place."""
+    return weight.mul_(float(entry.keep)).add_(float(entry.offset) * (float(entry.keep) - 1))
 
 
 def _streamed_pair(narrow: nn.Module, wide: nn.Module, plan: Plan) -> tuple[nn.Module, nn.Module]:
     drawn = generic_weights(narrow)
 
     def kept(name: str) -> Tensor:
-        entry, weight = plan[name], drawn(name)
-        return weight.mul_(float(entry.keep)).add_(float(entry.offset) * (float(entry.keep) - 1))
+        return _keep(plan[name], drawn(name))
 
     def placed(name: str) -> Tensor:
         entry, weight = plan[name], kept(name)
@@ -234,9 +239,7 @@ def _streamed_pair(narrow: nn.Module, wide: nn.Module, plan: Plan) -> tuple[nn.M
 
 def _compared(small: nn.Module, large: nn.Module, batch: Any, plan: Plan) -> list[tuple[Tensor, Tensor]]:
     """The outputs of both; of those that grow the old units, where some parameter has their size and tells which."""
-    ours, theirs = (
-        [t for t in tensors_in(run_in_float64(model, batch)) if t.is_floating_point()] for model in (small, large)
-    )
+    ours, theirs = (outputs_in_float64(model, batch) for model in (small, large))
     known = {
         (entry.narrow[d], entry.wide[d]): entry.axes[d]
         for side in ("in_", "out")
@@ -380,9 +383,8 @@ class _Trial:
         self.large, _ = in_float64(wide, inputs, like=narrow)
         self.kept = copy_model(small)
         for name, weight in saved_tensors(self.kept).items():
-            entry = plan[name]
-            if name in plan.parameters and entry.keep != 1:
-                weight.mul_(float(entry.keep)).add_(float(entry.offset) * (float(entry.keep) - 1))
+            if name in plan.parameters:
+                _keep(plan[name], weight)
         self.norms = [name for name, kind in plan.norms.items() if kind in ("layer", "rms")]
         self.new_units: list[Tensor] = []
         look_at_old_units_alone(self.kept, self.large, plan, self.new_units)
@@ -417,20 +419,11 @@ class _Trial:
         for p in self.large.parameters():
             p.requires_grad_(True)
             p.grad = None
-        return [t for t in tensors_in(run_in_float64(self.large, self.batch)) if t.is_floating_point()]
+        return outputs_in_float64(self.large, self.batch)
 
     def _with_gradient(self, results: list[Tensor], side: str) -> set[str]:
         """The parameters whose new units, on this side, change the results."""
-        generator = torch.Generator().manual_seed(0)
-        loss = torch.zeros((), dtype=torch.float64)
-        for result in results:
-            if result.requires_grad:
-                push = torch.randn(result.shape, generator=generator, dtype=result.dtype)
-                loss = loss + (result * push.to(result.device)).sum().cpu()
-        if not loss.requires_grad:
-            return set()
-        loss.backward()
-        gradients = {name: p.grad for name, p in naming.parameters(self.large).items() if p.grad is not None}
+        gradients = gradients_of(self.large, gradient_loss(results))
         largest = max((float(g.abs().max()) for g in gradients.values() if g.numel()), default=0.0)
         self.used = set(gradients)
         return {

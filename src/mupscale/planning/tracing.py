@@ -578,13 +578,13 @@ def outputs_and_gradients(
     Along axes that grow the loss takes the mean, which is the same for both in whatever order units are copied.
     """
     models = (narrow, wide)
-    first = [_outputs(model, batch) for model in models]
+    first = [outputs_in_float64(model, batch) for model in models]
     unused = [first]
 
     def gradients() -> list[dict[str, Tensor]]:
-        outputs = unused.pop() if unused else [_outputs(model, batch) for model in models]
+        outputs = unused.pop() if unused else [outputs_in_float64(model, batch) for model in models]
         shapes = [[tuple(output.shape) for output in each] for each in outputs]
-        return [_gradients(model, each, *shapes) for model, each in zip(models, outputs, strict=True)]
+        return [gradients_of(model, gradient_loss(each, *shapes)) for model, each in zip(models, outputs, strict=True)]
 
     ours, theirs = differentiated(gradients, models)
     plain = [[output.detach() for output in each] for each in first]
@@ -611,27 +611,29 @@ def differentiated(attempt: Callable[[], _Found], models: Sequence[nn.Module]) -
             ) from error
 
 
-def _outputs(model: nn.Module, batch: Any) -> list[Tensor]:
+def outputs_in_float64(model: nn.Module, batch: Any) -> list[Tensor]:
+    """Of what a model returns for a batch, the tensors of floating point."""
     return [t for t in tensors_in(run_in_float64(model, batch)) if t.is_floating_point()]
 
 
-def _gradients(model: nn.Module, outputs: Sequence[Tensor], narrow: Shapes, wide: Shapes) -> dict[str, Tensor]:
-    loss = gradient_loss(outputs, narrow, wide)
+def gradients_of(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    """By name, of the parameters that a loss depends on."""
     if loss.requires_grad:
         loss.backward()
     return {name: p.grad for name, p in naming.parameters(model).items() if p.grad is not None}
 
 
-def gradient_loss(outputs: Sequence[Tensor], narrow: Shapes, wide: Shapes) -> Tensor:
-    """A generic loss of outputs that have these shapes in the two models, of which these are one's."""
+def gradient_loss(outputs: Sequence[Tensor], narrow: Shapes | None = None, wide: Shapes | None = None) -> Tensor:
+    """A generic loss of outputs; of one of two models, which have these shapes in the two."""
     generator = torch.Generator().manual_seed(0)
     loss = torch.zeros((), dtype=torch.float64)
-    for output, before, after in zip(outputs, narrow, wide, strict=True):
+    same = [tuple(output.shape) for output in outputs]
+    for output, before, after in zip(outputs, narrow or same, wide or same, strict=True):
         grown = [d for d, (a, b) in enumerate(zip(before, after, strict=False)) if a != b]
         shape = [1 if d in grown else n for d, n in enumerate(output.shape)]
         push = torch.randn(shape, generator=generator, dtype=output.dtype)
         if output.requires_grad:
-            loss = loss + (_mean(output, grown) * push.to(output.device)).sum()
+            loss = loss + (_mean(output, grown) * push.to(output.device)).sum().cpu()
     return loss
 
 

@@ -24,7 +24,15 @@ from mupscale.planning.first_guesses import is_certain_output
 from mupscale.planning.following import largest_number
 from mupscale.planning.from_modules import find_role
 from mupscale.planning.large_models import Shapes, find_miniatures, in_full_precision, is_large
-from mupscale.planning.tracing import call_arguments, in_double, in_float64, run_in_float64, tensors_in
+from mupscale.planning.tracing import (
+    call_arguments,
+    gradient_loss,
+    gradients_of,
+    in_double,
+    in_float64,
+    outputs_in_float64,
+    run_in_float64,
+)
 from mupscale.system import MupscaleError, UncheckedPlan, name_of_group, pattern_of_name, warn
 
 EMPTY = "the batch is empty, so it shows nothing: pass inputs= with at least one row"
@@ -382,17 +390,8 @@ def run_and_see(narrow: nn.Module, batch: Any, growing: Dims) -> Seen | None:
     model, batch = in_float64(narrow, batch, generic=1)
     for p in model.parameters():
         p.requires_grad_(p.is_floating_point())
-    outputs = _outputs(model, batch)
-    generator = torch.Generator().manual_seed(0)
-    loss = torch.zeros((), dtype=torch.float64)
-    for output in outputs:
-        if output.requires_grad:
-            push = torch.randn(output.shape, generator=generator, dtype=output.dtype)
-            loss = loss + (output * push.to(output.device)).sum().cpu()
-    if loss.requires_grad:
-        loss.backward()
-    named = naming.parameters(model)
-    gradients = {name: p.grad for name, p in named.items() if p.grad is not None}
+    outputs, named = outputs_in_float64(model, batch), naming.parameters(model)
+    gradients = gradients_of(model, gradient_loss(outputs))
     if not all(bool(t.isfinite().all()) for t in (*outputs, *gradients.values())):
         return None
     return seen_by(gradients, {name: p.shape for name, p in named.items()}, growing)
@@ -409,17 +408,13 @@ def without_effect(narrow: nn.Module, batches: Sequence[Any], names: Sequence[st
         for name, p in naming.parameters(model).items():
             if name in changed:
                 p.mul_(1.5).add_(0.1)
-        return iter(_outputs(model, batch))
+        return iter(outputs_in_float64(model, batch))
 
     def matter(changed: Sequence[str]) -> bool:
         pairs = ((outputs(batch, ()), outputs(batch, changed)) for batch in batches)
         return any(not torch.equal(a, b) for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True))
 
     return [name for name in names if not matter([name])] if matter(names) else list(names)
-
-
-def _outputs(model: nn.Module, batch: Any) -> list[Tensor]:
-    return [t for t in tensors_in(run_in_float64(model, batch)) if t.is_floating_point()]
 
 
 _SHOWN = 5  # groups of parameters that a message names
