@@ -16,7 +16,7 @@ transformers = pytest.importorskip("transformers")
 
 from hf_models import randomised  # noqa: E402
 from mupscale import Copies, Fresh, MupscaleError, Role, hf  # noqa: E402
-from mupscale.hf.describe import GIVEN, ConfigFamily, Times, file_names  # noqa: E402
+from mupscale.hf.describe import GIVEN, ConfigFamily, Times, config_family  # noqa: E402
 from mupscale.hf.describe.building import quiet_transformers  # noqa: E402
 from mupscale.hf.describe.config_family import InModel, plan_for_files  # noqa: E402
 from mupscale.hf.files.record import Record  # noqa: E402
@@ -128,7 +128,7 @@ def test_what_cannot_grow_in_one_tensor_is_told_how_it_can(monkeypatch: pytest.M
     plan = ConfigFamily(config).plan(Times.of(2), initial=False)
     q, o = (f"model.layers.0.self_attn.{which}_proj.weight" for which in "qo")
     for held in (InModel((q, o), in_a_row=False), InModel((q, q, o)), InModel((q, "lm_head.weight"))):
-        monkeypatch.setattr(file_names, "names_in_model", lambda model, names, held=held: {"joined": held})
+        monkeypatch.setattr(config_family, "names_in_model", lambda model, names, held=held: {"joined": held})
         with pytest.raises(MupscaleError, match=r"'joined' .* holds \d parameters .*save_original_format=False"):
             plan_for_files(config, plan, {"joined": (32, 16)})
 
@@ -167,22 +167,15 @@ def test_a_feed_forward_size_that_follows_from_the_hidden_size(tmp_path: Path) -
     assert "(planned by running miniatures of it)" in str(inspect(small, grow=Copies()))
 
 
-def test_models_of_which_no_miniature_runs_must_be_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their modules are asked, and what these lack is asked of the user."""
+def test_a_model_without_a_miniature_is_run_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or it is refused, where memory is too small for that, or nobody knows what it is to be run on."""
     small = saved(tmp_path / "small", *EXACT["arcee"])
     monkeypatch.setattr("mupscale.hf.describe.miniatures._FEW", 10)
-    assert "(read off its modules, to be verified)" in str(inspect(small, grow=Copies()))
-    with pytest.raises(MupscaleError, match="no miniature of 'arcee' could be run, so that only verification shows"):
-        upscale(small, tmp_path / "wide", verify=False)
-    found = upscale(small, tmp_path / "wide", progress=False, exact=True).comparison
-    assert found is not None
-    assert found.rows[-1].what == "outputs over 5 steps of AdamW"
-    said: list[str] = []
-    upscale(small, tmp_path / "fresh", grow=Fresh(lossless=True), progress=False, note=said.append)
-    assert "checking the plan with copies" in said[0]
-    monkeypatch.setitem(GIVEN, "arcee", {"*.up_proj.weight": Role(out=0, in_=1, out_block=5)})
-    plan = ConfigFamily(json.loads((small / "config.json").read_text())).plan(Times.of(2), initial=False)
-    assert plan["model.layers.0.mlp.up_proj.weight"].axes[0].block == 5
+    assert "(planned by running miniatures of it)" in str(inspect(small, grow=Copies()))
+    assert upscale(small, tmp_path / "wide", progress=False, exact=True).comparison is not None
+    monkeypatch.setattr("mupscale.system.available_memory", lambda: 600_000_000 - 100_000_000)
+    with pytest.raises(MupscaleError, match=r"no smaller model with the parts of 'arcee' .* memory is too small"):
+        inspect(small, times=3, grow=Copies())
 
 
 def test_tensors_beside_the_model_are_what_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ from mupscale.hf.describe import (
     Size,
     Times,
     check_depth,
-    check_drawn,
     depth_operator,
     layers_of,
     plan_layers,
@@ -150,12 +149,11 @@ class InspectionRow:
 class Inspection:
     """The rows, and around them: which sizes of the config change, and how large the model becomes.
 
-    model_type: the architecture, as transformers calls it. origin: where the plan comes from, in words.
+    model_type: the architecture, as transformers calls it.
     """
 
     folder: Path
     model_type: str
-    origin: str
     times: Times
     optimizer: str
     sizes: Mapping[str, tuple[Any, Any]]
@@ -176,13 +174,14 @@ class Inspection:
         """A few sentences."""
         before, after = map(shorten_number, self.numbers)
         how = f"--times {self.times}" if self.fresh is None else "fresh units"
-        lines = [f"{self.model_type} ({self.origin}), {before} → {after} parameters with {how}"]
+        origin = f"{self.model_type} (planned by running miniatures of it), {before}"
+        lines = [f"{origin} → {after} parameters with {how}"]
         if self.depth is not None:
             wider = [f"--times {self.times}"] if self.times != Times() and self.fresh is None else []
             wider += ["fresh units"] if self.fresh is not None else []
             after = shorten_number(self.numbers[1] + self.depth.new_numbers)
             how = " and ".join([*wider, "more layers"])
-            lines[0] = f"{self.model_type} ({self.origin}), {before} → {after} parameters with {how}"
+            lines[0] = f"{origin} → {after} parameters with {how}"
             lines += self.depth.summary()
             if self.times == Times() and self.fresh is None:
                 return [*lines, *self._history()]
@@ -334,7 +333,7 @@ def _inspect(
     source: Source, plan: Plan, record: Record | None, asked: AskedGrowth, optimizer: type[Optimizer]
 ) -> Inspection:
     config, times, fresh, family = source.config, asked.times, asked.fresh, ConfigFamily(source.config)
-    check_drawn(plan, asked.operator)
+    asked.operator.check(plan)
     family.check_grown(plan, times)
     wide = family.wide_config(times)
     sizes = {n: (config.get(n), v) for n, v in wide.items() if config.get(n) != v and not isinstance(v, dict)}
@@ -347,7 +346,6 @@ def _inspect(
     return Inspection(
         source.folder,
         family.model_type,
-        family.origin_of(plan),
         times,
         optimizer.__name__,
         sizes,

@@ -28,7 +28,7 @@ from mupscale.hf.describe.config_family import (
     names_in_model,
     register,
 )
-from mupscale.hf.describe.config_fields import AskedGrowth, Size, check_drawn, settle_growth
+from mupscale.hf.describe.config_fields import AskedGrowth, Size, settle_growth
 from mupscale.hf.describe.depths import (
     check_depth,
     deep_config,
@@ -61,7 +61,6 @@ __all__ = [
     "Times",
     "build_model",
     "check_depth",
-    "check_drawn",
     "check_nothing_missing",
     "check_sizes",
     "deep_config",

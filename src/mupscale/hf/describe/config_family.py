@@ -16,12 +16,11 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-import torch
 from torch import nn
 
 from mupscale.core import Axis, Constants, Entry, Initial, Plan, Role, Shape, naming
 from mupscale.growth import obstacles, without_gains
-from mupscale.hf.describe.building import Config, build_model, memory_shortage, sketch_model
+from mupscale.hf.describe.building import Config, sketch_model
 from mupscale.hf.describe.config_fields import (
     FIELDS,
     HEAD_DIM,
@@ -30,9 +29,9 @@ from mupscale.hf.describe.config_fields import (
     sizes_of,
     wide_config,
 )
-from mupscale.hf.describe.miniatures import LAYERS, NotRun, initial_law, moves_outputs, plan_by_miniatures
+from mupscale.hf.describe.miniatures import LAYERS, initial_law, moves_outputs, plan_by_miniatures
 from mupscale.hf.describe.multipliers import Times, grown
-from mupscale.planning import How, build_plan, with_initial, with_initial_of
+from mupscale.planning import with_initial
 from mupscale.system import MupscaleError, checks_arguments, not_advising, setting, show_short
 
 GIVEN: dict[str, dict[str, Role]] = {}
@@ -43,8 +42,8 @@ GIVEN: dict[str, dict[str, Role]] = {}
 def register(model_type: str, roles: Mapping[str, Role]) -> None:
     """Say what tensors of an architecture are, by name pattern, where no run of it can show that.
 
-    Those are tensors that the files hold and the model of transformers lacks, and all tensors of a model that does not
-    run on random inputs. Patterns given here go before those that were given earlier.
+    Those are tensors that the files hold and the model of transformers lacks. Patterns given here go before those that
+    were given earlier.
 
     >>> from mupscale import Role
     >>> register("llama", {"probe.weight": Role(in_=1)})  # it reads hidden units
@@ -302,9 +301,6 @@ def check_nothing_missing(config: Mapping[str, Any], names: Collection[str], fol
         raise MupscaleError(f"{folder} lacks '{min(missing)}'{more}: the files and config.json do not belong together")
 
 
-_MOST = 64  # GB of float32 would take minutes to initialise
-
-
 class ConfigFamily:
     """The models of one config.json at every width. Plans are by names, and nothing of the model itself is built."""
 
@@ -347,39 +343,19 @@ class ConfigFamily:
         """The plan by the model's own names. initial: with what new units start with, which copies do not need."""
         if times == Times():
             return self.plan_unchanged() if initial else self._unchanged()
-        try:
-            planned = plan_by_miniatures(self.config, times)
-        except NotRun:  # the modules are asked, and the wide model has to be compared
-            how: How = "fresh" if times.fresh else "copies"
-            small, large = sketch_model(self.config), sketch_model(self.wide_config(times))
-            names = [name for name, _ in small.named_parameters(remove_duplicate=False)]
-            given = GIVEN.get(self.model_type, {}).items()
-            roles = {pattern: role for pattern, role in given if any(fnmatchcase(n, pattern) for n in names)}
-            planned = build_plan(small, large, roles=roles, how=how)
-        return self._with_initial(planned) if initial else planned
+        planned = plan_by_miniatures(self.config, times)
+        return with_initial(planned, planned.parameters, *initial_law(self.config)) if initial else planned
 
     def plan_unchanged(self) -> Plan:
         """A plan by which nothing grows, with what the model's parameters start with."""
-        return self._with_initial(self._unchanged())
+        unchanged = self._unchanged()
+        return with_initial(unchanged, unchanged.parameters, *initial_law(self.config))
 
     def _unchanged(self) -> Plan:
         model = sketch_model(self.config)
         shapes = {name: tuple(p.shape) for name, p in naming.parameters(model).items()}
         groups = naming.aliases(model.named_parameters(remove_duplicate=False))
         return Plan({n[0]: Entry(shapes[n[0]], shapes[n[0]], names=n) for n in groups}, tried_by="copies")
-
-    def _with_initial(self, planned: Plan) -> Plan:
-        """By the law that miniatures show, or, where there are none, as a freshly built model has it."""
-        try:
-            stds, means = initial_law(self.config)
-            return with_initial(planned, planned.parameters, stds, means)
-        except NotRun:
-            size = 4 * sum(p.numel() for p in sketch_model(self.config).parameters())
-            if memory_shortage(2 * size) or size > _MOST << 30:
-                return planned
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
-                return with_initial_of(planned, lambda: build_model(self.config))
 
     def plan_files(
         self, times: Times, shapes: Mapping[str, Shape], *, recorded: Plan | None = None, initial: bool = True
@@ -413,12 +389,6 @@ class ConfigFamily:
                 f"{few}, since its config makes the size of its feed-forward layers of the hidden size: let ffn grow "
                 f"as hidden does, {times.hidden} times ({setting('ffn', size)})"
             )
-        if not plan.checked:
-            raise MupscaleError(f"{few}: the other sizes in its config have other names than usual")
-
-    def origin_of(self, plan: Plan) -> str:
-        """Where a plan comes from, in words."""
-        return "planned by running miniatures of it" if plan.checked else "read off its modules, to be verified"
 
 
 def _joined(plan: Plan, beside: Plan, names: Collection[str]) -> Plan:

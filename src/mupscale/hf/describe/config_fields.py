@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from mupscale.core import Number, Plan
+from mupscale.core import Number
 from mupscale.growth import Fresh, Noise, Operator, choose_operator, is_replica
 from mupscale.hf.describe.building import Config, sketch_model, transformers_config
 from mupscale.hf.describe.multipliers import (
@@ -22,7 +22,7 @@ from mupscale.hf.describe.multipliers import (
     sizes_by_part,
     times_to_parts,
 )
-from mupscale.system import MupscaleError, as_asked, setting
+from mupscale.system import MupscaleError, setting
 
 _FIELDS = {
     "hidden": "hidden_size n_embd d_model dim embedding_size attention_hidden_size embed_dim hidden_sizes "
@@ -298,14 +298,3 @@ def settle_growth(
         by_how_much = by_how_much.for_units(fresh=fresh)
         by_how_much = check_groups(by_how_much, parts_of(config)) if fresh else by_how_much
     return AskedGrowth(by_how_much, operator)
-
-
-def check_drawn(plan: Plan, operator: Operator) -> None:
-    """Refuse a plan by which new units cannot be drawn, and what the operator itself refuses."""
-    if not operator.needs_multiples and plan.fresh is None:
-        copies = as_asked("grow=mupscale.Copies(noise=1.0)", "--how copies --noise 1")
-        raise MupscaleError(
-            f"the initialisation that fresh units are drawn from is unknown: a freshly built model shows it, but "
-            f"memory is too small for one. Use a larger machine, or copy units ({copies})"
-        )
-    operator.check(plan)

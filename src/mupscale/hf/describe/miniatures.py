@@ -35,6 +35,8 @@ from mupscale.hf.describe.building import (
     Config,
     build_model,
     built_in_float64,
+    in_one_line,
+    memory_shortage,
     quiet_transformers,
     sketch_model,
     transformers_config,
@@ -85,13 +87,10 @@ _LENGTHS = {"max_source_positions": 16, "vocab_size": 64}  # tables that need no
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer, or an expert
 _DEPTHS = (2, 3, 4, 6, 8, 12, 24, 48)
 _FEW = 1 << 26  # numbers in a model that is built to be run
+_BYTES = 32  # for each number of the model itself, if that is run: it and a smaller one in float64, and their copies
 _FEW_EXPERTS = 4
 _SAME = 1e-8
 _SMALLEST = 4  # units of a head: fewer could not be told from one
-
-
-class NotRun(MupscaleError):
-    """No miniature can be built or run, so that nothing is known of the model but its modules."""
 
 
 @dataclass(frozen=True)
@@ -265,15 +264,15 @@ def _moves_outputs(config: str, times: Times) -> bool:
 
 def batch_for(model: nn.Module) -> Batch:
     """A small batch on which a miniature runs; an error of its own where there is none."""
-    try:
-        batch = make_batches(model, size=8)[0]
-    except MupscaleError as error:
-        raise NotRun(str(error)) from None
+    batch = make_batches(model, size=8)[0]
     try:
         with torch.no_grad(), quiet_transformers():  # which says once what it runs without
             model(**batch)
     except Exception as error:  # whatever a model raises
-        raise NotRun(f"{type(model).__name__} does not run on random inputs ({type(error).__name__})") from None
+        raise MupscaleError(
+            f"{type(model).__name__} does not run on random inputs, so its units cannot be followed "
+            f"({in_one_line(error)})"
+        ) from None
     return batch
 
 
@@ -306,21 +305,20 @@ def miniature_configs(config: Config, times: Times, more_layers: int = 0) -> lis
     shallow, wanted = shallow_config(config, more_layers), _patterns(sketch_model(config))
     divisors = [d for d in (1 << n for n in range(12, 0, -1)) if _divides(shallow, d)]
     error: MupscaleError | None = None
-    for divisor in (*divisors, 1):  # a small model is its own miniature
+    for divisor in (*divisors, 1):  # a small model is its own miniature, and so is one that has none
         pair = [_divided(shallow, d) for d in (divisor, max(1, divisor // 2))]
         try:
-            for one in pair[divisor == 1 :]:
-                small, large = sketch_model(one), sketch_model(wide_config(one, times))
-                if sum(p.numel() for p in large.parameters()) > _FEW or _patterns(small) != wanted:
-                    raise NotRun("too large, or of other parts")
-            return pair
+            models = [(sketch_model(one), sketch_model(wide_config(one, times))) for one in pair[divisor == 1 :]]
         except MupscaleError as refused:
             error = refused
-    if error is not None and not isinstance(error, NotRun):
-        raise error  # of the config itself
-    raise NotRun(
+            continue
+        numbers = max(sum(p.numel() for p in large.parameters()) for _, large in models)
+        is_small = numbers <= _FEW or (divisor == 1 and not memory_shortage(_BYTES * numbers))
+        if is_small and all(_patterns(small) == wanted for small, _ in models):
+            return pair
+    raise error or MupscaleError(
         f"no smaller model with the parts of '{config.get('model_type')}' can be built, on which its units could be "
-        f"followed"
+        f"followed, and memory is too small for the model itself"
     )
 
 

@@ -286,8 +286,8 @@ def count_from_first(record: Record, plan: Plan) -> Plan:
     if plan.fresh is None or not record.widenings:
         return plan
     first, so_far = ConfigFamily(record.first_config).plan_unchanged(), in_no_blocks(record.whole_plan())
-    if first.fresh is None or first.means is None:
-        return plan.with_initial("std", None).with_initial("means", None)
+    assert first.fresh is not None
+    assert first.means is not None
     now = in_no_blocks(plan).parameters
     entries = {name: so_far[so_far.names[name]].then(entry) for name, entry in now.items()}
     owners = {name: first.names[name] for name in entries}

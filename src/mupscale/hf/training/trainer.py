@@ -41,7 +41,6 @@ from mupscale.hf.describe import (
     ConfigFamily,
     Times,
     check_depth,
-    check_drawn,
     depth_operator,
     names_in_model,
     plan_layers,
@@ -68,7 +67,6 @@ from mupscale.system import (
     Must,
     NotNegative,
     ReplicaWarning,
-    UncheckedPlan,
     appearing,
     checks_arguments,
     print_at_once,
@@ -324,6 +322,7 @@ class GrowTrainerCallback(InvariantClipping):
         elif state.global_step < self.at:
             if not self._comes_later(kwargs["model"]):
                 asked = self._asked(kwargs["model"])
+                _family_of(kwargs["model"]).plan(asked.times, initial=False)
                 if asked.is_replica and not self.exact:
                     warn(replica_in_words(), ReplicaWarning)
             if state.max_steps < self.at:
@@ -469,11 +468,9 @@ class GrowTrainerCallback(InvariantClipping):
     def _wider(
         self, narrow: nn.Module, optimizer: Optimizer, asked: AskedGrowth, record: Record, lr: float | None
     ) -> tuple[nn.Module, Optimizer]:
-        config = {**narrow.config.to_dict(), "architectures": [type(narrow).__name__]}  # type: ignore[union-attr, operator]
-        family = ConfigFamily(config)
-        planned = family.plan(asked.times)
-        plan = count_from_first(record, match_plan(narrow, planned))
-        check_drawn(plan, asked.operator)
+        family = _family_of(narrow)
+        plan = count_from_first(record, match_plan(narrow, family.plan(asked.times)))
+        asked.operator.check(plan)
         wide = model_like(narrow, family.wide_config(asked.times))
         _, grown = upscale_untried(narrow, wide, plan, optimizer, grow=asked.operator, lr=lr, seed=self.seed)
         assert grown is not None
@@ -481,15 +478,11 @@ class GrowTrainerCallback(InvariantClipping):
         reasons = family.obstacles(asked.times, plan) if is_lossless else []
         if reasons:
             warn(f"the growth is not lossless: {'; '.join(reasons)}")
-        elif not planned.checked:
-            warn(self._untried(family.model_type), UncheckedPlan)
         return wide, grown
 
-    def _untried(self, model_type: str) -> str:
-        return (
-            f"this growth has not been tried: no miniature of '{model_type}' could be run. Compare "
-            f"the two models, in the Trainer's folder: mupscale verify narrow-checkpoint-{self.at} checkpoint-{self.at}"
-        )
+
+def _family_of(model: Any) -> ConfigFamily:
+    return ConfigFamily({**model.config.to_dict(), "architectures": [type(model).__name__]})
 
 
 _GROWTHS: WeakKeyDictionary[nn.Module, list[GrowTrainerCallback]] = WeakKeyDictionary()

@@ -181,14 +181,10 @@ _CAUSAL = ("ForCausalLM", "LMHeadModel", "DoubleHeadsModel")  # endings of names
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """Largest relative difference of each output, and the mean loss of both models.
-
-    constant: whether the small model's outputs do not depend on anything, as with weights that are all zero.
-    """
+    """Largest relative difference of each output, and the mean loss of both models."""
 
     differences: dict[str, float]
     losses: tuple[float, float]
-    constant: bool
 
 
 @torch.no_grad()
@@ -201,8 +197,7 @@ def compare_outputs(
     """
     worst: dict[str, float] = {}
     losses = [0.0, 0.0]
-    constant = False
-    for number, batch in enumerate(batches):
+    for batch in batches:
         small = run_model(ours, batch, "the small model")
         wide = run_model(theirs, batch, "the wide model")
         if old_units is not None:
@@ -212,9 +207,7 @@ def compare_outputs(
             worst[name] = max(worst.get(name, 0.0), off)
         for side, outputs in enumerate((small, _average_copies(wide, widths_of(small)))):
             losses[side] += float(loss_of(ours, outputs, batch)) / len(batches)
-        if number == 0:
-            constant = all(bool((t == t.flatten()[0]).all()) for t in small.values())
-    return OutputComparison(worst, (losses[0], losses[1]), constant)
+    return OutputComparison(worst, (losses[0], losses[1]))
 
 
 def run_model(model: nn.Module, batch: Batch, which: str = "the model") -> dict[str, Tensor]:
@@ -483,8 +476,6 @@ def _compare_models(
 ) -> tuple[tuple[float, float], Difference | None]:
     """Outputs and training, as more rows; the losses, and the first difference."""
     outputs = pair.compare_outputs()
-    if outputs.constant:
-        _refuse_constant(pair)
     movers = [] if pair.relation is None else pair.relation.movers
     note = f"moved by {' and '.join(movers)}" if movers else ""
     rows += [ComparisonRow(what, off, limits.as_they_are, note) for what, off in outputs.differences.items()]
@@ -513,8 +504,6 @@ def _compare_fresh(
 ) -> Comparison:
     """Outputs as they are, and once more where they must be the same."""
     outputs = pair.compare_outputs()
-    if outputs.constant:
-        _refuse_constant(pair)
     limit = limits.without_noise if fresh.same_as_they_are else limits.as_they_are
     rows += [ComparisonRow(what, off, limit, fresh.note) for what, off in outputs.differences.items()]
     what, moved = max(outputs.differences.items(), key=lambda item: item[1])
@@ -566,15 +555,6 @@ def _limit_of_layers(relation: Relation, precision: torch.dtype) -> float:
     plans = [step.plan for step in relation.steps() if not step.plan.has_new_parts]
     entries = {f"{n} {name}": entry for n, plan in enumerate(plans) for name, entry in plan.parameters.items()}
     return max(TOLERANCE[precision], 8 * _rounding_of_files(relation, entries))
-
-
-def _refuse_constant(pair: _Pair) -> None:
-    """An error where outputs that do not depend on the input would be equal with a wrong plan, too."""
-    if pair.relation is not None and not pair.plan.checked:
-        raise MupscaleError(
-            f"the outputs of {pair.relation.small.folder} are all alike, so comparing them shows nothing, and its "
-            f"plan could not be tried on a miniature: take a checkpoint with weights in it"
-        )
 
 
 def needed_bytes(small: Source, wide: Source, dtype: str | torch.dtype = "float32", train: int = 0) -> int:
