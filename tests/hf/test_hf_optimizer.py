@@ -306,7 +306,7 @@ def test_what_cannot_be_told_is_refused(case: Case) -> None:
         with pytest.raises(mu.MupscaleError, match=match):
             case.widened()
         with pytest.raises(mu.MupscaleError, match=match):
-            module.check_optimizer_file(case.path, case.source, TWICE)
+            widen_optimizer_file(case.path, None, case.source, TWICE)
         assert not case.out.exists()
 
     parameters = list(case.small.parameters())

@@ -49,7 +49,7 @@ from mupscale.hf.files import (
     write_model_card,
     write_shards,
 )
-from mupscale.hf.training import check_optimizer_file, find_optimizer_file, widen_optimizer_file
+from mupscale.hf.training import find_optimizer_file, widen_optimizer_file
 from mupscale.hf.verification import Comparison, find_record, is_exact, needed_bytes
 from mupscale.hf.verification import verify as compare
 from mupscale.system import MupscaleError, ReplicaWarning, appearing, checks_arguments, warn
@@ -309,7 +309,7 @@ def _prepare(
         )
     file = None if optimizer is None else find_optimizer_file(optimizer)
     if file is not None:
-        check_optimizer_file(file, source, times, recorded_plan, grow=asked.operator, deeper=deeper)
+        widen_optimizer_file(file, None, source, times, recorded_plan, grow=asked.operator, deeper=deeper)
     growth, parts = None, None
     if deeper is None or times != Times() or dtype is not None or measured:
         sizes, from_first = ConfigFamily(config).sizes(), first is not None

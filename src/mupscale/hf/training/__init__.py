@@ -15,7 +15,7 @@ from mupscale.hf.training.groups import (
     resume_optimizer,
     shapes_of,
 )
-from mupscale.hf.training.widened_optimizer import check_optimizer_file, widen_optimizer_file
+from mupscale.hf.training.widened_optimizer import widen_optimizer_file
 
 if TYPE_CHECKING:
     from mupscale.hf.training.trainer import BranchTrainerCallback, Clip, GrowTrainerCallback
@@ -33,7 +33,6 @@ __all__ = [
     "BranchTrainerCallback",
     "Clip",
     "GrowTrainerCallback",
-    "check_optimizer_file",
     "decay_groups",
     "find_optimizer_file",
     "match_plan",
