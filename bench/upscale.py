@@ -41,7 +41,7 @@ def write_llama(folder: Path, size: str, *, zeros: bool = False) -> None:
     """config.json and model.safetensors of a LLaMA with head_dim 64; zeros take no room on the disk."""
     import torch
 
-    from mupscale.hf.files.safetensors_format import make_header, raw_bytes
+    from mupscale.hf.files.source import make_header, raw_bytes
 
     hidden, layers, ffn, kv = SIZES[size]
     config = {

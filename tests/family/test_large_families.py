@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from mupscale.models import GPT2
-from mupscale.planning import full_size
+from mupscale.planning import large_models
 
 TOKENS = torch.randint(0, 600, (2, 8), generator=torch.Generator().manual_seed(0))
 
@@ -42,7 +42,7 @@ def test_a_large_family_learns_from_few_blocks_what_a_small_one_learns_from_all(
         built.extend([] if model.last.weight.is_meta else [width])
         return model
 
-    monkeypatch.setattr(full_size, "LARGE", 0)
+    monkeypatch.setattr(large_models, "LARGE", 0)
     family = mu.Family(build, base=64, inputs=TOKENS)
     assert max(built) == 32
     plans = [one.between(one.sketch(64), one.sketch(128), how="copies") for one in (whole, family)]

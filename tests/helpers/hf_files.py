@@ -19,7 +19,7 @@ from torch import Tensor
 from mupscale.core import Entry, Plan
 from mupscale.data import tinyshakespeare
 from mupscale.hf.describe import ConfigFamily, Times
-from mupscale.hf.files.safetensors_format import make_header
+from mupscale.hf.files.source import make_header
 
 TOKENS = 90  # of the tokenizer in `folder_with_tokenizer`
 

@@ -18,7 +18,7 @@ import mupscale as mu
 from hf_more_models import GROUPED, MORE, POSITIONS, SIZES, TEXT, TIMES, VOCAB
 from mupscale import Plan
 from mupscale.checks import Report
-from mupscale.hf.describe import ConfigFamily, Times, family_of_config
+from mupscale.hf.describe import ConfigFamily, Times
 from mupscale.planning import KeepDouble, relative_difference
 
 transformers.logging.set_verbosity_error()
@@ -230,7 +230,7 @@ class Pair:
     ) -> None:
         self.config, self.cls = tiny(name, **config)
         self.json, self.times = self.as_given(self.config.to_dict()), usual_times(name, times)
-        self.family: ConfigFamily = family_of_config(self.json)
+        self.family: ConfigFamily = ConfigFamily(self.json)
         self.small = randomised(build(self.json))
         self.wide = build(self.family.wide_config(self.times))
         if self.config.is_encoder_decoder:

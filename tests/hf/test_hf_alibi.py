@@ -15,7 +15,7 @@ import hf_models as models  # noqa: E402
 from mupscale import Axis, Fresh, MupscaleError  # noqa: E402
 from mupscale.core import places  # noqa: E402
 from mupscale.hf import param_groups, upscale, verify  # noqa: E402
-from mupscale.hf.describe import Ratios, family_of_config  # noqa: E402
+from mupscale.hf.describe import ConfigFamily, Times  # noqa: E402
 from mupscale.hf.files import Record, open_source  # noqa: E402
 
 
@@ -51,13 +51,13 @@ def test_slopes_that_are_not_among_those_of_more_heads_are_refused() -> None:
     """As many heads as a power of two have their slopes among those of twice as many, not of three times."""
     config = models.tiny("bloom", num_hidden_layers=1)[0].to_dict()
     with pytest.raises(MupscaleError, match="ALiBi's slopes, and 3 times as many units would change"):
-        family_of_config(config).plan(Ratios(3, 3, 3, 3), initial=False)
+        ConfigFamily(config).plan(Times(3, 3, 3, 3, fresh=True), initial=False)
 
 
 def axis_of_heads(wide: Path, small: Path) -> Axis:
     """How the heads grew that lead into the first attention's output."""
     record, shapes = Record.load(wide), open_source(small).shapes
-    plan = family_of_config(record.config).plan_files(record.times, shapes)
+    plan = ConfigFamily(record.config).plan_files(record.times, shapes)
     outputs = ("self_attention.dense.weight", "attn.out_proj.weight")
     return next(entry.axes[1] for name, entry in plan.parameters.items() if name.endswith(outputs))
 

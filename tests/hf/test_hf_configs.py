@@ -16,7 +16,7 @@ import hf_models as models  # noqa: E402
 import mupscale as mu  # noqa: E402
 from mupscale import Rule  # noqa: E402
 from mupscale.core.axes import expand  # noqa: E402
-from mupscale.hf.describe import Ratios, Times, family_of_config, sketch_model  # noqa: E402
+from mupscale.hf.describe import ConfigFamily, Times, sketch_model  # noqa: E402
 from slow_cases import with_slow  # noqa: E402
 
 HEADS = [(name, head) for name in models.CONFIGS for head in models.heads_of(name)]
@@ -62,7 +62,7 @@ def test_a_file_widened_tensor_by_tensor_is_the_wide_model(name: str, tied: bool
         out = torch.empty(entry.wide, dtype=tensor.dtype)
         wide[file_name] = expand(tensor, entry.axes, out, entry.rule.weight) + entry.shift
     save_file(wide, tmp_path / "model.safetensors", {"format": "pt"})
-    (tmp_path / "config.json").write_text(json.dumps(family_of_config(config).wide_config(pair.times)))
+    (tmp_path / "config.json").write_text(json.dumps(ConfigFamily(config).wide_config(pair.times)))
     loaded, info = pair.cls.from_pretrained(
         tmp_path, dtype=torch.float64, attn_implementation="eager", output_loading_info=True
     )
@@ -79,7 +79,7 @@ def test_files_of_gpt2_may_lack_the_prefix() -> None:
     shapes = models.shapes(models.build(config))
     bare = {n.removeprefix("transformer."): s for n, s in shapes.items()}
     old = {**bare, "h.0.attn.bias": (1, 1, 24, 24), "h.0.attn.masked_bias": (), "lm_head.weight": (models.VOCAB, 16)}
-    family = family_of_config(config.to_dict())
+    family = ConfigFamily(config.to_dict())
     plan, whole = (family.plan_files(Times.of(2), names, initial=False) for names in (old, shapes))
     for name, entry in whole.parameters.items():
         found = plan[name.removeprefix("transformer.")]
@@ -102,7 +102,7 @@ def test_older_names(name: str, old: str, new: str, tied: bool) -> None:
     shapes = models.shapes(models.build(config), every_name=True)
     assert any(new in n for n in shapes)
     renamed = {n.replace(new, old): s for n, s in shapes.items()}
-    plans = [family_of_config(config.to_dict()).plan_files(Times.of(2), s, initial=False) for s in (shapes, renamed)]
+    plans = [ConfigFamily(config.to_dict()).plan_files(Times.of(2), s, initial=False) for s in (shapes, renamed)]
     assert [*plans[0].rules.values()] == [*plans[1].rules.values()]
 
 
@@ -110,7 +110,7 @@ def test_older_names(name: str, old: str, new: str, tied: bool) -> None:
 def test_mixtrals_experts_in_files_and_in_the_model() -> None:
     """Gate and up projection are one tensor in the model, and are copied half by half."""
     config, _ = models.tiny("mixtral")
-    plan = family_of_config(config.to_dict()).plan_files(
+    plan = ConfigFamily(config.to_dict()).plan_files(
         Times.of("hidden=2,ffn=3,heads=2"),
         {
             "model.layers.0.block_sparse_moe.experts.0.w1.weight": (20, 16),
@@ -176,8 +176,8 @@ def test_fields_that_config_json_leaves_out(name: str, field: str, config: dict[
             if not null:
                 raise
             pytest.skip(f"transformers itself does not take it: {error}")
-        sketches.append(models.build(family_of_config(given).wide_config(models.usual_times(name))))
-    whole = family_of_config(made.to_dict()).wide_config(models.usual_times(name))
+        sketches.append(models.build(ConfigFamily(given).wide_config(models.usual_times(name))))
+    whole = ConfigFamily(made.to_dict()).wide_config(models.usual_times(name))
     grown = [models.shapes(sketch) for sketch in (sketches[1], sketch_model(whole))]
     assert grown[0] == grown[1] or models.shapes(sketches[0]) != models.shapes(sketch_model(made.to_dict()))
     assert {n: len(s) for n, s in grown[0].items()} == {n: len(s) for n, s in models.shapes(sketches[0]).items()}
@@ -200,7 +200,7 @@ REFUSED: list[tuple[dict[str, Any], Any, str]] = [
 def test_configs_that_cannot_grow_are_refused(config: dict[str, Any], times: Any, message: str) -> None:
     llama = {"hidden_size": 16, "intermediate_size": 20, "num_attention_heads": 4, "num_key_value_heads": 2}
     whole = {"model_type": "llama", "num_hidden_layers": 1, "vocab_size": 11, **llama, **config}
-    family = family_of_config(config if config.get("model_type") == "gpt2" else whole)
+    family = ConfigFamily(config if config.get("model_type") == "gpt2" else whole)
     with pytest.raises(mu.MupscaleError, match=message) as error:
         family.plan(Times.of(times), initial=False)
     assert "\n" not in str(error.value)
@@ -218,7 +218,7 @@ def test_what_a_run_shows_to_be_impossible_is_refused(
     name: str, config: dict[str, Any], times: Any, message: str
 ) -> None:
     """ALiBi's slopes follow from the number of heads; a readout that is the embedding needs a norm before it."""
-    family = family_of_config(models.tiny(name, num_hidden_layers=1, **config)[0].to_dict())
+    family = ConfigFamily(models.tiny(name, num_hidden_layers=1, **config)[0].to_dict())
     with pytest.raises(mu.MupscaleError, match=message) as error:
         family.plan(Times.of(times), initial=False)
     assert "roles=" not in str(error.value)  # which is none of upscale's arguments, and no option
@@ -228,19 +228,19 @@ def test_what_a_run_shows_to_be_impossible_is_refused(
 def test_the_wide_config_keeps_the_rest_and_its_order() -> None:
     config = {"a": 1, "model_type": "llama", "hidden_size": 16, "intermediate_size": 20, "num_attention_heads": 4}
     config |= {"num_key_value_heads": 2, "rope_theta": 1e4}
-    before, wide = dict(config), family_of_config(config).wide_config(Times.of(2))
+    before, wide = dict(config), ConfigFamily(config).wide_config(Times.of(2))
     grown = {"hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 8, "num_key_value_heads": 4}
     assert wide == {**config, **grown}
     assert list(wide) == list(config)
-    assert family_of_config(config).wide_config(Times.of("hidden=2"))["head_dim"] == 4
-    assert family_of_config(config).wide_config(Ratios(ffn=2))["intermediate_size"] == 40
+    assert ConfigFamily(config).wide_config(Times.of("hidden=2"))["head_dim"] == 4
+    assert ConfigFamily(config).wide_config(Times(ffn=2, fresh=True))["intermediate_size"] == 40
     assert config == before
 
 
 def test_masks_in_old_files_stay_as_they_are() -> None:
     config = models.tiny("gpt2")[0].to_dict()
     masks = {"h.0.attn.bias": (1, 1, 6, 6), "h.0.attn.masked_bias": (), "wte.weight": (models.VOCAB, 16)}
-    plan = family_of_config(config).plan_files(Times.of(2), masks)
+    plan = ConfigFamily(config).plan_files(Times.of(2), masks)
     assert plan.fresh is not None
     for name in ("h.0.attn.bias", "h.0.attn.masked_bias"):
         assert (plan[name].wide, plan.fresh[name], plan.rules[name]) == (masks[name], 0, Rule())

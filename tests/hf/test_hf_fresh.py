@@ -22,7 +22,7 @@ import mupscale as mu  # noqa: E402
 from hf_files import read_checkpoint, write_llama  # noqa: E402
 from mupscale import MupscaleError, hf  # noqa: E402
 from mupscale.core import index_of_old  # noqa: E402
-from mupscale.hf.describe import Ratios, Times, family_of_config  # noqa: E402
+from mupscale.hf.describe import ConfigFamily, Times  # noqa: E402
 from mupscale.hf.files import stream  # noqa: E402
 from mupscale.hf.files.record import GrowthStep, Record  # noqa: E402
 from mupscale.hf.upscaling import Upscaled  # noqa: E402
@@ -58,7 +58,7 @@ def in_memory(small: nn.Module, folder: Path, operator: mu.Fresh, seed: int, nam
     config = small.config.to_dict()  # type: ignore[union-attr, operator]
     times = Record.load(folder).growths[-1].times
     wide = models.build(json.loads((folder / "config.json").read_text()))
-    plan = family_of_config({**config, "architectures": [type(small).__name__]}).plan(times)
+    plan = ConfigFamily({**config, "architectures": [type(small).__name__]}).plan(times)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return mu.upscale(small, wide, plan, grow=operator, seed=seed)[0]
@@ -168,7 +168,7 @@ def test_what_comes_out(tmp_path: Path) -> None:
     assert step["times"]["hidden"] == "3/2"
     half = Fraction(3, 2)
     assert Record.load(tmp_path / "wide").growths == (
-        GrowthStep(Ratios(half, half, half, half), mu.Fresh(0.5), seed=7),
+        GrowthStep(Times(half, half, half, half, fresh=True), mu.Fresh(0.5), seed=7),
     )
     assert "fresh units (hidden 16 → 24, ffn 20 → 30, heads 4 → 6, kv 2 → 3)" in str(made)
     assert load(tmp_path / "wide").config.hidden_size == 24  # type: ignore[union-attr]
@@ -186,7 +186,7 @@ def test_sizes_of_copies_and_multipliers_of_fresh_units(tmp_path: Path) -> None:
     sized = grow(tmp_path / "small", tmp_path / "a", mu.Copies(), hidden=32, heads=8)
     assert (type(sized.times), sized.times) == (Times, Times(2, 1, 2, 2))
     doubled = grow(tmp_path / "small", tmp_path / "b", times="hidden=2,heads=2")
-    assert doubled.times == Ratios(2, 1, 2, 2)
+    assert doubled.times == Times(2, 1, 2, 2, fresh=True)
     assert hf.verify(tmp_path / "small", tmp_path / "a").ok
 
 
@@ -374,7 +374,7 @@ def test_grown_twice(tmp_path: Path) -> None:
     grow(tmp_path / "small", tmp_path / "middle", seed=1)
     grow(tmp_path / "middle", tmp_path / "wide", mu.Copies(0.1), times=2)
     record = Record.load(tmp_path / "wide")
-    assert record.times == Ratios(3, 3, 3, 3)
+    assert record.times == Times(3, 3, 3, 3, fresh=True)
     assert [growth.fresh for growth in record.growths] == [mu.Fresh(), None]
     assert hf.verify(tmp_path / "middle", tmp_path / "wide").ok
     found = hf.verify(tmp_path / "small", tmp_path / "wide")

@@ -18,8 +18,8 @@ import hf_models as models  # noqa: E402
 import mupscale as mu  # noqa: E402
 from mupscale import MupscaleError, Plan  # noqa: E402
 from mupscale.core import index_of_old, places  # noqa: E402
-from mupscale.hf.describe import Ratios, family_of_config  # noqa: E402
-from mupscale.hf.describe.sizes import times_to  # noqa: E402
+from mupscale.hf.describe import ConfigFamily, Times  # noqa: E402
+from mupscale.hf.describe.multipliers import times_to  # noqa: E402
 from mupscale.planning import relative_difference  # noqa: E402
 from slow_cases import with_slow  # noqa: E402
 
@@ -131,8 +131,8 @@ class Grown:
         change: Callable[[Plan], Plan] = lambda plan: plan,
     ) -> None:
         self.config, _ = models.tiny(name, **{"num_hidden_layers": 1, **config})
-        self.times = Ratios(**{"kv": ratios.get("heads", 1), **ratios})
-        family = family_of_config(self.config.to_dict())
+        self.times = Times(**{"kv": ratios.get("heads", 1), **ratios}, fresh=True)
+        family = ConfigFamily(self.config.to_dict())
         self.small = models.randomised(models.build(self.config)).eval()
         self.wide = models.build(family.wide_config(self.times)).eval()
         self.plan = change(family.plan(self.times))
@@ -228,16 +228,16 @@ def test_a_mean_in_place_of_zero_shows() -> None:
 
 @pytest.mark.slow
 def test_a_tied_final_norm_keeps_its_old_gains_and_folds_new_ones() -> None:
-    family = family_of_config(models.tiny("gemma")[0].to_dict())
-    plan = family.plan(Ratios(hidden=4, ffn=4, heads=4, kv=1))
+    family = ConfigFamily(models.tiny("gemma")[0].to_dict())
+    plan = family.plan(Times(hidden=4, ffn=4, heads=4, kv=1, fresh=True))
     norm, embedding = plan["model.norm.weight"], plan["model.embed_tokens.weight"]
     # √4 / 4 for new ones; √4, which the embedding took, for old
     assert (norm.fold, norm.keep) == (pytest.approx(0.5), pytest.approx(2))
     assert (embedding.fold, embedding.keep) == (pytest.approx(0.5), pytest.approx(0.5))
     assert plan.means is not None
     assert plan.means["model.norm.weight"] == (pytest.approx(-0.5),)  # 1 + w is a half
-    llama = family_of_config(models.tiny("llama", tie_word_embeddings=True)[0].to_dict())
-    norm = llama.plan(Ratios(hidden=4, heads=4, kv=4), initial=False)["model.norm.weight"]
+    llama = ConfigFamily(models.tiny("llama", tie_word_embeddings=True)[0].to_dict())
+    norm = llama.plan(Times(hidden=4, heads=4, kv=4, fresh=True), initial=False)["model.norm.weight"]
     assert (norm.fold, norm.keep) == (pytest.approx(0.25), 1)
 
 
@@ -268,8 +268,8 @@ def test_sizes_that_cannot_be(wanted: dict[str, int], fresh: bool, message: str)
 
 
 def test_key_value_heads_may_stay() -> None:
-    assert times_to({"heads": 24, "kv": 4}, SIZES, fresh=True) == Ratios(heads=HALF)
-    assert times_to({"heads": 24}, SIZES, fresh=True) == Ratios(heads=HALF, kv=HALF)
+    assert times_to({"heads": 24, "kv": 4}, SIZES, fresh=True) == Times(heads=HALF, fresh=True)
+    assert times_to({"heads": 24}, SIZES, fresh=True) == Times(heads=HALF, kv=HALF, fresh=True)
     assert times_to({"heads": 32, "ffn": 5632}, SIZES, fresh=False).kv == 2
 
 
@@ -286,4 +286,4 @@ def test_key_value_heads_may_stay() -> None:
 def test_a_head_is_not_cut(ratios: dict[str, Any], message: str) -> None:
     config = {"model_type": "gpt2", "n_embd": 768, "n_head": 12}
     with pytest.raises(MupscaleError, match=message):
-        family_of_config(config).wide_config(Ratios(**ratios))
+        ConfigFamily(config).wide_config(Times(**ratios, fresh=True))

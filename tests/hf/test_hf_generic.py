@@ -16,16 +16,14 @@ transformers = pytest.importorskip("transformers")
 
 from hf_models import randomised  # noqa: E402
 from mupscale import Copies, Fresh, MupscaleError, Role, hf  # noqa: E402
-from mupscale.hf.describe import GIVEN, Times, family_of_config, file_names  # noqa: E402
+from mupscale.hf.describe import GIVEN, ConfigFamily, Times, config_family  # noqa: E402
 from mupscale.hf.describe.building import quiet_transformers  # noqa: E402
-from mupscale.hf.describe.file_names import InModel, plan_for_files  # noqa: E402
+from mupscale.hf.describe.config_family import InModel, plan_for_files  # noqa: E402
 from mupscale.hf.files.record import Record  # noqa: E402
 from mupscale.hf.files.source import open_source  # noqa: E402
 from mupscale.hf.inspection import inspect  # noqa: E402
 from mupscale.hf.upscaling import upscale  # noqa: E402
-from mupscale.hf.verification.comparison import Comparison  # noqa: E402
-from mupscale.hf.verification.loading import load_pretrained  # noqa: E402
-from mupscale.hf.verification.verifying import verify  # noqa: E402
+from mupscale.hf.verification.verifying import Comparison, load_pretrained, verify  # noqa: E402
 from slow_cases import with_slow  # noqa: E402
 
 SIZES = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 29}
@@ -127,10 +125,10 @@ def test_tensors_that_hold_several_parameters(name: str, tmp_path: Path) -> None
 
 def test_what_cannot_grow_in_one_tensor_is_told_how_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(*EXACT["arcee"]).to_dict()
-    plan = family_of_config(config).plan(Times.of(2), initial=False)
+    plan = ConfigFamily(config).plan(Times.of(2), initial=False)
     q, o = (f"model.layers.0.self_attn.{which}_proj.weight" for which in "qo")
     for held in (InModel((q, o), in_a_row=False), InModel((q, q, o)), InModel((q, "lm_head.weight"))):
-        monkeypatch.setattr(file_names, "names_in_model", lambda model, names, held=held: {"joined": held})
+        monkeypatch.setattr(config_family, "names_in_model", lambda model, names, held=held: {"joined": held})
         with pytest.raises(MupscaleError, match=r"'joined' .* holds \d parameters .*save_original_format=False"):
             plan_for_files(config, plan, {"joined": (32, 16)})
 
@@ -170,22 +168,15 @@ def test_a_feed_forward_size_that_follows_from_the_hidden_size(tmp_path: Path) -
     assert "(planned by running miniatures of it)" in str(inspect(small, grow=Copies()))
 
 
-def test_models_of_which_no_miniature_runs_must_be_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their modules are asked, and what these lack is asked of the user."""
+def test_a_model_without_a_miniature_is_run_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or it is refused, where memory is too small for that, or nobody knows what it is to be run on."""
     small = saved(tmp_path / "small", *EXACT["arcee"])
     monkeypatch.setattr("mupscale.hf.describe.miniatures._FEW", 10)
-    assert "(read off its modules, to be verified)" in str(inspect(small, grow=Copies()))
-    with pytest.raises(MupscaleError, match="no miniature of 'arcee' could be run, so that only verification shows"):
-        upscale(small, tmp_path / "wide", verify=False)
-    found = upscale(small, tmp_path / "wide", progress=False, exact=True).comparison
-    assert found is not None
-    assert found.rows[-1].what == "outputs over 5 steps of AdamW"
-    said: list[str] = []
-    upscale(small, tmp_path / "fresh", grow=Fresh(lossless=True), progress=False, note=said.append)
-    assert "checking the plan with copies" in said[0]
-    monkeypatch.setitem(GIVEN, "arcee", {"*.up_proj.weight": Role(out=0, in_=1, out_block=5)})
-    plan = family_of_config(json.loads((small / "config.json").read_text())).plan(Times.of(2), initial=False)
-    assert plan["model.layers.0.mlp.up_proj.weight"].axes[0].block == 5
+    assert "(planned by running miniatures of it)" in str(inspect(small, grow=Copies()))
+    assert upscale(small, tmp_path / "wide", progress=False, exact=True).comparison is not None
+    monkeypatch.setattr("mupscale.system.available_memory", lambda: 600_000_000 - 100_000_000)
+    with pytest.raises(MupscaleError, match=r"no smaller model with the parts of 'arcee' .* memory is too small"):
+        inspect(small, times=3, grow=Copies())
 
 
 def test_tensors_beside_the_model_are_what_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,32 +237,32 @@ def test_two_growths_and_noise(tmp_path: Path) -> None:
 def test_a_feed_forward_size_that_is_null_is_the_usual_one() -> None:
     config = config_of(*EXACT["codegen"]).to_dict()
     assert config["n_inner"] is None
-    wide = family_of_config(config).wide_config(Times.of(2))
-    plan = family_of_config(config).plan(Times.of(2), initial=False)
+    wide = ConfigFamily(config).wide_config(Times.of(2))
+    plan = ConfigFamily(config).plan(Times.of(2), initial=False)
     assert wide["n_inner"] == 2 * 64
     assert plan["transformer.h.0.mlp.fc_in.weight"].wide == (128, 32)
-    assert family_of_config(config).wide_config(Times.of("hidden=2,heads=2,ffn=3"))["n_inner"] == 3 * 64
+    assert ConfigFamily(config).wide_config(Times.of("hidden=2,heads=2,ffn=3"))["n_inner"] == 3 * 64
     bloom = {"model_type": "bloom", "hidden_size": 16, "n_layer": 1, "n_head": 4, "vocab_size": 11}
     with pytest.raises(MupscaleError, match=r"no separate size .* let ffn grow as hidden does, 2 times"):
-        family_of_config(bloom).wide_config(Times.of("hidden=2,heads=2,ffn=3"))
+        ConfigFamily(bloom).wide_config(Times.of("hidden=2,heads=2,ffn=3"))
 
 
 def test_a_head_dim_that_would_change() -> None:
     config = config_of(*EXACT["codegen"]).to_dict()
     with pytest.raises(MupscaleError, match="head_dim is n_embd / n_head here, and it must stay"):
-        family_of_config(config).plan(Times.of("hidden=4,heads=2"), initial=False)
+        ConfigFamily(config).plan(Times.of("hidden=4,heads=2"), initial=False)
     config = config_of(*EXACT["apertus"]).to_dict()  # to which transformers gives a head_dim of its own
-    assert family_of_config(config).wide_config(Times.of("hidden=2"))["head_dim"] == 4
+    assert ConfigFamily(config).wide_config(Times.of("hidden=2"))["head_dim"] == 4
 
 
 def test_a_config_without_any_known_size() -> None:
     with pytest.raises(MupscaleError, match="has no field for the hidden size"):
-        family_of_config({"breadth": 3}).wide_config(Times.of(2))
+        ConfigFamily({"breadth": 3}).wide_config(Times.of(2))
 
 
 def test_a_tensor_that_the_model_lacks(tmp_path: Path) -> None:
     config = config_of(*EXACT["arcee"]).to_dict()
-    plan = family_of_config(config).plan(Times.of(2), initial=False)
+    plan = ConfigFamily(config).plan(Times.of(2), initial=False)
     shapes = {name: entry.narrow for name, entry in plan.parameters.items()}
     assert plan_for_files(config, plan, shapes).parameters.keys() == shapes.keys()
     with pytest.raises(MupscaleError, match=r"'reward.weight' of shape \(1, 16\) is no parameter of the model"):

@@ -244,16 +244,6 @@ def test_a_growth_that_is_lossless_in_name_only_warns(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_models_of_which_no_miniature_runs_are_to_be_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mupscale.hf.describe.miniatures._FEW", 0)
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_hidden_layers": 1}
-    config = transformers.ArceeConfig(**sizes, num_key_value_heads=2, vocab_size=31, max_position_embeddings=16)
-    with pytest.warns(mu.UncheckedPlan, match="of 'arcee' could be run.* verify narrow-checkpoint-1 checkpoint-1"):
-        grow_lossless(tmp_path, transformers.ArceeForCausalLM(config))
-    assert hf.verify(tmp_path / "narrow-checkpoint-1", tmp_path / "checkpoint-1").ok
-
-
-@pytest.mark.slow
 def test_lr_is_the_rate_at_the_step_of_growth(tmp_path: Path) -> None:
     """Half of what a linear schedule would have been, as the docs say it; what it is already is no news, and said."""
     linear = {"lr_scheduler_type": "linear", "learning_rate": 8e-3, "max_grad_norm": 0.0}

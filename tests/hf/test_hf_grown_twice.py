@@ -20,7 +20,7 @@ import mupscale as mu  # noqa: E402
 from hf_files import read_checkpoint  # noqa: E402
 from mupscale import MupscaleError, Plan, hf  # noqa: E402
 from mupscale.core import index_of_old  # noqa: E402
-from mupscale.hf.describe import Times, family_of_config, sketch_model  # noqa: E402
+from mupscale.hf.describe import ConfigFamily, Times, sketch_model  # noqa: E402
 from mupscale.hf.files import GrowthStep, Record, count_from_first, open_source  # noqa: E402
 from mupscale.hf.training import match_plan  # noqa: E402
 
@@ -36,7 +36,7 @@ def config_of(name: str, **changed: Any) -> dict[str, Any]:
 
 def grown(config: Mapping[str, Any], times: Times) -> tuple[Plan, dict[str, Any]]:
     """The plan of a growth, and the config after it."""
-    return family_of_config(config).plan(times), family_of_config(config).wide_config(times)
+    return ConfigFamily(config).plan(times), ConfigFamily(config).wide_config(times)
 
 
 def spreads(plan: Plan | None) -> dict[str, float]:
@@ -81,12 +81,12 @@ def grow_twice(folder: Path, first: mu.Operator, second: mu.Operator, **config: 
 def test_the_start_is_that_of_one_growth(name: str, changed: dict[str, Any]) -> None:
     """Also where the sizes in a config set the spread (T5's), and where the norm of a tied readout starts below 1."""
     config, twice = config_of(name, **changed), models.usual_times(name)
-    for first in (twice, twice.as_ratios()):
-        for second in (twice, twice.as_ratios()):
+    for first in (twice, twice.for_units(fresh=True)):
+        for second in (twice, twice.for_units(fresh=True)):
             try:
                 plan, _ = grown(grown(config, first)[1], second)
             except MupscaleError:  # which takes no fresh units
-                assert first.takes_any_ratio or second.takes_any_ratio
+                assert first.fresh or second.fresh
                 assert name in ("bloom", "mpt", "mamba2", "wav2vec2")
                 continue
             counted = count_from_first(Record(config, (GrowthStep(first),)), plan)
@@ -123,8 +123,8 @@ def test_more_layers_change_no_spread() -> None:
 def test_plans_by_a_models_own_names() -> None:
     """As a callback has them, tied as the model is; a plan without initial values stays."""
     config = config_of("llama", **TIED)
-    wide = family_of_config(config).wide_config(Times.of(2))
-    plan = match_plan(models.build(wide), family_of_config(wide).plan(Times.of(2)))
+    wide = ConfigFamily(config).wide_config(Times.of(2))
+    plan = match_plan(models.build(wide), ConfigFamily(wide).plan(Times.of(2)))
     record = Record(config, (GrowthStep(Times.of(2)),))
     counted = spreads(count_from_first(record, plan))
     assert counted[GATE] == pytest.approx(0.02 / math.sqrt(4))
@@ -145,8 +145,8 @@ def test_new_units_have_the_spread_that_one_growth_gives_them(tmp_path: Path, na
     )
     _, wide, wider = grow_twice(tmp_path, FRESH, FRESH, name=name, **sizes)
     before, small = open_source(wide), Record.load(wide).config
-    plan = family_of_config(before.config).plan_files(Times.of(2), before.shapes)
-    once = spreads(family_of_config(small).plan_files(Times.of(4), models.shapes(sketch_model(small))))
+    plan = ConfigFamily(before.config).plan_files(Times.of(2), before.shapes)
+    once = spreads(ConfigFamily(small).plan_files(Times.of(4), models.shapes(sketch_model(small))))
     measured = 0
     for tensor, p in read_checkpoint(wider).items():
         entry = plan[tensor]

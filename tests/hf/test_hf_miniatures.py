@@ -17,8 +17,8 @@ import mupscale as mu  # noqa: E402
 from mupscale import Axis, Plan, Rule, UncheckedPlan  # noqa: E402
 from mupscale.checks.equivalence import Report  # noqa: E402
 from mupscale.core import naming  # noqa: E402
-from mupscale.hf.describe import Times, build_model, family_of_config, miniatures  # noqa: E402
-from mupscale.hf.describe.initial import initial_law  # noqa: E402
+from mupscale.hf.describe import ConfigFamily, Times, build_model, miniatures  # noqa: E402
+from mupscale.hf.describe.miniatures import initial_law  # noqa: E402
 from slow_cases import with_slow  # noqa: E402
 
 SGD: dict[str, Any] = {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.01}
@@ -187,7 +187,7 @@ def test_a_real_size_is_planned_on_miniatures_that_have_all_kinds_of_layers() ->
     first, second = miniatures.miniature_configs(config, Times.of(2))
     assert (first["hidden_size"], second["hidden_size"]) == (32, 64)
     assert (first["num_hidden_layers"], first["layer_types"], first["vocab_size"]) == (3, kinds, 64)
-    plan = family_of_config(config).plan(Times.of(2))
+    plan = ConfigFamily(config).plan(Times.of(2))
     assert plan["model.layers.5.self_attn.q_proj.weight"].axes[0] == Axis(2, 512, side="out")
     assert plan["model.layers.5.self_attn.k_proj.weight"].axes[0] == Axis(2, 128, side="out")
     assert plan["model.layers.5.mlp.down_proj.weight"].axes == {0: Axis(2, side="out"), 1: Axis(2, side="in")}
@@ -197,9 +197,9 @@ def test_a_real_size_is_planned_on_miniatures_that_have_all_kinds_of_layers() ->
 
 def test_what_is_learnt_serves_every_size_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3}
-    family_of_config({**config, "hidden_size": 256, "intermediate_size": 512}).plan(Times.of(3), initial=False)
+    ConfigFamily({**config, "hidden_size": 256, "intermediate_size": 512}).plan(Times.of(3), initial=False)
     monkeypatch.setattr(miniatures, "plan", None)  # nothing is run once more
-    plan = family_of_config({**config, "hidden_size": 512, "intermediate_size": 1024}).plan(Times.of(3), initial=False)
+    plan = ConfigFamily({**config, "hidden_size": 512, "intermediate_size": 1024}).plan(Times.of(3), initial=False)
     assert plan["model.layers.2.self_attn.q_proj.weight"].axes[0] == Axis(3, 256, side="out")
 
 
@@ -221,7 +221,7 @@ def test_many_experts_are_a_few_in_a_miniature() -> None:
 
 @pytest.mark.slow
 def test_many_experts_are_planned_on_a_few() -> None:
-    plan = family_of_config({**EXPERTS, "num_hidden_layers": 4}).plan(Times.of(2), initial=False)
+    plan = ConfigFamily({**EXPERTS, "num_hidden_layers": 4}).plan(Times.of(2), initial=False)
     assert plan["model.layers.3.mlp.experts.gate_up_proj"].narrow[0] == 128
 
 

@@ -20,13 +20,12 @@ from torch.optim import Optimizer
 
 import mupscale as mu
 from mupscale.hf import training
-from mupscale.hf.describe import family_of_config
+from mupscale.hf.describe import ConfigFamily
 from mupscale.hf.describe.multipliers import Times
 from mupscale.hf.files.record import GrowthStep, Record
 from mupscale.hf.files.source import Source, open_source
 from mupscale.hf.training import widened_optimizer as module
-from mupscale.hf.training.model_parameters import match_plan
-from mupscale.hf.training.saved_optimizer import read_optimizer
+from mupscale.hf.training.groups import match_plan, read_optimizer
 from mupscale.hf.training.widened_optimizer import widen_optimizer_file
 from mupscale.planning import KeepDouble
 from slow_cases import with_slow
@@ -69,7 +68,7 @@ class Case:
         self.folder, self.path, self.out = folder, folder / "optimizer.pt", folder / "wide.pt"
         self.small.save_pretrained(folder)
         self.source: Source = open_source(folder)
-        family = family_of_config(self.source.config)
+        family = ConfigFamily(self.source.config)
         self.plan = match_plan(self.small, family.plan(TWICE))
         grown = {k: v for k, v in family.wide_config(TWICE).items() if k in config_of().to_dict()}
         self.wide = transformers.LlamaForCausalLM(config_of(**{k: v for k, v in grown.items() if k != "model_type"}))
@@ -307,7 +306,7 @@ def test_what_cannot_be_told_is_refused(case: Case) -> None:
         with pytest.raises(mu.MupscaleError, match=match):
             case.widened()
         with pytest.raises(mu.MupscaleError, match=match):
-            module.check_optimizer_file(case.path, case.source, TWICE)
+            widen_optimizer_file(case.path, None, case.source, TWICE)
         assert not case.out.exists()
 
     parameters = list(case.small.parameters())

@@ -21,7 +21,7 @@ from mupscale.hf.describe.batches import make_batches  # noqa: E402
 from mupscale.hf.describe.building import quiet_transformers  # noqa: E402
 from mupscale.hf.files import Record, open_source  # noqa: E402
 from mupscale.hf.upscaling import upscale  # noqa: E402
-from mupscale.hf.verification.loading import load_pretrained  # noqa: E402
+from mupscale.hf.verification.verifying import load_pretrained  # noqa: E402
 
 SIZES: dict[str, Any] = {
     "hidden_size": 16,
@@ -197,7 +197,7 @@ def test_fresh_units_of_parts_by_name(name: str, asked: dict[str, Any], lossless
     assert verify(small, wide).ok
     growth = Record.load(wide).growths[0]
     assert growth.fresh == Fresh(lossless=lossless)
-    assert growth.times.takes_any_ratio
+    assert growth.times.fresh
     stayed = "vision" if "text" in str(growth.times) else "text"
     configs = [json.loads((folder / "config.json").read_text())[f"{stayed}_config"] for folder in (small, wide)]
     kept = {"hidden_size", "intermediate_size", "num_attention_heads"} - ({"hidden_size"} if "qwen" in name else set())

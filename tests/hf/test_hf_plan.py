@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mupscale import MupscaleError
-from mupscale.hf.describe import Times, family_of_config
+from mupscale.hf.describe import ConfigFamily, Times
 from mupscale.hf.files.record import GrowthStep, Record
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 20, "num_attention_heads": 4, "head_dim": 4}
@@ -66,18 +66,18 @@ def test_growing_twice_is_growing_once(first: str, second: str) -> None:
     config = {**LLAMA, "num_key_value_heads": 2, "num_hidden_layers": 1, "vocab_size": 11, "tie_word_embeddings": True}
     one, two = (GrowthStep(Times.of(times)) for times in (first, second))
     middle = one.config_after(config)
-    plans = [family_of_config(c).plan(step.times, initial=False) for c, step in ((config, one), (middle, two))]
+    plans = [ConfigFamily(c).plan(step.times, initial=False) for c, step in ((config, one), (middle, two))]
     record = Record(config).then(one, plans[0]).then(two, plans[1])
-    at_once = family_of_config(config).plan(one.times * two.times, initial=False)
+    at_once = ConfigFamily(config).plan(one.times * two.times, initial=False)
     assert record.plan is not None
     assert record.plan.rules == at_once.rules == Record(config, (one, two)).whole_plan().rules
-    assert two.config_after(middle) == family_of_config(config).wide_config(one.times * two.times)
+    assert two.config_after(middle) == ConfigFamily(config).wide_config(one.times * two.times)
 
 
 def test_a_record_follows_more_layers() -> None:
     config = {**LLAMA, "num_key_value_heads": 2, "num_hidden_layers": 1, "vocab_size": 11}
     wider, deeper = GrowthStep(Times.of(2)), GrowthStep(Times(), layers=3)
-    record = Record(config).then(wider, family_of_config(config).plan(wider.times, initial=False)).then(deeper)
+    record = Record(config).then(wider, ConfigFamily(config).plan(wider.times, initial=False)).then(deeper)
     whole = Record(config, (wider, deeper)).whole_plan()
     assert record.plan is not None
     assert record.plan.parameters == whole.parameters

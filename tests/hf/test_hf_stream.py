@@ -17,12 +17,11 @@ from torch import Tensor, nn
 import mupscale as mu
 from hf_files import llama_config, llama_tensors, read_checkpoint, write_checkpoint
 from mupscale.core import Axis, Constants, Entry, Initial, Plan, expand
-from mupscale.hf.describe import family_of_config
+from mupscale.hf.describe import ConfigFamily
 from mupscale.hf.describe.multipliers import Times
 from mupscale.hf.files import stream
-from mupscale.hf.files.shards import arrange_shards, parse_size, plan_names, write_index
 from mupscale.hf.files.source import open_source
-from mupscale.hf.files.stream import pieces, write_shards
+from mupscale.hf.files.stream import arrange_shards, parse_size, pieces, plan_names, write_index, write_shards
 from mupscale.system.errors import MupscaleError
 
 
@@ -102,7 +101,7 @@ LLAMA = llama_config(hidden_size=96, intermediate_size=200, vocab_size=500)
 
 
 def llama_plan(config: dict[str, Any], times: int | str, tensors: dict[str, Tensor]) -> Plan:
-    return family_of_config(config).plan_files(Times.of(times), {name: tuple(t.shape) for name, t in tensors.items()})
+    return ConfigFamily(config).plan_files(Times.of(times), {name: tuple(t.shape) for name, t in tensors.items()})
 
 
 def as_module(tensors: dict[str, Tensor]) -> nn.Module:

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 import mupscale as mu
 from mupscale import hf
 from mupscale.hf import training
-from mupscale.hf.describe import family_of_config
+from mupscale.hf.describe import ConfigFamily
 from mupscale.hf.describe.multipliers import Times
 from mupscale.hf.files.record import GrowthStep, Record
-from mupscale.hf.training.model_parameters import match_plan
+from mupscale.hf.training.groups import match_plan
 from mupscale.planning import KeepDouble
 
 transformers = pytest.importorskip("transformers")
@@ -87,7 +87,7 @@ def pair(
 ) -> tuple[nn.Module, nn.Module]:
     """A model whose parameters are all of some size, and the same one upscaled, with its record in the folder."""
     config, growth = config_of(name, **more), Times.of(times)
-    family = family_of_config(config)
+    family = ConfigFamily(config)
     small, wide = build(config), build(family.wide_config(growth))
     for p in small.parameters():
         p.data.add_(torch.randn_like(p), alpha=0.1)
@@ -409,7 +409,7 @@ def test_a_tied_model_with_a_classifier_in_place_of_its_readout(name: str, tmp_p
 def test_ties_other_than_the_checkpoints_are_refused(tmp_path: Path) -> None:
     pair(tmp_path, tie_word_embeddings=True)
     record = Record.load(tmp_path)
-    wide = family_of_config(record.config).wide_config(record.times)
+    wide = ConfigFamily(record.config).wide_config(record.times)
     with pytest.raises(mu.MupscaleError, match="are two tensors in this model, but were one"):
         training.plan(tmp_path, build({**wide, "tie_word_embeddings": False}))
     pair(tmp_path, tie_word_embeddings=False)

@@ -494,29 +494,6 @@ def test_rounding_may_send_tokens_to_other_experts(zoo: Any, tmp_path: Path) -> 
     assert "its tensors match the small model's, but rounding to 16 bits" in str(rounded)
 
 
-def arcee(folder: Path) -> torch.nn.Module:
-    """An architecture that nobody has described."""
-    transformers = importlib.import_module("transformers")
-    sizes = {"hidden_size": 16, "intermediate_size": 20, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = transformers.ArceeConfig(**sizes, num_hidden_layers=1, vocab_size=29, pad_token_id=None)
-    model = transformers.ArceeForCausalLM(config)
-    model.save_pretrained(folder)
-    return model.eval()
-
-
-def test_a_blank_model_of_which_no_miniature_runs_shows_nothing(
-    zoo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mupscale.hf.describe.miniatures._FEW", 0)
-    model = arcee(tmp_path / "small")
-    for p in model.parameters():
-        p.data.zero_()
-    model.save_pretrained(tmp_path / "small")
-    with pytest.raises(MupscaleError, match="are all alike, so comparing them shows nothing"):
-        upscale(tmp_path / "small", tmp_path / "wide", times=2, exact=True)
-    assert os.listdir(tmp_path) == ["small"]
-
-
 def test_an_architecture_that_does_not_exist(zoo: Any, tmp_path: Path) -> None:
     config = llama_config(model_type="gpt17", architectures=["GPT17ForCausalLM"])
     write_checkpoint(tmp_path / "small", config, llama_tensors(config))

@@ -14,11 +14,9 @@ from torch import Tensor, nn
 import mupscale as mu
 from exactness import assert_exact
 from mupscale.models import GPT2
-from mupscale.planning import full_size, in_double
-from mupscale.planning.full_size import check_at_full_size
+from mupscale.planning import in_double, large_models
+from mupscale.planning.large_models import Resizing, check_at_full_size, find_miniatures
 from mupscale.planning.making_plans import plan_and_look
-from mupscale.planning.miniature_pairs import find_miniatures
-from mupscale.planning.resized_models import Resizing
 from patterns import PATTERNS
 
 X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -109,7 +107,7 @@ def test_a_copy_has_the_sizes_that_its_author_would_give_it_and_no_weights_of_th
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model counts as large."""
-    monkeypatch.setattr(full_size, "LARGE", 0)
+    monkeypatch.setattr(large_models, "LARGE", 0)
 
 
 @pytest.mark.parametrize(("width", "grow"), [(64, mu.Copies()), (64, mu.Fresh()), (48, mu.Fresh())])
@@ -117,7 +115,7 @@ def test_a_miniature_shows_the_plan_of_the_models(width: int, grow: Any, monkeyp
     torch.manual_seed(0)
     narrow, wide = gpt(32), gpt(width)
     whole = mu.plan(narrow, wide, inputs=TOKENS, grow=grow)
-    monkeypatch.setattr(full_size, "LARGE", 0)
+    monkeypatch.setattr(large_models, "LARGE", 0)
     monkeypatch.setattr("mupscale.planning.making_plans.plan_and_look", _of_miniatures(len(list(narrow.parameters()))))
     plan = mu.plan(narrow, wide, inputs=TOKENS, grow=grow)
     assert plan == whole

@@ -5,8 +5,7 @@
 folder's model at any width, for recipes; `register` says what a run of a model cannot show.
 
 Imports go one way: describe (configs and their plans) → files (checkpoints on disk) → training (groups, clipping,
-optimizers) → verification (is it the same model?) → inspection (depth_overview: of more layers), upscaled (what was
-written), upscaling, language_model.
+optimizers) → verification (is it the same model?) → inspection, upscaling, language_model.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from mupscale.hf.files import Record, Source, is_gguf, read_gguf
 from mupscale.hf.inspection import Inspection, inspect
 from mupscale.hf.language_model import LanguageModel, hidden_size, load_language_model, load_language_optimizer
 from mupscale.hf.training import decay_groups, param_groups, plan, resume_optimizer
-from mupscale.hf.upscaled import Upscaled
-from mupscale.hf.upscaling import deepen_checkpoint, upscale
+from mupscale.hf.upscaling import Upscaled, deepen_checkpoint, upscale
 from mupscale.hf.verification import Comparison, verify
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,19 +11,22 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from mupscale.core import Axis, Entry, Plan, shapes_in_words
+from mupscale.core import Axis, Entry, Plan, Shape, shapes_in_words
 from mupscale.growth import Copies, Deepen, Fresh, FreshValues, Operator, Part
-from mupscale.hf.depth_overview import DepthOverview, overview_of_depth
 from mupscale.hf.describe import (
     AskedGrowth,
+    Config,
+    ConfigFamily,
     Size,
     Times,
-    check_drawn,
-    family_of_config,
+    check_depth,
+    depth_operator,
+    layers_of,
+    plan_layers,
     runs_trusted_code,
     settle_growth,
 )
-from mupscale.hf.files import Record, Source, open_source, plan_growth, shorten_number
+from mupscale.hf.files import NewTensor, Record, Source, open_source, plan_growth, shorten_number
 from mupscale.hf.verification import find_record
 from mupscale.optim import Traits, default_hyper, traits_of
 from mupscale.system import (
@@ -36,6 +39,76 @@ from mupscale.system import (
     text_table,
     wrap_text,
 )
+
+__all__ = ["DepthOverview", "overview_of_depth"]
+
+_COPIED = {"stack": "all layers again on top", "interleaved": "each behind its layer"}
+
+
+@dataclass(frozen=True)
+class DepthOverview:
+    """How many layers there are, before and after, and what every tensor of the deep files is made of.
+
+    old: where the trained layers lie among the new ones. new_numbers: how many entries new tensors have.
+    """
+
+    layers: tuple[int, int]
+    how: Deepen
+    old: tuple[int, ...]
+    plan: Plan
+    new_numbers: int
+
+    def table(self) -> str:
+        """New tensors that start alike, by their layers."""
+        merged: dict[tuple[str, str], list[str]] = {}
+        for name, source in self.plan.sources.items():
+            if source.is_new:
+                merged.setdefault((pattern_of_name(name), _start(NewTensor.of(name, self.plan, 0))), []).append(name)
+        rows = [(name_of_group(names), str(len(names)), start) for (_, start), names in merged.items()]
+        return text_table(("new tensors", "count", "start as"), rows, left=1)
+
+    def summary(self) -> list[str]:
+        """In a few sentences."""
+        before, after = self.layers
+        lines = [f"layers {before} → {after} ({self.how}): the trained ones are layers {_ranges(self.old)}"]
+        if self.how == "identity":
+            lines.append("new layers write nothing into the residual stream yet, so they change nothing at first")
+        else:
+            lines.append(f"new layers are copies, {_COPIED[self.how]}, which changes the function")
+        lines.append("more layers change no learning rate")
+        return lines
+
+
+def overview_of_depth(
+    source: Source, layers: int, how: Deepen, times: Times, shapes: Mapping[str, Shape]
+) -> DepthOverview:
+    """What becomes of this checkpoint, which first becomes wider by `times`, to these shapes."""
+    record = find_record(source)
+    check_depth(source.config, how, layers, source.tensors, source.folder)
+    first: Config = source.config if record is None else record.first_config
+    times = times if record is None else record.times * times
+    before = layers_of(source.config) or 0
+    old = [n for n, place in enumerate(depth_operator(how).places(before, layers)) if not place.is_new]
+    plan = plan_layers(shapes, how, layers, first, times)
+    new_numbers = sum(math.prod(entry.wide) for entry in plan.parameters.values() if entry.source.is_new)
+    return DepthOverview((before, layers), how, tuple(old), plan, new_numbers)
+
+
+def _start(tensor: NewTensor | None) -> str:
+    if tensor is None:
+        return "copies"
+    return f"{tensor.mean:g}" if tensor.std == 0 else f"{tensor.mean:g} ± {tensor.std:.3g}".removeprefix("0 ")
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """0 to 3, 5."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
 
 
 @dataclass(frozen=True)
@@ -76,12 +149,11 @@ class InspectionRow:
 class Inspection:
     """The rows, and around them: which sizes of the config change, and how large the model becomes.
 
-    model_type: the architecture, as transformers calls it. origin: where the plan comes from, in words.
+    model_type: the architecture, as transformers calls it.
     """
 
     folder: Path
     model_type: str
-    origin: str
     times: Times
     optimizer: str
     sizes: Mapping[str, tuple[Any, Any]]
@@ -102,13 +174,14 @@ class Inspection:
         """A few sentences."""
         before, after = map(shorten_number, self.numbers)
         how = f"--times {self.times}" if self.fresh is None else "fresh units"
-        lines = [f"{self.model_type} ({self.origin}), {before} → {after} parameters with {how}"]
+        origin = f"{self.model_type} (planned by running miniatures of it), {before}"
+        lines = [f"{origin} → {after} parameters with {how}"]
         if self.depth is not None:
             wider = [f"--times {self.times}"] if self.times != Times() and self.fresh is None else []
             wider += ["fresh units"] if self.fresh is not None else []
             after = shorten_number(self.numbers[1] + self.depth.new_numbers)
             how = " and ".join([*wider, "more layers"])
-            lines[0] = f"{self.model_type} ({self.origin}), {before} → {after} parameters with {how}"
+            lines[0] = f"{origin} → {after} parameters with {how}"
             lines += self.depth.summary()
             if self.times == Times() and self.fresh is None:
                 return [*lines, *self._history()]
@@ -259,12 +332,12 @@ def _plan(source: Source, asked: AskedGrowth) -> Plan:
 def _inspect(
     source: Source, plan: Plan, record: Record | None, asked: AskedGrowth, optimizer: type[Optimizer]
 ) -> Inspection:
-    config, times, fresh, family = source.config, asked.times, asked.fresh, family_of_config(source.config)
-    check_drawn(plan, asked.operator)
+    config, times, fresh, family = source.config, asked.times, asked.fresh, ConfigFamily(source.config)
+    asked.operator.check(plan)
     family.check_grown(plan, times)
     wide = family.wide_config(times)
     sizes = {n: (config.get(n), v) for n, v in wide.items() if config.get(n) != v and not isinstance(v, dict)}
-    before, after = family.sizes(), family_of_config(wide).sizes()
+    before, after = family.sizes(), ConfigFamily(wide).sizes()
     sizes |= {n: (a, after[n]) for n, a in before.items() if "." in n and a != after[n]}  # of parts
     entries = plan.parameters.values()
     numbers = (sum(math.prod(e.narrow) for e in entries), sum(math.prod(e.wide) for e in entries))
@@ -273,7 +346,6 @@ def _inspect(
     return Inspection(
         source.folder,
         family.model_type,
-        family.origin_of(plan),
         times,
         optimizer.__name__,
         sizes,

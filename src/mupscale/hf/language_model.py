@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import tidy
-from mupscale.hf.describe import PARTS, Ratios, build_model, family_of_config, quiet_transformers
+from mupscale.hf.describe import PARTS, ConfigFamily, Times, build_model, quiet_transformers
 from mupscale.hf.files import Source, copy_companions, open_source, read_config
 from mupscale.hf.training import find_optimizer_file, resume_optimizer
 from mupscale.hf.verification import load_pretrained
@@ -53,19 +51,10 @@ class LanguageModel(nn.Module):
         copy_companions(Path(folder), Source(Path(self.folder), read_config(Path(self.folder)), {}))
 
 
-@dataclass(frozen=True)
-class _Scale(Ratios):
-    """Ratios below 1, too: a model that is built anew may be narrower."""
-
-    def _check(self) -> None:
-        for name, value in asdict(self).items():
-            object.__setattr__(self, name, tidy(value))
-
-
 def config_at(folder: str | Path, width: int) -> dict[str, Any]:
     """A folder's config.json with another hidden size, and all that goes with it."""
     config = read_config(Path(folder))
-    family, hidden = family_of_config(config), hidden_size(folder)
+    family, hidden = ConfigFamily(config), hidden_size(folder)
     now = family.parts()
     if width == hidden:
         return dict(config)
@@ -76,7 +65,7 @@ def config_at(folder: str | Path, width: int) -> dict[str, Any]:
                 f"{folder} cannot have hidden size {width}: at hidden size {hidden} its {PARTS[part]} is {size}, so "
                 f"here it would be {float(size * ratio):g}. Choose a multiple of {hidden // math.gcd(*now.values())}"
             )
-    return family.wide_config(_Scale(ratio, ratio, ratio, ratio))
+    return family.wide_config(Times(ratio, ratio, ratio, ratio, fresh=True))
 
 
 @checks_arguments
@@ -90,7 +79,7 @@ def hidden_size(folder: str | Path) -> int:
     16
     """
     config = read_config(Path(folder))
-    sizes = family_of_config(config).parts()
+    sizes = ConfigFamily(config).parts()
     if "hidden" not in sizes:
         raise MupscaleError(f"config.json in {folder} has no hidden size that can change")
     return sizes["hidden"]

@@ -5,27 +5,25 @@ Everything is checked first; the output is made in a hidden folder beside its pl
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from mupscale.core import Plan
-from mupscale.growth import Copies, Deepen, Noise, Operator, SignalNoise, is_replica, replica_in_words
+from mupscale.growth import Deepen, Fresh, Noise, Operator, SignalNoise, replica_in_words
 from mupscale.hf.describe import (
     AskedGrowth,
+    ConfigFamily,
     Size,
     Times,
     check_depth,
-    check_drawn,
     check_nothing_missing,
     experts_of,
-    family_of_config,
     layers_of,
-    memory,
+    memory_shortage,
     plan_mixture,
     require_transformers,
     runs_trusted_code,
@@ -45,18 +43,69 @@ from mupscale.hf.files import (
     failure_of_writing,
     open_source,
     plan_growth,
+    shorten_number,
     size_in_words,
     write_companions,
     write_model_card,
     write_shards,
 )
-from mupscale.hf.training import check_optimizer_file, find_optimizer_file, widen_optimizer_file
-from mupscale.hf.upscaled import Upscaled
+from mupscale.hf.training import find_optimizer_file, widen_optimizer_file
 from mupscale.hf.verification import Comparison, find_record, is_exact, needed_bytes
 from mupscale.hf.verification import verify as compare
 from mupscale.system import MupscaleError, ReplicaWarning, appearing, checks_arguments, warn
 
-_STEPS = 5  # of training, in which models are compared that no miniature stood for
+__all__ = ["Upscaled"]
+
+_OF_OPTIMIZER = "optimizer.pt: the saved optimizer, grown too; mupscale.hf.resume_optimizer reads it"
+
+
+@dataclass(frozen=True)
+class Upscaled:
+    """What was written. `comparison`: of the two models, where they were compared; else `unverified` says why not.
+
+    optimizer: whether a saved optimizer went along.
+    """
+
+    path: Path
+    times: Times
+    numbers: tuple[int, int]
+    bytes: int
+    files: int
+    comparison: Comparison | None = None
+    unverified: str = ""
+    fresh: Fresh | None = None
+    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    deepen: Deepen | None = None
+    optimizer: bool = False
+
+    @property
+    def layers(self) -> tuple[int, int] | None:
+        """How many there are, before and after; None if the number stays."""
+        return self.sizes.get("layers")
+
+    @property
+    def difference(self) -> float | None:
+        """The largest relative difference of any output; None if the models were not compared."""
+        if self.comparison is None:
+            return None
+        return max(row.difference for row in self.comparison.rows if not row.what.endswith("in the files"))
+
+    def __str__(self) -> str:
+        before, after = map(shorten_number, self.numbers)
+        size = f"{size_in_words(self.bytes)} in {self.files} file{'s' * (self.files != 1)}"
+        checked = f"not verified: {self.unverified}" if self.comparison is None else self.comparison.verdict
+        wider = [
+            f"{part} {a} → {b}" for part, (a, b) in self.sizes.items() if a != b and part not in ("layers", "experts")
+        ]
+        how = f"{'copies' if self.fresh is None else 'fresh units'} ({', '.join(wider) or 'of the same sizes'})"
+        if self.deepen is not None:
+            layers = f"{' → '.join(map(str, self.sizes['layers']))} layers ({self.deepen})"
+            how = f"{how} and {layers}" if wider else layers
+        if "experts" in self.sizes:
+            experts = f"{' → '.join(map(str, self.sizes['experts']))} experts"
+            how = f"{how} and {experts}" if wider else experts
+        optimizer = f"{_OF_OPTIMIZER}\n" if self.optimizer else ""
+        return f"{self.path}: {before} → {after} parameters with {how}, {size}\n{optimizer}{checked}"
 
 
 @runs_trusted_code
@@ -96,8 +145,8 @@ def upscale(
     width stays. experts: how many copies in place of each feed-forward layer (LLaMA and Mistral as Mixtral, Qwen3 as
     Qwen3-MoE), or of a mixture's experts, with top_k of them active for a token, and a router that is drawn, or zero if
     exact. dtype: of the output, else each tensor's own. optimizer: a saved one that goes along. verify: compare
-    both, if memory allows; if no miniature of it could be run, they must be. trust_remote_code: run the checkpoint's
-    own code. note: called with lines about what is done, and what to keep in mind, which are warnings otherwise.
+    both, if memory allows. trust_remote_code: run the checkpoint's own code. note: called with lines about what is
+    done, and what to keep in mind, which are warnings otherwise.
 
     >>> import tempfile, transformers
     >>> folder = tempfile.TemporaryDirectory()
@@ -202,7 +251,7 @@ class _Prepared:
     @property
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Of the parts that can grow, before and after."""
-        now, then = (family_of_config(config).parts() for config in (self.source.config, self.config))
+        now, then = (ConfigFamily(config).parts() for config in (self.source.config, self.config))
         sizes = {part: (size, then[part]) for part, size in now.items()}
         if self.deeper is not None and self.deeper.layers is not None:
             sizes["layers"] = (layers_of(self.source.config) or 0, self.deeper.layers)
@@ -220,14 +269,11 @@ class _Prepared:
         """First in width, so that new layers and routers are drawn at the new one."""
         return [growth for growth in (self.growth, self.deeper) if growth is not None]
 
-    def record(self, *, exact: bool) -> Record:
-        """mupscale.json of the larger checkpoint. exact: while the width grows by copies without noise."""
+    def record(self) -> Record:
+        """mupscale.json of the larger checkpoint."""
         record = self.before or Record(self.source.config)
         for growth in self.steps:
-            if growth is self.growth:
-                record = record.then(replace(growth, grow=Copies()) if exact else growth, self.recorded_plan)
-            else:
-                record = record.then(growth, self.mixture)
+            record = record.then(growth, self.recorded_plan if growth is self.growth else self.mixture)
         return record
 
 
@@ -245,13 +291,13 @@ def _prepare(
     if deeper is not None and deeper.layers is not None:
         find_record(source)
         check_depth(source.config, deeper.deepen, deeper.layers, source.tensors, source.folder)
-    family, times = family_of_config(source.config), asked.times
+    family, times = ConfigFamily(source.config), asked.times
     check_nothing_missing(source.config, source.shapes, source.folder)
     measured = asked.needs_initial
     before = find_record(source)
     plan, recorded_plan = plan_growth(before, source.config, times, source.shapes, initial=measured)
     config = family.wide_config(times)
-    check_drawn(plan, asked.operator)
+    asked.operator.check(plan)
     if dtype is not None:
         fields = [name for name in ("dtype", "torch_dtype") if name in config] or ["dtype"]
         config.update(dict.fromkeys(fields, str(dtype).removeprefix("torch.")))
@@ -262,10 +308,10 @@ def _prepare(
         )
     file = None if optimizer is None else find_optimizer_file(optimizer)
     if file is not None:
-        check_optimizer_file(file, source, times, recorded_plan, grow=asked.operator, deeper=deeper)
+        widen_optimizer_file(file, None, source, times, recorded_plan, grow=asked.operator, deeper=deeper)
     growth, parts = None, None
     if deeper is None or times != Times() or dtype is not None or measured:
-        growth = GrowthStep(times, asked.operator, seed, family_of_config(config).sizes())
+        growth = GrowthStep(times, asked.operator, seed, ConfigFamily(config).sizes())
     settled = asked, growth, deeper, seed, file
     prepared = _Prepared(source, config, plan, recorded_plan, before, [], *settled)
     if deeper is not None:
@@ -286,12 +332,6 @@ def _prepare(
 def _carry_out(
     prepared: _Prepared, out: Path, verify: bool, threads: int | None, progress: bool, note: Callable[[str], None]
 ) -> Upscaled:
-    if not prepared.plan.checked and (not verify or prepared.deeper is not None):
-        later = "" if prepared.deeper is None else " a wider one first, and then let layers or experts grow"
-        raise MupscaleError(
-            f"no miniature of '{prepared.source.model_type}' could be run, so that only verification shows whether it "
-            f"was widened rightly: let it verify{later}"
-        )
     try:
         with appearing(out) as folder:
             comparison, why = _write(prepared, folder, verify, threads, progress, note)
@@ -312,16 +352,13 @@ def _write(
     """Everything that belongs into the output's folder; the comparison, or why there is none."""
     write_companions(folder, prepared.source, prepared.config, prepared.shards)
     comparison, why = None, "verification is off"
-    shards, plan, seed, fresh = prepared.shards, prepared.plan, prepared.seed, prepared.asked.fresh
-    if verify and fresh is not None and not prepared.plan.checked:
-        _show_by_copies(prepared, note)
-    for operator in _operators(prepared):
-        exact = is_replica(operator)
-        prepared.record(exact=exact).save(folder)
-        with bytes_bar(prepared.bytes, progress) as advance:
-            write_shards(shards, folder, plan, grow=operator, seed=seed, threads=threads, advance=advance)
-        if verify:
-            comparison, why = _compare(prepared, folder, exact=exact or fresh is not None, note=note)
+    grow, fresh = prepared.asked.operator, prepared.asked.fresh
+    prepared.record().save(folder)
+    with bytes_bar(prepared.bytes, progress) as advance:
+        to_write = prepared.shards, folder, prepared.plan
+        write_shards(*to_write, grow=grow, seed=prepared.seed, threads=threads, advance=advance)
+    if verify:
+        comparison, why = _compare(prepared, folder, note)
     if comparison is None and fresh is not None and fresh.lossless:
         why = f"{why}{_not_lossless(prepared)}"
     if prepared.optimizer is not None:
@@ -333,48 +370,22 @@ def _write(
 
 def _not_lossless(prepared: _Prepared) -> str:
     """What is known without a comparison of why the function did not stay; empty where nothing is."""
-    reasons = family_of_config(prepared.source.config).obstacles(prepared.asked.times, prepared.plan)
+    reasons = ConfigFamily(prepared.source.config).obstacles(prepared.asked.times, prepared.plan)
     return f"; it is not lossless, since {reasons[0]}" if reasons else ""
 
 
-def _show_by_copies(prepared: _Prepared, note: Callable[[str], None]) -> None:
-    """Where modules were asked what is output and what is input: copies of the same parts must train alike."""
-    note("checking the plan with copies, in training")
-    times = prepared.asked.times.as_copies()
-    with tempfile.TemporaryDirectory() as folder:
-        upscale(prepared.source.folder, Path(folder) / "copies", times=times, exact=True, progress=False)
-
-
-def _operators(prepared: _Prepared) -> list[Operator]:
-    """The operator of each time that the weights are written: what needs evidence is first compared as plain copies."""
-    operator = prepared.asked.operator
-    is_plain = is_replica(operator) or not operator.needs_multiples or prepared.plan.checked
-    return [operator] if is_plain else [Copies(), operator]
-
-
-def _compare(
-    prepared: _Prepared, folder: Path, *, exact: bool, note: Callable[[str], None]
-) -> tuple[Comparison | None, str]:
+def _compare(prepared: _Prepared, folder: Path, note: Callable[[str], None]) -> tuple[Comparison | None, str]:
     """Compare the two models, if they fit into memory; a difference where there must be none is an error."""
     try:
         require_transformers()
     except MupscaleError as error:
         return None, str(error)
-    required, source, wide = not prepared.plan.checked, prepared.source, open_source(folder)
-    steps = _STEPS if required and exact and prepared.asked.fresh is None else 0
-    dtypes = ("float64", "float32") if required and exact else ("float32",)
-    dtype = next((d for d in dtypes if memory.fits(needed_bytes(source, wide, d, steps))), None)
-    if dtype is None:
-        needed = needed_bytes(source, wide, "float32", steps)
-        if exact and required:
-            raise MupscaleError(
-                f"no miniature of '{source.model_type}' could be run, so that both models must be compared in "
-                f"training, which needs {size_in_words(needed)} of memory: use a larger machine"
-            )
-        return None, f"the two models need {memory.shortage(needed)}"
-    note(f"comparing the two models in {dtype}")
-    comparison = compare(source, wide, dtype=dtype, train=steps, plan=prepared.recorded_plan)
-    if not comparison.ok and not required and comparison.rows[0].ok and _is_rounded(prepared):
+    source, wide = prepared.source, open_source(folder)
+    if shortage := memory_shortage(needed_bytes(source, wide)):
+        return None, f"the two models need {shortage}"
+    note("comparing the two models in float32")
+    comparison = compare(source, wide, plan=prepared.recorded_plan)
+    if not comparison.ok and comparison.rows[0].ok and _is_rounded(prepared):
         return None, (
             "its tensors match the small model's, but rounding to 16 bits moves the outputs too much to rule out a "
             "mistake (a router may choose different experts)"

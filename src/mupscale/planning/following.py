@@ -1,43 +1,357 @@
 """Following units through a run: the narrow and the wide model side by side, operation by operation.
 
 Weights are generic, so a unit is known by its values. Every wide tensor has to be the narrow one, its units copied in
-some order; and what flows back through the operation has to be the narrow gradient, shared out among the copies.
+some order; and what flows back through the operation has to be the narrow gradient, shared out among the copies. Where
+a pass gets stuck, another guess of the orders and constants is made.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mupscale.core import Axis, expand, index_of_old
-from mupscale.planning.back_through import BackThrough
-from mupscale.planning.both_runs import BothRuns, tensors_of
-from mupscale.planning.copied_values import (
-    are_close,
-    copies_of_each,
-    explanations,
-    factor_between,
-    growing_dims,
-    possible_axes,
-)
-from mupscale.planning.guesses import Accepted, Dim, Guess, Side, Stuck, Written
-from mupscale.planning.tracing import Operation
-from mupscale.system import MupscaleError, ways_out
+from mupscale.core import Axis, Number, Role, expand, index_of_old
+from mupscale.planning.from_modules import How
+from mupscale.planning.tracing import Operation, RecordedRun
+from mupscale.system import MupscaleError, as_asked, ways_out
+
+Axes = Mapping[int, Axis]
+_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
+_MOST_COMBINATIONS = 64
+
+
+def growing_dims(narrow: Sequence[int], wide: Sequence[int]) -> tuple[int, ...] | None:
+    """The dimensions along which a shape grows by a whole multiple; none where it does not fit."""
+    if len(narrow) != len(wide):
+        return None
+    dims = tuple(d for d, (n, m) in enumerate(zip(narrow, wide, strict=True)) if n != m)
+    return dims if all(narrow[d] and wide[d] % narrow[d] == 0 for d in dims) else None
+
+
+def possible_axes(n: int, wide: int, hints: Iterable[Axis] = ()) -> list[Axis]:
+    """Every order in which n units can be copied to so many: the hints that fit first, then blocks of any length."""
+    times = wide // n
+    fitting = [axis for axis in hints if axis.times == times and _fits(axis, n)]
+    blocks = [Axis(times, block) for block in range(1, n + 1) if n % block == 0]
+    return list(dict.fromkeys([*fitting, *blocks]))
+
+
+def explanations(narrow: Tensor, wide: Tensor, hints: Iterable[Axis]) -> Iterator[tuple[dict[int, Axis], float]]:
+    """Orders of copies, and factors, under which the wide tensor is the narrow one; most likely ones first.
+
+    >>> x = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
+    >>> next(explanations(x, x.repeat_interleave(2, 1) * 3, []))
+    ({1: Axis(times=2, block=1, sections=(), side='')}, 3.0)
+    >>> next(explanations(torch.arange(1.0, 5), torch.tensor([1.0, 2, 1, 2, 3, 3, 4, 4]), []))  # in unequal blocks
+    ({0: Axis(times=2, block=1, sections=((2, 2), (2, 1)), side='')}, 1.0)
+    """
+    dims = growing_dims(narrow.shape, wide.shape)
+    if dims is None:
+        return
+    hints = list(hints)
+    choices = [possible_axes(narrow.shape[d], wide.shape[d], hints) for d in dims]
+    if dims and (narrow.numel() == 0 or bool((narrow == narrow.flatten()[0]).all())):
+        choices = [each[:3] for each in choices]  # all alike: every order explains it
+    tried = itertools.islice(itertools.product(*choices), _MOST_COMBINATIONS)
+    some = torch.arange(0, wide.numel(), max(1, wide.numel() // 16))
+    spots = torch.unravel_index(some, wide.shape) if wide.dim() else ()
+    few = wide.detach()[tuple(spot.to(wide.device) for spot in spots)].flatten()
+    for axes in itertools.chain(tried, _read_axes(narrow.detach(), wide.detach(), dims)):
+        by_dim = dict(zip(dims, axes, strict=True))
+        units = [_source(by_dim[d], narrow.shape[d])[spot] if d in by_dim else spot for d, spot in enumerate(spots)]
+        if not _may_be_multiples(narrow.detach()[tuple(u.to(narrow.device) for u in units)].flatten(), few):
+            continue
+        factor = factor_between(expand(narrow.detach(), by_dim), wide.detach())
+        if factor is not None:
+            yield by_dim, factor
+
+
+def _read_axes(narrow: Tensor, wide: Tensor, dims: Sequence[int]) -> Iterator[tuple[Axis, ...]]:
+    """The orders that the values show: parts that were joined or split off may each have blocks of their own."""
+    if not dims or not narrow.numel() or not narrow.is_floating_point():
+        return
+    shape = [1 if d in dims else n for d, n in enumerate(narrow.shape)]
+    push = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(narrow)
+    axes = []
+    for dim in dims:
+        grown = [d for d in dims if d != dim]  # along which the mean is the same, whatever the order
+
+        def number(t: Tensor, dim: int = dim, grown: list[int] = grown) -> Tensor:
+            """One for each unit."""
+            pushed = (t.mean(grown, keepdim=True) if grown else t) * push
+            return pushed.movedim(dim, 0).reshape(t.shape[dim], -1).sum(1)
+
+        ours, theirs = number(narrow), number(wide)
+        ordered, places = (ours * (theirs.mean() / ours.mean())).sort()
+        nearest = torch.bucketize(theirs, (ordered[1:] + ordered[:-1]) / 2)
+        axis = axis_of_units(places[nearest].cpu(), len(ours), len(theirs) // len(ours))
+        if axis is None:
+            return
+        axes.append(axis)
+    yield tuple(axes)
+
+
+def axis_of_units(units: Tensor, n: int, times: int, borders: Collection[int] = ()) -> Axis | None:
+    """The axis that copies n units in this order (the narrow unit of each wide one); None where none does.
+
+    borders: where a part with blocks of its own may end, so that parts are told apart even where blocks are equal.
+
+    >>> axis_of_units(torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4, 4, 5, 5]), 6, 2)
+    Axis(times=2, block=1, sections=((4, 4), (2, 1)), side='')
+    """
+    sections: list[tuple[int, int]] = []
+    start = 0
+    while start < n:
+        ahead = units[start * times :]
+        again = (ahead[1:] == start).nonzero()
+        block = int(again[0]) + 1 if len(again) else 0
+        copies = torch.arange(start, start + block).repeat(times)
+        if not block or not torch.equal(ahead[: len(copies)], copies):
+            return None
+        if sections and sections[-1][1] == block and start not in borders:
+            sections[-1] = (sections[-1][0] + block, block)
+        else:
+            sections.append((block, block))
+        start += block
+    blocks = {block for _, block in sections}
+    return Axis(times, blocks.pop()) if len(blocks) == 1 else Axis(times, sections=tuple(sections))
+
+
+def factor_between(expected: Tensor, actual: Tensor) -> float | None:
+    """By what the actual tensor is a multiple of the expected one; none where it is no multiple."""
+    if expected.shape != actual.shape or expected.dtype != actual.dtype:
+        return None
+    if not expected.is_floating_point():
+        return 1.0 if torch.equal(expected, actual) else None
+    if are_close(expected, actual):
+        return 1.0
+    finite = expected.isfinite() & actual.isfinite()
+    a, b = expected[finite].double(), actual[finite].double()
+    size = float(a @ a)
+    factor = float(a @ b) / size if size else 0.0
+    if factor and math.isfinite(factor) and are_close(expected * factor, actual):
+        return factor
+    return None
+
+
+@lru_cache(maxsize=4096)
+def _source(axis: Axis, n: int) -> Tensor:
+    return axis.source(n)
+
+
+def _may_be_multiples(a: Tensor, b: Tensor) -> bool:
+    """Whether a few entries have the ratio of the largest; cheap, and enough for most that are no multiples."""
+    if a.dtype != b.dtype or not a.is_floating_point():
+        return a.dtype == b.dtype and torch.equal(a, b)
+    largest = a.abs().argmax() if len(a) else 0
+    if not len(a) or not bool(a.isfinite().all() & b.isfinite().all()) or not bool(a[largest]):
+        return True  # the long way will tell
+    return are_close(a * (b[largest] / a[largest]), b, loosened=1e3)
+
+
+def are_close(expected: Tensor, actual: Tensor, loosened: float = 1.0, size: float = 0.0) -> bool:
+    """Whether two tensors are equal up to the rounding of one operation on numbers of their size, or of this one."""
+    tolerance = loosened * _TOLERANCE.get(expected.dtype, 3e-2)
+    allowed = tolerance * max(size, largest_number(expected)) + 1e-300
+    if expected.shape == actual.shape:
+        difference = largest_number(actual - expected, nan=math.inf)
+        if difference <= allowed or 2 * allowed < difference < math.inf:  # between them, it depends on the entry's size
+            return difference <= allowed
+    return bool(torch.allclose(actual, expected, rtol=tolerance, atol=allowed, equal_nan=True))
+
+
+def largest_number(tensor: Tensor, nan: float | None = None) -> float:
+    """The largest absolute value in a tensor; where there are nan or inf, of the others, or `nan` where given."""
+    if not tensor.numel():
+        return 0.0
+    largest = float(torch.linalg.vector_norm(tensor, math.inf))
+    if math.isfinite(largest):
+        return largest
+    return nan if nan is not None else largest_number(tensor[tensor.isfinite()])
+
+
+def copies_of_each(axes: Axes) -> Number:
+    """How many copies there are of each narrow entry."""
+    return math.prod((axis.times for axis in axes.values()), start=1)
+
+
+def _fits(axis: Axis, n: int) -> bool:
+    if axis.sections:
+        return sum(length for length, _ in axis.sections) == n and all(length % b == 0 for length, b in axis.sections)
+    return n % axis.block == 0
+
+
+Dim = tuple[str, int]
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What is assumed before a pass: the order of copies of parameters' dimensions, and constants folded into them.
+
+    products: whether what is computed from several weights is followed as data are (a learned query, projected), or is
+    one weight (a sum of low-rank factors). own_constants: whether constants of the wide model may hold the narrow one's
+    between others (ALiBi's slopes), which is enough for fresh units; copies of the narrow one's are then taken instead.
+    """
+
+    axes: Mapping[Dim, Axis] = field(default_factory=dict)
+    folds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    products: bool = False
+    own_constants: bool = False
+
+    def differences(self, other: Guess) -> set[str]:
+        """The parameters of which the two assume something else."""
+        dims = {dim for dim in {*self.axes, *other.axes} if self.axes.get(dim) != other.axes.get(dim)}
+        folds = {name for name in {*self.folds, *other.folds} if self.folds.get(name) != other.folds.get(name)}
+        return {name for name, _ in dims} | folds
+
+    def fold(self, name: str) -> float:
+        """The constant folded into a parameter."""
+        return self.folds.get(name, (1.0, 0.0))[0]
+
+
+def guess_with_roles(guess: Guess, roles: Mapping[str, Role], narrow: Tensors, wide: Tensors) -> Guess:
+    """The guess with the orders and constants of these roles, which are by name; not with those that do not fit."""
+    axes, folds = dict(guess.axes), dict(guess.folds)
+    for name, role in roles.items():
+        if name not in narrow or not role.fits(narrow[name].dim()):
+            continue
+        small, large = narrow[name].shape, wide[name].shape
+        times = {d: large[d] // small[d] for d in growing_dims(small, large) or ()}
+        out, in_ = ([d for d in side if d in times] for side in role.dims(len(small)))
+        given = {d: Axis(times[d], role.out_block, role.sections_of(small[d])) for d in out}
+        given |= {d: Axis(times[d], role.in_block) for d in in_}
+        axes |= {(name, d): axis for d, axis in given.items() if axis in possible_axes(small[d], large[d], [axis])}
+        multiples = [math.prod(times[d] for d in side) for side in (out, in_)]
+        fold = float(role.fold(*multiples) if callable(role.fold) else role.fold)
+        if fold != 1:
+            folds[name] = fold, float(role.offset)
+    return replace(guess, axes=axes, folds=folds)
+
+
+@dataclass(frozen=True)
+class Written:
+    """How a parameter was widened: the order of copies along each dimension that grows, and which are inputs."""
+
+    axes: Mapping[int, Axis]
+    inputs: tuple[int, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        return tuple(d for d in self.axes if d not in self.inputs)
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """An operation that both models agree on: for each result its order of copies and its factor."""
+
+    written: Mapping[str, Written]
+    results: Mapping[int, tuple[dict[int, Axis], float]]
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """An operation that no order of copies explains; counted on behind the last, an output that is off by a factor."""
+
+    position: int
+    factor: float | None = None
+
+
+class Side:
+    """One of the two models: its run, its weights by name, which of them are trained, and what was computed so far."""
+
+    def __init__(self, run: RecordedRun, weights: dict[str, Tensor], trained: Collection[str]) -> None:
+        self.run, self.weights, self.trained = run, weights, trained
+        self.values: dict[int, Tensor] = {}
+
+
+def tensors_of(values: Sequence[Any]) -> list[Tensor]:
+    return [value for value in values if isinstance(value, Tensor)]
+
+
+Find = Callable[[Side, int, Mapping[str, Tensor]], Tensor]
+
+
+class BackThrough:
+    """An operation on one side, run once more with a graph behind it.
+
+    arguments: the numbers of those that gradients are wanted of. names: the weights likewise. instead: other values.
+    find: gives the tensor of a number, for given weights.
+    """
+
+    def __init__(
+        self,
+        side: Side,
+        position: int,
+        arguments: Collection[int],
+        names: Sequence[str],
+        find: Find,
+        instead: Mapping[int, Tensor],
+    ) -> None:
+        op = side.run.operations[position]
+        changed = op.changes_arguments or "batch_norm" in op.name
+        with torch.enable_grad():
+            self.leaves: dict[int | str, Tensor] = {}
+            tensors: dict[int, Tensor] = {}
+            for name in names:
+                self.leaves[name] = side.weights[name].detach().requires_grad_()
+            given = {name: self.leaves[name] for name in names}
+            for number in op.refs:
+                if number in arguments:
+                    value = instead.get(number, side.values[number])
+                    self.leaves[number] = tensor = value.detach().requires_grad_()
+                else:
+                    tensor = find(side, number, given)
+                tensors[number] = tensor.clone() if changed else tensor
+            results = op.run(tensors)
+        self.outputs = {
+            number: value
+            for number, value in zip(op.results, results, strict=True)
+            if number is not None and isinstance(value, Tensor) and value.requires_grad
+        }
+
+    def pull(self, push: Mapping[int, Tensor]) -> dict[int | str, Tensor]:
+        """Gradients of the arguments and weights, for these of the results."""
+        numbers = [number for number in push if number in self.outputs]
+        keys = list(self.leaves)
+        with torch.enable_grad():  # one number, since torch loads its compiler for seconds to check given gradients
+            total = torch.stack([(self.outputs[n] * push[n].conj()).real.sum() for n in numbers]).sum()
+        gradients = torch.autograd.grad(total, [self.leaves[key] for key in keys], allow_unused=True)
+        pairs = zip(keys, gradients, strict=True)
+        return {key: torch.zeros_like(self.leaves[key]) if g is None else g for key, g in pairs}
+
 
 _MOST_CHOICES = 40
 
 
-class Follower(BothRuns):
-    """One pass over both runs under a guess; what was found is in `written`, `axes` and `scales`."""
+class Follower:
+    """One pass over both runs under a guess; what was found is in `written`, `axes`, `scales` and `sources`.
+
+    These are of every tensor that depends on the batch: its order of copies, its factor, and where its units come from.
+    """
 
     def __init__(self, small: Side, large: Side, guess: Guess) -> None:
-        super().__init__(small, large)
+        self.small, self.large = small, large
+        self.makers: dict[int, list[int]] = {}  # of tensors that follow from weights alone: operations, in place too
+        self.axes: dict[int, dict[int, Axis]] = {}
+        self.scales: dict[int, float] = {}
+        self.sources: dict[int, dict[int, frozenset[Dim]]] = {}
+        self.used = {number for op in small.run.operations for number in op.refs} | set(small.run.outputs)
+        for side in (small, large):
+            side.values = {}
+            for number, leaf in side.run.leaves.items():
+                if side.run.names.get(number) not in side.weights:
+                    side.values[number] = leaf.detach().clone()
         self.guess = guess
         self.written: dict[str, Written] = {}
         self.written_at: dict[str, int] = {}
@@ -48,6 +362,87 @@ class Follower(BothRuns):
         for name, ours in small.weights.items():
             if ours.shape == large.weights[name].shape:
                 self._write({name: Written({})})
+
+    def kind(self, number: int) -> str:
+        """Whether a tensor is a weight (or follows from weights), a constant, or depends on the batch."""
+        if number in self.axes:
+            return "data"
+        is_weight = number in self.makers or self.small.run.names.get(number) in self.small.weights
+        return "weight" if is_weight else "constant"
+
+    def tensor(
+        self, side: Side, number: int, given: Mapping[str, Tensor] | None = None, before: int | None = None
+    ) -> Tensor:
+        """A tensor of the run; what follows from weights alone is computed when it is asked for.
+
+        before: as it was ahead of the operation at this position, since operations may write into it.
+        """
+        makers = [position for position in self.makers.get(number, ()) if before is None or position < before]
+        if makers:
+            op = side.run.operations[makers[-1]]
+            tensors = {each: self.tensor(side, each, given, makers[-1]) for each in op.refs}
+            if op.changes_arguments:
+                tensors = {each: tensor.clone() for each, tensor in tensors.items()}
+            value: Tensor = op.run(tensors)[op.results.index(number)]
+            return value
+        if number in side.values:
+            return side.values[number]
+        name = side.run.names[number]
+        return (given or {}).get(name, side.weights[name])
+
+    def weights_of(self, op: Operation) -> list[str]:
+        """The names of the weights that an operation uses, through whatever is computed from them."""
+        names, waiting, seen = dict[str, None](), list(op.refs), set[int]()
+        while waiting:
+            number = waiting.pop()
+            if number in seen or self.kind(number) != "weight":
+                continue
+            seen.add(number)
+            for position in self.makers.get(number, ()):
+                waiting += self.small.run.operations[position].refs
+            if number not in self.makers:
+                names[self.small.run.names[number]] = None
+        return list(names)
+
+    def results(self, side: Side, position: int, instead: Mapping[int, Tensor] | None = None) -> list[Any]:
+        """What an operation gives on one side, its arguments untouched."""
+        op = side.run.operations[position]
+        tensors = {number: self.tensor(side, number) for number in op.refs} | dict(instead or {})
+        if op.changes_arguments or "batch_norm" in op.name:
+            tensors = {number: tensor.clone() for number, tensor in tensors.items()}
+        results = op.run(tensors)
+        return [torch.zeros_like(x) for x in tensors_of(results)] if "empty" in op.name else results
+
+    def is_contracted(self, position: int, name: str, dim: int) -> bool:
+        """Whether changing one unit of a weight changes all of the result, and not a part of it."""
+        side = self.small if self.small.weights[name].shape[dim] > 1 else self.large
+        weight = side.weights[name]
+        before = tensors_of(self.dense_results(side, position, {}))
+        for index in dict.fromkeys((0, weight.shape[dim] - 1, weight.shape[dim] // 2, weight.shape[dim] // 3)):
+            changed = weight.clone()
+            changed.select(dim, index).mul_(1.7).add_(0.3 * float(weight.abs().mean()))
+            after = tensors_of(self.dense_results(side, position, {name: changed}))
+            differs = [(a != b) & ~(a.isnan() & b.isnan()) for a, b in zip(before, after, strict=True)]
+            touched = next((d for d in differs if bool(d.any())), None)
+            if touched is not None:
+                others = [tuple(o for o in range(touched.dim()) if o != e) for e in range(touched.dim())]
+                return all(bool((touched.any(dim=o) if o else touched).all()) for o in others)
+        return False
+
+    def dense_results(self, side: Side, position: int, given: Mapping[str, Tensor]) -> list[Any]:
+        """The operation's results for other weights, and for dense arguments, so that no zero hides an effect."""
+        op = side.run.operations[position]
+        generator = torch.Generator().manual_seed(position)
+        tensors = {}
+        for number in op.refs:
+            value = self.tensor(side, number, given).clone()
+            if number in self.axes and value.is_floating_point():
+                value = torch.randn(value.shape, generator=generator, dtype=value.dtype)
+            tensors[number] = value
+        return op.run(tensors)
+
+    def note(self, number: int, axes: Mapping[int, Axis], scale: float, sources: Mapping[int, frozenset[Dim]]) -> None:
+        self.axes[number], self.scales[number], self.sources[number] = dict(axes), scale, dict(sources)
 
     def go_on_from(self, earlier: Follower) -> None:
         """Take over what another pass found before the first operation for which the two guess differently."""
@@ -373,3 +768,346 @@ def _check_draws(op: Operation, ours: Sequence[Any], theirs: Sequence[Any]) -> N
             f"'{op.module or 'the model'}' draws random numbers for units that grow ({op.name}), which differ at a "
             f"different width{ways_out('; ', off='switch that off to plan by running', no_inputs='leave out inputs=')}"
         )
+
+
+_MOST_UNITS = 256  # that are asked one by one
+_WHOLE = 1e-6  # how far a ratio of gradients may be from a whole number
+
+
+def operations_before(follower: Follower, position: int, wanted: Collection[int] | None = None) -> Iterator[int]:
+    """The operations that an operation's arguments come from, the nearest first; at the end, those of an output.
+
+    wanted: the numbers of some of the arguments, where not all are meant.
+    """
+    operations = follower.small.run.operations
+    makers = {number: i for i, op in enumerate(operations[:position]) for number in op.results if number is not None}
+    if wanted is None:
+        is_output = position >= len(operations)
+        wanted = [follower.small.run.outputs[position - len(operations)]] if is_output else operations[position].refs
+    waiting = {makers[number] for number in wanted if number in makers}
+    while waiting:
+        latest = max(waiting)
+        waiting.remove(latest)
+        yield latest
+        waiting |= {makers[number] for number in operations[latest].refs if makers.get(number, latest) < latest}
+
+
+class SourceUnits:
+    """For the arguments of one operation: which units of weights each of their units comes from, in both models."""
+
+    def __init__(self, follower: Follower, position: int) -> None:
+        self.follower, self.position = follower, position
+        self.known: dict[tuple[bool, int, int], dict[Dim, list[Tensor]] | None] = {}
+
+    def order(self, source: Dim, changed: Mapping[tuple[int, int], Axis]) -> Axis | None:
+        """The order of a weight's units that gives dimensions of arguments these orders and leaves the others.
+
+        changed: by number of the argument, and dimension. None where there is none, or where nothing is to be changed.
+        """
+        follower, (name, dim) = self.follower, source
+        n, wide = (side.weights[name].shape[dim] for side in (follower.small, follower.large))
+        current = follower.written[name].axes[dim]
+        units, told = current.source(n), torch.full((wide,), -1)
+        for spot, axis in changed.items():
+            ours, theirs = (self._behind(is_wide, *spot, source) for is_wide in (False, True))
+            if ours is None or theirs is None:
+                return None
+            for unit, copied in enumerate(axis.source(len(ours)).tolist()):
+                rows, copies = ours[copied], theirs[unit]
+                if len(rows) != len(copies) or bool(((told[copies] >= 0) & (told[copies] != rows)).any()):
+                    return None
+                told[copies] = rows
+        units = torch.where(told >= 0, told, units)
+        return axis_of_units(units, n, current.copies, self._borders(source))
+
+    def _borders(self, source: Dim) -> set[int]:
+        """Where, along a weight's dimension, the part ends that goes into one argument."""
+        borders = set[int]()
+        for number in dict.fromkeys(self.follower.small.run.operations[self.position].refs):
+            for dim, sources in self.follower.sources.get(number, {}).items():
+                each = self._behind(False, number, dim, source) if source in sources else None
+                rows = torch.cat(each).unique() if each else torch.zeros(0)
+                borders |= {int(row) + 1 for row in rows} ^ {int(row) for row in rows}
+        return borders
+
+    def _behind(self, is_wide: bool, number: int, dim: int, source: Dim) -> list[Tensor] | None:
+        """For each unit of an argument's dimension, the units of the weight; none where that is too much to ask."""
+        key = (is_wide, number, dim)
+        if key not in self.known:
+            side = self.follower.large if is_wide else self.follower.small
+            sources = self.follower.sources[number][dim]
+            try:
+                self.known[key] = self._trace(side, number, dim, sources)
+            except (RuntimeError, KeyError):  # what cannot be run once more on its own, or backwards
+                self.known[key] = None
+        found = self.known[key]
+        return None if found is None else found.get(source)
+
+    def _trace(self, side: Side, number: int, dim: int, sources: Collection[Dim]) -> dict[Dim, list[Tensor]] | None:
+        """By source, the units behind each unit: at once where each goes into one alone, else one by one."""
+        with torch.enable_grad():
+            result, weights = self._run_again(side, number, {name for name, _ in sources})
+            units = result.movedim(dim, 0)
+            push = torch.randn(units.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+            each = (units * push.to(units.device)).real.flatten(1).sum(1)
+            numbered = (each * torch.arange(1, len(each) + 1).to(each)).sum()
+            plain, multiplied = (_rows(number, weights, sources) for number in (each.sum(), numbered))
+            found = {source: _single(plain[source], multiplied[source], len(each)) for source in sources}
+            if any(rows is None for rows in found.values()):
+                if len(each) > _MOST_UNITS:
+                    return None
+                by_unit = [_rows(unit, weights, sources) for unit in each]
+                return {s: [g[s].abs().amax(1).nonzero()[:, 0] for g in by_unit] for s in sources}
+        return {source: rows for source, rows in found.items() if rows is not None}
+
+    def _run_again(self, side: Side, number: int, names: Collection[str]) -> tuple[Tensor, dict[str, Tensor]]:
+        """A tensor computed once more from the latest use of these weights on, with a graph; and the weights."""
+        before = sorted(operations_before(self.follower, self.position, [number]))
+        uses = {n: i for i in before for n in self.follower.weights_of(side.run.operations[i]) if n in names}
+        weights = {name: side.weights[name].detach().requires_grad_() for name in uses}
+        again: dict[int, Tensor] = {}
+        for position in (i for i in before if i >= min(uses.values(), default=0)):
+            op = side.run.operations[position]
+            given = {name: weights[name] for name, use in uses.items() if use == position}
+            arguments = {n: again[n] if n in again else self.follower.tensor(side, n, given) for n in op.refs}
+            if op.changes_arguments or "batch_norm" in op.name:
+                arguments = {n: tensor.clone() for n, tensor in arguments.items()}
+            results = zip(op.results, op.run(arguments), strict=True)
+            again |= {n: value for n, value in results if n is not None and isinstance(value, Tensor)}
+        return again[number], weights
+
+
+def _rows(number: Tensor, weights: Mapping[str, Tensor], sources: Collection[Dim]) -> dict[Dim, Tensor]:
+    """The gradient of a number, for each source as a matrix with a row for each of its units."""
+    names = list(weights)
+    found = torch.autograd.grad(number, [weights[name] for name in names], retain_graph=True, allow_unused=True)
+    gradients = dict(zip(names, found, strict=True))
+    rows = {}
+    for name, dim in sources:
+        gradient = gradients.get(name)
+        gradient = torch.zeros_like(weights[name]) if gradient is None else gradient
+        rows[name, dim] = gradient.movedim(dim, 0).reshape(gradient.shape[dim], -1).cpu()
+    return rows
+
+
+def _single(plain: Tensor, numbered: Tensor, count: int) -> list[Tensor] | None:
+    """The units behind each unit, where none goes into two: its gradient is multiplied by the number of that one."""
+    largest = plain.abs().argmax(1, keepdim=True)
+    a, b = plain.gather(1, largest)[:, 0], numbered.gather(1, largest)[:, 0]
+    ratio = torch.where(a != 0, b / a, 0.0)
+    numbers = ratio.round().long()
+    if bool(((ratio - numbers).abs() > _WHOLE).any() or (numbers < 0).any() or (numbers > count).any()):
+        return None
+    order = numbers.argsort(stable=True)
+    lengths: Sequence[int] = torch.bincount(numbers, minlength=count + 1).tolist()
+    return list(order.split(list(lengths)))[1:]
+
+
+_FOLDS_UPSTREAM = 5  # operations with weights, back from where a factor shows
+
+
+def suggestions(follower: Follower, stuck: Stuck) -> Iterator[Guess]:
+    """Guesses that may get further than this pass did, most likely ones first."""
+    if stuck.factor is not None:
+        yield from _with_folds(follower, stuck.position, stuck.factor)
+    else:
+        yield from _with_other_orders(follower, stuck.position)
+        yield from _without_factors(follower, stuck.position)
+
+
+def _with_other_orders(follower: Follower, position: int) -> Iterator[Guess]:
+    """Another order of copies for the units of an argument, if the operation would then do.
+
+    Units copied one by one come first, to be copied as another argument's are: blocks were found for a reason.
+    """
+    op = follower.small.run.operations[position]
+    arguments = [(n, d) for n in dict.fromkeys(op.refs) for d in follower.axes.get(n, {})]
+    arguments.sort(key=lambda spot: follower.axes[spot[0]][spot[1]].block)
+    orders_there = [follower.axes[n][d] for n, d in arguments]
+    traced = SourceUnits(follower, position)
+    for number, dim in arguments:
+        n, wide = (side.values[number].shape[dim] for side in (follower.small, follower.large))
+        current, sources = follower.axes[number][dim], follower.sources[number][dim]
+        same_sources = [
+            (m, e) for m, e in arguments if follower.sources[m][e] == sources and follower.small.values[m].shape[e] == n
+        ]
+        for axis in possible_axes(n, wide, orders_there):
+            if axis == current:
+                continue
+            for changed in ([(number, dim)], same_sources) if len(same_sources) > 1 else ([(number, dim)],):
+                other = {m: dict(follower.axes[m]) for m, _ in changed}
+                for m, e in changed:
+                    other[m][e] = axis
+                if isinstance(follower.attempt(position, other), Accepted):
+                    for orders in (
+                        *_traced_orders(follower, traced, changed, axis),
+                        *_orders_of_sources(follower, sources, n, axis),
+                    ):
+                        yield replace(follower.guess, axes={**follower.guess.axes, **orders})
+
+
+def _traced_orders(
+    follower: Follower, traced: SourceUnits, changed: Sequence[tuple[int, int]], axis: Axis
+) -> Iterator[dict[Dim, Axis]]:
+    """The order of parameters' outputs that gives these dimensions of arguments this one, and nothing else another."""
+    sources = frozenset[Dim]().union(*(follower.sources[number][dim] for number, dim in changed))
+    spots = dict.fromkeys(changed, axis)
+    found = {
+        source: traced.order(source, {(m, e): a for (m, e), a in spots.items() if source in follower.sources[m][e]})
+        for source in sources
+    }
+    orders = {source: order for source, order in found.items() if order is not None}
+    if orders:
+        yield _for_all_layers(follower, orders)
+
+
+def _orders_of_sources(follower: Follower, sources: frozenset[Dim], n: int, axis: Axis) -> Iterator[dict[Dim, Axis]]:
+    """The order that parameters' outputs must have for an activation of n units to have this one.
+
+    The activation may be a part of them, their blocks flattened with positions, or their heads.
+    """
+    sizes = {spot: follower.small.weights[spot[0]].shape[spot[1]] for spot in sources}
+    for is_section in (False, True):
+        orders = {}
+        for spot, size in sizes.items():
+            block = Fraction(axis.block * size, n)
+            if is_section and size > n:
+                block = Fraction(axis.block)
+            grows = follower.large.weights[spot[0]].shape[spot[1]] == size * axis.times
+            if grows and block.denominator == 1 and size % int(block) == 0 and not axis.sections:
+                orders[spot] = Axis(axis.times, int(block))
+        if orders:
+            yield _for_all_layers(follower, orders)
+    for length in range(1, max(sizes.values(), default=0) + 1):  # flattened with the batch, or in some other way
+        orders = {spot: Axis(axis.times, length) for spot, size in sizes.items() if size % length == 0}
+        if orders and all(follower.large.weights[n].shape[d] == sizes[n, d] * axis.times for n, d in orders):
+            yield _for_all_layers(follower, orders)
+
+
+def _for_all_layers(follower: Follower, orders: Mapping[Dim, Axis]) -> dict[Dim, Axis]:
+    """The same order for parameters of the same name and size in other layers."""
+    patterns = {(_pattern(name), dim, follower.small.weights[name].shape): axis for (name, dim), axis in orders.items()}
+    everywhere = dict(orders)
+    for name, weight in follower.small.weights.items():
+        for dim in range(weight.dim()):
+            axis = patterns.get((_pattern(name), dim, weight.shape))
+            if axis is not None:
+                everywhere.setdefault((name, dim), axis)
+    return everywhere
+
+
+def _pattern(name: str) -> str:
+    return re.sub(r"\d+", "#", name)
+
+
+def _without_factors(follower: Follower, position: int) -> Iterator[Guess]:
+    """Where an argument, or the operation but for one of its weights, is off by a factor: that folded in somewhere."""
+    op = follower.small.run.operations[position]
+    scales = {number: follower.scales[number] for number in op.refs if number in follower.scales}
+    factors = [scale for scale in scales.values() if scale != 1.0]
+    if len({*scales.values()}) > 1:  # what belongs to one argument is made up for before the two meet
+        for number, scale in scales.items():
+            if scale != 1.0:
+                upstream = _upstream(follower, operations_before(follower, position, [number]))
+                yield from _with_folds_into(follower, upstream, scale)
+    for name in follower.weights_of(op):
+        factor = follower.factor_without(position, name)
+        factors += [factor] if factor is not None else []
+    for factor in dict.fromkeys(factors):
+        yield from _with_folds(follower, position, factor)
+    if not factors:  # inside one operation, such as attention whose heads grow
+        times = {float(axis.times) for number in op.refs for axis in follower.axes.get(number, {}).values()}
+        powers = {t**power for t in times for power in (0.5, 1.0, -0.5, -1.0)}
+        factors = sorted(powers, key=lambda factor: abs(factor - 1.4))
+        yield from _with_own_folds(follower, position, factors)
+        for factor in factors:
+            yield from _with_folds(follower, position, factor)
+
+
+def _with_own_folds(follower: Follower, position: int, factors: Sequence[float]) -> Iterator[Guess]:
+    """A constant folded into one weight that the operation is the first to use, where nothing is off then."""
+    for name, factor in itertools.product(follower.weights_of(follower.small.run.operations[position]), factors):
+        folds = {**follower.guess.folds, name: (_exact(follower.guess.fold(name) / factor), 0.0)}
+        trial = copy.copy(follower)
+        trial.guess = replace(follower.guess, folds=folds)
+        outcome = None if name in follower.written else trial.attempt(position)
+        if isinstance(outcome, Accepted) and all(scale == 1.0 for _, scale in outcome.results.values()):
+            yield trial.guess
+
+
+def _with_folds(follower: Follower, position: int, factor: float) -> Iterator[Guess]:
+    """A constant folded into weights: those of the operation itself, or of operations before it."""
+    yield from _with_folds_into(follower, _foldable(follower, position), factor)
+
+
+def _with_folds_into(follower: Follower, foldable: Iterable[list[str]], factor: float) -> Iterator[Guess]:
+    """A constant folded into one of these sets of weights; one that is used twice in a product takes the root of it."""
+    for names, power in itertools.product(foldable, (1.0, 0.5)):
+        for offset in (0.0, 1.0):
+            if offset and any(follower.small.weights[name].dim() > 1 for name in names):
+                continue
+            folds = dict(follower.guess.folds)
+            for name in names:
+                folds[name] = (_exact(follower.guess.fold(name) * abs(factor) ** -power), offset)
+            yield replace(follower.guess, folds=folds)
+
+
+def _foldable(follower: Follower, position: int) -> Iterator[list[str]]:
+    run = follower.small.run
+    if position < len(run.operations):
+        yield from ([name] for name in follower.weights_of(run.operations[position]))
+    yield from _upstream(follower, operations_before(follower, position))
+
+
+def _upstream(follower: Follower, earlier_operations: Iterable[int]) -> Iterator[list[str]]:
+    """The weights of the nearest of these operations, and of several of them together."""
+    sets: list[list[str]] = []
+    for earlier in earlier_operations:
+        names = follower.weights_of(follower.small.run.operations[earlier])
+        if names and names not in sets:
+            sets.append(names)
+        if len(sets) == _FOLDS_UPSTREAM:
+            break
+    for count, names in enumerate(sets):
+        yield names
+        if count:
+            yield list(dict.fromkeys(itertools.chain(*sets[: count + 1])))
+
+
+def _exact(number: float) -> float:
+    """The number, its rounding taken off: a small fraction, or the root of one."""
+    for power in (1, 2):
+        fraction = Fraction(number**power).limit_denominator(4096)
+        if fraction and math.isclose(fraction, number**power, rel_tol=1e-9):
+            return float(float(fraction) ** (1 / power))
+    return number
+
+
+def refusal(follower: Follower, stuck: Stuck, how: How | None = None) -> MupscaleError:
+    """What is wrong, where, and what to do about it: `how` the plan is to be used, where that is known."""
+    operations = follower.small.run.operations
+    ways = {"size": "leave that size as it is", "roles": "pass roles= for what the run cannot show"}
+    if how == "copies":
+        fresh = as_asked("grow=mupscale.Fresh()", "--how fresh")
+        ways["fresh"] = f"try fresh units, which need no copies ({fresh})"
+    advice = ways_out(**ways)
+    if stuck.position >= len(operations):
+        return MupscaleError(
+            f"the wide model's output is {stuck.factor:.6g} times the narrow one's, and no weight that was tried can "
+            f"compensate for it{advice}"
+        )
+    op = operations[stuck.position]
+    where = f"'{op.module}'" if op.module else "the model"
+    shapes = [f"{_shape(follower.small, n)} → {_shape(follower.large, n)}" for n in op.refs if _grows(follower, n)]
+    what = f"{where} ({op.name} of {', '.join(shapes) or 'what does not grow'})"
+    return MupscaleError(
+        f"in {what} the wide units are not copies of the narrow ones, in any order that was tried{advice}"
+    )
+
+
+def _grows(follower: Follower, number: int) -> bool:
+    return follower.kind(number) != "weight" and _shape(follower.small, number) != _shape(follower.large, number)
+
+
+def _shape(side: Side, number: int) -> tuple[int, ...]:
+    return tuple(side.values[number].shape) if number in side.values else ()

@@ -1,13 +1,20 @@
-"""Two models side by side: which axes of each parameter grow, what they are to it, and so its Rule."""
+"""Two models side by side: which axes of each parameter grow, what they are to it, and so its Rule.
+
+Copies want whole multiples, fresh units want whole blocks. Under μP alone nothing is copied or placed, so any size will
+do.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
+from types import MappingProxyType
+from typing import Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -19,25 +26,131 @@ from mupscale.core import (
     Role,
     check_dtype,
     check_same_names,
+    index_of_old,
     multiplier,
     naming,
     plain_type,
     tidy,
+    whole_blocks,
 )
-from mupscale.planning.attention import attention_roles
-from mupscale.planning.certain_outputs import Uncertain, check_certain, check_tables_are_read, is_certain_output
-from mupscale.planning.growth_checks import (
-    ONE_DEPTH,
-    How,
-    agrees_with_rebuilt,
-    check_axis,
-    check_blocks,
-    check_read_widths,
+from mupscale.planning.first_guesses import (
+    Uncertain,
+    attention_roles,
+    check_certain,
+    check_tables_are_read,
+    is_certain_output,
+    norm_before,
+    norms_over_widths,
+    offset_of_gain,
 )
-from mupscale.planning.norms import norms_over_widths, offset_of_gain
 from mupscale.planning.role_registry import as_refusal, registered
-from mupscale.planning.tied_readouts import norm_before
-from mupscale.system import MupscaleError, ways_out
+from mupscale.system import MupscaleError, PlanError, as_asked, ways_out
+
+How = Literal["copies", "fresh", "mup"]
+"""What the wide model's other units are: copies of the old ones, fresh ones beside them, or all of them fresh."""
+
+
+ONE_DEPTH = (
+    "the two models must have the same class and depth; only widths may differ. To add blocks, use mupscale.deepen "
+    "before or after the width grows, or a Family whose base names both: {'width': 64, 'depth': 4}"
+)
+
+
+def find_uneven(narrow: nn.Module, wide: nn.Module) -> str:
+    """The first parameter with a size that is no whole multiple of the narrow model's, with both shapes; or nothing."""
+    theirs = naming.parameters(wide)
+    pairs = [(name, p.shape, theirs[name].shape) for name, p in naming.parameters(narrow).items() if name in theirs]
+    for name, small, large in pairs:
+        if any(n and m % n for n, m in zip(small, large, strict=False)):
+            return f"'{name}' of shape {tuple(small)} → {tuple(large)}"
+    return ""
+
+
+def check_axis(name: str, small: Tensor, large: Tensor, dim: int, role: Role, how: How) -> None:
+    """Refuse an axis that cannot grow in this way from the narrow tensor to the wide one, with the reason."""
+    n, wide = small.shape[dim], large.shape[dim]
+    where = f"'{name}' of shape {tuple(small.shape)} → {tuple(large.shape)}"
+    if how == "mup":
+        return
+    if wide < n:
+        raise MupscaleError(f"{where}: dimension {dim} becomes narrower. The target must be at least as wide")
+    if how == "copies" and (n == 0 or wide % n):
+        fits = ", ".join(str(n * k) for k in (2, 3, 4)) if n else "none"
+        raise MupscaleError(
+            f"{where}: dimension {dim} does not grow by a whole multiple. Sizes that fit: {fits}, … (if the axis joins "
+            "a width with a part that does not grow, none fits: give each part its own layer). Fresh units fit any "
+            f"larger width: {as_asked('grow=mupscale.Fresh()', '--how fresh')}"
+        )
+    if n == 0:
+        raise MupscaleError(f"{where}: dimension {dim} has no units to grow from")
+    if role.uncopyable or (how == "fresh" and role.unplaceable):
+        raise MupscaleError(f"{where}: {role.uncopyable or role.unplaceable}")
+
+
+def check_blocks(entries: Mapping[str, Entry], how: How) -> None:
+    """Refuse an axis whose blocks do not fit into it, or would be cut in the wide one, with sizes at which none is."""
+    growing = [(name, e.narrow[d], d, axis) for name, e in entries.items() for d, axis in e.axes.items()]
+    for name, n, dim, axis in growing if how != "mup" else ():
+        if axis.times == 1:
+            continue
+        if axis.sections and (whole := sum(length for length, _ in axis.sections)) != n:
+            as_parts = "pass a batch, inputs=, to try them as parts of the whole"
+            raise MupscaleError(
+                f"'{name}': dimension {dim} has {n} units, but the sections of its role add up to {whole}. Give "
+                f"sections for this width{ways_out(', or ', inputs=as_parts)}"
+            )
+        if how == "copies" and not axis.sections and n % axis.block:
+            raise MupscaleError(f"'{name}': dimension {dim} of {n} units does not divide into blocks of {axis.block}")
+        if how == "fresh":
+            try:
+                for length, block in _parts(n, axis):
+                    whole_blocks(axis, length, block)
+            except MupscaleError as error:
+                alike = [(units, other) for _, units, _, other in growing if other.times == axis.times]
+                raise MupscaleError(f"'{name}', dimension {dim}: {error}{_sizes_that_fit(n, alike)}") from None
+
+
+def _parts(n: int, axis: Axis) -> Sequence[tuple[int, int]]:
+    """An axis of n units as lengths, and the blocks that they lie in."""
+    return axis.sections or ((n, axis.block),)
+
+
+def _sizes_that_fit(n: int, alike: Sequence[tuple[int, Axis]]) -> str:
+    """The sizes nearest to the one asked for, of an axis of n units, at which no axis that grows alike is cut."""
+    parts = [part for units, axis in alike for part in _parts(units, axis)]
+    if any(length % block for length, block in parts):
+        return ""
+    times, common = Fraction(alike[0][1].times), math.gcd(*(length // block for length, block in parts))
+    factors = [Fraction(k, common) for k in (math.floor(times * common), math.ceil(times * common)) if k > common]
+    width = min(units for units, _ in alike)
+    fits, widths = (" or ".join(str(units * factor) for factor in factors) for units in (n, width))
+    return f"; take {fits}" + (f", that is {widths} instead of {width * times}" if width != n else "")
+
+
+def check_read_widths(
+    entries: Mapping[str, Entry], told: Collection[str], buffers: Mapping[str, Entry] = MappingProxyType({})
+) -> None:
+    """Refuse an input axis that grows by a factor by which nothing in the model grows that could be read.
+
+    A width that is joined with inputs that do not grow is such an axis: where its old units lie cannot be told.
+    told: parameters whose roles the user gave, who knows better. buffers: which may write units, too.
+    """
+    grown = {Fraction(e.axes[d].times) for e in (*entries.values(), *buffers.values()) for d in e.out if d in e.axes}
+    for name, entry in entries.items():
+        for d in entry.in_:
+            if name not in told and entry.axes[d].times != 1 and Fraction(entry.axes[d].times) not in grown:
+                raise MupscaleError(
+                    f"'{name}' reads {entry.narrow[d]} → {entry.wide[d]} inputs, but nothing in the model grows by "
+                    "that factor. Does it join a width with a part that does not grow? Give each part its own layer"
+                )
+
+
+def agrees_with_rebuilt(entry: Entry, small: Tensor, large: Tensor, how: How) -> bool:
+    """Whether a buffer that the wide model computes by itself is what growing the narrow one's gives."""
+    if how == "fresh":
+        return torch.equal(small, large[index_of_old(entry.narrow, entry.axes)].to(small))
+    copies = entry.widened(small, factor=entry.rule.weight)
+    return torch.equal(copies, large.to(copies))
 
 
 def build_plan(
@@ -53,10 +166,6 @@ def build_plan(
 
     is_width tells of axes that are widths of the family although they may not grow here.
     assume: take parameters that nobody can tell for outputs, in a plan that is tried before it is used.
-
-    >>> mup = build_plan(nn.Linear(8, 8), nn.Linear(12, 12), how="mup")  # no whole multiple, so not by copies
-    >>> mup["weight"].rule
-    Rule(out=Fraction(3, 2), in_=Fraction(3, 2), fold=1)
     """
     if narrow is wide:
         raise MupscaleError("narrow and wide are the same module. Build a second, wider one")
@@ -133,7 +242,8 @@ class _Walk:
                 explicit = {n: self._override(name) or resolved.get(name) for n, name in full.items()}
                 everything = all(n in roles or role is not None for n, role in explicit.items())
                 blocks = any(role is not None and role.has_blocks_or_fold for role in explicit.values())
-                if not everything and not blocks:
+                is_left_to_a_run = self.assume and isinstance(error, PlanError)
+                if not everything and not blocks and not is_left_to_a_run:
                     raise as_refusal(error, path, module) from error.__cause__
             for name, role in roles.items():
                 resolved.setdefault(prefix + naming.canonical(name), role)
@@ -354,11 +464,7 @@ class _Walk:
 
 
 def find_role(roles: Mapping[str, Role], name: str) -> Role | None:
-    """The role of the first pattern that the name fits.
-
-    >>> find_role({"*.bias": Role(out=0)}, "layers.0.bias").out
-    (0,)
-    """
+    """The role of the first pattern that the name fits."""
     return next((role for pattern, role in roles.items() if fnmatchcase(name, pattern)), None)
 
 

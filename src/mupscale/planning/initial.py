@@ -17,12 +17,7 @@ _MOST_PARTS = 16  # equal parts of an axis with a constant each, such as the gat
 
 
 def initial_std(draws: list[dict[str, nn.Parameter]]) -> dict[str, float]:
-    """Std of each parameter over freshly initialised models; 0 where it is constant, or the same in every draw.
-
-    >>> draws = [dict(nn.LayerNorm(4).named_parameters()) for _ in range(2)]
-    >>> initial_std(draws)  # a norm starts with gain 1 and bias 0
-    {'weight': 0.0, 'bias': 0.0}
-    """
+    """Std of each parameter over freshly initialised models; 0 where it is constant, or the same in every draw."""
     stds = {}
     for name, first in draws[0].items():
         if len(draws) > 1 and all(torch.equal(first, draw[name]) for draw in draws[1:]):
@@ -35,12 +30,7 @@ def initial_std(draws: list[dict[str, nn.Parameter]]) -> dict[str, float]:
 
 
 def count_draws(draws: Sequence[Mapping[str, Tensor]], names: Collection[str]) -> int:
-    """How many models to draw for the spread of these parameters: more where a small model has few numbers of one.
-
-    >>> draws = [dict(nn.Linear(1, 2).named_parameters()) for _ in range(4)]
-    >>> count_draws(draws, ["weight"]), count_draws([dict(nn.Linear(8, 8).named_parameters())], ["weight"])
-    (128, 1)
-    """
+    """How many models to draw for the spread of these parameters: more where a small model has few numbers of one."""
     few = [
         p.numel()
         for name, p in draws[0].items()
@@ -57,10 +47,6 @@ def initial_means(
     """Mean of each parameter over freshly initialised models, for each of the equal parts that constants have.
 
     A mean that may be an accident of the draws is 0. A constant pattern that is no sequence of equal parts is left out.
-
-    >>> bias = nn.Parameter(torch.tensor([0.0, 0.0, 1.0, 1.0]))
-    >>> initial_means([{"bias": bias}], {"bias": 0.0})
-    {'bias': (0.0, 1.0)}
     """
     means = {}
     for name, std in stds.items():
@@ -74,11 +60,7 @@ def initial_means(
 
 
 def mean_of(draws: Sequence[Tensor], std: float) -> float:
-    """The mean over the draws of a random parameter; 0 where it may be an accident: six standard errors from 0.
-
-    >>> mean_of([torch.tensor([0.1, -0.1])], std=0.1)
-    0.0
-    """
+    """The mean over the draws of a random parameter; 0 where it may be an accident: six standard errors from 0."""
     values = torch.cat([p.detach().double().flatten() for p in draws])
     mean = float(values.mean())
     return mean if std > 0 and abs(mean) > 6 * std / math.sqrt(values.numel()) else 0.0
@@ -90,11 +72,6 @@ def with_initial(
     """The plan with the initial values that μP has at its wide width.
 
     entries: how the measured model becomes the wide one. stds, means: as measured.
-
-    >>> import mupscale as mu
-    >>> plan = mu.plan(nn.Linear(16, 16), nn.Linear(64, 64))
-    >>> with_initial(plan, plan.parameters, {"weight": 1.0, "bias": 0.0}, {"weight": (0.0,), "bias": (0.0,)}).fresh
-    {'weight': 0.5, 'bias': 0.0}
     """
     wide_means = {}
     for name, parts in means.items():
@@ -105,12 +82,7 @@ def with_initial(
 
 
 def means_of(plan: Plan, name: str) -> tuple[float, ...]:
-    """The initial means of a parameter whose new units are to be drawn; an error where they are not known.
-
-    >>> import mupscale as mu
-    >>> means_of(mu.plan(nn.Linear(2, 2), nn.Linear(4, 4), fresh=lambda: nn.Linear(2, 2)), "bias")
-    (0.0,)
-    """
+    """The initial means of a parameter whose new units are to be drawn; an error where they are not known."""
     if plan.fresh is None or plan.means is None:
         raise MupscaleError(
             "fresh units need an initialisation to be drawn from. Build the wide model on a real device, with its own "
@@ -126,13 +98,7 @@ def means_of(plan: Plan, name: str) -> tuple[float, ...]:
 
 
 def rescale_spread(p: Tensor, std: float, fold: float, *, centred: bool) -> None:
-    """Give the tensor this standard deviation, about 0, or about its own mean, which is kept, times fold.
-
-    >>> weight = torch.tensor([1.0, -1.0])
-    >>> rescale_spread(weight, std=3.0, fold=1.0, centred=False)
-    >>> weight
-    tensor([ 3., -3.])
-    """
+    """Give the tensor this standard deviation, about 0, or about its own mean, which is kept, times fold."""
     values = p.detach().double()
     center = float(values.mean()) if centred else 0.0
     spread = float((values - center).square().mean().sqrt())

@@ -12,18 +12,18 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from mupscale.core import Plan, Role, gather_whole, naming
-from mupscale.planning.from_modules import build_plan
-from mupscale.planning.from_run import check_plan_by_running, roles_by_running, what_differs
-from mupscale.planning.full_size import in_full_precision, is_large
-from mupscale.planning.growth_checks import How, find_uneven
+from mupscale.planning.from_modules import How, build_plan, find_uneven
+from mupscale.planning.from_run import (
+    check_plan_by_running,
+    learn_roles,
+    roles_by_running,
+    roles_for_any_width,
+    warn_of_growing_outputs,
+    what_differs,
+)
 from mupscale.planning.initial import initial_means, initial_std, with_initial
-from mupscale.planning.kept_constants import with_keeps
-from mupscale.planning.learnt_roles import learn_roles, roles_for_any_width
-from mupscale.planning.miniature_pairs import find_miniatures, roles_of
-from mupscale.planning.past_norms import find_past_norms
-from mupscale.planning.resized_models import Resizing
-from mupscale.planning.silent_changes import warn_of_growing_outputs
-from mupscale.planning.silent_units import check_silent_units, keeps_outputs
+from mupscale.planning.large_models import Resizing, find_miniatures, in_full_precision, is_large, roles_of
+from mupscale.planning.silent_units import check_silent_units, find_past_norms, keeps_outputs, with_keeps
 from mupscale.planning.trials import Trials
 from mupscale.system import MupscaleError, checks_arguments, not_advising, seeded
 
@@ -122,13 +122,7 @@ def _holds_at_full_size(narrow: nn.Module, wide: nn.Module, planned: Plan, trial
 
 
 def with_initial_of(widening: Plan, fresh: nn.Module | Callable[[], nn.Module]) -> Plan:
-    """The plan with the initial values of a freshly built narrow model, or of those that a function builds.
-
-    >>> from mupscale.models import MLP
-    >>> widening = plan(MLP(3, 8, 2), MLP(3, 32, 2))
-    >>> with_initial_of(widening, lambda: MLP(3, 8, 2)).fresh["layers.0.weight"] > 0
-    True
-    """
+    """The plan with the initial values of a freshly built narrow model, or of those that a function builds."""
     draws = [fresh] if isinstance(fresh, nn.Module) else [_drawn(fresh, seed) for seed in range(2)]
     for draw in draws:
         widening.check(draw, "narrow")
@@ -141,10 +135,6 @@ def with_initial_of_wide(widening: Plan, wide: nn.Module) -> Plan:
     """The plan with the initial values of the wide model, as its author built it; unchanged where it has no memory.
 
     A parameter that follows a pattern (one that rises along an axis, or repeats) is left out: it is nothing to draw.
-
-    >>> narrow, wide = nn.Linear(8, 8), nn.Linear(16, 16)
-    >>> 0.1 < with_initial_of_wide(plan(narrow, wide), wide).fresh["weight"] < 0.2
-    True
     """
     values = {name: gather_whole(p.detach()) for name, p in naming.parameters(wide).items()}
     if any(value.is_meta or not value.isfinite().all() for value in values.values()):
@@ -196,10 +186,7 @@ def _plan_by_running(narrow: nn.Module, wide: nn.Module, trials: Trials, roles: 
 
 
 def check_vocabulary(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Role]) -> None:
-    """An error where a table has another number of rows, which a run would tell as units that are no copies.
-
-    >>> check_vocabulary(nn.Embedding(50, 8), nn.Embedding(50, 16), {})
-    """
+    """An error where a table has another number of rows, which a run would tell as units that are no copies."""
     theirs = naming.modules(wide)
     for path, module in naming.modules(narrow).items():
         other = theirs.get(path)

@@ -1,4 +1,4 @@
-"""Which parameters of a block write into the residual stream, read off a run of the model.
+"""Which parameters of a block write into the residual stream, read off a run of the model; and the lists of blocks.
 
 The output of a block is walked back to its input. Where the stream is added to something, that something is a branch;
 a branch is walked back to the parameters that its last operation is linear in: a projection's weight and bias, the gain
@@ -7,17 +7,259 @@ of a norm or of a scale per channel. With these at zero the block leaves the str
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import naming
-from mupscale.planning.block_runs import BlockRun, MarkedRun, run_with_blocks, without_number
-from mupscale.planning.stronger_batches import check_not_empty
-from mupscale.planning.tracing import Operation, Ref, in_float64
+from mupscale.core import naming, plain_type
+from mupscale.planning.tracing import (
+    Operation,
+    OperationRecorder,
+    RecordedRun,
+    Ref,
+    call_arguments,
+    in_float64,
+    module_paths,
+    run_in_float64,
+    tensors_in,
+)
+from mupscale.planning.trials import check_not_empty
+from mupscale.system import MupscaleError
+
+_LISTS = (nn.ModuleList, nn.Sequential)
+
+
+@dataclass(frozen=True)
+class BlockList:
+    """Blocks of one class, one after the other, of which the deep model has more.
+
+    shallow, deep: the paths of the blocks in the two models. moved: modules of the same Sequential that come after the
+    blocks, and so have another number in the deep model: from their path there to the shallow one.
+    """
+
+    path: str
+    shallow: tuple[str, ...]
+    deep: tuple[str, ...]
+    moved: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def times(self) -> float:
+        """By how much there are more blocks."""
+        return len(self.deep) / len(self.shallow)
+
+
+def find_block_lists(shallow: nn.Module, deep: nn.Module, blocks: str | None = None) -> list[BlockList]:
+    """The lists of blocks that are longer in the deep model: ModuleLists, or stretches of one class in a Sequential.
+
+    blocks: the path of the blocks, with * in place of their number ("encoder.layer*"), where they lie in no such list.
+    """
+    ours, theirs = naming.modules(shallow), naming.modules(deep)
+    if blocks is not None:
+        return [_named_blocks(blocks, ours, theirs)]
+    lists: list[BlockList] = []
+    for path, module in ours.items():
+        other = theirs.get(path)
+        if not isinstance(module, _LISTS) or not isinstance(other, _LISTS) or len(module) == len(other):
+            continue
+        if not any(True for _ in (*other.parameters(), *other.buffers())):  # of nothing that is stored
+            continue
+        if not any(path.startswith(f"{block}.") for one in lists for block in one.deep):
+            lists.append(_longer_list(path, module, other))
+    if not lists:
+        same = naming.parameters(shallow).keys() == naming.parameters(deep).keys()
+        raise MupscaleError(
+            "the deep model has no more blocks than the shallow one. Build it with more"
+            if same
+            else "no ModuleList or Sequential is longer in the deep model, so the library cannot find its blocks. "
+            "Name them: blocks='path.of.the.blocks.*', with * in place of their number"
+        )
+    return lists
+
+
+def _named_blocks(pattern: str, ours: Mapping[str, nn.Module], theirs: Mapping[str, nn.Module]) -> BlockList:
+    if pattern.count("*") != 1:
+        raise MupscaleError(f"blocks= is a path with one * in place of the blocks' number ('h.*'), not {pattern!r}")
+    expression = re.compile(re.escape(pattern).replace(r"\*", r"(\d+)"))
+    paths = []
+    for modules in (ours, theirs):
+        numbered = [(int(match[1]), path) for path in modules if (match := expression.fullmatch(path))]
+        paths.append(tuple(path for _, path in sorted(numbered)))
+    _check_longer(pattern, *paths)
+    _check_one_class(pattern, [*(ours[p] for p in paths[0]), *(theirs[p] for p in paths[1])])
+    return BlockList(pattern, paths[0], paths[1])
+
+
+def _check_longer(path: str, shallow: Sequence[Any], deep: Sequence[Any]) -> None:
+    if not shallow or len(deep) <= len(shallow):
+        raise MupscaleError(
+            f"'{path}' has {len(shallow)} blocks in the shallow model and {len(deep)} in the deep one: a deeper model "
+            f"needs more of them, and at least one to begin with"
+        )
+
+
+def _check_one_class(path: str, blocks: Iterable[nn.Module]) -> None:
+    kinds = list(dict.fromkeys(plain_type(block).__name__ for block in blocks))
+    if len(kinds) > 1:
+        raise MupscaleError(
+            f"'{path}' holds blocks of different classes ({', '.join(kinds)}), so the class of a new block is unknown. "
+            "A list that grows in depth must have blocks of one class"
+        )
+
+
+def _longer_list(path: str, shallow: Any, deep: Any) -> BlockList:
+    """The stretch of one class in a list that is longer in the deep model; what follows it moves."""
+    names = [[f"{path}.{name}".lstrip(".") for name in module._modules] for module in (shallow, deep)]
+    kinds = [[plain_type(block) for block in module] for module in (shallow, deep)]
+    grown = [kind for kind in dict.fromkeys([*kinds[0], *kinds[1]]) if kinds[0].count(kind) != kinds[1].count(kind)]
+    if len(grown) != 1 or any(_without(grown[0], k) != _without(grown[0], kinds[0]) for k in kinds):
+        _check_longer(f"{path}.*".lstrip("."), *names)
+        _check_one_class(path, [*shallow, *deep])
+    starts = [k.index(grown[0]) if grown[0] in k else 0 for k in kinds]
+    counts = [k.count(grown[0]) for k in kinds]
+    blocks = [tuple(n[start : start + count]) for n, start, count in zip(names, starts, counts, strict=True)]
+    _check_longer(f"{path}.*".lstrip("."), *blocks)
+    if any(set(k[s : s + c]) != {grown[0]} for k, s, c in zip(kinds, starts, counts, strict=True)):
+        _check_one_class(path, [*shallow, *deep])
+    after = [n[start + count :] for n, start, count in zip(names, starts, counts, strict=True)]
+    return BlockList(f"{path}.*".lstrip("."), blocks[0], blocks[1], dict(zip(after[1], after[0], strict=True)))
+
+
+def _without(kind: type, kinds: Sequence[type]) -> list[type]:
+    return [each for each in kinds if each is not kind]
+
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # which have no forward pass of their own
+
+
+@dataclass
+class BlockRun:
+    """One block's part of a run: tensors by number, and the stretch of operations in between.
+
+    given: the floating-point tensors that it is called with. returned: the tensors that it gives back. first, last:
+    where its operations begin and end in the run.
+    """
+
+    path: str
+    given: list[int] = field(default_factory=list)
+    returned: list[int] = field(default_factory=list)
+    first: int = 0
+    last: int = 0
+
+
+@dataclass
+class MarkedRun:
+    """A recorded run, its blocks in the order in which they ran, and where each tensor is returned or written into."""
+
+    run: RecordedRun
+    blocks: list[BlockRun]
+    values: dict[int, Tensor]
+    makers: dict[int, list[int]] = field(default_factory=dict)
+    last_uses: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for position, operation in enumerate(self.run.operations):
+            self.last_uses |= dict.fromkeys(operation.refs, position)
+            for number in operation.results:
+                if number is not None:
+                    self.makers.setdefault(number, []).append(position)
+
+    def maker(self, number: int, before: int) -> int | None:
+        """The operation that last returned a tensor, or wrote into it, ahead of another operation."""
+        earlier = [position for position in self.makers.get(number, ()) if position < before]
+        return earlier[-1] if earlier else None
+
+    def streams(self, block: BlockRun) -> list[int]:
+        """Of what a block returns, the stream, and what else is carried on from block to block beside it.
+
+        The first tensor is the stream. Another one is carried on if it is used after the block, and the block was given
+        something of its shape: a second stream, or the attention of the block before.
+        """
+        shapes = [self.values[number].shape for number in block.given]
+        return block.returned[:1] + [
+            number
+            for number in block.returned[1:]
+            if self.values[number].shape in shapes
+            and (self.last_uses.get(number, -1) >= block.last or number in self.run.outputs)
+        ]
+
+    def operation(self, position: int) -> Operation:
+        """The operation at a place in the run."""
+        return self.run.operations[position]
+
+
+def run_with_blocks(model: nn.Module, paths: Sequence[str], inputs: Any, *, until_next: bool = False) -> MarkedRun:
+    """Run a model that `in_float64` returned, and mark its blocks.
+
+    A block may have no forward pass of its own, but be a ModuleList of parts that the model calls itself. It begins
+    where the first of its parts is called, and ends where the next block of its list begins; of the last one of a list
+    the end is not known. until_next: all blocks end there, since the model itself adds what they give to the stream.
+    """
+    recorder = OperationRecorder(model, call_arguments(inputs))
+    blocks = {path: BlockRun(path) for path in paths}
+    with module_paths(model, recorder.path), _marks(model, blocks, recorder), recorder:
+        output = run_in_float64(model, inputs)
+    recorder.run.outputs = [recorder.number(t) for t in tensors_in(output)]
+    modules = naming.modules(model)
+    called = sorted((block for block in blocks.values() if block.given), key=lambda block: block.first)
+    lists: dict[str, list[BlockRun]] = {}
+    for block in called:
+        lists.setdefault(without_number(block.path), []).append(block)
+    for one in lists.values():
+        for block, following in itertools.pairwise(one):
+            if until_next or isinstance(modules[block.path], _CONTAINERS):
+                block.returned, block.last = following.given[:1], following.first
+        if until_next:
+            one[-1].returned = []
+    return MarkedRun(recorder.run, called, dict(enumerate(recorder.alive)))
+
+
+def without_number(path: str) -> str:
+    """What the paths of a list's blocks have in common."""
+    return re.sub(r"\d+$", "", path)
+
+
+@contextmanager
+def _marks(model: nn.Module, blocks: dict[str, BlockRun], recorder: OperationRecorder) -> Iterator[None]:
+    """Note what blocks are given and give, while the model runs."""
+    handles: list[Any] = []
+    modules = naming.modules(model)
+
+    def begin(block: BlockRun) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if not block.given:
+                tensors = [t for t in tensors_in((args, kwargs)) if t.is_floating_point()]
+                block.given = [recorder.number(t) for t in tensors]
+                block.first = len(recorder.run.operations)
+
+        return hook
+
+    def finish(block: BlockRun) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if not block.returned:
+                block.returned = [recorder.number(t) for t in tensors_in(output) if t.is_floating_point()]
+                block.last = len(recorder.run.operations)
+
+        return hook
+
+    for path, block in blocks.items():
+        parts = [path]
+        if isinstance(modules[path], _CONTAINERS):
+            parts = [p for p, m in modules.items() if p.startswith(f"{path}.") and not isinstance(m, _CONTAINERS)]
+        else:
+            handles.append(modules[path].register_forward_hook(finish(block)))
+        handles += [modules[p].register_forward_pre_hook(begin(block), with_kwargs=True) for p in parts]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
 
 Writers = dict[str, float]
 """From a parameter's name to the value at which it writes nothing.
@@ -27,36 +269,11 @@ That is 0, −1 for a gain that is stored without its 1, and 1 for a scale s of 
 
 _SUMS = {"add", "add_", "sub", "sub_"}
 _ALL_OPERANDS = {"cat", "stack", "index_add", "index_add_", "index_put", "index_put_"}
-_KEEP_ZERO = {
-    *("clone", "_to_copy", "_unsafe_view", "contiguous", "native_dropout", "dropout", "copy_", "constant_pad_nd"),
-    *(
-        "mul",
-        "mul_",
-        "div",
-        "div_",
-        "neg",
-        "gelu",
-        "silu",
-        "glu",
-        "tanh",
-        "index",
-        "index_select",
-        "gather",
-        "sum",
-        "mean",
-    ),
-    *(
-        "masked_fill",
-        "lift_fresh",
-        "alias",
-        "roll",
-        "flip",
-        "repeat",
-        "_reshape_alias",
-        "avg_pool2d",
-        "split_with_sizes",
-    ),
-}
+_KEEP_ZERO = re.compile(
+    r"clone|_to_copy|_unsafe_view|contiguous|(native_)?dropout|copy_|constant_pad_nd|(mul|div)_?|neg|gelu|silu|glu|tanh"
+    r"|index(_select)?|gather|sum|mean|masked_fill|lift_fresh|alias|roll|flip|repeat|_reshape_alias|avg_pool2d"
+    r"|split_with_sizes|bmm|matmul|mm"
+)
 _PRODUCTS = {"mul", "mul_", "mm", "bmm", "matmul"}
 _ZEROS = {"zeros", "zeros_like", "new_zeros"}
 _EXACT = 1e-12  # of the stream's size, in float64
@@ -113,14 +330,7 @@ def _find(
 
 @torch.no_grad()
 def silence(parameters: Mapping[str, Tensor], path: str, writers: Writers) -> None:
-    """Let a block write nothing into the stream, in place.
-
-    >>> model = nn.Sequential(nn.Linear(2, 2))
-    >>> silence(naming.parameters(model), "0", {"weight": 0.0})
-    >>> model[0].weight.data
-    tensor([[0., 0.],
-            [0., 0.]])
-    """
+    """Let a block write nothing into the stream, in place."""
     for local, value in writers.items():
         parameters[f"{path}.{local}"].fill_(value)
 
@@ -258,7 +468,7 @@ class _Walk:
 
     def _through(self, operation: Operation, operands: list[int], position: int) -> Writers:
         """Go on behind an operation without parameters: of a product, one factor that is zero is enough."""
-        keeps_zero = operation.is_view or operation.name in _KEEP_ZERO or operation.name in ("bmm", "matmul", "mm")
+        keeps_zero = operation.is_view or _KEEP_ZERO.fullmatch(operation.name)
         reason = _Unlike(f"a branch ends in {operation.name} ('{operation.module}'), which does not write zero at zero")
         if not keeps_zero:
             raise reason

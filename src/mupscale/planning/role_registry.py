@@ -55,11 +55,7 @@ def register_roles(module: type[nn.Module], function: RoleFunction | None = None
 
 
 def as_refusal(error: Exception, path: str, module: nn.Module) -> MupscaleError:
-    """What a role function raised, as a refusal: itself, if it is one.
-
-    >>> as_refusal(KeyError("mix"), "mixer", nn.Linear(2, 2))
-    MupscaleError("the function that gives the roles of 'mixer' (Linear) fails: KeyError: 'mix'")
-    """
+    """What a role function raised, as a refusal: itself, if it is one."""
     if isinstance(error, MupscaleError):
         return error
     where = f"'{path or 'the model'}' ({type(module).__name__})"

@@ -1,23 +1,110 @@
-"""A wide model with the old units alone: whether it computes what the narrow one does, and where it does not.
+"""A wide model with the old units alone: whether it computes what the narrow one does, where it does not, and why.
 
-This is how a plan for fresh units is tried at a width that has no copies to follow.
+This is how a plan for fresh units is tried at a width that has no copies to follow. It shows more: what old weights are
+multiplied by where constants depend on the width, and which parameters write units that no norm reads, or read units
+past the norms.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from glob import escape
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Plan, copy_model, index_of_old, is_new, naming
-from mupscale.planning.copied_values import are_close
-from mupscale.planning.full_size import Streamed, generic_weights, in_single, is_large
-from mupscale.planning.growth_checks import find_uneven
-from mupscale.planning.parted_models import Parting, find_parting
-from mupscale.planning.tracing import in_float64, run_in_float64, saved_tensors, take_modes, tensors_in, why_random
+from mupscale.core import Axis, Entry, Plan, Role, copy_model, index_of_old, is_new, multiplier, naming, places
+from mupscale.planning.following import are_close
+from mupscale.planning.from_modules import build_plan, find_role, find_uneven
+from mupscale.planning.large_models import Streamed, generic_weights, in_single, is_large
+from mupscale.planning.tracing import (
+    Recorder,
+    differentiated,
+    gradient_loss,
+    gradients_of,
+    in_float64,
+    outputs_in_float64,
+    run_in_float64,
+    saved_tensors,
+    take_modes,
+    why_random,
+)
 from mupscale.planning.trials import Trials
 from mupscale.system import MupscaleError, ways_out
+
+_MOST_TRIALS = 64
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The first module whose output differs at old units. last: the one with weights before it that agrees, or ''.
+
+    weights: the module's own.
+    """
+
+    path: str
+    last: str
+    weights: Mapping[str, Entry]
+
+    def __str__(self) -> str:
+        entry = None if self.matrix is None else self.weights[self.matrix]
+        shapes = "" if entry is None else f" (weight {entry.narrow} → {entry.wide})"
+        before = f"they agree up to '{self.last}', and " if self.last else ""
+        return f"{before}'{self.path or 'the model'}'{shapes} is the first to differ"
+
+    @property
+    def matrix(self) -> str | None:
+        """The name of the module's first weight that may read units; none where it has none."""
+        return next((name for name, entry in self.weights.items() if len(entry.narrow) > 1), None)
+
+
+@torch.no_grad()
+def find_parting(small: nn.Module, large: nn.Module, batch: Any, plan: Plan) -> Parting | None:
+    """Where two models part of which the wide one holds the narrow one's weights in the places of old units."""
+    ours, theirs = (_outputs(model, batch) for model in (small, large))
+    last = ""
+    for path in ours:
+        weights = {name: entry for name, entry in plan.parameters.items() if name.rpartition(".")[0] == path}
+        same = _same_at_old_units(ours[path], theirs.get(path), weights)
+        if same:
+            last = path if any(len(entry.narrow) > 1 for entry in weights.values()) else last
+        elif same is False:
+            return Parting(path, last, weights)
+    return None
+
+
+def _outputs(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    with Recorder(model) as recorder:
+        run_in_float64(model, batch)
+    return recorder.outputs
+
+
+def _same_at_old_units(ours: Tensor, theirs: Tensor | None, weights: Mapping[str, Entry]) -> bool | None:
+    """Whether the old units of a module's output are the narrow one's; None where their places are not known.
+
+    A module that has weights of its own and is like the narrow one's in no order of its units differs.
+    """
+    if theirs is None or ours.dim() != theirs.dim():
+        return None
+    grown = [d for d in range(ours.dim()) if ours.shape[d] != theirs.shape[d]]
+    if len(grown) > 1:
+        return None
+    if not grown:
+        return are_close(ours, theirs, loosened=100)
+    (dim,) = grown
+    n, wide = ours.shape[dim], theirs.shape[dim]
+    sizes = (n, wide)
+    known = {e.axes[d] for e in weights.values() for d in e.out if (e.narrow[d], e.wide[d]) == sizes}
+    blocks = (block for block in range(1, n + 1) if n % block == 0 and wide % block == 0)
+    for axis in known or (Axis(multiplier(n, wide), block) for block in blocks):
+        if are_close(ours, theirs[index_of_old(tuple(ours.shape), {dim: axis})], loosened=100):
+            return True
+    return False if weights else None
 
 
 @torch.no_grad()
@@ -25,26 +112,13 @@ def keeps_outputs(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -
     """Whether a wide model with the old units in their places and zeros elsewhere gives the narrow one's outputs.
 
     plan: for fresh units. Norms over an axis that grows are taken over the old units alone.
-
-    >>> import mupscale as mu
-    >>> narrow, wide = (nn.Sequential(nn.Linear(3, n), nn.LayerNorm(n), nn.Linear(n, 2)) for n in (8, 12))
-    >>> keeps_outputs(narrow, wide, mu.plan(narrow, wide, grow=mu.Fresh()), torch.ones(4, 3))
-    True
     """
     return _parted_pair(narrow, wide, plan, Trials.of(inputs)) is None
 
 
 @torch.no_grad()
 def check_silent_units(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> None:
-    """An error where `keeps_outputs` says no, with the layers between which the two models part.
-
-    >>> import mupscale as mu
-    >>> layers = lambda n: (nn.Conv1d(3, n, 1), nn.Flatten(), nn.Linear(4 * n, 2))
-    >>> narrow, wide = (nn.Sequential(*layers(n)) for n in (8, 12))
-    >>> check_silent_units(narrow, wide, mu.plan(narrow, wide, grow=mu.Fresh()), torch.ones(1, 3, 4))
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: with its old units alone, the wide model does not compute what the ...
-    """
+    """An error where `keeps_outputs` says no, with the layers between which the two models part."""
     trials = Trials.of(inputs)
     pair = _parted_pair(narrow, wide, plan, trials)
     if pair is None:
@@ -88,12 +162,6 @@ def _why_no_run(narrow: nn.Module, wide: nn.Module) -> str:
 
 
 def _remedies(parting: Parting | None, found: str) -> str:
-    if parting is not None and parting.helpful:
-        block = next(iter(parting.helpful.values()))
-        return (
-            f"Its inputs lie in blocks of {block} units, as after a flatten or in heads, and the modules do not show "
-            f"that{ways_out('; with them it agrees: ', roles=f'plan=mupscale.plan(…, roles={parting.roles})')}. {found}"
-        )
     grows = parting is not None and any(entry.narrow != entry.wide for entry in parting.weights.values())
     if parting is not None and grows and parting.matrix is None:
         why = "it is a norm that was not recognised, or a constant in it or before it depends on the width"
@@ -132,20 +200,23 @@ def _silent_pair(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) ->
     kept, theirs = copy_model(small), saved_tensors(large)
     for name, weight in saved_tensors(kept).items():
         entry = plan[name]
-        if name in plan.parameters and entry.keep != 1:
-            weight.mul_(float(entry.keep)).add_(float(entry.offset) * (float(entry.keep) - 1))
-        theirs[name].zero_()
-        theirs[name][index_of_old(entry.narrow, entry.axes)] = weight
+        if name in plan.parameters:
+            _keep(entry, weight)
+        theirs[name].zero_()[index_of_old(entry.narrow, entry.axes)] = weight
     look_at_old_units_alone(kept, large, plan)
     return small, large, batch
+
+
+def _keep(entry: Entry, weight: Tensor) -> Tensor:
+    """What becomes of the weights of old units, in place."""
+    return weight.mul_(float(entry.keep)).add_(float(entry.offset) * (float(entry.keep) - 1))
 
 
 def _streamed_pair(narrow: nn.Module, wide: nn.Module, plan: Plan) -> tuple[nn.Module, nn.Module]:
     drawn = generic_weights(narrow)
 
     def kept(name: str) -> Tensor:
-        entry, weight = plan[name], drawn(name)
-        return weight.mul_(float(entry.keep)).add_(float(entry.offset) * (float(entry.keep) - 1))
+        return _keep(plan[name], drawn(name))
 
     def placed(name: str) -> Tensor:
         entry, weight = plan[name], kept(name)
@@ -168,9 +239,7 @@ def _streamed_pair(narrow: nn.Module, wide: nn.Module, plan: Plan) -> tuple[nn.M
 
 def _compared(small: nn.Module, large: nn.Module, batch: Any, plan: Plan) -> list[tuple[Tensor, Tensor]]:
     """The outputs of both; of those that grow the old units, where some parameter has their size and tells which."""
-    ours, theirs = (
-        [t for t in tensors_in(run_in_float64(model, batch)) if t.is_floating_point()] for model in (small, large)
-    )
+    ours, theirs = (outputs_in_float64(model, batch) for model in (small, large))
     known = {
         (entry.narrow[d], entry.wide[d]): entry.axes[d]
         for side in ("in_", "out")
@@ -197,12 +266,6 @@ def look_at_old_units_alone(
 
     new_units: a list that what the norms are given for new units is put into as they are called. With it GroupNorms,
     which mix old and new units whatever these start at, are left as they are.
-
-    >>> import mupscale as mu
-    >>> narrow, wide = nn.LayerNorm(2), nn.LayerNorm(4)
-    >>> look_at_old_units_alone(narrow, wide, mu.plan(narrow, wide, grow=mu.Fresh()))
-    >>> wide(torch.tensor([1.0, 5.0, 3.0, 5.0])).round()
-    tensor([-1.,  0.,  1.,  0.], grad_fn=...)
     """
     ours, theirs = naming.modules(kept), naming.modules(large)
     for name, kind in plan.norms.items():
@@ -228,3 +291,199 @@ def look_at_old_units_alone(
                 return out.movedim(-1, dim)
 
             theirs[path].forward = old_units_alone
+
+
+_SUMS = (1, 0, 2, -1)  # over how many growing axes the copies are summed beside the weight itself
+
+
+def with_keeps(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Role], inputs: Any) -> dict[str, Role]:
+    """The roles, by pattern, with `keep` for each constant whose share a run of the models shows; others as they are.
+
+    >>> class Readout(nn.Module):
+    ...     def __init__(self, width):
+    ...         super().__init__()
+    ...         self.a, self.b = nn.Linear(3, width), nn.Linear(width, 2)
+    ...     def forward(self, x):
+    ...         return self.b(torch.tanh(self.a(x))) / self.b.in_features
+    >>> roles = {"b.weight": Role(out=0, in_=1, fold=2.0), "b.bias": Role(fold=2.0)}
+    >>> with_keeps(Readout(4), Readout(8), roles, torch.ones(1, 3))["b.weight"].keep
+    2.0
+    """
+    trials = Trials.of(inputs)
+    with suppress(MupscaleError):  # it cannot grow by fresh units, which is said where that is asked for
+        plan = build_plan(narrow, wide, roles=roles, assume=True)
+        lacking = {name: own for name in plan.parameters if (own := _lacking_keep(plan[name], roles))}
+        folds = {name: float(plan[name].fold) for name in lacking}
+        axes = [axis for entry in plan.parameters.values() for axis in entry.axes.values()]
+        for keeps in _shares(folds, max((float(axis.times) for axis in axes), default=1.0)):
+            told = {
+                escape(alias): replace(role, keep=keep)
+                for name, keep in keeps.items()
+                for alias, role in lacking[name].items()
+            }
+            trial = told | {pattern: role for pattern, role in roles.items() if pattern not in told}
+            if keeps_outputs(narrow, wide, build_plan(narrow, wide, roles=trial, how="fresh", assume=True), trials):
+                return trial
+    return dict(roles)
+
+
+def _lacking_keep(entry: Entry, roles: Mapping[str, Role]) -> dict[str, Role]:
+    """By all its names, the roles of a parameter with a constant and no word on what the old weights keep of it."""
+    told = {alias: role for alias in entry.names if (role := find_role(roles, alias)) is not None}
+    return told if entry.fold != 1 and all(role.keep is None for role in told.values()) else {}
+
+
+def _shares(folds: Mapping[str, float], times: float) -> Iterator[dict[str, float]]:
+    """Every way to tell the sums' share of each constant: equal constants with equal shares first, then one by one."""
+    kinds = {name: (fold, re.sub(r"\d+", "#", name)) for name, fold in folds.items()}  # alike in all layers
+    groupings: list[dict[str, Any]] = [dict(folds), kinds] if folds else []
+    for groups in groupings:
+        keys = sorted(set(groups.values()))
+        for sums in itertools.islice(itertools.product(_SUMS, repeat=len(keys)), _MOST_TRIALS):
+            share = dict(zip(keys, sums, strict=True))
+            yield {name: fold * times ** share[groups[name]] for name, fold in folds.items()}
+
+
+_ROUNDING = 1e-12
+
+
+def find_past_norms(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> dict[str, tuple[int, ...]] | None:
+    """By parameter, the growing dimensions whose units no norm reads (outputs) or made (inputs); None if it is unclear.
+
+    plan: for fresh units. Units that are zero where they are read count as made by a norm.
+
+    >>> import mupscale as mu
+    >>> class Net(nn.Module):
+    ...     def __init__(self, width):
+    ...         super().__init__()
+    ...         self.embed, self.norm = nn.Linear(3, width), nn.LayerNorm(width)
+    ...         self.block, self.head = nn.Linear(width, width), nn.Linear(width, 2)
+    ...     def forward(self, x):
+    ...         x = self.embed(x)
+    ...         return self.head(x + self.block(self.norm(x)))
+    >>> narrow, wide = Net(8), Net(12)
+    >>> find_past_norms(narrow, wide, mu.plan(narrow, wide, grow=mu.Fresh()), torch.ones(4, 3))
+    {'block.weight': (0,), 'block.bias': (0,), 'head.weight': (1,)}
+    """
+    with suppress(MupscaleError):  # the models do not run in float64, which does not keep them from growing
+        trial = _Trial(narrow, wide, plan, inputs)
+        writers = trial.find_writers()
+        if writers is None:
+            return None
+        return trial.past_norms(writers, trial.find_direct_readers(writers))
+    return None
+
+
+class _Trial:
+    """Both models in float64 with generic weights; norms look at the old units alone, and new inputs weigh nothing."""
+
+    def __init__(self, narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> None:
+        self.plan = plan
+        small, self.batch = in_float64(narrow, inputs, generic=1)
+        self.large, _ = in_float64(wide, inputs, like=narrow)
+        self.kept = copy_model(small)
+        for name, weight in saved_tensors(self.kept).items():
+            if name in plan.parameters:
+                _keep(plan[name], weight)
+        self.norms = [name for name, kind in plan.norms.items() if kind in ("layer", "rms")]
+        self.new_units: list[Tensor] = []
+        look_at_old_units_alone(self.kept, self.large, plan, self.new_units)
+
+    def find_writers(self) -> set[str] | None:
+        """Parameters whose new outputs some norm reads; None where a norm was not called as a module."""
+        self._fill(writers=())
+
+        def found() -> set[str] | None:
+            self._run()
+            return None if len(self.new_units) < len(self.norms) else self._with_gradient(self.new_units, "out")
+
+        return differentiated(found, [self.large])
+
+    def find_direct_readers(self, writers: Collection[str]) -> set[str]:
+        """Parameters whose new inputs are not zero, where new units start as a lossless growth has them."""
+        self._fill(writers)
+        return differentiated(lambda: self._with_gradient(self._run(), "in_"), [self.large])
+
+    def past_norms(self, writers: Collection[str], direct: Collection[str]) -> dict[str, tuple[int, ...]]:
+        past: dict[str, tuple[int, ...]] = {}
+        for name, entry in self.plan.parameters.items():
+            if name in self.plan.norms or name not in self.used:
+                continue
+            unread = _growing(entry, entry.out) if name not in writers else ()
+            if dims := (*unread, *(_growing(entry, entry.in_) if name in direct else ())):
+                past[name] = dims
+        return past
+
+    def _run(self) -> list[Tensor]:
+        self.new_units.clear()
+        for p in self.large.parameters():
+            p.requires_grad_(True)
+            p.grad = None
+        return outputs_in_float64(self.large, self.batch)
+
+    def _with_gradient(self, results: list[Tensor], side: str) -> set[str]:
+        """The parameters whose new units, on this side, change the results."""
+        gradients = gradients_of(self.large, gradient_loss(results))
+        largest = max((float(g.abs().max()) for g in gradients.values() if g.numel()), default=0.0)
+        self.used = set(gradients)
+        return {
+            name
+            for name, gradient in gradients.items()
+            if _largest_at_new_units(gradient, self.plan.parameters[name], side) > _ROUNDING * largest
+        }
+
+    @torch.no_grad()
+    def _fill(self, writers: Collection[str]) -> None:
+        """Old units in their places; new ones drawn, and of the writers zero or the mean of the old ones."""
+        theirs, parameters = saved_tensors(self.large), naming.parameters(self.large)
+        generator = torch.Generator().manual_seed(2)
+        for name, weight in saved_tensors(self.kept).items():
+            entry, target, old = (
+                self.plan[name],
+                theirs[name],
+                index_of_old(self.plan[name].narrow, self.plan[name].axes),
+            )
+            if name in parameters:
+                size = float(weight.square().mean().sqrt()) if weight.numel() else 0.0
+                target.copy_(torch.randn(target.shape, generator=generator, dtype=torch.float64) * size)
+                for d in _growing(entry, entry.in_):
+                    target.masked_fill_(_new(entry, d).to(target.device), 0.0)
+            target[old] = weight
+            if name in writers and len(entry.out) == 1:
+                self._start_new_outputs(target, entry)
+
+    def _start_new_outputs(self, target: Tensor, entry: Entry) -> None:
+        (dim,) = entry.out
+        units = (entry.narrow[dim], entry.wide[dim])
+        kinds = {self.plan.norms[n] for n in self.norms if _sizes(self.plan.parameters[n]) == units}
+        new = _new(entry, dim).to(target.device)
+        if kinds == {"rms"}:
+            target.masked_fill_(new, 0.0)
+        elif kinds:
+            old = places(entry.axes[dim], entry.narrow[dim]).to(target.device)
+            target.copy_(torch.where(new, target.index_select(dim, old).mean(dim, keepdim=True), target))
+
+
+def _sizes(entry: Entry) -> tuple[int, int]:
+    return entry.narrow[0], entry.wide[0]
+
+
+def _growing(entry: Entry, dims: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(d for d in dims if entry.axes[d].times != 1)
+
+
+def _new(entry: Entry, dim: int) -> Tensor:
+    """Which units along a dimension are new, to be broadcast over the others."""
+    new = is_new(entry.axes[dim], entry.narrow[dim])
+    return new.reshape([-1 if d == dim else 1 for d in range(len(entry.wide))])
+
+
+def _largest_at_new_units(gradient: Tensor, entry: Entry, side: str) -> float:
+    """The largest gradient of new outputs from old inputs (out), or of old outputs from new inputs (in_)."""
+    ours, others = (entry.out, entry.in_) if side == "out" else (entry.in_, entry.out)
+    where = torch.zeros((1,) * gradient.dim(), dtype=torch.bool)
+    for d in _growing(entry, ours):
+        where = where | _new(entry, d)
+    for d in _growing(entry, others):
+        where = where & ~_new(entry, d)
+    return float((gradient.abs() * where.to(gradient)).max()) if gradient.numel() else 0.0

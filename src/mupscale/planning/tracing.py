@@ -1,23 +1,178 @@
-"""A model's run as a list of tensor operations, so that each can be run again with other weights."""
+"""A model run on a batch: in float64, as a list of operations that can be run again, and with what its modules give.
+
+Runs of two models are made comparable where one copies a tensor in memory and the other has no need to.
+"""
 
 from __future__ import annotations
 
+import inspect
+import random
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
-from typing import Any
+from types import TracebackType
+from typing import Any, TypeVar
 
+import numpy
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
 from mupscale.core import Plan, check_dtype, copy_model, naming
-from mupscale.planning.model_calls import call_arguments, drawing, run_on_batch
-from mupscale.planning.precision import in_double
 from mupscale.system import MupscaleError, ways_out
+
+_LESS = frozenset((torch.float32, torch.bfloat16, torch.float16))
+_NAMED = frozenset(f"torch.{device}{kind}Tensor" for device in ("", "cuda.") for kind in ("Float", "BFloat16", "Half"))
+_LOWER = frozenset((Tensor.float, Tensor.bfloat16, Tensor.half))
+_LIKE_ANOTHER = frozenset((Tensor.to, Tensor.type_as))
+_MADE = frozenset((torch.full, torch.tensor, torch.arange, torch.linspace))
+_PRODUCTS = frozenset(
+    (torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm, nn.functional.linear)
+)
+
+
+def in_double(values: Any) -> Any:
+    """A batch, or any nesting of tensors, with those of floating point in float64."""
+    return tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, values)
+
+
+class KeepDouble(TorchFunctionMode):
+    """While it is entered, no operation turns a float64 tensor into one of less precision.
+
+    What was less before (rotary frequencies, positions as floats) stays as it is: it does not depend on the width.
+    In a product with float64 it becomes that. Numbers that are made of none, which may (ALiBi's slopes), are float64.
+    Autocast leaves float64 alone by itself.
+
+    >>> x = torch.ones(2, dtype=torch.float64)
+    >>> with KeepDouble():
+    ...     x.float().dtype, x.to(torch.bfloat16).dtype, (torch.ones(2) @ x.float()).dtype
+    (torch.float64, torch.float64, torch.float64)
+    """
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        lowers = function in _LOWER
+        if len(args) + len(kwargs) < 2 and not lowers:  # an attribute of a tensor, as most of the many calls are
+            return function(*args, **kwargs)
+        if function in _PRODUCTS and _has_double(args):  # torch refuses two precisions in one product
+            return function(*in_double(args), **kwargs)
+        if function in _MADE and kwargs.get("dtype") in _LESS:
+            return function(*args, **{**kwargs, "dtype": torch.float64})
+        tensor = args[0] if args else kwargs.get("input", kwargs.get("self"))
+        if not isinstance(tensor, Tensor) or tensor.dtype != torch.float64 or function is Tensor.view:
+            return function(*args, **kwargs)
+        if lowers:
+            return tensor
+        if function in _LIKE_ANOTHER and (other := _another(args, kwargs)) is not None and other.dtype in _LESS:
+            return tensor.to(other.device)
+        return function(*(_double(a) for a in args), **{name: _double(value) for name, value in kwargs.items()})
+
+
+def _has_double(args: tuple[Any, ...]) -> bool:
+    return any(isinstance(a, Tensor) and a.dtype == torch.float64 for a in args)
+
+
+def _another(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The tensor whose dtype a cast takes over."""
+    return next((a for a in (*args[1:], *kwargs.values()) if isinstance(a, Tensor)), None)
+
+
+def _double(value: Any) -> Any:
+    """A dtype of less precision, or the name of one, as float64; anything else as it is."""
+    kind = type(value)
+    lower = (kind is torch.dtype and value in _LESS) or (kind is str and value in _NAMED)
+    return torch.float64 if lower else value
+
+
+def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How a model is called on a batch: a tuple is its positional arguments, a dict its keywords."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
+
+
+def run_on_batch(model: nn.Module, inputs: Any, *, in_double: bool = False) -> Any:
+    """What the model returns for a batch; what it raises is passed on in a sentence, as the cause of a MupscaleError.
+
+    in_double: the model and the batch are in float64, and everything stays so.
+    """
+    args, kwargs = call_arguments(inputs)
+    try:
+        with KeepDouble() if in_double else nullcontext():
+            return model(*args, **kwargs)
+    except Exception as error:
+        check_takes(model, inputs)
+        kind, said = type(naming.unwrap(model)).__name__, " ".join(f"{type(error).__name__}: {error}".split())
+        if in_double and _runs_in_float32(model, inputs):
+            raise MupscaleError(
+                f"{kind} does not run on the batch in float64 ({said}), but a plan by running needs "
+                f"float64{ways_out(double='let nothing in the model ask for float32', no_inputs='leave out inputs=')}"
+            ) from error
+        raise MupscaleError(
+            f"{kind} does not run on the batch ({said}): pass what the model is called with: a tensor, a tuple of "
+            "arguments or a dict of keywords"
+        ) from error
+
+
+def check_takes(model: nn.Module, inputs: Any) -> None:
+    """An error that names the arguments of the model's `forward` where these are not what it can be called with."""
+    args, kwargs = call_arguments(inputs)
+    plain = naming.unwrap(model)
+    try:
+        signature = inspect.signature(plain.forward)
+        signature.bind(*args, **kwargs)
+    except ValueError:
+        return  # what has no signature cannot be looked at
+    except TypeError:
+        given = ", ".join(f"{name}=" for name in kwargs) or f"{len(args)} argument{'s' * (len(args) != 1)}"
+        raise MupscaleError(
+            f"the batch gives {given}, and {type(plain).__name__}.forward takes ({', '.join(signature.parameters)}): "
+            "pass what the model is called with: a tensor, a tuple of arguments or a dict of keywords, without labels "
+            "that only the loss needs"
+        ) from None
+
+
+def _runs_in_float32(model: nn.Module, inputs: Any) -> bool:
+    """Whether a model that fails in float64 does run, so that the precision is what it fails for."""
+    single = tree_map_only(Tensor, lambda t: t.float() if t.is_floating_point() else t, inputs)
+    args, kwargs = call_arguments(single)
+    try:
+        with torch.no_grad():
+            copy_model(model).float()(*args, **kwargs)
+    except Exception:  # whatever it is
+        return False
+    return True
+
+
+@contextmanager
+def drawing(seed: int, tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Inside, the CPU and the devices of these tensors draw from a seed; afterwards they go on where they were.
+
+    So do Python's own generator and NumPy's, with which transformers masks sound.
+    """
+    devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
+    before = random.getstate(), numpy.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=devices):
+            for generator in (torch.default_generator, *(torch.cuda.default_generators[index] for index in devices)):
+                generator.manual_seed(seed)
+            random.seed(seed)
+            numpy.random.seed(seed)
+            yield
+    finally:
+        random.setstate(before[0])
+        numpy.random.set_state(before[1])
+
 
 _NORMS = re.compile(r"norm|rsqrt|sqrt|^var|^std")
 _QUIET = 1e-3  # a LayerScale starts at 1e-6: what it multiplies would change nothing that rounding does not
@@ -97,12 +252,7 @@ class RecordedRun:
 
 
 def record_run(model: nn.Module, inputs: Any) -> RecordedRun:
-    """Run the model on a batch and note every tensor operation.
-
-    >>> run = record_run(nn.Linear(2, 3), torch.ones(1, 2))
-    >>> [operation.name for operation in run.operations], run.names
-    (['t', 'addmm'], {0: 'weight', 2: 'bias'})
-    """
+    """Run the model on a batch and note every tensor operation."""
     recorder = OperationRecorder(model, call_arguments(inputs))
     with module_paths(model, recorder.path), recorder:
         output = run_in_float64(model, inputs)
@@ -111,11 +261,7 @@ def record_run(model: nn.Module, inputs: Any) -> RecordedRun:
 
 
 def runs_norms(model: nn.Module, inputs: Any) -> bool:
-    """Whether a model divides by the size of something on a batch, as norms do, whatever they are called.
-
-    >>> [runs_norms(layer, torch.ones(1, 2)) for layer in (nn.RMSNorm(2), nn.Linear(2, 2))]
-    [True, False]
-    """
+    """Whether a model divides by the size of something on a batch, as norms do, whatever they are called."""
     return any(_NORMS.search(operation.name) for operation in record_run(*in_float64(model, inputs)).operations)
 
 
@@ -123,21 +269,13 @@ def run_in_float64(model: nn.Module, inputs: Any, seed: int = 0) -> Any:
     """What the model returns for a batch, float64 throughout: rounding to float32 would look like a wrong plan.
 
     seed: of what it draws, which is the same at every width as long as that has the same shapes.
-
-    >>> run_in_float64(nn.Conv1d(1, 2, 1), torch.ones(1, 1, 1, dtype=torch.float64))
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: Conv1d does not run on the batch in float64 (RuntimeError: Input type ...
     """
     with drawing(seed, model.parameters()):
         return run_on_batch(model, inputs, in_double=True)
 
 
 def why_random(model: nn.Module, batch: Any) -> str:
-    """In words, that what a model computes on a batch depends on a seed; nothing where it does not.
-
-    >>> why_random(nn.Linear(1, 1).double(), torch.ones(1, 1, dtype=torch.float64))
-    ''
-    """
+    """In words, that what a model computes on a batch depends on a seed; nothing where it does not."""
     with torch.no_grad():
         first, second = (tensors_in(run_in_float64(model, batch, seed)) for seed in (0, 1))
     if all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(first, second, strict=False)):
@@ -147,11 +285,7 @@ def why_random(model: nn.Module, batch: Any) -> str:
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """The tensors in what a model is given or returns: tuples, lists, dicts, and what behaves like a dict.
-
-    >>> len(tensors_in({"logits": torch.ones(1), "states": (torch.ones(1), None)}))
-    2
-    """
+    """The tensors in what a model is given or returns: tuples, lists, dicts, and what behaves like a dict."""
     return [x for x in tree_flatten(_plain(tree))[0] if isinstance(x, Tensor)]
 
 
@@ -163,10 +297,6 @@ def in_float64(
     generic: a seed for weights to put in place of the model's, so that no two units are alike; of the same size, but
     none so small that what it does could not be seen.
     like: the model that the copy is compared with, whose train or eval mode it takes, part by part.
-
-    >>> model, batch = in_float64(nn.Linear(1, 2), torch.ones(1, 1), generic=0)
-    >>> batch.dtype, bool(model.bias[0] != model.bias[1])
-    (torch.float64, True)
     """
     tensors = [*model.parameters(), *model.buffers()]
     if any(t.is_meta for t in tensors):
@@ -198,11 +328,6 @@ def take_modes(model: nn.Module, like: nn.Module, plan: Plan | None = None) -> N
     """Put every module into the train or eval mode that the module of its path has in the other model.
 
     plan: from the other model to this one, where what a module comes from may have another path.
-
-    >>> model = nn.Linear(2, 2)
-    >>> take_modes(model, nn.Linear(4, 4).eval())
-    >>> model.training
-    False
     """
     modes = naming.modules(like)
     for path, module in naming.modules(model).items():
@@ -214,10 +339,6 @@ def computed_tensors(model: nn.Module) -> dict[int, Tensor]:
     """For deepcopy's memo: tensors that modules keep of their last computation, without the graph that it refuses.
 
     Old-style weight_norm and prune leave one, which they compute anew before every forward pass.
-
-    >>> model = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))  # the new style keeps none
-    >>> computed_tensors(model)
-    {}
     """
     kept = (value for module in model.modules() for value in vars(module).values())
     return {id(t): t.detach().clone() for t in kept if isinstance(t, Tensor) and t.grad_fn is not None}
@@ -230,12 +351,7 @@ def _copied_in_double(tensor: Tensor) -> Tensor:
 
 
 def silence_dropout(model: nn.Module) -> bool:
-    """Dropout draws other masks at another width, so it is switched off; everything else trains. Was there any?
-
-    >>> model = nn.Sequential(nn.Dropout(0.5))
-    >>> silence_dropout(model), model[0].p
-    (True, 0.0)
-    """
+    """Dropout draws other masks at another width, so it is switched off; everything else trains. Was there any?"""
     was_on = False
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
@@ -250,11 +366,7 @@ def silence_dropout(model: nn.Module) -> bool:
 
 
 def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters, and the floating-point buffers that a state dict holds; one that is shared, under its first name.
-
-    >>> list(saved_tensors(nn.BatchNorm1d(2)))
-    ['weight', 'bias', 'running_mean', 'running_var']
-    """
+    """Parameters, and the floating-point buffers that a state dict holds; one that is shared, under its first name."""
     tensors: dict[str, Tensor] = {name: p.detach() for name, p in naming.parameters(model).items()}
     seen = set[int]()
     for path, module in naming.modules(model).items():
@@ -353,3 +465,187 @@ def _plain(output: Any) -> Any:
     if isinstance(output, tuple | list):
         return [_plain(value) for value in output]
     return output
+
+
+class Recorder(AbstractContextManager["Recorder"]):
+    """Outputs of every module of a model, in the order in which they were computed."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.outputs: dict[str, Tensor] = {}
+        self.handles: list[Any] = []
+
+    def __enter__(self) -> Recorder:
+        for path, module in naming.modules(self.model).items():
+            self.handles.append(module.register_forward_hook(self._hook(path)))
+        return self
+
+    def _hook(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
+        def record(module: nn.Module, inputs: Any, output: Any) -> None:
+            tensor = next((t for t in tensors_in(output) if t.is_floating_point()), None)
+            if tensor is not None:
+                self.outputs.setdefault(path, tensor.detach())
+
+        return record
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+_COPIES = {torch.ops.aten.clone.default}
+_SHAPES = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
+
+
+def without_copies(run: RecordedRun) -> RecordedRun:
+    """The run without copies of tensors that nothing is written into, its tensors numbered anew.
+
+    >>> from torch import nn
+    >>> from mupscale.planning.tracing import record_run
+    >>> class Flat(nn.Module):
+    ...     def forward(self, x):
+    ...         return x.transpose(1, 2).reshape(len(x), -1) + 1
+    >>> for heads in (1, 2):
+    ...     run = record_run(Flat(), torch.ones(2, 3, heads, 4))
+    ...     print([[op.name for op in each.operations] for each in (run, without_copies(run))])
+    [['transpose', 'view', 'add'], ['transpose', 'reshape', 'add']]
+    [['transpose', 'clone', '_unsafe_view', 'add'], ['transpose', 'reshape', 'add']]
+    """
+    changed = _changed(run)
+    same: dict[int, int] = {}  # the number of a copy: that of what it is a copy of
+    kept = []
+    for op in run.operations:
+        is_plain = not changed & {*op.refs, *op.results}
+        if is_plain and op.function in _COPIES:
+            same |= {number: same.get(op.refs[0], op.refs[0]) for number in op.results if number is not None}
+        else:
+            is_shape = is_plain and op.function in _SHAPES
+            kept.append(replace(op, function=torch.ops.aten.reshape.default) if is_shape else op)
+    return _renumbered(replace(run, operations=kept), same)
+
+
+def _changed(run: RecordedRun) -> set[int | None]:
+    """Tensors that some operation writes into, themselves or through a view."""
+    groups: dict[int, set[int | None]] = {}
+    written: list[int] = []
+    for op in run.operations:
+        if op.changes_arguments:
+            written += [number for number in op.refs if number in op.results]
+        if op.is_view or op.changes_arguments:
+            members = set[int | None]().union(*(groups.get(n, {n}) for n in (*op.refs, *op.results) if n is not None))
+            groups |= {number: members for number in members if number is not None}
+    return set[int | None]().union(*(groups.get(number, {number}) for number in written))
+
+
+def _renumbered(run: RecordedRun, same: dict[int, int]) -> RecordedRun:
+    """Numbers in the order in which tensors occur, so that equal runs have equal ones."""
+    numbers: dict[int, int] = {}
+
+    def new(number: int) -> int:
+        return numbers.setdefault(same.get(number, number), len(numbers))
+
+    def ref(x: Any) -> Any:
+        return Ref(new(x.number)) if isinstance(x, Ref) else x
+
+    def renumbered() -> Iterator[Operation]:
+        for op in run.operations:
+            args, kwargs = tree_map(ref, (op.args, op.kwargs), is_leaf=lambda x: isinstance(x, Ref))
+            results = tuple(None if number is None else new(number) for number in op.results)
+            yield replace(op, args=args, kwargs=kwargs, results=results)
+
+    operations = list(renumbered())
+    return RecordedRun(
+        operations,
+        {new(number): leaf for number, leaf in run.leaves.items()},
+        {new(number): name for number, name in run.names.items()},
+        {new(number) for number in run.inputs},
+        [new(number) for number in run.outputs],
+    )
+
+
+Shapes = Sequence[tuple[int, ...]]
+_UNIT = 1e-6
+_Found = TypeVar("_Found")
+
+
+def outputs_and_gradients(
+    narrow: nn.Module, wide: nn.Module, batch: Any
+) -> tuple[tuple[list[Tensor], dict[str, Tensor]], tuple[list[Tensor], dict[str, Tensor]]]:
+    """Floating-point outputs of both, and the gradients of a generic loss of those.
+
+    Along axes that grow the loss takes the mean, which is the same for both in whatever order units are copied.
+    """
+    models = (narrow, wide)
+    first = [outputs_in_float64(model, batch) for model in models]
+    unused = [first]
+
+    def gradients() -> list[dict[str, Tensor]]:
+        outputs = unused.pop() if unused else [outputs_in_float64(model, batch) for model in models]
+        shapes = [[tuple(output.shape) for output in each] for each in outputs]
+        return [gradients_of(model, gradient_loss(each, *shapes)) for model, each in zip(models, outputs, strict=True)]
+
+    ours, theirs = differentiated(gradients, models)
+    plain = [[output.detach() for output in each] for each in first]
+    return (plain[0], ours), (plain[1], theirs)
+
+
+def differentiated(attempt: Callable[[], _Found], models: Sequence[nn.Module]) -> _Found:
+    """What an attempt finds that runs models and differentiates: in training mode where that fails in theirs.
+
+    In eval mode some write a state in place that the gradient needs, as RWKV does.
+    """
+    try:
+        return attempt()
+    except RuntimeError as error:
+        for model in models:
+            model.zero_grad()
+            model.train()
+        try:
+            return attempt()
+        except (RuntimeError, MupscaleError):
+            raise MupscaleError(
+                f"{type(models[0]).__name__} runs on the batch but gives no gradients "
+                f"({' '.join(str(error).split())}). Call it as in training, without a cache that is written in place"
+            ) from error
+
+
+def outputs_in_float64(model: nn.Module, batch: Any) -> list[Tensor]:
+    """Of what a model returns for a batch, the tensors of floating point."""
+    return [t for t in tensors_in(run_in_float64(model, batch)) if t.is_floating_point()]
+
+
+def gradients_of(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    """By name, of the parameters that a loss depends on."""
+    if loss.requires_grad:
+        loss.backward()
+    return {name: p.grad for name, p in naming.parameters(model).items() if p.grad is not None}
+
+
+def gradient_loss(outputs: Sequence[Tensor], narrow: Shapes | None = None, wide: Shapes | None = None) -> Tensor:
+    """A generic loss of outputs; of one of two models, which have these shapes in the two."""
+    generator = torch.Generator().manual_seed(0)
+    loss = torch.zeros((), dtype=torch.float64)
+    same = [tuple(output.shape) for output in outputs]
+    for output, before, after in zip(outputs, narrow or same, wide or same, strict=True):
+        grown = [d for d, (a, b) in enumerate(zip(before, after, strict=False)) if a != b]
+        shape = [1 if d in grown else n for d, n in enumerate(output.shape)]
+        push = torch.randn(shape, generator=generator, dtype=output.dtype)
+        if output.requires_grad:
+            loss = loss + (_mean(output, grown) * push.to(output.device)).sum().cpu()
+    return loss
+
+
+def _mean(output: Tensor, dims: list[int]) -> Tensor:
+    """Over these dimensions; of vectors of length 1, whose copies are shorter the more there are, in their own unit."""
+    if not dims:
+        return output
+    mean = output.mean(dims, keepdim=True)
+    return mean * output.shape[dims[0]] ** 0.5 if len(dims) == 1 and has_length_one(output, dims[0]) else mean
+
+
+def has_length_one(vectors: Tensor, dim: int = -1, slack: float = _UNIT) -> bool:
+    """Whether all of them are divided by their own length, as embeddings that are compared by angle."""
+    lengths = vectors.detach().norm(dim=dim)
+    return vectors.numel() > 0 and bool((lengths - 1).abs().max() <= slack)

@@ -1,31 +1,421 @@
-"""What a plan is tried on: the batch that was given and, where that leaves something unseen, a stronger one."""
+"""What a plan is tried on: the batch that was given and, where that leaves something unseen, a stronger one.
+
+The check of a plan compares outputs and gradients. It cannot see a weight whose gradient vanishes: the queries and keys
+of one position, or of equal ones; what reads a state of zeros; a branch that did not run. A stronger batch has other
+numbers, random tokens, more rows, more positions. Nothing is known of what the numbers mean, so little is assumed: only
+whole numbers that look up rows of a table are drawn anew, below its size; masks, classes, lengths and indices are
+repeated. A batch that the model refuses, or that gives it no finite numbers, is left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mupscale.core import Role, naming
-from mupscale.planning.certain_outputs import is_certain_output
+from mupscale.planning.first_guesses import is_certain_output
+from mupscale.planning.following import largest_number
 from mupscale.planning.from_modules import find_role
-from mupscale.planning.full_size import Shapes, in_full_precision, is_large
-from mupscale.planning.miniature_pairs import find_miniatures
-from mupscale.planning.precision import in_double
-from mupscale.planning.stronger_batches import (
-    Leaves,
-    all_alike,
-    check_not_empty,
-    find_tables,
-    has_equal_slices,
-    has_one_position,
-    strengthened,
+from mupscale.planning.large_models import Shapes, find_miniatures, in_full_precision, is_large
+from mupscale.planning.tracing import (
+    call_arguments,
+    gradient_loss,
+    gradients_of,
+    in_double,
+    in_float64,
+    outputs_in_float64,
+    run_in_float64,
 )
-from mupscale.planning.tracing import in_float64, run_in_float64
-from mupscale.planning.unseen_units import Seen, growing_weights, run_and_see, seen_by, without_effect
-from mupscale.system import UncheckedPlan, name_of_group, pattern_of_name, warn
+from mupscale.system import MupscaleError, UncheckedPlan, name_of_group, pattern_of_name, warn
+
+EMPTY = "the batch is empty, so it shows nothing: pass inputs= with at least one row"
+_SEED = 8_117_359  # one that nobody takes: a tensor drawn like its neighbour would hide what tells them apart
+_ROWS = 8  # at least
+_MOST_ROWS = 64
+_LENGTHS: tuple[Callable[[int], int], ...] = (
+    lambda n: max(2 * n, 4),
+    lambda n: max(4 * n, 8),
+    lambda n: 16 * max(n, 4),
+    lambda n: n + 1,
+)
+_MOST_NUMBERS = 1 << 16  # in a tensor: a convolution makes many times as many of them
+_TABLES = {"embedding": 1, "_embedding_bag": 1, "_embedding_bag_forward_only": 1}  # looked up along the first dimension
+
+
+@dataclass(frozen=True)
+class Stronger:
+    """A batch, and what it has more than the given one: other numbers for equal ones, more positions."""
+
+    batch: Any
+    is_longer: bool
+
+
+class Leaves:
+    """The tensors of a batch, and how to put others in their places."""
+
+    def __init__(self, inputs: Any) -> None:
+        self.args, self.kwargs = call_arguments(inputs)
+        self.flat, self.spec = tree_flatten((self.args, self.kwargs))
+        self.places = [i for i, x in enumerate(self.flat) if isinstance(x, Tensor) and _is_plain(x)]
+        self.tensors: list[Tensor] = [self.flat[i] for i in self.places]
+
+    def lead(self, tables: Mapping[int, int]) -> Tensor | None:
+        """The first tensor of numbers, or of rows of a table: what the rest goes with."""
+        drawn = (t for i, t in enumerate(self.tensors) if t.dim() and (t.is_floating_point() or i in tables))
+        return next(drawn, next((t for t in self.tensors if t.dim()), None))
+
+    def replaced(self, tensors: Sequence[Tensor]) -> Any:
+        """The batch with these tensors."""
+        flat = list(self.flat)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            flat[place] = tensor
+        args, kwargs = tree_unflatten(flat, self.spec)
+        return kwargs or args
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_nested
+
+
+def check_not_empty(inputs: Any) -> None:
+    """Refuse a batch of tensors that have no number in them; there may be no batch at all."""
+    tensors = [t for t in Leaves(inputs).tensors if t.dim()]
+    if tensors and not any(t.numel() for t in tensors):
+        raise MupscaleError(EMPTY)
+
+
+def all_alike(tensor: Tensor) -> bool:
+    """Whether all of its numbers are one, or its only number is zero."""
+    if tensor.numel() < 2:
+        return tensor.numel() == 1 and not bool(tensor.any())
+    return bool((tensor == tensor.flatten()[0]).all())
+
+
+def has_equal_slices(tensor: Tensor) -> bool:
+    """Whether its entries are equal along one of its dimensions: rows, positions or channels."""
+    dims = [d for d in range(tensor.dim()) if tensor.shape[d] > 1]
+    return bool(tensor.numel()) and any(bool((tensor == tensor.narrow(d, 0, 1)).all()) for d in dims)
+
+
+def has_one_position(tensor: Tensor) -> bool:
+    """Whether it may be a sequence, or an image, of one place: of tokens, or of vectors."""
+    if not tensor.is_floating_point():
+        return tensor.dim() == 2 and tensor.shape[1] == 1
+    options = _position_dims(tensor)[: 2 if tensor.dim() == 3 else 1]  # the channel of an image is no position
+    return tensor.dim() > 2 and any(all(tensor.shape[d] == 1 for d in dims) for dims in options)
+
+
+def strengthened(leaves: Leaves, tables: Mapping[int, int], timid: bool = False) -> Iterator[Stronger]:
+    """Batches that may show more, those most like the given one first.
+
+    tables: of the tensors that look up rows of a table, by number, how many it has.
+    timid: with small and positive numbers, where the model refused others.
+    """
+    draw = _Draw(leaves.tensors, tables, timid)
+    same: Sizes = [{} for _ in leaves.tensors]
+    if any(draw.is_alike(i) for i in range(len(leaves.tensors))):
+        yield Stronger(leaves.replaced(draw.tensors(same, alike_alone=True)), False)
+    if not all(draw.is_alike(i) or not draw.can_change(i) for i in range(len(leaves.tensors))):
+        yield Stronger(leaves.replaced(draw.tensors(same)), False)
+    seen, lead = [same], leaves.lead(tables)
+    for sizes, is_longer in () if lead is None else _larger(lead, leaves.tensors):
+        if sizes not in seen and draw.fits(sizes):
+            seen.append(sizes)
+            yield Stronger(leaves.replaced(draw.tensors(sizes)), is_longer)
+
+
+Sizes = list[dict[int, int]]  # for every tensor, new sizes by dimension
+
+
+def _larger(lead: Tensor, tensors: Sequence[Tensor]) -> Iterator[tuple[Sizes, bool]]:
+    """More rows, then more positions, then both, as one tensor has them; others go along where sizes agree."""
+    rows = min(max(_ROWS, 4 * len(lead)), _MOST_ROWS)
+    more_rows = {0: rows} if rows > len(lead) else {}
+    options: list[tuple[dict[int, int], bool]] = [(more_rows, False)]
+    for length in _LENGTHS:
+        for dims in _position_dims(lead):
+            longer = {d: length(lead.shape[d]) for d in dims}
+            options += [(longer, True), (more_rows | longer, True)]
+    for wanted, is_longer in options:
+        for along in (_same_place, _last_place, _all_places):
+            yield [_sizes_along(lead, tensor, wanted, along) for tensor in tensors], is_longer
+
+
+def _position_dims(tensor: Tensor) -> list[tuple[int, ...]]:
+    """Where positions may be: behind the rows, last (channels first), or the sides of an image."""
+    by_dims: dict[int, list[tuple[int, ...]]] = {2: [(1,)], 3: [(1,), (2,)], 4: [(2, 3), (1,)], 5: [(2, 3, 4), (1,)]}
+    return by_dims.get(tensor.dim(), [])
+
+
+Along = Callable[[list[int], int, int], list[int]]  # of dimensions of one size, those that grow
+
+
+def _same_place(fitting: list[int], dim: int, dims: int) -> list[int]:
+    return [d for d in fitting if d == dim]
+
+
+def _last_place(fitting: list[int], dim: int, dims: int) -> list[int]:
+    """As the rows of a recurrent state are, (layers, rows, units)."""
+    return [d for d in fitting if d < dims - 1 or dims < 3][-1:]
+
+
+def _all_places(fitting: list[int], dim: int, dims: int) -> list[int]:
+    """As the positions of a mask are, (rows, 1, positions, positions)."""
+    return fitting
+
+
+def _sizes_along(lead: Tensor, tensor: Tensor, wanted: Mapping[int, int], along: Along) -> dict[int, int]:
+    if tensor is lead:
+        return dict(wanted)
+    sizes = dict[int, int]()
+    for dim, size in wanted.items():
+        fitting = [d for d in range(tensor.dim()) if tensor.shape[d] == lead.shape[dim]]
+        sizes |= dict.fromkeys(along(fitting, dim, tensor.dim()), size)
+    return sizes
+
+
+class _Draw:
+    """Other numbers for the tensors of a batch, of the same kind and range."""
+
+    def __init__(self, tensors: Sequence[Tensor], tables: Mapping[int, int], timid: bool) -> None:
+        self.given, self.tables, self.timid = tensors, tables, timid
+        self.generator = torch.Generator().manual_seed(_SEED)
+
+    def can_change(self, i: int) -> bool:
+        tensor = self.given[i]
+        return i in self.tables or (tensor.is_floating_point() and (tensor.dim() > 0 or all_alike(tensor)))
+
+    def is_alike(self, i: int) -> bool:
+        return self.can_change(i) and all_alike(self.given[i])
+
+    def fits(self, sizes: Sizes) -> bool:
+        """Whether no tensor becomes very large."""
+        return all(_grown(t, more).numel() <= _MOST_NUMBERS for t, more in zip(self.given, sizes, strict=True))
+
+    def tensors(self, sizes: Sizes, alike_alone: bool = False) -> list[Tensor]:
+        """All of them; alike_alone: changed only where all numbers are one."""
+        drawn = []
+        for i, (tensor, more) in enumerate(zip(self.given, sizes, strict=True)):
+            changes = self.is_alike(i) if alike_alone else self.can_change(i)
+            larger = _grown(tensor, more)
+            if changes:
+                numbers = self._tokens(i, larger) if i in self.tables else self._numbers(tensor, larger)
+                larger = numbers.to(tensor.device, tensor.dtype)
+            drawn.append(larger.contiguous() if more or changes else tensor)
+        return drawn
+
+    def _tokens(self, i: int, like: Tensor) -> Tensor:
+        most = self.tables[i]
+        below = min(most, max(2, int(self.given[i].max()) + 1)) if self.timid else most
+        return torch.randint(0, below, like.shape, generator=self.generator)
+
+    def _numbers(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """In place of equal numbers some around them; else the same numbers in another order."""
+        if not all_alike(tensor) or not bool(tensor.isfinite().all()):
+            places = torch.randint(0, max(1, tensor.numel()), like.shape, generator=self.generator)
+            return tensor.detach().flatten().cpu()[places] if tensor.numel() else like
+        number = float(tensor.flatten()[0])
+        if number:
+            return number * (0.5 + torch.rand(like.shape, generator=self.generator))
+        drawn = torch.randn(like.shape, generator=self.generator)
+        return drawn.abs() if self.timid else drawn
+
+
+def _grown(tensor: Tensor, sizes: Mapping[int, int]) -> Tensor:
+    """Repeated along these dimensions until it has their sizes; nothing is copied yet where it has one entry there."""
+    for dim, size in sizes.items():
+        if tensor.shape[dim] == 1:
+            tensor = tensor.expand([size if d == dim else n for d, n in enumerate(tensor.shape)])
+        elif tensor.shape[dim]:
+            tensor = tensor.index_select(dim, torch.arange(size, device=tensor.device) % tensor.shape[dim])
+    return tensor
+
+
+class _Lookups(TorchDispatchMode):
+    """Notes which tensors of a batch look up rows of a table that does not depend on the batch."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tables: dict[int, int] = {}
+        self.origins = {id(t): frozenset([i]) for i, t in enumerate(tensors)}
+        self.whole = {i for i, t in enumerate(tensors) if not t.is_floating_point() and t.dtype != torch.bool}
+        self.alive: list[Any] = []  # so that an id stands for one tensor
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        flat = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+        output = func(*args, **(kwargs or {}))
+        self._note(str(func).split(".")[1], args)
+        origin = frozenset[int]().union(*(self.origins.get(id(x), frozenset()) for x in flat))
+        for x in tree_flatten(output)[0]:
+            if isinstance(x, Tensor):
+                self.alive.append(x)
+                self.origins[id(x)] = self.origins.get(id(x), frozenset()) | origin
+        return output
+
+    def _note(self, name: str, args: Any) -> None:
+        looked_up: list[tuple[Any, int]] = []
+        if name in _TABLES:
+            looked_up = [(args[1], 0)]
+        elif name == "index":
+            looked_up = [(index, dim) for dim, index in enumerate(args[1])]
+        elif name in ("index_select", "gather", "scatter", "scatter_"):
+            looked_up = [(args[2], args[1])]
+        for index, dim in looked_up:
+            if isinstance(index, Tensor) and index.dtype != torch.bool and not self.origins.get(id(args[0])):
+                for i in self.origins.get(id(index), frozenset()) & self.whole:
+                    self.tables[i] = min(args[0].shape[dim], self.tables.get(i, args[0].shape[dim]))
+
+
+@torch.no_grad()
+def find_tables(model: nn.Module, leaves: Leaves) -> dict[int, int]:
+    """Of the batch's tensors that look up rows of a table (tokens), by number, how many rows the smallest one has."""
+    if all(t.is_floating_point() or t.dtype == torch.bool for t in leaves.tensors):
+        return {}
+    lookups = _Lookups(leaves.tensors)
+    with suppress(Exception), lookups:  # whatever a model raises while it is watched: then less is known
+        run_in_float64(model, leaves.replaced(leaves.tensors))
+    return lookups.tables
+
+
+_VANISHES = 1e-10  # beside the largest gradient of the model: the check cannot tell this from nothing
+_FEW = 1 / 16  # of an axis: single units may be silent by chance, as those of a ReLU are
+_MANY = 1 / 4  # of an axis: a part worth a word
+_LEAST = 4  # units in such a part
+_ENTRIES = 8  # that are looked at first
+
+Dims = Mapping[str, tuple[int, ...]]
+
+
+def growing_weights(narrow: nn.Module, wide: nn.Module) -> dict[str, tuple[int, ...]]:
+    """By name, the dimensions along which parameters grow, without biases beside a weight.
+
+    A bias is certainly added, and where it may be added in vain (to keys, before a BatchNorm) it never has a gradient.
+    """
+    theirs = naming.parameters(wide)
+    growing = {
+        name: dims
+        for name, p in naming.parameters(narrow).items()
+        if name in theirs
+        and p.dim() == theirs[name].dim()
+        and (dims := tuple(d for d in range(p.dim()) if p.shape[d] != theirs[name].shape[d]))
+    }
+    matrices = [name for name in growing if theirs[name].dim() > 1]
+
+    def is_beside_a_weight(name: str) -> bool:
+        path, _, local = name.rpartition(".")
+        within = f"{path}." if path else ""
+        return theirs[name].dim() == 1 and "bias" in local and any(m.startswith(within) for m in matrices)
+
+    return {name: dims for name, dims in growing.items() if not is_beside_a_weight(name)}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """By parameter and growing dimension, which units have a gradient. absent: parameters that are in no graph."""
+
+    units: Mapping[tuple[str, int], Tensor]
+    absent: frozenset[str]
+
+    def __or__(self, other: Seen) -> Seen:
+        return Seen({key: mask | other.units[key] for key, mask in self.units.items()}, self.absent & other.absent)
+
+    @property
+    def lacking(self) -> float:
+        """The parts of axes that are not seen, all together; those that may be so by chance do not count."""
+        masks = [mask for mask in self.units.values() if int((~mask).sum()) > 1 or not bool(mask.any())]
+        return sum(part for part in map(_silent, masks) if part >= _FEW)
+
+    @property
+    def unseen(self) -> list[str]:
+        """Parameters of which nothing is seen."""
+        whole = dict[str, bool]()
+        for (name, _), mask in self.units.items():
+            whole[name] = whole.get(name, True) and not bool(mask.any())
+        return [name for name, is_unseen in whole.items() if is_unseen]
+
+    @property
+    def parts(self) -> list[str]:
+        """Parameters of which a good part is not seen."""
+        silent = {key: _silent(mask) for key, mask in self.units.items() if int((~mask).sum()) >= _LEAST}
+        return list(dict.fromkeys(name for (name, _), part in silent.items() if _MANY <= part < 1))
+
+
+def _silent(mask: Tensor) -> float:
+    return float((~mask).double().mean()) if mask.numel() else 0.0
+
+
+def seen_by(gradients: Mapping[str, Tensor], sizes: Mapping[str, torch.Size], growing: Dims) -> Seen:
+    """What gradients show of parameters of these sizes."""
+    largest = max(map(largest_number, gradients.values()), default=0.0)
+    units = {}
+    for name, dims in growing.items():
+        gradient = gradients.get(name)
+        for d in dims:
+            if gradient is None:
+                units[name, d] = torch.zeros(sizes[name][d], dtype=torch.bool)
+            else:
+                units[name, d] = _above(_VANISHES * largest, gradient, d)
+    return Seen(units, frozenset(name for name in growing if name not in gradients))
+
+
+def _above(level: float, gradient: Tensor, dim: int) -> Tensor:
+    """Which units along a dimension have entries of this size; a few entries of each tell that of most gradients."""
+    if not gradient.numel():
+        return torch.ones(gradient.shape[dim], dtype=torch.bool)  # there is nothing to see
+    few = gradient
+    others = [d for d in range(gradient.dim()) if d != dim]
+    for d in others:
+        few = few.narrow(d, 0, min(_ENTRIES, few.shape[d]))
+    for some in (few, gradient):
+        units = (some.abs().amax(others) if others else some.abs()) > level
+        if bool(units.all()):
+            break
+    return units.cpu()
+
+
+@torch.enable_grad()
+def run_and_see(narrow: nn.Module, batch: Any, growing: Dims) -> Seen | None:
+    """What a batch shows of a copy of the model with generic weights, frozen ones too; None if it gives no numbers."""
+    model, batch = in_float64(narrow, batch, generic=1)
+    for p in model.parameters():
+        p.requires_grad_(p.is_floating_point())
+    outputs, named = outputs_in_float64(model, batch), naming.parameters(model)
+    gradients = gradients_of(model, gradient_loss(outputs))
+    if not all(bool(t.isfinite().all()) for t in (*outputs, *gradients.values())):
+        return None
+    return seen_by(gradients, {name: p.shape for name, p in named.items()}, growing)
+
+
+def without_effect(narrow: nn.Module, batches: Sequence[Any], names: Sequence[str]) -> list[str]:
+    """Of parameters that have no gradient those that change no output either, as they do behind a `detach`."""
+    if not names:
+        return []
+
+    @torch.no_grad()
+    def outputs(batch: Any, changed: Sequence[str]) -> Iterator[Tensor]:
+        model, batch = in_float64(narrow, batch, generic=1)
+        for name, p in naming.parameters(model).items():
+            if name in changed:
+                p.mul_(1.5).add_(0.1)
+        return iter(outputs_in_float64(model, batch))
+
+    def matter(changed: Sequence[str]) -> bool:
+        pairs = ((outputs(batch, ()), outputs(batch, changed)) for batch in batches)
+        return any(not torch.equal(a, b) for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True))
+
+    return [name for name in names if not matter([name])] if matter(names) else list(names)
+
 
 _SHOWN = 5  # groups of parameters that a message names
 
@@ -37,11 +427,6 @@ class Trials:
     unseen: growing parameters that change no output on any of them, and that are no certain gains or biases.
     parts: those of which a good part does not. given_shows_all: whether the given batch shows some of each.
     shapes: of the two models' outputs, where large ones were run.
-
-    >>> narrow, wide = (nn.Sequential(nn.Linear(2, n), nn.Linear(n, 1)) for n in (4, 8))
-    >>> trials = Trials(torch.zeros(3, 2)).look(narrow, wide)
-    >>> bool(trials.best[0].any()), trials.unseen
-    (True, [])
     """
 
     def __init__(self, inputs: Any) -> None:
@@ -56,12 +441,7 @@ class Trials:
 
     @classmethod
     def of(cls, inputs: Any) -> Trials:
-        """The trials, or those that a batch makes.
-
-        >>> trials = Trials(torch.ones(1))
-        >>> Trials.of(trials) is trials
-        True
-        """
+        """The trials, or those that a batch makes."""
         return inputs if isinstance(inputs, cls) else cls(inputs)
 
     @property
@@ -104,11 +484,7 @@ class Trials:
         return self
 
     def warn(self, roles: Mapping[str, Role] | None = None) -> None:
-        """Say which parameters no batch has shown. roles: those that the user gave, who knows.
-
-        >>> narrow, wide = (nn.Sequential(nn.Linear(2, n), nn.Linear(n, 1)) for n in (4, 8))
-        >>> Trials(torch.ones(3, 2)).look(narrow, wide).warn()
-        """
+        """Say which parameters no batch has shown. roles: those that the user gave, who knows."""
         unseen, parts = ([n for n in names if find_role(roles or {}, n) is None] for names in (self.unseen, self.parts))
         if unseen or parts:
             some = [_listed(unseen)] * bool(unseen) + [f"a part of {_listed(parts)}"] * bool(parts)

@@ -18,11 +18,7 @@ Sketch = Callable[[Width], nn.Module]
 
 
 def find_width_dims(sketch: Sketch, base: Width) -> dict[str, set[int]]:
-    """Dimensions that change when the widths double, together or one at a time.
-
-    >>> find_width_dims(lambda width: nn.Linear(3, width.sizes["width"]), Width.of(8))
-    {'weight': {0}, 'bias': {0}}
-    """
+    """Dimensions that change when the widths double, together or one at a time."""
     names = list(base.sizes)
     probes = [base.times(2)]
     if len(names) > 1:
@@ -48,13 +44,7 @@ def find_width_dims(sketch: Sketch, base: Width) -> dict[str, set[int]]:
 
 
 def find_depth_size(sketch: Sketch, base: Width) -> str | None:
-    """The one of a width's sizes that is a number of blocks: with twice as much of it there are more parameters.
-
-    >>> def sketch(width):
-    ...     return nn.Sequential(*(nn.Linear(3, width.sizes["width"]) for _ in range(width.sizes["layers"])))
-    >>> find_depth_size(sketch, Width.of({"width": 8, "layers": 2}))
-    'layers'
-    """
+    """The one of a width's sizes that is a number of blocks: with twice as much of it there are more parameters."""
     if base.is_plain or len(base.sizes) < 2 or not base.is_whole:
         return None
     depths = []
@@ -74,9 +64,6 @@ def default_init_at(base: Width, model: nn.Module, width_dims: Mapping[str, set[
     """The base, or its smallest multiple at which every matrix is 64 wide: a base of 2 may be 2 heads of 32.
 
     model: the member of the family at the base.
-
-    >>> default_init_at(Width.of(8), nn.Linear(8, 8), {"weight": {0, 1}}).plain
-    64
     """
     tensors = all_tensors(model)
     widths = [tensors[n].shape[d] for n, dims in width_dims.items() if tensors[n].dim() > 1 for d in dims]
@@ -85,11 +72,7 @@ def default_init_at(base: Width, model: nn.Module, width_dims: Mapping[str, set[
 
 
 def all_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters under all their names, and buffers.
-
-    >>> list(all_tensors(nn.BatchNorm1d(2)))[:3]
-    ['weight', 'bias', 'running_mean']
-    """
+    """Parameters under all their names, and buffers."""
     model = naming.unwrap(model)
     pairs = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     return {naming.canonical(name): tensor for name, tensor in pairs}

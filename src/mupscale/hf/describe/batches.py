@@ -33,11 +33,6 @@ def make_batches(
 
     text: needs the folder, whose tokenizer reads it; it starts again where it ends too soon. trust_remote_code: run
     the tokenizer's own code, if it is code of the checkpoint's.
-
-    >>> from mupscale.hf.describe import build_model
-    >>> model = build_model({"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 11})
-    >>> make_batches(model, size=5)[0]["input_ids"].shape
-    torch.Size([2, 5])
     """
     if text is not None and folder is None:
         raise MupscaleError("to read a text, the checkpoint's own tokenizer is needed. Give its folder, too")

@@ -1,33 +1,82 @@
-"""The model that a config.json names, built by transformers: as a sketch without memory, or freshly initialised."""
+"""The model that a config.json names, built by transformers: as a sketch without memory, or freshly initialised.
+
+Code that a checkpoint brings with it (auto_map in config.json) runs only where the user said so.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from contextvars import ContextVar
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
 
-from mupscale.hf.describe.trusted_code import own_class
+from mupscale import system
 from mupscale.system import MupscaleError, require
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_TRUSTED: ContextVar[Path | None] = ContextVar("_TRUSTED", default=None)
+
+
+def runs_trusted_code(function: Callable[P, R]) -> Callable[P, R]:
+    """A function of a checkpoint (its first argument) that runs code of its own where trust_remote_code is True."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        path = args[0] if args else next(iter(kwargs.values()))
+        if not kwargs.get("trust_remote_code") or not isinstance(path, str | Path):
+            return function(*args, **kwargs)
+        before = _TRUSTED.set(Path(path))
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _TRUSTED.reset(before)
+
+    return call
+
+
+def own_class(config: Mapping[str, Any], name: str | None) -> Any:
+    """The class of the checkpoint's own code for AutoConfig, or that `architectures` names; None if it may not run."""
+    folder, references = _TRUSTED.get(), config.get("auto_map")
+    if folder is None or not isinstance(references, Mapping):
+        return None
+    named = {str(path).rpartition(".")[2]: str(path) for auto, path in references.items() if auto != "AutoConfig"}
+    reference = references.get("AutoConfig") if name == "AutoConfig" else named.get(str(name))
+    if name is None:
+        reference = next(iter(named.values()), None)
+    if reference is None:
+        return None
+    if "--" in str(reference):
+        raise MupscaleError(
+            f"the code of this checkpoint is in a different repository ({reference} in config.json). Save the model "
+            "together with its code, as save_pretrained does"
+        )
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    try:
+        return get_class_from_dynamic_module(str(reference), str(folder), local_files_only=True)
+    except Exception as error:  # whatever its code raises
+        raise MupscaleError(f"the code of {folder} cannot be loaded ({type(error).__name__}: {error})") from None
+
 
 Config = Mapping[str, Any]
 """What a config.json holds."""
 
 _SKETCHES: dict[str, nn.Module] = {}
 _MOST_SKETCHES = 12
+_SPARE = 500_000_000  # bytes
 
 
 def require_transformers() -> Any:
-    """The transformers package; a sentence where it is missing.
-
-    >>> require_transformers().GPT2Config(n_embd=8).n_embd
-    8
-    """
+    """The transformers package; a sentence where it is missing."""
     return require("transformers", reason="this needs transformers")
 
 
@@ -49,13 +98,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def model_class(config: Mapping[str, Any]) -> Any:
-    """The class of transformers that a config.json names first, or the usual one of its model_type.
-
-    >>> model_class({"model_type": "gpt2"}).__name__
-    'GPT2LMHeadModel'
-    >>> model_class({"model_type": "gpt2", "architectures": ["GPT2Model"]}).__name__
-    'GPT2Model'
-    """
+    """The class of transformers that a config.json names first, or the usual one of its model_type."""
     transformers = require_transformers()
     model_type, names = str(config.get("model_type")), config.get("architectures") or []
     if not isinstance(names, list):
@@ -85,11 +128,7 @@ def model_class(config: Mapping[str, Any]) -> Any:
 
 
 def transformers_config(config: Mapping[str, Any]) -> Any:
-    """The config of transformers that a config.json describes, to run as plain formulas (eager).
-
-    >>> transformers_config({"model_type": "gpt2", "n_embd": 8, "n_head": 2}).hidden_size
-    8
-    """
+    """The config of transformers that a config.json describes, to run as plain formulas (eager)."""
     transformers = require_transformers()
     model_class(config)
     fields = {
@@ -106,11 +145,7 @@ def transformers_config(config: Mapping[str, Any]) -> Any:
 
 
 def plain_numbers(value: Any) -> Any:
-    """A value of config.json with the numbers that JSON lacks, which transformers writes as {"__float__": "Infinity"}.
-
-    >>> plain_numbers({"time_step_limit": [0.0, {"__float__": "Infinity"}]})
-    {'time_step_limit': [0.0, inf]}
-    """
+    """A value of config.json with the numbers that JSON lacks, which stand there as {"__float__": "Infinity"}."""
     if isinstance(value, list):
         return [plain_numbers(item) for item in value]
     if not isinstance(value, dict):
@@ -122,10 +157,6 @@ def plain_numbers(value: Any) -> Any:
 
 def sketch_model(config: Mapping[str, Any]) -> nn.Module:
     """The model of a config.json without memory (on the meta device), its parameters tied as in the real one.
-
-    >>> model = sketch_model({"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2})
-    >>> model.transformer.wte.weight.device.type, model.lm_head.weight is model.transformer.wte.weight
-    ('meta', True)
 
     Nobody may change it: the last few are kept, since a command asks for the same ones again and again.
     """
@@ -141,12 +172,17 @@ def sketch_model(config: Mapping[str, Any]) -> nn.Module:
 
 
 def build_model(config: Mapping[str, Any]) -> nn.Module:
-    """The model of a config.json, freshly initialised in float32.
-
-    >>> build_model({"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2}).lm_head.weight.dtype
-    torch.float32
-    """
+    """The model of a config.json, freshly initialised in float32."""
     return _build(config, "cpu")
+
+
+def memory_shortage(needed: int) -> str:
+    """How much memory is needed and how much there is, in words, where so many bytes cannot be had; else nothing.
+
+    A little is left to everything else. Where nobody can tell, there is enough.
+    """
+    free = system.available_memory()
+    return "" if free is None or needed + _SPARE <= free else system.describe_shortage(needed, free, _SPARE)
 
 
 @contextmanager
@@ -173,11 +209,7 @@ def _build(config: Mapping[str, Any], device: str) -> nn.Module:
 
 
 def in_one_line(error: Exception) -> str:
-    """The kind of an error and the first line of its message, for a message of our own.
-
-    >>> in_one_line(ValueError("the size is wrong.\\nand much more"))
-    'ValueError: the size is wrong'
-    """
+    """The kind of an error and the first line of its message, for a message of our own."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])  # what comes after the colon, too
     return f"{type(error).__name__}: {first.rstrip('.') or 'no reason given'}"

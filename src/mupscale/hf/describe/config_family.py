@@ -1,38 +1,308 @@
-"""A checkpoint is a family over its config: what becomes of its config, and the plan of its tensors, at every width."""
+"""A checkpoint is a family over its config: what becomes of its config, and the plan of its tensors, at every width.
+
+A plan is by the model's own names, and by those in files: a tensor there may be a parameter under another name, a part
+of one, or several in a row. What a run of a model cannot show a user may say.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import importlib
+import math
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-import torch
 from torch import nn
 
-from mupscale.core import Entry, Plan, Shape, naming
+from mupscale.core import Axis, Constants, Entry, Initial, Plan, Role, Shape, naming
 from mupscale.growth import obstacles, without_gains
-from mupscale.hf.describe import memory
-from mupscale.hf.describe.building import Config, build_model, sketch_model
-from mupscale.hf.describe.config_fields import ffn_that_follows_hidden, parts_of, sizes_of, wide_config
-from mupscale.hf.describe.file_names import class_with, names_beside, plan_for_files
-from mupscale.hf.describe.given_roles import GIVEN
-from mupscale.hf.describe.initial import initial_law
-from mupscale.hf.describe.miniatures import NotRun, moves_outputs, plan_by_miniatures
-from mupscale.hf.describe.multipliers import PartTimes, Times
-from mupscale.planning import How, build_plan, with_initial, with_initial_of
-from mupscale.system import MupscaleError, not_advising, setting
+from mupscale.hf.describe.building import Config, sketch_model
+from mupscale.hf.describe.config_fields import (
+    FIELDS,
+    HEAD_DIM,
+    ffn_that_follows_hidden,
+    parts_of,
+    sizes_of,
+    wide_config,
+)
+from mupscale.hf.describe.miniatures import LAYERS, initial_law, moves_outputs, plan_by_miniatures
+from mupscale.hf.describe.multipliers import Times, grown
+from mupscale.planning import with_initial
+from mupscale.system import MupscaleError, checks_arguments, not_advising, setting, show_short
 
-_MOST = 64  # GB of float32 would take minutes to initialise
+GIVEN: dict[str, dict[str, Role]] = {}
+"""By model_type, and by name pattern."""
+
+
+@checks_arguments
+def register(model_type: str, roles: Mapping[str, Role]) -> None:
+    """Say what tensors of an architecture are, by name pattern, where no run of it can show that.
+
+    Those are tensors that the files hold and the model of transformers lacks. Patterns given here go before those that
+    were given earlier.
+
+    >>> from mupscale import Role
+    >>> register("llama", {"probe.weight": Role(in_=1)})  # it reads hidden units
+    >>> GIVEN.pop("llama")["probe.weight"].in_
+    (1,)
+    """
+    GIVEN[model_type] = {**roles, **{p: r for p, r in GIVEN.get(model_type, {}).items() if p not in roles}}
+
+
+def entry_given(model_type: str, name: str, shape: Shape, grown: Mapping[int, int]) -> Entry | None:
+    """The entry of a tensor in a file by the role that was given for it; None where none was.
+
+    grown: what sizes become.
+    """
+    role = next((role for p, role in GIVEN.get(model_type, {}).items() if fnmatchcase(name, p)), None)
+    if role is None:
+        return None
+    out, in_ = role.dims(len(shape))
+    if unknown := [shape[d] for d in (*out, *in_) if shape[d] not in grown]:
+        raise MupscaleError(
+            f"'{name}' has shape {shape}, and {unknown[0]} is no size of the model that grows: correct the role that "
+            f"was given for it (mupscale.hf.register)"
+        )
+    blocks = {d: role.out_block if d in out else role.in_block for d in (*out, *in_)}
+    axes = {
+        d: Axis(grown[shape[d]] // shape[d], block, side="out" if d in out else "in")
+        for d, block in sorted(blocks.items())
+    }
+    wide = tuple(grown[n] if d in axes else n for d, n in enumerate(shape))
+    return Entry(shape, wide, axes, Constants(offset=role.offset), (name,))
+
+
+_OLD = re.compile(r"(.*\.)?(attn|attention)\.(masked_)?bias|.*rotary_emb\.inv_freq")  # that older versions saved
+
+
+@dataclass(frozen=True)
+class InModel:
+    """The parameters that a tensor in a file is made into.
+
+    in_a_row: whether, of several, each is a part of the tensor along its first dimension, in this order.
+    """
+
+    names: tuple[str, ...]
+    in_a_row: bool = True
+
+
+def names_in_model(model: nn.Module, names: Iterable[str]) -> dict[str, InModel] | None:
+    """By transformers' own table of what is called otherwise in files, or split; None where it has none."""
+    try:
+        from transformers import conversion_mapping
+        from transformers import core_model_loading as loading
+
+        table = conversion_mapping.get_model_conversion_mapping(model)
+        renamed = [change for change in table if isinstance(change, loading.WeightRenaming)]
+        converted = [change for change in table if isinstance(change, loading.WeightConverter)]
+        prefix, own = getattr(model, "base_model_prefix", None), model.state_dict()
+        found = {n: loading.rename_source_key(n, renamed, converted, prefix, own) for n in names}
+        return {n: _all_targets(first, pattern, converted) for n, (first, pattern) in found.items()}
+    except (ImportError, AttributeError, TypeError):  # another version of transformers
+        return None
+
+
+def _all_targets(first: str, pattern: str | None, converted: Iterable[Any]) -> InModel:
+    """All that a tensor is split into, where transformers' table names the first of them for it."""
+    split = (change for change in converted if pattern in change.source_patterns and len(change.target_patterns) > 1)
+    change = next(split, None)
+    if change is None:
+        return InModel((first,))
+    targets = change.target_patterns
+    plain = [type(each).__name__ in ("Chunk", "Split") and each.dim == 0 for each in change.operations]
+    return InModel(tuple(first.replace(targets[0], each, 1) for each in targets), plain == [True])
+
+
+def plan_for_files(
+    config: Config, plan: Plan, shapes: Mapping[str, Shape], grown_sizes: Mapping[int, int] | None = None
+) -> Plan:
+    """The plan by the names in the files, which transformers may load under others, or stack (one tensor per expert).
+
+    shapes: of the narrow checkpoint's tensors. grown_sizes: what sizes of the model become, for tensors that it lacks.
+    """
+    model = sketch_model(config)
+    names = names_in_model(model, shapes) or {name: InModel((name,)) for name in shapes}
+    ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    entries: dict[str, Entry] = {}
+    whole: dict[str, str] = {}
+    for name, shape in shapes.items():
+        planned = plan.names.get(names[name].names[0])
+        entry = None if planned is None else _entry_in_file(plan, names[name], shape)
+        if planned is None and (_OLD.fullmatch(name) or any(re.search(pattern, name) for pattern in ignored)):
+            entry = Entry(shape, shape)
+        if planned is None and entry is None:
+            entry = entry_given(str(config.get("model_type")), name, shape, grown_sizes or {})
+        if entry is None:
+            raise _cannot_tell(name, shape, names[name], None if planned is None else plan[planned].narrow)
+        if planned is not None and shape == plan[planned].narrow:
+            first = whole.setdefault(planned, name)  # of tied ones, which draw the same noise
+            if first != name:
+                entries[first] = replace(entries[first], names=(*entries[first].names, name))
+                continue
+        entries[name] = replace(entry, names=(name,))
+    by_model = {name: plan.names.get(first, first) for name in entries for first in names[name].names[:1]}
+    statistics, initial = _initial_statistics(model), dict[str, Initial]()
+    for name, entry in entries.items():
+        own = plan.initial.get(by_model[name], Initial())
+        if plan.fresh is not None:
+            own = replace(own, std=own.std or 0.0, means=own.means or statistics.get(by_model[name], (0.0,)))
+        if own.past_norms:  # a tensor may be a part of a parameter that has one dimension more
+            ahead = len(plan[by_model[name]].narrow) - len(entry.narrow)
+            own = replace(own, past_norms=tuple(d - ahead for d in own.past_norms if d >= ahead))
+        initial[name] = own
+    return Plan(entries, {}, initial, plan.mup, plan.tried_by)
+
+
+def names_beside(config: Config, plan: Plan, shapes: Mapping[str, Shape]) -> list[str]:
+    """Names in files of which the plan of the model tells nothing, nor anybody else."""
+    model = sketch_model(config)
+    names = names_in_model(model, shapes) or {name: InModel((name,)) for name in shapes}
+    ignored = [_OLD, *map(re.compile, getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())]
+    given = GIVEN.get(str(config.get("model_type")), {})
+    return [
+        name
+        for name in shapes
+        if not {*names[name].names} & plan.names.keys()
+        and not any(pattern.search(name) for pattern in ignored)
+        and not any(fnmatchcase(name, pattern) for pattern in given)
+    ]
+
+
+def class_with(config: Config, names: Collection[str]) -> str | None:
+    """Another class of the model's kind that has these parameters, as one with all heads; None where there is none."""
+    module = importlib.import_module(type(sketch_model(config)).__module__)
+    classes = [
+        name for name, one in vars(module).items() if isinstance(one, type) and one.__module__ == module.__name__
+    ]
+    for name in sorted(classes):
+        with suppress(MupscaleError, TypeError):
+            made = sketch_model({**config, "architectures": [name]})
+            if {*names} <= {n for n, _ in made.named_parameters(remove_duplicate=False)}:
+                return name
+    return None
+
+
+def _initial_statistics(model: nn.Module) -> dict[str, tuple[float, ...]]:
+    """Buffers that start at 1: the running variance of a BatchNorm, which divides, and the gain of a frozen one."""
+    ones = ("running_var", "weight")
+    norms = {path: module for path, module in naming.modules(model).items() if hasattr(module, "running_var")}
+    return {
+        f"{path}.{n}": (1.0,)
+        for path, module in norms.items()
+        for n, _ in module.named_buffers(recurse=False)
+        if n in ones
+    }
+
+
+def _cannot_tell(name: str, shape: Shape, held: InModel, expected: Shape | None) -> MupscaleError:
+    if len(held.names) > 1:
+        return MupscaleError(
+            f"'{name}' of shape {shape} holds {len(held.names)} parameters of the model ('{held.names[0]}', …) in an "
+            f"order in which they cannot grow: load the model with transformers, and save it under its own names with "
+            f"model.save_pretrained(folder, save_original_format=False)"
+        )
+    if expected is not None and len(expected) == len(shape):
+        return MupscaleError(
+            f"'{name}' has shape {shape}, and {expected} by the config: the checkpoint and its config.json do not "
+            f"belong together"
+        )
+    return MupscaleError(
+        f"'{name}' of shape {shape} is no parameter of the model that config.json names, nor a part of one "
+        f"that could be widened alone: say what it is with mupscale.hf.register, or leave it out of the files"
+    )
+
+
+def _entry_in_file(plan: Plan, held: InModel, shape: Shape) -> Entry | None:
+    """The entry of a tensor in a file: of one parameter, of a part of it, or of several in a row."""
+    if len(held.names) == 1:
+        return _entry_of_part(plan[plan.names[held.names[0]]], shape)
+    if not held.in_a_row or any(name not in plan.names for name in held.names):
+        return None
+    entries = [plan[plan.names[name]] for name in held.names]
+    first, growths = entries[0], [entry.axes.get(0, Axis()) for entry in entries]
+    alike = {(e.narrow[1:], e.out, e.in_, e.constants, e.axes.get(1)) for e in entries}
+    stds = [(plan.fresh or {}).get(plan.names[name], 0.0) for name in held.names]  # as measured, so of some spread
+    whole = sum(entry.narrow[0] for entry in entries) == shape[0]
+    if len(alike) > 1 or len({axis.times for axis in growths}) > 1 or max(stds) > 1.5 * min(stds) or not whole:
+        return None
+    parts = zip((entry.narrow[0] for entry in entries), growths, strict=True)
+    sections = tuple(part for n, axis in parts for part in axis.sections or ((n, axis.block),))
+    wide = (sum(entry.wide[0] for entry in entries), *first.wide[1:])
+    joined = {0: Axis(growths[0].times, 1, sections, side=growths[0].side)} if 0 in first.axes else {}
+    return replace(first, narrow=shape, wide=wide, axes={**first.axes, **joined})
+
+
+def _entry_of_part(entry: Entry, shape: Shape) -> Entry | None:
+    """The entry of a tensor in a file: the parameter itself, or one of those that are stacked and joined in it."""
+    if shape == entry.narrow:
+        return entry
+    ahead = len(entry.narrow) - len(shape)
+    axes = {d - ahead: axis for d, axis in entry.axes.items()}
+    in_blocks = any(axis.block != 1 or axis.sections for axis in axes.values())
+    if ahead not in (0, 1) or in_blocks or any(d < 0 for d in axes):
+        return None
+    if any(n % part for n, part in zip(entry.narrow[ahead:], shape, strict=True)):
+        return None
+    wide = tuple(grown(n, axes[d].times) if d in axes else n for d, n in enumerate(shape))
+    return replace(entry, narrow=shape, wide=wide, axes=axes)
+
+
+_COUNTED = (
+    *(name for names in FIELDS.values() for name in names),
+    *HEAD_DIM,
+    *("vocab_size", "type_vocab_size", "num_experts", "num_local_experts", "n_routed_experts"),
+    *("num_labels", "num_channels"),
+)
+_LONG = ("max_position_embeddings", "n_positions", "n_ctx", "image_size", "patch_size")
+_LONGEST = 1 << 24
+_DEEPEST = 4
+
+
+def check_sizes(config: Mapping[str, Any], shapes: Mapping[str, Shape], folder: object, depth: int = 0) -> None:
+    """Refuse sizes that the tensors of the files cannot have; those of a part (text_config) are looked at, too."""
+    tensors, numbers = len(shapes), sum(map(math.prod, shapes.values()))
+    limits = {
+        **dict.fromkeys(_COUNTED, (numbers, f"{numbers:,} numbers in all")),
+        **dict.fromkeys(LAYERS, (tensors, f"{tensors:,} tensors in all")),
+        **dict.fromkeys(_LONG, (max(_LONGEST, numbers), f"at most {max(_LONGEST, numbers):,} would be taken")),
+    }
+    for name, value in config.items():
+        if isinstance(value, dict) and depth < _DEEPEST:
+            check_sizes(value, shapes, folder, depth + 1)
+        elif name in limits and isinstance(value, int) and value > limits[name][0]:
+            raise MupscaleError(
+                f"config.json in {folder} says {name} is {show_short(value)}, and the files hold {limits[name][1]}: "
+                f"they do not belong together"
+            )
+
+
+def check_nothing_missing(config: Mapping[str, Any], names: Collection[str], folder: object) -> None:
+    """Refuse files that lack a parameter of the model that transformers builds from the config."""
+    model = sketch_model(config)
+    held = names_in_model(model, names)
+    if held is None:  # by this version of transformers
+        return
+    given = {name for tensor in held.values() for name in tensor.names}
+    ignored = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_missing", None) or ()]
+    groups: dict[int, list[str]] = defaultdict(list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        groups[id(parameter)].append(name)  # tied ones are in the files once
+    missing = [
+        group[0]
+        for group in groups.values()
+        if not {*group} & given and not any(pattern.search(group[0]) for pattern in ignored)
+    ]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise MupscaleError(f"{folder} lacks '{min(missing)}'{more}: the files and config.json do not belong together")
 
 
 class ConfigFamily:
-    """The models of one config.json at every width. Plans are by names, and nothing of the model itself is built.
-
-    >>> ConfigFamily({"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_inner": 3072}).parts()
-    {'hidden': 768, 'ffn': 3072, 'heads': 12}
-    """
+    """The models of one config.json at every width. Plans are by names, and nothing of the model itself is built."""
 
     def __init__(self, config: Config) -> None:
         self.config, self.model_type = config, str(config.get("model_type"))
@@ -73,39 +343,19 @@ class ConfigFamily:
         """The plan by the model's own names. initial: with what new units start with, which copies do not need."""
         if times == Times():
             return self.plan_unchanged() if initial else self._unchanged()
-        try:
-            planned = plan_by_miniatures(self.config, times)
-        except NotRun:  # the modules are asked, and the wide model has to be compared
-            how: How = "fresh" if times.takes_any_ratio else "copies"
-            small, large = sketch_model(self.config), sketch_model(self.wide_config(times))
-            names = [name for name, _ in small.named_parameters(remove_duplicate=False)]
-            given = GIVEN.get(self.model_type, {}).items()
-            roles = {pattern: role for pattern, role in given if any(fnmatchcase(n, pattern) for n in names)}
-            planned = build_plan(small, large, roles=roles, how=how)
-        return self._with_initial(planned) if initial else planned
+        planned = plan_by_miniatures(self.config, times)
+        return with_initial(planned, planned.parameters, *initial_law(self.config)) if initial else planned
 
     def plan_unchanged(self) -> Plan:
         """A plan by which nothing grows, with what the model's parameters start with."""
-        return self._with_initial(self._unchanged())
+        unchanged = self._unchanged()
+        return with_initial(unchanged, unchanged.parameters, *initial_law(self.config))
 
     def _unchanged(self) -> Plan:
         model = sketch_model(self.config)
         shapes = {name: tuple(p.shape) for name, p in naming.parameters(model).items()}
         groups = naming.aliases(model.named_parameters(remove_duplicate=False))
         return Plan({n[0]: Entry(shapes[n[0]], shapes[n[0]], names=n) for n in groups}, tried_by="copies")
-
-    def _with_initial(self, planned: Plan) -> Plan:
-        """By the law that miniatures show, or, where there are none, as a freshly built model has it."""
-        try:
-            stds, means = initial_law(self.config)
-            return with_initial(planned, planned.parameters, stds, means)
-        except NotRun:
-            size = 4 * sum(p.numel() for p in sketch_model(self.config).parameters())
-            if not memory.fits(2 * size) or size > _MOST << 30:
-                return planned
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
-                return with_initial_of(planned, lambda: build_model(self.config))
 
     def plan_files(
         self, times: Times, shapes: Mapping[str, Shape], *, recorded: Plan | None = None, initial: bool = True
@@ -114,7 +364,7 @@ class ConfigFamily:
         by_model = self.plan(times, initial=initial) if recorded is None else recorded
         now, then = (
             self.parts(),
-            family_of_config(self.wide_config(times)).parts() if times != Times() else self.parts(),
+            ConfigFamily(self.wide_config(times)).parts() if times != Times() else self.parts(),
         )
         sizes = {size: then[part] for part, size in reversed(now.items())}
         strangers = names_beside(self.config, by_model, shapes)
@@ -130,7 +380,7 @@ class ConfigFamily:
             raise MupscaleError(
                 f"nothing of '{self.model_type}' would grow: the sizes in its config have other names than usual"
             )
-        whole = times.hidden != 1 and not isinstance(times, PartTimes)
+        whole = times.hidden != 1 and not times.parts
         if not whole or 2 * growing >= len(plan.parameters):
             return
         few = f"only {growing} of {len(plan.parameters)} tensors of '{self.model_type}' would grow"
@@ -139,12 +389,6 @@ class ConfigFamily:
                 f"{few}, since its config makes the size of its feed-forward layers of the hidden size: let ffn grow "
                 f"as hidden does, {times.hidden} times ({setting('ffn', size)})"
             )
-        if not plan.checked:
-            raise MupscaleError(f"{few}: the other sizes in its config have other names than usual")
-
-    def origin_of(self, plan: Plan) -> str:
-        """Where a plan comes from, in words."""
-        return "planned by running miniatures of it" if plan.checked else "read off its modules, to be verified"
 
 
 def _joined(plan: Plan, beside: Plan, names: Collection[str]) -> Plan:
@@ -152,12 +396,3 @@ def _joined(plan: Plan, beside: Plan, names: Collection[str]) -> Plan:
     more = {beside.names[name] for name in names if name in beside.names}
     initial = {**plan.initial, **{name: one for name, one in beside.initial.items() if name in more}}
     return replace(plan, parameters={**plan.parameters, **{name: beside[name] for name in more}}, initial=initial)
-
-
-def family_of_config(config: Config) -> ConfigFamily:
-    """The family of a config.json.
-
-    >>> family_of_config({"model_type": "llama"}).model_type
-    'llama'
-    """
-    return ConfigFamily(config)

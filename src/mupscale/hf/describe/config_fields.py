@@ -1,4 +1,4 @@
-"""What grows in a config: fields by their usual names, in each of its parts.
+"""What grows in a config: fields by their usual names, in each of its parts; and what is asked of an upscaling.
 
 A config of several parts has others in it (text_config, vision_config); a list holds the sizes of stages.
 """
@@ -8,52 +8,32 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from mupscale.core import Number
+from mupscale.growth import Fresh, Noise, Operator, choose_operator, is_replica
 from mupscale.hf.describe.building import Config, sketch_model, transformers_config
-from mupscale.hf.describe.multipliers import PartTimes, Ratios, Times, grown, how_to_grow_alike
+from mupscale.hf.describe.multipliers import (
+    Times,
+    check_groups,
+    grown,
+    how_to_grow_alike,
+    sizes_by_part,
+    times_to_parts,
+)
 from mupscale.system import MupscaleError, setting
 
-FIELDS = {
-    "hidden": (
-        "hidden_size",
-        "n_embd",
-        "d_model",
-        "dim",
-        "embedding_size",
-        "attention_hidden_size",
-        "embed_dim",
-        "hidden_sizes",
-        "decoder_hidden_size",
-    ),
-    "ffn": (
-        "moe_intermediate_size",
-        "intermediate_size",
-        "ffn_dim",
-        "n_inner",
-        "d_ff",
-        "ffn_hidden_size",
-        "hidden_dim",
-        "encoder_ffn_dim",
-        "decoder_ffn_dim",
-        "shared_expert_intermediate_size",
-        "intermediate_size_mlp",
-    ),
-    "heads": (
-        "num_attention_heads",
-        "n_head",
-        "n_heads",
-        "num_heads",
-        "attention_heads",
-        "encoder_attention_heads",
-        "decoder_attention_heads",
-        "linear_num_key_heads",
-        "linear_num_value_heads",
-        "n_groups",
-    ),
-    "kv": ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv"),
+_FIELDS = {
+    "hidden": "hidden_size n_embd d_model dim embedding_size attention_hidden_size embed_dim hidden_sizes "
+    "decoder_hidden_size",
+    "ffn": "moe_intermediate_size intermediate_size ffn_dim n_inner d_ff ffn_hidden_size hidden_dim encoder_ffn_dim "
+    "decoder_ffn_dim shared_expert_intermediate_size intermediate_size_mlp",
+    "heads": "num_attention_heads n_head n_heads num_heads attention_heads encoder_attention_heads "
+    "decoder_attention_heads linear_num_key_heads linear_num_value_heads n_groups",
+    "kv": "num_key_value_heads num_kv_heads n_kv_heads n_head_kv",
 }
+FIELDS = {part: tuple(names.split()) for part, names in _FIELDS.items()}
 """Names that transformers' configs have for what grows; a field that is null follows from the others and stays so."""
 
 HEAD_DIM = ("head_dim", "d_kv", "kv_channels", "attention_head_size")
@@ -73,13 +53,7 @@ _END = "_config"
 
 
 def part_names(config: Config) -> list[str]:
-    """The parts of a model of several: text, vision, audio; none for a model that is one.
-
-    >>> part_names({"text_config": {"hidden_size": 8}, "num_attention_heads": 2})  # the others say it once more
-    []
-    >>> part_names({"text_config": {"hidden_size": 8}, "vision_config": {}})
-    ['text', 'vision']
-    """
+    """The parts of a model of several: text, vision, audio; none for a model that is one."""
     if any(is_size(config.get(name)) for name in FIELDS["heads"]):
         return []
     return [name.removesuffix(_END) for name, value in config.items() if _is_model(name, value)]
@@ -97,13 +71,9 @@ def part_config(config: Config, part: str) -> dict[str, Any]:
 
 
 def wide_config(config: Config, times: Times) -> dict[str, Any]:
-    """config.json with every field that grows multiplied, in each part by its own multipliers.
-
-    >>> wide_config({"model_type": "convnext", "hidden_sizes": [4, 8]}, Times.of(2))["hidden_sizes"]
-    [8, 16]
-    """
+    """config.json with every field that grows multiplied, in each part by its own multipliers."""
     parts = part_names(config)
-    if isinstance(times, PartTimes) and (strangers := {name for name, _ in times.parts} - {*parts}):
+    if strangers := {name for name, _ in times.parts} - {*parts}:
         there = f"its parts are {', '.join(parts)}" if parts else "config.json names no parts"
         raise MupscaleError(f"'{min(strangers)}' is not a part of this model that grows: {there}")
     if not parts:
@@ -119,12 +89,7 @@ def wide_config(config: Config, times: Times) -> dict[str, Any]:
 
 
 def growable_form(config: Config, times: Times) -> Config:
-    """The config, or one of the same model by whose fields it can grow so, where its own have no room for that.
-
-    >>> falcon = {"model_type": "falcon", "hidden_size": 8, "num_attention_heads": 2}  # one key/value head for all
-    >>> growable_form(falcon, Times.of(2))["num_kv_heads"]
-    1
-    """
+    """The config, or one of the same model by whose fields it can grow so, where its own have no room for that."""
     if config.get("model_type") != "falcon" or times.heads == 1 or config.get("new_decoder_architecture"):
         return config
     if not config.get("multi_query", True) or not config.get("parallel_attn", True):
@@ -162,12 +127,7 @@ def parts_of(config: Config) -> dict[str, int]:
 
 
 def ffn_that_follows_hidden(config: Config, times: Times) -> int | None:
-    """What the feed-forward size becomes where transformers makes it of the hidden size by itself; else None.
-
-    >>> mamba = {"model_type": "mamba", "hidden_size": 64, "intermediate_size": 128, "expand": 2}
-    >>> ffn_that_follows_hidden(mamba, Times.of("hidden=2"))
-    256
-    """
+    """What the feed-forward size becomes where transformers makes it of the hidden size by itself; else None."""
     fields = [name for name in FIELDS["ffn"] if is_size(config.get(name))]
     left = {name: value for name, value in config.items() if name not in fields}
     wider = {name: _grown(left[name], times.hidden) for name in FIELDS["hidden"] if is_size(left.get(name))}
@@ -225,7 +185,7 @@ def _wide_part(given: Config, times: Times) -> dict[str, Any]:
         known = known or ({"head_dim": config[hidden] // config[heads]} if alike else {})
         if known and _takes_size(given, known):
             return _wide_part({**given, **known}, times)
-        if times.heads != 1 or isinstance(times, Ratios):  # else heads become wider, if a run shows that they can
+        if times.heads != 1 or times.fresh:  # else heads become wider, if a run shows that they can
             advice = how_to_grow_alike(config[hidden], config[heads], times) if alike else "let both grow alike"
             raise MupscaleError(f"head_dim is {hidden} / {heads} here, and it must stay: {advice}")
     if times.ffn not in (1, times.hidden) and not fields["ffn"]:
@@ -236,7 +196,7 @@ def _wide_part(given: Config, times: Times) -> dict[str, Any]:
     if times.kv != times.heads and not fields["kv"] and fields["heads"]:
         raise MupscaleError(
             f"{config.get('model_type')} has as many key/value heads as heads, so its kv heads cannot grow apart from "
-            f"them. Leave kv out{'' if isinstance(times, Ratios) else ' of ' + setting('times')}"
+            f"them. Leave kv out{'' if times.fresh else ' of ' + setting('times')}"
         )
     grows = {name: getattr(times, part) for part, names in fields.items() for name in names}
     wide = {name: _grown(config[name], k) for name, k in grows.items() if k != 1 or given.get(name) is not None}
@@ -273,11 +233,68 @@ def _grown(size: int | list[int], times: Number) -> int | list[int]:
 
 
 def is_size(value: object) -> bool:
-    """A positive number, or a list of such.
-
-    >>> is_size(8), is_size([8, 16]), is_size(True), is_size(None)
-    (True, True, False, False)
-    """
+    """A positive number, or a list of such."""
     if isinstance(value, list | tuple):
         return len(value) > 0 and all(map(is_size, value))
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+Size = int | str | Mapping[str, int]
+"""Of the wide model; of a model of several parts, by their names, as in {"text": 1024} or "text=1024,vision=768"."""
+
+Sizes = Mapping[str, Size | None]
+"""By hidden, ffn, heads and kv; None for what is not asked for."""
+
+
+@dataclass(frozen=True)
+class AskedGrowth:
+    """By how much a model grows, and how."""
+
+    times: Times
+    operator: Operator
+
+    @property
+    def fresh(self) -> Fresh | None:
+        """How it grows by fresh units; None if it does not."""
+        return self.operator if isinstance(self.operator, Fresh) else None
+
+    @property
+    def is_replica(self) -> bool:
+        """Whether the wide model would be copies without noise."""
+        return self.times != Times() and is_replica(self.operator)
+
+    @property
+    def needs_initial(self) -> bool:
+        """Whether anything is drawn, for which initial values have to be known."""
+        return not is_replica(self.operator)
+
+
+def settle_growth(
+    config: Config,
+    *,
+    times: int | str | Mapping[str, int] | Times | None = None,
+    sizes: Sizes | None = None,
+    grow: Operator | None = None,
+    noise: Noise | None = None,
+    exact: bool = False,
+) -> AskedGrowth:
+    """The growth that is meant by multipliers or sizes, an operator or noise; twice as wide if nothing is said.
+
+    exact: by copies without noise.
+    """
+    operator, wanted = choose_operator(grow, noise, exact=exact), sizes_by_part(sizes or {})
+    if wanted and times is not None:
+        raise MupscaleError("give either how much it grows (times) or its new sizes (hidden, ffn, heads, kv)")
+    by_how_much = Times.of(2 if times is None else times, part_names(config))
+    if by_how_much.parts and not part_names(config):
+        raise MupscaleError(
+            f"{setting('times', str(by_how_much))}: a {config.get('model_type')} model has no parts; hidden, ffn, "
+            f"heads and kv grow"
+        )
+    fresh = not operator.needs_multiples
+    if wanted:
+        by_how_much = times_to_parts(wanted, parts_of(config), fresh=fresh)
+    else:
+        by_how_much = by_how_much.for_units(fresh=fresh)
+        by_how_much = check_groups(by_how_much, parts_of(config)) if fresh else by_how_much
+    return AskedGrowth(by_how_much, operator)

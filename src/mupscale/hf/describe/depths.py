@@ -1,4 +1,4 @@
-"""Models with more layers: which layer each one comes from, what new ones start with, and what their config says."""
+"""Models with more layers: which layer each one comes from, what new ones start with, and who cannot have them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 from mupscale.core import Entry, Initial, Plan, Shape, TensorSource, naming
 from mupscale.growth import DEPTH_OPERATORS, Deepen, DepthOperator, Place
 from mupscale.hf.describe.building import Config, sketch_model, transformers_config
-from mupscale.hf.describe.config_family import family_of_config
-from mupscale.hf.describe.file_names import InModel, names_in_model
+from mupscale.hf.describe.config_family import ConfigFamily, InModel, names_in_model
 from mupscale.hf.describe.miniatures import LAYER, LAYERS, find_residual_writers
 from mupscale.hf.describe.multipliers import Times
 from mupscale.system import MupscaleError, as_asked
@@ -25,22 +24,14 @@ _NO_LAYERS = re.compile(  # lists that may be as long as there are layers, and a
 
 
 def depth_operator(how: str) -> DepthOperator:
-    """The operator that a word names.
-
-    >>> depth_operator("interleaved")
-    Stack(order='interleaved')
-    """
+    """The operator that a word names."""
     if how not in DEPTH_OPERATORS:
         raise MupscaleError(f"new layers are identity, stack or interleaved, not {how!r}")
     return DEPTH_OPERATORS[how]
 
 
 def layers_of(config: Config) -> int | None:
-    """How many layers a config says a model has (of an encoder and a decoder, the first); None where it does not.
-
-    >>> layers_of({"model_type": "gpt2", "n_layer": 12})
-    12
-    """
+    """How many layers a config says a model has (of an encoder and a decoder, the first); None where it does not."""
     counts = [config[name] for name in LAYERS if isinstance(config.get(name), int)]
     return counts[0] if counts else None
 
@@ -95,16 +86,10 @@ def plan_layers(shapes: Mapping[str, Shape], how: Deepen, layers: int, first: Co
 
     shapes: of the shallow files, or of its model's parameters. first, times: the config of the first small model, with
     the layers that there are since, and by how much this one is wider.
-
-    >>> first = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1}
-    >>> shapes = {"h.0.mlp.c_fc.weight": (8, 32), "h.0.mlp.c_proj.weight": (32, 8)}
-    >>> plan = plan_layers(shapes, "identity", 2, first, Times())
-    >>> plan.fresh["h.1.mlp.c_fc.weight"], plan.sources["h.1.mlp.c_proj.weight"].kind
-    (0.02, 'silent')
     """
     sources, initial, copies = layer_origins(shapes, how, layers), dict[str, Initial](), depth_operator(how).copies
     if not copies:
-        plan, model, writers = family_of_config(first).plan(times), sketch_model(first), find_residual_writers(first)[0]
+        plan, model, writers = ConfigFamily(first).plan(times), sketch_model(first), find_residual_writers(first)[0]
         in_model = names_in_model(model, shapes) or {name: InModel((name,)) for name in shapes}
         for name, source in sources.items():
             own = in_model[source.name].names[0]
@@ -120,12 +105,7 @@ def plan_layers(shapes: Mapping[str, Shape], how: Deepen, layers: int, first: Co
 
 
 def with_layers(plan: Plan, how: Deepen, layers: int) -> Plan:
-    """A plan of the shallow model, and then more layers, by the model's names: each grows as the one it comes from.
-
-    >>> shallow = Plan({"h.0.up": Entry((2,), (4,)), "norm": Entry((2,), (4,))})
-    >>> with_layers(shallow, "stack", 2)["h.1.up"].source
-    TensorSource(name='h.0.up', kind='copy', value=0.0)
-    """
+    """A plan of the shallow model, and then more layers, by the model's names: each grows as the one it comes from."""
     sources, entries = layer_origins(plan.parameters, how, layers), dict[str, Entry]()
     for name, source in sources.items():
         entry = plan.parameters[source.name]
@@ -138,12 +118,7 @@ def with_layers(plan: Plan, how: Deepen, layers: int) -> Plan:
 
 
 def writers_of(config: Config, names: Collection[str]) -> dict[str, dict[str, float]]:
-    """By the path of each layer, what in it writes into the residual stream, and the value at which it does not.
-
-    >>> config = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1}
-    >>> writers_of(config, ["transformer.h.0.mlp.c_fc.weight", "transformer.h.0.mlp.c_proj.weight"])
-    {'transformer.h.0': {'mlp.c_proj.weight': 0.0}}
-    """
+    """By the path of each layer, what in it writes into the residual stream, and the value at which it does not."""
     found, written = find_residual_writers(config)[0], dict[str, dict[str, float]]()
     for name in names:
         if name in found and (match := LAYER.fullmatch(name)):
@@ -152,11 +127,7 @@ def writers_of(config: Config, names: Collection[str]) -> dict[str, dict[str, fl
 
 
 def deep_config(config: Config, how: Deepen, layers: int) -> dict[str, Any]:
-    """The config with more layers, and with every setting that tells of single layers.
-
-    >>> deep_config({"model_type": "gpt2", "n_layer": 2}, "stack", 4)["n_layer"]
-    4
-    """
+    """The config with more layers, and with every setting that tells of single layers."""
     before = layers_of(config)
     if before is None:
         raise MupscaleError(f"this config.json of a {config.get('model_type')} model does not say how many layers")
@@ -193,3 +164,63 @@ def _fitting_places(config: Config, how: Deepen, places: Sequence[Place]) -> Seq
 
 def _places_of(places: Sequence[Place], blocks: Collection[int]) -> list[int]:
     return [number for number, place in enumerate(places) if place.block in blocks]
+
+
+_ONE_FOR_EACH_LAYER = re.compile(r"layer_weights")  # the weights of a sum over what all layers give
+
+
+def check_depth(config: Config, how: Deepen, layers: int, names: Collection[str], folder: object) -> None:
+    """An error where this checkpoint cannot be made so deep in this way."""
+    kind, operator = str(config.get("model_type")), depth_operator(how)
+    if not operator.copies:
+        written, reasons = find_residual_writers(config)
+        if reasons or not written:
+            stack = "" if _misfit(config, "stack", layers) else f": take {called('stack')}, which changes the function"
+            why = next(iter(reasons.values()), "no layer writes into a residual stream")
+            raise MupscaleError(f"layers of {kind} cannot start as identity: {why}{stack}")
+    if weighted := [name for name in names if _ONE_FOR_EACH_LAYER.fullmatch(name)]:
+        raise MupscaleError(
+            f"'{weighted[0]}' of {folder} weighs the output of each layer (use_weighted_layer_sum in config.json), and "
+            "more layers would change the weights. Load the base model without its head, and deepen that"
+        )
+    before = _counts(config, names, folder)
+    if layers <= max(before.values()):
+        raise MupscaleError(
+            f"{folder} has {max(before.values())} layers. A deeper model needs more than that, not {layers}"
+        )
+    if odd := _misfit(config, how, layers):
+        instead = f"take {called('identity')}"
+        raise MupscaleError(
+            f"layers of {kind} do not all hold the same tensors, so new ones modelled on those of {folder} ('{how}') "
+            f"would be incomplete: {odd}{f'; {instead}' if operator.copies else ''}"
+        )
+
+
+def _misfit(config: Config, how: Deepen, layers: int) -> str:
+    """What the deep model's layers hold that those which they are made after do not, or the reverse; or nothing."""
+    shallow, deep = (
+        [name for name, _ in sketch_model(made).named_parameters(remove_duplicate=False)]
+        for made in (config, deep_config(config, how, layers))
+    )
+    made = layer_origins(shallow, how, layers)
+    if lacking := [name for name in deep if name not in made]:
+        return f"nothing would be '{lacking[0]}'"
+    surplus = made.keys() - deep
+    return f"the model with {layers} layers has no '{min(surplus)}'" if surplus else ""
+
+
+def _counts(config: Config, names: Collection[str], folder: object) -> dict[str, int]:
+    """How many layers each list has, by the files and by the config."""
+    numbers: dict[str, set[int]] = {}
+    for name in names:
+        if match := LAYER.fullmatch(name):
+            numbers.setdefault(match["list"], set()).add(int(match["number"]))
+    told = {config[field] for field in LAYERS if isinstance(config.get(field), int)}
+    whole = all(found == set(range(len(found))) and len(found) in told for found in numbers.values())
+    if not numbers or not whole or len(numbers) > 1 + bool(config.get("is_encoder_decoder")):
+        says = " and ".join(map(str, sorted(told))) or "nothing"
+        raise MupscaleError(
+            f"the layers of {folder} were not found: its config says {says}, but its files have "
+            f"{sum(map(len, numbers.values()))} in {', '.join(sorted(numbers)) or 'no list'}"
+        )
+    return {path: len(found) for path, found in numbers.items()}

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from mupscale.core import Axis, Constants, Entry, Initial, Plan, Shape, TensorSource, naming
 from mupscale.hf.describe.building import Config, sketch_model, transformers_config
-from mupscale.hf.describe.file_names import InModel, names_in_model
+from mupscale.hf.describe.config_family import InModel, names_in_model
 from mupscale.system import MupscaleError, as_asked
 
 _FEED_FORWARD = re.compile(r"(?P<layer>.*\.layers\.\d+)\.mlp\.(?P<part>gate|up|down)_proj\.weight")
@@ -67,11 +67,7 @@ class ExpertCounts:
 
 
 def experts_of(config: Config) -> tuple[int, int]:
-    """The number of experts, and of active ones, of a model; (1, 1) of a dense one.
-
-    >>> experts_of({"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2})
-    (8, 2)
-    """
+    """The number of experts, and of active ones, of a model; (1, 1) of a dense one."""
     if config.get("model_type") not in _MIXTURES:
         return 1, 1
     numbers = {**vars(transformers_config(config)), **config}
@@ -114,11 +110,7 @@ def settle_experts(config: Config, experts: int, top_k: int | None, folder: obje
 
 
 def experts_config(config: Config, asked: ExpertCounts) -> dict[str, Any]:
-    """config.json of the mixture.
-
-    >>> experts_config({"model_type": "llama", "intermediate_size": 8}, ExpertCounts(4, 2))["num_local_experts"]
-    4
-    """
+    """config.json of the mixture."""
     kind = str(config.get("model_type"))
     if kind in _MIXTURES:
         number = _number({**vars(transformers_config(config)), **config})
@@ -134,13 +126,6 @@ def plan_experts_files(shapes: Mapping[str, Shape], config: Config, asked: Exper
     """What every tensor of the mixture's files is made of: the smaller model's, a copy, or a router, drawn or zero.
 
     shapes: of the files of the smaller model, which has this config.
-
-    >>> shapes = {"model.layers.0.mlp.up_proj.weight": (8, 4)}
-    >>> plan = plan_experts_files(shapes, {"model_type": "qwen3"}, ExpertCounts(2, 1))
-    >>> plan["model.layers.0.mlp.experts.1.up_proj.weight"].source.name
-    'model.layers.0.mlp.up_proj.weight'
-    >>> plan["model.layers.0.mlp.gate.weight"].wide
-    (2, 4)
     """
     kind, few = str(config.get("model_type")), experts_of(config)[0]
     times, entries, initial = asked.experts // few, dict[str, Entry](), dict[str, Initial]()

@@ -3,24 +3,30 @@
 A miniature has the same numbers of heads and groups, and every kind of layer; what such parts consist of is smaller,
 and so are vocabularies and numbers of experts. So the blocks in which units are copied are parts of their axes as in
 the real model, or have the same length. Two miniatures of different sizes tell which.
+
+They also show what a model starts with, as a law: a constant, or a power of the fan-in or of the layers. For that they
+are initialised with numbers that have the mean and the spread of their distribution exactly: +σ and −σ in turn for
+normal numbers, evenly spaced ones for uniform numbers; and in a second draw the same mirrored.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 import operator
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mupscale.core import Plan, Role, Shape, naming
 from mupscale.growth import Copies, Fresh, upscale_untried
@@ -29,6 +35,8 @@ from mupscale.hf.describe.building import (
     Config,
     build_model,
     built_in_float64,
+    in_one_line,
+    memory_shortage,
     quiet_transformers,
     sketch_model,
     transformers_config,
@@ -40,6 +48,7 @@ from mupscale.hf.describe.config_fields import (
     is_size,
     part_config,
     part_names,
+    parts_of,
     wide_config,
 )
 from mupscale.hf.describe.multipliers import Times
@@ -50,6 +59,7 @@ from mupscale.planning import (
     build_plan,
     check_plan_by_running,
     find_writers,
+    initial_means,
     keeps_outputs,
     plan,
     relative_difference,
@@ -77,13 +87,10 @@ _LENGTHS = {"max_source_positions": 16, "vocab_size": 64}  # tables that need no
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer, or an expert
 _DEPTHS = (2, 3, 4, 6, 8, 12, 24, 48)
 _FEW = 1 << 26  # numbers in a model that is built to be run
+_BYTES = 32  # for each number of the model itself, if that is run: it and a smaller one in float64, and their copies
 _FEW_EXPERTS = 4
 _SAME = 1e-8
 _SMALLEST = 4  # units of a head: fewer could not be told from one
-
-
-class NotRun(MupscaleError):
-    """No miniature can be built or run, so that nothing is known of the model but its modules."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,7 @@ def plan_by_miniatures(config: Config, times: Times) -> Plan:
             if dims >= {d for side in role.dims(real[name].dim()) for d in side}:
                 role, widths[name] = replace(role, out=whole.out, in_=whole.in_), dims
             roles[name] = _at_size(role, other, first, second, tuple(real[name].shape))
-    how: How = "fresh" if times.takes_any_ratio else "copies"
+    how: How = "fresh" if times.fresh else "copies"
     planned = build_plan(
         small, large, roles=roles, how=how, assume=True, is_width=lambda name, d: d in widths.get(name, ())
     )
@@ -160,18 +167,12 @@ def _growing(config: Config, times: Times) -> list[tuple[bool, ...]]:
 
 
 def learn(config: Config, times: Times) -> Shown:
-    """What miniatures of the config show of a growth by `times`; learnt once for all configs that have the same ones.
-
-    >>> config = {"model_type": "llama", "hidden_size": 512, "num_attention_heads": 4, "num_key_value_heads": 4}
-    >>> shown = learn({**config, "intermediate_size": 1024, "num_hidden_layers": 32}, Times.of(2))
-    >>> print(shown.roles[0]["model.layers.1.self_attn.o_proj.weight"])
-    Role(out=0, in_=1, in_block=4)
-    """
-    whole = times.as_copies() if times.takes_any_ratio else times
+    """What miniatures of the config show of a growth by `times`; learnt once for all configs with the same ones."""
+    whole = times.as_copies() if times.fresh else times
     for more in (0, 1):
         pair = miniature_configs(config, whole, more)
         small, large = (json.dumps(one, sort_keys=True) for one in pair)
-        shown = _learn(small, large, whole, times.takes_any_ratio)
+        shown = _learn(small, large, whole, times.fresh)
         if more or not _differ_by_layer(pair[0], shown.roles[1]):
             break  # else a layer between the first and the last is looked at, too
     if not shown.exact and not _keeps_outputs(pair[0], times, shown.roles[0]):
@@ -233,12 +234,7 @@ def _pair(config: Config, times: Times) -> tuple[nn.Module, nn.Module, Batch]:
 
 
 def moves_outputs(config: Config, times: Times) -> bool:
-    """Whether new units move the outputs of a miniature although they start silent, as where a norm follows the sum.
-
-    >>> sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 11}
-    >>> moves_outputs({"model_type": "llama", **sizes, "intermediate_size": 16, "num_key_value_heads": 2}, Times.of(2))
-    False
-    """
+    """Whether new units move the outputs of a miniature although they start silent, as where a norm follows the sum."""
     whole = times.as_copies()
     return _moves_outputs(json.dumps(miniature_configs(config, whole)[0], sort_keys=True), whole)
 
@@ -267,21 +263,16 @@ def _moves_outputs(config: str, times: Times) -> bool:
 
 
 def batch_for(model: nn.Module) -> Batch:
-    """A small batch on which a miniature runs; an error of its own where there is none.
-
-    >>> model = build_model({"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 11})
-    >>> batch_for(model)["input_ids"].shape
-    torch.Size([2, 8])
-    """
-    try:
-        batch = make_batches(model, size=8)[0]
-    except MupscaleError as error:
-        raise NotRun(str(error)) from None
+    """A small batch on which a miniature runs; an error of its own where there is none."""
+    batch = make_batches(model, size=8)[0]
     try:
         with torch.no_grad(), quiet_transformers():  # which says once what it runs without
             model(**batch)
     except Exception as error:  # whatever a model raises
-        raise NotRun(f"{type(model).__name__} does not run on random inputs ({type(error).__name__})") from None
+        raise MupscaleError(
+            f"{type(model).__name__} does not run on random inputs, so its units cannot be followed "
+            f"({in_one_line(error)})"
+        ) from None
     return batch
 
 
@@ -289,9 +280,6 @@ def find_residual_writers(config: Config) -> tuple[dict[str, float], dict[str, s
     """By name, what of the layers writes into the residual stream, and the value at which it does not.
 
     And by the path of a layer of a miniature that cannot be silent, why. Both as a miniature shows it.
-
-    >>> find_residual_writers({"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1})[0].keys()
-    dict_keys(['transformer.h.0.attn.c_proj.weight', 'transformer.h.0.attn.c_proj.bias', ...])
     """
     shapes, written, reasons = _writers(json.dumps(miniature_configs(config, Times())[0], sort_keys=True))
     real = naming.parameters(sketch_model(config))
@@ -313,40 +301,29 @@ def _writers(config: str) -> tuple[dict[str, Shape], dict[str, float], dict[str,
 
 
 def miniature_configs(config: Config, times: Times, more_layers: int = 0) -> list[dict[str, Any]]:
-    """Two configs of models that are small enough to be run, one of them with twice as many units in each part.
-
-    >>> config = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 11008}
-    >>> config |= {"num_key_value_heads": 32, "num_hidden_layers": 32, "vocab_size": 32000}
-    >>> [small["hidden_size"] for small in miniature_configs(config, Times.of(2))]
-    [128, 256]
-    """
+    """Two configs of models that are small enough to be run, one of them with twice as many units in each part."""
     shallow, wanted = shallow_config(config, more_layers), _patterns(sketch_model(config))
     divisors = [d for d in (1 << n for n in range(12, 0, -1)) if _divides(shallow, d)]
     error: MupscaleError | None = None
-    for divisor in (*divisors, 1):  # a small model is its own miniature
+    for divisor in (*divisors, 1):  # a small model is its own miniature, and so is one that has none
         pair = [_divided(shallow, d) for d in (divisor, max(1, divisor // 2))]
         try:
-            for one in pair[divisor == 1 :]:
-                small, large = sketch_model(one), sketch_model(wide_config(one, times))
-                if sum(p.numel() for p in large.parameters()) > _FEW or _patterns(small) != wanted:
-                    raise NotRun("too large, or of other parts")
-            return pair
+            models = [(sketch_model(one), sketch_model(wide_config(one, times))) for one in pair[divisor == 1 :]]
         except MupscaleError as refused:
             error = refused
-    if error is not None and not isinstance(error, NotRun):
-        raise error  # of the config itself
-    raise NotRun(
+            continue
+        numbers = max(sum(p.numel() for p in large.parameters()) for _, large in models)
+        is_small = numbers <= _FEW or (divisor == 1 and not memory_shortage(_BYTES * numbers))
+        if is_small and all(_patterns(small) == wanted for small, _ in models):
+            return pair
+    raise error or MupscaleError(
         f"no smaller model with the parts of '{config.get('model_type')}' can be built, on which its units could be "
-        f"followed"
+        f"followed, and memory is too small for the model itself"
     )
 
 
 def shallow_config(config: Config, more_layers: int = 0) -> dict[str, Any]:
-    """The config with the fewest layers that have all kinds of parameters, few experts and a small vocabulary.
-
-    >>> shallow_config({"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 12})["n_layer"]
-    2
-    """
+    """The config with the fewest layers that have all kinds of parameters, few experts and a small vocabulary."""
     whole = {**config, **{f"{part}_config": part_config(config, part) for part in part_names(config)}}
     told = {*LAYERS, *_EXPERTS, *_PER_TOKEN, *_GROUPS, *_LENGTHS}
     built = vars(transformers_config(config)).items()
@@ -549,3 +526,148 @@ def _kinds_of_layers(config: Config) -> Any:
         return tuple(str(one[at]) for one in lists if at < len(one))
 
     return kind
+
+
+Means = dict[str, tuple[float, ...]]
+_SMALL = 0.05  # of the spread: a mean below that is an accident
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What the parameters of one miniature start with."""
+
+    shapes: Mapping[str, Shape]
+    stds: Mapping[str, float]
+    means: Means
+
+
+def initial_law(config: Config) -> tuple[dict[str, float], Means]:
+    """Standard deviations and means of all parameters of the model that a config names, which is not built.
+
+    >>> config = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 8}
+    >>> stds, means = initial_law(config)
+    >>> stds["transformer.wte.weight"], round(stds["transformer.h.7.mlp.c_proj.weight"], 6)  # 0.02 / √16
+    (0.02, 0.005)
+    >>> means["transformer.h.7.ln_1.weight"]
+    (1.0,)
+    """
+    real = {name: tuple(p.shape) for name, p in naming.parameters(sketch_model(config)).items()}
+    small, large = miniature_configs(config, Times())
+    first, second = (_start(json.dumps(one, sort_keys=True)) for one in (small, large))
+    layers, few = _layers(real), _layers(first.shapes)
+    third = first
+    if layers != few:
+        third = _start(json.dumps(_with_layers_of(small, shallow_config(config, 2)), sort_keys=True))
+    like, deep = (counterparts(config, real, one.shapes) for one in (first, third))
+    hidden = [parts_of(each).get("hidden", 1) for each in (small, large, config)]
+    units = hidden[1] / hidden[0], hidden[2] / hidden[0]
+    stds: dict[str, float] = {}
+    means: Means = {}
+    for name, shape in real.items():
+        one = like[name]
+        std = _scaled(first.stds[one], second.stds[one], first.shapes[one], second.shapes[one], shape, units)
+        more = _layers(third.shapes) / few
+        std *= (layers / few) ** _power(first.stds[one], third.stds[deep[name]], more)
+        stds[name] = std
+        if one in second.means:
+            means[name] = second.means[one]
+    return stds, means
+
+
+def _with_layers_of(config: dict[str, Any], deep: Mapping[str, Any]) -> dict[str, Any]:
+    """The miniature with the layers of another config."""
+    changed = {n: v for n, v in deep.items() if n in config and (isinstance(v, list) or n in LAYERS)}
+    parts = {n: _with_layers_of(v, deep[n]) for n, v in config.items() if n.endswith("_config") and isinstance(v, dict)}
+    return {**config, **changed, **parts}
+
+
+def _layers(names: Mapping[str, Any]) -> int:
+    return 1 + max((int(match["number"]) for match in map(LAYER.fullmatch, names) if match), default=0)
+
+
+def _scaled(std: float, other: float, first: Shape, second: Shape, real: Shape, units: tuple[float, float]) -> float:
+    """The law at the real shape: of the fan-in where that differs between the miniatures, else of the hidden size.
+
+    units: how much larger the hidden size of the second miniature is, and that of the real model.
+    """
+    ratios = [(b / a, r / a) for a, b, r in zip(first, second, real, strict=True) if a != b]
+    grown, by = ratios[-1] if ratios else units  # the last dimension is what a Linear reads
+    return std * float(by ** _power(std, other, grown))
+
+
+def _power(std: float, other: float, ratio: float) -> float:
+    """The exponent of a law, in quarters."""
+    if std == 0 or other == 0 or ratio == 1:
+        return 0.0
+    return round(4 * math.log(other / std) / math.log(ratio)) / 4
+
+
+@lru_cache(maxsize=64)
+def _start(config: str) -> _Start:
+    draws = []
+    for mirrored in (False, True):
+        with built_in_float64(), _EvenDraws(mirrored), _truncated_draws():
+            draws.append(naming.parameters(build_model(json.loads(config))))
+    stds: dict[str, float] = {}
+    means: Means = {}
+    for name, first in draws[0].items():
+        values = torch.stack([draw[name].detach().double().flatten() for draw in draws])
+        drawn = values[:, values[0] != values[1]]
+        spread = float(drawn.var(correction=0).sqrt()) if drawn.numel() else 0.0
+        stds[name] = float(f"{spread:.12g}")  # without what the sum rounds
+        if drawn.numel():
+            mean = float(drawn.mean())
+            means[name] = (mean if abs(mean) > _SMALL * stds[name] else 0.0,)
+        else:  # a pattern, such as a table of sinusoids, has no mean to speak of; new columns of a table start at 0
+            constant = initial_means([{name: first}], {name: 0.0})
+            means |= constant if constant or first.dim() == 1 else {name: (0.0,)}
+    return _Start({name: tuple(p.shape) for name, p in draws[0].items()}, stds, means)
+
+
+@contextmanager
+def _truncated_draws() -> Iterator[None]:
+    """Inside, numbers that torch would draw until all are within bounds have the moments of that distribution."""
+    before = torch.nn.init._no_grad_trunc_normal_
+
+    @torch.no_grad()
+    def draw(tensor: Tensor, mean: float, std: float, a: float, b: float, generator: Any = None) -> Tensor:
+        low, high = (a - mean) / std, (b - mean) / std
+        heights = [math.exp(-(x**2) / 2) / math.sqrt(2 * math.pi) for x in (low, high)]
+        within = (math.erf(high / math.sqrt(2)) - math.erf(low / math.sqrt(2))) / 2
+        shift = (heights[0] - heights[1]) / within
+        variance = 1 + (low * heights[0] - high * heights[1]) / within - shift**2
+        return tensor.normal_(mean + std * shift, std * math.sqrt(variance))
+
+    torch.nn.init._no_grad_trunc_normal_ = draw
+    try:
+        yield
+    finally:
+        torch.nn.init._no_grad_trunc_normal_ = before
+
+
+class _EvenDraws(TorchDispatchMode):
+    """Random numbers with the moments of their distribution; mirrored: the others of a pair."""
+
+    def __init__(self, mirrored: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.mirrored = mirrored
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result, aten = func(*args, **(kwargs or {})), torch.ops.aten
+        if func is aten.normal_.default:
+            mean, std = [*args[1:], 0.0, 1.0][:2] if len(args) != 2 else (args[1], 1.0)
+            return result.copy_(mean + std * self._signs(result))
+        if func is aten.uniform_.default:
+            low, high = [*args[1:], 0.0, 1.0][:2] if len(args) != 2 else (args[1], 1.0)
+            return result.copy_(low + (high - low) * self._ranks(result))
+        if func.overloadpacket in (aten.randn, aten.randn_like):
+            return result.copy_(self._signs(result))
+        return result.copy_(self._ranks(result)) if func.overloadpacket in (aten.rand, aten.rand_like) else result
+
+    def _signs(self, like: Tensor) -> Tensor:
+        number = torch.arange(like.numel(), device=like.device) + self.mirrored
+        return (1 - 2 * (number % 2)).to(like).view(like.shape)
+
+    def _ranks(self, like: Tensor) -> Tensor:
+        ranks = (torch.arange(like.numel(), device=like.device) + 0.5) / max(1, like.numel())
+        return (1 - ranks if self.mirrored else ranks).to(like).view(like.shape)

@@ -1,14 +1,22 @@
-"""By how much each part of a transformer grows, and the config that says so."""
+"""By how much each part of a transformer grows, and which sizes it is to have then."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
 from mupscale.core import Number, tidy
 from mupscale.system import MupscaleError, as_asked, parse_multipliers, setting
+
+PARTS = {
+    "hidden": "hidden size",
+    "ffn": "size of the feed-forward layers",
+    "heads": "number of heads",
+    "kv": "number of key/value heads",
+}
 
 PART_NAMES = ("text", "vision", "audio", "encoder", "decoder", "qformer", "backbone", "thinker", "talker")
 """What transformers calls the parts of a model: each has a config of its own, text_config and so on."""
@@ -18,41 +26,53 @@ PART_NAMES = ("text", "vision", "audio", "encoder", "decoder", "qformer", "backb
 class Times:
     """Multipliers of the hidden size, the feed-forward layers, the attention heads and the key/value heads.
 
-    head_dim stays, so rotary embeddings and the attention's scale stay.
+    head_dim stays, so rotary embeddings and the attention's scale stay. fresh: for a growth by fresh units, which takes
+    any ratio; copies need whole numbers. parts: of a model of several parts, the multipliers of each by its name, of
+    which the largest stand for the whole; parts that are not named stay.
 
     >>> Times.of(2)
     Times(hidden=2, ffn=2, heads=2, kv=2)
     >>> Times.of("hidden=2,ffn=3,heads=2")
     Times(hidden=2, ffn=3, heads=2, kv=2)
+    >>> Times.of("text=2,vision.ffn=3").of_part("vision")
+    Times(hidden=1, ffn=3, heads=1, kv=1)
     """
 
     hidden: Number = 1
     ffn: Number = 1
     heads: Number = 1
     kv: Number = 1
+    fresh: bool = field(default=False, repr=False)
+    parts: tuple[tuple[str, Times], ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        self._check()
-
-    def _check(self) -> None:
-        for name, value in asdict(self).items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        for name, value in self.by_name.items() if not self.parts else ():
+            is_number = isinstance(value, int | Fraction) and not isinstance(value, bool)
+            if self.fresh and is_number and value > 0:
+                object.__setattr__(self, name, tidy(value))
+            elif self.fresh or not is_number or not isinstance(value, int) or value < 1:
                 raise MupscaleError(
                     f"{name} cannot grow {value} times: copies need a whole number, as in {setting('times', 2)} or "
                     f"{setting('times', 'hidden=2,ffn=3,heads=2')}"
                 )
-        if self.heads % self.kv:
+        if not self.fresh and not self.parts and self.heads % self.kv:
             raise MupscaleError(
                 f"key/value heads cannot grow {self.kv} times while heads grow {self.heads} times: each serves whole "
                 f"groups of heads, so grow both by the same factor (kv={self.heads}), or keep the key/value heads "
                 "(kv=1)"
             )
 
+    @property
+    def by_name(self) -> dict[str, Number]:
+        """The four multipliers."""
+        return {name: getattr(self, name) for name in PARTS}
+
     @classmethod
     def of(cls, times: int | str | Mapping[str, int] | Times, parts: Iterable[str] = ()) -> Times:
         """From a number for everything, a text such as 'hidden=2,ffn=3,heads=2', or a mapping; what is not named stays.
 
-        Key/value heads grow with the heads unless they are named. parts: those that the model has, for the error.
+        Key/value heads grow with the heads unless they are named. A part of a model has its name before its sizes, as
+        in 'text=2' or 'text.hidden=2,text.heads=2'. parts: those that the model has, for the error.
         """
         if isinstance(times, Times):
             return times
@@ -60,162 +80,83 @@ class Times:
             times = parse_multipliers(times)
         if not isinstance(times, Mapping):
             return cls(times, times, times, times)
-        if any(name.partition(".")[0] in PART_NAMES for name in times):
-            return PartTimes.by_name(times, parts)
-        if strangers := times.keys() - {f.name for f in fields(cls)}:
-            raise MupscaleError(
-                f"{setting('times')} names '{min(strangers)}', which does not grow: {_what_grows(parts)} do"
-            )
-        return cls(**{"kv": times.get("heads", 1), **times})
-
-    def of_part(self, part: str) -> Times:
-        """The multipliers of a part of a model: its text, its vision; the same for all where none is named."""
-        return self
-
-    @property
-    def takes_any_ratio(self) -> bool:
-        """Whether it is a growth by fresh units."""
-        return False
-
-    def as_ratios(self) -> Times:
-        """The same for a growth by fresh units."""
-        return Ratios(**asdict(self))
-
-    def as_copies(self) -> Times:
-        """Twice as much of what grows."""
-        return Times(**{name: 2 if ratio != 1 else 1 for name, ratio in asdict(self).items()})
-
-    def __mul__(self, other: Times) -> Times:
-        """First this, then the other."""
-        if isinstance(other, PartTimes) and not isinstance(self, PartTimes):
-            return other * self
-        cls = Ratios if Ratios in (type(self), type(other)) else Times
-        return cls(*(getattr(self, f.name) * getattr(other, f.name) for f in fields(self)))
-
-    def to_json(self) -> dict[str, Any]:
-        """Exact."""
-        return asdict(self)
-
-    def __str__(self) -> str:
-        values = asdict(self)
-        return str(self.hidden) if len({*values.values()}) == 1 else ",".join(f"{k}={v}" for k, v in values.items())
-
-
-@dataclass(frozen=True)
-class Ratios(Times):
-    """The same for a growth by fresh units, which need no whole multiples: any ratio from 1 on.
-
-    >>> Ratios(hidden=Fraction(3, 2), ffn=2) * Times.of(2)
-    Ratios(hidden=3, ffn=4, heads=2, kv=2)
-    >>> Ratios.from_json(Ratios(hidden=Fraction(3, 2)).to_json()).hidden
-    Fraction(3, 2)
-    """
-
-    def _check(self) -> None:
-        for name, value in asdict(self).items():
-            if isinstance(value, bool | float) or not isinstance(value, int | Fraction) or value < 1:
-                raise MupscaleError(f"{name} cannot become {value} times as large: a model can only become wider")
-            object.__setattr__(self, name, tidy(value))
-
-    @property
-    def takes_any_ratio(self) -> bool:
-        """It is."""
-        return True
-
-    def to_json(self) -> dict[str, Any]:
-        """Exact: fractions as text."""
-        return {name: str(value) for name, value in asdict(self).items()}
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, int | str]) -> Ratios:
-        """What to_json gave."""
-        return cls(**{name: Fraction(value) for name, value in content.items()})
-
-
-@dataclass(frozen=True)
-class PartTimes(Times):
-    """Multipliers of a model of several parts, each by its name; parts that are not named stay.
-
-    >>> Times.of("text=2,vision.ffn=3").of_part("vision")
-    Times(hidden=1, ffn=3, heads=1, kv=1)
-    >>> str(Times.of("text=2,vision.ffn=3"))
-    'text=2,vision.ffn=3'
-    """
-
-    parts: tuple[tuple[str, Times], ...] = ()
-
-    def _check(self) -> None:
-        """The multipliers of each part are checked."""
-
-    @classmethod
-    def by_name(cls, times: Mapping[str, int], parts: Iterable[str] = ()) -> PartTimes:
-        """From `text=2` or `text.hidden=2,text.heads=2`."""
+        if not any(name.partition(".")[0] in PART_NAMES for name in times):
+            if strangers := times.keys() - PARTS.keys():
+                raise MupscaleError(
+                    f"{setting('times')} names '{min(strangers)}', which does not grow: {_what_grows(parts)} do"
+                )
+            return cls(**{"kv": times.get("heads", 1), **times})
         named: dict[str, dict[str, int]] = {}
         for name, number in times.items():
             part, _, what = name.partition(".")
             if part not in PART_NAMES:
                 such = ", ".join(parts or PART_NAMES)
                 raise MupscaleError(f"{setting('times')} names '{part}' beside parts of a model: the parts are {such}")
-            more = {what: number} if what else dict.fromkeys(("hidden", "ffn", "heads", "kv"), number)
-            named[part] = {**named.get(part, {}), **more}
-        return cls.of_parts({part: Times.of(numbers) for part, numbers in named.items()})
+            named.setdefault(part, {}).update({what: number} if what else dict.fromkeys(PARTS, number))
+        return cls.of_parts({part: cls.of(numbers) for part, numbers in named.items()})
 
     @classmethod
-    def of_parts(cls, parts: Mapping[str, Times]) -> PartTimes:
-        """The largest multipliers stand for the whole."""
-        largest = {f.name: max((getattr(t, f.name) for t in parts.values()), default=1) for f in fields(Times)}
-        return cls(**{**largest, "kv": largest["heads"]}, parts=tuple(parts.items()))
+    def of_parts(cls, parts: Mapping[str, Times]) -> Times:
+        """Of a model of several parts."""
+        largest = {name: max((times.by_name[name] for times in parts.values()), default=1) for name in PARTS}
+        fresh = any(times.fresh for times in parts.values())
+        return cls(**{**largest, "kv": largest["heads"]}, fresh=fresh, parts=tuple(parts.items()))
 
     def of_part(self, part: str) -> Times:
-        """1 where it is not named."""
-        return dict(self.parts).get(part, Times())
+        """The multipliers of a part of a model: its text, its vision; the same for all where none is named."""
+        return dict(self.parts).get(part, Times()) if self.parts else self
 
-    @property
-    def takes_any_ratio(self) -> bool:
-        """Whether any part does."""
-        return any(times.takes_any_ratio for _, times in self.parts)
+    def for_units(self, *, fresh: bool) -> Times:
+        """The same for a growth by fresh units, or for one by copies."""
+        if self.parts:
+            return Times.of_parts({name: times.for_units(fresh=fresh) for name, times in self.parts})
+        return replace(self, fresh=fresh)
 
-    def as_ratios(self) -> PartTimes:
-        """Of each part."""
-        return PartTimes.of_parts({name: times.as_ratios() for name, times in self.parts})
+    def as_copies(self) -> Times:
+        """Twice as much of what grows."""
+        if self.parts:
+            return Times.of_parts({name: times.as_copies() for name, times in self.parts})
+        return Times(**{name: 2 if ratio != 1 else 1 for name, ratio in self.by_name.items()})
 
-    def as_copies(self) -> PartTimes:
-        """Of each part."""
-        return PartTimes.of_parts({name: times.as_copies() for name, times in self.parts})
-
-    def __mul__(self, other: Times) -> PartTimes:
+    def __mul__(self, other: Times) -> Times:
         """First this, then the other."""
-        names = [name for name, _ in (*self.parts, *getattr(other, "parts", ()))]
-        if not isinstance(other, PartTimes) and other != Times():
+        if not self.parts and not other.parts:
+            products = {name: number * other.by_name[name] for name, number in self.by_name.items()}
+            return Times(**products, fresh=self.fresh or other.fresh)
+        if not (self.parts and other.parts) and Times() not in (self, other):
             raise MupscaleError(
                 "a growth that names parts and one that does not cannot be combined. Name the parts in both"
             )
-        return PartTimes.of_parts({name: self.of_part(name) * other.of_part(name) for name in names})
+        names = [name for name, _ in (*self.parts, *other.parts)]
+        return Times.of_parts({name: self.of_part(name) * other.of_part(name) for name in names})
 
     def to_json(self) -> dict[str, Any]:
-        """By part."""
-        return {"parts": {name: times.to_json() for name, times in self.parts}}
+        """Exact: ratios of fresh units as text, so that an earlier version does not take them for copies."""
+        if self.parts:
+            return {"parts": {name: times.to_json() for name, times in self.parts}}
+        return {name: str(value) if self.fresh else value for name, value in self.by_name.items()}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Times:
+        """What to_json gave."""
+        if "parts" in content:
+            return cls.of_parts({name: cls.from_json(numbers) for name, numbers in content["parts"].items()})
+        if strangers := content.keys() - PARTS.keys():
+            raise ValueError(f"a multiplier of {min(strangers)!r}, which this version does not know")
+        if any(isinstance(number, str) for number in content.values()):
+            return cls(**{name: Fraction(number) for name, number in content.items()}, fresh=True)
+        return cls(**content)
 
     def __str__(self) -> str:
+        if not self.parts:
+            is_even = len({*self.by_name.values()}) == 1
+            return str(self.hidden) if is_even else ",".join(f"{name}={k}" for name, k in self.by_name.items())
         words = list[str]()
-        for name, times in self.parts:
-            values = asdict(times)
-            if len({*values.values()}) == 1:
-                words.append(f"{name}={times.hidden}")
-            else:
-                words += [f"{name}.{what}={k}" for what, k in values.items() if k != 1]
+        for part, times in self.parts:
+            is_even = len({*times.by_name.values()}) == 1
+            each = [f"{part}.{name}={k}" for name, k in times.by_name.items() if k != 1]
+            words += [f"{part}={times.hidden}"] if is_even else each
         return ",".join(words)
-
-
-def times_from_json(content: Mapping[str, Any]) -> Times:
-    """What to_json gave, in which ratios are texts.
-
-    >>> times_from_json(Times.of("text=2").to_json()) == Times.of("text=2")
-    True
-    """
-    if "parts" in content:
-        return PartTimes.of_parts({name: times_from_json(numbers) for name, numbers in content["parts"].items()})
-    return Ratios.from_json(content) if any(isinstance(n, str) for n in content.values()) else Times(**content)
 
 
 def grown(size: int, times: Number) -> int:
@@ -231,12 +172,8 @@ def grown(size: int, times: Number) -> int:
 
 
 def how_to_grow_alike(hidden: int, heads: int, times: Times) -> str:
-    """What to ask for where heads are parts of the hidden size and the two do not grow alike.
-
-    >>> how_to_grow_alike(768, 12, Ratios(hidden=Fraction(800, 768)))
-    'hidden=800 would cut a head of 64 units. Choose 832 with heads=13'
-    """
-    if not isinstance(times, Ratios):
+    """What to ask for where heads are parts of the hidden size and the two do not grow alike."""
+    if not times.fresh:
         alike = f"hidden={times.hidden},ffn={times.ffn},heads={times.hidden}"
         return f"let hidden and heads grow by the same factor, as in {setting('times', alike)}"
     size, wide = hidden // heads, grown(hidden, times.hidden)
@@ -253,3 +190,119 @@ def _what_grows(parts: Iterable[str]) -> str:
     """In words, for an error; parts: of a model that has several."""
     sizes = "hidden, ffn, heads and kv"
     return f"{' and '.join(parts)} (text=2), or {sizes} of one of them (text.ffn=2)" if parts else sizes
+
+
+def times_to(wanted: Mapping[str, int], now: Mapping[str, int], *, fresh: bool) -> Times:
+    """By how much a model of these sizes grows to have the wanted ones; what is not wanted otherwise stays.
+
+    wanted, now: by hidden, ffn, heads and kv. fresh: by fresh units, which take any wider size. Key/value heads grow
+    with the heads unless they are named.
+    """
+    for part, size in wanted.items():
+        _check_size(part, size, now)
+    if "kv" not in wanted and "heads" in wanted and "kv" in now:
+        wanted = {**wanted, "kv": _kv_of_heads(wanted["heads"], now["heads"], now["kv"])}
+    ratios = {part: Fraction(wanted.get(part, size), size) for part, size in now.items()}
+    if all(ratio == 1 for ratio in ratios.values()):
+        raise MupscaleError(f"nothing would grow: the model has {_in_words(now)} already")
+    for part, ratio in ratios.items():
+        if ratio.denominator != 1 and not fresh:
+            raise MupscaleError(
+                f"{setting(part, wanted[part])} is not a whole multiple of {now[part]}, which copies need. Fresh units "
+                f"fit any larger size: {as_asked('grow=mupscale.Fresh()', '--how fresh')}"
+            )
+    numbers = {part: tidy(ratio) for part, ratio in ratios.items()}
+    times = Times(**{"kv": numbers.get("heads", 1), **numbers}, fresh=fresh)
+    return check_groups(times, now) if fresh else times
+
+
+def sizes_by_part(sizes: Mapping[str, int | str | Mapping[str, int] | None]) -> dict[str, int]:
+    """Sizes that are asked for, of a part with its name before them."""
+    wanted: dict[str, int] = {}
+    for what, size in sizes.items():
+        if isinstance(size, str) and "=" not in size and size.isdecimal():
+            size = int(size)
+        if isinstance(size, str):
+            pairs = [pair.partition("=") for pair in size.split(",")]
+            if not all(name.strip() and number.strip().isdecimal() for name, _, number in pairs):
+                raise MupscaleError(
+                    f"{setting(what, size)}: give a whole number, or for a model with several parts one for each, as "
+                    f"in {setting(what, 'text=1024,vision=768')}"
+                )
+            size = {name.strip(): int(number) for name, _, number in pairs}
+        if isinstance(size, Mapping):
+            wanted |= {f"{part}.{what}": number for part, number in size.items()}
+        elif size is not None:
+            wanted[what] = size
+    return wanted
+
+
+def times_to_parts(wanted: Mapping[str, int], now: Mapping[str, int], *, fresh: bool) -> Times:
+    """The same as times_to, for models of several parts, too, whose sizes have the part's name before them."""
+    parts = {name.partition(".")[0]: True for name in now if "." in name}
+    if not parts and not any("." in name for name in wanted):
+        return times_to(wanted, now, fresh=fresh)
+    for name in wanted:
+        if name not in now:
+            part, _, what = name.rpartition(".")
+            size = f"{part}={wanted[name]}" if part else wanted[name]
+            raise MupscaleError(
+                f"{setting(what or name, size)}: config.json has the sizes {_in_words(now)}. Name one of them, as in "
+                f"{setting('hidden', 'text=1024')}"
+            )
+    named = {part: _of_part(wanted, part) for part in parts}
+    return Times.of_parts({part: times_to(own, _of_part(now, part), fresh=fresh) for part, own in named.items() if own})
+
+
+def _of_part(sizes: Mapping[str, int], part: str) -> dict[str, int]:
+    return {name.removeprefix(f"{part}."): n for name, n in sizes.items() if name.startswith(f"{part}.")}
+
+
+def check_groups(times: Times, now: Mapping[str, int]) -> Times:
+    """The ratios, where each old key/value head keeps its old heads and gets whole new ones, or new ones get groups."""
+    for part, own in times.parts:
+        check_groups(own, _of_part(now, part))
+    heads, kv = now.get("heads"), now.get("kv")
+    if times.parts or heads is None or kv is None:
+        return times
+    many, many_kv = heads * times.heads, kv * times.kv
+    if times.kv not in (1, times.heads) or many % many_kv:
+        groups = math.ceil(many * kv / heads)
+        raise MupscaleError(
+            f"{heads} heads with {kv} key/value heads cannot become {many} with {many_kv}: key/value heads grow with "
+            f"the heads in whole groups of {heads // kv}, or stay ({kv}) while each of them serves more heads. Choose "
+            f"{groups * heads // kv} heads with {groups}, or {math.ceil(many / kv) * kv} with {kv}"
+        )
+    return times
+
+
+def _check_size(part: str, size: int, now: Mapping[str, int]) -> None:
+    if part not in now:
+        raise MupscaleError(f"{setting(part)}: config.json has no separate field for the {PARTS[part]}")
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise MupscaleError(
+            f"{setting(part)} takes the {PARTS[part]} of the wide model, as in {setting(part, 2 * now[part])}"
+        )
+    if size < now[part]:
+        raise MupscaleError(
+            f"{setting(part, size)} is smaller than the model's {PARTS[part]}, {now[part]}. A model can only become "
+            "wider"
+        )
+
+
+def _kv_of_heads(heads: int, heads_now: int, kv_now: int) -> int:
+    """As many groups as the heads make; an error that says what to give where they make none."""
+    group = heads_now // kv_now
+    if heads % group:
+        below = heads // group * group
+        more = setting("heads", below + group)
+        near = f"{setting('heads', below)} or {below + group}" if below > heads_now else more
+        stay = f", or {setting('kv', kv_now)}, so each serves {heads // kv_now}" if heads % kv_now == 0 else ""
+        raise MupscaleError(
+            f"{setting('heads', heads)} cuts a group: each key/value head serves {group} heads. Choose {near}{stay}"
+        )
+    return heads // group
+
+
+def _in_words(now: Mapping[str, int]) -> str:
+    return ", ".join(f"{part} {size}" for part, size in now.items())

@@ -1,9 +1,13 @@
-"""The folder of a wide checkpoint: whether it may stand there and has room, and what lies beside the weights."""
+"""The folder of a wide checkpoint: whether it may stand there and has room, and what lies beside the weights.
+
+README.md among it, the model card: what it was made from, how it grew, and how to train it on.
+"""
 
 from __future__ import annotations
 
 import errno
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,9 +16,11 @@ from typing import Any
 
 import torch
 
-from mupscale.hf.files.record import RECORD_FILE
-from mupscale.hf.files.shards import WeightShard, size_in_words, write_index
+from mupscale.growth import Copies, word_of_operator
+from mupscale.hf.describe import Config, ConfigFamily, layers_of
+from mupscale.hf.files.record import RECORD_FILE, GrowthStep
 from mupscale.hf.files.source import Source
+from mupscale.hf.files.stream import WeightShard, size_in_words, write_index
 from mupscale.system import MupscaleError, is_taken, make_folder, open_display, open_file, replace_text
 
 _DTYPES: dict[str, torch.dtype] = {n: getattr(torch, n) for n in ("float32", "bfloat16", "float16", "float64")}
@@ -86,11 +92,7 @@ def _check_stays_inside(file: Path, folder: Path) -> None:
 
 
 def dtype_of_output(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """The dtype that a name means, of those that a checkpoint may be written in; None stays None.
-
-    >>> dtype_of_output("bfloat16")
-    torch.bfloat16
-    """
+    """The dtype that a name means, of those that a checkpoint may be written in; None stays None."""
     name = str(dtype).removeprefix("torch.")
     if dtype is not None and name not in _DTYPES:
         raise MupscaleError(f"the dtype of a checkpoint is {', '.join(_DTYPES)}, not {name}")
@@ -98,11 +100,7 @@ def dtype_of_output(dtype: str | torch.dtype | None) -> torch.dtype | None:
 
 
 def failure_of_writing(out: Path, error: OSError) -> str:
-    """What to say where a checkpoint could not be written.
-
-    >>> failure_of_writing(Path("wide"), OSError(errno.ENOSPC, "No space left on device"))
-    'wide could not be written: the disk is full; nothing was left behind'
-    """
+    """What to say where a checkpoint could not be written."""
     what = "the disk is full" if error.errno in _FULL else f"{error.strerror or error}"
     where = f" ({error.filename})" if error.filename else ""
     return f"{out} could not be written: {what}{where}; nothing was left behind"
@@ -110,14 +108,237 @@ def failure_of_writing(out: Path, error: OSError) -> str:
 
 @contextmanager
 def bytes_bar(total: int, visible: bool) -> Iterator[Callable[[int], None]]:
-    """Bytes and time left, where stderr is a terminal and rich is installed; yields what to call with bytes.
-
-    >>> with bytes_bar(10, visible=False) as advance:
-    ...     advance(10)
-    """
+    """Bytes and time left, where stderr is a terminal and rich is installed; yields what to call with bytes."""
     columns = ("wide bar", "bytes", "bytes/s", "left", "time left")
     display = open_display(columns, total, visible=visible, transient=True)
     try:
         yield display.advance
     finally:
         display.close()
+
+
+CARD_FILE = "README.md"
+OPTIMIZER_FILE = "optimizer.pt"
+_TAG = "mupscale"
+_PARTS = {
+    "hidden": "hidden size",
+    "ffn": "feed-forward size",
+    "heads": "attention heads",
+    "kv": "key/value heads",
+}
+_LAYERS = {
+    "identity": "new layers are between the trained ones and write nothing into the residual stream yet (identity, "
+    "seed {seed}), so they change nothing at first",
+    "stack": "a copy of all layers follows all layers (stacking), which changes the function",
+    "interleaved": "copies of each layer follow it (stacking, interleaved), which changes the function",
+}
+_KINDS = {(True, False): "wider", (False, False): "deeper", (False, True): "a mixture of experts"}
+_FRONT = re.compile(r"---\r?\n(.*?)^---\r?\n?", re.S | re.M)
+_TRAINING_BEFORE = re.compile(
+    r"## Training on\n\n`mupscale\.json` knows .*?in the Trainer:\s+the plain norm depends on the width\.\n", re.S
+)
+_TASKS = {
+    "ForCausalLM": "text-generation",
+    "LMHeadModel": "text-generation",
+    "ForMaskedLM": "fill-mask",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForImageClassification": "image-classification",
+    "ForSpeechSeq2Seq": "automatic-speech-recognition",
+    "ForCTC": "automatic-speech-recognition",
+}
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+_TRAINING = """\
+## Training on
+
+`mupscale.json` knows by how much each parameter's learning rate, weight decay and eps change. Give it the values that
+were right for {right_for}:
+
+```python
+import torch, transformers
+from mupscale import hf
+
+model = {load}
+groups = hf.param_groups("{folder}", model, torch.optim.AdamW, lr=1e-4, groups=hf.decay_groups(model, 0.1))
+optimizer = torch.optim.AdamW(groups)
+```
+{resume}
+Clip gradients with `mupscale.clip_grad_norm_(model, 1.0, optimizer)`, or with the callback `hf.Clip` in the Trainer:
+the plain norm depends on the width.
+"""
+
+
+_RESUME = """
+`optimizer.pt` holds the small model's optimizer, grown as well; this goes on with its groups, rates and state instead.
+A schedule is not in it: a Trainer or a new scheduler begins one from the start.
+
+```python
+optimizer = hf.resume_optimizer("{folder}", model, torch.optim.AdamW)  # lr=1e-4 for another rate
+```
+"""
+
+
+def write_model_card(
+    folder: Path,
+    name: str,
+    source: Source,
+    config: Config,
+    growths: Sequence[GrowthStep],
+    sizes: Mapping[str, tuple[int, int]],
+    checked: str,
+) -> None:
+    """Write README.md into the folder of a checkpoint to be called `name`; the small model's own stands below it.
+
+    config: of the checkpoint, whose class may not be the small model's. growths: what was done to it, in turn. sizes:
+    before and after, by hidden, ffn, heads, kv and layers. checked: what a comparison showed, or why there was none. A
+    saved optimizer that went along is mentioned. What an earlier growth has said of training on is left out, since that
+    model's folder and files are others.
+    """
+    before = source.folder / CARD_FILE
+    old = before.read_text(encoding="utf-8", errors="replace") if before.is_file() else ""
+    front = _FRONT.match(old)
+    fields = _fields(front.group(1) if front else "")
+    body = _TRAINING_BEFORE.sub("", old[front.end() :] if front else old).lstrip()
+    base = _base_model(source)
+    resume = _RESUME.format(folder=name) if (folder / OPTIMIZER_FILE).exists() else ""
+    grew_before = (source.folder / RECORD_FILE).is_file()
+    right_for = (
+        "the model that was the first to grow, before this one's small model" if grew_before else "the small model"
+    )
+    training = _TRAINING.format(folder=name, load=_load(config, name), resume=resume, right_for=right_for)
+    text = f"# {name}\n\n{_story(source, growths, sizes, checked, base)}\n\n{training}"
+    below = f"\n# Card of the small model, {_called(source, base)}\n\n{body.rstrip()}\n" if body.strip() else ""
+    replace_text(folder / CARD_FILE, f"---\n{_front(fields, base, _task(config))}---\n\n{text}{below}")
+
+
+def write_size_card(folder: Path, name: str, config: Config, story: str) -> None:
+    """Write README.md into the folder of a finished model of a family: what it is for, its story, how it is loaded."""
+    front = _front({}, "", _task(config))
+    load = f"```python\nimport transformers\n\nmodel = {_load(config, name)}\n```"
+    replace_text(folder / CARD_FILE, f"---\n{front}---\n\n# {name}\n\n{story}\n\n{load}\n")
+
+
+def sizes_in_words(config: Config) -> dict[str, int]:
+    """The sizes of a config's model that can grow, under the names that a reader knows."""
+    sizes = {**ConfigFamily(config).parts(), "layers": layers_of(config)}
+    return {_PARTS.get(part, part): size for part, size in sizes.items() if size is not None}
+
+
+def _load(config: Config, name: str) -> str:
+    """How the model is loaded: by the class that config.json names, where it is transformers' own."""
+    named = [str(n) for n in config.get("architectures") or [] if re.fullmatch(r"[A-Za-z]\w*", str(n))]
+    if named and not config.get("auto_map"):
+        return f'transformers.{named[0]}.from_pretrained("{name}")'
+    return f'transformers.AutoModel.from_pretrained("{name}")  # or the class of your task'
+
+
+def _base_model(source: Source) -> str:
+    """The name on the hub that the small model has, if it is known; empty where it is a folder of one's own."""
+    cached = re.search(r"models--([\w.-]+?)--([\w.-]+)/snapshots/", f"{source.folder.as_posix()}/")
+    if cached:
+        return f"{cached.group(1)}/{cached.group(2)}"
+    name = str(source.config.get("_name_or_path") or "")
+    return name if _HUB_NAME.fullmatch(name) else ""
+
+
+def _called(source: Source, base: str) -> str:
+    """The small model's name; of a Trainer's checkpoint-N, with the run's folder."""
+    folder = source.folder.absolute()
+    name = f"{folder.parent.name}/{folder.name}" if re.fullmatch(r"checkpoint-\d+", folder.name) else folder.name
+    return f"[{base}](https://huggingface.co/{base})" if base else f"`{name}`"
+
+
+def _story(
+    source: Source, growths: Sequence[GrowthStep], sizes: Mapping[str, tuple[int, int]], checked: str, base: str
+) -> str:
+    grown = ", ".join(f"{_PARTS.get(part, part)} {a} → {b}" for part, (a, b) in sizes.items() if a != b)
+    kinds = {_KINDS[growth.is_width, growth.experts is not None]: growth for growth in growths}
+    return (
+        f"This is {_called(source, base)} made {' and '.join(kinds)} with mupscale: {grown}. "
+        f"{' '.join(map(_how, kinds.values()))} It has not been trained since.\n\n"
+        f"**Comparison of the two models.** {_one_line(checked)}"
+    )
+
+
+def _one_line(checked: str) -> str:
+    """Its lines one behind the other, each a sentence."""
+    lines = [line.strip() for line in (checked[:1].upper() + checked[1:]).splitlines() if line.strip()]
+    return " ".join(line if line.endswith((".", "!", "?")) else f"{line}." for line in lines)
+
+
+def _how(growth: GrowthStep) -> str:
+    """What was done, in a sentence."""
+    if growth.experts is not None:
+        router = f"drawn, seed {growth.seed}" if growth.experts.router == "drawn" else "zero"
+        return (
+            f"Experts are copies of the feed-forward layer, or of the experts before, of which {growth.experts.top_k} "
+            f"are active for a token (a new router is {router})."
+        )
+    if growth.layers is not None:
+        return f"By depth: {_LAYERS[growth.deepen].format(seed=growth.seed)}."
+    if growth.fresh is not None:
+        kind = "lossless " if growth.fresh.lossless else ""
+        how = f"trained units stayed and new ones were drawn beside them ({kind}fresh units, seed {growth.seed})"
+    elif type(growth.grow) is not Copies:
+        how = f"new units were made by {word_of_operator(growth.grow)} (seed {growth.seed})"
+    elif growth.noise:
+        how = f"units were copied, and noise was added (level {growth.noise}, seed {growth.seed})"
+    else:
+        how = (
+            "units were copied without noise, so it computes what the small model computes, and stays a replica of it "
+            "in training"
+        )
+    return f"By width: {how}."
+
+
+def _fields(front: str) -> dict[str, list[str]]:
+    """The top-level fields of a YAML header, each with its lines as they are."""
+    fields: dict[str, list[str]] = {}
+    name = ""
+    for line in front.splitlines():
+        if match := re.match(r"([\w-]+):", line):
+            name = match.group(1)
+        if name:
+            fields.setdefault(name, []).append(line)
+    return fields
+
+
+def _front(fields: Mapping[str, list[str]], base: str, task: str) -> str:
+    """The header with the base model, what the model is for, and a tag of ours; other fields stay as they are.
+
+    model-index goes: its results are the small model's, which the hub would show as this one's. A base model that
+    the small model's own card names stays, where the small model has no name on the hub.
+    """
+    tags = [tag for tag in _items(fields.get("tags", [])) if tag != _TAG]
+    wanted = {
+        "library_name": fields.get("library_name", ["library_name: transformers"]),
+        **({"base_model": [f"base_model: {base}"]} if base else _only(fields, "base_model")),
+        **(_only(fields, "pipeline_tag") or ({"pipeline_tag": [f"pipeline_tag: {task}"]} if task else {})),
+        "tags": ["tags:", *(f"- {tag}" for tag in [*tags, _TAG])],
+    }
+    gone = {"base_model", "base_model_relation", "model-index", *wanted}
+    others = {name: lines for name, lines in fields.items() if name not in gone}
+    return "".join(f"{line}\n" for lines in (*others.values(), *wanted.values()) for line in lines)
+
+
+def _only(fields: Mapping[str, list[str]], name: str) -> dict[str, list[str]]:
+    return {name: fields[name]} if name in fields else {}
+
+
+def _task(config: Config) -> str:
+    """What the hub calls what the model is for, as far as the name of its class tells."""
+    for name in config.get("architectures") or []:
+        for ending, task in _TASKS.items():
+            if str(name).endswith(ending):
+                return task
+    return ""
+
+
+def _items(lines: list[str]) -> list[str]:
+    """The values of a list in YAML, in either of its two forms."""
+    text = "\n".join(lines)
+    inline = re.match(r"\w+:\s*\[(.*?)\]", text, re.S)
+    found = inline.group(1).split(",") if inline else [line.lstrip()[2:] for line in lines if re.match(r"\s*- ", line)]
+    return [item.strip().strip("'\"") for item in found if item.strip()]

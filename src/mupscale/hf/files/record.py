@@ -1,4 +1,7 @@
-"""mupscale.json, beside a wide checkpoint: how it grew, so that a learning rate of the small model can be used on."""
+"""mupscale.json, beside a wide checkpoint: how it grew, so that a learning rate of the small model can be used on.
+
+Initial values of a model that grows once more count from the first model, too.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +26,16 @@ from mupscale.growth import (
 )
 from mupscale.hf.describe import (
     Config,
+    ConfigFamily,
     ExpertCounts,
     Times,
     deep_config,
     experts_config,
-    family_of_config,
     plan_experts_files,
     plan_layers,
-    times_from_json,
     with_layers,
 )
+from mupscale.planning import with_initial
 from mupscale.system import MupscaleError, read_json, replace_text
 
 RECORD_FILE = "mupscale.json"
@@ -46,12 +49,6 @@ class GrowthStep:
 
     sizes: what it became, for a reader. layers: how many it has since, where it became deeper, and deepen: what the new
     ones are. experts: of the mixture that it became.
-
-    >>> GrowthStep(Times.of(2), Copies(0.5), seed=1).times.ffn
-    2
-    >>> from mupscale.hf.describe import Ratios
-    >>> GrowthStep.from_json(GrowthStep(Ratios(ffn=2), Fresh(outgoing=0.5)).to_json()).grow
-    Fresh(outgoing=0.5, lossless=False)
     """
 
     times: Times
@@ -103,7 +100,7 @@ class GrowthStep:
             return experts_config(config, self.experts)
         if self.layers is not None:
             return deep_config(config, self.deepen, self.layers)
-        return family_of_config(config).wide_config(self.times)
+        return ConfigFamily(config).wide_config(self.times)
 
     def plan_files(self, shapes: Mapping[str, Shape], config: Config, record: Record | None) -> Plan:
         """What the files are made of that this growth in depth or experts makes of those of the model with this config.
@@ -134,7 +131,7 @@ class GrowthStep:
         """What to_json gave."""
         how = content.get("how", "copies")
         if how in get_args(Deepen):
-            times, seed, layers = Times(**content["times"]), content["seed"], int(content["layers"])
+            times, seed, layers = Times.from_json(content["times"]), content["seed"], int(content["layers"])
             return cls(times, seed=seed, layers=layers, deepen=how)
         if how == "experts":
             experts = ExpertCounts(int(content["experts"]), int(content["top_k"]), content["router"])
@@ -144,7 +141,7 @@ class GrowthStep:
         told = {field.name: content[field.name] for field in fields(OPERATORS[how].make) if field.name in content}  # type: ignore[arg-type]
         if "noise" in told:
             told["noise"] = GaussianNoise(told["noise"], content["unit"])
-        times, sizes = times_from_json(content["times"]), content.get("sizes", {})
+        times, sizes = Times.from_json(content["times"]), content.get("sizes", {})
         return cls(times, OPERATORS[how].make(**told), content["seed"], sizes)
 
 
@@ -154,13 +151,6 @@ class Record:
 
     plan: of all growths in one, by the model's own names, where it is known. Of several growths it says by how much,
     not where copies lie.
-
-    >>> import tempfile
-    >>> record = Record({"model_type": "llama"}).then(GrowthStep(Times.of(2))).then(GrowthStep(Times.of(3)))
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     record.save(Path(folder))
-    ...     Record.load(folder).times.hidden
-    6
     """
 
     config: Mapping[str, Any]
@@ -206,7 +196,7 @@ class Record:
 
     def whole_plan(self) -> Plan:
         """From the first model to this one, by the model's own names; made again where it is not on record."""
-        return family_of_config(self.first_config).plan(self.times, initial=False) if self.plan is None else self.plan
+        return ConfigFamily(self.first_config).plan(self.times, initial=False) if self.plan is None else self.plan
 
     def save(self, folder: Path) -> None:
         """Write mupscale.json."""
@@ -250,11 +240,7 @@ class Record:
 
 
 def in_no_blocks(plan: Plan) -> Plan:
-    """By how much everything grows, without where copies lie: growths compose whatever blocks each was copied in.
-
-    >>> in_no_blocks(Plan({})).parameters
-    {}
-    """
+    """By how much everything grows, without where copies lie: growths compose whatever blocks each was copied in."""
     return replace(
         plan,
         parameters={
@@ -266,14 +252,7 @@ def in_no_blocks(plan: Plan) -> Plan:
 
 
 def then_parts(plan: Plan, later: Plan) -> Plan:
-    """First the plan, then the later one, which may join several tensors and then names the first of them alone.
-
-    >>> from mupscale.core import Entry
-    >>> gate_and_up = Plan({"gate": Entry((2,), (4,)), "up": Entry((2,), (4,))})
-    >>> joined = Plan({"both": Entry((4,), (3, 8), source=TensorSource("gate", "expert"))})
-    >>> then_parts(gate_and_up, joined)["both"].narrow
-    (2,)
-    """
+    """First the plan, then the later one, which may join several tensors and then names the first of them alone."""
     named = {source.name for source in later.sources.values()}
     plan = plan.with_initial("past_norms", None) if later.has_new_parts else plan  # dimensions that may have moved
     return replace(plan, parameters={n: e for n, e in plan.parameters.items() if n in named}).then(later)
@@ -282,3 +261,43 @@ def then_parts(plan: Plan, later: Plan) -> Plan:
 def _as_if_first(plan: Plan) -> Plan:
     """The plan of a growth as if the first model had had all the layers, which `first_config` has."""
     return replace(plan, parameters={n: replace(e, source=TensorSource()) for n, e in plan.parameters.items()})
+
+
+def count_from_first(record: Record, plan: Plan) -> Plan:
+    """The plan with the initial values that one growth from the first model to its wide width would have.
+
+    record: of the model that grows, before this growth. plan: of this growth, by the model's own names. A plan that
+    knows no initial values stays as it is.
+    """
+    if plan.fresh is None or not record.widenings:
+        return plan
+    first, so_far = ConfigFamily(record.first_config).plan_unchanged(), in_no_blocks(record.whole_plan())
+    assert first.fresh is not None
+    assert first.means is not None
+    now = in_no_blocks(plan).parameters
+    entries = {name: so_far[so_far.names[name]].then(entry) for name, entry in now.items()}
+    owners = {name: first.names[name] for name in entries}
+    stds = {name: first.fresh[owner] for name, owner in owners.items()}
+    means = {name: first.means[owner] for name, owner in owners.items() if owner in first.means}
+    return with_initial(plan, entries, stds, means)
+
+
+def plan_growth(
+    record: Record | None,
+    config: Config,
+    times: Times,
+    shapes: Mapping[str, Shape],
+    *,
+    recorded: Plan | None = None,
+    initial: bool = True,
+) -> tuple[Plan, Plan]:
+    """The plan of a checkpoint's growth for the tensors of its files, and the one that mupscale.json holds.
+
+    record: from whose first model initial values are counted; None to count from the checkpoint itself. recorded and
+    initial: as in `ConfigFamily.plan_files`.
+    """
+    family = ConfigFamily(config)
+    by_model = family.plan(times, initial=initial) if recorded is None else recorded
+    if record is not None:
+        by_model = count_from_first(record, by_model)
+    return family.plan_files(times, shapes, recorded=by_model), by_model

@@ -1,21 +1,285 @@
-"""Training an upscaled checkpoint on: parameter groups from the small model's hyperparameters and mupscale.json."""
+"""Training an upscaled checkpoint on: parameter groups from the small model's hyperparameters and mupscale.json.
+
+And a saved torch optimizer: which of its parameters is which, and which optimizer it is of.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale import optim
-from mupscale.core import Plan, laid_out_like, naming
+from mupscale.core import Entry, Initial, Plan, Shape, laid_out_like, naming
+from mupscale.hf.describe import Config, ConfigFamily, model_class, sketch_model
 from mupscale.hf.files import Record
-from mupscale.hf.training.model_parameters import decay_groups, plan_for_model, refuse_untrainable
-from mupscale.hf.training.saved_optimizer import read_optimizer
-from mupscale.optim import scale, traits_of
+from mupscale.optim import default_hyper, scale, traits_of
 from mupscale.system import MupscaleError, NotNegative, checks_arguments, warn
+
+_IN_BLOCK = re.compile(r"[^.]+\.\d+\.")  # the first of a name's numbered modules, as in model.layers.0.mlp
+_NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(^|\.|_)norm(\.|$)")
+
+
+def shapes_of(model: nn.Module) -> dict[str, Shape]:
+    """Shapes of all parameters, tied ones under each of their names."""
+    named = naming.unwrap(model).named_parameters(remove_duplicate=False)
+    return {naming.canonical(name): tuple(p.shape) for name, p in named}
+
+
+def match_plan(model: nn.Module, plan: Plan, small: Config | None = None) -> Plan:
+    """The plan with the parameters that the model has, under its own names, tied as they are there.
+
+    small: config.json of the model that was upscaled, where the wide one may have been loaded with another head.
+    """
+    taken: dict[str, str] = {}
+    parameters: dict[str, Entry] = {}
+    initial: dict[str, Initial] = {}
+    for group in naming.aliases(naming.unwrap(model).named_parameters(remove_duplicate=False)):
+        if strangers := [name for name in group if name not in plan.names]:
+            raise MupscaleError(f"the model has the parameter '{strangers[0]}', which the upscaled one does not have")
+        entries = {plan.names[name]: replace(plan.parameters[plan.names[name]], names=()) for name in group}
+        first = next(iter(entries))
+        if any(entry != entries[first] for entry in entries.values()):
+            _refuse_new_readout(group, type(naming.unwrap(model)).__name__, small)
+            raise MupscaleError(
+                f"'{group[0]}' and '{group[1]}' are one tensor in this model, but were two when it was upscaled. Load "
+                "it with tie_word_embeddings as in its config.json"
+            )
+        if first in taken:
+            raise MupscaleError(
+                f"'{taken[first]}' and '{group[0]}' are two tensors in this model, but were one when it was upscaled. "
+                "Load it with tie_word_embeddings as in its config.json"
+            )
+        taken.update(dict.fromkeys(entries, group[0]))
+        parameters[group[0]] = replace(entries[first], names=group)
+        own = plan.initial.get(first, Initial())
+        initial[group[0]] = own if plan.fresh is None else replace(own, std=own.std or 0.0)
+    if missing := [name for name in plan.parameters if name not in taken]:
+        raise MupscaleError(f"the model lacks the parameter '{missing[0]}', which the upscaled one has")
+    return Plan(parameters, {}, initial, plan.mup, plan.tried_by)
+
+
+def plan_for_model(model: nn.Module, record: Record) -> Plan:
+    """The plan from the first model to this one, which may have another head than the one that grew.
+
+    A head that reads what was folded for a tied readout takes the constant back.
+    """
+    plan, own = record.whole_plan(), naming.unwrap(model)
+    if shapes_of(model).keys() <= plan.names.keys() or not hasattr(own, "config"):
+        return match_plan(model, plan, record.config)
+    kind, tied = type(own).__name__, {"tie_word_embeddings": getattr(own.config, "tie_word_embeddings", False)}
+    ours = ConfigFamily({**record.first_config, "architectures": [kind], **tied}).plan(record.times, initial=False)
+    entries, back = dict(ours.parameters), set[float]()
+    blocks = {found[0] for name in plan.names if (found := _IN_BLOCK.search(name))}
+    for name, entry in ours.parameters.items():
+        known = [n for n in plan.names if f".{n}".endswith(f".{name}") or f".{name}".endswith(f".{n}")]
+        if len(entry.names) > 1:
+            _refuse_new_readout(entry.names, kind, record.config)
+        if known:
+            entries[name] = replace(plan[plan.names[known[0]]], names=entry.names)
+            back |= {float(entry.fold) / float(entries[name].fold)} - {1.0}
+        elif entry.in_ and len(back) == 1:
+            entries[name] = entry.with_constants(fold=next(iter(back)) * entry.fold)
+        if not known and (found := _IN_BLOCK.search(name)) and found[0] in blocks:  # it belongs to no other head
+            upscaled = model_class(record.first_config).__name__
+            raise MupscaleError(
+                f"the model has the parameter '{name}', which the upscaled one does not have. Load it as {upscaled}"
+            )
+    return match_plan(model, replace(ours, parameters=entries), record.config)
+
+
+def _refuse_new_readout(group: Sequence[str], kind: str, small: Config | None) -> None:
+    """An error where one of the names of a tensor is of a head that the model lacked when it was upscaled."""
+    if small is None:
+        return
+    upscaled = sketch_model(small)
+    known = tuple(f".{name}" for name in shapes_of(upscaled))  # which may be the body alone, without its prefix
+    if new := [name for name in group if not f".{name}".endswith(known)]:
+        raise MupscaleError(
+            f"'{new[0]}' is one tensor with '{group[0]}' in this model, and the {type(upscaled).__name__} that was "
+            "upscaled had no such readout, so the norm before it lacks the 1/k that a tied readout needs when the "
+            f"width grows k times. Load the small model as {kind}, save it, and upscale that; or load this one with "
+            "tie_word_embeddings=False, and its readout starts afresh"
+        )
+
+
+def refuse_untrainable(model: nn.Module) -> None:
+    """Adapters and quantised weights are no parameters that a width's rules could speak of."""
+    for path, module in naming.modules(model).items():
+        if type(module).__module__.split(".")[0] == "peft":
+            raise MupscaleError(
+                f"the model has a LoRA or another PEFT adapter ('{path or type(module).__name__}'): its small matrices "
+                "have no axes to widen. Merge it (merge_and_unload), and train the whole model"
+            )
+    quantised = getattr(naming.unwrap(model), "is_quantized", False)
+    for name, p in naming.parameters(model).items():
+        if re.search(r"(^|[._])lora_", name):
+            raise MupscaleError(
+                f"'{name}' is a parameter of a LoRA adapter, which has no axes to widen. Merge the adapter, and train "
+                "the whole model"
+            )
+        if quantised or not p.is_floating_point() or p.itemsize < 2:
+            raise MupscaleError(
+                f"the model is quantised ('{name}' is stored as {p.dtype}), so its weights cannot be trained. Load it "
+                "in float32 or bfloat16, without a quantization_config"
+            )
+
+
+@checks_arguments
+def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Names in two groups, as transformers' Trainer makes them: weight decay for all but biases and norms.
+
+    For `groups=` of param_groups, which puts parameters for names: torch's optimizers take none. Frozen parameters are
+    in neither.
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3))
+    >>> [(group["params"], group["weight_decay"]) for group in decay_groups(model, 0.1)]
+    [(['0.weight'], 0.1), (['0.bias', '1.weight', '1.bias'], 0.0)]
+    """
+    norms = tuple(f"{path}." for path, module in naming.modules(model).items() if isinstance(module, nn.LayerNorm))
+    trained = [name for name, p in naming.parameters(model).items() if p.requires_grad]
+    spared = [name for name in trained if name.startswith(norms) or _NO_DECAY.search(name.lower())]
+    decayed = [name for name in trained if name not in {*spared}]
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
+
+
+State = Mapping[str, Any]
+_LEFT_BY_OTHERS = {"initial_lr", "lr_factor", "weight_decay_factor", "eps_factor", "norm_factor", "from_group"}
+_STRANGE = 2  # hyperparameters that another version may have and this one lacks
+
+
+@dataclass(frozen=True)
+class SavedOptimizer:
+    """Names and hyperparameters of each group, and the state of each parameter by its name in the model."""
+
+    path: Path
+    groups: list[tuple[list[str], dict[str, Any]]]
+    states: dict[str, State]
+
+    def optimizer_class(self) -> type[Optimizer]:
+        """The optimizer of torch whose hyperparameters and state these are; Adam and AdamW say which by a flag."""
+        held = {key for state in self.states.values() for key in state}
+        hyper = self.groups[0][1].keys() - _LEFT_BY_OTHERS
+        names = {cls: default_hyper(cls, {}).keys() for cls in _torch_optimizers() if _may_hold(cls, held)}
+        names = {cls: own for cls, own in names.items() if len(hyper - own) <= _STRANGE}
+        nearest = min(names, key=lambda cls: (len(hyper - names[cls]), len(names[cls] - hyper)), default=None)
+        if nearest is None:
+            raise MupscaleError(
+                f"the library cannot tell which optimizer wrote {self.path} from its state "
+                f"({', '.join(sorted(held)) or 'there is none'}) and hyperparameters ({', '.join(sorted(hyper))}): "
+                "only those of torch.optim that follow the width are known, and AdamW is the usual one"
+            )
+        if nearest is torch.optim.AdamW and not self.groups[0][1].get("decoupled_weight_decay", True):
+            return torch.optim.Adam
+        return nearest
+
+
+def find_optimizer_file(path: str | Path) -> Path:
+    """The file of a saved optimizer, or optimizer.pt in a folder."""
+    file = Path(path) / "optimizer.pt" if Path(path).is_dir() else Path(path)
+    if not file.is_file():
+        raise MupscaleError(f"there is no saved optimizer at {file}")
+    return file
+
+
+def read_optimizer(path: Path, model: nn.Module, *, mmap: bool = False) -> SavedOptimizer:
+    """The optimizer of this model (a sketch will do) that torch.save wrote; mmap: tensors are mapped, not read.
+
+    Which parameter is which: by the names in the groups, or else by the model's own order, or else by the Trainer's
+    two groups, with and without weight decay; always checked against the shapes of the state.
+    """
+    content = _load(path, mmap)
+    keys = [list(group["params"]) for group in content["param_groups"]]
+    hypers = [{k: v for k, v in g.items() if k not in ("params", "param_names")} for g in content["param_groups"]]
+    shapes = {name: tuple(p.shape) for name, p in naming.parameters(model).items()}
+    states = content["state"]
+    for names in _candidates(path, content["param_groups"], model):
+        if [len({*n}) for n in names] == [len(k) for k in keys]:
+            flat = dict(zip((n for group in names for n in group), (k for group in keys for k in group), strict=True))
+            if all(_fits(states.get(key, {}), shapes[name]) for name, key in flat.items()):
+                by_name = {name: states[key] for name, key in flat.items() if states.get(key)}
+                return SavedOptimizer(path, list(zip(names, hypers, strict=True)), by_name)
+    with_decay, without = (len(group["params"]) for group in decay_groups(model, 0.0))
+    raise MupscaleError(
+        f"{path} holds {' + '.join(str(len(k)) for k in keys)} parameters, which are neither the model's {len(shapes)} "
+        f"in order nor the Trainer's {with_decay} with and {without} without weight decay, or their shapes differ: it "
+        "belongs to a different model, or its optimizer must be built from model.named_parameters(), which stores "
+        "names"
+    )
+
+
+def _load(path: Path, mmap: bool) -> dict[str, Any]:
+    if not path.is_file():
+        raise MupscaleError(f"there is no optimizer at {path}: give the file that torch.save wrote of its state_dict()")
+    with path.open("rb") as file:
+        if not file.read(2).startswith((b"PK", b"\x80")):  # a zip file, or a pickle of earlier versions of torch
+            raise MupscaleError(f"{path} was not written by torch.save. Give the optimizer.pt beside the weights")
+    try:
+        content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except Exception as error:  # whatever is wrong with the file
+        reason = (str(error).splitlines() or ["no reason given"])[0].rstrip(".")
+        raise MupscaleError(f"{path} cannot be loaded safely, as tensors and numbers alone: {reason}") from None
+    try:
+        groups, states = list(content["param_groups"]), list(content["state"].values())
+        keys = [key for group in groups for key in (*group["params"], *(group.get("param_names") or ()))]
+        good = bool(groups) and all(isinstance(key, int | str) for key in keys)
+        good = good and all(isinstance(state, dict) for state in states)
+    except (KeyError, TypeError, AttributeError):
+        good = False
+    if not good:
+        raise MupscaleError(
+            f"{path} is not an optimizer's state_dict(), which has 'state' and 'param_groups'. Save "
+            "optimizer.state_dict()"
+        )
+    result: dict[str, Any] = content
+    return result
+
+
+def _candidates(path: Path, groups: list[dict[str, Any]], model: nn.Module) -> list[list[list[str]]]:
+    """Names of the model's parameters, group by group, as the saved groups may hold them."""
+    named = [group.get("param_names") or [k for k in group["params"] if isinstance(k, str)] for group in groups]
+    if not any(named):
+        return [[list(naming.parameters(model))], [group["params"] for group in decay_groups(model, 0.0)]]
+    tied = naming.aliases(naming.unwrap(model).named_parameters(remove_duplicate=False))
+    own = {name: names[0] for names in tied for name in names}
+    named = [[str(name) for name in names] for names in named]
+    canonical = {
+        stored: name for name, stored in naming.without_ddp((n for names in named for n in names), own).items()
+    }
+    strangers = [n for n in canonical.values() if n not in own]
+    if strangers:
+        raise MupscaleError(
+            f"{path} holds '{strangers[0]}', which the model does not have: it belongs to a different model"
+        )
+    return [[[own[canonical[n]] for n in names] for names in named]]
+
+
+def _fits(state: State, shape: Shape) -> bool:
+    """Whether the state can be of a parameter of this shape: of the same one, reduced along an axis, or a number."""
+    tensors = [tuple(value.shape) for value in state.values() if isinstance(value, Tensor) and value.numel() != 1]
+    return all(len(t) == len(shape) and all(a in (1, b) for a, b in zip(t, shape, strict=True)) for t in tensors)
+
+
+def _torch_optimizers() -> list[type[Optimizer]]:
+    """AdamW first, for what could be of several."""
+    every = (cls for cls in vars(torch.optim).values() if isinstance(cls, type) and issubclass(cls, Optimizer))
+    return sorted(every, key=lambda cls: cls is not torch.optim.AdamW)
+
+
+def _may_hold(cls: type[Optimizer], held: set[str]) -> bool:
+    """Whether the class has such state; one that cannot follow the width may be it, too, and says why it cannot."""
+    try:
+        own = traits_of(cls)
+    except MupscaleError:
+        return bool(held)
+    return bool(held) and held <= {*own.state, *own.as_is}
+
 
 __all__ = ["decay_groups", "param_groups", "plan", "resume_optimizer"]
 

@@ -1,16 +1,170 @@
-"""Width-invariant clipping for transformers' Trainer, whose own breaks the equivalence of small and wide model."""
+"""Callbacks of transformers' Trainer: growth, and clipping by the norm that the first model's gradient would have.
+
+A model grows in the middle of a run, with optimizer and scheduler, where they are. And a finished model may leave it:
+
+trunk ────────┬───────▶ goes on, or grows
+              └ decay
+                finished: OUT/sizes/hidden-64-layers-4
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import MethodType
+from typing import Annotated, Any
+from weakref import WeakKeyDictionary, WeakSet
 
+import torch
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
-from mupscale.hf.files import Record
+from mupscale import checkpoint
+from mupscale.core import Plan, naming
+from mupscale.growth import (
+    Copies,
+    Deepen,
+    Operator,
+    SignalNoise,
+    deepen,
+    deepen_optimizer,
+    plan_depth,
+    replica_in_words,
+    upscale_untried,
+)
+from mupscale.hf.describe import (
+    AskedGrowth,
+    Config,
+    ConfigFamily,
+    Times,
+    check_depth,
+    depth_operator,
+    names_in_model,
+    plan_layers,
+    quiet_transformers,
+    require_transformers,
+    settle_growth,
+    writers_of,
+)
+from mupscale.hf.files import (
+    CARD_FILE,
+    GrowthStep,
+    NewTensor,
+    Record,
+    count_from_first,
+    open_source,
+    sizes_in_words,
+    write_size_card,
+)
 from mupscale.hf.training import groups
-from mupscale.hf.training.invariant_clipping import InvariantClipping, find_in_charge
-from mupscale.system import MupscaleError, checks_arguments
+from mupscale.hf.training.groups import match_plan, plan_for_model, shapes_of
+from mupscale.optim import FROM_GROUP, clip_grad_norm_, widen_scheduler
+from mupscale.system import (
+    MupscaleError,
+    Must,
+    NotNegative,
+    ReplicaWarning,
+    appearing,
+    checks_arguments,
+    print_at_once,
+    read_json,
+    remove,
+    replace_text,
+    warn,
+)
+from mupscale.train import Schedule
+
+_THEIRS = "_mupscale_max_grad_norm"
+
+
+class InvariantClipping(require_transformers().TrainerCallback):  # type: ignore[misc]
+    """Clips the Trainer's model and puts its mupscale.json beside every checkpoint, while it is in charge of the model.
+
+    Of several callbacks that a Trainer has, the one that made the model what it is now is in charge.
+    """
+
+    def __init__(self, max_norm: float | None = None) -> None:
+        self.max_norm = max_norm
+        self.norm: torch.Tensor | None = None
+        self.plan: Plan | None = None
+        self.record: Record | None = None
+
+    def take_charge(self, model: nn.Module, plan: Plan, record: Record) -> None:
+        """Clip this model from now on, by the norm that belongs to this plan."""
+        self.plan, self.record = plan, record
+        _IN_CHARGE[model] = self
+        model.save_pretrained = MethodType(save_pretrained, model)  # type: ignore[assignment]
+
+    def is_in_charge(self, model: nn.Module) -> bool:
+        """Whether no other has made the model what it is now."""
+        return find_in_charge(model) is self
+
+    def switch_off_theirs(self, args: Any) -> None:
+        """Have the Trainer not clip; its max_grad_norm is ours, where we were given none."""
+        theirs = args.max_grad_norm or vars(args).get(_THEIRS, 0.0)  # an interrupted run could not give it back
+        if self.max_norm is None:
+            self.max_norm = theirs
+        setattr(args, _THEIRS, theirs)
+        args.max_grad_norm = 0.0
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Whoever was in charge in another Trainer is so no longer."""
+        if kwargs.get("model") is not None:
+            _IN_CHARGE.pop(kwargs["model"], None)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Clip, after the gradients of all accumulated batches have come together."""
+        if self.is_in_charge(kwargs["model"]) and self.plan is not None and self.max_norm:
+            self.norm = clip_grad_norm_(kwargs["model"], self.max_norm, self.plan)
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note the norm in the Trainer's history."""
+        is_ours = self.norm is not None and self.is_in_charge(kwargs["model"])
+        if is_ours and state.log_history and "loss" in state.log_history[-1]:
+            assert self.norm is not None
+            state.log_history[-1]["invariant_grad_norm"] = self.norm.item()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Put mupscale.json beside what was saved."""
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        is_ours = self.is_in_charge(kwargs["model"]) and state.is_world_process_zero
+        if is_ours and self.record is not None and folder.is_dir():
+            self.record.save(folder)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave the arguments as they were."""
+        if _THEIRS in vars(args):
+            args.max_grad_norm = vars(args).pop(_THEIRS)
+
+
+def save_pretrained(self: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+    """A grown model's own, with its mupscale.json: whoever saves it, Trainer.save_model among them.
+
+    As a method of the model it is copied and pickled with it.
+    """
+    saved = type(self).save_pretrained(self, save_directory, *args, **kwargs)
+    one = find_in_charge(self)
+    if one is not None and one.record is not None and kwargs.get("is_main_process", True):
+        one.record.save(Path(save_directory))
+    return saved
+
+
+def say_in_log(state: Any, text: str, **values: Any) -> None:
+    """A line for the person who watches the run, and an entry in the Trainer's history."""
+    state.log_history.append({"epoch": state.epoch, "step": state.global_step, **values})
+    if state.is_local_process_zero:
+        print_at_once(f"step {state.global_step}: {text}")
+
+
+_IN_CHARGE: WeakKeyDictionary[nn.Module, InvariantClipping] = WeakKeyDictionary()
+
+
+def find_in_charge(model: nn.Module) -> InvariantClipping | None:
+    """Who clips this model."""
+    return _IN_CHARGE.get(model)
 
 
 @checks_arguments
@@ -45,3 +199,475 @@ class Clip(InvariantClipping):
     def begin(self, model: nn.Module) -> None:
         """Read the folder, and be in charge of the model."""
         self.take_charge(model, groups.plan(self.path, model), Record.load(self.path))
+
+
+def model_like(model: Any, config: Mapping[str, Any]) -> nn.Module:
+    """A model of the same class with this config, on the same device, in the same dtype and mode."""
+    made, first = type(model.config).from_dict(dict(config)), next(model.parameters())
+    made._attn_implementation = model.config._attn_implementation
+    built: nn.Module = type(model)(made).to(device=first.device, dtype=first.dtype).train(model.training)
+    return built
+
+
+@torch.no_grad()
+def deepen_in_memory(
+    model: Any, optimizer: Optimizer, step: GrowthStep, first: Config, times: Times, lr: float | None = None
+) -> tuple[nn.Module, Optimizer]:
+    """The model with more layers, whose new weights are those that `deepen_checkpoint` would write, and its optimizer.
+
+    first, times: the config of the first small model, and by how much this one is wider. lr: as in `upscale`.
+    """
+    assert step.layers is not None
+    config = model.config.to_dict()
+    deep, operator = model_like(model, step.config_after(config)), depth_operator(step.deepen)
+    made = plan_layers(shapes_of(model), step.deepen, step.layers, first, times)
+    for name, p in naming.parameters(deep).items():
+        if (new := NewTensor.of(name, made, step.seed)) is not None:
+            p.copy_(new.whole(tuple(p.shape), p.dtype))
+    writers = None if operator.copies else writers_of(config, shapes_of(model))
+    plan = plan_depth(model, deep, grow=operator, writers=writers)
+    deepen(model, deep, plan)
+    return deep, deepen_optimizer(optimizer, model, deep, plan, lr=lr)
+
+
+_STEPS = Must(
+    "the number of steps after which the model grows, 1 or more. To grow it before training, use mupscale.hf.upscale, "
+    "and train the wide checkpoint",
+    lambda at: at >= 1,
+)
+
+
+@checks_arguments
+class GrowTrainerCallback(InvariantClipping):
+    """`Trainer(…, callbacks=[GrowTrainerCallback(at=500, times=2)])`: the model grows after this many steps.
+
+    times, or hidden, ffn, heads and kv: how wide it becomes; grow, noise, exact, seed: how, all as in `hf.upscale`, by
+    fresh units if nothing is said. layers: how many it gets, and deepen: what new ones are; with layers alone the width
+    stays. lr: the learning rate at the step of growth, where the schedule may have fallen far below learning_rate, in
+    the small model's units; the schedule goes on from it, with all its rates in that ratio. scale_lr, in its place: by
+    what all rates are multiplied from then on, such as 0.5. The small model is saved as narrow-checkpoint-STEP, with
+    its optimizer's state, which save_total_limit does not count; the grown one as checkpoint-STEP with a mupscale.json.
+    The Trainer keeps its model object, which has the grown weights from then on; clipping (max_grad_norm) is then by
+    the norm that the small model's gradient would have, and load_best_model_at_end chooses among checkpoints of the
+    grown model. A Trainer may have several such callbacks, each for a step of its own. After a stop, make the same
+    Trainer with the same callbacks, and go on with `trainer.train(resume_from_checkpoint=callback.resume(trainer))`,
+    where callback is any of them.
+
+    >>> GrowTrainerCallback(at=500, times=2, scale_lr=0.5).at
+    500
+    """
+
+    def __init__(
+        self,
+        at: Annotated[int, _STEPS],
+        *,
+        times: int | str | Mapping[str, int] | Times | None = None,
+        hidden: int | None = None,
+        ffn: int | None = None,
+        heads: int | None = None,
+        kv: int | None = None,
+        layers: int | None = None,
+        deepen: Deepen = "identity",
+        grow: Operator | None = None,
+        noise: float | None = None,
+        exact: bool = False,
+        lr: NotNegative | None = None,
+        scale_lr: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if not (scale_lr > 0 and math.isfinite(scale_lr)) or (lr is not None and scale_lr != 1):
+            raise MupscaleError(
+                f"scale_lr= is a positive factor for the learning rates, instead of lr=, not {scale_lr!r} with "
+                f"lr={lr!r}"
+            )
+        self.at, self.times, self.grow, self.noise, self.exact, self.seed = at, times, grow, noise, exact, seed
+        self.lr, self.scale_lr = lr, scale_lr
+        self.sizes = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
+        self.layers, self.deepen = layers, deepen
+        self._loading: Any = None
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Have a checkpoint of the grown model met by a sentence, and not by a list of shapes, where it is loaded."""
+        super().on_init_end(args, state, control, **kwargs)
+        if kwargs.get("model") is not None and self not in (growths := _GROWTHS.setdefault(kwargs["model"], [])):
+            growths.append(self)
+        if self._loading is None and kwargs.get("model") is not None:
+            self._loading = kwargs["model"].register_load_state_dict_pre_hook(self._check_loaded)
+
+    def _check_loaded(self, model: nn.Module, tensors: dict[str, Any], *rest: Any) -> None:
+        """Refuse weights of another size, or of another number of layers, than the model has before its growth."""
+        own, names = model.state_dict(), names_in_model(model, tensors)
+        loaded = tensors.keys() if names is None else {one.names[0] for one in names.values()}
+        differs = any(own[name].shape != tensor.shape for name, tensor in tensors.items() if name in own)
+        differs |= self.layers is not None and not loaded <= own.keys()
+        if self.plan is None and differs:
+            raise MupscaleError(
+                f"this checkpoint holds the model that grew after step {self.at}, but this Trainer's model has not "
+                "grown. Continue with trainer.train(resume_from_checkpoint=callback.resume(trainer))"
+            )
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Refuse now what could not grow later."""
+        if self._loading is not None:  # whatever was to be loaded has been
+            self._loading.remove()
+            self._loading = None
+        if args.world_size > 1 or args.deepspeed or args.torch_compile:
+            raise MupscaleError(
+                "GrowTrainerCallback grows a model in one process, uncompiled. With several processes, stop at this "
+                "step, widen the checkpoint with mupscale upscale --optimizer, and continue from it"
+            )
+        if self.plan is not None:  # resumed after the growth
+            self.switch_off_theirs(args)
+        elif state.global_step < self.at:
+            if not self._comes_later(kwargs["model"]):
+                asked = self._asked(kwargs["model"])
+                _family_of(kwargs["model"]).plan(asked.times, initial=False)
+                if asked.is_replica and not self.exact:
+                    warn(replica_in_words(), ReplicaWarning)
+            if state.max_steps < self.at:
+                warn(
+                    f"the model will not grow: GrowTrainerCallback(at={self.at}) waits for step {self.at}, but this "
+                    f"run ends after step {state.max_steps}. Give an earlier at=, or train longer"
+                )
+        else:
+            raise MupscaleError(
+                f"this run continues from step {state.global_step}, but its model grew after step {self.at}. Continue "
+                "with trainer.train(resume_from_checkpoint=callback.resume(trainer))"
+            )
+
+    def _comes_later(self, model: nn.Module) -> bool:
+        """Whether the model has to grow once more before this growth, so that it cannot be judged yet."""
+        return any(one.at < self.at and one.plan is None for one in growths_of(model))
+
+    def resume(self, trainer: Any) -> str | None:
+        """The newest whole checkpoint of a Trainer's folder, for whose size its model is made; None if there is none.
+
+        What was killed while it was written lacks its last file, and is passed over.
+        """
+        found = last_checkpoint(Path(trainer.args.output_dir))
+        if found is None:
+            return None
+        step, folder = found
+        callbacks = trainer.callback_handler.callbacks
+        clip = next((one for one in callbacks if isinstance(one, Clip)), None)
+        growths = {self, *(one for one in callbacks if isinstance(one, GrowTrainerCallback))}
+        for growth in sorted(growths, key=lambda one: one.at):
+            if step >= growth.at and growth.plan is None:
+                if clip is not None and find_in_charge(trainer.model) is None:
+                    clip.begin(trainer.model)
+                growth._grow(trainer.model, trainer.create_optimizer(), None)  # its values are the checkpoint's soon
+        _load_renamed(trainer.model, folder)
+        return str(folder)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Grow, if this was the step."""
+        if state.global_step != self.at:
+            return control
+        model, optimizer = kwargs["model"], kwargs["optimizer"]
+        inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+        self._save_narrow(Path(args.output_dir) / f"narrow-checkpoint-{self.at}", model, inner)
+        self._warn_of_the_same_rate(inner)
+        before, rates = _size(model), _told_rates(inner)
+        self._grow(model, inner, kwargs["lr_scheduler"])
+        told = ", ".join(
+            f"{name} {a:,} → {_size(model)[name]:,}" for name, a in before.items() if a != _size(model)[name]
+        )
+        say_in_log(state, f"the model has grown: {told}; learning rate {rates} → {_told_rates(inner)}", **_size(model))
+        self.switch_off_theirs(args)
+        # the best so far is a small model, whose weights could not be loaded at the end
+        state.best_metric = state.best_model_checkpoint = state.best_global_step = None
+        control.should_save = True
+        return control
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave the arguments as they were, and the best model whole where it was loaded."""
+        super().on_train_end(args, state, control, **kwargs)
+        if args.load_best_model_at_end and state.best_model_checkpoint and self.is_in_charge(kwargs["model"]):
+            _load_renamed(kwargs["model"], Path(state.best_model_checkpoint))
+
+    def _save_narrow(self, folder: Path, model: Any, optimizer: Optimizer) -> None:
+        """The model before the growths of this step; checkpoint-… would count for the Trainer's rotation."""
+        earlier = find_in_charge(model)
+        if isinstance(earlier, GrowTrainerCallback) and earlier.at == self.at:
+            return
+        model.save_pretrained(folder)
+        torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+
+    def _warn_of_the_same_rate(self, optimizer: Optimizer) -> None:
+        """lr= is easily taken for a rate that the schedule is to begin with."""
+        if self.lr is not None and all(math.isclose(self.lr, rate, rel_tol=1e-3) for rate in _rates(optimizer)):
+            warn(
+                f"lr={self.lr:g} changes nothing: the schedule has that rate after step {self.at}. For half of the "
+                f"rates from here on, give lr={self.lr / 2:g}"
+            )
+
+    def _asked(self, model: nn.Module) -> AskedGrowth:
+        config = model.config.to_dict()  # type: ignore[union-attr, operator]
+        if self.layers is not None:
+            is_wider = self.times is not None or self.grow is not None or any(self.sizes.values())
+            check_depth(config, self.deepen, self.layers, shapes_of(model), "the model")
+            if not is_wider:
+                return settle_growth(config, times=1, exact=True)
+        how: dict[str, Any] = {"grow": self.grow, "noise": self.noise, "exact": self.exact}
+        return settle_growth(config, times=self.times, sizes=self.sizes, **how)
+
+    def _grow(self, model: nn.Module, optimizer: Optimizer, scheduler: Any) -> None:
+        """Grow all three in place, since the Trainer's loop holds on to them."""
+        asked, config = self._asked(model), model.config.to_dict()  # type: ignore[union-attr, operator]
+        dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+        config |= {"architectures": [type(model).__name__], "dtype": dtype}  # a config has them once it was saved
+        earlier, lr = find_in_charge(model), self._new_rate(optimizer)
+        record = (earlier and earlier.record) or Record(config)
+        grown, grown_optimizer, is_wider = nn.Module.__new__(type(model)), optimizer, asked.times != Times()
+        grown.__dict__.update(model.__dict__)
+        if is_wider or self.layers is None:
+            grown, grown_optimizer = self._wider(grown, optimizer, asked, record, lr if self.layers is None else None)
+            record = self._record_width(record, config, asked)
+        if self.layers is not None:
+            step = GrowthStep(Times(), seed=self.seed, layers=self.layers, deepen=self.deepen)
+            from_group = [group.get(FROM_GROUP) for group in grown_optimizer.param_groups]
+            grown, grown_optimizer = deepen_in_memory(
+                grown, grown_optimizer, step, record.first_config, record.times, lr
+            )
+            if is_wider:  # schedulers go by the groups of the first optimizer
+                for group in grown_optimizer.param_groups:
+                    group[FROM_GROUP] = from_group[group[FROM_GROUP]]
+            record = record.then(step)
+        widened = None if scheduler is None else widen_scheduler(scheduler, grown_optimizer)
+        model.__dict__.clear()
+        model.__dict__.update(grown.__dict__)
+        optimizer.param_groups, optimizer.state = grown_optimizer.param_groups, grown_optimizer.state
+        if widened is not None:
+            kept = ("optimizer", "step")  # the scheduler counts the steps of the optimizer that it knows
+            scheduler.__dict__.update({name: value for name, value in vars(widened).items() if name not in kept})
+        self.max_norm = None if earlier is None else earlier.max_norm
+        self.take_charge(model, plan_for_model(model, record), record)
+
+    def _new_rate(self, optimizer: Optimizer) -> float | None:
+        """The rate at the step of growth, in the small model's units; None where it stays."""
+        if self.scale_lr == 1:
+            return self.lr
+        rates = _rates(optimizer)
+        if not all(math.isclose(rate, rates[0], rel_tol=1e-6) for rate in rates):
+            raise MupscaleError(
+                f"scale_lr= takes parameter groups of one learning rate, and after step {self.at} they have "
+                f"{', '.join(f'{rate:g}' for rate in sorted(set(rates)))}: give lr="
+            )
+        return rates[0] * self.scale_lr
+
+    def _record_width(self, record: Record, config: Config, asked: AskedGrowth) -> Record:
+        """The record after a growth in width; what is drawn counts from the first model, where this one grew before."""
+        operator = asked.operator
+        if isinstance(operator, Copies) and isinstance(operator.noise, SignalNoise):
+            operator = replace(operator, noise=operator.noise.effective or 0.0)
+        step = GrowthStep(asked.times, operator, self.seed)
+        plan = ConfigFamily(config).plan(asked.times, initial=not operator.needs_multiples)
+        return record.then(step, count_from_first(record, plan))
+
+    def _wider(
+        self, narrow: nn.Module, optimizer: Optimizer, asked: AskedGrowth, record: Record, lr: float | None
+    ) -> tuple[nn.Module, Optimizer]:
+        family = _family_of(narrow)
+        plan = count_from_first(record, match_plan(narrow, family.plan(asked.times)))
+        asked.operator.check(plan)
+        wide = model_like(narrow, family.wide_config(asked.times))
+        _, grown = upscale_untried(narrow, wide, plan, optimizer, grow=asked.operator, lr=lr, seed=self.seed)
+        assert grown is not None
+        is_lossless = asked.fresh is not None and asked.fresh.lossless
+        reasons = family.obstacles(asked.times, plan) if is_lossless else []
+        if reasons:
+            warn(f"the growth is not lossless: {'; '.join(reasons)}")
+        return wide, grown
+
+
+def _family_of(model: Any) -> ConfigFamily:
+    return ConfigFamily({**model.config.to_dict(), "architectures": [type(model).__name__]})
+
+
+_GROWTHS: WeakKeyDictionary[nn.Module, list[GrowTrainerCallback]] = WeakKeyDictionary()
+"""The growths that a Trainer's model was to have, when the Trainer was made."""
+
+
+def growths_of(model: nn.Module | None) -> list[GrowTrainerCallback]:
+    """The growths that a Trainer's model is to have, as far as the Trainer has met them."""
+    return [] if model is None else _GROWTHS.get(model, [])
+
+
+def _load_renamed(model: Any, folder: Path) -> None:
+    """Load a checkpoint some of whose tensors have other names, or are stacked otherwise, than the model's.
+
+    The Trainer loads by the model's names alone, and would leave such parameters as they are: GPT-NeoX's readout, or a
+    mixture's experts.
+    """
+    if open_source(folder).tensors.keys() <= model.state_dict().keys():
+        return
+    with quiet_transformers():
+        whole, told = type(model).from_pretrained(folder, dtype=model.dtype, output_loading_info=True)
+    if missing := sorted(told["missing_keys"]):
+        raise MupscaleError(f"{folder} lacks '{missing[0]}', so the run cannot continue from it. Remove that folder")
+    model.load_state_dict(whole.state_dict())
+
+
+def _size(model: Any) -> dict[str, int]:
+    """What a line in the log says of a model's size."""
+    return {**sizes_in_words(model.config.to_dict()), "parameters": sum(p.numel() for p in model.parameters())}
+
+
+def _told_rates(optimizer: Optimizer) -> str:
+    """The smallest and the largest learning rate of its groups."""
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    return f"{max(rates):.3g}" if min(rates) == max(rates) else f"{min(rates):.3g} to {max(rates):.3g}"
+
+
+def _rates(optimizer: Optimizer) -> list[float]:
+    """The learning rates of its groups, in the small model's units."""
+    return [float(group["lr"]) / group.get("lr_factor", 1.0) for group in optimizer.param_groups]
+
+
+def last_checkpoint(folder: Path) -> tuple[int, Path] | None:
+    """The newest whole checkpoint in a Trainer's folder, and its step: its state is the last that is written."""
+    found = {int(path.name[11:]): path for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal()}
+    for step in sorted(found, reverse=True):
+        try:
+            state = read_json(found[step] / "trainer_state.json")
+        except (OSError, MupscaleError):
+            continue
+        if isinstance(state, dict) and state.get("global_step") == step:
+            return step, found[step]
+    return None
+
+
+_COUNT = Must("a number of steps, 1 or more", lambda steps: steps >= 1)
+_CONSTANT = ("constant", "constant_with_warmup")
+_STORY = (
+    "This model of {parameters:,} parameters ({sizes}) is one size of a family that was trained in one run: it left "
+    "the trunk after {trunk:,} of the trunk's steps, and its learning rate then fell to zero over {steps:,} steps. "
+    "mupscale made the sizes{others}."
+)
+
+
+@checks_arguments
+class BranchTrainerCallback(require_transformers().TrainerCallback):  # type: ignore[misc]
+    """`BranchTrainerCallback(at=500, steps=125)`, for several sizes out of one run of the Trainer.
+
+    The steps before `at` are a branch: the learning rate falls to zero over them. After step `at` the model is
+    finished and is written to OUT/sizes, with config, weights, tokenizer and card. Then the run goes on with model and
+    optimizer as they were before the branch; meanwhile they lie in OUT/trunk-STEP. A growth after the same step stands
+    behind the branch in `callbacks=`. The trunk trains at a constant rate (lr_scheduler_type "constant", or
+    "constant_with_warmup"). A branch to the end of the run is its last size, and nothing is put back after it. name: of
+    the folder in OUT/sizes. After a stop go on as with `GrowTrainerCallback`.
+
+    >>> BranchTrainerCallback(at=500, steps=125).begin
+    375
+    """
+
+    def __init__(self, at: Annotated[int, _COUNT], steps: Annotated[int, _COUNT], *, name: str | None = None) -> None:
+        if steps >= at:
+            raise MupscaleError(
+                f"a branch of {steps} steps that ends after step {at} leaves no steps for the trunk before it"
+            )
+        if name is not None and (Path(name).name != name or name.startswith(".")):
+            raise MupscaleError(f"name= is {name!r}, but is the name of a folder in OUT/sizes")
+        self.at, self.steps, self.begin, self.name = at, steps, at - steps, name
+        self._schedulers: WeakSet[LambdaLR] = WeakSet()
+        self._last: Path | None = None
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Refuse a growth that would be done before the trunk is put back."""
+        if any(growth.at == self.at for growth in growths_of(kwargs.get("model"))):
+            raise MupscaleError(
+                f"the model grows after step {self.at}, where a branch ends: put BranchTrainerCallback before "
+                "GrowTrainerCallback in callbacks=, so the trunk grows, not the branch"
+            )
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Refuse what cannot branch, and have the rates fall in the branch."""
+        if args.world_size > 1 or args.deepspeed or args.torch_compile:
+            raise MupscaleError("BranchTrainerCallback works in one process, uncompiled")
+        scheduler, kind = kwargs["lr_scheduler"], str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+        if kind not in _CONSTANT or not isinstance(scheduler, LambdaLR):
+            raise MupscaleError(
+                "the trunk trains at a constant learning rate, and each branch has its own decay, but "
+                f"lr_scheduler_type is {kind}. Give {' or '.join(_CONSTANT)}"
+            )
+        if state.max_steps < self.at:
+            raise MupscaleError(f"a branch ends after step {self.at}, but this run ends after {state.max_steps}")
+        if self.begin <= state.global_step < self.at and not self._trunk(args).is_file():
+            raise MupscaleError(
+                f"{self._trunk(args)} is gone, and the trunk would continue from it. Resume from an earlier checkpoint"
+            )
+        if scheduler not in self._schedulers:
+            self._schedulers.add(scheduler)
+            scheduler.lr_lambdas = [self._within(each) for each in scheduler.lr_lambdas]
+
+    def _within(self, outer: Any) -> Any:
+        """A schedule's function of the step, times this branch's."""
+        decay = Schedule("wsd", decay=self.steps)
+
+        def multiple(step: int) -> float:
+            is_inside = self.begin <= step < self.at
+            return float(outer(step)) * (decay.at(step - self.begin, self.steps) if is_inside else 1.0)
+
+        return multiple
+
+    def _trunk(self, args: Any) -> Path:
+        return Path(args.output_dir) / f"trunk-{self.begin}" / "model.safetensors"
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Keep the trunk where the branch begins; finish the branch where it ends."""
+        model, optimizer = kwargs["model"], kwargs["optimizer"]
+        inner: Optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+        if state.global_step == self.begin:
+            checkpoint.save(self._trunk(args), model, inner)
+        if state.global_step != self.at:
+            return control
+        folder = self._finish(args, state, model, kwargs.get("processing_class"))
+        say_in_log(state, f"this size is finished: {folder}", finished_size=folder.name, branch_steps=self.steps)
+        if state.global_step < state.max_steps:
+            rates = [group["lr"] for group in inner.param_groups]  # of the next step, the branch is over
+            checkpoint.load(self._trunk(args), model, inner)
+            for group, rate in zip(inner.param_groups, rates, strict=True):
+                group["lr"] = rate
+            state.best_metric = state.best_model_checkpoint = state.best_global_step = None  # it was the branch's
+            control.should_save = True
+        else:
+            self._last = folder
+            control.should_evaluate |= args.eval_strategy != "no"
+        return control
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Put the loss of the last size into its card; after other branches it is the trunk that is evaluated."""
+        found = [f"{name} {value:.4g}" for name, value in kwargs["metrics"].items() if name.endswith("_loss")]
+        if self._last is not None and found:
+            card = self._last / CARD_FILE
+            replace_text(card, f"{card.read_text(encoding='utf-8')}\nIts evaluation: {', '.join(found)}.\n")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """What is evaluated from here on may be another model, or other data."""
+        self._last = None
+
+    def _finish(self, args: Any, state: Any, model: Any, tokenizer: Any) -> Path:
+        """The model's own folder, whole or not at all; one that a killed run has left is made again."""
+        config: Any = naming.unwrap(model).config
+        name = self.name or f"hidden-{config.hidden_size}-layers-{config.num_hidden_layers}"
+        folder = Path(args.output_dir) / "sizes" / name
+        if folder.exists():
+            remove(folder)
+        with appearing(folder) as hidden:
+            model.save_pretrained(hidden)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(hidden)
+            write_size_card(hidden, name, config.to_dict(), self._story(state, model))
+        return folder
+
+    def _story(self, state: Any, model: Any) -> str:
+        """Of earlier branches, which the log has, the steps are none of the trunk's."""
+        earlier = [e for e in state.log_history if "finished_size" in e and e["step"] <= self.begin]
+        trunk = self.begin - sum(entry.get("branch_steps", 0) for entry in earlier)
+        named = " and ".join(f"`{entry['finished_size']}`" for entry in earlier)
+        others = f"; finished before it: {named}" if earlier else ""
+        config: Any = naming.unwrap(model).config
+        sizes = ", ".join(f"{part} {size:,}" for part, size in sizes_in_words(config.to_dict()).items())
+        count = sum(p.numel() for p in model.parameters())
+        return _STORY.format(parameters=count, sizes=sizes, trunk=trunk, steps=self.steps, others=others)

@@ -31,17 +31,16 @@ from mupscale.growth import (
     refuse_nonfinite,
     state_factor,
 )
-from mupscale.hf.describe import Times, family_of_config, grown, plan_mixture, sketch_model, with_layers
+from mupscale.hf.describe import ConfigFamily, Times, grown, plan_mixture, sketch_model, with_layers
 from mupscale.hf.files import GrowthStep, Source, then_parts
-from mupscale.hf.training.model_parameters import match_plan
-from mupscale.hf.training.saved_optimizer import SavedOptimizer, read_optimizer
+from mupscale.hf.training.groups import SavedOptimizer, match_plan, read_optimizer
 from mupscale.optim import FROM_GROUP, GroupBuilder, Traits, scale, traits_of
 from mupscale.system import MupscaleError, open_file, replacing
 
 
 def widen_optimizer_file(
     path: str | Path,
-    out: str | Path,
+    out: str | Path | None,
     source: Source,
     times: Times,
     plan: Plan | None = None,
@@ -52,6 +51,8 @@ def widen_optimizer_file(
 ) -> None:
     """Write the optimizer state at `path`, grown as its model is, to `out`: a plain torch state dict with names.
 
+    out: None to raise what it would, before hours of work on the weights, and to read next to nothing.
+
     source: the narrow checkpoint. plan: by the model's own names, where mupscale.json holds it. optimizer_class: for
     an optimizer that is not torch's own. grow: the operator, which fills the state, too; copies if none is given.
     deeper: the growth to more layers, or to experts, that comes then. What starts as identity or is drawn has no state,
@@ -60,39 +61,12 @@ def widen_optimizer_file(
     goes on; its own saved state has narrow rates, one for each narrow group. `mupscale.hf.resume_optimizer` makes an
     optimizer of the file.
     """
-    groups, pieces = _prepare(Path(path), source, times, plan, optimizer_class, grow, deeper)
-    write_optimizer(Path(out), groups, pieces)
-
-
-def check_optimizer_file(
-    path: str | Path,
-    source: Source,
-    times: Times,
-    plan: Plan | None = None,
-    *,
-    grow: Operator | None = None,
-    deeper: GrowthStep | None = None,
-) -> None:
-    """Raise what widen_optimizer_file would, before hours of work on the weights; reads next to nothing."""
-    _prepare(Path(path), source, times, plan, None, grow, deeper)
-
-
-def _prepare(
-    path: Path,
-    source: Source,
-    times: Times,
-    plan: Plan | None,
-    optimizer_class: type[Optimizer] | None,
-    grow: Operator | None,
-    deeper: GrowthStep | None,
-) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """The wide groups, and by name and key what becomes of each part of the state."""
     model = sketch_model(source.config)
     if plan is None:
-        plan = family_of_config(source.config).plan(times, initial=False)
+        plan = ConfigFamily(source.config).plan(times, initial=False)
     plan = match_plan(model, plan)
     plan.check(model, "narrow")
-    narrow = read_optimizer(path, model, mmap=True)
+    narrow = read_optimizer(Path(path), model, mmap=True)
     order, whole = [name for names, _ in narrow.groups for name in names], plan
     later, joined = Plan({}), dict[str, tuple[str, ...]]()
     if deeper is not None:
@@ -100,7 +74,7 @@ def _prepare(
     if deeper is not None and deeper.layers is not None:
         whole = with_layers(plan, deeper.deepen, deeper.layers)
     elif deeper is not None and deeper.experts is not None:
-        wide = family_of_config(source.config).wide_config(times)
+        wide = ConfigFamily(source.config).wide_config(times)
         later, joined = plan_mixture(wide, source.shapes, deeper.experts)
         whole = then_parts(plan, later)
     cls, pieces = optimizer_class or narrow.optimizer_class(), dict[str, dict[str, Any]]()
@@ -109,7 +83,9 @@ def _prepare(
         if origin.is_taken and origin.name in narrow.states:
             made = [dict(_pieces(n, narrow, plan, cls, grow or Copies())) for n in joined.get(name, (origin.name,))]
             pieces[name] = made[0] if name not in later.parameters else _in_parts(name, made, narrow, later[name], cls)
-    return _groups(narrow, whole, order, traits_of(cls)), pieces
+    groups = _groups(narrow, whole, order, traits_of(cls))
+    if out is not None:
+        write_optimizer(Path(out), groups, pieces)
 
 
 def _groups(narrow: SavedOptimizer, plan: Plan, order: Sequence[str], traits: Traits) -> list[dict[str, Any]]:

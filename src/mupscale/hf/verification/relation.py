@@ -1,21 +1,217 @@
-"""How a wide checkpoint came from a small one: the growths that lie between them, and the plans of these."""
+"""How a wide checkpoint came from a small one: the growths that lie between them, their plans, and what they move.
+
+The tensors of its files are the small one's, grown, with the noise or the units that were drawn for them. That needs no
+model and no transformers, one tensor at a time, and names the tensor that is wrong. New units change what a model
+computes unless the growth was lossless, and even then the eps of a norm leaves a trace. That config and plan are right
+shows when new units are silenced, in memory, and each norm's eps goes with its width.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import reduce
-from typing import Any
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mupscale.core import Axis, Plan, places
-from mupscale.growth import Copies, Fresh, is_replica, word_of_operator
-from mupscale.hf.describe import Config, ConfigFamily, Times, experts_of, family_of_config, grown, layers_of
-from mupscale.hf.files import RECORD_FILE, GrowthStep, Record, Source, plan_growth
-from mupscale.hf.verification.weights import PlannedGrowth
+from mupscale.core import Axis, Entry, Plan, expand, index_of_old, places
+from mupscale.growth import (
+    Copies,
+    Fresh,
+    GaussianNoise,
+    Operator,
+    Part,
+    as_noise,
+    is_replica,
+    standard_normal,
+    unit_std,
+    upscale_untried,
+    word_of_operator,
+)
+from mupscale.hf.describe import Config, ConfigFamily, Times, experts_of, grown, layers_of
+from mupscale.hf.files import (
+    RECORD_FILE,
+    GrowthStep,
+    NewTensor,
+    Record,
+    Source,
+    StoredTensor,
+    plan_growth,
+    plan_name,
+    read_into,
+)
 from mupscale.system import MupscaleError
+
+_AT_A_TIME = 1 << 22  # entries that are compared in double precision at a time
+
+
+@dataclass(frozen=True)
+class PlannedGrowth:
+    """One growth of a checkpoint, in width or to more layers: its plan, by the names in the files; what was drawn."""
+
+    plan: Plan
+    grow: Operator
+    seed: int
+
+
+@dataclass(frozen=True)
+class TensorDifference:
+    """How far a tensor is from what it should be, relatively: all of it, its old units' weights, and all others.
+
+    A tensor of a new layer has new ones alone.
+    """
+
+    name: str
+    whole: float
+    old: float
+    new: float
+
+
+def tensor_differences(small: Source, wide: Source, steps: Sequence[PlannedGrowth]) -> Iterator[TensorDifference]:
+    """Of each tensor of the wide checkpoint from what the small one becomes by these steps."""
+    names: Collection[str] = small.tensors.keys()
+    for step in steps:
+        names = step.plan.sources.keys() if step.plan.has_new_parts else names
+    _check_names(names, wide.tensors.keys())
+    limit = rounding_limit(small, wide)
+    for name in names:
+        yield _difference(name, wide.tensors[name], _trace(name, small, steps), limit)
+
+
+class _History(NamedTuple):
+    """How a tensor came about: stored in the small checkpoint or drawn for a new layer, and widened in these ways."""
+
+    stored: StoredTensor
+    ways: list[tuple[PlannedGrowth, str]]
+    drawn: NewTensor | None
+    in_new_layer: bool
+
+
+def _trace(name: str, small: Source, steps: Sequence[PlannedGrowth]) -> _History:
+    """Back from a tensor of the wide checkpoint to where it comes from."""
+    ways: list[tuple[PlannedGrowth, str]] = []  # since it was drawn, if it was
+    drawn, shape, is_new = None, None, False
+    for step in reversed(steps):
+        planned = name if step.plan.has_new_parts else plan_name(name, step.plan)
+        entry, source = step.plan[planned], step.plan.sources[planned]
+        is_new = is_new or source.is_new
+        if drawn is None and (drawn := NewTensor.of(planned, step.plan, step.seed)) is not None:
+            shape = entry.wide
+        if drawn is None and (entry.axes or not step.plan.has_new_parts):  # of new parts, those with more rows
+            ways.append((step, planned))
+        name = source.name if step.plan.has_new_parts else name
+    stored = small.tensors[name]
+    return _History(replace(stored, shape=shape or stored.shape), ways[::-1], drawn, is_new)
+
+
+def _difference(name: str, grown: StoredTensor, history: _History, limit: float) -> TensorDifference:
+    """Of several growths the dtypes between them are not on record, so the dtype that fits counts."""
+    stored, ways, drawn = history.stored, history.ways, history.drawn
+    narrow, wide = _read(stored) if drawn is None else None, _read(grown)
+    best = TensorDifference(name, math.inf, math.inf, math.inf)
+    for between in dict.fromkeys((stored.dtype, grown.dtype, torch.bfloat16, torch.float16)):
+        first = between if ways else grown.dtype
+        expected = narrow if narrow is not None else drawn.whole(stored.shape, first)  # type: ignore[union-attr]
+        for number, (step, planned) in enumerate(ways, 1):
+            dtype = grown.dtype if number == len(ways) else between
+            expected = _grown(name, expected, planned, step, dtype)
+        if expected.shape != wide.shape:
+            raise MupscaleError(
+                f"the wide checkpoint is not an upscaled version of the small one: '{name}' should have shape "
+                f"{tuple(expected.shape)}, but has {tuple(wide.shape)}"
+            )
+        whole = _relative_difference(expected, wide)
+        once = len(ways) + (drawn is not None) <= 1
+        if whole < best.whole or once:
+            old = _is_old(ways) if any(not step.grow.needs_multiples for step, _ in ways) else None
+            both = (0.0, whole) if history.in_new_layer else _of_both(expected, wide, old, whole)
+            best = TensorDifference(name, whole, *both)
+        if best.whole <= limit or once:
+            break
+    return best
+
+
+def _is_old(ways: Sequence[tuple[PlannedGrowth, str]]) -> Tensor:
+    """Which entries of the wide tensor are the small one's, or copies of them."""
+    old = torch.ones(ways[0][0].plan[ways[0][1]].narrow, dtype=torch.bool)
+    for step, planned in ways:
+        entry = step.plan[planned]
+        if step.grow.needs_multiples:
+            old = expand(old, entry.axes)
+        else:
+            among = torch.zeros(entry.wide, dtype=torch.bool)
+            among[index_of_old(entry.narrow, entry.axes)] = old
+            old = among
+    return old
+
+
+def _of_both(expected: Tensor, wide: Tensor, old: Tensor | None, whole: float) -> tuple[float, float]:
+    """The differences of old and of new entries."""
+    if old is None:
+        return whole, 0.0
+    return _relative_difference(expected[old], wide[old]), _relative_difference(expected[~old], wide[~old])
+
+
+def rounding_limit(small: Source, wide: Source) -> float:
+    """What the differences may be where another machine rounds otherwise: in float32, which 16 bits hardly show."""
+    dtypes = {stored.dtype for source in (small, wide) for stored in source.tensors.values()}
+    eps = (torch.finfo(d).eps / (1 if d.itemsize > 2 else 8) for d in dtypes if d.is_floating_point)
+    return max(eps, default=0.0)
+
+
+def is_exact(entries: Mapping[str, Entry]) -> bool:
+    """Whether nothing is rounded: every factor is a power of two, and nothing is added."""
+    return all(math.frexp(entry.rule.weight)[0] == 0.5 and not entry.shift for entry in entries.values())
+
+
+def _check_names(ours: Collection[str], theirs: Collection[str]) -> None:
+    """ours: as the small checkpoint's become. theirs: the wide one's."""
+    for one, other, which, whose in ((ours, theirs, "wide", "small"), (theirs, ours, "small", "wide")):
+        if lacking := {*one} - {*other}:
+            raise MupscaleError(
+                f"the wide checkpoint is not an upscaled version of the small one: the {which} one lacks "
+                f"'{min(lacking)}', which the {whose} one has"
+            )
+
+
+def _grown(name: str, narrow: Tensor, planned: str, step: PlannedGrowth, dtype: torch.dtype) -> Tensor:
+    entry = step.plan[planned]
+    if tuple(narrow.shape) != entry.narrow:
+        raise MupscaleError(f"'{name}' has shape {tuple(narrow.shape)}, but should have {entry.narrow} by the config")
+    if not narrow.is_floating_point():
+        return narrow
+    exact, part = _exact(narrow.dtype), Part(planned, step.plan, step.seed)
+    if type(step.grow) is not Copies or step.grow.paired:
+        out = torch.empty(entry.wide, dtype=dtype if isinstance(step.grow, Fresh) else exact)
+        step.grow.parameter(out, narrow if isinstance(step.grow, Fresh) else narrow.to(exact), part)
+        return out.to(dtype)
+    noise, wide = as_noise(step.grow.noise), entry.widened(narrow.to(exact, copy=True), overwrite=True)
+    if isinstance(noise, GaussianNoise) and planned in step.plan.parameters and noise.of(planned):
+        level = noise.of(planned) * unit_std(step.plan, planned, noise.unit)
+        wide.add_(standard_normal(entry.wide, exact, step.seed, planned), alpha=level)
+    return wide.to(dtype)
+
+
+def _exact(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _read(stored: StoredTensor) -> Tensor:
+    with open(stored.file, "rb", buffering=0) as file:
+        return read_into(torch.empty(stored.shape, dtype=stored.dtype), file, stored.start)
+
+
+def _relative_difference(expected: Tensor, actual: Tensor) -> float:
+    """‖expected − actual‖ / ‖expected‖; infinite where anything is not finite."""
+    off = norm = 0.0
+    for a, b in zip(expected.flatten().split(_AT_A_TIME), actual.flatten().split(_AT_A_TIME), strict=True):
+        off += float((a.double() - b.double()).square().sum())
+        norm += float(a.double().square().sum())
+    value = math.sqrt(off / norm) if norm and off == off else math.sqrt(off)
+    return value if value == value else math.inf
 
 
 @dataclass(frozen=True)
@@ -39,7 +235,7 @@ class Relation:
     @property
     def family(self) -> ConfigFamily:
         """The small model's."""
-        return family_of_config(self.small.config)
+        return ConfigFamily(self.small.config)
 
     @property
     def noisy(self) -> bool:
@@ -129,7 +325,7 @@ def find_record(source: Source) -> Record | None:
             f"{source.folder / RECORD_FILE} describes a model that grew {record.in_words} from {first}, but "
             f"config.json beside it has {now}: {advice}"
         )
-    if (tied := family_of_config(record.config).is_tied()) != family_of_config(source.config).is_tied():
+    if (tied := ConfigFamily(record.config).is_tied()) != ConfigFamily(source.config).is_tied():
         raise MupscaleError(
             f"by {source.folder / RECORD_FILE} the model's readout was {'' if tied else 'not '}"
             f"its embedding when it grew, and by config.json beside it that has changed: {advice}"
@@ -170,7 +366,7 @@ def _before(record: Record, start: int) -> Record | None:
     if not all(is_replica(growth.grow) for growth in record.growths[start:]):
         config: Config = record.config
         for growth in record.growths[:start]:
-            plan = family_of_config(config).plan(growth.times, initial=False) if growth.is_width else None
+            plan = ConfigFamily(config).plan(growth.times, initial=False) if growth.is_width else None
             before, config = (before or Record(config)).then(growth, plan), growth.config_after(config)
     return before
 
@@ -190,7 +386,7 @@ def _config_after(config: Config, growths: tuple[GrowthStep, ...]) -> Config | N
 def _sizes(config: Config) -> dict[str, Any]:
     layers = layers_of(config)
     experts = {} if (counts := experts_of(config)) == (1, 1) else dict(zip(("experts", "top_k"), counts, strict=True))
-    return {**family_of_config(config).sizes(), **({} if layers is None else {"layers": layers}), **experts}
+    return {**ConfigFamily(config).sizes(), **({} if layers is None else {"layers": layers}), **experts}
 
 
 def _same_sizes(one: Config | None, other: Config) -> bool:
@@ -209,7 +405,7 @@ def _sizes_in_words(config: Config) -> str:
 
 def _times_between(small: Source, wide: Source) -> Times:
     """Without a record: by the ratios of the configs."""
-    few, many = (family_of_config(source.config).parts() for source in (small, wide))
+    few, many = (ConfigFamily(source.config).parts() for source in (small, wide))
     if (
         "hidden" in few
         and few.keys() == many.keys() <= {"hidden", "ffn", "heads", "kv"}
@@ -220,3 +416,98 @@ def _times_between(small: Source, wide: Source) -> Times:
         if _same_sizes(_config_after(small.config, (GrowthStep(times),)), wide.config):
             return times
     raise _unrelated(f"it has {_sizes_in_words(wide.config)} and the small one {_sizes_in_words(small.config)}")
+
+
+_EPS = ("eps", "variance_epsilon", "layer_norm_eps")
+
+
+@dataclass(frozen=True)
+class FreshGrowth:
+    """What is known of such a growth between a small and a wide model; `plan` is theirs."""
+
+    relation: Relation
+    fresh: Fresh
+    plan: Plan
+
+    @cached_property
+    def obstacles(self) -> list[str]:
+        """Why the function cannot be kept by any new units; empty where it can."""
+        if len(self.relation.growths) > 1 and self.relation.deepened_after_fresh is None:
+            return ["it grew several times"]
+        growth = self.relation.growths[0]
+        return self.relation.family.obstacles(growth.times, self.plan)
+
+    @property
+    def _why(self) -> str:
+        more = f" (and {len(self.obstacles) - 1} more)" if len(self.obstacles) > 1 else ""
+        return f"{self.obstacles[0]}{more}"
+
+    @property
+    def same_as_they_are(self) -> bool:
+        """Whether the outputs are the same without further ado: no norm reads the new units, and they are silent."""
+        silent = self.fresh.lossless or self.fresh.outgoing == 0
+        return silent and not self.plan.norms and not self.obstacles
+
+    @property
+    def note(self) -> str:
+        """What moves the outputs."""
+        if self.same_as_they_are:
+            return ""
+        eps = self.fresh.lossless and not self.obstacles
+        return "moved by the norms' eps" if eps else "moved by the new units"
+
+    @property
+    def condition(self) -> str:
+        """Under which the outputs must be the same; empty where there is none."""
+        if self.obstacles or self.same_as_they_are:
+            return ""
+        return ", eps scaled" if self.fresh.lossless else ", new units silent"
+
+    def silence(self, small: nn.Module, wide: nn.Module) -> None:
+        """Make the wide model compute what the small one does, as far as its config and plan are right."""
+        if not self.fresh.lossless:
+            upscale_untried(small, wide, self.plan, grow=Fresh(lossless=True))  # the outputs are compared next
+        scale_eps(wide, self.plan)
+
+    def as_recorded(self, what: str, moved: float) -> str:
+        """In words."""
+        gains = " (times √(n/N) for the norms, see inspect)" if self.fresh.lossless and self.plan.norms else ""
+        kept = f"the old weights are unchanged to the bit{gains}, the new units as drawn at μP's scale"
+        if self.same_as_they_are:
+            return f"{kept}; {what} are the same ({moved:.1e})"
+        if not self.fresh.lossless:
+            return f"{kept}; they move {what} by {moved:.1%}"
+        if self.obstacles:
+            return f"{kept}; it is not lossless, since {self._why}: {what} move by {moved:.1%}"
+        return f"{kept}, lossless: {what} move by {moved:.1e}, through the norms' eps"
+
+    def notes(self, train: int, *, same: bool) -> list[str]:
+        """What was not compared, and what may be wrong where the outputs should be the `same` and are not."""
+        said = []
+        if not same:
+            said.append(
+                "New units change the function even when they are switched off. Causes are norms after the residual "
+                "sum, norms that were not recognised, or constants that depend on the width. Keep hidden as it is."
+            )
+        if any(name.endswith("running_var") for name in self.relation.small.shapes):
+            fresh = "New channels of BatchNorm have the running mean 0 and variance 1 of a fresh one"
+            until = ": outputs mean little until it has trained on, or mupscale.measure_statistics has run batches"
+            said.append(f"{fresh}{'' if same and self.fresh.lossless else until}.")
+        if self.obstacles and not self.fresh.lossless:
+            said.append(f"Not compared with the new units switched off: {self._why}.")
+        if self.relation.deepened_after_fresh is not None:
+            said.append("New layers write nothing into the residual stream yet, so they change nothing at first.")
+        if train:
+            said.append("Training is not compared: new units learn what the small model cannot.")
+        return said
+
+
+def scale_eps(wide: nn.Module, plan: Plan) -> None:
+    """Multiply the eps of each norm that has grown by n/N, as lossless growth divides what it is added to."""
+    for name, kind in plan.norms.items():
+        if kind == "bias":
+            continue
+        entry, module = plan.parameters[name], wide.get_submodule(name.rpartition(".")[0])
+        for attribute in _EPS:
+            if isinstance(eps := getattr(module, attribute, None), float):
+                setattr(module, attribute, eps * entry.narrow[0] / entry.wide[0])

@@ -3,30 +3,355 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from mupscale.core import Entry, Plan
+from mupscale.checks import verify as train_both
+from mupscale.core import Entry, Plan, naming
 from mupscale.growth import widen
-from mupscale.hf.describe import Batch, make_batches, memory, runs_trusted_code, with_layers
+from mupscale.hf.describe import (
+    Batch,
+    in_one_line,
+    make_batches,
+    memory_shortage,
+    model_class,
+    quiet_transformers,
+    runs_trusted_code,
+    transformers_config,
+    with_layers,
+)
 from mupscale.hf.files import Source, open_source
-from mupscale.hf.training import match_plan
-from mupscale.hf.verification import weights
-from mupscale.hf.verification.comparison import RANDOM, TOLERANCE, Comparison, ComparisonRow
-from mupscale.hf.verification.fresh_growth import FreshGrowth
-from mupscale.hf.verification.joint_training import compare_training
-from mupscale.hf.verification.loading import Loaded, load_pretrained
-from mupscale.hf.verification.model_outputs import OutputComparison, compare_outputs, first_difference
-from mupscale.hf.verification.relation import Relation, relate
-from mupscale.planning import Difference, KeepDouble
+from mupscale.hf.training import decay_groups, match_plan
+from mupscale.hf.verification.relation import (
+    FreshGrowth,
+    Relation,
+    is_exact,
+    relate,
+    rounding_limit,
+    tensor_differences,
+)
+from mupscale.planning import (
+    Difference,
+    KeepDouble,
+    Recorder,
+    first_differing_module,
+    has_length_one,
+    relative_difference,
+)
 from mupscale.planning import plan as plan_of_modules
-from mupscale.system import MupscaleError, checks_arguments
+from mupscale.system import MupscaleError, checks_arguments, generator, html_table, text_table, wrap_text
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
+"""How far outputs may differ, by the dtype that they are computed in."""
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One thing that was compared; difference: relative, the largest."""
+
+    what: str
+    difference: float
+    tolerance: float
+    note: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is within the tolerance; what is not finite never is."""
+        return math.isfinite(self.difference) and self.difference <= self.tolerance
+
+    def cells(self) -> tuple[str, str, str, str]:
+        """As text."""
+        allowed = f"{self.tolerance:.0e}" if self.tolerance else "no bit"
+        if math.isinf(self.tolerance):
+            allowed = "as it comes"
+        what = self.what.removeprefix("outputs over ")  # so that a row fits 80 columns
+        return what, f"{self.difference:.1e}", allowed, (self.note or "same") if self.ok else "DIFFERENT"
+
+
+RANDOM = "random inputs"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was compared, the loss of both models, and the first difference if there is one.
+
+    as_recorded: what to say, where all is well, of a model that is not meant to compute what the small one does.
+    inputs: what the losses are of. The losses of random inputs say nothing of the models, and are not shown.
+    """
+
+    rows: tuple[ComparisonRow, ...]
+    losses: tuple[float, float]
+    first: Difference | None = None
+    noisy: bool = False
+    notes: tuple[str, ...] = ()
+    as_recorded: str = ""
+    inputs: str = RANDOM
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything that was compared is as it should be."""
+        return all(row.ok for row in self.rows) and self.first is None
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        worst = max(self.rows, key=lambda row: row.difference if row.difference == row.difference else math.inf)
+        losses = f"on {self.inputs}"
+        if self.inputs != RANDOM:
+            losses = f"loss of {self.inputs}: {self.losses[0]:.4g} and {self.losses[1]:.4g}"
+        if not self.ok:
+            lines = [f"NOT equivalent: {next((r.what for r in self.rows if not r.ok), worst.what)} differ ({losses})"]
+            lines += [str(self.first)] if self.first is not None else []
+        elif self.as_recorded:
+            lines = [f"as recorded: {self.as_recorded} ({losses})"]
+        elif self.noisy:
+            moved = next(row for row in self.rows if row.note)
+            lines = [f"as recorded: the noise moves {moved.what} by {moved.difference:.1%} ({losses})"]
+        else:
+            lines = [f"equivalent: largest relative difference {worst.difference:.1e} ({losses})"]
+        return "\n".join([*lines, *self.notes])
+
+    def table(self) -> str:
+        """What was compared, as text."""
+        return text_table(_HEADER, [row.cells() for row in self.rows], left=4)
+
+    def __str__(self) -> str:
+        return f"{self.table()}\n{wrap_text(self.verdict)}"
+
+    def _repr_html_(self) -> str:
+        """For a notebook."""
+        return html_table(_HEADER, [row.cells() for row in self.rows], self.verdict)
+
+
+_HEADER = ("compared", "difference", "allowed", "")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model, and the tensors of its files that it has no use for (a head of another task)."""
+
+    model: nn.Module
+    unused: tuple[str, ...]
+
+
+def load_pretrained(source: Source, dtype: torch.dtype, *, device: str | torch.device | None = None) -> Loaded:
+    """The model of a checkpoint, in evaluation mode, with eager attention.
+
+    Every parameter comes from the files, never from a random initial value; they may hold more than the model uses.
+    """
+    folder, cls, config = source.folder, model_class(source.config), transformers_config(source.config)
+    try:
+        with quiet_transformers():
+            model, info = cls.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                attn_implementation="eager",
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except Exception as error:  # whatever it raises of files, shapes and configs
+        raise MupscaleError(f"transformers cannot load {folder}: {in_one_line(error)}") from None
+    for kind, lack in (("missing_keys", "lacks"), ("mismatched_keys", "has another shape for")):
+        names = sorted(str(n[0] if isinstance(n, tuple) else n) for n in info.get(kind, ()))
+        if names:
+            raise MupscaleError(
+                f"{folder} {lack} '{names[0]}'{_more(names)}, which {cls.__name__} would fill with random values: the "
+                f"files and config.json do not belong together"
+            )
+    model = model.eval() if device is None else model.eval().to(device)
+    return Loaded(model, tuple(sorted(info.get("unexpected_keys", ()))))
+
+
+def _more(names: tuple[str, ...] | list[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
+
+
+_UNIT = 1e-4  # of a length, in float32
+
+_CAUSAL = ("ForCausalLM", "LMHeadModel", "DoubleHeadsModel")  # endings of names of classes that predict the next token
+
+
+@dataclass(frozen=True)
+class OutputComparison:
+    """Largest relative difference of each output, and the mean loss of both models."""
+
+    differences: dict[str, float]
+    losses: tuple[float, float]
+
+
+@torch.no_grad()
+def compare_outputs(
+    ours: nn.Module, theirs: nn.Module, batches: list[Batch], old_units: Callable[[int], Tensor] | None = None
+) -> OutputComparison:
+    """Run both models on these batches.
+
+    old_units: from a number of hidden units to their places in the wide model, where it has new ones beside them.
+    """
+    worst: dict[str, float] = {}
+    losses = [0.0, 0.0]
+    for batch in batches:
+        small = run_model(ours, batch, "the small model")
+        wide = run_model(theirs, batch, "the wide model")
+        if old_units is not None:
+            wide = {name: _pick(t, small[name], old_units) if name in small else t for name, t in wide.items()}
+        for name, tensor in small.items():
+            off = relative_difference(_copy_units(tensor, wide[name]), wide[name]) if name in wide else math.inf
+            worst[name] = max(worst.get(name, 0.0), off)
+        for side, outputs in enumerate((small, _average_copies(wide, widths_of(small)))):
+            losses[side] += float(loss_of(ours, outputs, batch)) / len(batches)
+    return OutputComparison(worst, (losses[0], losses[1]))
+
+
+def run_model(model: nn.Module, batch: Batch, which: str = "the model") -> dict[str, Tensor]:
+    """Every tensor that a model gives out, by name; caches, inner states and losses are none of them."""
+    try:
+        outputs = model(**batch)
+    except MupscaleError:
+        raise
+    except Exception as error:  # a model that does not run, as with a field of its config that should have grown
+        first = (str(error).splitlines() or [""])[0]
+        raise MupscaleError(f"{which} cannot be run ({type(error).__name__}: {first})") from None
+    return {name: t for name, t in outputs.items() if isinstance(t, Tensor) and t.is_floating_point() and t.dim()}
+
+
+def _pick(wide: Tensor, small: Tensor, old_units: Callable[[int], Tensor]) -> Tensor:
+    """The old units of a hidden state."""
+    if wide.shape == small.shape or wide.shape[:-1] != small.shape[:-1] or wide.shape[-1] < small.shape[-1]:
+        return wide
+    return wide.index_select(-1, old_units(small.shape[-1]).to(wide.device))
+
+
+def _copy_units(small: Tensor, wide: Tensor) -> Tensor:
+    """A hidden state as the wide model should have it: every unit as often as the last axis has grown."""
+    if small.shape[:-1] != wide.shape[:-1] or wide.shape[-1] % small.shape[-1]:
+        raise MupscaleError(
+            f"the outputs of the two models have shapes {tuple(small.shape)} and {tuple(wide.shape)}: WIDE is not an "
+            "upscaled version of SMALL"
+        )
+    copies = small.repeat_interleave(wide.shape[-1] // small.shape[-1], -1)
+    return copies * _shrinkage(small, wide)
+
+
+def _shrinkage(small: Tensor, wide: Tensor) -> float:
+    """What copies are multiplied by: of vectors of length 1, whose length stays, by the root of their number."""
+    if small.shape[-1] == wide.shape[-1] or not (
+        has_length_one(small, slack=_UNIT) and has_length_one(wide, slack=_UNIT)
+    ):
+        return 1.0
+    return float((small.shape[-1] / wide.shape[-1]) ** 0.5)
+
+
+def widths_of(outputs: dict[str, Tensor]) -> dict[str, int]:
+    """The size of each output's last axis."""
+    return {name: t.shape[-1] for name, t in outputs.items()}
+
+
+def _average_copies(outputs: dict[str, Tensor], widths: dict[str, int]) -> dict[str, Tensor]:
+    """The mean over each unit's copies: a readout that divides by the width, so that losses are the same."""
+    return {
+        name: t if t.shape[-1] == widths[name] else _mean_of_copies(t, widths[name])
+        for name, t in outputs.items()
+        if name in widths
+    }
+
+
+def _mean_of_copies(wide: Tensor, width: int) -> Tensor:
+    mean: Tensor = wide.unflatten(-1, (width, -1)).mean(-1)
+    return mean * (wide.shape[-1] / width) ** 0.5 if has_length_one(wide, slack=_UNIT) else mean
+
+
+def loss_of(model: nn.Module, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
+    """The next token's for a causal language model; else of targets drawn once for each output."""
+    total: Tensor | None = None
+    for name, t in outputs.items():
+        if name == "logits" and type(model).__name__.endswith(_CAUSAL) and t.dim() == 3:
+            value = F.cross_entropy(t[:, :-1].flatten(0, -2), batch["input_ids"][:, 1:].flatten())
+        elif "logits" in name and t.shape[-1] > 1 and t.dim() > 1:
+            classes = torch.randint(t.shape[-1], t.shape[:-1], generator=generator(0, name)).to(t.device)
+            value = F.cross_entropy(t.flatten(0, -2), classes.flatten())
+        else:
+            value = (t - torch.randn(t.shape, generator=generator(0, name)).to(t)).square().mean()
+        total = value if total is None else total + value
+    if total is None:
+        raise MupscaleError(f"{type(model).__name__} returns no tensor to compare")
+    return total
+
+
+def first_difference(
+    ours: nn.Module, theirs: nn.Module, batches: list[Batch], plan: Plan, tolerance: float
+) -> Difference | None:
+    """The first module whose outputs differ on any of these batches."""
+    for batch in batches:
+        with torch.no_grad(), Recorder(ours) as small, Recorder(theirs) as wide:
+            run_model(ours, batch)
+            run_model(theirs, batch)
+        if (first := first_differing_module(small, wide, plan, tolerance)) is not None:
+            return first
+    return None
+
+
+@contextmanager
+def plain_outputs(model: nn.Module, widths: dict[str, int]) -> Iterator[None]:
+    """While it is entered, the model gives out a dict of tensors of the small model's shapes."""
+
+    def plain(module: nn.Module, inputs: Any, outputs: Any) -> dict[str, Tensor]:
+        return _average_copies({name: t for name, t in outputs.items() if name in widths}, widths)
+
+    handle = model.register_forward_hook(plain)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+_LR, _DECAY = 1e-3, 0.1
+
+
+def compare_training(
+    ours: nn.Module, theirs: nn.Module, plan: Plan, batches: list[Batch], steps: int, tolerance: float
+) -> tuple[ComparisonRow, Difference | None]:
+    """Both trained side by side: Theorem 'Dynamic equivalence' on the checkpoints themselves."""
+    optimizer, clip = _optimizer(ours, batches[0])
+    with torch.no_grad():
+        widths = widths_of(run_model(ours, batches[0]))
+    with plain_outputs(ours, widths), plain_outputs(theirs, widths):
+        turns = (batches[i % len(batches)] for i in range(steps + 1))
+        report = train_both(
+            ours,
+            theirs,
+            plan,
+            turns,
+            lambda model, batch: loss_of(model, model(**batch), batch),
+            optimizer=optimizer,
+            steps=steps,
+            clip=clip,
+            tolerance=tolerance,
+            in_float64=False,  # in the precision of the comparison, for which there is memory
+        )
+    return ComparisonRow(
+        f"outputs over {steps} steps of AdamW", report.max_relative_difference, tolerance
+    ), report.first
+
+
+def _optimizer(model: nn.Module, batch: Batch) -> tuple[torch.optim.Optimizer, float]:
+    """AdamW that decays all but biases and norms, eps a tenth of the gradients' size; half their norm to clip at."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    grads = torch.autograd.grad(loss_of(model, run_model(model, batch), batch), parameters, allow_unused=True)
+    present = [g for g in grads if g is not None]
+    norm = float(nn.utils.get_total_norm(present))
+    eps = max(0.1 * norm / math.sqrt(sum(g.numel() for g in present)), 1e-12)
+    named = naming.parameters(model)
+    groups = [{**group, "params": [named[name] for name in group["params"]]} for group in decay_groups(model, _DECAY)]
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=_LR, eps=eps), norm / 2
+
 
 _BATCHES = 8  # of training, used in turn
 _FILES_ADVICE = (
@@ -151,8 +476,6 @@ def _compare_models(
 ) -> tuple[tuple[float, float], Difference | None]:
     """Outputs and training, as more rows; the losses, and the first difference."""
     outputs = pair.compare_outputs()
-    if outputs.constant:
-        _refuse_constant(pair)
     movers = [] if pair.relation is None else pair.relation.movers
     note = f"moved by {' and '.join(movers)}" if movers else ""
     rows += [ComparisonRow(what, off, limits.as_they_are, note) for what, off in outputs.differences.items()]
@@ -181,8 +504,6 @@ def _compare_fresh(
 ) -> Comparison:
     """Outputs as they are, and once more where they must be the same."""
     outputs = pair.compare_outputs()
-    if outputs.constant:
-        _refuse_constant(pair)
     limit = limits.without_noise if fresh.same_as_they_are else limits.as_they_are
     rows += [ComparisonRow(what, off, limit, fresh.note) for what, off in outputs.differences.items()]
     what, moved = max(outputs.differences.items(), key=lambda item: item[1])
@@ -236,15 +557,6 @@ def _limit_of_layers(relation: Relation, precision: torch.dtype) -> float:
     return max(TOLERANCE[precision], 8 * _rounding_of_files(relation, entries))
 
 
-def _refuse_constant(pair: _Pair) -> None:
-    """An error where outputs that do not depend on the input would be equal with a wrong plan, too."""
-    if pair.relation is not None and not pair.plan.checked:
-        raise MupscaleError(
-            f"the outputs of {pair.relation.small.folder} are all alike, so comparing them shows nothing, and its "
-            f"plan could not be tried on a miniature: take a checkpoint with weights in it"
-        )
-
-
 def needed_bytes(small: Source, wide: Source, dtype: str | torch.dtype = "float32", train: int = 0) -> int:
     """Memory that verify takes for both models; training works on copies, with gradients and two moments."""
     numbers = sum(stored.numel for source in (small, wide) for stored in source.tensors.values())
@@ -261,13 +573,13 @@ def _precision(dtype: str | torch.dtype) -> torch.dtype:
 def _compare_files(relation: Relation) -> tuple[list[ComparisonRow], Difference | None]:
     """One row for all tensors; the first that is wrong is named."""
     steps = list(relation.steps())
-    limit = weights.rounding_limit(relation.small, relation.wide)
+    limit = rounding_limit(relation.small, relation.wide)
     is_kept = relation.fresh is not None and (len(steps) == 1 or relation.deepened_after_fresh is not None)
     exact = 0.0 if is_kept else limit
     worst, old, new, first = 0.0, 0.0, 0.0, None
     parts = [n for n in ("layers", "experts") if any(getattr(growth, n) for growth in relation.growths)]
     newer = " and ".join(parts) or "units"
-    for off in weights.tensor_differences(relation.small, relation.wide, steps):
+    for off in tensor_differences(relation.small, relation.wide, steps):
         worst, old, new = max(worst, off.whole), max(old, off.old), max(new, off.new)
         if first is None and not (off.whole <= limit and off.old <= exact):
             first = Difference(off.name, "parameter", off.whole, _FILES_ADVICE)
@@ -289,7 +601,7 @@ def _both_models(
 ) -> tuple[nn.Module, nn.Module, list[str]]:
     """The models themselves, and what there is to say of them."""
     if relation is not None:
-        shortage = memory.shortage(needed_bytes(relation.small, relation.wide, precision, train))
+        shortage = memory_shortage(needed_bytes(relation.small, relation.wide, precision, train))
         if shortage and device is None:
             name = str(precision).removeprefix("torch.")
             raise MupscaleError(f"comparing the two models in {name} takes {shortage}")
@@ -342,7 +654,7 @@ def _rounding_of_files(relation: Relation, entries: Mapping[str, Entry]) -> floa
         {stored.dtype for stored in source.tensors.values() if stored.dtype.is_floating_point}
         for source in (relation.small, relation.wide)
     )
-    if relation.fresh is None and weights.is_exact(entries) and few == many:
+    if relation.fresh is None and is_exact(entries) and few == many:
         return 1e-4 if torch.float16 in many and entries else 0.0  # whose smallest numbers lose bits even so
     return max(torch.finfo(dtype).eps for dtype in many)
 
