@@ -9,19 +9,30 @@ schedulers     a schedule carried over to a wide optimizer
 """
 
 from mupscale.optim.clipping import clip_grad_norm_, watch_for_plain_clipping
-from mupscale.optim.group_builder import FROM_GROUP, GroupBuilder, scale
-from mupscale.optim.groups import default_hyper, grown_groups, make_optimizer, param_groups, per_group
+from mupscale.optim.group_builder import DECAY_CHANGE, DECAY_RULE, FROM_GROUP, GroupBuilder, scale
+from mupscale.optim.groups import (
+    default_hyper,
+    follow_rules,
+    grown_groups,
+    make_optimizer,
+    param_groups,
+    per_group,
+    warn_of_inexact_decay,
+)
 from mupscale.optim.muon_with_adamw import MuonAdamW, muon_groups
 from mupscale.optim.optimizer_traits import Traits, known_traits, register_optimizer, traits_of
 from mupscale.optim.schedulers import load_schedule, saved_schedule, widen_scheduler
 
 __all__ = [
+    "DECAY_CHANGE",
+    "DECAY_RULE",
     "FROM_GROUP",
     "GroupBuilder",
     "MuonAdamW",
     "Traits",
     "clip_grad_norm_",
     "default_hyper",
+    "follow_rules",
     "grown_groups",
     "known_traits",
     "load_schedule",
@@ -33,6 +44,7 @@ __all__ = [
     "saved_schedule",
     "scale",
     "traits_of",
+    "warn_of_inexact_decay",
     "watch_for_plain_clipping",
     "widen_scheduler",
 ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-from mupscale.core import Entry
+from mupscale.core import Entry, decay_change
 from mupscale.optim.optimizer_traits import Hyper, Traits
 from mupscale.system import MupscaleError
 
@@ -21,6 +22,12 @@ NORM_FACTOR = "norm_factor"
 
 Whatever optimizer it is, no group has parameters of different weights: it is what SGD's learning rate is multiplied by,
 and the ratio of Adam's factors for rate and eps."""
+
+DECAY_RULE = "decay_rule"
+"""Key of a group whose decay follows the width otherwise than copies need: the rule's name, by which it grows on."""
+
+DECAY_CHANGE = "weight_decay_change"
+"""Key of such a group: by what its decay differs so far from the one with which copies are exact."""
 
 FOLLOW_LR = ("initial_lr", "max_lr", "min_lr", "swa_lr")
 """Keys of a group that torch's schedulers leave there: learning rates, too."""
@@ -57,8 +64,9 @@ class GroupBuilder:
 
     _FACTORS = ("lr", "weight_decay", "eps")  # whose factors a group shows
 
-    def __init__(self, traits: Traits) -> None:
-        self.traits = traits
+    def __init__(self, traits: Traits, embeddings: Mapping[str, float] | None = None) -> None:
+        """embeddings: by name, factors of rates that no rule knows."""
+        self.traits, self.rates = traits, embeddings or {}
         self.by_key: dict[Any, dict[str, Any]] = {}
 
     def add(self, name: str, p: nn.Parameter, entry: Entry, shown: Hyper, complete: Hyper) -> None:
@@ -70,20 +78,39 @@ class GroupBuilder:
         self._check(name, entry, complete)
         complete = self.traits.implicit(complete, p)
         factors = {n: factor(entry, complete) for n, factor in self.traits.hyper.items() if n in complete}
+        total = {}
+        if shown.get(DECAY_RULE) and "weight_decay" in factors:
+            change = self._decay_change(name, entry, complete)
+            factors["weight_decay"] = factors["weight_decay"] * change
+            total[DECAY_CHANGE] = shown.get(DECAY_CHANGE, 1.0) * change
+        if name in self.rates:
+            factors["lr"] = factors["lr"] * self.rates[name]
         follow = {n: factors["lr"] for n in FOLLOW_LR if n in shown}
-        shown_factors = {NORM_FACTOR, *(f"{n}_factor" for n in self._FACTORS)}
+        shown_factors = {NORM_FACTOR, DECAY_CHANGE, *(f"{n}_factor" for n in self._FACTORS)}
         before = {n: v for n, v in shown.items() if n not in shown_factors}
         if "eps" in before:
             before["eps"] = complete["eps"]
         values = tuple((n, v if _is_hashable(v) else id(v)) for n, v in sorted(before.items()))
         earlier = {n: shown.get(f"{n}_factor", 1.0) for n in self._FACTORS if n in factors}
-        total = {f"{n}_factor": scale(factors[n], factor) for n, factor in earlier.items()}
+        total |= {f"{n}_factor": scale(factors[n], factor) for n, factor in earlier.items()}
         total[NORM_FACTOR] = shown.get(NORM_FACTOR, 1.0) * entry.rule.norm(2.0)
         key = (values, tuple(sorted(factors.items())), tuple(total.items()))
         if key not in self.by_key:
             scaled = {n: scale(v, {**factors, **follow}.get(n, 1.0)) for n, v in before.items()}
             self.by_key[key] = {"params": [], **scaled, **total}
         self.by_key[key]["params"].append((name, p))
+
+    def _decay_change(self, name: str, entry: Entry, complete: Hyper) -> float:
+        """By what the decay differs from the table's, as the group's rule for it says."""
+        rule = complete[DECAY_RULE]
+        if not self.traits.decoupled(complete) and complete.get("weight_decay"):
+            raise MupscaleError(
+                f"decay={rule} is a rule for decoupled weight decay, and this optimizer adds the decay of '{name}' to "
+                "its gradient. Use AdamW, or decay=invariant"
+            )
+        constants = entry.constants
+        alone = entry.with_constants(fold=constants.fold / constants.residual, depth=1)
+        return decay_change(rule, float(self.traits.hyper["lr"](alone, complete)), entry.rule.in_)
 
     def _check(self, name: str, entry: Entry, complete: Hyper) -> None:
         """Refuse a parameter that this optimizer cannot train at another width as it does at this one."""

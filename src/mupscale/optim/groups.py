@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Plan, is_sharded, naming
-from mupscale.optim.group_builder import FOLLOW_LR, FROM_GROUP, RATE_CHANGE, GroupBuilder, scale
+from mupscale.core import Plan, RuleSet, is_sharded, naming
+from mupscale.optim.group_builder import DECAY_CHANGE, DECAY_RULE, FOLLOW_LR, FROM_GROUP, RATE_CHANGE, GroupBuilder, scale
 from mupscale.optim.optimizer_traits import Hyper, traits_of
-from mupscale.system import MupscaleError, NotNegative, check_argument, checks_arguments
+from mupscale.system import MupscaleError, NotNegative, check_argument, checks_arguments, warn
 
 
 @checks_arguments
@@ -27,6 +27,7 @@ def param_groups(
     optimizer: type[Optimizer],
     *,
     groups: Sequence[Mapping[str, Any]] | None = None,
+    rules: RuleSet | None = None,
     **hyper: Any,
 ) -> list[dict[str, Any]]:
     """Parameter groups for `optimizer` at the plan's wide width; hyperparameters are those of the narrow one.
@@ -34,6 +35,8 @@ def param_groups(
     groups: the user's own groups, as for torch (`[{"params": decay, "weight_decay": 0.1}, {"params": rest}]`), where
     a parameter may also be given by name. Every group comes back with `lr_factor`, `weight_decay_factor` and
     `eps_factor`, for code that sets absolute values, and with `norm_factor`, by which `clip_grad_norm_` goes.
+    rules: other choices for weight decay and the embeddings' rate than those with which copies are exact. Groups
+    remember them, and grow by them.
 
     >>> import mupscale as mu
     >>> narrow, wide = nn.Linear(8, 8, bias=False), nn.Linear(32, 32, bias=False)
@@ -45,7 +48,11 @@ def param_groups(
     traits = traits_of(optimizer).at(plan)
     parameters = plan.check(model)
     defaults = default_hyper(optimizer, hyper)
-    builder = GroupBuilder(traits)
+    chosen = rules or RuleSet()
+    if chosen.decay != "invariant":
+        hyper = {DECAY_RULE: chosen.decay, **hyper}
+    names = _embeddings(model) if chosen.embeddings != 1 else ()
+    builder = GroupBuilder(traits, dict.fromkeys(names, chosen.embeddings))
     for group in groups if groups is not None else [{"params": list(parameters)}]:
         stated = {**hyper, **{k: v for k, v in group.items() if k not in ("params", "param_names")}}
         complete = {**defaults, **stated}
@@ -69,6 +76,7 @@ def make_optimizer(
     optimizer: type[Optimizer],
     *,
     groups: Sequence[Mapping[str, Any]] | None = None,
+    rules: RuleSet | None = None,
     **hyper: Any,
 ) -> Optimizer:
     """The optimizer itself, built from param_groups.
@@ -79,7 +87,7 @@ def make_optimizer(
     >>> mu.make_optimizer(wide, plan, torch.optim.Adam, lr=0.1).param_groups[0]["lr"]
     0.025
     """
-    made = param_groups(model, plan, optimizer, groups=groups, **hyper)
+    made = param_groups(model, plan, optimizer, groups=groups, rules=rules, **hyper)
     try:
         return optimizer(made, **hyper)
     except (TypeError, ValueError) as error:
@@ -126,6 +134,38 @@ def grown_groups(
     return grown
 
 
+def follow_rules(optimizer: Optimizer, rules: RuleSet) -> None:
+    """Have an optimizer's groups grow by these rules, unless they have some already.
+
+    >>> optimizer = torch.optim.AdamW(nn.Linear(2, 2).parameters())
+    >>> follow_rules(optimizer, RuleSet(decay="fixed"))
+    >>> optimizer.param_groups[0]["decay_rule"]
+    'fixed'
+    """
+    for group in optimizer.param_groups if rules.decay != "invariant" else ():
+        group.setdefault(DECAY_RULE, rules.decay)
+
+
+def warn_of_inexact_decay(narrow: Sequence[Mapping[str, Any]], wide: Sequence[Mapping[str, Any]]) -> None:
+    """Say by what decays differ from those with which copies go on exactly; narrow: the groups that have grown.
+
+    The wide ones name their parameters, and the narrow group that they come from.
+    """
+    told = []
+    for group in wide:
+        change = group.get(DECAY_CHANGE, 1.0) / narrow[group.get(FROM_GROUP, 0)].get(DECAY_CHANGE, 1.0)
+        if not math.isclose(change, 1.0) and group.get("weight_decay"):
+            names = group.get("param_names") or [name for name, _ in group["params"]]
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            told.append(f"{change:.4g} times that for '{names[0]}'{more}")
+    if told:
+        rule = next(group[DECAY_RULE] for group in wide if DECAY_RULE in group)
+        warn(
+            f"with decay={rule} copies do not go on exactly as the narrow model would: that needs decay=invariant, and "
+            f"weight decay is {', '.join(told)}"
+        )
+
+
 def _not_of_the_model(p: Tensor, model: nn.Module) -> MupscaleError:
     """Why an optimizer's parameter is not among the model's: FSDP2 has two of each, or it is of another model."""
     whole = [n for n, q in naming.parameters(model).items() if q.shape == p.shape and not is_sharded(q)]
@@ -167,6 +207,19 @@ def default_hyper(optimizer: type[Optimizer], hyper: Hyper) -> dict[str, Any]:
     except Exception:  # it will say so itself when the user makes it
         constructed = {}
     return {n: v for n, v in {**signature, **constructed}.items() if n not in ("self", "params")}
+
+
+def _embeddings(model: nn.Module) -> list[str]:
+    """The names of embeddings' weights; an error where there are none."""
+    tables = [m.weight for m in naming.unwrap(model).modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+    held = {id(weight) for weight in tables}
+    names = [name for name, p in naming.parameters(model).items() if id(p) in held]
+    if not names:
+        raise MupscaleError(
+            "rules: embeddings is a factor for the rate of nn.Embedding, of which this model has none. Leave it out, "
+            "or give your own groups (groups=)"
+        )
+    return names
 
 
 def _names_of(params: Any, plan: Plan, parameters: Mapping[str, nn.Parameter]) -> list[str]:
