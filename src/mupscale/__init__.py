@@ -60,9 +60,9 @@ __version__ = VERSION
 # fmt: off
 __all__ = [
     "Axis", "Copies", "Entry", "Experts", "Family", "Fresh", "GaussianNoise", "Identity", "MupscaleError", "Operator",
-    "Plan", "PlanError", "ReplicaWarning", "Role", "Rule", "RuleSet", "SignalNoise", "Stack", "UncheckedPlan", "clip_grad_norm_",
-    "coord_check", "deepen", "deepen_optimizer", "expand", "growth_table", "index_of_old", "load", "load_torch",
-    "make_optimizer",
+    "Plan", "PlanError", "ReplicaWarning", "Role", "Rule", "RuleSet", "SignalNoise", "Stack", "UncheckedPlan",
+    "clip_grad_norm_", "coord_check", "deepen", "deepen_optimizer", "expand", "growth_table", "index_of_old", "load",
+    "load_torch", "make_optimizer",
     "measure_statistics", "param_groups", "per_group", "perturb", "plan", "plan_depth", "plan_experts",
     "register_optimizer",
     "register_roles", "save", "upscale", "verify", "widen", "widen_optimizer", "widen_scheduler",

@@ -119,7 +119,9 @@ class Depths:
         if depth not in self._factors:
             ours, theirs = (self._built_as_is(d).initial_std() for d in (self.init_at, depth))
             one_lists = self._lists(self.init_at, depth)
-            plan = with_depth(self._built_as_is(depth).plan(self._widths), one_lists, self._writers(one_lists), self.rule)
+            plan = with_depth(
+                self._built_as_is(depth).plan(self._widths), one_lists, self._writers(one_lists), self.rule
+            )
             factors = {}
             for one in one_lists:
                 for number, path in enumerate(one.deep):

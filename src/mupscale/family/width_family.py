@@ -107,7 +107,9 @@ class Family(TriedMembers):
             self._init_at = self._depths.join(self._depths.init_at, self._depths.at(self._depths.base)._init_at)
             return
         if depth_rule != "none":
-            raise MupscaleError(f"the rule for depth is {depth_rule}, but no size in base {self.base} is a number of blocks")
+            raise MupscaleError(
+                f"the rule for depth is {depth_rule}, but no size in base {self.base} is a number of blocks"
+            )
         self._base_model = self.sketch(base)
         self._width_dims = find_width_dims(self.sketch, self._base)
         if init_at is None:

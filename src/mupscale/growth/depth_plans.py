@@ -68,8 +68,9 @@ def plan_depth(
     inputs: a small batch, as the models are called with it. A run of the shallow model on it shows which parameters of
     a block write into the residual stream, and whether the stream stays as it is without them.
     grow: what the new blocks are, `Identity()` if nothing is said. blocks: where the blocks are, if that is not found.
-    depth_rule: 'complete' or 'sqrt' if learning rates are to follow the depth. writers: what a run would show, where it is known:
-    by the path of a block of the shallow model, names relative to it, and the values at which they write nothing.
+    depth_rule: 'complete' or 'sqrt' if learning rates are to follow the depth. writers: what a run would show, where it
+    is known: by the path of a block of the shallow model, names relative to it, and the values at which they write
+    nothing.
 
     >>> import torch
     >>> from mupscale.models import MLP
