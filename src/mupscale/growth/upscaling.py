@@ -25,7 +25,7 @@ from mupscale.growth.operators import Operator, check_operator
 from mupscale.growth.optimizer_state import constructor_arguments, widen_optimizer
 from mupscale.growth.sources import prepare_growth, whole_or_void
 from mupscale.growth.writing import write_grown
-from mupscale.optim import grown_groups, warn_of_inexact_decay, watch_for_plain_clipping, widen_scheduler
+from mupscale.optim import grown_groups, watch_for_plain_clipping, widen_scheduler
 from mupscale.planning import (
     Trials,
     check_not_empty,
@@ -470,8 +470,7 @@ def grow_optimizer(
     grow: Operator | None = None,
 ) -> Optimizer:
     """An optimizer of the same class for the wide model, with rescaled hyperparameters and state."""
-    groups = grown_groups(optimizer, narrow, wide, plan, lr)
-    if not plan.mup if grow is None else grow.needs_multiples:
-        warn_of_inexact_decay(optimizer.param_groups, groups)
+    copies = not plan.mup if grow is None else grow.needs_multiples
+    groups = grown_groups(optimizer, narrow, wide, plan, lr, copies=copies)
     grown = type(optimizer)(groups, **constructor_arguments(optimizer))
     return widen_optimizer(optimizer, grown, plan, narrow=narrow, wide=wide, grow=grow)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from mupscale.core import Entry, decay_change
 from mupscale.optim.optimizer_traits import Hyper, Traits
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, warn
 
 FROM_GROUP = "from_group"
 """Key of a widened group that says which of the narrow optimizer's groups it comes from."""
@@ -68,6 +69,7 @@ class GroupBuilder:
         """embeddings: by name, factors of rates that no rule knows."""
         self.traits, self.rates = traits, embeddings or {}
         self.by_key: dict[Any, dict[str, Any]] = {}
+        self.changes: dict[tuple[str, float], list[str]] = {}
 
     def add(self, name: str, p: nn.Parameter, entry: Entry, shown: Hyper, complete: Hyper) -> None:
         """Put the parameter into its group.
@@ -80,7 +82,9 @@ class GroupBuilder:
         factors = {n: factor(entry, complete) for n, factor in self.traits.hyper.items() if n in complete}
         total = {}
         if shown.get(DECAY_RULE) and "weight_decay" in factors:
-            change = self._decay_change(name, entry, complete)
+            change = change_of_decay(name, entry, complete, self.traits)
+            if complete.get("weight_decay"):
+                self.changes.setdefault((complete[DECAY_RULE], change), []).append(name)
             factors["weight_decay"] = factors["weight_decay"] * change
             total[DECAY_CHANGE] = shown.get(DECAY_CHANGE, 1.0) * change
         if name in self.rates:
@@ -99,18 +103,6 @@ class GroupBuilder:
             scaled = {n: scale(v, {**factors, **follow}.get(n, 1.0)) for n, v in before.items()}
             self.by_key[key] = {"params": [], **scaled, **total}
         self.by_key[key]["params"].append((name, p))
-
-    def _decay_change(self, name: str, entry: Entry, complete: Hyper) -> float:
-        """By what the decay differs from the table's, as the group's rule for it says."""
-        rule = complete[DECAY_RULE]
-        if not self.traits.decoupled(complete) and complete.get("weight_decay"):
-            raise MupscaleError(
-                f"decay={rule} is a rule for decoupled weight decay, and this optimizer adds the decay of '{name}' to "
-                "its gradient. Use AdamW, or decay=invariant"
-            )
-        constants = entry.constants
-        alone = entry.with_constants(fold=constants.fold / constants.residual, depth=1)
-        return decay_change(rule, float(self.traits.hyper["lr"](alone, complete)), entry.rule.in_)
 
     def _check(self, name: str, entry: Entry, complete: Hyper) -> None:
         """Refuse a parameter that this optimizer cannot train at another width as it does at this one."""
@@ -131,9 +123,44 @@ class GroupBuilder:
                 "depends on the size of the stored values, which differs in the wide model. Use AdamW"
             )
 
+    def warn_of_inexact_decay(self) -> None:
+        """Where copies of what was added do not go on exactly, since its decay follows another rule."""
+        if told := inexact_in_words(self.changes):
+            warn(told)
+
     def groups(self) -> list[dict[str, Any]]:
         """The groups, in the order in which their first parameters were added."""
         return list(self.by_key.values())
+
+
+def change_of_decay(name: str, entry: Entry, hyper: Hyper, traits: Traits) -> float:
+    """By what a decay differs from the one with which copies are exact, as the rule among the hyperparameters says."""
+    if not traits.decoupled(hyper):
+        if not hyper.get("weight_decay"):
+            return 1.0
+        raise MupscaleError(
+            f"decay={hyper[DECAY_RULE]} is a rule for decoupled weight decay, and this optimizer adds the decay of "
+            f"'{name}' to its gradient. Use AdamW, or decay=invariant"
+        )
+    constants = entry.constants
+    in_width = entry.with_constants(fold=constants.fold / constants.residual, depth=1)
+    return decay_change(hyper[DECAY_RULE], float(traits.hyper["lr"](in_width, hyper)), entry.rule.in_)
+
+
+def inexact_in_words(changes: Mapping[tuple[str, float], Sequence[str]]) -> str:
+    """What rules for weight decay do to copies; changes: the names of parameters, by rule and by what decay changes.
+
+    >>> inexact_in_words({("fixed", 0.5): ["up", "down"], ("fixed", 1.0): ["bias"]})[:60]
+    'with decay=fixed copies do not go on exactly as the narrow mo'
+    """
+    told = [
+        f"{change:.4g} times what that needs for '{names[0]}'" + f" and {len(names) - 1} more" * (len(names) > 1)
+        for (_, change), names in changes.items()
+        if not math.isclose(change, 1.0)
+    ]
+    rules = "/".join(dict.fromkeys(rule for rule, _ in changes))
+    needs = f"with decay={rules} copies do not go on exactly as the narrow model: weight decay is {', '.join(told)}"
+    return f"{needs}. For exact copies use decay=invariant" if told else ""
 
 
 def _is_hashable(value: Any) -> bool:

@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 
 from mupscale.core import Plan, RuleSet, is_sharded, naming
 from mupscale.optim.group_builder import (
-    DECAY_CHANGE,
     DECAY_RULE,
     FOLLOW_LR,
     FROM_GROUP,
@@ -25,7 +24,7 @@ from mupscale.optim.group_builder import (
     scale,
 )
 from mupscale.optim.optimizer_traits import Hyper, traits_of
-from mupscale.system import MupscaleError, NotNegative, check_argument, checks_arguments, warn
+from mupscale.system import MupscaleError, NotNegative, check_argument, checks_arguments
 
 
 @checks_arguments
@@ -103,9 +102,18 @@ def make_optimizer(
 
 
 def grown_groups(
-    optimizer: Optimizer, narrow: nn.Module, wide: nn.Module, plan: Plan, lr: float | None = None
+    optimizer: Optimizer,
+    narrow: nn.Module,
+    wide: nn.Module,
+    plan: Plan,
+    lr: float | None = None,
+    *,
+    copies: bool = False,
 ) -> list[dict[str, Any]]:
     """The narrow optimizer's groups as they are now, for the wide model; `lr` (at lr_factor 1) replaces today's rate.
+
+    copies: whether the wide model is made of copies, which a rule for weight decay may keep from going on exactly: then
+    there is a warning.
 
     Every parameter is in the group of the one that it is made of. Where one parameter becomes several, as with more
     blocks, a group has them in the wide model's order, as one who builds an optimizer for it would: a saved state that
@@ -130,6 +138,8 @@ def grown_groups(
                 raise _not_of_the_model(p, narrow)
             for name in names[id(p)]:
                 builder.add(name, parameters[name], plan.parameters[name], hyper, hyper)
+    if copies:
+        builder.warn_of_inexact_decay()
     grown, order = builder.groups(), {name: number for number, name in enumerate(parameters)}
     for group in grown:
         if len(names) < len(parameters):
@@ -152,26 +162,6 @@ def follow_rules(optimizer: Optimizer, rules: RuleSet) -> None:
     """
     for group in optimizer.param_groups if rules.decay != "invariant" else ():
         group.setdefault(DECAY_RULE, rules.decay)
-
-
-def warn_of_inexact_decay(narrow: Sequence[Mapping[str, Any]], wide: Sequence[Mapping[str, Any]]) -> None:
-    """Say by what decays differ from those with which copies go on exactly; narrow: the groups that have grown.
-
-    The wide ones name their parameters, and the narrow group that they come from.
-    """
-    told = []
-    for group in wide:
-        change = group.get(DECAY_CHANGE, 1.0) / narrow[group.get(FROM_GROUP, 0)].get(DECAY_CHANGE, 1.0)
-        if not math.isclose(change, 1.0) and group.get("weight_decay"):
-            names = group.get("param_names") or [name for name, _ in group["params"]]
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            told.append(f"{change:.4g} times that for '{names[0]}'{more}")
-    if told:
-        rule = next(group[DECAY_RULE] for group in wide if DECAY_RULE in group)
-        warn(
-            f"with decay={rule} copies do not go on exactly as the narrow model would: that needs decay=invariant, and "
-            f"weight decay is {', '.join(told)}"
-        )
 
 
 def _not_of_the_model(p: Tensor, model: nn.Module) -> MupscaleError:

@@ -113,7 +113,7 @@ def _run(recipe: Recipe, rules: RuleSet, changes: Mapping[str, Any], lr: float, 
     if "steps" in changes:  # the schedule is a share of the run
         share = changes["steps"] / recipe.steps
         schedule = replace(schedule, warmup=round(schedule.warmup * share), decay=round(schedule.decay * share))
-    fresh = {"grow": [], "out": None, "callbacks": [], "schedule": schedule, "start": None, "how": None}
+    fresh: dict[str, Any] = {"grow": [], "out": None, "callbacks": [], "schedule": schedule, "start": None, "how": None}
     return replace(recipe, optimizer=optimizer, seeds=own, rules=rules, **{**fresh, **changes})
 
 

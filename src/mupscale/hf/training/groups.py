@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale import optim
-from mupscale.core import Plan, laid_out_like, naming
+from mupscale.core import Plan, RuleSet, laid_out_like, naming
 from mupscale.hf.files import Record
 from mupscale.hf.training.model_parameters import decay_groups, plan_for_model, refuse_untrainable
 from mupscale.hf.training.saved_optimizer import read_optimizer
@@ -60,13 +60,15 @@ def param_groups(
     optimizer_class: type[Optimizer],
     *,
     groups: Sequence[Mapping[str, Any]] | None = None,
+    rules: RuleSet | None = None,
     **hyper: Any,
 ) -> list[dict[str, Any]]:
     """Parameter groups for an upscaled model; lr, weight decay and eps are those that were right for the small one.
 
     `param_groups("path/to/wide", model, torch.optim.AdamW, lr=2e-5, groups=decay_groups(model, 0.1))`: groups as for
     torch, where parameters may be given by name. Schedulers that multiply each group's rate, as all of transformers'
-    do, need nothing else; those that are given rates take mupscale.per_group(optimizer, lr).
+    do, need nothing else; those that are given rates take mupscale.per_group(optimizer, lr). rules: as in
+    mupscale.param_groups.
 
     >>> import tempfile, transformers
     >>> folder = tempfile.TemporaryDirectory()
@@ -81,7 +83,7 @@ def param_groups(
     [0.0005, 0.001]
     >>> folder.cleanup()
     """
-    return optim.param_groups(model, plan(path, model), optimizer_class, groups=groups, **hyper)
+    return optim.param_groups(model, plan(path, model), optimizer_class, groups=groups, rules=rules, **hyper)
 
 
 @checks_arguments

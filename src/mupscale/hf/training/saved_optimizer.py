@@ -18,6 +18,7 @@ from mupscale.system import MupscaleError
 
 State = Mapping[str, Any]
 _LEFT_BY_OTHERS = {"initial_lr", "lr_factor", "weight_decay_factor", "eps_factor", "norm_factor", "from_group"}
+_LEFT_BY_OTHERS |= {"decay_rule", "weight_decay_change"}
 _STRANGE = 2  # hyperparameters that another version may have and this one lacks
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Axis, Entry, Plan, expand, naming
+from mupscale.core import Axis, Entry, Plan, RuleSet, expand, naming
 from mupscale.growth import (
     Copies,
     Operator,
@@ -35,7 +35,7 @@ from mupscale.hf.describe import Times, family_of_config, grown, plan_mixture, s
 from mupscale.hf.files import GrowthStep, Source, then_parts
 from mupscale.hf.training.model_parameters import match_plan
 from mupscale.hf.training.saved_optimizer import SavedOptimizer, read_optimizer
-from mupscale.optim import FROM_GROUP, GroupBuilder, Traits, scale, traits_of
+from mupscale.optim import DECAY_RULE, FROM_GROUP, GroupBuilder, Traits, scale, traits_of
 from mupscale.system import MupscaleError, open_file, replacing
 
 
@@ -49,6 +49,7 @@ def widen_optimizer_file(
     optimizer_class: type[Optimizer] | None = None,
     grow: Operator | None = None,
     deeper: GrowthStep | None = None,
+    rules: RuleSet | None = None,
 ) -> None:
     """Write the optimizer state at `path`, grown as its model is, to `out`: a plain torch state dict with names.
 
@@ -57,10 +58,10 @@ def widen_optimizer_file(
     deeper: the growth to more layers, or to experts, that comes then. What starts as identity or is drawn has no state,
     copies have that of what they are copies of, and all are in the groups of what they come from. Rates, decays and
     eps are rescaled as in param_groups, and `initial_lr` with them, so that a scheduler made anew with `last_epoch`
-    goes on; its own saved state has narrow rates, one for each narrow group. `mupscale.hf.resume_optimizer` makes an
-    optimizer of the file.
+    goes on; its own saved state has narrow rates, one for each narrow group. rules: by which weight decay grows, where
+    the state does not say it. `mupscale.hf.resume_optimizer` makes an optimizer of the file.
     """
-    groups, pieces = _prepare(Path(path), source, times, plan, optimizer_class, grow, deeper)
+    groups, pieces = _prepare(Path(path), source, times, plan, optimizer_class, grow, deeper, rules)
     write_optimizer(Path(out), groups, pieces)
 
 
@@ -72,9 +73,10 @@ def check_optimizer_file(
     *,
     grow: Operator | None = None,
     deeper: GrowthStep | None = None,
+    rules: RuleSet | None = None,
 ) -> None:
     """Raise what widen_optimizer_file would, before hours of work on the weights; reads next to nothing."""
-    _prepare(Path(path), source, times, plan, None, grow, deeper)
+    _prepare(Path(path), source, times, plan, None, grow, deeper, rules, warns=False)
 
 
 def _prepare(
@@ -85,6 +87,9 @@ def _prepare(
     optimizer_class: type[Optimizer] | None,
     grow: Operator | None,
     deeper: GrowthStep | None,
+    rules: RuleSet | None,
+    *,
+    warns: bool = True,
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
     """The wide groups, and by name and key what becomes of each part of the state."""
     model = sketch_model(source.config)
@@ -109,16 +114,23 @@ def _prepare(
         if origin.is_taken and origin.name in narrow.states:
             made = [dict(_pieces(n, narrow, plan, cls, grow or Copies())) for n in joined.get(name, (origin.name,))]
             pieces[name] = made[0] if name not in later.parameters else _in_parts(name, made, narrow, later[name], cls)
-    return _groups(narrow, whole, order, traits_of(cls)), pieces
+    if rules is not None and rules.decay != "invariant":
+        narrow = replace(narrow, groups=[(names, {DECAY_RULE: rules.decay, **hyper}) for names, hyper in narrow.groups])
+    copies = grow is None or grow.needs_multiples
+    return _groups(narrow, whole, order, traits_of(cls), warns=warns and copies), pieces
 
 
-def _groups(narrow: SavedOptimizer, plan: Plan, order: Sequence[str], traits: Traits) -> list[dict[str, Any]]:
+def _groups(
+    narrow: SavedOptimizer, plan: Plan, order: Sequence[str], traits: Traits, *, warns: bool
+) -> list[dict[str, Any]]:
     """The wide optimizer's groups as param_groups makes them, in a state dict's form: numbers, and names."""
     wide = GroupBuilder(traits)
     for names, hyper in narrow.groups:
         own = {key: value for key, value in hyper.items() if key != FROM_GROUP}
         for name in (name for name in order if plan.sources[name].name in names):
             wide.add(name, nn.Parameter(torch.empty(0)), plan.parameters[name], own, own)
+    if warns:
+        wide.warn_of_inexact_decay()
     groups, start = [], 0
     for group in wide.groups():
         names = [name for name, _ in group.pop("params")]
