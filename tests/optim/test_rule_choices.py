@@ -68,7 +68,10 @@ def test_groups_grow_by_the_rule_that_they_were_made_by(grow: mu.Operator) -> No
     rules, exact = mu.RuleSet(decay="sqrt"), isinstance(grow, mu.Copies)
     optimizer = mu.make_optimizer(sizes[1], mu.plan(mlp(1), sizes[1]), optim.AdamW, rules=rules, **ADAMW)
     for narrow, wide in ((1, 2), (2, 6)):
-        plan, how = mu.plan(sizes[narrow], sizes[wide], grow=grow, inputs=X), {"exact": True} if exact else {"grow": grow}
+        plan, how = (
+            mu.plan(sizes[narrow], sizes[wide], grow=grow, inputs=X),
+            {"exact": True} if exact else {"grow": grow},
+        )
         if exact:
             with pytest.warns(UserWarning, match="with decay=sqrt copies do not go on exactly"):
                 _, optimizer = mu.upscale(sizes[narrow], sizes[wide], plan, optimizer, **how)
@@ -119,7 +122,9 @@ def test_verify_says_that_a_decay_is_not_exact() -> None:
 def test_a_family_has_its_rules_and_gives_them_to_a_strangers_optimizer() -> None:
     family = mu.Family(lambda width: MLP(5, width, 3, depth=3), 8, inputs=X.float(), rules=mu.RuleSet(decay="fixed"))
     model = family.init(32)
-    assert {g["weight_decay"] for g in family.optimizer(model, optim.AdamW, lr=0.1, weight_decay=0.4).param_groups} == {0.4}
+    assert {g["weight_decay"] for g in family.optimizer(model, optim.AdamW, lr=0.1, weight_decay=0.4).param_groups} == {
+        0.4
+    }
     assert {g["decay_rule"] for g in family.param_groups(model, optim.AdamW, lr=0.1)} == {"fixed"}
     own = optim.AdamW(model.parameters(), weight_decay=0.4)
     _, grown = family.upscale(model, own, width=64)
@@ -170,7 +175,9 @@ def test_muon_and_adamw_never_both_rule_a_parameter() -> None:
         expected = 0.1 * (float(rule.out) / float(rule.in_)) ** 0.5 if is_hidden else adamw[name]["lr"]
         assert group["lr"] == pytest.approx(expected, rel=1e-12), name
         assert group["lr_factor"] == pytest.approx(expected / 0.1, rel=1e-12)
-    F.cross_entropy(wide(torch.zeros(1, 6, dtype=torch.int64)).flatten(0, 1), torch.zeros(6, dtype=torch.int64)).backward()
+    F.cross_entropy(
+        wide(torch.zeros(1, 6, dtype=torch.int64)).flatten(0, 1), torch.zeros(6, dtype=torch.int64)
+    ).backward()
     optimizer.step()
     for name, p in wide.named_parameters():
         keys = {"momentum_buffer"} if plan[name].out and plan[name].in_ else {"step", "exp_avg", "exp_avg_sq"}

@@ -15,10 +15,10 @@ from typing import Any
 
 from mupscale.core import RuleSet, WholeWidth, Width
 from mupscale.engine import Engine, lowest_loss_bar, train_many
-from mupscale.study.training import Note
+from mupscale.study.training import Note, read_numbers
 from mupscale.study.tree import hash_values
 from mupscale.sweep import check_learning_rates
-from mupscale.system import MupscaleError, exclusive_lock, read_json, write_json, writes_into
+from mupscale.system import MupscaleError, exclusive_lock, write_json, writes_into
 from mupscale.train import MAY_CHANGE, Recipe, Seeds, TunedAt
 
 RULES_FILE = "rules-check.json"
@@ -127,7 +127,7 @@ def _train(
         keys.append(
             hash_values([recipe.steps, {name: value for name, value in told.items() if name not in MAY_CHANGE}])
         )
-    stored: dict[str, float | None] = read_json(stored_in) if stored_in.exists() else {}
+    stored = read_numbers(stored_in)
     left = [number for number, key in enumerate(keys) if key not in stored]
     if left:
         save = stored_in.with_name(f"{stored_in.stem}-{hash_values(keys)}.safetensors")
