@@ -24,7 +24,7 @@ from mupscale.system import VERSION, MupscaleError, PlanError, ReplicaWarning, U
 if TYPE_CHECKING:
     from mupscale.checkpoint import load, save
     from mupscale.checks import coord_check, growth_table, verify
-    from mupscale.core import Axis, Entry, Plan, Role, Rule, expand, index_of_old
+    from mupscale.core import Axis, Entry, Plan, Role, Rule, RuleSet, expand, index_of_old
     from mupscale.family import Family
     from mupscale.growth import (
         Copies,
@@ -60,9 +60,9 @@ __version__ = VERSION
 # fmt: off
 __all__ = [
     "Axis", "Copies", "Entry", "Experts", "Family", "Fresh", "GaussianNoise", "Identity", "MupscaleError", "Operator",
-    "Plan", "PlanError", "ReplicaWarning", "Role", "Rule", "SignalNoise", "Stack", "UncheckedPlan", "clip_grad_norm_",
-    "coord_check", "deepen", "deepen_optimizer", "expand", "growth_table", "index_of_old", "load", "load_torch",
-    "make_optimizer",
+    "Plan", "PlanError", "ReplicaWarning", "Role", "Rule", "RuleSet", "SignalNoise", "Stack", "UncheckedPlan",
+    "clip_grad_norm_", "coord_check", "deepen", "deepen_optimizer", "expand", "growth_table", "index_of_old", "load",
+    "load_torch", "make_optimizer",
     "measure_statistics", "param_groups", "per_group", "perturb", "plan", "plan_depth", "plan_experts",
     "register_optimizer",
     "register_roles", "save", "upscale", "verify", "widen", "widen_optimizer", "widen_scheduler",
@@ -70,7 +70,7 @@ __all__ = [
 _NAMES = {
     "checkpoint": ("load", "save"),
     "checks": ("coord_check", "growth_table", "verify"),
-    "core": ("Axis", "Entry", "Plan", "Role", "Rule", "expand", "index_of_old"),
+    "core": ("Axis", "Entry", "Plan", "Role", "Rule", "RuleSet", "expand", "index_of_old"),
     "family": ("Family",),
     "growth": ("Copies", "Experts", "Fresh", "GaussianNoise", "Identity", "Operator", "SignalNoise", "Stack",
                "deepen", "deepen_optimizer", "measure_statistics", "perturb", "plan_depth", "plan_experts", "upscale",

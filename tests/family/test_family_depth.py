@@ -124,9 +124,9 @@ def test_any_model_of_the_class_has_a_plan() -> None:
     assert family("complete").plan(build(8, 4)) == family("complete").plan({"width": 8, "depth": 4})
 
 
-@pytest.mark.parametrize("rule", ["sqrt", "None", "", None])
+@pytest.mark.parametrize("rule", ["cubic", "None", ""])
 def test_a_rule_that_is_none_of_them_is_refused(rule: Any) -> None:
-    with pytest.raises(mu.MupscaleError, match=rf"depth_rule= is {rule!r}, but must be 'none' or 'complete'"):
+    with pytest.raises(mu.MupscaleError, match=rf"depth_rule= is {rule!r}, but must be 'none', 'complete' or 'sqrt'"):
         family(rule)
 
 

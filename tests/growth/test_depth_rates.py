@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -24,9 +25,10 @@ class Branch(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 8), nn.Linear(8, width)
+        self.multiplier = 1.0
 
     def forward(self, x: Tensor, source: Tensor) -> Tensor:
-        return x + self.down(torch.tanh(self.up(self.norm(source))))
+        return x + self.multiplier * self.down(torch.tanh(self.up(self.norm(source))))
 
 
 class Sum(nn.Module):
@@ -120,6 +122,67 @@ def test_a_wrong_exponent_fails(name: str, key: str) -> None:
         group[key] *= group[f"{key}_factor"]
 
     assert min(difference(name, tamper=undone), difference(name, tamper=squared)) > 1e-5
+
+
+@cache
+def family_under(rule: Any) -> mu.Family:
+    at = {"width": WIDTH, "depth": 2}
+    return mu.Family(lambda width, depth: Sum(depth, True, width), at, init_at=at, inputs=INPUTS, depth_rule=rule)
+
+
+def difference_from_multiplier(rule: Any, name: str, power: float) -> float:
+    """A family's model of 6 blocks beside one that multiplies its branches by r^-power, with the rates of that."""
+    family = family_under(rule)
+    folded, explicit, times = family.init({"width": WIDTH, "depth": 6}), Sum(6, True), 3.0
+    explicit.load_state_dict(folded.state_dict())
+    for block in explicit.blocks:
+        block.multiplier = times**-power
+        for p in block.down.parameters():
+            p.data *= times**power
+    cls, hyper = TRAININGS[name]
+    rate = times ** (2 * power - 1 if name == "SGD" else power - 1)
+    blocks = {"lr": hyper["lr"] * rate, "weight_decay": hyper["weight_decay"] / rate}
+    if "eps" in hyper:
+        blocks["eps"] = hyper["eps"] * times**-power
+    rest = [p for n, p in explicit.named_parameters() if not n.startswith("blocks.")]
+    theirs = cls([{"params": rest}, {"params": explicit.blocks.parameters(), **blocks}], **hyper)
+    ours = family.optimizer(folded, cls, **hyper)
+    return max(float((step(folded, ours) - step(explicit, theirs)).abs().max()) for _ in range(6))
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+@pytest.mark.parametrize(("rule", "power"), [("complete", 1.0), ("sqrt", 0.5)])
+def test_a_rule_is_a_residual_multiplier_with_its_rates(rule: str, power: float, name: str) -> None:
+    """Rates, decay, eps and initial values; another power parts the two."""
+    assert difference_from_multiplier(rule, name, power) < 1e-10
+    assert difference_from_multiplier(rule, name, power + 0.25) > 1e-5
+
+
+def test_growing_under_sqrt_keeps_old_blocks_and_ends_with_its_rates() -> None:
+    """New blocks write nothing, so weights stay; what the optimizer then has is what a model of that depth begins with."""
+    family = family_under("sqrt")
+    shallow = family.init({"width": WIDTH, "depth": 2})
+    optimizer = family.optimizer(shallow, _O.AdamW, lr=0.1)
+    deep, grown = family.upscale(shallow, optimizer, depth=6)
+    assert torch.equal(deep(INPUTS), shallow(INPUTS))
+    fresh = family.optimizer(deep, _O.AdamW, lr=0.1)
+    for key in ("lr", "weight_decay", "eps"):
+        ours, theirs = ({p: g[key] for g in o.param_groups for p in g["params"]} for o in (grown, fresh))
+        assert {p: pytest.approx(value, rel=1e-12) for p, value in ours.items()} == theirs
+
+
+@pytest.mark.parametrize("rule", ["complete", "sqrt"])
+def test_a_rule_for_decay_over_width_leaves_the_depth_alone(rule: Any) -> None:
+    """With more blocks lr·λ stays, whatever λ does over width: fixed, it differs from exact by the width alone."""
+    small, wide, deep = Sum(2, True), Sum(2, True, 2 * WIDTH), Sum(6, True, 2 * WIDTH)
+    width = mu.plan(small, wide, inputs=INPUTS)
+    plan = width.then(mu.plan_depth(wide, deep, inputs=INPUTS, grow=mu.Stack(), depth_rule=rule))
+    groups = mu.param_groups(deep, plan, _O.AdamW, rules=mu.RuleSet(decay="fixed"), lr=0.1, weight_decay=0.5)
+    made = {name: group for group in groups for name, _ in group["params"]}
+    for name, group in made.items():
+        in_ = float(plan[name].rule.in_)
+        assert group["lr"] * group["weight_decay"] == pytest.approx(0.1 * 0.5 / in_, rel=1e-12), name
+    assert made["blocks.3.down.weight"]["lr"] != made["head.weight"]["lr"]
 
 
 DEPTHS, WIDER = (2, 8, 64), 24

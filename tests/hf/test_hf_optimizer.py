@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import mupscale as mu
+from mupscale import hf
 from mupscale.hf import training
 from mupscale.hf.describe import ConfigFamily
 from mupscale.hf.describe.multipliers import Times
@@ -148,6 +149,28 @@ def test_the_file_holds_what_the_core_makes_in_memory(name: str, case: Case) -> 
     for ours, theirs in zip(found["param_groups"], expected["param_groups"], strict=True):
         assert ours == {k: v for k, v in theirs.items() if k != "from_group"}
     assert not list(case.folder.glob(".*"))
+
+
+def test_another_rule_for_decay_goes_along_and_is_told(case: Case) -> None:
+    """In the file, in groups made anew, and by `inspect`."""
+    rules = mu.RuleSet(decay="sqrt")
+    optimizer = torch.optim.AdamW(case.small.parameters(), lr=0.01, weight_decay=0.3)
+    train(case.small, optimizer, batches(1))
+    case.save(optimizer)
+    with pytest.warns(UserWarning, match="with decay=sqrt copies do not go on exactly .* is 0.7071 times what"):
+        groups = case.widened(rules=rules)["param_groups"]
+    decays = {name: group["weight_decay"] for group in groups for name in group["param_names"]}
+    assert {round(value, 12) for value in decays.values()} == {0.3, round(0.3 * 2**0.5, 12)}
+    fresh = mu.param_groups(case.wide, case.plan, torch.optim.AdamW, lr=0.01, weight_decay=0.3, rules=rules)
+    assert {name: pytest.approx(group["weight_decay"]) for group in fresh for name, _ in group["params"]} == decays
+    overview = hf.inspect(case.folder, times=2, grow=mu.Copies(), rules=rules)
+    assert {row.name: row.factors["weight_decay"] for row in overview.rows}["model.layers.*.mlp.up_proj.weight"] == (
+        pytest.approx(2**0.5)
+    )
+    assert overview.summary()[-1].startswith("with decay=sqrt copies do not go on exactly")
+    assert not any("decay=" in line for line in hf.inspect(case.folder, times=2, rules=rules).summary())  # fresh units
+    with pytest.raises(mu.MupscaleError, match="give the saved optimizer, too"):
+        hf.upscale(case.folder, case.folder / "out", rules=rules)
 
 
 TRAINED = [n for n in OPTIMIZERS if n not in ("adafactor", "tensor lr")]

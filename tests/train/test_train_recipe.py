@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import mupscale as mu
+from mupscale.core import RuleSet
 from mupscale.system.errors import MupscaleError
 from mupscale.train import (
     MAY_CHANGE,
@@ -24,6 +25,7 @@ from mupscale.train import (
     Schedule,
     Seeds,
     Spec,
+    TunedAt,
     build_noise,
     run_recipe,
 )
@@ -189,7 +191,7 @@ FULL = recipe(
     callbacks=["mupscale.train.JsonLines"],
     state="reset",
     deepen="stack",
-    depth_rule="complete",
+    rules=RuleSet("sqrt", "complete", 4.0, "none", 0.3),
 )
 
 
@@ -204,12 +206,41 @@ def test_a_recipe_comes_back_from_json() -> None:
     assert Recipe.from_json(json.loads(json.dumps(fresh.to_json()))) == fresh
     changed = replace(FULL, noise=0.0, grow=[Growth(5, {"head_dim": 9}, how="fresh", outgoing=0.5)])
     assert Recipe.from_json(json.loads(json.dumps(changed.to_json()))) == changed
-    ours = [f.name for f in fields(Recipe) if f.name not in ("how", "outgoing")]
+    ours = [f.name for f in fields(Recipe) if f.name not in ("how", "outgoing", "depth_rule", "tuned_at")]
     assert [name for name in ours if getattr(FULL, name) == getattr(default, name)] == [
         "optimizer",
         "steps",
         "batch",
     ]  # every field that has a default was put to the test
+
+
+def test_rules_of_a_recipe() -> None:
+    """The depth's has a field of its own, as before there were others; what is as usual is left out."""
+    assert "rules" not in recipe().to_json()
+    deep = recipe(depth_rule="sqrt")
+    assert deep == recipe(rules=RuleSet(depth="sqrt"))
+    assert {name: deep.to_json().get(name) for name in ("depth_rule", "rules")} == {"depth_rule": "sqrt", "rules": None}
+    assert replace(deep, depth_rule="none") == recipe()
+    assert replace(deep, rules=RuleSet("fixed")).to_json()["rules"]["decay"] == "fixed"
+    with pytest.raises(MupscaleError, match="rules.decay' is 'half', but must be invariant"):
+        Recipe.from_json({**recipe().to_json(), "rules": {"decay": "half"}})
+
+
+def test_hyperparameters_of_another_batch_and_duration_are_taken_over() -> None:
+    adamw = Spec("torch.optim.AdamW", {"lr": 0.1, "weight_decay": 0.5})
+    grow = [Growth(5, 16, lr=0.02)]
+    rules = RuleSet(duration=0.25)
+    one = recipe(optimizer=adamw, batch=32, steps=80, grow=grow, rules=rules, tuned_at=TunedAt(batch=8, steps=20))
+    assert one.tuned_at is None
+    assert one.optimizer.init_args["lr"] == pytest.approx(0.1 * 2 * 16**-0.25)
+    assert one.optimizer.init_args["weight_decay"] == pytest.approx(0.5 * 4 / 16 / (2 * 16**-0.25))
+    assert one.optimizer.init_args["betas"] == [0.9, pytest.approx(0.999**4)]
+    assert one.grow[0].lr == pytest.approx(0.02 * 2 * 16**-0.25)
+    assert Recipe.from_json(json.loads(json.dumps(one.to_json()))) == one
+    with pytest.raises(MupscaleError, match=r"rules for Adam and its kin, and torch\.optim\.SGD is none"):
+        recipe(optimizer=SGD, tuned_at=TunedAt(8, 20))
+    with pytest.raises(MupscaleError, match="at least 1"):
+        TunedAt(0, 5)
 
 
 def test_json_has_the_names_of_files() -> None:
@@ -275,6 +306,8 @@ OTHER: dict[str, Any] = {
     "deepen": "stack",
     "state": "reset",
     "depth_rule": "complete",
+    "rules": RuleSet("fixed"),
+    "tuned_at": TunedAt(4, 20),
 }
 
 
@@ -285,7 +318,8 @@ def test_what_may_change_in_the_middle_of_a_run(name: str) -> None:
     if name == "outgoing":  # which only fresh units have
         one = replace(one, how="fresh")
     why = one.describe_difference(replace(one, **{name: OTHER[name]}), 10)
-    name = {"start": "from", "start_width": "from_width"}.get(name, name)
+    kept_as = {"depth_rule": "rules", "tuned_at": "optimizer"}
+    name = {"start": "from", "start_width": "from_width", **kept_as}.get(name, name)
     may_change = {"steps", "accumulate", "compile", "evaluation", "checkpoints", "log_every", "tensorboard", "device"}
     may_change |= {"parallel", "out", "on_nonfinite", "callbacks"}
     assert may_change == MAY_CHANGE

@@ -160,7 +160,7 @@ def _folds(plan: Plan) -> dict[str, float]:
     own: dict[str, set[float]] = {}
     for name, entry in plan.parameters.items():
         undone = entry.rule.weight == 1
-        own.setdefault(name.rpartition(".")[0], set()).add(1.0 if undone else float(entry.fold))
+        own.setdefault(name.rpartition(".")[0], set()).add(1.0 if undone else float(entry.fold * entry.constants.undo))
     return {path: folds.pop() for path, folds in own.items() if len(folds) == 1}
 
 

@@ -98,6 +98,7 @@ def _upscale_parser() -> Any:
     )
     parser.add_argument("--shard-size", type=str, default="5GB", help="largest size of a weights file")
     parser.add_argument("--optimizer", type=str | None, help="a saved torch optimizer (optimizer.pt) to grow as well")
+    _add_rules(parser)
     parser.add_argument("--no-verify", action="store_true", help="do not compare the two models at the end")
     add_trust(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if mupscale wrote it")
@@ -131,6 +132,7 @@ def upscale_command(words: list[str]) -> int:
         shard_size=options.shard_size,
         dtype=options.dtype,
         optimizer=options.optimizer,
+        rules=_rules(options),
         verify=not options.no_verify,
         trust_remote_code=options.trust_remote_code,
         threads=options.threads,
@@ -212,6 +214,7 @@ def inspect_command(words: list[str]) -> int:
     add_growth(parser)
     add_depth(parser)
     parser.add_argument("--optimizer", type=str, default="AdamW", help="the torch optimizer to show factors for")
+    _add_rules(parser)
     add_trust(parser)
     add_dequantise(parser)
     flags = ("--lossless", "--trust-remote-code", "--dequantise")
@@ -230,10 +233,21 @@ def inspect_command(words: list[str]) -> int:
         grow=_operator(options),
         **depth,
         optimizer=options.optimizer,
+        rules=_rules(options),
         trust_remote_code=options.trust_remote_code,
     )
     show(str(overview))
     return 0
+
+
+def _add_rules(parser: Any) -> None:
+    parser.add_argument("--rules", type=str | None, help="rules for the optimizer, such as decay=fixed")
+
+
+def _rules(options: Any) -> Any:
+    from mupscale.core import RuleSet
+
+    return None if options.rules is None else RuleSet.of(options.rules)
 
 
 def _operator(options: Any, noise: float | None = None) -> Any:

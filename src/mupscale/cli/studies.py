@@ -82,7 +82,12 @@ says by how many grid steps the best value moves.
 
 The recipe sets the grids, the steps and how much wider the models grow (study.grown_lrs, study.noises, grow). Wide
 models take most of the time. A progress bar shows how long a width still needs; in a pipe it is a line every ten
-seconds."""
+seconds.
+
+With --compare it compares rule sets instead: it trains models from scratch at several widths, batches or numbers of
+steps, each with every learning rate. Three numbers say how well the best rate transfers with each rule set.
+
+  mupscale transfer-check mlp-covtype-demo --compare '[default, decay=fixed]' --widths '[8, 32]' --study.seeds 2"""
 
 REPORT = """\
 Write a page with the results of mupscale run: the answer, the models that were compared, their costs, loss curves and
@@ -254,11 +259,20 @@ def transfer_check_command(words: list[str]) -> int:
         parser.add_argument(
             "--at-noise", type=float | None, help="noise while the learning rate varies (default: the growth event's)"
         )
+        parser.add_argument(
+            "--compare", type=list[str] | None, help="rule sets to compare, such as '[default, decay=fixed]'"
+        )
+        parser.add_argument("--batches", type=list[int] | None, help="compare them over batches instead of widths")
+        parser.add_argument("--durations", type=list[int] | None, help="compare them over numbers of steps instead")
 
     recipe, settings, options = read_study("transfer-check", TRANSFER_CHECK, words, extend, ())
     from mupscale.report import save_transfer_picture  # before anything is trained, for what it lacks to be told
 
     folder, growth = Path(recipe.out or "runs/study"), recipe.grow[0] if recipe.grow else None
+    if options["compare"]:
+        return _compare_rules(recipe, settings, options, folder)
+    if options["batches"] or options["durations"]:
+        raise UsageError("--batches and --durations are for comparing rule sets: give --compare, too")
     lr = options["at_lr"] if options["at_lr"] is not None else growth.lr if growth else None
     noise = options["at_noise"] if options["at_noise"] is not None else growth.noise if growth else None
     if growth is None:
@@ -282,6 +296,27 @@ def transfer_check_command(words: list[str]) -> int:
     )
     show(*map(wrap_text, check["verdict"]))
     print_place("Picture", save_transfer_picture(check, folder))
+    return 0
+
+
+def _compare_rules(recipe: Recipe, settings: StudySettings, options: dict[str, Any], folder: Path) -> int:
+    from mupscale.core import RuleSet
+    from mupscale.study import compare_rules
+
+    sizes = {name: options[name] for name in ("widths", "batches", "durations") if options[name]}
+    if not sizes and recipe.grow:
+        sizes = {"widths": [*(settings.widths or []), recipe.width, recipe.grow[0].width]}
+    compared = compare_rules(
+        recipe,
+        rules=[RuleSet.of(text) for text in options["compare"]],
+        lrs=settings.rates(float(recipe.optimizer.init_args["lr"])),
+        seeds=settings.seeds,
+        engine=settings.engine,
+        out=folder,
+        note=print_at_once,
+        **sizes,
+    )
+    show(*map(wrap_text, compared["verdict"]))
     return 0
 
 

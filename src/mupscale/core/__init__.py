@@ -2,6 +2,7 @@
 
 widths   a width: one number, or several by name
 rules    the three numbers, and the factors they imply
+rule_sets  what practice chooses otherwise, by name
 axes     which narrow unit each wide unit copies
 old_units  where the old units lie where the others are new ones and no copies
 roles    what the dimensions of a parameter are to it
@@ -25,12 +26,16 @@ from mupscale.core.packed_values import PackedTensors, pack_values, unpack_value
 from mupscale.core.plan_tables import shapes_in_words
 from mupscale.core.plans import Plan, check_dtype, check_same_names
 from mupscale.core.roles import Role
+from mupscale.core.rule_sets import DEPTH_POWERS, DecayRule, DepthRule, RuleSet, decay_change
 from mupscale.core.rules import Number, Rule, tidy
 from mupscale.core.widths import PlainWidth, Size, WholeWidth, Width, WidthLike
 
 __all__ = [
+    "DEPTH_POWERS",
     "Axis",
     "Constants",
+    "DecayRule",
+    "DepthRule",
     "Entry",
     "Initial",
     "Number",
@@ -39,6 +44,7 @@ __all__ = [
     "Plan",
     "Role",
     "Rule",
+    "RuleSet",
     "Shape",
     "Size",
     "TensorSource",
@@ -49,6 +55,7 @@ __all__ = [
     "check_same_names",
     "copy_into",
     "copy_model",
+    "decay_change",
     "expand",
     "gather_whole",
     "index_of_old",

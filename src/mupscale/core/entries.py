@@ -66,6 +66,7 @@ class Constants:
     the depth.
     undo: what is taken back of the fold when values are written: beside blocks that write nothing yet, the old ones
     keep their weights, and rates alone follow the depth.
+    residual: which part of the fold is the depth's, so that rules over width can leave it alone.
     """
 
     fold: Number = 1
@@ -73,6 +74,7 @@ class Constants:
     keep: Number = 1
     depth: Number = 1
     undo: Number = 1
+    residual: Number = 1
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,8 @@ class Entry:
     @property
     def init(self) -> float:
         """Factor of the initial standard deviation under μP."""
-        return self.rule.init(out_is_width=self.out_is_width, in_is_width=self.in_is_width)
+        init = self.rule.init(out_is_width=self.out_is_width, in_is_width=self.in_is_width)
+        return init * float(self.constants.undo)
 
     def widened(
         self,
@@ -215,7 +218,7 @@ class Entry:
                 f"plans of different models do not compose: '{self.names[0]}' is not stored alike in the two"
             )
         axes = {d: self.axes.get(d, Axis()) * later.axes.get(d, Axis()) for d in sorted({*self.axes, *later.axes})}
-        numbers = ("fold", "keep", "depth", "undo")
+        numbers = ("fold", "keep", "depth", "undo", "residual")
         products = {n: tidy(Fraction(1) * getattr(first, n) * getattr(then, n)) for n in numbers}
         constants = Constants(offset=next(iter(offsets), 0), **products)
         return Entry(self.narrow, later.wide, axes, constants, later.names, self.source.then(later.source))
@@ -276,7 +279,7 @@ def entry_to_json(entry: Entry) -> dict[str, Any]:
         "names": list(entry.names),
         "offset": _number_to_json(entry.offset),
         "keep": _number_to_json(entry.keep),
-        **{n: _number_to_json(v) for n in ("depth", "undo") if (v := getattr(entry.constants, n)) != 1},
+        **{n: _number_to_json(v) for n in ("depth", "undo", "residual") if (v := getattr(entry.constants, n)) != 1},
         **({} if entry.source == TensorSource() else {"source": list(astuple(entry.source))}),
     }
 
@@ -291,7 +294,7 @@ def entry_from_json(content: dict[str, Any]) -> Entry:
     }
     told = {
         name: _number_from_json(content[name])
-        for name in ("fold", "offset", "keep", "depth", "undo")
+        for name in ("fold", "offset", "keep", "depth", "undo", "residual")
         if name in content
     }
     names, source = tuple(content["names"]), TensorSource(*content.get("source", ()))

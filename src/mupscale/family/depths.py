@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
-from mupscale.core import Plan, Width, WidthLike, check_same_names, naming
+from mupscale.core import DepthRule, Plan, Width, WidthLike, check_same_names, naming
 from mupscale.family.built_members import BuiltMembers
 from mupscale.family.grown_members import grow_member
 from mupscale.growth import (
     DepthOperator,
-    DepthRule,
     Grow,
     Operator,
     plan_depth,
@@ -120,7 +119,9 @@ class Depths:
         if depth not in self._factors:
             ours, theirs = (self._built_as_is(d).initial_std() for d in (self.init_at, depth))
             one_lists = self._lists(self.init_at, depth)
-            plan = with_depth(self._built_as_is(depth).plan(self._widths), one_lists, self._writers(one_lists))
+            plan = with_depth(
+                self._built_as_is(depth).plan(self._widths), one_lists, self._writers(one_lists), self.rule
+            )
             factors = {}
             for one in one_lists:
                 for number, path in enumerate(one.deep):
@@ -129,7 +130,7 @@ class Depths:
                         before = ours[source + name.removeprefix(path)]
                         factor = before / theirs[name] if before and theirs[name] else 1.0
                         entry = plan[name]
-                        factors[name] = factor * float(entry.fold), float(entry.offset)
+                        factors[name] = factor * float(entry.fold * entry.constants.undo), float(entry.offset)
             self._factors[depth] = factors
         return self._factors[depth]
 
@@ -182,7 +183,7 @@ class Depths:
                 source = base[one.path][number * len(base[one.path]) // len(paths)]
                 if source in writers:
                     written[path] = writers[source]
-                elif self.rule == "complete":
+                elif self.rule != "none":
                     raise MupscaleError(
                         f"rates cannot follow the depth: of '{source}', {reasons[source]}. Use depth_rule='none'"
                     )
@@ -223,7 +224,7 @@ class Depths:
         if self.rule == "none":
             return plan
         lists = self._lists(self.base, depth)
-        return with_depth(plan, lists, self._writers(lists))
+        return with_depth(plan, lists, self._writers(lists), self.rule)
 
     def widening(
         self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module, *, grow: Operator | None = None
@@ -332,6 +333,6 @@ class Depths:
     ) -> tuple[nn.Module, Plan]:
         """The model with more blocks, as it is initialised, and what each of its tensors is made of."""
         deep, writers = self.init_untried(target, seed), None
-        if not grow.copies or self.rule == "complete":
+        if not grow.copies or self.rule != "none":
             writers = self._writers(find_block_lists(shallow, deep), "shallow", inputs)
         return deep, plan_depth(shallow, deep, grow=grow, depth_rule=self.rule, writers=writers)

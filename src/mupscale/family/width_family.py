@@ -11,13 +11,12 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mupscale.core import PlainWidth, Plan, Role, Width, WidthLike, naming
+from mupscale.core import DepthRule, PlainWidth, Plan, Role, RuleSet, Width, WidthLike, naming
 from mupscale.family.depths import Depths
 from mupscale.family.grown_members import grow_member
 from mupscale.family.initial_values import rescale_to_mup
 from mupscale.family.tried_members import TriedMembers
 from mupscale.growth import (
-    DepthRule,
     Grow,
     Noise,
     Operator,
@@ -28,7 +27,7 @@ from mupscale.growth import (
     warn_of_replica,
     with_scheduler,
 )
-from mupscale.optim import make_optimizer, param_groups
+from mupscale.optim import follow_rules, make_optimizer, param_groups
 from mupscale.planning import (
     count_draws,
     default_init_at,
@@ -69,7 +68,8 @@ class Family(TriedMembers):
     multiple at which all matrices are 64 wide).
     roles: name patterns for what the modules cannot tell, as in `plan`.
     One of the sizes of a base such as {"width": 64, "depth": 4} may be a number of residual blocks; it is recognised by
-    what it does. depth_rule: 'complete' if initial values and learning rates are to follow it, which needs `inputs`.
+    what it does. depth_rule: 'complete' or 'sqrt' if initial values and learning rates are to follow it, which needs
+    `inputs`. rules: all of the rules by name, the depth's among them; see `RuleSet`.
 
     >>> import torch, mupscale as mu
     >>> from mupscale.models import MLP
@@ -91,9 +91,14 @@ class Family(TriedMembers):
         init_at: WidthLike | None = None,
         roles: Mapping[str, Role] | None = None,
         inputs: Any = None,
-        depth_rule: DepthRule = "none",
+        depth_rule: DepthRule | None = None,
+        rules: RuleSet | None = None,
     ) -> None:
         super().__init__(build, base, roles, inputs)
+        self.rules = rules or RuleSet()
+        if depth_rule is not None:
+            self.rules = replace(self.rules, depth=depth_rule)
+        depth_rule = self.rules.depth
         self._init_at = self._base if init_at is None else Width.of(init_at, "init_at")
         self._depths: Depths | None = None
         if (depth := find_depth_size(self.sketch, self._base)) is not None:
@@ -102,7 +107,9 @@ class Family(TriedMembers):
             self._init_at = self._depths.join(self._depths.init_at, self._depths.at(self._depths.base)._init_at)
             return
         if depth_rule != "none":
-            raise MupscaleError(f"depth_rule is {depth_rule}, but no size in base {self.base} is a number of blocks")
+            raise MupscaleError(
+                f"the rule for depth is {depth_rule}, but no size in base {self.base} is a number of blocks"
+            )
         self._base_model = self.sketch(base)
         self._width_dims = find_width_dims(self.sketch, self._base)
         if init_at is None:
@@ -210,7 +217,8 @@ class Family(TriedMembers):
         **hyper: Any,
     ) -> list[dict[str, Any]]:
         """Groups for the model under μP; lr, weight decay and eps are given at the base width."""
-        return param_groups(model, self._plan_of_rates(model), optimizer, groups=groups, **hyper)
+        plan = self._plan_of_rates(model)
+        return param_groups(model, plan, optimizer, groups=groups, rules=self.rules, **hyper)
 
     def optimizer(
         self,
@@ -225,7 +233,8 @@ class Family(TriedMembers):
         groups: your own parameter groups, as torch takes them, such as one with decay and one without.
         Without a batch that was tried, it warns.
         """
-        return make_optimizer(model, self._plan_of_rates(model), optimizer, groups=groups, **hyper)
+        plan = self._plan_of_rates(model)
+        return make_optimizer(model, plan, optimizer, groups=groups, rules=self.rules, **hyper)
 
     def _plan_of_rates(self, model: nn.Module) -> Plan:
         plan = self.plan(model)
@@ -303,6 +312,8 @@ class Family(TriedMembers):
         torch.Size([2, 96])
         """
         check_goes_with(optimizer, scheduler, lr)
+        if optimizer is not None:
+            follow_rules(optimizer, self.rules)
         wider, deeper = split_operators(grow, noise, exact=exact)
         if noise is not None or exact:
             grow = wider if grow is None and not is_replica(wider) else (wider, deeper)

@@ -23,7 +23,7 @@ depth_plans      which tensor of the shallow model each of the deep one's is mad
 
 from mupscale.growth.copies import Copies, NaiveCopies
 from mupscale.growth.depth_operators import DepthOperator, Identity, Place, Stack
-from mupscale.growth.depth_plans import DepthRule, plan_depth, with_depth
+from mupscale.growth.depth_plans import plan_depth, with_depth
 from mupscale.growth.draws import draw_normal, standard_normal
 from mupscale.growth.experts import Experts, plan_experts
 from mupscale.growth.fresh import Fresh
@@ -85,7 +85,6 @@ __all__ = [
     "Copies",
     "Deepen",
     "DepthOperator",
-    "DepthRule",
     "Experts",
     "Fresh",
     "FreshTensor",

@@ -11,12 +11,23 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Entry, Plan, TensorSource, copy_model, is_sharded, naming, tidy
+from mupscale.core import (
+    DEPTH_POWERS,
+    DepthRule,
+    Entry,
+    Number,
+    Plan,
+    TensorSource,
+    copy_model,
+    is_sharded,
+    naming,
+    tidy,
+)
 from mupscale.growth.depth_operators import DepthOperator, Identity, Place
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.sources import prepare_growth
@@ -32,9 +43,6 @@ from mupscale.planning import (
     tensors_in,
 )
 from mupscale.system import MupscaleError, checks_arguments
-
-DepthRule = Literal["none", "complete"]
-"""How rates follow the depth: not at all, or as under a residual multiplier of 1/L (CompleteP)."""
 
 Shapes = dict[str, tuple[int, ...]]
 """The tensors of a block, by the names that they have in it."""
@@ -60,8 +68,9 @@ def plan_depth(
     inputs: a small batch, as the models are called with it. A run of the shallow model on it shows which parameters of
     a block write into the residual stream, and whether the stream stays as it is without them.
     grow: what the new blocks are, `Identity()` if nothing is said. blocks: where the blocks are, if that is not found.
-    depth_rule: 'complete' if learning rates are to follow the depth. writers: what a run would show, where it is known:
-    by the path of a block of the shallow model, names relative to it, and the values at which they write nothing.
+    depth_rule: 'complete' or 'sqrt' if learning rates are to follow the depth. writers: what a run would show, where it
+    is known: by the path of a block of the shallow model, names relative to it, and the values at which they write
+    nothing.
 
     >>> import torch
     >>> from mupscale.models import MLP
@@ -78,12 +87,12 @@ def plan_depth(
         one.deep[number]: written.of_block(one, number, place)
         for one in lists
         for number, place in enumerate(places[one.path])
-        if depth_rule == "complete" or (place.is_new and not operator.copies)
+        if depth_rule != "none" or (place.is_new and not operator.copies)
     }
     silent = {f"{path}.{name}": value for path, names in needed.items() for name, value in names.items()}
     sources = _sources(lists, places, tensors, deeper, silent, copies=operator.copies)
     plan = _unscaled(deep, tensors, sources, mup=not operator.copies)
-    return with_depth(plan, lists, needed, undo=not operator.copies) if depth_rule == "complete" else plan
+    return with_depth(plan, lists, needed, depth_rule, undo=not operator.copies)
 
 
 def with_more_blocks(shallow: nn.Module, deep: nn.Module, grow: DepthOperator) -> nn.Module:
@@ -99,28 +108,43 @@ def with_more_blocks(shallow: nn.Module, deep: nn.Module, grow: DepthOperator) -
     return made
 
 
-def with_depth(plan: Plan, lists: Sequence[BlockList], writers: Mapping[str, Writers], *, undo: bool = False) -> Plan:
-    """The plan with what follows from more blocks under a residual multiplier of 1/L (rule 'complete').
+def with_depth(
+    plan: Plan,
+    lists: Sequence[BlockList],
+    writers: Mapping[str, Writers],
+    rule: DepthRule = "complete",
+    *,
+    undo: bool = False,
+) -> Plan:
+    """The plan with what follows from more blocks under a residual multiplier of L^-α, as the rule says.
 
     lists: of blocks, with as many as the plan's rates are for (shallow) and as the model has (deep). writers: of each
     block of the model, by its path. undo: whether old blocks keep their weights, and rates alone follow the depth.
+    Beside the multiplier, rates of all blocks fall as L^(α-1): as a fold that no stored value shows.
 
     >>> plan = Plan({name: Entry((2, 2), (2, 2)) for name in ("0.weight", "1.weight")})
     >>> two = BlockList("*", ("0",), ("0", "1"))
     >>> with_depth(plan, [two], {"0": {"weight": 0.0}, "1": {"weight": 0.0}})["0.weight"].rule
     Rule(out=1, in_=1, fold=Fraction(1, 2), depth=2)
     """
+    if rule == "none":
+        return plan
     entries = dict(plan.parameters)
     for one in lists:
         times = Fraction(len(one.deep), len(one.shallow))
+        hidden = 1 if DEPTH_POWERS[rule] == 1 else float(times) ** float(1 - DEPTH_POWERS[rule])
         for path in one.deep:
             for name in [name for name in entries if name.startswith(f"{path}.")]:
                 local, entry = name.removeprefix(f"{path}."), entries[name]
-                entry = entry.with_constants(depth=tidy(entry.constants.depth * times))
-                if local in writers[path]:
-                    fold, offset = tidy(Fraction(entry.fold) / times), -writers[path][local] or 0
-                    entry = entry.with_constants(fold=fold, offset=offset, undo=tidy(times) if undo else 1)
-                entries[name] = entry
+                writes = local in writers[path]
+                share: Number = times if writes else hidden
+                told: dict[str, Number] = {"depth": entry.constants.depth * times}
+                if share != 1:
+                    told |= {"fold": Fraction(entry.fold) / share, "residual": 1 / share}
+                    told |= {"undo": times if writes and undo else hidden}
+                if writes:
+                    told["offset"] = -writers[path][local] or 0
+                entries[name] = entry.with_constants(**{key: tidy(number) for key, number in told.items()})
     return replace(plan, parameters=entries)
 
 

@@ -470,6 +470,7 @@ def grow_optimizer(
     grow: Operator | None = None,
 ) -> Optimizer:
     """An optimizer of the same class for the wide model, with rescaled hyperparameters and state."""
-    groups = grown_groups(optimizer, narrow, wide, plan, lr)
+    copies = not plan.mup if grow is None else grow.needs_multiples
+    groups = grown_groups(optimizer, narrow, wide, plan, lr, copies=copies)
     grown = type(optimizer)(groups, **constructor_arguments(optimizer))
     return widen_optimizer(optimizer, grown, plan, narrow=narrow, wide=wide, grow=grow)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from mupscale.core import Axis, Entry, Plan, Shape, shapes_in_words
+from mupscale.core import Axis, Entry, Plan, RuleSet, Shape, shapes_in_words
 from mupscale.growth import Copies, Deepen, Fresh, FreshValues, Operator, Part
 from mupscale.hf.describe import (
     AskedGrowth,
@@ -28,7 +28,7 @@ from mupscale.hf.describe import (
 )
 from mupscale.hf.files import NewTensor, Record, Source, open_source, plan_growth, shorten_number
 from mupscale.hf.verification import find_record
-from mupscale.optim import Traits, default_hyper, traits_of
+from mupscale.optim import DECAY_RULE, Traits, change_of_decay, default_hyper, inexact_in_words, traits_of
 from mupscale.system import (
     MupscaleError,
     checks_arguments,
@@ -116,6 +116,7 @@ class InspectionRow:
     """Tensors that differ in their layer alone.
 
     label: their name with the layers as a range. values: what they are filled with, where they grow by fresh units.
+    decay_change: by what weight decay differs from the one with which copies are exact.
     """
 
     name: str
@@ -126,6 +127,7 @@ class InspectionRow:
     input: str
     factors: Mapping[str, float | tuple[float, ...]]
     values: FreshValues | None = None
+    decay_change: float = 1.0
 
     @property
     def new_units(self) -> str:
@@ -163,6 +165,7 @@ class Inspection:
     fresh: Fresh | None = None
     losses: tuple[str, ...] = ()
     depth: DepthOverview | None = None
+    inexact: str = ""
 
     @property
     def groups(self) -> int:
@@ -192,7 +195,8 @@ class Inspection:
             lines.append(f"a constant is stored in {', '.join(folds)} (column fold)")
         lines += self._history()
         groups = f"{self.groups} parameter group{'s' * (self.groups != 1)}"
-        return [*lines, self._columns(), f"{self.optimizer} gets {groups}; its factors are in the last columns"]
+        lines += [self._columns(), f"{self.optimizer} gets {groups}; its factors are in the last columns"]
+        return [*lines, *([self.inexact] if self.inexact and self.fresh is None else [])]
 
     def _columns(self) -> str:
         """What stands in the table's columns."""
@@ -288,11 +292,13 @@ def inspect(
     grow: Operator | None = None,
     deepen: Deepen = "identity",
     optimizer: str | type[Optimizer] = "AdamW",
+    rules: RuleSet | None = None,
     trust_remote_code: bool = False,
 ) -> Inspection:
     """How a checkpoint would be upscaled: nothing but headers and config.json is read.
 
-    times … deepen, trust_remote_code: as in `upscale`. optimizer: for which factors are shown.
+    times … deepen, trust_remote_code: as in `upscale`. optimizer: for which factors are shown, by these
+    rules.
 
     >>> import json, pathlib, tempfile, torch
     >>> from safetensors.torch import save_file
@@ -315,7 +321,7 @@ def inspect(
         times, grow = 1, Copies()
     asked = settle_growth(source.config, times=times, sizes=parts, grow=grow)
     plan, record = _plan(source, asked), find_record(source)
-    made = _inspect(source, plan, record, asked, cls)
+    made = _inspect(source, plan, record, asked, cls, rules or RuleSet())
     if layers is None:
         return made
     shapes = {name: plan[plan.names[name]].wide for name in source.shapes}
@@ -330,7 +336,12 @@ def _plan(source: Source, asked: AskedGrowth) -> Plan:
 
 
 def _inspect(
-    source: Source, plan: Plan, record: Record | None, asked: AskedGrowth, optimizer: type[Optimizer]
+    source: Source,
+    plan: Plan,
+    record: Record | None,
+    asked: AskedGrowth,
+    optimizer: type[Optimizer],
+    rules: RuleSet,
 ) -> Inspection:
     config, times, fresh, family = source.config, asked.times, asked.fresh, ConfigFamily(source.config)
     asked.operator.check(plan)
@@ -341,7 +352,10 @@ def _inspect(
     sizes |= {n: (a, after[n]) for n, a in before.items() if "." in n and a != after[n]}  # of parts
     entries = plan.parameters.values()
     numbers = (sum(math.prod(e.narrow) for e in entries), sum(math.prod(e.wide) for e in entries))
-    rows = _rows(plan, traits_of(optimizer), default_hyper(optimizer, {}), fresh)
+    hyper, changes = {**default_hyper(optimizer, {}), DECAY_RULE: rules.decay}, dict[tuple[str, float], list[str]]()
+    rows = _rows(plan, traits_of(optimizer), hyper, fresh)
+    for row in rows:
+        changes.setdefault((rules.decay, row.decay_change), []).append(row.label)
     losses = () if fresh is None else tuple(family.obstacles(times, plan))
     return Inspection(
         source.folder,
@@ -354,6 +368,7 @@ def _inspect(
         record,
         fresh,
         losses,
+        inexact=inexact_in_words(changes),
     )
 
 
@@ -384,11 +399,13 @@ def _rows(
         output, input_ = (", ".join(_axis(entry.axes[d]) for d in dims) for dims in (entry.out, entry.in_))
         fits, factors = not optimizer_traits.matrices_only or len(entry.narrow) == 2, optimizer_traits.hyper
         factors_of = {n: factor(entry, hyper) if fits else float("nan") for n, factor in factors.items() if n in hyper}
-        rows.append(
-            InspectionRow(
-                label, name_of_group(names), len(names), entry, output, input_, factors_of, filled.get(names[0])
-            )
-        )
+        change = 1.0
+        if hyper[DECAY_RULE] != "invariant" and fits and "weight_decay" in factors_of:
+            change = change_of_decay(label, entry, hyper, optimizer_traits)
+            factors_of["weight_decay"] *= change
+        values = filled.get(names[0])
+        told = label, name_of_group(names), len(names), entry, output, input_, factors_of, values, change
+        rows.append(InspectionRow(*told))
     return rows
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from mupscale.core import Plan
+from mupscale.core import Plan, RuleSet
 from mupscale.growth import Deepen, Fresh, Noise, Operator, SignalNoise, replica_in_words
 from mupscale.hf.describe import (
     AskedGrowth,
@@ -130,6 +130,7 @@ def upscale(
     shard_size: int | str = "5GB",
     dtype: str | torch.dtype | None = None,
     optimizer: str | Path | None = None,
+    rules: RuleSet | None = None,
     verify: bool = True,
     trust_remote_code: bool = False,
     threads: int | None = None,
@@ -144,9 +145,9 @@ def upscale(
     verification. layers: how many it gets, new ones being what deepen says (`deepen_checkpoint`); with layers alone the
     width stays. experts: how many copies in place of each feed-forward layer (LLaMA and Mistral as Mixtral, Qwen3 as
     Qwen3-MoE), or of a mixture's experts, with top_k of them active for a token, and a router that is drawn, or zero if
-    exact. dtype: of the output, else each tensor's own. optimizer: a saved one that goes along. verify: compare
-    both, if memory allows. trust_remote_code: run the checkpoint's own code. note: called with lines about what is
-    done, and what to keep in mind, which are warnings otherwise.
+    exact. dtype: of the output, else each tensor's own. optimizer: a saved one that goes along, and rules: by which its
+    weight decay grows. verify: compare both, if memory allows. trust_remote_code: run the checkpoint's own code. note:
+    called with lines about what is done, and what to keep in mind, which are warnings otherwise.
 
     >>> import tempfile, transformers
     >>> folder = tempfile.TemporaryDirectory()
@@ -177,7 +178,7 @@ def upscale(
     asked = settle_growth(small.config, times=times, sizes=sizes, **how)
     if not exact and asked.is_replica:
         note(replica_in_words())
-    prepared = _prepare(small, out, asked, deeper, seed, shard_size, dtype_of_output(dtype), optimizer)
+    prepared = _prepare(small, out, asked, deeper, seed, shard_size, dtype_of_output(dtype), optimizer, rules)
     return _carry_out(prepared, out, verify, threads, progress, note)
 
 
@@ -240,6 +241,7 @@ class _Prepared:
     deeper: GrowthStep | None
     seed: int
     optimizer: Path | None
+    rules: RuleSet | None
     mixture: Plan | None = None
 
     @property
@@ -286,7 +288,10 @@ def _prepare(
     shard_size: int | str,
     dtype: torch.dtype | None,
     optimizer: str | Path | None,
+    rules: RuleSet | None,
 ) -> _Prepared:
+    if rules is not None and optimizer is None:
+        raise MupscaleError("rules are about an optimizer's decay: give the saved optimizer, too (--optimizer)")
     check_place(out, source)
     if deeper is not None and deeper.layers is not None:
         find_record(source)
@@ -308,11 +313,11 @@ def _prepare(
         )
     file = None if optimizer is None else find_optimizer_file(optimizer)
     if file is not None:
-        widen_optimizer_file(file, None, source, times, recorded_plan, grow=asked.operator, deeper=deeper)
+        widen_optimizer_file(file, None, source, times, recorded_plan, grow=asked.operator, deeper=deeper, rules=rules)
     growth, parts = None, None
     if deeper is None or times != Times() or dtype is not None or measured:
         growth = GrowthStep(times, asked.operator, seed, ConfigFamily(config).sizes())
-    settled = asked, growth, deeper, seed, file
+    settled = asked, growth, deeper, seed, file, rules
     prepared = _Prepared(source, config, plan, recorded_plan, before, [], *settled)
     if deeper is not None:
         shapes = {name: plan[plan.names[name]].wide for name in source.shapes}
@@ -363,7 +368,7 @@ def _write(
         why = f"{why}{_not_lossless(prepared)}"
     if prepared.optimizer is not None:
         grown = prepared.asked.times, prepared.recorded_plan
-        more: dict[str, Any] = {"grow": prepared.asked.operator, "deeper": prepared.deeper}
+        more: dict[str, Any] = {"grow": prepared.asked.operator, "deeper": prepared.deeper, "rules": prepared.rules}
         widen_optimizer_file(prepared.optimizer, folder / "optimizer.pt", prepared.source, *grown, **more)
     return comparison, why
 

@@ -9,20 +9,31 @@ schedulers     a schedule carried over to a wide optimizer
 """
 
 from mupscale.optim.clipping import clip_grad_norm_, watch_for_plain_clipping
-from mupscale.optim.group_builder import FROM_GROUP, GroupBuilder, scale
-from mupscale.optim.groups import default_hyper, grown_groups, make_optimizer, param_groups, per_group
+from mupscale.optim.group_builder import DECAY_RULE, FROM_GROUP, GroupBuilder, change_of_decay, inexact_in_words, scale
+from mupscale.optim.groups import (
+    default_hyper,
+    follow_rules,
+    grown_groups,
+    make_optimizer,
+    param_groups,
+    per_group,
+)
 from mupscale.optim.muon_with_adamw import MuonAdamW, muon_groups
 from mupscale.optim.optimizer_traits import Traits, known_traits, register_optimizer, traits_of
 from mupscale.optim.schedulers import load_schedule, saved_schedule, widen_scheduler
 
 __all__ = [
+    "DECAY_RULE",
     "FROM_GROUP",
     "GroupBuilder",
     "MuonAdamW",
     "Traits",
+    "change_of_decay",
     "clip_grad_norm_",
     "default_hyper",
+    "follow_rules",
     "grown_groups",
+    "inexact_in_words",
     "known_traits",
     "load_schedule",
     "make_optimizer",

@@ -14,8 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Plan, is_sharded, naming
-from mupscale.optim.group_builder import FOLLOW_LR, FROM_GROUP, RATE_CHANGE, GroupBuilder, scale
+from mupscale.core import Plan, RuleSet, is_sharded, naming
+from mupscale.optim.group_builder import (
+    DECAY_RULE,
+    FOLLOW_LR,
+    FROM_GROUP,
+    RATE_CHANGE,
+    GroupBuilder,
+    scale,
+)
 from mupscale.optim.optimizer_traits import Hyper, traits_of
 from mupscale.system import MupscaleError, NotNegative, check_argument, checks_arguments
 
@@ -27,6 +34,7 @@ def param_groups(
     optimizer: type[Optimizer],
     *,
     groups: Sequence[Mapping[str, Any]] | None = None,
+    rules: RuleSet | None = None,
     **hyper: Any,
 ) -> list[dict[str, Any]]:
     """Parameter groups for `optimizer` at the plan's wide width; hyperparameters are those of the narrow one.
@@ -34,6 +42,8 @@ def param_groups(
     groups: the user's own groups, as for torch (`[{"params": decay, "weight_decay": 0.1}, {"params": rest}]`), where
     a parameter may also be given by name. Every group comes back with `lr_factor`, `weight_decay_factor` and
     `eps_factor`, for code that sets absolute values, and with `norm_factor`, by which `clip_grad_norm_` goes.
+    rules: other choices for weight decay and the embeddings' rate than those with which copies are exact. Groups
+    remember them, and grow by them.
 
     >>> import mupscale as mu
     >>> narrow, wide = nn.Linear(8, 8, bias=False), nn.Linear(32, 32, bias=False)
@@ -45,7 +55,11 @@ def param_groups(
     traits = traits_of(optimizer).at(plan)
     parameters = plan.check(model)
     defaults = default_hyper(optimizer, hyper)
-    builder = GroupBuilder(traits)
+    chosen = rules or RuleSet()
+    if chosen.decay != "invariant":
+        hyper = {DECAY_RULE: chosen.decay, **hyper}
+    names = _embeddings(model) if chosen.embeddings != 1 else ()
+    builder = GroupBuilder(traits, dict.fromkeys(names, chosen.embeddings))
     for group in groups if groups is not None else [{"params": list(parameters)}]:
         stated = {**hyper, **{k: v for k, v in group.items() if k not in ("params", "param_names")}}
         complete = {**defaults, **stated}
@@ -69,6 +83,7 @@ def make_optimizer(
     optimizer: type[Optimizer],
     *,
     groups: Sequence[Mapping[str, Any]] | None = None,
+    rules: RuleSet | None = None,
     **hyper: Any,
 ) -> Optimizer:
     """The optimizer itself, built from param_groups.
@@ -79,7 +94,7 @@ def make_optimizer(
     >>> mu.make_optimizer(wide, plan, torch.optim.Adam, lr=0.1).param_groups[0]["lr"]
     0.025
     """
-    made = param_groups(model, plan, optimizer, groups=groups, **hyper)
+    made = param_groups(model, plan, optimizer, groups=groups, rules=rules, **hyper)
     try:
         return optimizer(made, **hyper)
     except (TypeError, ValueError) as error:
@@ -87,9 +102,18 @@ def make_optimizer(
 
 
 def grown_groups(
-    optimizer: Optimizer, narrow: nn.Module, wide: nn.Module, plan: Plan, lr: float | None = None
+    optimizer: Optimizer,
+    narrow: nn.Module,
+    wide: nn.Module,
+    plan: Plan,
+    lr: float | None = None,
+    *,
+    copies: bool = False,
 ) -> list[dict[str, Any]]:
     """The narrow optimizer's groups as they are now, for the wide model; `lr` (at lr_factor 1) replaces today's rate.
+
+    copies: whether the wide model is made of copies, which a rule for weight decay may keep from going on exactly: then
+    there is a warning.
 
     Every parameter is in the group of the one that it is made of. Where one parameter becomes several, as with more
     blocks, a group has them in the wide model's order, as one who builds an optimizer for it would: a saved state that
@@ -114,6 +138,8 @@ def grown_groups(
                 raise _not_of_the_model(p, narrow)
             for name in names[id(p)]:
                 builder.add(name, parameters[name], plan.parameters[name], hyper, hyper)
+    if copies:
+        builder.warn_of_inexact_decay()
     grown, order = builder.groups(), {name: number for number, name in enumerate(parameters)}
     for group in grown:
         if len(names) < len(parameters):
@@ -124,6 +150,18 @@ def grown_groups(
             group.pop("initial_lr", None)  # a new scheduler begins at today's rate
             group |= {key: scale(group[key], group[RATE_CHANGE]) for key in FOLLOW_LR if key in group}
     return grown
+
+
+def follow_rules(optimizer: Optimizer, rules: RuleSet) -> None:
+    """Have an optimizer's groups grow by these rules, unless they have some already.
+
+    >>> optimizer = torch.optim.AdamW(nn.Linear(2, 2).parameters())
+    >>> follow_rules(optimizer, RuleSet(decay="fixed"))
+    >>> optimizer.param_groups[0]["decay_rule"]
+    'fixed'
+    """
+    for group in optimizer.param_groups if rules.decay != "invariant" else ():
+        group.setdefault(DECAY_RULE, rules.decay)
 
 
 def _not_of_the_model(p: Tensor, model: nn.Module) -> MupscaleError:
@@ -167,6 +205,19 @@ def default_hyper(optimizer: type[Optimizer], hyper: Hyper) -> dict[str, Any]:
     except Exception:  # it will say so itself when the user makes it
         constructed = {}
     return {n: v for n, v in {**signature, **constructed}.items() if n not in ("self", "params")}
+
+
+def _embeddings(model: nn.Module) -> list[str]:
+    """The names of embeddings' weights; an error where there are none."""
+    tables = [m.weight for m in naming.unwrap(model).modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+    held = {id(weight) for weight in tables}
+    names = [name for name, p in naming.parameters(model).items() if id(p) in held]
+    if not names:
+        raise MupscaleError(
+            "rules: embeddings is a factor for the rate of nn.Embedding, of which this model has none. Leave it out, "
+            "or give your own groups (groups=)"
+        )
+    return names
 
 
 def _names_of(params: Any, plan: Plan, parameters: Mapping[str, nn.Parameter]) -> list[str]:

@@ -32,6 +32,7 @@ class Traits:
 
     check: raises an error where hyperparameters cannot follow the width. implicit: hyperparameters with the values that
     the optimizer takes where they are None. as_is: state that does not scale. rates: state that is a learning rate.
+    decoupled: whether weight decay shrinks the weight by lr·λ, given a group's hyperparameters.
     by_size: whether steps or state follow the stored weight itself, which is not what scales where there is an offset.
     """
 
@@ -43,6 +44,7 @@ class Traits:
     rates: frozenset[str] = frozenset()
     matrices_only: bool = False
     by_size: bool = False
+    decoupled: Callable[[Hyper], bool] = lambda hyper: True
     mup_hyper: Mapping[str, Factor] = field(default_factory=dict)
 
     def at(self, plan: Plan) -> Traits:
@@ -81,14 +83,17 @@ def _entrywise(
 ) -> Traits:
     """An entrywise optimizer of degree m; `decoupled` may name the flag that decides it."""
 
+    def is_decoupled(hyper: Hyper) -> bool:
+        return bool(hyper.get(decoupled, False)) if isinstance(decoupled, str) else decoupled
+
     def decay(entry: Entry, hyper: Hyper) -> float:
-        on = bool(hyper.get(decoupled, False)) if isinstance(decoupled, str) else decoupled
-        return entry.rule.decoupled_decay(degree) if on else entry.rule.coupled_decay
+        return entry.rule.decoupled_decay(degree) if is_decoupled(hyper) else entry.rule.coupled_decay
 
     scaled: dict[str, Factor] = {"lr": _lr(degree), "weight_decay": decay}
     scaled.update({name: lambda entry, hyper: entry.rule.eps for name in eps})
     states: dict[str, Factor] = {name: _gradient(d) for name, d in (state or {}).items()}
-    return Traits({**scaled, **more.pop("hyper", {})}, {**states, **more.pop("more_state", {})}, **more)
+    own = {**scaled, **more.pop("hyper", {})}, {**states, **more.pop("more_state", {})}
+    return Traits(*own, decoupled=is_decoupled, **more)
 
 
 def _adafactor_eps(entry: Entry, hyper: Hyper) -> tuple[float, float]:

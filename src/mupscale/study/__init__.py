@@ -8,7 +8,7 @@ verdict: loss against cost, and the answer in sentences; wording: tables, cards,
 forecast: from small systems, and from sweeps, to the large one
 pay: the preset that asks whether growing pays, and the tuning of its contenders at the smallest width
 paper: the paper's own comparison
-family_run: the preset that trains every size out of one growing run; when, transfer: two more presets
+family_run: the preset that trains every size out of one growing run; when, transfer, rule_comparison: more presets
 own_loop: pay and family in a training loop of one's own
 """
 
@@ -31,6 +31,7 @@ from mupscale.study.results import (
     SystemRuns,
     load_summary,
 )
+from mupscale.study.rule_comparison import RULES_FILE, compare_rules, measure_transfer
 from mupscale.study.settings import StudySettings
 from mupscale.study.training import COMMAND_FILE
 from mupscale.study.transfer import TRANSFER_FILE, WidthLine, read_width_line, transfer_check
@@ -41,6 +42,7 @@ from mupscale.study.wording import find_cost_unit, format_width, format_widths
 __all__ = [
     "COMMAND_FILE",
     "CONTENDERS",
+    "RULES_FILE",
     "TRANSFER_FILE",
     "BreakEven",
     "Contender",
@@ -52,6 +54,7 @@ __all__ = [
     "StudySummary",
     "SystemRuns",
     "WidthLine",
+    "compare_rules",
     "contender_named",
     "contender_or_stranger",
     "describe_plan",
@@ -63,6 +66,7 @@ __all__ = [
     "format_widths",
     "load_summary",
     "loss_at",
+    "measure_transfer",
     "read_width_line",
     "run_family",
     "run_paper",

@@ -228,7 +228,7 @@ class Trainer:
         """Everything trained within belongs to this stage."""
         self.number, self.name = self.number + 1, name
         self.note(f"{self.number}/{self.stages} {about}" if self.stages else about)
-        self.spent.setdefault(name, StageSpent(name, 0.0, self._read_numbers(self._clock).get(name) or 0.0))
+        self.spent.setdefault(name, StageSpent(name, 0.0, read_numbers(self._clock).get(name) or 0.0))
         yield
 
     def train(self, leaves: Sequence[Stretch], *, keep: bool = True) -> list[float | None]:
@@ -238,7 +238,7 @@ class Trainer:
         """
         light = {} if keep else {leaf.key: self.ground.identify(leaf) for leaf in leaves}
         if light:
-            stored = self._read_numbers(self._light)
+            stored = read_numbers(self._light)
             self.ended |= {key: stored[name] for key, name in light.items() if name in stored}
         for wave in list_waves(leaves):
             ready = []
@@ -287,7 +287,7 @@ class Trainer:
             losses = {one.key: self._loss(end) for one, end in zip(members, outcomes, strict=True)}
             self.ended |= losses
             if new := {light[key]: loss for key, loss in losses.items() if key in light}:
-                self.by_main(partial(write_json, self._light, {**self._read_numbers(self._light), **new}))
+                self.by_main(partial(write_json, self._light, {**read_numbers(self._light), **new}))
 
     def _train_group(self, name: str, recipes: list[Recipe]) -> list[Outcome]:
         began, together = time.monotonic(), self.processes.world > 1
@@ -329,7 +329,7 @@ class Trainer:
 
     def _keep_seconds(self, seconds: float) -> None:
         """Add to what a stage has taken, in this process or others."""
-        stored = self._read_numbers(self._clock)
+        stored = read_numbers(self._clock)
         taken = (stored.get(self.name) or 0.0) + seconds
         self.spent[self.name] = replace(self.spent[self.name], seconds=taken)
         self.by_main(partial(write_json, self._clock, {**stored, self.name: taken}))
@@ -344,9 +344,10 @@ class Trainer:
         """What stages have taken so far, by name."""
         return self.folder / f"seconds-{self.study}-{hash_values(self.ground.identity)[:8]}.json"
 
-    def _read_numbers(self, path: Path) -> dict[str, float | None]:
-        """Numbers by name in a file of the folder; none where it is damaged, or not there yet."""
-        try:
-            return {str(name): None if value is None else float(value) for name, value in read_json(path).items()}
-        except (OSError, ValueError, TypeError, AttributeError, MupscaleError):
-            return {}
+
+def read_numbers(path: Path) -> dict[str, float | None]:
+    """Numbers by name in a file of a study's folder; none where it is damaged, or not there yet."""
+    try:
+        return {str(name): None if value is None else float(value) for name, value in read_json(path).items()}
+    except (OSError, ValueError, TypeError, AttributeError, MupscaleError):
+        return {}

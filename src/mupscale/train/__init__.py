@@ -30,7 +30,7 @@ from mupscale.train.recipe_runner import run_recipe
 from mupscale.train.run_curves import draw_curves
 from mupscale.train.run_folder import RunFolder, find_checkpoint, step_of
 from mupscale.train.run_result import Result
-from mupscale.train.run_settings import Checkpoints, Evaluation, Seeds
+from mupscale.train.run_settings import Checkpoints, Evaluation, Seeds, TunedAt
 from mupscale.train.run_state import RunState
 from mupscale.train.schedule import Schedule
 from mupscale.train.snapshot import read_snapshot, save_model_at
@@ -72,6 +72,7 @@ __all__ = [
     "TensorBoard",
     "TensorBoardWriter",
     "TrainingRun",
+    "TunedAt",
     "WeightsAndBiases",
     "build_noise",
     "build_operator",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mupscale.core import WholeWidth, Width
+from mupscale.core import DepthRule, RuleSet, WholeWidth, Width
 from mupscale.data import Data
 from mupscale.family import Family
-from mupscale.growth import Deepen, DepthRule
+from mupscale.growth import Deepen
+from mupscale.optim import default_hyper
 from mupscale.system import MupscaleError, parse_record, show_short
 from mupscale.train.class_paths import Spec, load_of_kind
 from mupscale.train.field_checks import check_choices, check_not_negative, check_rate
@@ -27,7 +28,7 @@ from mupscale.train.growth_events import (
 )
 from mupscale.train.loss_functions import load_loss
 from mupscale.train.recipe_families import family_of, make_data
-from mupscale.train.run_settings import Checkpoints, Evaluation, Seeds
+from mupscale.train.run_settings import Checkpoints, Evaluation, Seeds, TunedAt
 from mupscale.train.schedule import Schedule
 
 
@@ -78,7 +79,11 @@ class Recipe:
             1 (as initialised)
         deepen: when upscaling from a checkpoint with fewer blocks, what the new blocks are, as in a growth event
         state: whether to keep or reset the checkpoint's optimizer state
-        depth_rule: complete scales initial values and learning rates with the depth, if the width names a depth
+        depth_rule: short for rules.depth: complete or sqrt scales initial values and learning rates with the depth, if
+            the width names a depth
+        rules: what weight decay and rates do over width, depth, batch and duration, by name
+        tuned_at: batch and steps for which the hyperparameters are right, if the recipe's are others: the learning
+            rate, weight decay and Adam's β2 are rescaled for those of the recipe, as the rules say
 
     Example:
         >>> recipe = Recipe(
@@ -129,7 +134,9 @@ class Recipe:
     outgoing: float = 1.0
     deepen: Deepen = "identity"
     state: Literal["keep", "reset"] = "keep"
-    depth_rule: DepthRule = "none"
+    depth_rule: DepthRule | None = None
+    rules: RuleSet = field(default_factory=RuleSet)
+    tuned_at: TunedAt | None = None
     no_decay: list[str] = field(default_factory=list)
     callbacks: list[str | dict[str, Any]] = field(default_factory=list)
 
@@ -139,11 +146,36 @@ class Recipe:
         elif self.start is not None and self.how is None:
             object.__setattr__(self, "how", usual_how(self.noise))
         self._resolve_growth()
+        if self.depth_rule is not None:
+            object.__setattr__(self, "rules", replace(self.rules, depth=self.depth_rule))
+            object.__setattr__(self, "depth_rule", None)
         check_choices(self)
         check_choices(self.schedule, "schedule.")
         self._check_widths()
         self._check_numbers()
         self._check_growth()
+        if self.tuned_at is not None:
+            self._take_over(self.tuned_at)
+
+    def _take_over(self, tuned: TunedAt) -> None:
+        """Rescale the hyperparameters, which are for another batch and duration, once and for all."""
+        batch = self.batch / tuned.batch
+        duration = batch * self.steps / tuned.steps
+        given = self.optimizer.init_args
+        usual = default_hyper(self.optimizer_class(), given)
+        if "betas" not in usual:
+            raise MupscaleError(
+                f"tuned_at has rules for Adam and its kin, and {self.optimizer.class_path} is none of them. Leave it "
+                "out, and give the learning rate for this batch and these steps"
+            )
+        told = {name: given.get(name, usual[name]) for name in ("lr", "weight_decay", "betas")}
+        scaled = self.rules.at(told, batch=batch, duration=duration)
+        scaled["betas"] = list(scaled["betas"])
+        object.__setattr__(self, "optimizer", replace(self.optimizer, init_args={**given, **scaled}))
+        rate = scaled["lr"] / told["lr"] if told["lr"] else 1.0
+        grow = [one if one.lr is None else replace(one, lr=one.lr * rate) for one in self.grow]
+        object.__setattr__(self, "grow", grow)
+        object.__setattr__(self, "tuned_at", None)
 
     def _resolve_growth(self) -> None:
         """Give every growth event its whole width."""
@@ -240,7 +272,7 @@ class Recipe:
 
     def family(self) -> Family:
         """The family of the model: one architecture at every width; the same one for all runs in a process."""
-        return family_of(self.model, self.data, self.base, self.init_at, self.depth_rule)
+        return family_of(self.model, self.data, self.base, self.init_at, self.rules.depth)
 
     def make_data(self) -> Data:
         """Load the data."""

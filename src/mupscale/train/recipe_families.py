@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import WholeWidth
+from mupscale.core import DepthRule, WholeWidth
 from mupscale.data import Data, as_data
 from mupscale.family import Family
-from mupscale.growth import DepthRule
 from mupscale.system import MupscaleError, PlanError
 from mupscale.train.class_paths import Spec, load_of_kind
 

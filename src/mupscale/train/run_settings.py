@@ -1,8 +1,10 @@
-"""Small groups of a recipe's settings: seeds, checkpoints, evaluation."""
+"""Small groups of a recipe's settings: seeds, checkpoints, evaluation, what hyperparameters were tuned for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from mupscale.system import MupscaleError
 
 
 @dataclass(frozen=True)
@@ -48,3 +50,20 @@ class Evaluation:
 
     every: int = 0
     batch: int | None = None
+
+
+@dataclass(frozen=True)
+class TunedAt:
+    """The run that hyperparameters were tuned for, where this one has another batch or duration.
+
+    Args:
+        batch: its examples per step
+        steps: its number of steps
+    """
+
+    batch: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.steps < 1:
+            raise MupscaleError(f"tuned_at has batch {self.batch} and steps {self.steps}, but both must be at least 1")

@@ -254,4 +254,5 @@ def hyperparameters(recipe: Recipe, device: torch.device) -> dict[str, Any]:
 def _optimizer(recipe: Recipe, plan: Plan, model: nn.Module, processes: Processes) -> Optimizer:
     cls = recipe.optimizer_class()
     groups = recipe_groups(model, plan, cls, recipe.no_decay)
-    return make_optimizer(model, plan, cls, groups=groups, **hyperparameters(recipe, processes.device))
+    hyper = hyperparameters(recipe, processes.device)
+    return make_optimizer(model, plan, cls, groups=groups, rules=recipe.rules, **hyper)

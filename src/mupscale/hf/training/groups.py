@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale import optim
-from mupscale.core import Entry, Initial, Plan, Shape, laid_out_like, naming
+from mupscale.core import Entry, Initial, Plan, RuleSet, Shape, laid_out_like, naming
 from mupscale.hf.describe import Config, ConfigFamily, model_class, sketch_model
 from mupscale.hf.files import Record
 from mupscale.optim import default_hyper, scale, traits_of
@@ -151,6 +151,7 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
 State = Mapping[str, Any]
 _LEFT_BY_OTHERS = {"initial_lr", "lr_factor", "weight_decay_factor", "eps_factor", "norm_factor", "from_group"}
+_LEFT_BY_OTHERS |= {"decay_rule", "weight_decay_change"}
 _STRANGE = 2  # hyperparameters that another version may have and this one lacks
 
 
@@ -324,13 +325,15 @@ def param_groups(
     optimizer_class: type[Optimizer],
     *,
     groups: Sequence[Mapping[str, Any]] | None = None,
+    rules: RuleSet | None = None,
     **hyper: Any,
 ) -> list[dict[str, Any]]:
     """Parameter groups for an upscaled model; lr, weight decay and eps are those that were right for the small one.
 
     `param_groups("path/to/wide", model, torch.optim.AdamW, lr=2e-5, groups=decay_groups(model, 0.1))`: groups as for
     torch, where parameters may be given by name. Schedulers that multiply each group's rate, as all of transformers'
-    do, need nothing else; those that are given rates take mupscale.per_group(optimizer, lr).
+    do, need nothing else; those that are given rates take mupscale.per_group(optimizer, lr). rules: as in
+    mupscale.param_groups.
 
     >>> import tempfile, transformers
     >>> folder = tempfile.TemporaryDirectory()
@@ -345,7 +348,7 @@ def param_groups(
     [0.0005, 0.001]
     >>> folder.cleanup()
     """
-    return optim.param_groups(model, plan(path, model), optimizer_class, groups=groups, **hyper)
+    return optim.param_groups(model, plan(path, model), optimizer_class, groups=groups, rules=rules, **hyper)
 
 
 @checks_arguments

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from mupscale import checkpoint
-from mupscale.core import Plan, naming
+from mupscale.core import Plan, RuleSet, naming
 from mupscale.growth import (
     Copies,
     Deepen,
@@ -61,7 +61,7 @@ from mupscale.hf.files import (
 )
 from mupscale.hf.training import groups
 from mupscale.hf.training.groups import match_plan, plan_for_model, shapes_of
-from mupscale.optim import FROM_GROUP, clip_grad_norm_, widen_scheduler
+from mupscale.optim import FROM_GROUP, clip_grad_norm_, follow_rules, widen_scheduler
 from mupscale.system import (
     MupscaleError,
     Must,
@@ -245,8 +245,9 @@ class GrowTrainerCallback(InvariantClipping):
     fresh units if nothing is said. layers: how many it gets, and deepen: what new ones are; with layers alone the width
     stays. lr: the learning rate at the step of growth, where the schedule may have fallen far below learning_rate, in
     the small model's units; the schedule goes on from it, with all its rates in that ratio. scale_lr, in its place: by
-    what all rates are multiplied from then on, such as 0.5. The small model is saved as narrow-checkpoint-STEP, with
-    its optimizer's state, which save_total_limit does not count; the grown one as checkpoint-STEP with a mupscale.json.
+    what all rates are multiplied from then on, such as 0.5. rules: by which weight decay grows.
+    The small model is saved as narrow-checkpoint-STEP, with its optimizer's state, which save_total_limit does not
+    count; the grown one as checkpoint-STEP with a mupscale.json.
     The Trainer keeps its model object, which has the grown weights from then on; clipping (max_grad_norm) is then by
     the norm that the small model's gradient would have, and load_best_model_at_end chooses among checkpoints of the
     grown model. A Trainer may have several such callbacks, each for a step of its own. After a stop, make the same
@@ -274,6 +275,7 @@ class GrowTrainerCallback(InvariantClipping):
         lr: NotNegative | None = None,
         scale_lr: float = 1.0,
         seed: int = 0,
+        rules: RuleSet | None = None,
     ) -> None:
         super().__init__()
         if not (scale_lr > 0 and math.isfinite(scale_lr)) or (lr is not None and scale_lr != 1):
@@ -284,7 +286,7 @@ class GrowTrainerCallback(InvariantClipping):
         self.at, self.times, self.grow, self.noise, self.exact, self.seed = at, times, grow, noise, exact, seed
         self.lr, self.scale_lr = lr, scale_lr
         self.sizes = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
-        self.layers, self.deepen = layers, deepen
+        self.layers, self.deepen, self.rules = layers, deepen, rules or RuleSet()
         self._loading: Any = None
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -414,6 +416,7 @@ class GrowTrainerCallback(InvariantClipping):
 
     def _grow(self, model: nn.Module, optimizer: Optimizer, scheduler: Any) -> None:
         """Grow all three in place, since the Trainer's loop holds on to them."""
+        follow_rules(optimizer, self.rules)
         asked, config = self._asked(model), model.config.to_dict()  # type: ignore[union-attr, operator]
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         config |= {"architectures": [type(model).__name__], "dtype": dtype}  # a config has them once it was saved

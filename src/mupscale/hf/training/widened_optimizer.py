@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Axis, Entry, Plan, expand, naming
+from mupscale.core import Axis, Entry, Plan, RuleSet, expand, naming
 from mupscale.growth import (
     Copies,
     Operator,
@@ -34,7 +34,7 @@ from mupscale.growth import (
 from mupscale.hf.describe import ConfigFamily, Times, grown, plan_mixture, sketch_model, with_layers
 from mupscale.hf.files import GrowthStep, Source, then_parts
 from mupscale.hf.training.groups import SavedOptimizer, match_plan, read_optimizer
-from mupscale.optim import FROM_GROUP, GroupBuilder, Traits, scale, traits_of
+from mupscale.optim import DECAY_RULE, FROM_GROUP, GroupBuilder, Traits, scale, traits_of
 from mupscale.system import MupscaleError, open_file, replacing
 
 
@@ -48,6 +48,7 @@ def widen_optimizer_file(
     optimizer_class: type[Optimizer] | None = None,
     grow: Operator | None = None,
     deeper: GrowthStep | None = None,
+    rules: RuleSet | None = None,
 ) -> None:
     """Write the optimizer state at `path`, grown as its model is, to `out`: a plain torch state dict with names.
 
@@ -58,8 +59,8 @@ def widen_optimizer_file(
     deeper: the growth to more layers, or to experts, that comes then. What starts as identity or is drawn has no state,
     copies have that of what they are copies of, and all are in the groups of what they come from. Rates, decays and
     eps are rescaled as in param_groups, and `initial_lr` with them, so that a scheduler made anew with `last_epoch`
-    goes on; its own saved state has narrow rates, one for each narrow group. `mupscale.hf.resume_optimizer` makes an
-    optimizer of the file.
+    goes on; its own saved state has narrow rates, one for each narrow group. rules: by which weight decay grows, where
+    the state does not say it. `mupscale.hf.resume_optimizer` makes an optimizer of the file.
     """
     model = sketch_model(source.config)
     if plan is None:
@@ -83,18 +84,25 @@ def widen_optimizer_file(
         if origin.is_taken and origin.name in narrow.states:
             made = [dict(_pieces(n, narrow, plan, cls, grow or Copies())) for n in joined.get(name, (origin.name,))]
             pieces[name] = made[0] if name not in later.parameters else _in_parts(name, made, narrow, later[name], cls)
-    groups = _groups(narrow, whole, order, traits_of(cls))
+    if rules is not None and rules.decay != "invariant":
+        narrow = replace(narrow, groups=[(names, {DECAY_RULE: rules.decay, **hyper}) for names, hyper in narrow.groups])
+    copies = grow is None or grow.needs_multiples
+    groups = _groups(narrow, whole, order, traits_of(cls), warns=out is not None and copies)
     if out is not None:
         write_optimizer(Path(out), groups, pieces)
 
 
-def _groups(narrow: SavedOptimizer, plan: Plan, order: Sequence[str], traits: Traits) -> list[dict[str, Any]]:
+def _groups(
+    narrow: SavedOptimizer, plan: Plan, order: Sequence[str], traits: Traits, *, warns: bool
+) -> list[dict[str, Any]]:
     """The wide optimizer's groups as param_groups makes them, in a state dict's form: numbers, and names."""
     wide = GroupBuilder(traits)
     for names, hyper in narrow.groups:
         own = {key: value for key, value in hyper.items() if key != FROM_GROUP}
         for name in (name for name in order if plan.sources[name].name in names):
             wide.add(name, nn.Parameter(torch.empty(0)), plan.parameters[name], own, own)
+    if warns:
+        wide.warn_of_inexact_decay()
     groups, start = [], 0
     for group in wide.groups():
         names = [name for name, _ in group.pop("params")]

@@ -1,0 +1,250 @@
+"""The preset that compares rule sets: with which of them does the best learning rate stay where it is?
+
+Models are trained from scratch at several widths (or batches, or durations), each over a grid of learning rates and
+with several seeds, once for each rule set. Three numbers say how well a rate transfers, each with its error bar.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from mupscale.core import RuleSet, WholeWidth, Width
+from mupscale.engine import Engine, lowest_loss_bar, train_many
+from mupscale.study.training import Note, read_numbers
+from mupscale.study.tree import hash_values
+from mupscale.sweep import check_learning_rates
+from mupscale.system import MupscaleError, exclusive_lock, write_json, writes_into
+from mupscale.train import MAY_CHANGE, Recipe, Seeds, TunedAt
+
+RULES_FILE = "rules-check.json"
+NUMBERS = {
+    "moved": "best rate moves (doublings)",
+    "wrong_rate": "costs: rate wrong by 2×",
+    "transferred": "costs: rate of the smallest",
+    "lowest": "lowest loss at the largest",
+}
+"""What is measured of a rule set, in words: costs are shares of the lowest loss, at the largest size."""
+
+
+@writes_into("out")
+def compare_rules(
+    recipe: Recipe,
+    *,
+    rules: Sequence[RuleSet],
+    lrs: Sequence[float],
+    out: Path,
+    widths: Sequence[WholeWidth] = (),
+    batches: Sequence[int] = (),
+    durations: Sequence[int] = (),
+    seeds: int = 3,
+    engine: Engine = "auto",
+    note: Note | None = None,
+) -> dict[str, Any]:
+    """How far the best rate moves, what a wrong one costs, and what taking it from small to large costs, by rule set.
+
+    The result is written to `out` after each size, and what has been trained there is not trained again.
+
+    Args:
+        recipe: what is trained; its growth events are left out
+        rules: rule sets to compare
+        lrs: learning rates to try, at the base width, and at the first batch and duration
+        widths, batches, durations: one of them, rising, two or more; durations are steps, and a larger batch takes
+            fewer steps
+        note: is told what is done, line by line
+    """
+    sizes = _sizes(recipe, widths, batches, durations)
+    check_learning_rates(lrs)
+    if seeds < 1 or len(lrs) < 3 or not rules:
+        raise MupscaleError(
+            f"a comparison takes a rule set, three learning rates and one seed at least, not {len(rules)}, {len(lrs)} "
+            f"and {seeds}"
+        )
+    out, data, tell = Path(out), recipe.make_data(), note or (lambda text: None)
+    values: dict[str, Any] = {"over": _over(widths, batches), "lrs": list(lrs), "seeds": seeds, "rules": {}}
+    busy = f"another process is training in {out}: wait for it, or choose another folder (--out)"
+    out.mkdir(parents=True, exist_ok=True)
+    with exclusive_lock(out / ".lock", refusal=busy):
+        for chosen in rules:
+            lines = values["rules"].setdefault(str(chosen), {"sizes": []})
+            for size, changes in sizes:
+                cells = [(lr, seed) for lr in lrs for seed in range(seeds)]
+                recipes = [_run(recipe, chosen, changes, *cell) for cell in cells]
+                tell(f"{chosen}, {values['over']} {size}: {len(lrs)} rates × {seeds} seeds")
+                losses = iter(_train(recipes, out / "losses-rules.json", data, engine, note))
+                points = [{"x": lr, "losses": [next(losses) for _ in range(seeds)]} for lr in lrs]
+                lines["sizes"].append({"size": size, "points": points})
+                lines["numbers"] = measure_transfer(lines["sizes"])
+                write_json(out / RULES_FILE, values)
+    values["verdict"] = rules_in_words(values)
+    write_json(out / RULES_FILE, values)
+    return values
+
+
+def _over(widths: Sequence[Any], batches: Sequence[Any]) -> str:
+    return "width" if widths else "batch" if batches else "steps"
+
+
+def _sizes(
+    recipe: Recipe, widths: Sequence[WholeWidth], batches: Sequence[int], durations: Sequence[int]
+) -> list[tuple[Any, dict[str, Any]]]:
+    """What the runs of each size have of their own."""
+    given = [part for part in (widths, batches, durations) if part]
+    if len(given) != 1 or len(given[0]) < 2:
+        raise MupscaleError("rule sets are compared over two or more widths, or batches, or durations: give one list")
+    if widths:
+        return [(Width.of(width).plain, {"width": width}) for width in widths]
+    first = TunedAt(batches[0] if batches else recipe.batch, recipe.steps if batches else durations[0])
+    if batches:
+        examples = recipe.steps * batches[0]
+        return [(b, {"batch": b, "steps": max(1, round(examples / b)), "tuned_at": first}) for b in batches]
+    return [(steps, {"steps": steps, "tuned_at": first}) for steps in durations]
+
+
+def _run(recipe: Recipe, rules: RuleSet, changes: Mapping[str, Any], lr: float, seed: int) -> Recipe:
+    """One run: from scratch, with nothing kept of it but its loss."""
+    optimizer = replace(recipe.optimizer, init_args={**recipe.optimizer.init_args, "lr": lr})
+    own = Seeds(*(getattr(recipe.seeds, name) + seed for name in ("init", "data", "noise", "dropout")))
+    schedule = recipe.schedule
+    if "steps" in changes:  # the schedule is a share of the run
+        share = changes["steps"] / recipe.steps
+        schedule = replace(schedule, warmup=round(schedule.warmup * share), decay=round(schedule.decay * share))
+    fresh: dict[str, Any] = {"grow": [], "out": None, "callbacks": [], "schedule": schedule, "start": None, "how": None}
+    return replace(recipe, optimizer=optimizer, seeds=own, rules=rules, **{**fresh, **changes})
+
+
+def _train(
+    recipes: Sequence[Recipe], stored_in: Path, data: Any, engine: Engine, note: Note | None
+) -> list[float | None]:
+    """Their held-out losses, None: diverged; those in the file are not trained again."""
+    keys = []
+    for recipe in recipes:
+        told = recipe.to_json()
+        keys.append(
+            hash_values([recipe.steps, {name: value for name, value in told.items() if name not in MAY_CHANGE}])
+        )
+    stored = read_numbers(stored_in)
+    left = [number for number, key in enumerate(keys) if key not in stored]
+    if left:
+        save = stored_in.with_name(f"{stored_in.stem}-{hash_values(keys)}.safetensors")
+        with lowest_loss_bar(recipes[0].steps, len(left), visible=note is not None) as tell:
+            outcomes = train_many(
+                [recipes[number] for number in left],
+                engine=engine,
+                evaluate=True,
+                save=save,
+                on_point=tell,
+                note=note,
+                data=data,
+            )
+        for number, outcome in zip(left, outcomes, strict=True):
+            loss = outcome.scores.get("loss") if outcome.status == "finished" else None
+            stored[keys[number]] = loss if loss is not None and math.isfinite(loss) else None
+        write_json(stored_in, stored)
+    return [stored[key] for key in keys]
+
+
+# ---------------------------------------------------------------------------------------------- what it says
+
+
+def measure_transfer(sizes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """The numbers of a rule set, each as a mean over seeds and its standard error; None: it cannot be said.
+
+    moved: log2 of the best rate at the largest size over that at the smallest, each the vertex of a parabola through
+    the best of the grid and its neighbours. wrong_rate: what a rate that is wrong by a factor of 2 costs at the largest
+    size. transferred: what the best rate of the smallest costs there. Costs are shares of the lowest loss.
+    """
+    seeds = range(len(sizes[0]["points"][0]["losses"]))
+    by_seed = [_of_seed([_curve(size, seed) for size in (sizes[0], sizes[-1])]) for seed in seeds]
+    return {name: _with_error([one[name] for one in by_seed]) for name in NUMBERS}
+
+
+def _curve(size: Mapping[str, Any], seed: int) -> dict[float, float]:
+    """The loss of one seed by log2 of the rate; infinite where it diverged."""
+    losses = {math.log2(point["x"]): point["losses"][seed] for point in size["points"]}
+    return {x: math.inf if losses[x] is None else float(losses[x]) for x in sorted(losses)}
+
+
+def _of_seed(curves: Sequence[Mapping[float, float]]) -> dict[str, float]:
+    small, large = curves
+    best, lowest = min(small, key=lambda x: small[x]), min(large.values())
+    if not math.isfinite(lowest):
+        return dict.fromkeys(NUMBERS, math.inf)
+    at = vertex(large)
+    wrong = [_between(large, at + side) for side in (-1.0, 1.0)]
+    costs = [loss / lowest - 1 for loss in wrong if loss is not None]
+    return {
+        "moved": at - vertex(small),
+        "wrong_rate": fmean(costs) if costs else math.inf,
+        "transferred": large[best] / lowest - 1,
+        "lowest": lowest,
+    }
+
+
+def vertex(curve: Mapping[float, float]) -> float:
+    """Where a curve is least: by a parabola through its lowest point and that one's neighbours, else that point.
+
+    >>> vertex({0.0: 4.0, 1.0: 1.0, 2.0: 4.0, 3.0: 9.0}), round(vertex({x: (x - 1.3) ** 2 for x in (0.0, 1.0, 3.0)}), 9)
+    (1.0, 1.3)
+    """
+    xs = sorted(curve)
+    place = min(range(len(xs)), key=lambda i: curve[xs[i]])
+    near = xs[max(0, place - 1) : place + 2]
+    if len(near) < 3 or not all(math.isfinite(curve[x]) for x in near):
+        return xs[place]
+    (a, b, c), (fa, fb, fc) = near, (curve[x] for x in near)
+    left, right = (b - a) * (fb - fc), (b - c) * (fb - fa)
+    return b - ((b - a) * left - (b - c) * right) / (2 * (left - right)) if left != right else b
+
+
+def _between(curve: Mapping[float, float], x: float) -> float | None:
+    """The loss at a rate between those of the grid, linearly in log2; None beyond it."""
+    xs = sorted(curve)
+    if not xs[0] <= x <= xs[-1]:
+        return None
+    after = next(i for i, one in enumerate(xs) if one >= x)
+    if xs[after] == x:
+        return curve[x]
+    share = (x - xs[after - 1]) / (xs[after] - xs[after - 1])
+    return (1 - share) * curve[xs[after - 1]] + share * curve[xs[after]]
+
+
+def _with_error(values: Sequence[float]) -> dict[str, float | None]:
+    if not all(map(math.isfinite, values)):
+        return {"mean": None, "error": None}
+    error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    return {"mean": fmean(values), "error": error}
+
+
+def rules_in_words(values: Mapping[str, Any]) -> list[str]:
+    """One sentence for each rule set, with its numbers, and what to know of the grid."""
+    told, first, last = [], *(str(next(iter(values["rules"].values()))["sizes"][i]["size"]) for i in (0, -1))
+    for name, lines in values["rules"].items():
+        number = {key: _shown(lines["numbers"][key], 100 if "wrong" in key or key[0] == "t" else 1) for key in NUMBERS}
+        told.append(
+            f"{name}: from {values['over']} {first} to {last} the best rate moves by {number['moved']} doublings; a "
+            f"rate wrong by a factor of 2 costs {number['wrong_rate']} % of the loss; the small one's best rate costs "
+            f"{number['transferred']} %; the lowest loss is {number['lowest']}"
+        )
+        ends = {min(values["lrs"]), max(values["lrs"])}
+        means = [{p["x"]: fmean(_finite(p["losses"])) for p in size["points"]} for size in lines["sizes"]]
+        if edges := [
+            str(s["size"]) for s, m in zip(lines["sizes"], means, strict=True) if min(m, key=m.__getitem__) in ends
+        ]:
+            told.append(f"{name}: the best rate lies on the edge of the grid at {', '.join(edges)}: try a wider range")
+    return told
+
+
+def _finite(losses: Sequence[float | None]) -> list[float]:
+    return [math.inf if loss is None else loss for loss in losses]
+
+
+def _shown(number: Mapping[str, float | None], times: int) -> str:
+    mean, error = number["mean"], number["error"]
+    if mean is None:
+        return "(some seeds diverge)"
+    return f"{times * mean:.3g}" + ("" if error is None else f" ± {times * error:.2g}")

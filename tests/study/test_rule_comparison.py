@@ -1,0 +1,106 @@
+"""Comparing rule sets: the three numbers on curves made up for them, and real runs, taken up again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mupscale.core import RuleSet
+from mupscale.study import RULES_FILE, compare_rules, measure_transfer, rule_comparison
+from mupscale.system import MupscaleError
+from small_runs import ADAMW, recipe
+
+RATES = [2.0**n for n in range(-3, 4)]
+
+
+def size(width: int, best: float, seeds: int = 3, spread: float = 0.0, bend: float = 0.1) -> dict[str, Any]:
+    """Parabolas in log2 of the rate; each seed's lowest lies `spread` beyond that of the one before."""
+    losses = [[2 + bend * (n - best - seed * spread) ** 2 for seed in range(seeds)] for n in range(-3, 4)]
+    return {"size": width, "points": [{"x": x, "losses": part} for x, part in zip(RATES, losses, strict=True)]}
+
+
+def test_the_numbers_of_parabolas_are_exact() -> None:
+    """The best rate moves by 1.5 doublings; ±1 costs the bend; the small one's best of the grid, 0, costs 1.5² of it."""
+    numbers = measure_transfer([size(8, 0.0), size(16, 9.0), size(32, 1.5)])
+    assert numbers["moved"] == {"mean": pytest.approx(1.5, abs=1e-12), "error": pytest.approx(0, abs=1e-12)}
+    lowest = 2 + 0.1 * 0.25
+    assert numbers["lowest"]["mean"] == pytest.approx(lowest)
+    wrong = (2 + 0.1 * (0.25 + 2.25) / 2) / lowest - 1  # between two points of the grid, linearly
+    assert numbers["wrong_rate"]["mean"] == pytest.approx(wrong)
+    assert numbers["transferred"]["mean"] == pytest.approx((2 + 0.1 * 2.25) / lowest - 1)
+
+
+def test_error_bars_are_those_of_the_mean_over_seeds() -> None:
+    numbers = measure_transfer([size(8, 0.0), size(32, 0.0, spread=0.3)])
+    assert numbers["moved"] == {"mean": pytest.approx(0.3), "error": pytest.approx(0.3 / 3**0.5)}
+    assert measure_transfer([size(8, 0.0, seeds=1), size(32, 1.0, seeds=1)])["moved"]["error"] is None
+
+
+def test_what_diverges_is_said_and_not_counted() -> None:
+    small, large = size(8, 0.0), size(32, -1.0)
+    large["points"][3]["losses"][1] = None  # at the small one's best
+    numbers = measure_transfer([small, large])
+    assert numbers["transferred"]["mean"] is None
+    assert numbers["moved"]["mean"] is not None
+    for point in large["points"]:
+        point["losses"] = [None] * 3
+    assert {one["mean"] for one in measure_transfer([small, large]).values()} == {None}
+
+
+def compare(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    one = recipe(width=8, steps=4, optimizer=ADAMW, grow=[])
+    told: dict[str, Any] = {"rules": [RuleSet(), RuleSet("fixed")], "lrs": [0.01, 0.02, 0.04], "seeds": 2}
+    if not changes.keys() & {"batches", "durations"}:
+        told["widths"] = [4, 8]
+    return compare_rules(one, out=tmp_path / "out", **{**told, **changes})
+
+
+def test_rule_sets_are_compared_and_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = compare(tmp_path)
+    assert json.loads((tmp_path / "out" / RULES_FILE).read_text()) == values
+    assert list(values["rules"]) == ["default", "decay=fixed"]
+    for lines in values["rules"].values():
+        assert [one["size"] for one in lines["sizes"]] == [4, 8]
+        assert all(len(point["losses"]) == 2 for one in lines["sizes"] for point in one["points"])
+    assert values["rules"]["default"]["sizes"] != values["rules"]["decay=fixed"]["sizes"]
+    assert any(sentence.startswith("decay=fixed: from width 4 to 8 the best rate") for sentence in values["verdict"])
+    monkeypatch.setattr(rule_comparison, "train_many", lambda *args, **more: pytest.fail("trained again"))
+    assert compare(tmp_path) == values
+
+
+@pytest.mark.parametrize(("sizes", "lrs"), [({"batches": [4, 16]}, [2.0, 1.0]), ({"durations": [4, 16]}, [1.0, 0.5])])
+def test_over_batches_and_durations_hyperparameters_follow(
+    sizes: dict[str, Any], lrs: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """lr ∝ √batch and duration^-1/2, from the first of them on; a larger batch takes fewer steps."""
+    seen = []
+
+    def train(recipes: Any, *rest: Any) -> list[float]:
+        seen.append(recipes)
+        return [1.0 + n for n in range(len(recipes))]
+
+    monkeypatch.setattr(rule_comparison, "_train", train)
+    compare(tmp_path, **sizes, rules=[RuleSet(duration=0.5), RuleSet(batch="none")], seeds=1)
+    (first, second), others = ([runs[0] for runs in part] for part in (seen[:2], seen[2:]))
+    ratio = second.optimizer.init_args["lr"] / first.optimizer.init_args["lr"]
+    assert ratio == pytest.approx(2.0 if "batches" in sizes else 0.5)
+    assert others[1].optimizer.init_args["lr"] == others[0].optimizer.init_args["lr"]
+    assert first.optimizer.init_args["lr"] == 0.01
+    assert [run.steps * run.batch for run in (first, second)] == ([16, 16] if "batches" in sizes else [32, 128])
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"widths": [8]}, "two or more widths, or batches, or durations"),
+        ({"widths": [4, 8], "batches": [4, 8]}, "give one list"),
+        ({"lrs": [0.1, 0.2]}, "three learning rates"),
+        ({"rules": []}, "a rule set"),
+    ],
+)
+def test_too_little_to_compare_is_refused(changes: dict[str, Any], told: str, tmp_path: Path) -> None:
+    with pytest.raises(MupscaleError, match=told):
+        compare(tmp_path, **changes)
