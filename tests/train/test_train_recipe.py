@@ -49,7 +49,10 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "width": ({"width": 0}, ("width is 0", "positive whole numbers")),
     "base": ({"base": -4}, ("base is -4", "positive whole numbers")),
     "some width": ({**DIMS, "width": {"head_dim": 0}}, ("width is {'head_dim': 0}", "positive whole numbers")),
-    "a name for the base alone": ({"base": {"width": 4}}, ("width 8", "base {'width': 4}", "same arguments")),
+    "names for the base alone": (
+        {"base": {"heads": 4, "head_dim": 1}},
+        ("width 8", "base {'heads': 4", "same arguments"),
+    ),
     "a name for init_at alone": ({"init_at": {"width": 4}}, ("init_at {'width': 4}", "same arguments")),
     "other names": ({**DIMS, "base": {"heads": 2}}, ("width {'head_dim': 4}", "base {'heads': 2}", "same arguments")),
     "fewer names": (

@@ -63,6 +63,7 @@ from mupscale.train import (
     join_processes,
     read_snapshot,
     sign_run,
+    sizes_like,
     stored_values,
 )
 
@@ -319,7 +320,16 @@ class FamilyPlanner:
 
 
 def make_planner(recipe: Recipe, settings: FamilySettings, make_ground: MakeGround = Ground) -> FamilyPlanner:
-    """Read where the family begins: at an initialisation, or at a checkpoint of the smallest size or below."""
+    """Read where the family begins: at an initialisation, or at a checkpoint of the smallest size or below.
+
+    Its settings have the sizes with the names of the recipe's width.
+    """
+    told: dict[str, Any] = {
+        name: [sizes_like(size, recipe.width) for size in getattr(settings, name)] for name in ("sizes", "check")
+    }
+    settings = replace(settings, **told)
+    for size in settings.sizes:
+        Width.of(size).check_form(Width.of(recipe.width), recipe_entry("family.sizes"), "the recipe's width")
     if len(settings.sizes) < 2:
         raise MupscaleError(
             f"a family needs two sizes or more: {as_asked('FamilySettings(sizes=[32, 48, 64])', '--sizes 32,48,64,96')}"
@@ -411,6 +421,7 @@ def estimate_family(recipe: Recipe, settings: FamilySettings) -> str:
     All of it takes about ... Times are estimates for this machine, from a few steps of each size. ...
     """
     planner = make_planner(recipe, settings)
+    settings = planner.settings
     planned = planner.plan(settings.sizes, _own_rate(recipe), settings.fall, 0)
     lines = [text_table(name_columns(planner), list_sizes(planner, planned), left=0)]
     together, alone = planner.costs(planned)
@@ -514,6 +525,7 @@ class _FamilyRun:
 
     def __post_init__(self) -> None:
         self.planner = make_planner(self.recipe, self.settings, self.make_ground)
+        self.settings = self.planner.settings
         self.planner.plan(self.settings.sizes, _own_rate(self.recipe), self.settings.fall, 0)  # refuses
         stages = 1 + self.settings.tune + bool(self.settings.check)
         ground, engine = self.planner.ground, self.settings.engine
