@@ -397,3 +397,23 @@ def test_copies_are_tried_once_for_all_runs_of_a_model(monkeypatch: pytest.Monke
     other = Spec("mupscale.models.MLP", {**model.init_args, "activation": "tanh"})
     run_recipe(recipe(None, **{**short, "model": other}))
     assert len(tried) == 3
+
+
+class Mixing(torch.nn.Module):
+    """With a bare square matrix, of which modules do not show what it is."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.into, self.out = torch.nn.Linear(6, width), torch.nn.Linear(width, 3)
+        self.mix = torch.nn.Parameter(torch.eye(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.into(x).relu() @ self.mix)
+
+
+def test_a_bare_square_matrix_is_understood_by_running_the_model_on_the_data() -> None:
+    family = recipe(model=Spec("test_train_recipe.Mixing")).family()
+    assert {d: axis.side for d, axis in family.plan(8).parameters["mix"].axes.items()} == {0: "in", 1: "out"}
+    without_data = mu.Family(Mixing, base=4)
+    with pytest.raises(mu.PlanError, match=r"'mix' of shape \(4, 4\) has the width in dimensions \[0, 1\]"):
+        without_data.plan(4)
