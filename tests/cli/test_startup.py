@@ -38,7 +38,6 @@ ANSWERS: list[tuple[list[str], str]] = [
     (["trian"], "did you mean train?"),
     (["recipes"], "mlp-covtype-tiny"),
     (["upscale", "small", "wide", "--tims", "2"], "did you mean --times?"),
-    (["upscale", "small", "wide", "--how", "frsh"], "but must be fresh or copies"),
     (["upscale", "small", "wide", "--times", "1.5"], "is no whole number"),
     (["inspect", str(SOURCE)], "there is no config.json in"),
     (["upscale", "small", str(SOURCE)], "already exists"),
