@@ -20,7 +20,7 @@ from mupscale.cli.command_table import COMMANDS
 from mupscale.cli.help_texts import HELP_FILE
 from mupscale.cli.spelling import HELP_ALL
 
-STORED = ("train", "resume", "run", "sweep", "transfer-check", "curves", "data tokenize", "data info")
+STORED = ("train", "resume", "family", "run", "sweep", "transfer-check", "curves", "data tokenize", "data info")
 
 
 def parser_of(command: str) -> ArgumentParser:

@@ -58,3 +58,19 @@ def test_without_optimizers_and_a_loss_there_are_sizes(
         "parameters",
         "weights, gradients, optimizer state (MiB)",
     ]
+
+
+def test_a_loss_without_a_gradient_is_timed_forward(
+    grown: tuple[nn.Module, nn.Module, tuple[torch.optim.Optimizer, torch.optim.Optimizer]],
+) -> None:
+    x = torch.randn(5, 3)
+
+    @torch.no_grad()
+    def loss(model: nn.Module) -> Tensor:
+        return model(x).square().mean()
+
+    assert mu.growth_table(*grown[:2], loss=loss).rows[-1][0] == "forward passes per second"
+    assert mu.growth_table(*grown[:2], loss=lambda model: loss(model).item()).rows[-1][0] == "forward passes per second"
+    with torch.no_grad():  # of the caller: it is not the loss's own
+        table = mu.growth_table(*grown[:2], loss=lambda model: model(x).sum())
+    assert table.rows[-1][0] == "forward and backward passes per second"

@@ -17,7 +17,9 @@ from hf_files import llama_config, llama_tensors, read_checkpoint, write_checkpo
 from hf_models import tiny  # noqa: E402
 from mupscale import Fresh, MupscaleError, hf  # noqa: E402
 from mupscale.cli import main  # noqa: E402
+from mupscale.growth import DEPTH_OPERATORS, OPERATORS  # noqa: E402
 from mupscale.system import setting  # noqa: E402
+from mupscale.train import build_operator  # noqa: E402
 
 
 @pytest.fixture
@@ -54,6 +56,20 @@ def test_noise_moves_the_function_a_little_and_verify_says_how_much(
     assert main(["verify", str(small), str(wide)]) == 0
 
 
+def test_how_takes_every_word_of_the_table(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["upscale", "--help"])
+    shown, asked = " ".join(capsys.readouterr().out.split()).rpartition("--how ")[2].partition("--hidden")[0], {}
+    monkeypatch.setattr(hf, "upscale", lambda *paths, **given: asked.update(given))
+    for word in [*OPERATORS, *DEPTH_OPERATORS]:
+        assert word in shown
+        layers = ["--layers", "4"] if word in DEPTH_OPERATORS else []
+        assert main(["upscale", str(small), str(tmp_path / word), "--how", word, *layers]) == 0
+        assert asked["deepen"] == word if layers else asked["grow"] == build_operator(word, 0.0, "init")
+
+
 def test_fresh_units_at_sizes_that_are_no_multiples(
     small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,13 +87,14 @@ def test_fresh_units_at_sizes_that_are_no_multiples(
     ("options", "message"),
     [
         ("--how fresh --hidden 24 --heads 6 --noise 0.3", "--noise is for copies"),
-        ("--how magic", "--how is magic, but must be fresh or copies; with --layers also identity"),
+        ("--how magic", "--how is 'magic', but must be copies, paired, fresh, lossless"),
         ("--how copies --lossless", "--lossless is for fresh units: leave out --how copies"),
         ("--outgoing 0.5 --how copies", "--outgoing is for fresh units"),
         ("--lossless --noise 1", "--noise is for copies"),
         ("--exact --noise 1", "--exact copies every unit without noise: leave out --how and --noise"),
         ("--times 1.5", "'1.5' is no whole number, as in --times 2 or"),
         ("--how fresh --lossless --outgoing 0.5", "--lossless and --outgoing both set how fresh units start"),
+        ("--how lossless --outgoing 0.5", "--lossless and --outgoing both set how fresh units start"),
         ("--how fresh --outgoing 2", "--outgoing is 2.0, but must be a number between 0 and 1"),
         ("--how copies --hidden 24 --heads 6", "Fresh units fit any larger size: --how fresh"),
         ("--how fresh --hidden 8", "--hidden 8 is smaller"),
@@ -225,7 +242,7 @@ def test_a_fold_is_named(tmp_path: Path) -> None:
         (["inspect", "SMALL", "--times", "1.5"], "whole number"),
         (["inspect", "SMALL", "--times", "depth=2"], "which does not grow"),
         (["inspect", "SMALL", "--times", "ffn=2,ffn=3"], "'ffn' twice"),
-        (["inspect", "SMALL", "--how", "afresh"], "must be fresh or copies; with --layers also identity, stack"),
+        (["inspect", "SMALL", "--how", "afresh"], "naive, identity, stack or interleaved"),
         (["upscale", "SMALL", "SMALL"], "already exists. Remove it"),
         (["upscale", "SMALL", "OUT", "--times", "2", "--layers", "4", "--how", "stack"], "use --deepen stack"),
         (["inspect", "SMALL", "--how", "copies", "--lossless"], "--lossless is for fresh units"),

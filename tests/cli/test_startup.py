@@ -38,16 +38,13 @@ ANSWERS: list[tuple[list[str], str]] = [
     (["trian"], "did you mean train?"),
     (["recipes"], "mlp-covtype-tiny"),
     (["upscale", "small", "wide", "--tims", "2"], "did you mean --times?"),
-    (["upscale", "small", "wide", "--how", "frsh"], "but must be fresh or copies"),
     (["upscale", "small", "wide", "--times", "1.5"], "is no whole number"),
     (["inspect", str(SOURCE)], "there is no config.json in"),
     (["upscale", "small", str(SOURCE)], "already exists"),
-    (["verify", "--help"], "usage: mupscale verify"),
-    (["limit", "mlp", "--help"], "usage: mupscale limit mlp"),
     (["train", "--help-all"], "--evaluation.every"),
     (["run", "--help"], "--study.widths"),
     (["sweep", "-h"], "--study.widths"),
-    (["data", "tokenize", "--help"], "usage: mupscale data tokenize"),
+    *(([*name.split(), "--help"], f"usage: mupscale {name}") for name in COMMANDS if name != "recipes"),
 ]
 COMMANDS_IN_TURN = """
 import contextlib, io, json, sys
@@ -85,7 +82,6 @@ def test_the_stored_help_is_what_the_parsers_show(
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     stored = json.loads((SOURCE / "mupscale" / "cli" / HELP_FILE).read_text(encoding="utf-8"))
-    assert {"train", "resume", "run", "sweep"} <= stored.keys()
     for command in stored:
         with pytest.raises(SystemExit):
             COMMANDS[command].run([asked])

@@ -605,6 +605,7 @@ def test_the_error_for_a_bare_matrix_gives_the_line_to_write(optimizer: str, tra
     narrow, wide = case.net(FEW), case.net(MANY)
     with pytest.raises(MupscaleError, match=r"'body\.mix'.*grows along dimensions \[0, 1\]") as error:
         mu.plan(narrow, wide)
+    assert "input: pass a batch, inputs=, and a run of the model shows it, or write" in str(error.value)
     line = suggested(error)
     if transposed:
         line = line.replace("out=0, in_=1", "out=1, in_=0")

@@ -17,6 +17,7 @@ import pytest
 import browser
 from comparisons import ALL, comparison
 from mupscale.report import write_report
+from mupscale.study.results import PageTable
 from summaries import all_runs, diverged, example, sweep_1, sweep_2, write
 
 figure = pytest.importorskip("matplotlib.figure")
@@ -46,7 +47,7 @@ def pages(paper_page: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     def draw(name: str) -> Path:
         if name == "paper":
             return paper_page
-        runs = [write(folder / "pay", replace(summary, small=summary.small[:1], tuned=summary.tuned[1:4]))]
+        runs = [write(folder / f"{name}-run", replace(summary, small=summary.small[:1], tuned=summary.tuned[1:4]))]
         if name == "both":
             lost = {
                 "runs": [diverged(one) for one in all_runs()[:2]],
@@ -86,6 +87,14 @@ def test_a_phone_has_rows_below_each_other(tab: browser.Browser, pages: Callable
     assert tab.ask("document.querySelectorAll('.stacks').length") == 5
     assert tab.ask(wide) == 0
     assert tab.ask("Math.min(...[...document.querySelectorAll('.cards .what')].map(e => e.clientWidth))") > 150
+
+
+def test_no_column_of_a_familys_table_is_cut_at_1000_pixels(tab: browser.Browser, tmp_path: Path) -> None:
+    head = ["size", "parameters", "steps, trunk + branch", "tokens", "FLOPs here", "FLOPs alone", "held-out loss"]
+    row = ["channels 12", "9,070", "17 + 15", "3,850", "8.41 MFLOPs", "15.8 MFLOPs", "0.758"]
+    table = PageTable("Every size", [*head, "from scratch"], [[*row, "0.763"]])
+    tab.open(write_report([write(tmp_path / "run", replace(comparison(1, ALL), tables=[table]))]), 1000)
+    assert tab.ask("[...document.querySelectorAll('.table')].filter(t => t.scrollWidth > t.clientWidth).length") == 0
 
 
 def test_a_good_result_is_not_red(tab: browser.Browser, pages: Callable[[str], Path]) -> None:

@@ -20,11 +20,11 @@ import torch
 from mupscale.cli import main
 from mupscale.core import Width
 from mupscale.plots import words
-from mupscale.study import FamilySettings, StudySummary, estimate_family, run_family
-from mupscale.study.family_run import Check, describe_edge_of_tuning, list_sizes, make_planner
+from mupscale.study import FamilySettings, StudySettings, StudySummary, estimate_family, run_family
+from mupscale.study.family_run import Check, describe_disorder, describe_edge_of_tuning, list_sizes, make_planner
 from mupscale.study.tree import list_stretches
 from mupscale.system import MupscaleError
-from mupscale.train import Recipe, Schedule, Spec, find_checkpoint, read_snapshot, run_recipe, values_in
+from mupscale.train import Growth, Recipe, Schedule, Spec, find_checkpoint, read_snapshot, run_recipe, values_in
 from paper_runs import Sitting, count_changes, quiet, read, written
 from small_runs import KINDS, die_at, metrics, recipe
 
@@ -296,6 +296,10 @@ def test_rate_and_fall_are_tuned_on_the_two_smallest_sizes(tmp_path: Path) -> No
     assert chosen.answer["fall"] in (0.7, 0.85, 1.0)
     (search,) = chosen.tuned
     assert len(search.trials) == 6
+    assert " (without the tuning)" in chosen.sentences[0]
+    assert re.fullmatch(r"tuning took [1-9]\S*× the family's FLOPs more", chosen.cards[0].more)
+    assert [stage.label for stage in chosen.stages][1:] == ["One trunk, every size: what tuning has not trained"]
+    assert chosen.stages[1].cost == 0, "both sizes were trained in the tuning"
     best = min(search.trials, key=lambda one: one.loss or math.inf)
     assert (best.lr, best.noise) == (search.lr, search.noise) == (chosen.answer["lr"], chosen.answer["fall"])
 
@@ -352,6 +356,36 @@ def test_a_model_that_cannot_take_the_data_is_refused_by_a_dry_run() -> None:
     wrong = Spec("mupscale.models.MLP", {"d_in": 11, "d_out": 7})
     with pytest.raises(MupscaleError, match=r"cannot take the data's examples of shape .*set its number of inputs"):
         estimate_family(small(model=wrong), settings())
+
+
+def hidden_model(hidden: int, classes: int = 3) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(6, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, classes))
+
+
+def test_numbers_are_sizes_of_the_one_argument_that_the_width_names() -> None:
+    own = Spec("test_family_run.hidden_model")
+    grown = [Growth(at=10, width=8), Growth(at=20, width={"hidden": 12})]
+    made = small(model=own, width={"hidden": 4}, init_at=6, grow=grown)
+    assert (made.base, made.init_at) == ({"hidden": 4}, {"hidden": 6})
+    assert [growth.width for growth in made.grow] == [{"hidden": 8}, {"hidden": 12}]
+    planner = make_planner(made, settings())
+    assert planner.settings.sizes == [{"hidden": 4}, {"hidden": 6}, {"hidden": 8}]
+    assert planner.settings.check == [{"hidden": 6}]
+    assert StudySettings(widths=[2]).small_widths(made.width, made.grow[0].width) == [{"hidden": 2}]
+    deep = small(width={"width": 4, "layers": 2})
+    assert (deep.base, deep.init_at) == ({"width": 4, "layers": 2}, {"width": 4, "layers": 2})
+    with pytest.raises(MupscaleError, match=r"FamilySettings.sizes {'d': 4} does not name the same .* {'hidden': 4}"):
+        make_planner(made, settings(sizes=[{"d": 4}, {"d": 6}], check=[]))
+    with pytest.raises(MupscaleError, match=r"hidden_model has no argument called width\. .* width: {hidden: 4}\."):
+        make_planner(small(model=own), settings())
+
+
+def test_a_larger_size_that_ends_above_a_smaller_one_is_said() -> None:
+    said = describe_disorder({"4": [1.0, 1.2], "6": [None, 9.0], "8": [1.4, 1.2], "10": [1.2, 1.2], "12": [1.0, 1.0]})
+    assert [each.partition(":")[0] for each in said] == [
+        "size 8 ended above size 4 (1.300 against 1.100)",
+        "size 10 ended above size 4 (1.200 against 1.100)",
+    ]
 
 
 def test_a_best_rate_at_the_end_of_the_grid_is_said() -> None:

@@ -288,6 +288,9 @@ def test_what_cannot_be_studied_is_said(family: mu.Family, tmp_path: Path) -> No
         loop.compare(4, 16, trained=12, steps=16, start=base_model(family))
     with pytest.raises(MupscaleError, match="naive-widening works only with a recipe"):
         loop.compare(8, 16, trained=12, steps=16, settings=StudySettings(contenders=["continued", "naive-widening"]))
+    torchs = loop_in(tmp_path, family, make_optimizer=lambda model, lr: torch.optim.SGD(model.parameters(), lr))
+    with pytest.raises(MupscaleError, match=r"a plain SGD, .* same learning rates.*family.optimizer\(model, SGD"):
+        torchs.train_family(SIZES)
     with pytest.raises(MupscaleError, match="give the sizes and the budget of each"):
         loop.train_family(FamilySettings(sizes=[4, 8]))
     plain = mu.Family(lambda width: Mine(width).double(), base=4)

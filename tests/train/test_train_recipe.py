@@ -51,7 +51,10 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "width": ({"width": 0}, ("width is 0", "positive whole numbers")),
     "base": ({"base": -4}, ("base is -4", "positive whole numbers")),
     "some width": ({**DIMS, "width": {"head_dim": 0}}, ("width is {'head_dim': 0}", "positive whole numbers")),
-    "a name for the base alone": ({"base": {"width": 4}}, ("width 8", "base {'width': 4}", "same arguments")),
+    "names for the base alone": (
+        {"base": {"heads": 4, "head_dim": 1}},
+        ("width 8", "base {'heads': 4", "same arguments"),
+    ),
     "a name for init_at alone": ({"init_at": {"width": 4}}, ("init_at {'width': 4}", "same arguments")),
     "other names": ({**DIMS, "base": {"heads": 2}}, ("width {'head_dim': 4}", "base {'heads': 2}", "same arguments")),
     "fewer names": (
@@ -215,14 +218,12 @@ def test_a_recipe_comes_back_from_json() -> None:
 
 
 def test_rules_of_a_recipe() -> None:
-    """The depth's has a field of its own, as before there were others; what is as usual is left out."""
-    assert "rules" not in recipe().to_json()
+    """The depth's has a short name of its own."""
     deep = recipe(depth_rule="sqrt")
     assert deep == recipe(rules=RuleSet(depth="sqrt"))
-    assert {name: deep.to_json().get(name) for name in ("depth_rule", "rules")} == {"depth_rule": "sqrt", "rules": None}
     assert replace(deep, depth_rule="none") == recipe()
     assert replace(deep, rules=RuleSet("fixed")).to_json()["rules"]["decay"] == "fixed"
-    with pytest.raises(MupscaleError, match="rules.decay' is 'half', but must be invariant"):
+    with pytest.raises(MupscaleError, match=r"rules\.decay' is 'half', but must be invariant"):
         Recipe.from_json({**recipe().to_json(), "rules": {"decay": "half"}})
 
 
@@ -428,3 +429,23 @@ def test_copies_are_tried_once_for_all_runs_of_a_model(monkeypatch: pytest.Monke
     other = Spec("mupscale.models.MLP", {**model.init_args, "activation": "tanh"})
     run_recipe(recipe(None, **{**short, "model": other}))
     assert len(tried) == 3
+
+
+class Mixing(torch.nn.Module):
+    """With a bare square matrix, of which modules do not show what it is."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.into, self.out = torch.nn.Linear(6, width), torch.nn.Linear(width, 3)
+        self.mix = torch.nn.Parameter(torch.eye(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.into(x).relu() @ self.mix)
+
+
+def test_a_bare_square_matrix_is_understood_by_running_the_model_on_the_data() -> None:
+    family = recipe(model=Spec("test_train_recipe.Mixing")).family()
+    assert {d: axis.side for d, axis in family.plan(8).parameters["mix"].axes.items()} == {0: "in", 1: "out"}
+    without_data = mu.Family(Mixing, base=4)
+    with pytest.raises(mu.PlanError, match=r"'mix' of shape \(4, 4\) has the width in dimensions \[0, 1\]"):
+        without_data.plan(4)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,12 +42,12 @@ def growth_table(
     before: nn.Module,
     after: nn.Module,
     optimizers: tuple[Optimizer, Optimizer] | None = None,
-    loss: Callable[[nn.Module], Tensor] | None = None,
+    loss: Callable[[nn.Module], Any] | None = None,
 ) -> GrowthTable:
     """What a growth has changed: parameters, memory, loss on a batch, passes per second, and learning rates.
 
     optimizers: of the two, for their state and rates. loss: of a model, on a batch of yours; it is also run backward,
-    to be timed. Gradients, modes and random numbers stay as they were.
+    to be timed, unless it has no gradient. Gradients, modes and random numbers stay as they were.
 
     >>> import mupscale as mu
     >>> from mupscale.models import MLP
@@ -70,7 +71,8 @@ def growth_table(
     if loss is not None:
         measured = [_measure(model, loss) for model in models]
         rows.append(_row("loss on the batch", measured[0][0], measured[1][0], ".4f", difference=True))
-        rows.append(_row("forward and backward passes per second", measured[0][1], measured[1][1], ",.3g"))
+        passes = "forward and backward" if all(backward for *_, backward in measured) else "forward"
+        rows.append(_row(f"{passes} passes per second", measured[0][1], measured[1][1], ",.3g"))
     if optimizers is not None:
         rows += _rates(models, optimizers)
     return GrowthTable(rows)
@@ -88,11 +90,11 @@ def _bytes(model: nn.Module, optimizer: Optimizer | None) -> int:
     return parameters + sum(b.nbytes for b in model.buffers()) + sum(v.nbytes for v in state if isinstance(v, Tensor))
 
 
-def _measure(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> tuple[float, float]:
-    """The loss in eval mode, and forward and backward passes per second as it trains."""
+def _measure(model: nn.Module, loss: Callable[[nn.Module], Any]) -> tuple[float, float, bool]:
+    """The loss in eval mode, passes per second as it trains, and whether they go backward: not under no_grad."""
     gradients, training = {p: p.grad for p in model.parameters()}, [(m, m.training) for m in model.modules()]
     seconds = []
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
         try:
             with torch.no_grad():
                 value = float(loss(model.eval()))
@@ -100,13 +102,15 @@ def _measure(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> tuple[flo
                 module.training = mode
             for _ in range(1 + _TIMED):
                 began = time.perf_counter()
-                loss(model).backward()
+                got = loss(model)
+                if backward := isinstance(got, Tensor) and got.requires_grad:
+                    got.backward()
                 _wait()
                 seconds.append(time.perf_counter() - began)
         finally:
             for p, gradient in gradients.items():
                 p.grad = gradient
-    return value, 1 / median(seconds[1:])
+    return value, 1 / median(seconds[1:]), backward
 
 
 def _wait() -> None:

@@ -6,19 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from mupscale.cli.arguments import UsageError
-from mupscale.system import check_has_config, parse_multipliers
-
-_HOW_DEEP = ("identity", "stack", "interleaved")
+from mupscale.system import MupscaleError, check_has_config, parse_multipliers
 
 
 def _depth(options: Any) -> tuple[str | None, dict[str, Any]]:
     """What --how says of width, and what of depth: beside --layers it may name either."""
     how, deepen = options.how, options.deepen
+    if how is None and deepen is None:
+        return None, {} if options.layers is None else {"layers": options.layers, "deepen": "identity"}
+    from mupscale.growth import DEPTH_OPERATORS, word_in_table
+
     if options.layers is None:
-        if deepen is not None or how in _HOW_DEEP:
+        if deepen is not None or how in DEPTH_OPERATORS:
             raise UsageError(f"{'--deepen' if deepen else f'--how {how}'} is for new layers: add --layers N")
-        return how, {}
-    if how in _HOW_DEEP:
+    elif how in DEPTH_OPERATORS:
         if deepen is not None:
             raise UsageError(f"--how {how} and --deepen {deepen} both describe the new layers: give one of them")
         if any(size is not None for size in (options.times, options.hidden, options.ffn, options.heads, options.kv)):
@@ -26,20 +27,20 @@ def _depth(options: Any) -> tuple[str | None, dict[str, Any]]:
                 f"if the width grows as well, --how is for the width: use --deepen {how} for the new layers"
             )
         how, deepen = None, how
-    return how, {"layers": options.layers, "deepen": deepen or "identity"}
+    try:
+        word_in_table(how or "fresh")
+    except MupscaleError as error:
+        raise UsageError(f"--{error}") from None
+    return how, {} if options.layers is None else {"layers": options.layers, "deepen": deepen or "identity"}
 
 
 def check_before_imports(path: str, options: Any) -> dict[str, Any]:
-    """What is wrong without looking at any tensor, said before torch is imported; what is asked of depth."""
-    options.how, depth = _depth(options)
-    if options.how not in (None, "copies", "fresh"):
-        raise UsageError(
-            f"--how is {options.how}, but must be fresh or copies; with --layers also {', '.join(_HOW_DEEP)}"
-        )
+    """What is wrong without looking at any tensor; what is asked of depth. torch is imported for words alone."""
     if options.times is not None:
         parse_multipliers(options.times)
     if Path(path).is_dir() and not (Path(path) / "adapter_config.json").exists():
         check_has_config(Path(path))
+    options.how, depth = _depth(options)
     return depth
 
 
@@ -61,8 +62,9 @@ def add_trust(parser: Any) -> None:
 
 def add_growth(parser: Any) -> None:
     """By which operator, to which sizes."""
-    meaning = "how to fill new units: fresh (new ones; the default) or copies (with --noise or --exact). If only"
-    meaning += " --layers is given: identity, stack or interleaved"
+    meaning = "how to fill new units: fresh (new ones; the default), lossless (the same as --lossless), copies (with"
+    meaning += " --noise or --exact) or paired (copies whose noise cancels at first); for comparison net2net or naive."
+    meaning += " If only --layers is given: identity, stack or interleaved"
     parser.add_argument("--how", type=str | None, default=None, help=meaning)
     parser.add_argument("--hidden", type=str | None, help="hidden size of the large model, instead of --times")
     parser.add_argument("--ffn", type=str | None, help="size of its feed-forward layers (default: unchanged)")

@@ -111,8 +111,8 @@ def upscale_command(words: list[str]) -> int:
     """mupscale upscale SOURCE OUT."""
     flags = ("--no-verify", "--lossless", "--exact", "--overwrite", "--trust-remote-code", "--dequantise")
     (path, out), options = _paths(_upscale_parser(), words, ("CHECKPOINT", "OUT"), flags=flags)
-    depth, place = check_before_imports(path, options), _check_place(Path(out), options.overwrite)
     _describe(options.describe)
+    depth, place = check_before_imports(path, options), _check_place(Path(out), options.overwrite)
     from mupscale.hf import upscale
 
     upscaled = upscale(
@@ -219,8 +219,8 @@ def inspect_command(words: list[str]) -> int:
     add_dequantise(parser)
     flags = ("--lossless", "--trust-remote-code", "--dequantise")
     (path,), options = _paths(parser, words, ("CHECKPOINT",), flags=flags)
-    depth = check_before_imports(path, options)
     _describe(options.describe)
+    depth = check_before_imports(path, options)
     from mupscale.hf import inspect
 
     overview = inspect(
@@ -252,21 +252,23 @@ def _rules(options: Any) -> Any:
 
 def _operator(options: Any, noise: float | None = None) -> Any:
     """The operator that --how, --noise, --outgoing and --lossless name; None where they name none."""
+    from mupscale.growth import word_in_table
     from mupscale.train import build_operator
 
-    is_fresh = options.outgoing is not None or options.lossless
-    how: Any = options.how or ("fresh" if is_fresh else None if noise is None else "copies")
-    if how == "fresh" and noise:
-        raise UsageError("--noise is for copies: leave it out, or add --how copies (fresh units differ without it)")
-    if how == "copies" and is_fresh:
-        name = "--lossless" if options.lossless else "--outgoing"
-        raise UsageError(f"{name} is for fresh units: leave out --how copies and --noise, or {name}")
-    if options.lossless and options.outgoing is not None:
-        raise UsageError("--lossless and --outgoing both set how fresh units start: give one of them")
+    given = {"--lossless": options.lossless, "--outgoing": options.outgoing is not None}
+    how: Any = options.how or ("fresh" if any(given.values()) else None if noise is None else "copies")
     if how is None:
         return None
+    if noise and "noise" not in word_in_table(how).takes:
+        raise UsageError("--noise is for copies: leave it out, or add --how copies (fresh units differ without it)")
+    if any(given.values()) and how not in ("fresh", "lossless"):
+        name = next(name for name, value in given.items() if value)
+        raise UsageError(f"{name} is for fresh units: leave out --how {how} and --noise, or {name}")
+    how = "lossless" if options.lossless else how
+    if how == "lossless" and options.outgoing is not None:
+        raise UsageError("--lossless and --outgoing both set how fresh units start: give one of them")
     outgoing = 1.0 if options.outgoing is None else options.outgoing
-    return build_operator("lossless" if options.lossless else how, noise or 0.0, "init", outgoing)
+    return build_operator(how, noise or 0.0, "init", outgoing)
 
 
 def _checkpoint(path: str, options: Any) -> Any:

@@ -281,7 +281,7 @@ def transfer_check_command(words: list[str]) -> int:
         lacking = {"learning rate": "--at-lr X"} if lr is None else {}
         lacking |= {} if isinstance(noise, int | float) else {"single noise": "--at-noise Y"}
         raise UsageError(f"the growth event sets no {' and no '.join(lacking)}: give {' and '.join(lacking.values())}")
-    small = settings.widths or settings.small_widths(recipe.width, growth.width)
+    small = settings.small_widths(recipe.width, growth.width)
     check = transfer_check(
         recipe,
         widths=options["widths"] or [*small, recipe.width],

@@ -339,14 +339,19 @@ class _Walk:
             return Role(out=tuple(grown))
         cls = type(self.small[path]).__name__
         line = f"mupscale.Role(out={grown[0]}, in_={grown[1]})"
-        ways = {"roles": f"pass roles={{'{name}': {line}}}, or the other way round"}
+        batch = "pass a batch, inputs=, and a run of the model shows it"
+        swapped = f"if dimension {grown[1]} is summed over, as in nn.Linear, and the other way round if not"
+        ways = {"roles": f"pass roles={{'{name}': {line}}} {swapped}"}
         if cls == "ParametrizationList":
             ways["roles"] += ", and roles for its other parts (a weight_norm's gain wants a fold of in_^-1/2)"
         elif local.isidentifier():  # not in a ParameterList
             ways = {"register": f"write mupscale.register_roles({cls}, {local}={line})", **ways}
-        raise MupscaleError(
-            f"'{name}' of shape {tuple(small.shape)} → {tuple(large.shape)} grows along dimensions {grown}, but {cls} "
-            f"does not show which is output and which is input{ways_out(**ways)}"
+        grows = f"of shape {tuple(small.shape)} → {tuple(large.shape)} grows along"
+        if small.shape == large.shape:
+            grows = f"of shape {tuple(small.shape)} has the width in"
+        raise PlanError(
+            f"'{name}' {grows} dimensions {grown}, but {cls} does not show which is output and which is "
+            f"input{ways_out(inputs=batch, **ways)}"
         )
 
     def _oriented(self, role: Role, name: str, small: Tensor, large: Tensor) -> Role:

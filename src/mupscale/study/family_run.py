@@ -63,6 +63,7 @@ from mupscale.train import (
     join_processes,
     read_snapshot,
     sign_run,
+    sizes_like,
     stored_values,
 )
 
@@ -319,7 +320,16 @@ class FamilyPlanner:
 
 
 def make_planner(recipe: Recipe, settings: FamilySettings, make_ground: MakeGround = Ground) -> FamilyPlanner:
-    """Read where the family begins: at an initialisation, or at a checkpoint of the smallest size or below."""
+    """Read where the family begins: at an initialisation, or at a checkpoint of the smallest size or below.
+
+    Its settings have the sizes with the names of the recipe's width.
+    """
+    told: dict[str, Any] = {
+        name: [sizes_like(size, recipe.width) for size in getattr(settings, name)] for name in ("sizes", "check")
+    }
+    settings = replace(settings, **told)
+    for size in settings.sizes:
+        Width.of(size).check_form(Width.of(recipe.width), recipe_entry("family.sizes"), "the recipe's width")
     if len(settings.sizes) < 2:
         raise MupscaleError(
             f"a family needs two sizes or more: {as_asked('FamilySettings(sizes=[32, 48, 64])', '--sizes 32,48,64,96')}"
@@ -383,7 +393,8 @@ def list_sizes(planner: FamilyPlanner, planned: Sequence[PlannedSize]) -> list[l
 def describe_saving(planner: FamilyPlanner, planned: Sequence[PlannedSize]) -> str:
     """What the family costs, as a part of what every size alone would."""
     together, alone = planner.costs(planned)
-    return f"{count_words(len(planned)).capitalize()} sizes for {together / alone:.2f} of the FLOPs of training each"
+    each = f"training each{' (without the tuning)' if planner.settings.tune else ''}"
+    return f"{count_words(len(planned)).capitalize()} sizes for {together / alone:.2f} of the FLOPs of {each}"
 
 
 def count_words(count: int) -> str:
@@ -411,6 +422,7 @@ def estimate_family(recipe: Recipe, settings: FamilySettings) -> str:
     All of it takes about ... Times are estimates for this machine, from a few steps of each size. ...
     """
     planner = make_planner(recipe, settings)
+    settings = planner.settings
     planned = planner.plan(settings.sizes, _own_rate(recipe), settings.fall, 0)
     lines = [text_table(name_columns(planner), list_sizes(planner, planned), left=0)]
     together, alone = planner.costs(planned)
@@ -514,6 +526,7 @@ class _FamilyRun:
 
     def __post_init__(self) -> None:
         self.planner = make_planner(self.recipe, self.settings, self.make_ground)
+        self.settings = self.planner.settings
         self.planner.plan(self.settings.sizes, _own_rate(self.recipe), self.settings.fall, 0)  # refuses
         stages = 1 + self.settings.tune + bool(self.settings.check)
         ground, engine = self.planner.ground, self.settings.engine
@@ -645,15 +658,18 @@ class _FamilyRun:
     ) -> StudySummary:
         planner, ended, first = self.planner, self.trainer.ended, trees[0]
         sentence = write_family_sentence(describe_saving(planner, first), checks)
-        rows = []
+        rows, by_size = [], dict[str, list[float | None]]()
         for number, row in enumerate(list_sizes(planner, first)):
-            losses = [ended[tree[number].leaf.key] for tree in trees]
+            losses = by_size[str(Width.of(first[number].size))] = [ended[tree[number].leaf.key] for tree in trees]
             check = checks.get(Width.of(first[number].size).label)
             rows.append([*row, _spread(losses), "" if check is None else _spread(check.scratch)])
         head = [*name_columns(planner), "held-out loss", "from scratch"]
         together, alone = planner.costs(first)
+        spent = self.trainer.spent["tuning"].cost if tuned else None
+        beside = f"tuning took {spent / together:.2g}× the family's FLOPs more" if spent else ""
+        stages = _STAGES | ({"family": "One trunk, every size: what tuning has not trained"} if tuned else {})
         cards = [
-            Card("FLOPs of the family, compared with training each size alone", f"{together / alone:.2f}×"),
+            Card("FLOPs of the family, compared with training each size alone", f"{together / alone:.2f}×", beside),
             *(Card(f"Checked at {label}", check.difference, "against from scratch") for label, check in checks.items()),
         ]
         return StudySummary(
@@ -682,8 +698,13 @@ class _FamilyRun:
                 "cost_alone": alone,
                 "checks": {label: asdict(replace(check, leaf=None)) for label, check in checks.items()},
             },
-            stages=[replace(stage, label=_STAGES[stage.name]) for stage in self.trainer.spent.values()],
-            notes=[*self.notes, *describe_edges(checks), *_describe_rates(checks, lr, tuned)],
+            stages=[replace(stage, label=stages[stage.name]) for stage in self.trainer.spent.values()],
+            notes=[
+                *self.notes,
+                *describe_disorder(by_size),
+                *describe_edges(checks),
+                *_describe_rates(checks, lr, tuned),
+            ],
         )
 
     def _runs(self, trees: Sequence[Sequence[PlannedSize]], checks: Mapping[str, Check]) -> SystemRuns:
@@ -834,6 +855,25 @@ def describe_edge_of_tuning(lr: float, fall: float, tried: Sequence[tuple[float,
             f"the trunk's best factor at a growth ({fall:g}) is the lowest that was tried. It might end lower with a "
             f"lower one (family.fall)"
         )
+    return notes
+
+
+def describe_disorder(losses: Mapping[str, Sequence[float | None]]) -> list[str]:
+    """Which sizes ended above a smaller one, in the mean over seeds; losses: by size, smallest first.
+
+    >>> describe_disorder({"32": [1.2], "48": [1.3], "64": [1.1]})[0][:50]
+    'size 48 ended above size 32 (1.300 against 1.200):'
+    """
+    notes, best = list[str](), ("", math.inf)
+    for size, some in losses.items():
+        mean = math.nan if None in some else fmean(loss for loss in some if loss is not None)
+        if mean > best[1]:
+            notes.append(
+                f"size {size} ended above size {best[0]} ({mean:.3f} against {best[1]:.3f}): it may need a larger "
+                f"budget (family.budget), another learning rate (family.tune), or more data"
+            )
+        elif mean < best[1]:
+            best = size, mean
     return notes
 
 

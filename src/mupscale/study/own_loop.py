@@ -73,7 +73,7 @@ class OwnLoop:
             as LambdaLR takes it), and trains. Before each call the generators of torch, numpy and Python are seeded, so
             that batches drawn from them are the same whenever the stretch is trained
         held_out: the loss that counts, of a model, on data that `train` does not see
-        make_optimizer: of a model and a learning rate at the family's base width
+        make_optimizer: of a model and a learning rate at the family's base width, through `family.optimizer`
         lr: the learning rate at the base width; of a model that is brought along, the one that its optimizer has now
         folder: of the study
         batch: examples in a step, for costs and tokens; the family's `inputs` are one step's if it is not given
@@ -178,6 +178,12 @@ class OwnLoop:
     def _recipe(self, width: WholeWidth, steps: int) -> _LoopRecipe:
         sketch = self.family.sketch(self.family.base)
         optimizer = self.make_optimizer(sketch, self.lr)
+        if not all("lr_factor" in group for group in optimizer.param_groups):
+            kind = type(optimizer).__name__
+            raise MupscaleError(
+                f"make_optimizer returns a plain {kind}, which would train every size at the same learning rates. "
+                f"Build it through the family: lambda model, lr: family.optimizer(model, {kind}, lr=lr)"
+            )
         code = {"train": self.train, "held_out": self.held_out, "make_optimizer": self.make_optimizer}
         shapes = {name: list(p.shape) for name, p in naming.parameters(sketch).items()}
         build = self.family.build_function

@@ -12,6 +12,7 @@ from typing import Literal
 from mupscale.core import WholeWidth, Width
 from mupscale.study.contenders import contender_named
 from mupscale.system import MupscaleError, checks_arguments, recipe_entry
+from mupscale.train import sizes_like
 
 RATE_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 _TRIED = 64  # sizes near the wanted ones
@@ -120,11 +121,12 @@ class StudySettings:
         """
         base = Width.of(narrow)
         if self.widths:
-            for width in self.widths:
+            given = [sizes_like(width, narrow) for width in self.widths]
+            for width in given:
                 Width.of(width, recipe_entry("study.widths"), whole=True).check_form(
                     base, "the small width", "the recipe's width"
                 )
-            return sorted(self.widths, key=lambda width: Width.of(width).size)
+            return sorted(given, key=lambda width: Width.of(width).size)
         growing = base.growing(Width.of(wide))
         steps = math.gcd(*(int(base.sizes[name]) for name in growing))
 

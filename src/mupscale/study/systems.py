@@ -13,7 +13,7 @@ from mupscale.study.settings import StudySettings
 from mupscale.study.training import Ground
 from mupscale.study.tree import DECAY, Candidate, Stretch, branch_off, plan_candidate
 from mupscale.system import MupscaleError, recipe_entry
-from mupscale.train import Growth, NoiseLevel, Recipe, Schedule
+from mupscale.train import Growth, NoiseLevel, Recipe, Schedule, sizes_like
 
 NoiseUnit = Literal["init", "theory", "signal"]
 
@@ -41,6 +41,7 @@ class System:
 
     def smaller(self, width: WholeWidth) -> System:
         """The same at a small width, with a base model that is trained here; it grows as many times."""
+        width = sizes_like(width, self.narrow)
         small, base = Width.of(width, "the small width", whole=True), Width.of(self.narrow)
         small.check_form(base, "the small width", "the recipe's width")
         return replace(self, narrow=width, wide=small.scaled_as(base, Width.of(self.wide)).whole, start=None)

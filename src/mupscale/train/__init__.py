@@ -15,7 +15,7 @@ from mupscale.train.callbacks import Callback, JsonLines, TensorBoard, WeightsAn
 from mupscale.train.class_paths import Spec, import_path
 from mupscale.train.dcp_folders import load_dcp, load_dcp_model, save_dcp
 from mupscale.train.growing import check_copies, grow_model
-from mupscale.train.growth_events import Growth, NoiseLevel, build_noise, build_operator
+from mupscale.train.growth_events import Growth, NoiseLevel, build_noise, build_operator, sizes_like
 from mupscale.train.lightning_callback import lightning_growth
 from mupscale.train.loaded_recipe import LoadedRecipe
 from mupscale.train.loss_functions import count_correct, cross_entropy
@@ -106,6 +106,7 @@ __all__ = [
     "save_model_at",
     "seen_from",
     "sign_run",
+    "sizes_like",
     "starting_point",
     "step_of",
     "stored_values",

@@ -26,6 +26,16 @@ DEPTH_SIZES = ("depth", "layers", "n_layer", "n_layers", "num_layers", "num_hidd
 """What a model's argument may be called that is its number of blocks, for a growth event to say `depth`."""
 
 
+def sizes_like(width: WholeWidth, other: WholeWidth) -> WholeWidth:
+    """A width with the names of another: a number is its one size that is no depth, and the depth stays.
+
+    >>> sizes_like(96, {"d_model": 64, "layers": 4}), sizes_like(96, 64)
+    ({'d_model': 96, 'layers': 4}, 96)
+    """
+    names = [name for name in other if name not in DEPTH_SIZES] if isinstance(other, dict) else []
+    return width if isinstance(width, dict) or len(names) != 1 else {**other, names[0]: width}  # type: ignore[dict-item]
+
+
 @dataclass(frozen=True)
 class Growth:
     """One growth of the model in the middle of the run.
@@ -71,9 +81,10 @@ class Growth:
         >>> Growth(at=10, depth=8, how="identity").resolved({"width": 64, "layers": 4}).width
         {'width': 64, 'layers': 8}
         """
+        width = sizes_like(self.width, before) if self.width != 0 else before
         if self.depth is None and self.width != 0:
-            how = "copies" if self.width == before else usual_how(self.noise)  # of a new rate alone nothing is filled
-            return replace(self, how=self.how or how)
+            how = "copies" if width == before else usual_how(self.noise)  # of a new rate alone nothing is filled
+            return replace(self, width=width, how=self.how or how)
         if self.depth is None:
             raise MupscaleError(f"growth at step {self.at}: give the new width, the new depth, or both")
         name = next((n for n in DEPTH_SIZES if isinstance(before, dict) and n in before), None)
@@ -83,14 +94,11 @@ class Growth:
                 f"{{width: 64, layers: 4}}, not {before}"
             )
         assert isinstance(before, dict)
-        sizes = dict(self.width) if isinstance(self.width, dict) else {}
-        if not isinstance(self.width, dict) and self.width != 0:
-            others = [n for n in before if n != name]
-            if len(others) != 1:
-                raise MupscaleError(f"growth at step {self.at}: width {self.width} must name {', '.join(others)}")
-            sizes = {others[0]: self.width}
+        if not isinstance(width, dict):
+            others = ", ".join(n for n in before if n != name)
+            raise MupscaleError(f"growth at step {self.at}: width {width} must name {others}")
         how = self.how or usual_how(self.noise)
-        return replace(self, width={**before, **sizes, name: self.depth}, depth=None, how=how)
+        return replace(self, width={**before, **width, name: self.depth}, depth=None, how=how)
 
     @property
     def words(self) -> str:

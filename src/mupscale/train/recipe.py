@@ -24,6 +24,7 @@ from mupscale.train.growth_events import (
     DEPTH_SIZES,
     Growth,
     NoiseLevel,
+    sizes_like,
     usual_how,
 )
 from mupscale.train.loss_functions import load_loss
@@ -41,7 +42,8 @@ class Recipe:
         data: the data's class and its arguments
         optimizer: the optimizer's class and its hyperparameters, which are those at the base width
         no_decay: parameters without weight decay: bias, norm, or name patterns such as *.wte.weight
-        width: the model's width: one number (its argument `width`), or several arguments by name
+        width: the model's width: one number (its argument `width`), or arguments by name, such as {channels: 64}. If
+            only one is named (beside a depth), base, grow, family.sizes and study.widths may be plain numbers
         base: the base width, at which lr, weight decay and eps mean the same as in plain PyTorch
         init_at: the width at which the model keeps its own initialisation (default: base, at least 64)
         steps: total number of optimizer steps
@@ -145,6 +147,7 @@ class Recipe:
             object.__setattr__(self, "how", None)
         elif self.start is not None and self.how is None:
             object.__setattr__(self, "how", usual_how(self.noise))
+        self._name_sizes()
         self._resolve_growth()
         if self.depth_rule is not None:
             object.__setattr__(self, "rules", replace(self.rules, depth=self.depth_rule))
@@ -176,6 +179,13 @@ class Recipe:
         grow = [one if one.lr is None else replace(one, lr=one.lr * rate) for one in self.grow]
         object.__setattr__(self, "grow", grow)
         object.__setattr__(self, "tuned_at", None)
+
+    def _name_sizes(self) -> None:
+        """Where the width or the base names the model's argument, give a plain number in the others that name, too."""
+        named = self.width if isinstance(self.width, dict) else self.base
+        for name in ("width", "base", "init_at", "start_width"):
+            if (width := getattr(self, name)) is not None:
+                object.__setattr__(self, name, sizes_like(width, named))
 
     def _resolve_growth(self) -> None:
         """Give every growth event its whole width."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -60,6 +61,13 @@ def _key(model: Spec, data: Spec, base: WholeWidth, init_at: WholeWidth | None, 
 
 def _make(model: Spec, data: Spec, base: WholeWidth, init_at: WholeWidth | None, depth_rule: DepthRule) -> Family:
     def build(*width: int | float, **widths: int | float) -> nn.Module:
+        if width and not _takes_width(target := model.load()):
+            names = (name for name in inspect.signature(target).parameters if model.init_args.get(name) is None)
+            raise MupscaleError(
+                f"{model.class_path} has no argument called width. Name the one that is, in width or in base, such as "
+                f"width: {{{next(names, 'ARGUMENT')}: {width[0]}}}. Plain numbers in grow, family.sizes and "
+                f"study.widths then mean it"
+            )
         return _build(model, {"width": width[0]} if width else widths)
 
     family = Family(build, base, init_at=init_at, depth_rule=depth_rule)
@@ -73,6 +81,12 @@ def _make(model: Spec, data: Spec, base: WholeWidth, init_at: WholeWidth | None,
     except MupscaleError:  # it is said where the plan is needed
         pass
     return family
+
+
+def _takes_width(target: Any) -> bool:
+    """Whether a class or function has this argument, by name or among any that it takes."""
+    parameters = inspect.signature(target).parameters.values()
+    return any(one.name == "width" or one.kind is one.VAR_KEYWORD for one in parameters)
 
 
 def _build(spec: Spec, widths: Mapping[str, int | float]) -> nn.Module:
