@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mupscale.core import Plan, Shape
-from mupscale.growth import Deepen
+from mupscale.growth import Deepen, NewTensor
 from mupscale.hf.describe import (
     Config,
     Times,
@@ -16,7 +16,7 @@ from mupscale.hf.describe import (
     layers_of,
     plan_layers,
 )
-from mupscale.hf.files import NewTensor, Source
+from mupscale.hf.files import Source
 from mupscale.hf.verification import find_record
 from mupscale.system import name_of_group, pattern_of_name, text_table
 

@@ -10,7 +10,14 @@ schedulers     a schedule carried over to a wide optimizer
 
 from mupscale.optim.clipping import clip_grad_norm_, watch_for_plain_clipping
 from mupscale.optim.group_builder import FROM_GROUP, GroupBuilder, scale
-from mupscale.optim.groups import default_hyper, grown_groups, make_optimizer, param_groups, per_group
+from mupscale.optim.groups import (
+    default_hyper,
+    grown_groups,
+    make_optimizer,
+    param_groups,
+    per_group,
+    recognise_optimizer,
+)
 from mupscale.optim.muon_with_adamw import MuonAdamW, muon_groups
 from mupscale.optim.optimizer_traits import Traits, known_traits, register_optimizer, traits_of
 from mupscale.optim.schedulers import load_schedule, saved_schedule, widen_scheduler
@@ -29,6 +36,7 @@ __all__ = [
     "muon_groups",
     "param_groups",
     "per_group",
+    "recognise_optimizer",
     "register_optimizer",
     "saved_schedule",
     "scale",

@@ -21,7 +21,6 @@ from mupscale.hf.files.output_folder import (
 from mupscale.hf.files.record import RECORD_FILE, GrowthStep, Record, then_parts
 from mupscale.hf.files.safetensors_format import StoredTensor, read_into
 from mupscale.hf.files.shards import (
-    NewTensor,
     WeightShard,
     arrange_shards,
     plan_name,
@@ -36,7 +35,6 @@ __all__ = [
     "CARD_FILE",
     "RECORD_FILE",
     "GrowthStep",
-    "NewTensor",
     "Record",
     "Source",
     "StoredTensor",

@@ -10,9 +10,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mupscale.core import naming
-from mupscale.growth import deepen, deepen_optimizer, plan_depth
+from mupscale.growth import NewTensor, deepen, deepen_optimizer, plan_depth
 from mupscale.hf.describe import Config, Times, depth_operator, plan_layers, writers_of
-from mupscale.hf.files import GrowthStep, NewTensor
+from mupscale.hf.files import GrowthStep
 from mupscale.hf.training.model_parameters import shapes_of
 
 

@@ -20,13 +20,14 @@ from mupscale.growth import (
     Draws,
     Fresh,
     GaussianNoise,
+    NewTensor,
     Operator,
     Part,
     as_noise,
     standard_normal,
     unit_std,
 )
-from mupscale.hf.files import NewTensor, Source, StoredTensor, plan_name, read_into
+from mupscale.hf.files import Source, StoredTensor, plan_name, read_into
 from mupscale.system import MupscaleError
 
 _AT_A_TIME = 1 << 22  # entries that are compared in double precision at a time
