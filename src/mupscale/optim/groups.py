@@ -208,13 +208,15 @@ def recognise_optimizer(state: Set[str], hyper: Mapping[str, Any], where: object
 
 
 _LEFT_BY_OTHERS = {"initial_lr", "lr_factor", "weight_decay_factor", "eps_factor", "norm_factor", "from_group"}
+_KEPT_BY_OTHERS = {"step", "exp_avg", "exp_avg_sq", "func_evals", "n_iter", "d", "t", "old_dirs", "old_stps", "ro"}
+_KEPT_BY_OTHERS |= {"H_diag", "prev_flat_grad", "prev_loss", "al"}  # by RAdam and LBFGS
 _STRANGE = 2  # hyperparameters that another version may have and this one lacks
 
 
 def _torch_optimizers() -> list[type[Optimizer]]:
     """AdamW first, for what could be of several."""
-    every = (cls for cls in vars(torch.optim).values() if isinstance(cls, type) and issubclass(cls, Optimizer))
-    return sorted(every, key=lambda cls: cls is not torch.optim.AdamW)
+    every = [cls for cls in vars(torch.optim).values() if isinstance(cls, type) and issubclass(cls, Optimizer)]
+    return sorted({*every} - {Optimizer}, key=lambda cls: (cls is not torch.optim.AdamW, cls.__name__))
 
 
 def _may_keep(cls: type[Optimizer], state: Set[str]) -> bool:
@@ -222,5 +224,5 @@ def _may_keep(cls: type[Optimizer], state: Set[str]) -> bool:
     try:
         own = traits_of(cls)
     except MupscaleError:
-        return bool(state)
+        return bool(state) and state <= _KEPT_BY_OTHERS
     return bool(state) and state <= {*own.state, *own.as_is}
