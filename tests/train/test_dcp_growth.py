@@ -180,7 +180,7 @@ def test_more_blocks_start_as_identity_with_an_empty_state(tmp_path: Path, famil
     new = next(name for name in ("1", "2") if not grown.layers[name].down.weight.any())
     assert not again.state[grown.layers[new].up.weight]["exp_avg"].any()
     assert grown.layers[new].up.weight.std() > 0
-    assert compare_dcp(tmp_path / "small", tmp_path / "deep", family=family).ok
+    assert compare_dcp(tmp_path / "small", tmp_path / "deep", build=Net).ok
 
 
 def flat_folder(path: Path) -> None:
@@ -300,7 +300,7 @@ def test_an_object_that_is_code_is_copied_and_never_run(tmp_path: Path, family: 
     upscale_dcp(
         tmp_path / "small", tmp_path / "wide", family, SMALL, {"width": 16, "layers": 2}, Growth(0, how="copies")
     )
-    assert compare_dcp(tmp_path / "small", tmp_path / "wide", family=family).ok
+    assert compare_dcp(tmp_path / "small", tmp_path / "wide", build=Net).ok
     with pytest.raises(MupscaleError, match="is no plain value"):
         DcpFolder(tmp_path / "wide").value("dataloader.code")
     assert not (tmp_path / "ran").exists()

@@ -64,10 +64,10 @@ def upscale_dcp_folder(path: str, out: Path, options: Any) -> str:
 
 def verify_dcp_folders(small: str, large: str, options: Any) -> int:
     """Compare two folders."""
-    from mupscale.train import compare_dcp
+    from mupscale.train import compare_dcp, import_path
 
-    family = None if options.model is None else _family(options, grows=False)[0]
-    comparison = compare_dcp(small, large, family=family)
+    allow_modules([options.model or ""])
+    comparison = compare_dcp(small, large, build=options.model and import_path(options.model))
     show(str(comparison))
     return 0 if comparison.ok else 1
 
@@ -96,12 +96,12 @@ def _any_layer(name: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
 
 
-def _family(options: Any, grows: bool = True) -> tuple[Any, tuple[dict[str, int], dict[str, int]]]:
+def _family(options: Any) -> tuple[Any, tuple[dict[str, int], dict[str, int]]]:
     """The family of the models that --model builds, and the sizes from which and to which one of them grows."""
     from mupscale import Family
     from mupscale.train import import_path
 
-    if options.model is None or (grows and options.to is None):
+    if options.model is None or options.to is None:
         raise UsageError(
             "a folder of torch.distributed.checkpoint does not describe its model: give --model MODULE.FUNCTION, which "
             "builds it, and --to SIZES"
@@ -113,7 +113,7 @@ def _family(options: Any, grows: bool = True) -> tuple[Any, tuple[dict[str, int]
         for name, parameter in inspect.signature(build).parameters.items()
         if type(parameter.default) is int
     }
-    narrow = {name: narrow.get(name, usual.get(name)) for name in {**narrow, **wide} or usual}
+    narrow = {name: narrow.get(name, usual.get(name)) for name in {**narrow, **wide}}
     if unknown := [name for name, size in narrow.items() if size is None]:
         raise UsageError(f"{options.model} has no default for {unknown[0]}: give the folder's sizes (--from)")
     wide, base = {**narrow, **wide}, {**narrow, **_sizes(options, "base")}

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale.core import Plan, check_dtype, check_same_names
-from mupscale.family import Family
+from mupscale.family import BuiltMembers, Family
 from mupscale.growth import (
     NewTensor,
     Part,
@@ -433,13 +433,13 @@ def compare_dcp(
     small: str | Path,
     large: str | Path,
     *,
-    family: Family | None = None,
+    build: Callable[..., nn.Module] | None = None,
     optimizer: type[Optimizer] | None = None,
 ) -> DcpComparison:
     """Which tensors of the folder `large` are not what `small` becomes by the growth that its mupscale.json tells.
 
-    Where there is none, which are not those of `small`. family: as in `upscale_dcp`, needed only where a module saves
-    its parameters under other names.
+    Where there is none, which are not those of `small`. build: from sizes to the model, needed only where a module
+    saves its parameters under other names. optimizer: as in `upscale_dcp`.
 
     >>> import tempfile
     >>> from mupscale.train import save_dcp
@@ -456,12 +456,12 @@ def compare_dcp(
     if record is not None:
         plan, growth, seed = Plan.from_json(json.dumps(record["plan"])), Growth(0, **record["growth"]), record["seed"]
         strangers = [name for name in before.model if name not in plan.old_names]
-        if family is None and strangers:
+        if build is None and strangers:
             raise MupscaleError(
                 f"'{strangers[0]}' is no parameter: a module saves it instead of its own. Give --model, the function "
                 "that builds the model"
             )
-        models = [None if family is None else family.sketch(record[side]) for side in ("from", "to")]
+        models = [build and BuiltMembers(build, record["from"]).sketch(record[side]) for side in ("from", "to")]
         grown = _Growing(before, plan, growth, seed, optimizer, *models)
         tensors, make, objects = grown.tensors, grown.make, grown.objects
     rows = list(_differences(tensors, make, after))

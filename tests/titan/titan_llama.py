@@ -1,4 +1,4 @@
-"""A Llama of torchtitan at any size, as `mupscale upscale --model llama.build --inputs llama.tokens` asks for it.
+"""A Llama of torchtitan at any size, for `mupscale upscale --model titan_llama.build --inputs titan_llama.tokens`.
 
 torchtitan's language models attend with FlexAttention, which is for GPUs; this one takes its own class for plain causal
 attention, which runs on any machine.

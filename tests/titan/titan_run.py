@@ -1,7 +1,8 @@
 """Train such a Llama for some steps with torchtitan's own optimizer, schedule and checkpoints, under FSDP2 on the CPU.
 
-torchrun --nproc_per_node 2 run.py FOLDER STEPS SIZES [GROUPS]: resumes from the newest checkpoint in FOLDER, if it has one, and writes one and the
-losses, as losses.json. SIZES: JSON, as {"dim": 64}. GROUPS: a file with the trainer's parameter groups.
+torchrun --nproc_per_node 2 titan_run.py FOLDER STEPS SIZES [GROUPS]: resumes from the newest checkpoint in FOLDER, if
+it has one, and leaves another there, and the losses in losses.json. SIZES: JSON, as {"dim": 64}. GROUPS: a file with
+the lines for the trainer's config.
 """
 
 from __future__ import annotations
@@ -9,18 +10,21 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from llama import VOCABULARY, build
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torchtitan.components.checkpoint import CheckpointManager
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig, default_adamw
 
+from titan_llama import VOCABULARY, build
+
 
 def main(folder: Path, steps: int, sizes: dict[str, int], groups: Path | None) -> None:
+    """Train in one of several processes."""
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model, mesh = build(**sizes), init_device_mesh("cpu", (dist.get_world_size(),))
@@ -29,7 +33,7 @@ def main(folder: Path, steps: int, sizes: dict[str, int], groups: Path | None) -
     fully_shard(model, mesh=mesh)
     config = default_adamw(lr=2e-3, eps=1e-5)
     if groups is not None:
-        scope: dict[str, object] = {"ParamGroupConfig": ParamGroupConfig}
+        scope: dict[str, Any] = {"ParamGroupConfig": ParamGroupConfig}
         exec(groups.read_text(), scope)
         config = OptimizersContainer.Config(param_groups=scope["param_groups"])
     config.implementation = "for-loop"
