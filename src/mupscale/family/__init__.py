@@ -8,6 +8,7 @@ depths          the same at several depths: at each a family of widths, and rate
 width_family    a member at every width
 """
 
+from mupscale.family.built_members import BuiltMembers
 from mupscale.family.width_family import Family
 
-__all__ = ["Family"]
+__all__ = ["BuiltMembers", "Family"]

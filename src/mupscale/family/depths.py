@@ -244,6 +244,21 @@ class Depths:
         plan: Plan = self.at(depths[0]).widening(members[0], members[1], grow=grow)
         return plan
 
+    def growth_plan(self, narrow: WidthLike, wide: WidthLike, grow: Grow | None = None) -> Plan:
+        """The plan for growing in width, and then in depth."""
+        (few, narrow_widths), (many, widths) = self.split(narrow), self.split(wide)
+        wider, deeper = split_operators(grow)
+        plan: Plan = self.at(few).widening(narrow_widths, widths, grow=wider)
+        if many == few:
+            return plan
+        shallow, deep = (self.family.sketch(self.join(depth, widths)) for depth in (few, many))
+        writers = None
+        if not deeper.copies or self.rule == "complete":
+            writers = self._writers(find_block_lists(shallow, deep), "shallow")
+        blocks = plan_depth(shallow, deep, grow=deeper, depth_rule=self.rule, writers=writers)
+        initial = self.at(many).widening(widths, widths, grow=wider).initial
+        return replace(plan.then(blocks), initial=initial, tried_by=plan.tried_by)
+
     def check_growth(self, narrow: WidthLike, wide: WidthLike, grow: Grow | None = None) -> None:
         """An error where one member cannot grow into the other in this way; no model is built with memory."""
         (few, narrow_widths), (many, wide_widths) = self.split(narrow), self.split(wide)

@@ -170,6 +170,14 @@ class Family(TriedMembers):
         return self._noting_trial(plan.with_initial("past_norms", past_norms), narrow, wide)
 
     @_by_depth
+    def growth_plan(self, narrow: WidthLike, wide: WidthLike, grow: Grow | None = None) -> Plan:
+        """The plan for growing one member into another, in width and in depth, for which neither needs memory.
+
+        What is drawn in new blocks is to be drawn from the plan's own initial values.
+        """
+        return self.widening(narrow, wide, grow=split_operators(grow)[0])
+
+    @_by_depth
     def check_growth(self, narrow: WidthLike, wide: WidthLike, grow: Grow | None = None) -> None:
         """An error where one member of the family cannot grow into the other in this way, before any is built."""
         operator = split_operators(grow)[0]

@@ -24,7 +24,7 @@ depth_plans      which tensor of the shallow model each of the deep one's is mad
 from mupscale.growth.copies import Copies, NaiveCopies
 from mupscale.growth.depth_operators import DepthOperator, Identity, Place, Stack
 from mupscale.growth.depth_plans import plan_depth, with_depth
-from mupscale.growth.draws import draw_normal, standard_normal
+from mupscale.growth.draws import NewTensor, draw_normal, standard_normal
 from mupscale.growth.experts import Experts, plan_experts
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.fresh_tensor import FreshTensor, FreshValues, Region
@@ -52,9 +52,10 @@ from mupscale.growth.operator_pairs import (
     word_in_table,
     word_of_operator,
 )
-from mupscale.growth.operators import Operator, Part, StatePart
+from mupscale.growth.operators import Operator, Part, StatePart, check_operator
 from mupscale.growth.optimizer_state import (
     axes_of_state,
+    grow_state,
     initial_state,
     is_scalar,
     state_factor,
@@ -94,6 +95,7 @@ __all__ = [
     "Identity",
     "NaiveCopies",
     "Net2Net",
+    "NewTensor",
     "Noise",
     "Operator",
     "Part",
@@ -107,6 +109,7 @@ __all__ = [
     "axes_of_state",
     "check_goes_with",
     "check_noise",
+    "check_operator",
     "check_spread",
     "check_written",
     "choose_operator",
@@ -117,6 +120,7 @@ __all__ = [
     "dress_like",
     "gain_factor",
     "grow_optimizer",
+    "grow_state",
     "has_unsaved_widths",
     "initial_state",
     "is_replica",

@@ -9,12 +9,14 @@ moments and the distribution of any projection are the normal one's within some 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mupscale.core import Initial, Plan, Shape
 from mupscale.system import derive
 
 _POINTS = 1 << 16
@@ -81,3 +83,38 @@ def _points() -> Tensor:
     x, y = (np.rint(radius * along(angle) * _GRID) / _GRID for along in (np.cos, np.sin))
     turned = [np.stack(point, axis=1) for point in ((x, y), (-y, x), (-x, -y), (y, -x))]
     return torch.from_numpy(np.concatenate(turned).astype(np.float32)).view(torch.int64).view(-1)
+
+
+@dataclass(frozen=True)
+class NewTensor:
+    """A tensor of a new layer: its name, what it is drawn from (a constant for a std of 0), and the seed.
+
+    >>> NewTensor("norm.weight", mean=1.0, std=0.0, seed=0).whole((2,), torch.float32)
+    tensor([1., 1.])
+    """
+
+    name: str
+    mean: float
+    std: float
+    seed: int
+
+    @classmethod
+    def of(cls, name: str, plan: Plan, seed: int) -> NewTensor | None:
+        """What a plan says of a tensor; None if it is made of another one's values."""
+        source, law = plan.sources[name], plan.initial.get(name, Initial())
+        if source.is_taken:
+            return None
+        mean, *_ = (source.value,) if source.kind == "silent" else law.means or (0.0,)
+        return cls(name, mean, 0.0 if source.kind == "silent" else law.std or 0.0, seed)
+
+    def part(self, start: int, count: int, size: int, dtype: torch.dtype) -> Tensor:
+        """So many of its `size` entries; what is drawn follows from the seed and the name alone."""
+        if self.std == 0:
+            return torch.full((count,), self.mean, dtype=dtype)
+        drawn = draw_normal(torch.empty(count), start, self.seed, f"new block {self.name}")
+        return drawn.mul_(self.std).add_(self.mean).to(dtype)
+
+    def whole(self, shape: Shape, dtype: torch.dtype) -> Tensor:
+        """All of it."""
+        size = math.prod(shape)
+        return self.part(0, size, size, dtype).view(shape)

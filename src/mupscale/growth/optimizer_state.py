@@ -72,7 +72,7 @@ def widen_optimizer(
             )
         part, state = Part(name, plan, seed=0), states[source.name]
         grown[p] = {
-            key: _grow_value(key, value, part, p, group, traits, grow, wide_optimizer) for key, value in state.items()
+            key: grow_state(key, value, part, p, group, traits, grow, wide_optimizer) for key, value in state.items()
         }
     wide_optimizer.state.update(grown)
     return wide_optimizer
@@ -155,7 +155,7 @@ def state_factor(name: str, key: str, entry: Entry, group: Mapping[str, Any], tr
     return factor
 
 
-def _grow_value(
+def grow_state(
     key: str,
     value: Any,
     part: Part,
@@ -165,7 +165,10 @@ def _grow_value(
     operator: Operator,
     optimizer: Optimizer,
 ) -> Any:
-    """What the wide optimizer keeps under this key for the parameter."""
+    """What an optimizer keeps under this key for the wide parameter `p`, from the narrow one's value.
+
+    group: its hyperparameters. optimizer: of the class, which tells what new entries start with.
+    """
     entry, label = part.entry, f"{part.name}/{key}"
     factor = state_factor(part.name, key, entry, group, traits)
     if not isinstance(value, Tensor):

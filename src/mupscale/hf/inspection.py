@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from mupscale.core import Axis, Entry, Plan, RuleSet, Shape, shapes_in_words
-from mupscale.growth import Copies, Deepen, Fresh, FreshValues, Operator, Part
+from mupscale.growth import Copies, Deepen, Fresh, FreshValues, NewTensor, Operator, Part
 from mupscale.hf.describe import (
     AskedGrowth,
     Config,
@@ -26,7 +26,7 @@ from mupscale.hf.describe import (
     runs_trusted_code,
     settle_growth,
 )
-from mupscale.hf.files import NewTensor, Record, Source, open_source, plan_growth, shorten_number
+from mupscale.hf.files import Record, Source, open_source, plan_growth, shorten_number
 from mupscale.hf.verification import find_record
 from mupscale.optim import DECAY_RULE, Traits, change_of_decay, default_hyper, inexact_in_words, traits_of
 from mupscale.system import (

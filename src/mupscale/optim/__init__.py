@@ -17,6 +17,7 @@ from mupscale.optim.groups import (
     make_optimizer,
     param_groups,
     per_group,
+    recognise_optimizer,
 )
 from mupscale.optim.muon_with_adamw import MuonAdamW, muon_groups
 from mupscale.optim.optimizer_traits import Traits, known_traits, register_optimizer, traits_of
@@ -40,6 +41,7 @@ __all__ = [
     "muon_groups",
     "param_groups",
     "per_group",
+    "recognise_optimizer",
     "register_optimizer",
     "saved_schedule",
     "scale",

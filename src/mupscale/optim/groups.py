@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -233,3 +233,48 @@ def _names_of(params: Any, plan: Plan, parameters: Mapping[str, nn.Parameter]) -
             )
         names.append(name)
     return names
+
+
+def recognise_optimizer(state: Set[str], hyper: Mapping[str, Any], where: object) -> type[Optimizer]:
+    """The optimizer of torch that keeps such state and has such hyperparameters; Adam and AdamW differ in a flag.
+
+    where: what they were read from, for the error.
+
+    >>> recognise_optimizer({"momentum_buffer"}, default_hyper(torch.optim.SGD, {}), "a file").__name__
+    'SGD'
+    """
+    names = hyper.keys() - _LEFT_BY_OTHERS
+    own = {cls: default_hyper(cls, {}).keys() for cls in _torch_optimizers() if _may_keep(cls, state)}
+    own = {cls: known for cls, known in own.items() if len(names - known) <= _STRANGE}
+    nearest = min(own, key=lambda cls: (len(names - own[cls]), len(own[cls] - names)), default=None)
+    if nearest is None:
+        raise MupscaleError(
+            f"the library cannot tell which optimizer wrote {where} from its state "
+            f"({', '.join(sorted(state)) or 'there is none'}) and hyperparameters ({', '.join(sorted(names))}): "
+            "only those of torch.optim that follow the width are known, and AdamW is the usual one"
+        )
+    if nearest is torch.optim.AdamW and not hyper.get("decoupled_weight_decay", True):
+        return torch.optim.Adam
+    return nearest
+
+
+_LEFT_BY_OTHERS = {"initial_lr", "lr_factor", "weight_decay_factor", "eps_factor", "norm_factor", "from_group"}
+_LEFT_BY_OTHERS |= {"decay_rule", "weight_decay_change"}
+_KEPT_BY_OTHERS = {"step", "exp_avg", "exp_avg_sq", "func_evals", "n_iter", "d", "t", "old_dirs", "old_stps", "ro"}
+_KEPT_BY_OTHERS |= {"H_diag", "prev_flat_grad", "prev_loss", "al"}  # by RAdam and LBFGS
+_STRANGE = 2  # hyperparameters that another version may have and this one lacks
+
+
+def _torch_optimizers() -> list[type[Optimizer]]:
+    """AdamW first, for what could be of several."""
+    every = [cls for cls in vars(torch.optim).values() if isinstance(cls, type) and issubclass(cls, Optimizer)]
+    return sorted({*every} - {Optimizer}, key=lambda cls: (cls is not torch.optim.AdamW, cls.__name__))
+
+
+def _may_keep(cls: type[Optimizer], state: Set[str]) -> bool:
+    """Whether the class has such state; one that cannot follow the width may be it, too, and says why it cannot."""
+    try:
+        own = traits_of(cls)
+    except MupscaleError:
+        return bool(state) and state <= _KEPT_BY_OTHERS
+    return bool(state) and state <= {*own.state, *own.as_is}

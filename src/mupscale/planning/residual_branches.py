@@ -57,6 +57,7 @@ class BlockList:
 def find_block_lists(shallow: nn.Module, deep: nn.Module, blocks: str | None = None) -> list[BlockList]:
     """The lists of blocks that are longer in the deep model: ModuleLists, or stretches of one class in a Sequential.
 
+    A ModuleDict whose keys are 0, 1, … is such a list, too.
     blocks: the path of the blocks, with * in place of their number ("encoder.layer*"), where they lie in no such list.
     """
     ours, theirs = naming.modules(shallow), naming.modules(deep)
@@ -65,7 +66,7 @@ def find_block_lists(shallow: nn.Module, deep: nn.Module, blocks: str | None = N
     lists: list[BlockList] = []
     for path, module in ours.items():
         other = theirs.get(path)
-        if not isinstance(module, _LISTS) or not isinstance(other, _LISTS) or len(module) == len(other):
+        if other is None or not _is_list(module) or not _is_list(other) or len(module._modules) == len(other._modules):
             continue
         if not any(True for _ in (*other.parameters(), *other.buffers())):  # of nothing that is stored
             continue
@@ -80,6 +81,12 @@ def find_block_lists(shallow: nn.Module, deep: nn.Module, blocks: str | None = N
             "Name them: blocks='path.of.the.blocks.*', with * in place of their number"
         )
     return lists
+
+
+def _is_list(module: nn.Module) -> bool:
+    """Whether a module holds others in an order: also a ModuleDict by their numbers, as torchtitan has it."""
+    numbers = [str(number) for number in range(len(module._modules))]
+    return isinstance(module, _LISTS) or (isinstance(module, nn.ModuleDict) and [*module._modules] == numbers != [])
 
 
 def _named_blocks(pattern: str, ours: Mapping[str, nn.Module], theirs: Mapping[str, nn.Module]) -> BlockList:
@@ -115,7 +122,8 @@ def _check_one_class(path: str, blocks: Iterable[nn.Module]) -> None:
 def _longer_list(path: str, shallow: Any, deep: Any) -> BlockList:
     """The stretch of one class in a list that is longer in the deep model; what follows it moves."""
     names = [[f"{path}.{name}".lstrip(".") for name in module._modules] for module in (shallow, deep)]
-    kinds = [[plain_type(block) for block in module] for module in (shallow, deep)]
+    shallow, deep = ([*module._modules.values()] for module in (shallow, deep))
+    kinds = [[plain_type(block) for block in blocks] for blocks in (shallow, deep)]
     grown = [kind for kind in dict.fromkeys([*kinds[0], *kinds[1]]) if kinds[0].count(kind) != kinds[1].count(kind)]
     if len(grown) != 1 or any(_without(grown[0], k) != _without(grown[0], kinds[0]) for k in kinds):
         _check_longer(f"{path}.*".lstrip("."), *names)

@@ -8,12 +8,14 @@ run_folder, run_state, snapshot: what a run leaves on disk. stored_recipes: whos
 stored_paths: a folder that may be moved.
 loss_functions, numeric_precision, metric_series, evaluation, stop_requests, progress, tensorboard: parts of a step.
 run_curves: pictures of runs. callbacks: who else is told of a run. dcp_folders: checkpoints of
-torch.distributed. lightning_callback: growth in Lightning's Trainer. optimizer_groups: parameter groups.
+torch.distributed. dcp_growth: one grown into another. lightning_callback: growth in Lightning's Trainer.
+optimizer_groups: parameter groups.
 """
 
 from mupscale.train.callbacks import Callback, JsonLines, TensorBoard, WeightsAndBiases
 from mupscale.train.class_paths import Spec, import_path
-from mupscale.train.dcp_folders import load_dcp, load_dcp_model, save_dcp
+from mupscale.train.dcp_folders import DcpFolder, load_dcp, load_dcp_model, save_dcp
+from mupscale.train.dcp_growth import DcpComparison, DcpUpscaled, compare_dcp, upscale_dcp
 from mupscale.train.growing import check_copies, grow_model
 from mupscale.train.growth_events import Growth, NoiseLevel, build_noise, build_operator, sizes_like
 from mupscale.train.lightning_callback import lightning_growth
@@ -52,6 +54,9 @@ __all__ = [
     "MOST_IN_A_ROW",
     "Callback",
     "Checkpoints",
+    "DcpComparison",
+    "DcpFolder",
+    "DcpUpscaled",
     "Evaluation",
     "Growth",
     "JsonLines",
@@ -81,6 +86,7 @@ __all__ = [
     "check_copies",
     "check_data",
     "check_growing_sizes",
+    "compare_dcp",
     "compile_quietly",
     "copy_checkpoint",
     "cost_per_example",
@@ -110,5 +116,6 @@ __all__ = [
     "starting_point",
     "step_of",
     "stored_values",
+    "upscale_dcp",
     "values_in",
 ]

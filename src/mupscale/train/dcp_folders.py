@@ -6,8 +6,11 @@ of; torch, which would unpickle it again and load whatever it names, is given wh
 
 from __future__ import annotations
 
+import io
+import math
 import pickle
 import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +19,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale.system import MupscaleError
+from mupscale.train.processes import Processes
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.storage import StorageReader
 
 INDEX = ".metadata"
+_MOST_BYTES = 1 << 30  # of one object
 _NOT_THE_MODEL = ("optimizer.", "optim.", "lr_scheduler", "train_state", "dataloader")
 _SAFE = {
     "builtins": {"set", "frozenset", "dict", "list", "tuple", "int", "str", "bytes"},
@@ -67,6 +72,85 @@ def is_dcp_folder(path: Path) -> bool:
     return (path / INDEX).is_file()
 
 
+class DcpFolder:
+    """A DCP folder's tensors, read one at a time, and what else lies in it, as bytes.
+
+    tensors: what the index says of each. objects: the names of all that is no tensor. paths: where each of both lay in
+    the nested dict that was saved.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     DcpFolder(save_dcp(f"{folder}/step-100", nn.Linear(2, 1))).read("model.weight").shape
+    torch.Size([1, 2])
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = path = Path(path)
+        if not is_dcp_folder(path):
+            raise MupscaleError(f"{path} is no folder of torch.distributed.checkpoint: it has no {INDEX}")
+        try:
+            self._index, self.objects, self.paths = _read_index(path)
+            self.tensors: dict[str, Any] = {**self._index.state_dict_metadata}
+            self.shapes = {name: tuple(one.size) for name, one in self.tensors.items()}
+            self.dtypes: dict[str, torch.dtype] = {n: one.properties.dtype for n, one in self.tensors.items()}
+        except pickle.UnpicklingError as error:
+            raise MupscaleError(
+                f"{path / INDEX} holds {error}, which no index of tensors needs: it is not read"
+            ) from None
+        except MupscaleError:
+            raise
+        except Exception as error:  # what is unpickled may have anything in its fields
+            raise MupscaleError(f"{path / INDEX} is damaged ({type(error).__name__}: {error})") from None
+
+    @property
+    def model_prefix(self) -> str:
+        """What the names of the model's tensors begin with: `model.`, or nothing, as torchtitan has it."""
+        ours = [name for name in self.tensors if not name.startswith(_NOT_THE_MODEL)]
+        if not ours:
+            raise MupscaleError(f"{self.path} holds no tensors of a model")
+        return "model." if all(name.startswith("model.") for name in ours) else ""
+
+    @property
+    def model(self) -> list[str]:
+        """The model's own names of its tensors."""
+        prefix = self.model_prefix
+        return [name.removeprefix(prefix) for name in self.tensors if not name.startswith(_NOT_THE_MODEL)]
+
+    def read(self, name: str) -> Tensor:
+        """The tensor of this name, whole and in main memory, whatever it was sharded over."""
+        from torch.distributed.checkpoint.api import CheckpointException
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        tensor = torch.empty(self.shapes[name], dtype=self.dtypes[name])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that one process alone reads is meant
+            try:
+                load({name: tensor}, storage_reader=_reader(self.path, self._index), no_dist=True)
+            except CheckpointException as error:  # no subclass of Exception
+                last = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+                raise MupscaleError(f"{self.path} cannot be read: {last[0]}") from None
+        return tensor
+
+    def raw(self, name: str) -> bytes:
+        """The bytes that stand for an object; nothing is unpickled."""
+        info = self.objects[name]
+        if getattr(info, "transform_descriptors", None):
+            raise MupscaleError(f"'{name}' in {self.path} is stored compressed. Save the checkpoint without extensions")
+        with open(self.path / info.relative_path, "rb") as file:
+            file.seek(info.offset)
+            return file.read(min(info.length, _MOST_BYTES))
+
+    def value(self, name: str) -> Any:
+        """A number, text, or a plain list or tuple of such; what holds code is refused."""
+        if name in self.tensors:
+            return self.read(name)
+        try:
+            return torch.load(io.BytesIO(self.raw(name)), map_location="cpu", weights_only=True)
+        except Exception as error:  # whatever is wrong with it
+            reason = (str(error).splitlines() or [""])[0].rstrip(".")
+            raise MupscaleError(f"'{name}' in {self.path} is no plain value ({reason})") from None
+
+
 def load_dcp(folder: str | Path) -> dict[str, Tensor]:
     """All tensors of a DCP folder by their names, whole and in main memory, whatever they were sharded over.
 
@@ -76,35 +160,13 @@ def load_dcp(folder: str | Path) -> dict[str, Tensor]:
     ...     sorted(load_dcp(path))
     ['model.bias', 'model.weight']
     """
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    path = Path(folder)
-    if not is_dcp_folder(path):
-        raise MupscaleError(f"{path} is no folder of torch.distributed.checkpoint: it has no {INDEX}")
-    try:
-        index = _read_index(path)
-        stored: dict[str, Any] = index.state_dict_metadata
-        tensors: dict[str, Any] = {n: torch.empty(t.size, dtype=t.properties.dtype) for n, t in stored.items()}
-    except pickle.UnpicklingError as error:
-        raise MupscaleError(f"{path / INDEX} holds {error}, which no index of tensors needs: it is not read") from None
-    except MupscaleError:
-        raise
-    except Exception as error:  # what is unpickled may have anything in its fields
-        raise MupscaleError(f"{path / INDEX} is damaged ({type(error).__name__}: {error})") from None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that one process alone reads is meant
-        try:
-            load(tensors, storage_reader=_reader(path, index), no_dist=True)
-        except CheckpointException as error:  # no subclass of Exception
-            last = str(error).strip().splitlines()[-1:] or [type(error).__name__]
-            raise MupscaleError(f"{path} cannot be read: {last[0]}") from None
-    return tensors
+    source = DcpFolder(folder)
+    return {name: source.read(name) for name in source.tensors}
 
 
-def _read_index(folder: Path) -> Metadata:
-    """The tensors of the index, each whole, and the folder's own files that they lie in; nothing else of it."""
-    from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+def _read_index(folder: Path) -> tuple[Metadata, dict[str, Any], dict[str, tuple[str | int, ...]]]:
+    """The tensors of the index, each whole, and the folder's own files that they lie in; where objects lie; paths."""
+    from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 
     with open(folder / INDEX, "rb") as file:
         index = _IndexReader(file).load()
@@ -116,7 +178,11 @@ def _read_index(folder: Path) -> Metadata:
     for info in index.storage_data.values():
         if Path(info.relative_path).name != info.relative_path or not (folder / info.relative_path).is_file():
             raise MupscaleError(f"{folder} cannot be read: it has no file {info.relative_path!r}")
-    return Metadata({**stored}, storage_data=index.storage_data)
+    places = {key.fqn: info for key, info in index.storage_data.items()}
+    objects = {n: places[n] for n, one in every.items() if isinstance(one, BytesStorageMetadata) and n in places}
+    nested = index.planner_data if isinstance(index.planner_data, dict) else {}
+    paths = {n: p for n, p in nested.items() if type(p) is tuple and all(type(part) in (str, int) for part in p)}
+    return Metadata({**stored}, storage_data=index.storage_data), objects, paths
 
 
 def _reader(folder: Path, index: Metadata) -> StorageReader:
@@ -138,11 +204,8 @@ def load_dcp_model(folder: str | Path) -> dict[str, Tensor]:
     ...     sorted(load_dcp_model(save_dcp(f"{folder}/step-100", nn.Linear(2, 1))))
     ['bias', 'weight']
     """
-    tensors = {n: t for n, t in load_dcp(folder).items() if not n.startswith(_NOT_THE_MODEL)}
-    if not tensors:
-        raise MupscaleError(f"{folder} holds no tensors of a model")
-    nested = all(name.startswith("model.") for name in tensors)
-    return {name.removeprefix("model.") if nested else name: tensor for name, tensor in tensors.items()}
+    source = DcpFolder(folder)
+    return {name: source.read(source.model_prefix + name) for name in source.model}
 
 
 def save_dcp(folder: str | Path, model: nn.Module, optimizer: Optimizer | None = None) -> Path:
@@ -164,3 +227,49 @@ def save_dcp(folder: str | Path, model: nn.Module, optimizer: Optimizer | None =
         warnings.simplefilter("ignore")
         save(state, checkpoint_id=str(folder), no_dist=not (dist.is_available() and dist.is_initialized()))
     return Path(folder)
+
+
+def write_dcp(
+    folder: Path,
+    tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+    make: Callable[[str], Tensor],
+    objects: Mapping[str, bytes],
+    paths: Mapping[str, tuple[str | int, ...]],
+    processes: Processes,
+) -> None:
+    """Write a DCP folder of which each tensor is made when its turn comes, and given up when it is written.
+
+    tensors: the shape and dtype of each. make: from its name to the tensor. objects, paths: as `DcpFolder` has them.
+    Several processes divide the tensors; all must call.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    class Planner(DefaultSavePlanner):
+        def set_up_planner(self, *args: Any, **kwargs: Any) -> None:
+            super().set_up_planner(*args, **kwargs)
+            self.mappings = {name: paths.get(name, (name,)) for name in self.state_dict}
+
+        def resolve_data(self, write_item: Any) -> Any:
+            name = write_item.index.fqn
+            return io.BytesIO(objects[name]) if name in objects else make(name)
+
+    sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in tensors.items()}
+    ours, load = list[str](), [0] * processes.world
+    for name, size in sizes.items():
+        least = load.index(min(load))
+        load[least] += size
+        ours += [name] if least == processes.rank else []
+    state: dict[str, Any] = {n: torch.empty(tensors[n][0], dtype=tensors[n][1], device="meta") for n in ours}
+    state |= dict.fromkeys(objects)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            save(state, storage_writer=FileSystemWriter(folder), planner=Planner(), no_dist=processes.world == 1)
+        except CheckpointException as error:
+            cause, _ = next(iter(error.failures.values()))
+            if isinstance(cause, MupscaleError):
+                raise cause from None
+            raise MupscaleError(f"{folder} could not be written: {' '.join(str(cause).split())}") from None

@@ -20,7 +20,6 @@ from mupscale.hf.files.output_folder import (
 from mupscale.hf.files.record import RECORD_FILE, GrowthStep, Record, count_from_first, plan_growth, then_parts
 from mupscale.hf.files.source import Source, StoredTensor, is_gguf, open_source, read_config, read_gguf, read_into
 from mupscale.hf.files.stream import (
-    NewTensor,
     WeightShard,
     arrange_shards,
     plan_name,
@@ -34,7 +33,6 @@ __all__ = [
     "CARD_FILE",
     "RECORD_FILE",
     "GrowthStep",
-    "NewTensor",
     "Record",
     "Source",
     "StoredTensor",

@@ -21,12 +21,13 @@ from typing import BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from mupscale.core import Axis, Entry, Initial, Plan, Shape, check_dtype, widened_shape
+from mupscale.core import Axis, Entry, Plan, Shape, check_dtype, widened_shape
 from mupscale.growth import (
     Copies,
     Fresh,
     FreshTensor,
     GaussianNoise,
+    NewTensor,
     Operator,
     Part,
     Region,
@@ -42,37 +43,6 @@ from mupscale.system import MupscaleError, open_file, replace_text, show_short, 
 
 _SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZES |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
-
-
-@dataclass(frozen=True)
-class NewTensor:
-    """A tensor of a new layer: its name, what it is drawn from (a constant for a std of 0), and the seed."""
-
-    name: str
-    mean: float
-    std: float
-    seed: int
-
-    @classmethod
-    def of(cls, name: str, plan: Plan, seed: int) -> NewTensor | None:
-        """What a plan says of a tensor; None if it is made of another one's values."""
-        source, law = plan.sources[name], plan.initial.get(name, Initial())
-        if source.is_taken:
-            return None
-        mean, *_ = (source.value,) if source.kind == "silent" else law.means or (0.0,)
-        return cls(name, mean, 0.0 if source.kind == "silent" else law.std or 0.0, seed)
-
-    def part(self, start: int, count: int, size: int, dtype: torch.dtype) -> Tensor:
-        """So many of its `size` entries; what is drawn follows from the seed and the name alone."""
-        if self.std == 0:
-            return torch.full((count,), self.mean, dtype=dtype)
-        drawn = draw_normal(torch.empty(count), start, self.seed, f"new block {self.name}")
-        return drawn.mul_(self.std).add_(self.mean).to(dtype)
-
-    def whole(self, shape: Shape, dtype: torch.dtype) -> Tensor:
-        """All of it."""
-        size = math.prod(shape)
-        return self.part(0, size, size, dtype).view(shape)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from mupscale import optim
 from mupscale.core import Entry, Initial, Plan, RuleSet, Shape, laid_out_like, naming
 from mupscale.hf.describe import Config, ConfigFamily, model_class, sketch_model
 from mupscale.hf.files import Record
-from mupscale.optim import default_hyper, scale, traits_of
+from mupscale.optim import recognise_optimizer, scale, traits_of
 from mupscale.system import MupscaleError, NotNegative, checks_arguments, warn
 
 _IN_BLOCK = re.compile(r"[^.]+\.\d+\.")  # the first of a name's numbered modules, as in model.layers.0.mlp
@@ -131,6 +131,11 @@ def refuse_untrainable(model: nn.Module) -> None:
             )
 
 
+__all__ = ["decay_groups", "param_groups", "plan", "resume_optimizer"]
+
+OPTIMIZER = "optimizer.pt"
+
+
 @checks_arguments
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Names in two groups, as transformers' Trainer makes them: weight decay for all but biases and norms.
@@ -150,9 +155,6 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
 
 State = Mapping[str, Any]
-_LEFT_BY_OTHERS = {"initial_lr", "lr_factor", "weight_decay_factor", "eps_factor", "norm_factor", "from_group"}
-_LEFT_BY_OTHERS |= {"decay_rule", "weight_decay_change"}
-_STRANGE = 2  # hyperparameters that another version may have and this one lacks
 
 
 @dataclass(frozen=True)
@@ -166,19 +168,7 @@ class SavedOptimizer:
     def optimizer_class(self) -> type[Optimizer]:
         """The optimizer of torch whose hyperparameters and state these are; Adam and AdamW say which by a flag."""
         held = {key for state in self.states.values() for key in state}
-        hyper = self.groups[0][1].keys() - _LEFT_BY_OTHERS
-        names = {cls: default_hyper(cls, {}).keys() for cls in _torch_optimizers() if _may_hold(cls, held)}
-        names = {cls: own for cls, own in names.items() if len(hyper - own) <= _STRANGE}
-        nearest = min(names, key=lambda cls: (len(hyper - names[cls]), len(names[cls] - hyper)), default=None)
-        if nearest is None:
-            raise MupscaleError(
-                f"the library cannot tell which optimizer wrote {self.path} from its state "
-                f"({', '.join(sorted(held)) or 'there is none'}) and hyperparameters ({', '.join(sorted(hyper))}): "
-                "only those of torch.optim that follow the width are known, and AdamW is the usual one"
-            )
-        if nearest is torch.optim.AdamW and not self.groups[0][1].get("decoupled_weight_decay", True):
-            return torch.optim.Adam
-        return nearest
+        return recognise_optimizer(held, self.groups[0][1], self.path)
 
 
 def find_optimizer_file(path: str | Path) -> Path:
@@ -265,26 +255,6 @@ def _fits(state: State, shape: Shape) -> bool:
     """Whether the state can be of a parameter of this shape: of the same one, reduced along an axis, or a number."""
     tensors = [tuple(value.shape) for value in state.values() if isinstance(value, Tensor) and value.numel() != 1]
     return all(len(t) == len(shape) and all(a in (1, b) for a, b in zip(t, shape, strict=True)) for t in tensors)
-
-
-def _torch_optimizers() -> list[type[Optimizer]]:
-    """AdamW first, for what could be of several."""
-    every = (cls for cls in vars(torch.optim).values() if isinstance(cls, type) and issubclass(cls, Optimizer))
-    return sorted(every, key=lambda cls: cls is not torch.optim.AdamW)
-
-
-def _may_hold(cls: type[Optimizer], held: set[str]) -> bool:
-    """Whether the class has such state; one that cannot follow the width may be it, too, and says why it cannot."""
-    try:
-        own = traits_of(cls)
-    except MupscaleError:
-        return bool(held)
-    return bool(held) and held <= {*own.state, *own.as_is}
-
-
-__all__ = ["decay_groups", "param_groups", "plan", "resume_optimizer"]
-
-OPTIMIZER = "optimizer.pt"
 
 
 @checks_arguments

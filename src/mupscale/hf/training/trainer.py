@@ -27,6 +27,7 @@ from mupscale.core import Plan, RuleSet, naming
 from mupscale.growth import (
     Copies,
     Deepen,
+    NewTensor,
     Operator,
     SignalNoise,
     deepen,
@@ -52,7 +53,6 @@ from mupscale.hf.describe import (
 from mupscale.hf.files import (
     CARD_FILE,
     GrowthStep,
-    NewTensor,
     Record,
     count_from_first,
     open_source,

@@ -1,0 +1,144 @@
+"""upscale, verify and inspect for folders of torch.distributed.checkpoint, such as torchtitan's."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from mupscale.cli.arguments import UsageError
+from mupscale.cli.own_modules import allow_modules
+from mupscale.system import MupscaleError, print_at_once, show, text_table, wrap_text
+
+_DCP_OPTIONS = ("model", "inputs", "from", "to", "base")
+_FOR_BOTH = {*_DCP_OPTIONS, "how", "noise", "exact", "lossless", "outgoing", "deepen", "seed", "optimizer", "overwrite"}
+
+
+def is_dcp(path: str) -> bool:
+    """Whether a path is a folder of torch.distributed.checkpoint; torch is not imported for it."""
+    return (Path(path) / ".metadata").is_file()
+
+
+def add_dcp(parser: Any) -> None:
+    """Of a folder of torch.distributed.checkpoint: the model, which it does not describe."""
+    meaning = "for a DCP folder: your function that builds the model from its sizes, such as llama.build"
+    parser.add_argument("--model", type=str | None, metavar="MODULE.FUNCTION", help=meaning)
+    meaning = "for a DCP folder: your function that returns a small batch, on which small models are tried"
+    parser.add_argument("--inputs", type=str | None, metavar="MODULE.FUNCTION", help=meaning)
+    meaning = "for a DCP folder: the sizes to grow to, such as dim=512,heads=8,layers=12"
+    parser.add_argument("--to", type=str | None, metavar="SIZES", help=meaning)
+    meaning = "for a DCP folder: the sizes of its model (default: what the function has as defaults)"
+    parser.add_argument("--from", type=str | None, metavar="SIZES", help=meaning)
+    meaning = "for a DCP folder: sizes of a small model that is tried instead of a large one (default: as --from)"
+    parser.add_argument("--base", type=str | None, metavar="SIZES", help=meaning)
+
+
+def check_which(options: Any, parser: Any, dcp: bool) -> None:
+    """An error where an option is for the other kind of checkpoint."""
+    given = [name for name, value in vars(options).items() if value != parser.get_default(name)]
+    strange = [name for name in given if (name not in _FOR_BOTH if dcp else name in _DCP_OPTIONS)]
+    if strange:
+        kind = "Hugging Face checkpoints" if dcp else "folders of torch.distributed.checkpoint"
+        raise UsageError(f"--{strange[0].replace('_', '-')} is for {kind}: leave it out")
+
+
+def upscale_dcp_folder(path: str, out: Path, options: Any) -> str:
+    """Write the grown folder; what to say of it."""
+    from mupscale.growth import is_replica, replica_in_words
+    from mupscale.train import Growth, join_processes, upscale_dcp
+
+    with join_processes("cpu", "ddp") as processes:
+        family, sizes = _family(options)
+        noise = options.noise or 0.0
+        how = "lossless" if options.lossless else options.how or ("copies" if options.exact or noise else "fresh")
+        outgoing = 1.0 if options.outgoing is None else options.outgoing
+        growth = Growth(0, how=how, noise=noise, outgoing=outgoing, deepen=options.deepen or "identity")
+        if is_replica(growth.build_operator()) and not options.exact and processes.main:
+            print_at_once(wrap_text(replica_in_words()), "stderr")
+        known: dict[str, Any] = {"seed": options.seed, "optimizer": _optimizer(options), "processes": processes}
+        upscaled = upscale_dcp(path, out, family, *sizes, growth, **known)
+        return str(upscaled) if processes.main else ""
+
+
+def verify_dcp_folders(small: str, large: str, options: Any) -> int:
+    """Compare two folders."""
+    from mupscale.train import compare_dcp, import_path
+
+    allow_modules([options.model or ""])
+    comparison = compare_dcp(small, large, build=options.model and import_path(options.model))
+    show(str(comparison))
+    return 0 if comparison.ok else 1
+
+
+def inspect_dcp_folder(path: str, options: Any) -> int:
+    """What is in a folder, or, where sizes are given, what growing to them would do."""
+    from mupscale.train import DcpFolder, Growth
+
+    if options.to is not None:
+        family, sizes = _family(options)
+        how = "lossless" if options.lossless else options.how or "fresh"
+        show(str(family.growth_plan(*sizes, Growth(0, how=how, deepen=options.deepen or "identity").build_operators())))
+        return 0
+    folder, rows = DcpFolder(path), Counter[tuple[str, str, str]]()
+    for name, shape in folder.shapes.items():
+        dtype = str(folder.dtypes[name]).removeprefix("torch.")
+        rows[_any_layer(name), "×".join(map(str, shape)) or "a number", dtype] += 1
+    for name in folder.objects:
+        rows[_any_layer(name), "", "object"] += 1
+    cells = [(name, shape, dtype, str(count) if count > 1 else "") for (name, shape, dtype), count in rows.items()]
+    show(text_table(("name", "shape", "dtype", "layers"), cells, left=3))
+    return 0
+
+
+def _any_layer(name: str) -> str:
+    return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
+
+
+def _family(options: Any) -> tuple[Any, tuple[dict[str, int], dict[str, int]]]:
+    """The family of the models that --model builds, and the sizes from which and to which one of them grows."""
+    from mupscale import Family
+    from mupscale.train import import_path
+
+    if options.model is None or options.to is None:
+        raise UsageError(
+            "a folder of torch.distributed.checkpoint does not describe its model: give --model MODULE.FUNCTION, which "
+            "builds it, and --to SIZES"
+        )
+    allow_modules([name for name in (options.model, options.inputs) if name])
+    build, narrow, wide = import_path(options.model), _sizes(options, "from"), _sizes(options, "to")
+    usual = {
+        name: parameter.default
+        for name, parameter in inspect.signature(build).parameters.items()
+        if type(parameter.default) is int
+    }
+    narrow = {name: narrow.get(name, usual.get(name)) for name in {**narrow, **wide}}
+    if unknown := [name for name, size in narrow.items() if size is None]:
+        raise UsageError(f"{options.model} has no default for {unknown[0]}: give the folder's sizes (--from)")
+    wide, base = {**narrow, **wide}, {**narrow, **_sizes(options, "base")}
+    inputs = None if options.inputs is None else import_path(options.inputs)()
+    return Family(build, base, init_at=narrow, inputs=inputs), (narrow, wide)
+
+
+def _sizes(options: Any, option: str) -> dict[str, int]:
+    text = getattr(options, option) or ""
+    pairs = [part.partition("=") for part in text.split(",") if part]
+    if not all(name.strip() and value.strip().isdecimal() for name, _, value in pairs):
+        raise UsageError(f"--{option} is {text}, but must be names with whole numbers, such as dim=512,layers=12")
+    return {name.strip(): int(value) for name, _, value in pairs}
+
+
+def _optimizer(options: Any) -> Any:
+    """The class that --optimizer names, for one that is not torch's."""
+    from torch.optim import Optimizer
+
+    from mupscale.train import import_path
+
+    if options.optimizer is None:
+        return None
+    allow_modules([options.optimizer])
+    found = import_path(options.optimizer)
+    if not (isinstance(found, type) and issubclass(found, Optimizer)):
+        raise MupscaleError(f"{options.optimizer} is no torch.optim.Optimizer")
+    return found

@@ -1,0 +1,316 @@
+"""Folders of torch.distributed.checkpoint grown into others, which their trainers resume from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+
+import mupscale as mu
+from mupscale.cli import main
+from mupscale.system import MupscaleError
+from mupscale.train import DcpFolder, Growth, compare_dcp, upscale_dcp
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Fused(nn.Module):
+    """Two projections in one parameter, saved as two, as torchtitan's attention does."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.both = nn.Linear(3, 2 * width, bias=False)
+        self.register_state_dict_post_hook(self._split)
+        self.register_load_state_dict_pre_hook(self._join)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, other = self.both(x).unflatten(-1, (-1, 2)).unbind(-1)
+        return one * other
+
+    @staticmethod
+    def _split(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+        both = state.pop(f"{prefix}both.weight").unflatten(0, (-1, 2))
+        state[f"{prefix}one"], state[f"{prefix}other"] = both[:, 0].contiguous(), both[:, 1].contiguous()
+
+    @staticmethod
+    def _join(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+        parts = [state.pop(f"{prefix}{name}") for name in ("one", "other")]
+        state[f"{prefix}both.weight"] = torch.stack(parts, 1).flatten(0, 1)
+
+
+class Net(nn.Module):
+    """Blocks by number in a dict, as torchtitan has them."""
+
+    def __init__(self, width: int = 8, layers: int = 2) -> None:
+        super().__init__()
+        self.first, self.last = Fused(width), nn.Linear(width, 2)
+        self.layers = nn.ModuleDict({str(n): Block(width) for n in range(layers)})
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.layers.values():
+            x = block(x)
+        out: Tensor = self.last(x)
+        return out
+
+
+SMALL, X = {"width": 8, "layers": 2}, torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def family() -> mu.Family:
+    return mu.Family(Net, SMALL, inputs=X)
+
+
+@pytest.fixture(autouse=True)
+def one_process() -> None:
+    warnings.filterwarnings("ignore", message=".*single process.*")
+
+
+def trained(name: str) -> tuple[Net, torch.optim.Optimizer]:
+    torch.manual_seed(1)
+    model = Net()
+    optimizer = getattr(torch.optim, name)(model.named_parameters(), **OPTIMIZERS[name])
+    losses(model, optimizer, 3)
+    return model, optimizer
+
+
+def losses(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
+    found = []
+    for _ in range(steps):
+        loss = (model(X) - X[:, :2]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(float(loss.detach()))
+    return found
+
+
+def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Model and optimizer, its state by the names of parameters, as torch's get_optimizer_state_dict gives it."""
+    dcp.save({"model": model.state_dict(), "optimizer": by_names(optimizer)}, checkpoint_id=str(folder), no_dist=True)
+
+
+def by_names(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    saved = optimizer.state_dict()
+    names = [name for group in saved["param_groups"] for name in group.pop("param_names")]
+    groups = [{**group, "params": [names[number] for number in group["params"]]} for group in saved["param_groups"]]
+    return {"state": {names[number]: state for number, state in saved["state"].items()}, "param_groups": groups}
+
+
+def resumed(folder: Path, model: nn.Module, cls: type[torch.optim.Optimizer], **hyper: Any) -> torch.optim.Optimizer:
+    """As a trainer that knows nothing of us resumes: with the groups that mupscale.json lists."""
+    groups, named = json.loads((folder / "mupscale.json").read_text())["groups"], dict(model.named_parameters())
+    optimizer = cls([{"params": [(n, named[n]) for n in group["params"]]} for group in groups], **hyper)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    state = {"model": model.state_dict(), "optimizer": by_names(optimizer)}
+    dcp.load(state, checkpoint_id=str(folder), no_dist=True)
+    model.load_state_dict(state["model"])
+    numbers = {name: number for number, name in enumerate(n for group in groups for n in group["params"])}
+    for group in state["optimizer"]["param_groups"]:
+        group["params"] = [numbers[name] for name in group["params"]]
+    states = {numbers[name]: values for name, values in state["optimizer"]["state"].items()}
+    optimizer.load_state_dict({**state["optimizer"], "state": states})
+    return optimizer
+
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "AdamW": {"lr": 0.01, "weight_decay": 0.1, "eps": 1e-3},
+    "SGD": {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01},
+    "RMSprop": {"lr": 0.01, "eps": 1e-3, "momentum": 0.5, "centered": True},
+}
+
+
+@pytest.mark.quick("SGD")
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_copies_go_on_exactly_whatever_the_optimizer(name: str, tmp_path: Path, family: mu.Family) -> None:
+    model, optimizer = trained(name)
+    save(tmp_path / "small", model, optimizer)
+    wide = {"width": 16, "layers": 2}
+    upscaled = upscale_dcp(tmp_path / "small", tmp_path / "wide", family, SMALL, wide, Growth(0, how="copies"))
+    assert upscaled.optimizer is getattr(torch.optim, name)
+    grown = Net(**wide)
+    again = resumed(tmp_path / "wide", grown, upscaled.optimizer, **OPTIMIZERS[name])
+    ours, theirs = losses(model, optimizer, 4), losses(grown, again, 4)
+    assert theirs == pytest.approx(ours, rel=1e-10)
+    assert ours[-1] < ours[0]
+
+
+def test_fresh_units_are_those_of_a_growth_in_memory(tmp_path: Path, family: mu.Family) -> None:
+    model, optimizer = trained("AdamW")
+    save(tmp_path / "small", model, optimizer)
+    wide = {"width": 12, "layers": 2}
+    upscale_dcp(tmp_path / "small", tmp_path / "wide", family, SMALL, wide, Growth(0, how="fresh"), seed=3)
+    grown, grown_optimizer = family.upscale(model, optimizer, width=wide, seed=3)
+    assert grown_optimizer is not None
+    read = DcpFolder(tmp_path / "wide").read
+    for name, tensor in grown.state_dict().items():
+        assert torch.equal(read(f"model.{name}"), tensor), name
+    for name, p in grown.named_parameters():
+        for key, value in grown_optimizer.state[p].items():
+            assert torch.equal(read(f"optimizer.state.{name}.{key}"), value), (name, key)
+
+
+def test_more_blocks_start_as_identity_with_an_empty_state(tmp_path: Path, family: mu.Family) -> None:
+    model, optimizer = trained("AdamW")
+    save(tmp_path / "small", model, optimizer)
+    deep = {"width": 16, "layers": 3}
+    upscale_dcp(tmp_path / "small", tmp_path / "deep", family, SMALL, deep, Growth(0, how="copies"))
+    grown = Net(**deep)
+    again = resumed(tmp_path / "deep", grown, torch.optim.AdamW)
+    torch.testing.assert_close(grown(X), model(X), rtol=1e-12, atol=1e-12)
+    new = next(name for name in ("1", "2") if not grown.layers[name].down.weight.any())
+    assert not again.state[grown.layers[new].up.weight]["exp_avg"].any()
+    assert grown.layers[new].up.weight.std() > 0
+    assert compare_dcp(tmp_path / "small", tmp_path / "deep", build=Net).ok
+
+
+def flat_folder(path: Path) -> None:
+    """As torchtitan writes it: the model at the top, hyperparameters by parameter, and what else a trainer keeps."""
+    model, optimizer = trained("AdamW")
+    flat: dict[str, Any] = {}
+    for name, p in model.named_parameters():
+        flat |= {f"state.{name}.{key}": value for key, value in optimizer.state[p].items()}
+        rest = {key: value for key, value in optimizer.param_groups[0].items() if key not in ("params", "param_names")}
+        flat |= {f"param_groups.{name}.{key}": value for key, value in rest.items()}
+    others = {"train_state": {"step": torch.tensor(3)}, "lr_scheduler": {"last_epoch": 3}, "dataloader": {"rank": b"x"}}
+    dcp.save({**model.state_dict(), "optimizer": flat, **others}, checkpoint_id=str(path), no_dist=True)
+
+
+NET = """
+import sys
+module = next(m for name, m in sys.modules.items() if name.endswith("test_dcp_growth"))
+build, inputs = module.Net, lambda: module.X
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: mu.Family) -> Path:
+    """A folder with a small checkpoint and a module that builds the model; small models have been tried."""
+    flat_folder(tmp_path / "small")
+    (tmp_path / "nets.py").write_text(NET)
+    monkeypatch.delitem(sys.modules, "nets", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(mu, "Family", lambda *args, **kwargs: family)
+    return tmp_path
+
+
+def test_a_torchtitan_folder_on_the_command_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    named = ["--model", "nets.build", "--inputs", "nets.inputs"]
+    assert main(["upscale", "small", "wide", *named, "--to", "width=16,layers=3", "--exact"]) == 0
+    said = capsys.readouterr().out
+    assert "width 8 → 16, layers 2 → 3" in said
+    assert r'pattern=r"^(first\.both\.weight|layers\.\d+\.(?:_\w+\.)?up\.bias' in said
+    small, wide = DcpFolder("small"), DcpFolder("wide")
+    assert wide.raw("dataloader.rank") == small.raw("dataloader.rank")
+    assert int(wide.read("train_state.step")) == 3
+    rate = "optimizer.param_groups.layers.2.up.weight.lr"
+    assert wide.value(rate) == 0.005
+    assert wide.paths[rate] == ("optimizer", rate.removeprefix("optimizer."))
+    assert main(["verify", "small", "wide", *named]) == 0
+    assert "equal: all" in capsys.readouterr().out
+    assert main(["upscale", "small", "wide", *named, "--to", "width=16,layers=2", "--exact"]) == 1
+    assert "Use --overwrite" in capsys.readouterr().err
+    assert main(["upscale", "small", "wide", *named, "--to", "width=16,layers=2", "--exact", "--overwrite"]) == 0
+    assert DcpFolder("wide").shapes["layers.1.up.weight"] == (32, 16)
+    capsys.readouterr()
+    assert main(["inspect", "wide"]) == 0
+    assert "layers.*.up.weight" in capsys.readouterr().out
+    assert main(["inspect", "small", *named, "--to", "width=16,layers=2"]) == 0
+    assert "16×3 → 32×3" in capsys.readouterr().out
+
+
+def test_verify_names_what_differs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    named = ["--model", "nets.build", "--inputs", "nets.inputs"]
+    assert main(["upscale", "small", "wide", *named, "--to", "width=16,layers=2", "--exact"]) == 0
+    assert main(["verify", "small", "wide"]) == 1
+    assert "'first.one' is no parameter" in capsys.readouterr().err
+    loaded = {name: DcpFolder("wide").read(name) for name in DcpFolder("wide").tensors}
+    loaded["last.bias"] += 1
+    loaded["optimizer.state.last.bias.exp_avg"] *= 2
+    shutil.copy("wide/mupscale.json", here / "record")
+    dcp.save({n: t for n, t in loaded.items() if n != "train_state.step"}, checkpoint_id="other", no_dist=True)
+    shutil.copy(here / "record", "other/mupscale.json")
+    assert main(["verify", "small", "other", *named]) == 1
+    said = capsys.readouterr().out.splitlines()
+    differing = {line.split()[0] for line in said if "entries differ" in line}
+    assert differing == {"last.bias", "optimizer.state.last.bias.exp_avg"}
+    assert any(line.split() == ["train_state.step", "a", "number", "missing"] for line in said)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "does not describe its model: give --model"),
+        (["--model", "nets.build", "--to", "width=sixteen"], "--to is width=sixteen, but must be names with whole"),
+        (["--model", "nets.build", "--to", "depth=2"], "nets.build has no default for depth"),
+        (
+            ["--model", "nets.build", "--from", "width=4", "--to", "width=8,layers=2"],
+            "has shape (8, 3) in small and (4, 3) in the model",
+        ),
+        (["--model", "nets.build", "--to", "width=16", "--times", "2"], "--times is for Hugging Face checkpoints"),
+        (["--model", "nets.build", "--to", "width=8,layers=2"], "nothing would grow"),
+    ],
+)
+def test_refused(here: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+    assert main(["upscale", "small", "wide", *words]) in (1, 2)
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not [path for path in here.iterdir() if "wide" in path.name]
+
+
+def test_a_state_by_numbers_or_of_an_unknown_optimizer(tmp_path: Path, family: mu.Family) -> None:
+    """Which parameter is number 3, and how a state scales, is not guessed."""
+    model, optimizer = trained("AdamW")
+    wide, growth = {"width": 16, "layers": 2}, Growth(0, how="copies")
+    state = {"model": model.state_dict(), "optimizer": {"state": optimizer.state_dict()["state"]}}
+    dcp.save(state, checkpoint_id=str(tmp_path / "numbers"), no_dist=True)
+    with pytest.raises(MupscaleError, match="names no parameter of the model"):
+        upscale_dcp(tmp_path / "numbers", tmp_path / "wide", family, SMALL, wide, growth)
+    state["optimizer"] = {"state": {"last.bias": {"curvature": torch.zeros(2)}}}
+    dcp.save(state, checkpoint_id=str(tmp_path / "unknown"), no_dist=True)
+    with pytest.raises(MupscaleError, match="cannot tell which optimizer wrote"):
+        upscale_dcp(tmp_path / "unknown", tmp_path / "wide", family, SMALL, wide, growth)
+    with pytest.raises(MupscaleError, match="optimizer state 'curvature' is unknown"):
+        upscale_dcp(tmp_path / "unknown", tmp_path / "wide", family, SMALL, wide, growth, optimizer=torch.optim.AdamW)
+    assert [path.name for path in tmp_path.iterdir() if "wide" in path.name] == []
+
+
+def test_an_object_that_is_code_is_copied_and_never_run(tmp_path: Path, family: mu.Family) -> None:
+    model, _ = trained("SGD")
+    state = {"model": model.state_dict(), "dataloader": {"code": Evil(tmp_path / "ran")}}
+    dcp.save(state, checkpoint_id=str(tmp_path / "small"), no_dist=True)
+    upscale_dcp(
+        tmp_path / "small", tmp_path / "wide", family, SMALL, {"width": 16, "layers": 2}, Growth(0, how="copies")
+    )
+    assert compare_dcp(tmp_path / "small", tmp_path / "wide", build=Net).ok
+    with pytest.raises(MupscaleError, match="is no plain value"):
+        DcpFolder(tmp_path / "wide").value("dataloader.code")
+    assert not (tmp_path / "ran").exists()
+
+
+class Evil:
+    """Leaves a folder where it is unpickled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return Path.mkdir, (self.trace,)
