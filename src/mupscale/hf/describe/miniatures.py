@@ -229,8 +229,19 @@ def _pair(config: Config, times: Times) -> tuple[nn.Module, nn.Module, Batch]:
     """A miniature, the wider one, and a batch on which they run."""
     with torch.random.fork_rng(devices=[]), built_in_float64():
         torch.manual_seed(0)
-        narrow, wide = build_model(config), build_model(wide_config(config, times))
+        narrow, wide = (_with_constants(build_model(one)) for one in (config, wide_config(config, times)))
         return narrow, wide, batch_for(narrow)
+
+
+def _with_constants(model: nn.Module) -> nn.Module:
+    """The model with parameters that are never saved, as Marian's sinusoids, as what they are: each has its own."""
+    unsaved = re.compile("|".join(getattr(model, "_keys_to_ignore_on_save", None) or ["(?!)"]))
+    for name, p in list(model.named_parameters()):
+        if unsaved.search(name) and not p.requires_grad:
+            path, _, local = name.rpartition(".")
+            delattr(model.get_submodule(path), local)
+            model.get_submodule(path).register_buffer(local, p.detach(), persistent=False)
+    return model
 
 
 def moves_outputs(config: Config, times: Times) -> bool:
@@ -266,7 +277,7 @@ def batch_for(model: nn.Module) -> Batch:
     """A small batch on which a miniature runs; an error of its own where there is none."""
     batch = make_batches(model, size=8)[0]
     try:
-        with torch.no_grad(), quiet_transformers():  # which says once what it runs without
+        with torch.no_grad(), quiet_transformers(), KeepDouble():  # it says once what it runs without
             model(**batch)
     except Exception as error:  # whatever a model raises
         raise MupscaleError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mupscale.checks import verify as train_both
-from mupscale.core import Entry, Plan, naming
+from mupscale.core import Axis, Entry, Plan, naming
 from mupscale.growth import widen
 from mupscale.hf.describe import (
     Batch,
@@ -189,11 +190,16 @@ class OutputComparison:
 
 @torch.no_grad()
 def compare_outputs(
-    ours: nn.Module, theirs: nn.Module, batches: list[Batch], old_units: Callable[[int], Tensor] | None = None
+    ours: nn.Module,
+    theirs: nn.Module,
+    batches: list[Batch],
+    old_units: Callable[[int], Tensor] | None = None,
+    plan: Plan | None = None,
 ) -> OutputComparison:
     """Run both models on these batches.
 
-    old_units: from a number of hidden units to their places in the wide model, where it has new ones beside them.
+    old_units: from a number of hidden units to their places in the wide model, where it has new ones beside them. plan:
+    of copies, which tells where those of a hidden unit lie.
     """
     worst: dict[str, float] = {}
     losses = [0.0, 0.0]
@@ -202,6 +208,8 @@ def compare_outputs(
         wide = run_model(theirs, batch, "the wide model")
         if old_units is not None:
             wide = {name: _pick(t, small[name], old_units) if name in small else t for name, t in wide.items()}
+        elif plan is not None:
+            wide = _side_by_side(wide, widths_of(small), plan)
         for name, tensor in small.items():
             off = relative_difference(_copy_units(tensor, wide[name]), wide[name]) if name in wide else math.inf
             worst[name] = max(worst.get(name, 0.0), off)
@@ -227,6 +235,22 @@ def _pick(wide: Tensor, small: Tensor, old_units: Callable[[int], Tensor]) -> Te
     if wide.shape == small.shape or wide.shape[:-1] != small.shape[:-1] or wide.shape[-1] < small.shape[-1]:
         return wide
     return wide.index_select(-1, old_units(small.shape[-1]).to(wide.device))
+
+
+def _side_by_side(wide: dict[str, Tensor], widths: dict[str, int], plan: Plan) -> dict[str, Tensor]:
+    """The copies of each hidden unit one behind the other; they lie where most weights of such sizes have them."""
+    ordered = dict(wide)
+    for name, t in wide.items():
+        axes = Counter(
+            (axis.block, axis.sections)
+            for entry in plan.parameters.values()
+            for d, axis in entry.axes.items()
+            if (entry.narrow[d], entry.wide[d]) == (widths.get(name), t.shape[-1])
+        )
+        if axes and (most := max(axes, key=axes.__getitem__)) != (1, ()):
+            axis = Axis(t.shape[-1] // widths[name], *most)
+            ordered[name] = t.index_select(-1, axis.source(widths[name]).argsort(stable=True).to(t.device))
+    return ordered
 
 
 def _copy_units(small: Tensor, wide: Tensor) -> Tensor:
@@ -299,11 +323,12 @@ def first_difference(
 
 
 @contextmanager
-def plain_outputs(model: nn.Module, widths: dict[str, int]) -> Iterator[None]:
+def plain_outputs(model: nn.Module, widths: dict[str, int], plan: Plan) -> Iterator[None]:
     """While it is entered, the model gives out a dict of tensors of the small model's shapes."""
 
     def plain(module: nn.Module, inputs: Any, outputs: Any) -> dict[str, Tensor]:
-        return _average_copies({name: t for name, t in outputs.items() if name in widths}, widths)
+        known = {name: t for name, t in outputs.items() if name in widths}
+        return _average_copies(_side_by_side(known, widths, plan), widths)
 
     handle = model.register_forward_hook(plain)
     try:
@@ -322,7 +347,7 @@ def compare_training(
     optimizer, clip = _optimizer(ours, batches[0])
     with torch.no_grad():
         widths = widths_of(run_model(ours, batches[0]))
-    with plain_outputs(ours, widths), plain_outputs(theirs, widths):
+    with plain_outputs(ours, widths, plan), plain_outputs(theirs, widths, plan):
         turns = (batches[i % len(batches)] for i in range(steps + 1))
         report = train_both(
             ours,
@@ -449,7 +474,7 @@ class _Pair:
     def compare_outputs(self) -> OutputComparison:
         """On the first batches."""
         old_units = None if self.fresh is None else self.fresh.relation.old_units
-        return compare_outputs(self.small, self.wide, self.batches[:2], old_units)
+        return compare_outputs(self.small, self.wide, self.batches[:2], old_units, self.plan)
 
 
 class _Limits(NamedTuple):
