@@ -110,12 +110,7 @@ class Shown:
 
 
 def plan_by_miniatures(config: Config, times: Times) -> Plan:
-    """The plan by the model's own names, as miniatures of it show it; the model itself is never built.
-
-    >>> config = {"model_type": "gpt2", "n_embd": 256, "n_head": 4, "n_layer": 12}
-    >>> plan_by_miniatures(config, Times.of(2))["transformer.h.11.attn.c_attn.weight"].axes[1]
-    Axis(times=2, block=64, sections=(), side='out')
-    """
+    """The plan by the model's own names, as miniatures of it show it; the model itself is never built."""
     config = growable_form(config, times)
     small, large = sketch_model(config), sketch_model(wide_config(config, times))
     shown = learn(config, times)
@@ -553,15 +548,7 @@ class _Start:
 
 
 def initial_law(config: Config) -> tuple[dict[str, float], Means]:
-    """Standard deviations and means of all parameters of the model that a config names, which is not built.
-
-    >>> config = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 8}
-    >>> stds, means = initial_law(config)
-    >>> stds["transformer.wte.weight"], round(stds["transformer.h.7.mlp.c_proj.weight"], 6)  # 0.02 / √16
-    (0.02, 0.005)
-    >>> means["transformer.h.7.ln_1.weight"]
-    (1.0,)
-    """
+    """Standard deviations and means of all parameters of the model that a config names, which is not built."""
     real = {name: tuple(p.shape) for name, p in naming.parameters(sketch_model(config)).items()}
     small, large = miniature_configs(config, Times())
     first, second = (_start(json.dumps(one, sort_keys=True)) for one in (small, large))
