@@ -297,7 +297,7 @@ _SUMS = (1, 0, 2, -1)  # over how many growing axes the copies are summed beside
 
 
 def with_keeps(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Role], inputs: Any) -> dict[str, Role]:
-    """The roles, by pattern, with `keep` for each constant whose share a run of the models shows; others as they are."""
+    """The roles, by pattern, with `keep` for each constant whose share a run shows; others as they are."""
     trials = Trials.of(inputs)
     with suppress(MupscaleError):  # it cannot grow by fresh units, which is said where that is asked for
         plan = build_plan(narrow, wide, roles=roles, assume=True)
