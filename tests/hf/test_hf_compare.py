@@ -20,6 +20,7 @@ import mupscale as mu  # noqa: E402
 from hf_files import plan_wrongly  # noqa: E402
 from hf_models import build, randomised, tiny  # noqa: E402
 from mupscale import GaussianNoise, MupscaleError  # noqa: E402
+from mupscale.core import Entry  # noqa: E402
 from mupscale.hf.describe import ConfigFamily, memory_shortage  # noqa: E402
 from mupscale.hf.describe.batches import make_batches  # noqa: E402
 from mupscale.hf.describe.building import quiet_transformers, sketch_model  # noqa: E402
@@ -27,6 +28,7 @@ from mupscale.hf.describe.multipliers import Times  # noqa: E402
 from mupscale.hf.files.source import open_source  # noqa: E402
 from mupscale.hf.upscaling import upscale  # noqa: E402
 from mupscale.hf.verification.verifying import (  # noqa: E402
+    compare_outputs,
     load_pretrained,
     needed_bytes,
     verify,
@@ -571,3 +573,24 @@ def test_files_that_round_are_compared_as_they_are_and_before(tmp_path: Path) ->
     assert off["logits"] > 1e-4
     assert off["logits, before rounding"] < 1e-10
     assert off["outputs over 2 steps of AdamW, before rounding"] < 1e-10
+
+
+class Gives(torch.nn.Module):
+    """A hidden state, whatever it is given."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        super().__init__()
+        self.hidden = hidden
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"hidden": self.hidden}
+
+
+def test_hidden_states_are_compared_in_the_order_of_their_copies() -> None:
+    """WavLM reads its hidden units head by head, so that whole heads of them are copied."""
+    axes = {d: mu.Axis(2, block=2, side=side) for d, side in ((0, "out"), (1, "in"))}
+    plan = mu.Plan({"weight": Entry((4, 4), (8, 8), axes)})
+    hidden = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    models = Gives(hidden), Gives(mu.expand(hidden, {1: axes[0]}))
+    assert compare_outputs(*models, [{"x": hidden}], plan=plan).differences == {"hidden": 0.0}
+    assert compare_outputs(*models, [{"x": hidden}]).differences["hidden"] > 0.1

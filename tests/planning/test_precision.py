@@ -82,6 +82,7 @@ def test_what_is_less_goes_along_in_a_product(product: Callable[[Tensor, Tensor]
         assert torch.equal(product(positions, X.float().T), positions.double() @ X.T)
         assert product(positions, positions.T).dtype == torch.float32
         assert torch.equal(F.linear(positions, X), positions.double() @ X.T)
+        assert torch.einsum("ij,kj->ik", positions, X).dtype == torch.float64
 
 
 def test_a_view_of_the_bits_is_no_cast() -> None:

@@ -145,6 +145,29 @@ def test_fresh_units_are_no_advice_to_those_who_asked_for_them() -> None:
         assert "pass roles=" in str(said.value)
 
 
+class Sinusoids(nn.Module):
+    """Positions as waves, whose lengths depend on the width; they may be projected before they meet data."""
+
+    def __init__(self, width: int, projected: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, width), nn.Linear(width, width), nn.Linear(width, 2)
+        self.width, self.projected = width, projected
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = 10_000 ** (torch.arange(self.width, dtype=x.dtype) / self.width)
+        waves = torch.sin(torch.arange(x.shape[1], dtype=x.dtype)[:, None] / lengths)
+        y: Tensor = self.c(torch.tanh(self.a(x) + (self.b(waves) if self.projected else waves)))
+        return y
+
+
+@pytest.mark.parametrize("projected", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_constants_of_the_width_are_named_as_the_reason(projected: bool) -> None:
+    x = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
+    match = r"uses numbers that the model computes from its width, .* or try fresh units"
+    with pytest.raises(mu.MupscaleError, match=match):
+        mu.plan(Sinusoids(2, projected), Sinusoids(4, projected), inputs=x)
+
+
 class Picky(nn.Module):
     """A model that has a word to say on what it is given."""
 

@@ -1100,9 +1100,27 @@ def refusal(follower: Follower, stuck: Stuck, how: How | None = None) -> Mupscal
     where = f"'{op.module}'" if op.module else "the model"
     shapes = [f"{_shape(follower.small, n)} → {_shape(follower.large, n)}" for n in op.refs if _grows(follower, n)]
     what = f"{where} ({op.name} of {', '.join(shapes) or 'what does not grow'})"
+    if _uses_numbers_of_the_width(follower, op.refs):
+        return MupscaleError(
+            f"{what} uses numbers that the model computes from its width, as sinusoids of positions are, and those of "
+            f"the wide model are no copies of the narrow one's{advice}"
+        )
     return MupscaleError(
         f"in {what} the wide units are not copies of the narrow ones, in any order that was tried{advice}"
     )
+
+
+def _uses_numbers_of_the_width(follower: Follower, numbers: Iterable[int]) -> bool:
+    """Whether constants of the wide model, behind weights too, are no copies of the narrow one's."""
+    waiting, sides = list(numbers), (follower.small, follower.large)
+    while waiting:
+        number = waiting.pop()
+        waiting += [n for i in follower.makers.get(number, ()) for n in follower.small.run.operations[i].refs]
+        if follower.kind(number) == "constant" and all(number in side.values for side in sides):
+            ours, theirs = (side.values[number] for side in sides)
+            if ours.shape != theirs.shape and next(explanations(ours, theirs, []), None) is None:
+                return True
+    return False
 
 
 def _grows(follower: Follower, number: int) -> bool:

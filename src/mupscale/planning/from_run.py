@@ -277,17 +277,6 @@ def roles_by_running(
     inputs: what the models are called with: a tensor, a tuple of arguments, or a dict of keywords.
     walked: a plan to start from, as the modules' types and names suggest it. given: roles by name, to start from, too.
     how: what the roles are for, which a refusal then gives advice for. own_constants: as in Guess.
-
-    >>> import torch
-    >>> class Plain(nn.Module):
-    ...     def __init__(self, width):
-    ...         super().__init__()
-    ...         self.a, self.b = nn.Parameter(torch.randn(3, width)), nn.Parameter(torch.randn(width, 2))
-    ...     def forward(self, x):
-    ...         return torch.tanh(x @ self.a) @ self.b
-    >>> roles = roles_by_running(Plain(4), Plain(8), torch.randn(5, 3))
-    >>> roles["a"].out, roles["b"].in_
-    ((1,), (0,))
     """
     search = _Search(narrow, wide, inputs, how)
     sides = saved_tensors(search.small), saved_tensors(search.large)
@@ -592,19 +581,6 @@ def learn_roles(
     """By pattern: the roles that were given, and for all else those that a run shows; an error where they do not hold.
 
     how: what they are for, which a refusal then gives advice for.
-
-    >>> import torch
-    >>> class Plain(nn.Module):
-    ...     def __init__(self, width):
-    ...         super().__init__()
-    ...         self.a, self.b = nn.Parameter(torch.randn(3, width)), nn.Parameter(torch.randn(width, 2))
-    ...     def forward(self, x):
-    ...         return torch.tanh(x @ self.a) @ self.b
-    >>> learn_roles(Plain(4), Plain(8), torch.randn(5, 3), {"a": Role(out=1)})["b"].in_
-    (0,)
-    >>> learn_roles(Plain(4), Plain(8), torch.randn(5, 3), {"b": Role(out=0)})
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: the role given for 'b', Role(out=0), does not pass the check: output ...
     """
     pair = _Pair(narrow, wide, inputs, given, how)
     learnt = pair.learn()

@@ -296,15 +296,6 @@ def find_writers(model: nn.Module, paths: Sequence[str], inputs: Any) -> tuple[d
 
     paths: of the blocks. Names are relative to the block. What is writers has been tried: a block whose writers have
     these values gives back what it is given, in float64, whatever its other weights are.
-
-    >>> class Block(nn.Module):
-    ...     def __init__(self):
-    ...         super().__init__()
-    ...         self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
-    ...     def forward(self, x):
-    ...         return x + self.down(torch.tanh(self.up(x)))
-    >>> find_writers(nn.Sequential(Block()), ["0"], torch.randn(2, 4))
-    ({'0': {'down.bias': 0.0, 'down.weight': 0.0}}, {})
     """
     check_not_empty(inputs)
     copied, batch = in_float64(model, inputs, generic=0)

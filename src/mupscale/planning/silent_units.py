@@ -297,18 +297,7 @@ _SUMS = (1, 0, 2, -1)  # over how many growing axes the copies are summed beside
 
 
 def with_keeps(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Role], inputs: Any) -> dict[str, Role]:
-    """The roles, by pattern, with `keep` for each constant whose share a run of the models shows; others as they are.
-
-    >>> class Readout(nn.Module):
-    ...     def __init__(self, width):
-    ...         super().__init__()
-    ...         self.a, self.b = nn.Linear(3, width), nn.Linear(width, 2)
-    ...     def forward(self, x):
-    ...         return self.b(torch.tanh(self.a(x))) / self.b.in_features
-    >>> roles = {"b.weight": Role(out=0, in_=1, fold=2.0), "b.bias": Role(fold=2.0)}
-    >>> with_keeps(Readout(4), Readout(8), roles, torch.ones(1, 3))["b.weight"].keep
-    2.0
-    """
+    """The roles, by pattern, with `keep` for each constant whose share a run shows; others as they are."""
     trials = Trials.of(inputs)
     with suppress(MupscaleError):  # it cannot grow by fresh units, which is said where that is asked for
         plan = build_plan(narrow, wide, roles=roles, assume=True)
@@ -351,19 +340,6 @@ def find_past_norms(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any)
     """By parameter, the growing dimensions whose units no norm reads (outputs) or made (inputs); None if it is unclear.
 
     plan: for fresh units. Units that are zero where they are read count as made by a norm.
-
-    >>> import mupscale as mu
-    >>> class Net(nn.Module):
-    ...     def __init__(self, width):
-    ...         super().__init__()
-    ...         self.embed, self.norm = nn.Linear(3, width), nn.LayerNorm(width)
-    ...         self.block, self.head = nn.Linear(width, width), nn.Linear(width, 2)
-    ...     def forward(self, x):
-    ...         x = self.embed(x)
-    ...         return self.head(x + self.block(self.norm(x)))
-    >>> narrow, wide = Net(8), Net(12)
-    >>> find_past_norms(narrow, wide, mu.plan(narrow, wide, grow=mu.Fresh()), torch.ones(4, 3))
-    {'block.weight': (0,), 'block.bias': (0,), 'head.weight': (1,)}
     """
     with suppress(MupscaleError):  # the models do not run in float64, which does not keep them from growing
         trial = _Trial(narrow, wide, plan, inputs)

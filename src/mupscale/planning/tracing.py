@@ -31,7 +31,10 @@ _LOWER = frozenset((Tensor.float, Tensor.bfloat16, Tensor.half))
 _LIKE_ANOTHER = frozenset((Tensor.to, Tensor.type_as))
 _MADE = frozenset((torch.full, torch.tensor, torch.arange, torch.linspace))
 _PRODUCTS = frozenset(
-    (torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm, nn.functional.linear)
+    (
+        *(torch.matmul, torch.mm, torch.bmm, torch.einsum, nn.functional.linear),
+        *(Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm),
+    )
 )
 
 

@@ -42,11 +42,7 @@ def called(how: Deepen) -> str:
 
 
 def layer_origins(names: Collection[str], how: Deepen, layers: int) -> dict[str, TensorSource]:
-    """Of every tensor of the deep model, or of its files, the shallow one's that it is, or is a copy of or like.
-
-    >>> layer_origins(["h.0.up.weight", "norm.weight"], "identity", 2)["h.1.up.weight"].name
-    'h.0.up.weight'
-    """
+    """Of every tensor of the deep model, or of its files, the shallow one's that it is, or is a copy of or like."""
     matches = {name: match for name in names if (match := LAYER.fullmatch(name))}
     counts = {match["list"]: 0 for match in matches.values()}
     for match in matches.values():

@@ -110,12 +110,7 @@ class Shown:
 
 
 def plan_by_miniatures(config: Config, times: Times) -> Plan:
-    """The plan by the model's own names, as miniatures of it show it; the model itself is never built.
-
-    >>> config = {"model_type": "gpt2", "n_embd": 256, "n_head": 4, "n_layer": 12}
-    >>> plan_by_miniatures(config, Times.of(2))["transformer.h.11.attn.c_attn.weight"].axes[1]
-    Axis(times=2, block=64, sections=(), side='out')
-    """
+    """The plan by the model's own names, as miniatures of it show it; the model itself is never built."""
     config = growable_form(config, times)
     small, large = sketch_model(config), sketch_model(wide_config(config, times))
     shown = learn(config, times)
@@ -229,8 +224,19 @@ def _pair(config: Config, times: Times) -> tuple[nn.Module, nn.Module, Batch]:
     """A miniature, the wider one, and a batch on which they run."""
     with torch.random.fork_rng(devices=[]), built_in_float64():
         torch.manual_seed(0)
-        narrow, wide = build_model(config), build_model(wide_config(config, times))
+        narrow, wide = (_with_constants(build_model(one)) for one in (config, wide_config(config, times)))
         return narrow, wide, batch_for(narrow)
+
+
+def _with_constants(model: nn.Module) -> nn.Module:
+    """The model with parameters that are never saved, as Marian's sinusoids, as what they are: each has its own."""
+    unsaved = re.compile("|".join(getattr(model, "_keys_to_ignore_on_save", None) or ["(?!)"]))
+    for name, p in list(model.named_parameters()):
+        if unsaved.search(name) and not p.requires_grad:
+            path, _, local = name.rpartition(".")
+            delattr(model.get_submodule(path), local)
+            model.get_submodule(path).register_buffer(local, p.detach(), persistent=False)
+    return model
 
 
 def moves_outputs(config: Config, times: Times) -> bool:
@@ -266,7 +272,7 @@ def batch_for(model: nn.Module) -> Batch:
     """A small batch on which a miniature runs; an error of its own where there is none."""
     batch = make_batches(model, size=8)[0]
     try:
-        with torch.no_grad(), quiet_transformers():  # which says once what it runs without
+        with torch.no_grad(), quiet_transformers(), KeepDouble():  # it says once what it runs without
             model(**batch)
     except Exception as error:  # whatever a model raises
         raise MupscaleError(
@@ -542,15 +548,7 @@ class _Start:
 
 
 def initial_law(config: Config) -> tuple[dict[str, float], Means]:
-    """Standard deviations and means of all parameters of the model that a config names, which is not built.
-
-    >>> config = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 8}
-    >>> stds, means = initial_law(config)
-    >>> stds["transformer.wte.weight"], round(stds["transformer.h.7.mlp.c_proj.weight"], 6)  # 0.02 / √16
-    (0.02, 0.005)
-    >>> means["transformer.h.7.ln_1.weight"]
-    (1.0,)
-    """
+    """Standard deviations and means of all parameters of the model that a config names, which is not built."""
     real = {name: tuple(p.shape) for name, p in naming.parameters(sketch_model(config)).items()}
     small, large = miniature_configs(config, Times())
     first, second = (_start(json.dumps(one, sort_keys=True)) for one in (small, large))

@@ -85,7 +85,7 @@ class Times:
                 raise MupscaleError(
                     f"{setting('times')} names '{min(strangers)}', which does not grow: {_what_grows(parts)} do"
                 )
-            return cls(**{"kv": times.get("heads", 1), **times})
+            return cls.named(times)
         named: dict[str, dict[str, int]] = {}
         for name, number in times.items():
             part, _, what = name.partition(".")
@@ -96,11 +96,18 @@ class Times:
         return cls.of_parts({part: cls.of(numbers) for part, numbers in named.items()})
 
     @classmethod
+    def named(cls, numbers: Mapping[str, Number], *, fresh: bool = False) -> Times:
+        """By their names; what is not named stays, but key/value heads grow with the heads."""
+        hidden, ffn, heads = (numbers.get(name, 1) for name in ("hidden", "ffn", "heads"))
+        return cls(hidden, ffn, heads, numbers.get("kv", heads), fresh=fresh)
+
+    @classmethod
     def of_parts(cls, parts: Mapping[str, Times]) -> Times:
         """Of a model of several parts."""
         largest = {name: max((times.by_name[name] for times in parts.values()), default=1) for name in PARTS}
         fresh = any(times.fresh for times in parts.values())
-        return cls(**{**largest, "kv": largest["heads"]}, fresh=fresh, parts=tuple(parts.items()))
+        whole = cls.named({**largest, "kv": largest["heads"]}, fresh=True)
+        return replace(whole, fresh=fresh, parts=tuple(parts.items()))
 
     def of_part(self, part: str) -> Times:
         """The multipliers of a part of a model: its text, its vision; the same for all where none is named."""
@@ -116,13 +123,13 @@ class Times:
         """Twice as much of what grows."""
         if self.parts:
             return Times.of_parts({name: times.as_copies() for name, times in self.parts})
-        return Times(**{name: 2 if ratio != 1 else 1 for name, ratio in self.by_name.items()})
+        return Times.named({name: 2 if ratio != 1 else 1 for name, ratio in self.by_name.items()})
 
     def __mul__(self, other: Times) -> Times:
         """First this, then the other."""
         if not self.parts and not other.parts:
             products = {name: number * other.by_name[name] for name, number in self.by_name.items()}
-            return Times(**products, fresh=self.fresh or other.fresh)
+            return Times.named(products, fresh=self.fresh or other.fresh)
         if not (self.parts and other.parts) and Times() not in (self, other):
             raise MupscaleError(
                 "a growth that names parts and one that does not cannot be combined. Name the parts in both"
@@ -144,8 +151,8 @@ class Times:
         if strangers := content.keys() - PARTS.keys():
             raise ValueError(f"a multiplier of {min(strangers)!r}, which this version does not know")
         if any(isinstance(number, str) for number in content.values()):
-            return cls(**{name: Fraction(number) for name, number in content.items()}, fresh=True)
-        return cls(**content)
+            return cls.named({name: Fraction(number) for name, number in content.items()}, fresh=True)
+        return cls.named(content)
 
     def __str__(self) -> str:
         if not self.parts:
@@ -212,7 +219,7 @@ def times_to(wanted: Mapping[str, int], now: Mapping[str, int], *, fresh: bool) 
                 f"fit any larger size: {as_asked('grow=mupscale.Fresh()', '--how fresh')}"
             )
     numbers = {part: tidy(ratio) for part, ratio in ratios.items()}
-    times = Times(**{"kv": numbers.get("heads", 1), **numbers}, fresh=fresh)
+    times = Times.named(numbers, fresh=fresh)
     return check_groups(times, now) if fresh else times
 
 

@@ -131,7 +131,7 @@ def refuse_untrainable(model: nn.Module) -> None:
             )
 
 
-__all__ = ["decay_groups", "param_groups", "plan", "resume_optimizer"]
+
 
 OPTIMIZER = "optimizer.pt"
 

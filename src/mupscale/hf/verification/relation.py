@@ -412,7 +412,7 @@ def _times_between(small: Source, wide: Source) -> Times:
         and all(many[n] % few[n] == 0 for n in few)
     ):
         ratios = {name: many[name] // size for name, size in few.items()}
-        times = Times(**{"ffn": ratios["hidden"], "kv": ratios.get("heads", 1), **ratios})
+        times = Times.named({"ffn": ratios["hidden"], **ratios})
         if _same_sizes(_config_after(small.config, (GrowthStep(times),)), wide.config):
             return times
     raise _unrelated(f"it has {_sizes_in_words(wide.config)} and the small one {_sizes_in_words(small.config)}")

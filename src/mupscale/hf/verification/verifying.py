@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mupscale.checks import verify as train_both
-from mupscale.core import Entry, Plan, naming
+from mupscale.core import Axis, Entry, Plan, naming
 from mupscale.growth import widen
 from mupscale.hf.describe import (
     Batch,
@@ -189,11 +190,16 @@ class OutputComparison:
 
 @torch.no_grad()
 def compare_outputs(
-    ours: nn.Module, theirs: nn.Module, batches: list[Batch], old_units: Callable[[int], Tensor] | None = None
+    ours: nn.Module,
+    theirs: nn.Module,
+    batches: list[Batch],
+    old_units: Callable[[int], Tensor] | None = None,
+    plan: Plan | None = None,
 ) -> OutputComparison:
     """Run both models on these batches.
 
-    old_units: from a number of hidden units to their places in the wide model, where it has new ones beside them.
+    old_units: from a number of hidden units to their places in the wide model, where it has new ones beside them. plan:
+    of copies, which tells where those of a hidden unit lie.
     """
     worst: dict[str, float] = {}
     losses = [0.0, 0.0]
@@ -202,6 +208,8 @@ def compare_outputs(
         wide = run_model(theirs, batch, "the wide model")
         if old_units is not None:
             wide = {name: _pick(t, small[name], old_units) if name in small else t for name, t in wide.items()}
+        elif plan is not None:
+            wide = _side_by_side(wide, widths_of(small), plan)
         for name, tensor in small.items():
             off = relative_difference(_copy_units(tensor, wide[name]), wide[name]) if name in wide else math.inf
             worst[name] = max(worst.get(name, 0.0), off)
@@ -227,6 +235,22 @@ def _pick(wide: Tensor, small: Tensor, old_units: Callable[[int], Tensor]) -> Te
     if wide.shape == small.shape or wide.shape[:-1] != small.shape[:-1] or wide.shape[-1] < small.shape[-1]:
         return wide
     return wide.index_select(-1, old_units(small.shape[-1]).to(wide.device))
+
+
+def _side_by_side(wide: dict[str, Tensor], widths: dict[str, int], plan: Plan) -> dict[str, Tensor]:
+    """The copies of each hidden unit one behind the other; they lie where most weights of such sizes have them."""
+    ordered = dict(wide)
+    for name, t in wide.items():
+        axes = Counter(
+            (axis.block, axis.sections)
+            for entry in plan.parameters.values()
+            for d, axis in entry.axes.items()
+            if (entry.narrow[d], entry.wide[d]) == (widths.get(name), t.shape[-1])
+        )
+        if axes and (most := max(axes, key=axes.__getitem__)) != (1, ()):
+            axis = Axis(t.shape[-1] // widths[name], *most)
+            ordered[name] = t.index_select(-1, axis.source(widths[name]).argsort(stable=True).to(t.device))
+    return ordered
 
 
 def _copy_units(small: Tensor, wide: Tensor) -> Tensor:
@@ -299,11 +323,12 @@ def first_difference(
 
 
 @contextmanager
-def plain_outputs(model: nn.Module, widths: dict[str, int]) -> Iterator[None]:
+def plain_outputs(model: nn.Module, widths: dict[str, int], plan: Plan) -> Iterator[None]:
     """While it is entered, the model gives out a dict of tensors of the small model's shapes."""
 
     def plain(module: nn.Module, inputs: Any, outputs: Any) -> dict[str, Tensor]:
-        return _average_copies({name: t for name, t in outputs.items() if name in widths}, widths)
+        known = {name: t for name, t in outputs.items() if name in widths}
+        return _average_copies(_side_by_side(known, widths, plan), widths)
 
     handle = model.register_forward_hook(plain)
     try:
@@ -322,7 +347,7 @@ def compare_training(
     optimizer, clip = _optimizer(ours, batches[0])
     with torch.no_grad():
         widths = widths_of(run_model(ours, batches[0]))
-    with plain_outputs(ours, widths), plain_outputs(theirs, widths):
+    with plain_outputs(ours, widths, plan), plain_outputs(theirs, widths, plan):
         turns = (batches[i % len(batches)] for i in range(steps + 1))
         report = train_both(
             ours,
@@ -405,14 +430,14 @@ def verify(
     rows, first = ([], None) if relation is None else _compare_files(relation)
     ours, theirs, notes = _both_models(small, wide, relation, precision, train, device)
     batches = _batches(ours, relation, max(2, min(train + 1, _BATCHES)), tokens, seed, text, device, trust_remote_code)
+    pair = _Pair(ours, theirs, relation, batches, train, rows, first, notes)
     with KeepDouble() if precision == torch.float64 else nullcontext():
         if relation is not None and relation.deepened and relation.deepened_after_fresh is None:
             allowed = _limit_of_layers(relation, precision) if tolerance is None else tolerance
-            told = _compare_layers(relation, ours, theirs, batches, rows, first, allowed, notes, train)
+            told = pair.compare_layers(relation, allowed)
         else:
             plan = _plan_between(ours, theirs, relation, plan)
-            limits, pair = _limits(relation, plan, precision, tolerance), _Pair(ours, theirs, plan, relation, batches)
-            told = _compare_pair(pair, rows, first, limits, train, notes)
+            told = pair.compare(plan, _limits(relation, plan, precision, tolerance))
     return replace(told, inputs=RANDOM if text is None else "the text")
 
 
@@ -421,35 +446,6 @@ def _check_arguments(tolerance: float | None, tokens: int, train: int) -> None:
         raise MupscaleError(f"the tolerance is {tolerance}, but must be 0 or more")
     if train < 0 or tokens < 2:
         raise MupscaleError(f"there is nothing to compare in {tokens} tokens and {train} steps: give 2 and 0 or more")
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """The two models, the plan between them, and what they are run on."""
-
-    small: nn.Module
-    wide: nn.Module
-    plan: Plan
-    relation: Relation | None
-    batches: list[Batch]
-
-    @property
-    def noisy(self) -> bool:
-        """Whether the wide model has noise in its weights."""
-        return self.relation is not None and self.relation.noisy
-
-    @property
-    def fresh(self) -> FreshGrowth | None:
-        """What there is to know of new units, where there are any."""
-        fresh = None if self.relation is None else self.relation.fresh
-        if self.relation is None or fresh is None:
-            return None
-        return FreshGrowth(self.relation, fresh, self.plan)
-
-    def compare_outputs(self) -> OutputComparison:
-        """On the first batches."""
-        old_units = None if self.fresh is None else self.fresh.relation.old_units
-        return compare_outputs(self.small, self.wide, self.batches[:2], old_units)
 
 
 class _Limits(NamedTuple):
@@ -461,91 +457,83 @@ class _Limits(NamedTuple):
     rounded: bool = False  # whether the files could not hold the grown weights exactly
 
 
-def _compare_pair(
-    pair: _Pair, rows: list[ComparisonRow], first: Difference | None, limits: _Limits, train: int, notes: list[str]
-) -> Comparison:
-    """Copies, with noise or without, or fresh units."""
-    if pair.fresh is not None:
-        return _compare_fresh(pair, pair.fresh, rows, first, limits, train, notes)
-    losses, first = _compare_models(pair, rows, first, limits, train)
-    return Comparison(tuple(rows), losses, first, pair.noisy, tuple(notes))
+@dataclass
+class _Pair:
+    """The two models, what they are run on, for how many steps they are trained, and what has been found so far."""
 
+    small: nn.Module
+    wide: nn.Module
+    relation: Relation | None
+    batches: list[Batch]
+    train: int
+    rows: list[ComparisonRow]
+    first: Difference | None
+    notes: list[str]
 
-def _compare_models(
-    pair: _Pair, rows: list[ComparisonRow], first: Difference | None, limits: _Limits, train: int
-) -> tuple[tuple[float, float], Difference | None]:
-    """Outputs and training, as more rows; the losses, and the first difference."""
-    outputs = pair.compare_outputs()
-    movers = [] if pair.relation is None else pair.relation.movers
-    note = f"moved by {' and '.join(movers)}" if movers else ""
-    rows += [ComparisonRow(what, off, limits.as_they_are, note) for what, off in outputs.differences.items()]
-    without = f", without the {' and '.join(movers)}" if movers else ", before rounding" if limits.rounded else ""
-    without = "" if pair.plan.mup else without  # which no copies stand for
-    if without and first is None:  # the files are compared with it; that config and plan are right shows without it
-        widen(pair.small, pair.wide, pair.plan)
-        exact = pair.compare_outputs().differences
-        rows += [ComparisonRow(f"{what}{without}", off, limits.without_noise) for what, off in exact.items()]
-    if first is None and not all(row.ok for row in rows if not row.note):
-        first = first_difference(pair.small, pair.wide, pair.batches[:2], pair.plan, limits.without_noise)
-    if train and all(row.ok for row in rows):
-        row, first = compare_training(pair.small, pair.wide, pair.plan, pair.batches, train, limits.in_training)
-        rows.append(replace(row, what=f"{row.what}{without}"))
-    return outputs.losses, first
+    @property
+    def movers(self) -> list[str]:
+        """What makes the larger model compute something else, in words."""
+        return [] if self.relation is None else self.relation.movers
 
+    def _outputs(self, plan: Plan | None = None) -> OutputComparison:
+        """On the first batches."""
+        old_units = None if self.relation is None or self.relation.fresh is None else self.relation.old_units
+        return compare_outputs(self.small, self.wide, self.batches[:2], old_units, plan)
 
-def _compare_fresh(
-    pair: _Pair,
-    fresh: FreshGrowth,
-    rows: list[ComparisonRow],
-    first: Difference | None,
-    limits: _Limits,
-    train: int,
-    notes: list[str],
-) -> Comparison:
-    """Outputs as they are, and once more where they must be the same."""
-    outputs = pair.compare_outputs()
-    limit = limits.without_noise if fresh.same_as_they_are else limits.as_they_are
-    rows += [ComparisonRow(what, off, limit, fresh.note) for what, off in outputs.differences.items()]
-    what, moved = max(outputs.differences.items(), key=lambda item: item[1])
-    if fresh.condition and first is None:  # it is done on weights grown anew, which says nothing of files that differ
-        fresh.silence(pair.small, pair.wide)
-        same = pair.compare_outputs().differences
-        rows += [ComparisonRow(f"{what}{fresh.condition}", off, limits.without_noise) for what, off in same.items()]
-    notes = [*notes, *fresh.notes(train, same=all(row.ok for row in rows[2:]))]
-    told = fresh.as_recorded(what, moved)
-    return Comparison(tuple(rows), outputs.losses, first, notes=tuple(notes), as_recorded=told)
+    def _add(self, outputs: OutputComparison, allowed: float, note: str = "", condition: str = "") -> None:
+        each = outputs.differences.items()
+        self.rows += [ComparisonRow(f"{what}{condition}", off, allowed, note) for what, off in each]
 
+    def _comparison(self, outputs: OutputComparison, *, noisy: bool = False, as_recorded: str = "") -> Comparison:
+        return Comparison(tuple(self.rows), outputs.losses, self.first, noisy, tuple(self.notes), as_recorded)
 
-def _compare_layers(
-    relation: Relation,
-    small: nn.Module,
-    deep: nn.Module,
-    batches: list[Batch],
-    rows: list[ComparisonRow],
-    first: Difference | None,
-    allowed: float,
-    notes: list[str],
-    train: int,
-) -> Comparison:
-    """Outputs as more rows: the same where new layers are identity and experts copies, moved where anything is not.
+    def compare(self, plan: Plan, limits: _Limits) -> Comparison:
+        """Outputs and training: of copies, with noise or without, or of fresh units."""
+        if self.relation is not None and self.relation.fresh is not None:
+            return self._compare_fresh(FreshGrowth(self.relation, self.relation.fresh, plan), limits)
+        outputs, movers = self._outputs(plan), " and ".join(self.movers)
+        self._add(outputs, limits.as_they_are, f"moved by {movers}" if movers else "")
+        without = f", without the {movers}" if movers else ", before rounding" if limits.rounded else ""
+        without = "" if plan.mup else without  # which no copies stand for
+        if without and self.first is None:  # the files are compared with it; config and plan show without it
+            widen(self.small, self.wide, plan)
+            self._add(self._outputs(plan), limits.without_noise, condition=without)
+        if self.first is None and not all(row.ok for row in self.rows if not row.note):
+            self.first = first_difference(self.small, self.wide, self.batches[:2], plan, limits.without_noise)
+        if self.train and all(row.ok for row in self.rows):
+            trained = self.small, self.wide, plan, self.batches, self.train, limits.in_training
+            row, self.first = compare_training(*trained)
+            self.rows.append(replace(row, what=f"{row.what}{without}"))
+        return self._comparison(outputs, noisy=self.relation is not None and self.relation.noisy)
 
-    Training is never compared: new layers and experts learn what the small model has not.
-    """
-    outputs = compare_outputs(small, deep, batches[:2], None if relation.fresh is None else relation.old_units)
-    movers = relation.movers
-    note = f"moved by {' and '.join(movers)}" if movers else ""
-    rows = [*rows, *(ComparisonRow(what, off, allowed, note) for what, off in outputs.differences.items())]
-    what, moved = max(outputs.differences.items(), key=lambda item: item[1])
-    move = "moves" if movers == ["noise"] else "move"
-    told = f"{' and '.join(movers)} {move} {what} by {moved:.1%}" if movers else ""
-    if not movers and all(row.ok for row in rows):
-        if any(growth.layers is not None for growth in relation.growths):
-            notes = [*notes, "New layers write nothing into the residual stream yet, so the function is the same."]
-        if any(growth.experts is not None for growth in relation.growths):
-            notes = [*notes, "All copies of an expert compute the same, so the function is the same."]
-    if train:
-        notes = [*notes, "Training is not compared: new layers and experts learn from the first step on."]
-    return Comparison(tuple(rows), outputs.losses, first, notes=tuple(notes), as_recorded=told)
+    def _compare_fresh(self, fresh: FreshGrowth, limits: _Limits) -> Comparison:
+        """Outputs as they are, and once more where they must be the same."""
+        outputs = self._outputs()
+        self._add(outputs, limits.without_noise if fresh.same_as_they_are else limits.as_they_are, fresh.note)
+        if fresh.condition and self.first is None:  # on weights grown anew, which says nothing of files that differ
+            fresh.silence(self.small, self.wide)
+            self._add(self._outputs(), limits.without_noise, condition=fresh.condition)
+        self.notes += fresh.notes(self.train, same=all(row.ok for row in self.rows[2:]))
+        told = fresh.as_recorded(*max(outputs.differences.items(), key=lambda item: item[1]))
+        return self._comparison(outputs, as_recorded=told)
+
+    def compare_layers(self, relation: Relation, allowed: float) -> Comparison:
+        """Outputs: the same where new layers are identity and experts copies, moved where anything is not.
+
+        Training is never compared: new layers and experts learn what the small model has not.
+        """
+        outputs, movers = self._outputs(), " and ".join(self.movers)
+        self._add(outputs, allowed, f"moved by {movers}" if movers else "")
+        what, moved = max(outputs.differences.items(), key=lambda item: item[1])
+        told = f"{movers} {'moves' if movers == 'noise' else 'move'} {what} by {moved:.1%}" if movers else ""
+        if not movers and all(row.ok for row in self.rows):
+            if any(growth.layers is not None for growth in relation.growths):
+                self.notes.append("New layers write nothing into the residual stream yet, so the function is the same.")
+            if any(growth.experts is not None for growth in relation.growths):
+                self.notes.append("All copies of an expert compute the same, so the function is the same.")
+        if self.train:
+            self.notes.append("Training is not compared: new layers and experts learn from the first step on.")
+        return self._comparison(outputs, as_recorded=told)
 
 
 def _limit_of_layers(relation: Relation, precision: torch.dtype) -> float:
