@@ -23,7 +23,7 @@ def size(width: int, best: float, seeds: int = 3, spread: float = 0.0, bend: flo
 
 
 def test_the_numbers_of_parabolas_are_exact() -> None:
-    """The best rate moves by 1.5 doublings; ±1 costs the bend; the small one's best of the grid, 0, costs 1.5² of it."""
+    """The best rate moves by 1.5 doublings, and costs are read off the grid."""
     numbers = measure_transfer([size(8, 0.0), size(16, 9.0), size(32, 1.5)])
     assert numbers["moved"] == {"mean": pytest.approx(1.5, abs=1e-12), "error": pytest.approx(0, abs=1e-12)}
     lowest = 2 + 0.1 * 0.25

@@ -222,7 +222,7 @@ def test_rules_of_a_recipe() -> None:
     assert {name: deep.to_json().get(name) for name in ("depth_rule", "rules")} == {"depth_rule": "sqrt", "rules": None}
     assert replace(deep, depth_rule="none") == recipe()
     assert replace(deep, rules=RuleSet("fixed")).to_json()["rules"] == {"decay": "fixed"}
-    with pytest.raises(MupscaleError, match="rules.decay' is 'half', but must be invariant"):
+    with pytest.raises(MupscaleError, match=r"rules\.decay' is 'half', but must be invariant"):
         Recipe.from_json({**recipe().to_json(), "rules": {"decay": "half"}})
 
 
