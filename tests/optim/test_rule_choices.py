@@ -156,6 +156,16 @@ def test_the_embeddings_rate_is_a_factor_at_every_width_and_after_growth() -> No
         mu.make_optimizer(mlp(1), mu.plan(mlp(1), mlp(1)), optim.AdamW, rules=mu.RuleSet(embeddings=2.0), lr=0.1)
 
 
+def test_a_user_of_megatron_finds_his_multipliers() -> None:
+    """`--use-mup` divides the rate of matrices by the width, leaves embeddings and vectors alone, and all decays."""
+    narrow, wide = (GPT2(11, 6, heads=heads, head_dim=4, layers=1, tied=False) for heads in (2, 6))
+    made = flat(mu.make_optimizer(wide, mu.plan(narrow, wide), optim.AdamW, rules=mu.RuleSet("fixed"), **ADAMW), wide)
+    for name, p in wide.named_parameters():
+        is_vector_like = p.dim() < 2 or name in ("wte.weight", "wpe.weight")
+        assert made[name]["lr"] == pytest.approx(0.03 if is_vector_like else 0.03 / 3, rel=1e-12), name
+        assert made[name]["weight_decay"] == pytest.approx(0.4, rel=1e-12), name
+
+
 def test_muon_and_adamw_never_both_rule_a_parameter() -> None:
     """Hidden matrices have Muon's rate, √(out/in), all others AdamW's; each is in one group, with one state."""
     narrow = GPT2(11, 6, heads=2, head_dim=4, layers=1, tied=False)
