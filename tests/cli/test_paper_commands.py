@@ -145,6 +145,19 @@ def test_a_transfer_check_says_what_the_growth_event_lacks(file: str, capsys: py
         assert lacking in said(capsys)[-1]
 
 
+def test_rule_sets_are_compared_from_the_command_line(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["transfer-check", file, "--batches", "[4, 8]"]) == 2
+    assert "give --compare, too" in said(capsys)[-1]
+    assert main(["transfer-check", file, "--compare", "[decay=half]", "--widths", "[8, 16]"]) == 1
+    assert "choose from invariant, sqrt, fixed, inverse" in said(capsys)[-1]
+    short = ["--grow", "[]", "--steps", "3", "--study.seeds", "1", "--study.lrs", "[0.1, 0.2, 0.4]", "--out", "rules"]
+    assert main(["transfer-check", file, "--compare", "[default, duration=0.3]", "--widths", "[4, 8]", *short]) == 0
+    shown = capsys.readouterr().out
+    assert "best rate moves by" in shown
+    assert "\nduration=0.3 " in shown
+    assert list(json.loads(Path("rules/rules-check.json").read_text())["rules"]) == ["default", "duration=0.3"]
+
+
 def test_the_first_example_of_a_transfer_check_is_short_and_says_how_long_it_takes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,7 +159,7 @@ def test_a_rule_is_a_residual_multiplier_with_its_rates(rule: str, power: float,
 
 
 def test_growing_under_sqrt_keeps_old_blocks_and_ends_with_its_rates() -> None:
-    """New blocks write nothing, so weights stay; what the optimizer then has is what a model of that depth begins with."""
+    """New blocks write nothing, so weights stay; the optimizer then has what a model of that depth begins with."""
     family = family_under("sqrt")
     shallow = family.init({"width": WIDTH, "depth": 2})
     optimizer = family.optimizer(shallow, _O.AdamW, lr=0.1)

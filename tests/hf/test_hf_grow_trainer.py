@@ -52,9 +52,12 @@ def test_checkpoints_before_and_after(tmp_path: Path) -> None:
     assert (wide / "optimizer.pt").is_file()
 
 
-def test_fresh_units_and_another_rate(tmp_path: Path) -> None:
-    grow = hf.GrowTrainerCallback(at=2, hidden=24, heads=6, kv=3, grow=mu.Fresh(), lr=1e-3)
+def test_fresh_units_another_rate_and_another_rule_for_decay(tmp_path: Path) -> None:
+    rules = mu.RuleSet(decay="fixed")
+    grow = hf.GrowTrainerCallback(at=2, hidden=24, heads=6, kv=3, grow=mu.Fresh(), lr=1e-3, rules=rules)
     trainer = train(tmp_path, grow, steps=5)
+    assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0.0, 0.1}
+    assert len({group["lr_factor"] for group in trainer.optimizer.param_groups}) > 1
     assert trainer.model.config.hidden_size == 24
     assert trainer.model.config.num_key_value_heads == 3
     assert all(loss == loss for loss in losses(trainer))

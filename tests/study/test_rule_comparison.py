@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mupscale.core import RuleSet
-from mupscale.study import RULES_FILE, compare_rules, measure_transfer, rule_comparison
+from mupscale.study import RULES_FILE, compare_rules, measure_transfer, rule_comparison, rules_table
+from mupscale.study.rule_comparison import rules_in_words
 from mupscale.system import MupscaleError
 from small_runs import ADAMW, recipe
 
@@ -23,7 +24,7 @@ def size(width: int, best: float, seeds: int = 3, spread: float = 0.0, bend: flo
 
 
 def test_the_numbers_of_parabolas_are_exact() -> None:
-    """The best rate moves by 1.5 doublings; ±1 costs the bend; the small one's best of the grid, 0, costs 1.5² of it."""
+    """The best rate moves by 1.5 doublings, and costs are read off the grid."""
     numbers = measure_transfer([size(8, 0.0), size(16, 9.0), size(32, 1.5)])
     assert numbers["moved"] == {"mean": pytest.approx(1.5, abs=1e-12), "error": pytest.approx(0, abs=1e-12)}
     lowest = 2 + 0.1 * 0.25
@@ -50,6 +51,21 @@ def test_what_diverges_is_said_and_not_counted() -> None:
     assert {one["mean"] for one in measure_transfer([small, large]).values()} == {None}
 
 
+def test_what_is_said_of_rule_sets() -> None:
+    """Which costs least, who does as well within the errors, and where the grid ends."""
+
+    def values(**best: tuple[float, float]) -> dict[str, Any]:
+        made = {name: [size(8, 0.0, spread=0.2), size(32, at, bend=bend)] for name, (at, bend) in best.items()}
+        rules = {name: {"sizes": lines, "numbers": measure_transfer(lines)} for name, lines in made.items()}
+        return {"over": "width", "lrs": RATES, "rules": rules}
+
+    (told,) = rules_in_words(values(far=(2.0, 0.1), near=(0.0, 0.1), same=(0.0, 0.2)))
+    assert told.startswith("from width 8 to 32, taking the best rate along costs least with near: 0 ± 0 % of the loss")
+    assert told.endswith("within the errors, as little with same")
+    _, edge = rules_in_words(values(far=(3.0, 0.1)))
+    assert edge == "far: the best rate lies on the edge of the grid at width 32: try a wider range (study.lrs)"
+
+
 def compare(tmp_path: Path, **changes: Any) -> dict[str, Any]:
     one = recipe(width=8, steps=4, optimizer=ADAMW, grow=[])
     told: dict[str, Any] = {"rules": [RuleSet(), RuleSet("fixed")], "lrs": [0.01, 0.02, 0.04], "seeds": 2}
@@ -66,7 +82,8 @@ def test_rule_sets_are_compared_and_runs_are_kept(tmp_path: Path, monkeypatch: p
         assert [one["size"] for one in lines["sizes"]] == [4, 8]
         assert all(len(point["losses"]) == 2 for one in lines["sizes"] for point in one["points"])
     assert values["rules"]["default"]["sizes"] != values["rules"]["decay=fixed"]["sizes"]
-    assert any(sentence.startswith("decay=fixed: from width 4 to 8 the best rate") for sentence in values["verdict"])
+    assert values["verdict"][0].startswith("from width 4 to 8, taking the best rate along costs least with ")
+    assert [line.split()[0] for line in rules_table(values).splitlines()[-2:]] == ["default", "decay=fixed"]
     monkeypatch.setattr(rule_comparison, "train_many", lambda *args, **more: pytest.fail("trained again"))
     assert compare(tmp_path) == values
 

@@ -16,7 +16,7 @@ MAIN_OPTIONS = {
     "family": "sizes check dry-run from out device family.budget family.unit family.how family.seeds",
     "sweep": "worker storage retries out device study.widths study.lrs study.noises study.small-seeds study.sampler",
     "transfer-check": "widths at-lr at-noise compare batches durations out device study.seeds study.lrs "
-    "study.grown-lrs study.noises study.engine",
+    "study.grown-lrs",
 }
 """The options of commands with many that `--help` shows; `--help-all` shows all."""
 

@@ -301,7 +301,7 @@ def transfer_check_command(words: list[str]) -> int:
 
 def _compare_rules(recipe: Recipe, settings: StudySettings, options: dict[str, Any], folder: Path) -> int:
     from mupscale.core import RuleSet
-    from mupscale.study import compare_rules
+    from mupscale.study import compare_rules, rules_table
 
     sizes = {name: options[name] for name in ("widths", "batches", "durations") if options[name]}
     if not sizes and recipe.grow:
@@ -316,7 +316,7 @@ def _compare_rules(recipe: Recipe, settings: StudySettings, options: dict[str, A
         note=print_at_once,
         **sizes,
     )
-    show(*map(wrap_text, compared["verdict"]))
+    show(rules_table(compared), *map(wrap_text, compared["verdict"]))
     return 0
 
 

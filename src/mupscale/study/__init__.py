@@ -31,7 +31,7 @@ from mupscale.study.results import (
     SystemRuns,
     load_summary,
 )
-from mupscale.study.rule_comparison import RULES_FILE, compare_rules, measure_transfer
+from mupscale.study.rule_comparison import RULES_FILE, compare_rules, measure_transfer, rules_table
 from mupscale.study.settings import StudySettings
 from mupscale.study.training import COMMAND_FILE
 from mupscale.study.transfer import TRANSFER_FILE, WidthLine, read_width_line, transfer_check
@@ -68,6 +68,7 @@ __all__ = [
     "loss_at",
     "measure_transfer",
     "read_width_line",
+    "rules_table",
     "run_family",
     "run_paper",
     "run_pay",

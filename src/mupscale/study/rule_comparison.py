@@ -18,17 +18,19 @@ from mupscale.engine import Engine, lowest_loss_bar, train_many
 from mupscale.study.training import Note, read_numbers
 from mupscale.study.tree import hash_values
 from mupscale.sweep import check_learning_rates
-from mupscale.system import MupscaleError, exclusive_lock, write_json, writes_into
+from mupscale.system import MupscaleError, exclusive_lock, text_table, write_json, writes_into
 from mupscale.train import MAY_CHANGE, Recipe, Seeds, TunedAt
 
 RULES_FILE = "rules-check.json"
 NUMBERS = {
-    "moved": "best rate moves (doublings)",
-    "wrong_rate": "costs: rate wrong by 2×",
-    "transferred": "costs: rate of the smallest",
-    "lowest": "lowest loss at the largest",
+    "moved": ("best rate moves by", 1),
+    "wrong_rate": ("wrong by 2 costs %", 100),
+    "transferred": ("the small one's costs %", 100),
+    "lowest": ("lowest loss", 1),
 }
-"""What is measured of a rule set, in words: costs are shares of the lowest loss, at the largest size."""
+"""What is measured of a rule set: how a table calls it, and by what it is multiplied there.
+
+Rates move by doublings; costs are shares of the lowest loss at the largest size."""
 
 
 @writes_into("out")
@@ -220,23 +222,46 @@ def _with_error(values: Sequence[float]) -> dict[str, float | None]:
     return {"mean": fmean(values), "error": error}
 
 
+def rules_table(values: Mapping[str, Any]) -> str:
+    """The numbers of every rule set, each with its standard error over seeds, as a table."""
+    header = ("rules", *(words for words, _ in NUMBERS.values()))
+    rows = [
+        (name, *(_shown(lines["numbers"][key], times) for key, (_, times) in NUMBERS.items()))
+        for name, lines in values["rules"].items()
+    ]
+    return text_table(header, rows)
+
+
 def rules_in_words(values: Mapping[str, Any]) -> list[str]:
-    """One sentence for each rule set, with its numbers, and what to know of the grid."""
-    told, first, last = [], *(str(next(iter(values["rules"].values()))["sizes"][i]["size"]) for i in (0, -1))
-    for name, lines in values["rules"].items():
-        number = {key: _shown(lines["numbers"][key], 100 if "wrong" in key or key[0] == "t" else 1) for key in NUMBERS}
+    """With which rule set the rate of the smallest size costs least at the largest, and what to know of the grid."""
+    costs = {name: lines["numbers"]["transferred"] for name, lines in values["rules"].items()}
+    costs = {name: cost for name, cost in costs.items() if cost["mean"] is not None}
+    sizes = [str(one["size"]) for one in next(iter(values["rules"].values()))["sizes"]]
+    told = []
+    if costs:
+        best = min(costs, key=lambda name: float(costs[name]["mean"] or 0.0))
+        alike = [name for name in costs if name != best and _overlap(costs[name], costs[best])]
+        within = f"; within the errors, as little with {', '.join(alike)}" if alike else ""
         told.append(
-            f"{name}: from {values['over']} {first} to {last} the best rate moves by {number['moved']} doublings; a "
-            f"rate wrong by a factor of 2 costs {number['wrong_rate']} % of the loss; the small one's best rate costs "
-            f"{number['transferred']} %; the lowest loss is {number['lowest']}"
+            f"from {values['over']} {sizes[0]} to {sizes[-1]}, taking the best rate along costs least with {best}: "
+            f"{_shown(costs[best], 100)} % of the loss{within}"
         )
-        ends = {min(values["lrs"]), max(values["lrs"])}
-        means = [{p["x"]: fmean(_finite(p["losses"])) for p in size["points"]} for size in lines["sizes"]]
-        if edges := [
-            str(s["size"]) for s, m in zip(lines["sizes"], means, strict=True) if min(m, key=m.__getitem__) in ends
-        ]:
-            told.append(f"{name}: the best rate lies on the edge of the grid at {', '.join(edges)}: try a wider range")
+    ends = {min(values["lrs"]), max(values["lrs"])}
+    for name, lines in values["rules"].items():
+        at_edge = []
+        for one in lines["sizes"]:
+            means = {point["x"]: fmean(_finite(point["losses"])) for point in one["points"]}
+            at_edge += [str(one["size"])] if min(means, key=means.__getitem__) in ends else []
+        if at_edge:
+            where = f"{values['over']} {', '.join(at_edge)}"
+            told.append(f"{name}: the best rate lies on the edge of the grid at {where}: try a wider range (study.lrs)")
     return told
+
+
+def _overlap(one: Mapping[str, float | None], other: Mapping[str, float | None]) -> bool:
+    """Whether two means lie within twice the error of their difference; one seed has none."""
+    spread = math.hypot(one["error"] or 0.0, other["error"] or 0.0)
+    return abs((one["mean"] or 0.0) - (other["mean"] or 0.0)) <= 2 * spread
 
 
 def _finite(losses: Sequence[float | None]) -> list[float]:
@@ -246,5 +271,5 @@ def _finite(losses: Sequence[float | None]) -> list[float]:
 def _shown(number: Mapping[str, float | None], times: int) -> str:
     mean, error = number["mean"], number["error"]
     if mean is None:
-        return "(some seeds diverge)"
+        return "diverges"
     return f"{times * mean:.3g}" + ("" if error is None else f" ± {times * error:.2g}")
