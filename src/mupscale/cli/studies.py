@@ -171,20 +171,19 @@ def _run_pay(asked: StudyArguments, folder: Path, command: str) -> StudySummary 
 
     recipe = asked.recipe
     base_name, notes = recipe.start or "", describe_tokens(recipe) if is_hugging_face(recipe.start) else []
+    told = {"forecast_only": asked.options["forecast"], "base_name": base_name, "notes": notes}
     if asked.options["dry_run"]:
         with TemporaryDirectory() as kept:
-            own = _own_checkpoint(recipe, Path(kept))
-            show(describe_plan(own, asked.settings, folder, base_name=base_name, notes=notes))
+            show(describe_plan(_own_checkpoint(recipe, Path(kept)), asked.settings, folder, **told))
         return None
-    return run_pay(
-        _own_checkpoint(recipe, folder),
-        asked.settings,
-        folder,
-        command=command,
-        forecast_only=asked.options["forecast"],
-        base_name=base_name,
-        notes=notes,
-    )
+    said: list[str] = []
+
+    def note(text: str) -> None:
+        said.append(text)
+        print_at_once(text)
+
+    summary = run_pay(_own_checkpoint(recipe, folder), asked.settings, folder, command=command, note=note, **told)
+    return replace(summary, notes=[one for one in summary.notes if f"Note: {one}" not in said])
 
 
 def _run_paper(asked: StudyArguments, folder: Path, command: str) -> StudySummary | None:
