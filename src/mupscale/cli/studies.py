@@ -248,7 +248,7 @@ def transfer_check_command(words: list[str]) -> int:
             "--widths", type=widths | None, help="widths of the base models (default: the recipe's, small and large)"
         )
         parser.add_argument(
-            "--at-lr", type=float | None, help="learning rate while noise varies (default: the growth event's)"
+            "--at-lr", type=float | None, help="learning rate while noise varies (default: the growth event's, or lr)"
         )
         parser.add_argument(
             "--at-noise", type=float | None, help="noise while the learning rate varies (default: the growth event's)"
@@ -258,19 +258,18 @@ def transfer_check_command(words: list[str]) -> int:
     from mupscale.report import save_transfer_picture  # before anything is trained, for what it lacks to be told
 
     folder, growth = Path(recipe.out or "runs/study"), recipe.grow[0] if recipe.grow else None
-    lr = options["at_lr"] if options["at_lr"] is not None else growth.lr if growth else None
+    own = float(recipe.optimizer.init_args["lr"])  # which a growth leaves as it is, unless it sets another
+    lr = options["at_lr"] if options["at_lr"] is not None else growth.lr if growth and growth.lr else own
     noise = options["at_noise"] if options["at_noise"] is not None else growth.noise if growth else None
     if growth is None:
         raise UsageError("the recipe has no growth event, whose widths are compared: add one (grow)")
-    if lr is None or not isinstance(noise, int | float):
-        lacking = {"learning rate": "--at-lr X"} if lr is None else {}
-        lacking |= {} if isinstance(noise, int | float) else {"single noise": "--at-noise Y"}
-        raise UsageError(f"the growth event sets no {' and no '.join(lacking)}: give {' and '.join(lacking.values())}")
+    if not isinstance(noise, int | float):
+        raise UsageError("the growth event sets no single noise: give --at-noise Y")
     small = settings.small_widths(recipe.width, growth.width)
     check = transfer_check(
         recipe,
         widths=options["widths"] or [*small, recipe.width],
-        lrs=settings.grown_lrs or settings.rates(float(recipe.optimizer.init_args["lr"])),
+        lrs=settings.grown_lrs or settings.rates(own),
         noises=[0.0, *settings.noises],
         lr=lr,
         noise=noise,
@@ -279,7 +278,11 @@ def transfer_check_command(words: list[str]) -> int:
         out=folder,
         note=print_at_once,
     )
-    show(*map(wrap_text, check["verdict"]))
+    about = (
+        f"Widths are those of the grown models, {check['times']:g} times their base models'. Losses are training losses "
+        f"after {check['steps']:,} more steps."
+    )
+    show(*map(wrap_text, [about, *check["verdict"]]))
     print_place("Picture", save_transfer_picture(check, folder))
     return 0
 
