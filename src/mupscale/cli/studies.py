@@ -279,8 +279,8 @@ def transfer_check_command(words: list[str]) -> int:
         note=print_at_once,
     )
     about = (
-        f"Widths are those of the grown models, {check['times']:g} times their base models'. Losses are training losses "
-        f"after {check['steps']:,} more steps."
+        f"Widths are those of the grown models, {check['times']:g} times their base models'. Losses are training "
+        f"losses after {check['steps']:,} more steps."
     )
     show(*map(wrap_text, [about, *check["verdict"]]))
     print_place("Picture", save_transfer_picture(check, folder))
