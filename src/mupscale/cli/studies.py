@@ -123,7 +123,7 @@ def family_command(words: list[str]) -> int:
         parser.add_class_arguments(FamilySettings, "family")
         parser.add_argument("--dry-run", action="store_true", help="show what would be trained, but train nothing")
         parser.add_argument("--sizes", type=str | None, help="sizes to train, such as 32,48,64,96")
-        parser.add_argument("--check", type=str | None, help="sizes to also train from scratch, such as 64,96, or all")
+        parser.add_argument("--check", type=str | None, help="sizes to also train from scratch: 64,96, all or none")
 
     from_folder = with_hugging_face_base(words, ("--dry-run",), unasked=("width", "base_steps"))
     without_growth = [*from_folder, "--grow", "[]"]  # the sizes say where the trunk grows
@@ -132,7 +132,10 @@ def family_command(words: list[str]) -> int:
     if options["sizes"] is not None:
         given["sizes"] = _read_sizes("--sizes", options["sizes"])
     if options["check"] is not None:
-        given["check"] = given["sizes"] if options["check"] == "all" else _read_sizes("--check", options["check"])
+        named = {"all": given["sizes"], "none": []}
+        given["check"] = (
+            named[options["check"]] if options["check"] in named else _read_sizes("--check", options["check"])
+        )
     settings = FamilySettings(**given)
     if options["dry_run"]:
         with TemporaryDirectory() as kept:
