@@ -462,6 +462,7 @@ def test_tokenize_and_info(here: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["data", "info", "tokens"]) == 0
     assert "bytes" in capsys.readouterr().out
     assert "nowhere" in line(capsys, ["data", "info", "nowhere"], 1)
+    assert "mupscale data tokenize text.txt FOLDER" in line(capsys, ["data", "info", "text.txt"], 1)
 
 
 def environment() -> dict[str, str]:

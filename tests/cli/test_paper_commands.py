@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -134,11 +135,7 @@ def test_help_names_the_settings_of_a_study(capsys: pytest.CaptureFixture[str]) 
 
 def test_a_transfer_check_says_what_the_growth_event_lacks(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     for given, lacking in (
-        (
-            ["--grow", "[{at: 10, width: 16, noise: {n: 1}}]"],
-            "no learning rate and no single noise: give --at-lr X and --at-noise Y",
-        ),
-        (["--at-noise", "1"], "sets no learning rate: give --at-lr X"),
+        (["--grow", "[{at: 10, width: 16, noise: {n: 1}}]"], "sets no single noise: give --at-noise Y"),
         (["--grow", "[]", "--at-lr", "1", "--at-noise", "1"], "the recipe has no growth event"),
     ):
         assert main(["transfer-check", file, *given]) == 2
@@ -156,6 +153,22 @@ def test_rule_sets_are_compared_from_the_command_line(file: str, capsys: pytest.
     assert "best rate moves by" in shown
     assert "\nduration=0.3 " in shown
     assert list(json.loads(Path("rules/rules-check.json").read_text())["rules"]) == ["default", "duration=0.3"]
+
+
+def test_a_transfer_check_takes_the_recipes_rate_and_says_what_its_figures_are(
+    file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def check(recipe: Recipe, **given: Any) -> dict[str, Any]:
+        asked.update(given, own=recipe.optimizer.init_args["lr"])
+        return {"times": 2.0, "steps": 30, "verdict": ["it transfers"]}
+
+    monkeypatch.setattr("mupscale.study.transfer_check", check)
+    monkeypatch.setattr("mupscale.report.save_transfer_picture", lambda check, folder: folder)
+    assert main(["transfer-check", file, "--at-noise", "1"]) == 0
+    assert asked["lr"] == asked["own"]
+    assert "Widths are those of the grown models, 2 times" in capsys.readouterr().out
 
 
 def test_the_first_example_of_a_transfer_check_is_short_and_says_how_long_it_takes(

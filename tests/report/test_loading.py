@@ -90,6 +90,12 @@ def test_files_that_are_no_summary(text: str, tmp_path: Path) -> None:
         load_summary(tmp_path)
     with pytest.raises(MupscaleError, match=r"nowhere holds no study: cannot read its summary\.json"):
         load_summary(tmp_path / "nowhere")
+    with pytest.raises(MupscaleError, match=r"sizes/8 holds no study: .*It is a part of the study in "):
+        load_summary(tmp_path / "sizes" / "8")
+    (tmp_path / "a" / "run").mkdir(parents=True)
+    (tmp_path / "summary.json").rename(tmp_path / "a" / "run" / "metrics.jsonl")
+    with pytest.raises(MupscaleError, match="It is a single run: mupscale curves"):
+        load_summary(tmp_path / "a" / "run")
     (tmp_path / "summary.json").write_bytes(b"\xff\xfe")
     with pytest.raises(MupscaleError, match="is damaged"):
         load_summary(tmp_path)

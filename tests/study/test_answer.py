@@ -186,7 +186,7 @@ def test_widths_that_contradict_each_other_give_no_rule() -> None:
     forecast = make_forecast(growing_gap((8, -0.3), (16, 0.3)), 32)
     assert "contradict each other" in forecast["above_continued"]["fresh"]["no_rule"]
     assert forecast["winner"] is None
-    assert "no rule fits (grown with fresh units: small widths contradict each other" in forecast["sentence"]
+    assert ": none for growing with fresh units, because small widths contradict each other: " in forecast["sentence"]
 
 
 def test_what_is_within_the_range_is_too_close_to_call() -> None:

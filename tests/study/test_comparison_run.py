@@ -397,6 +397,7 @@ def test_the_command_says_the_sentence_and_where_the_page_is(commanded: Commande
     assert "4/4 the contenders small, 4 → 8: the forecast" in commanded.forecast
     assert commanded.forecast.count("Forecast from width 4:") >= 1
     assert "Growing does not beat the best size" in commanded.forecast
+    assert commanded.forecast.count("are tuned at width 4") == 1
     assert "6/6 the contenders, 8 → 16" in commanded.whole
     assert read(commanded.folder).answer["sentence"] in commanded.whole
     assert commanded.whole.strip().splitlines()[-1] == f"Report: {commanded.folder / 'report' / 'index.html'}"
@@ -415,6 +416,12 @@ def test_a_dry_run_prints_a_table_and_writes_nothing(tmp_path: Path, capsys: pyt
     assert lines[3].split()[-1] in ("s", "min"), "about how long it takes"
     assert lines[4].startswith("Times are estimates for this machine")
     said = "\n".join(lines[5:])
-    assert "Steps at the full budget: from scratch " in said
+    assert "Steps at the full budget, 8 → 16: from scratch " in said
     assert "Tuning costs less if candidates stop early: those that are 10 % behind after 0.5 of" in said
+    assert main(["run", str(path), "--out", str(run), "--dry-run", "--forecast"]) == 0
+    assert [line.partition("  ")[0] for line in capsys.readouterr().out.splitlines()[:3]] == [
+        "tuning, 4 → 8",
+        "forecast, 4 → 8",
+        "together",
+    ]
     assert not run.exists()

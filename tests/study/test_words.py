@@ -132,9 +132,9 @@ def test_forecast_alone() -> None:
         summary.forecast["sentence"],
         "This is only a forecast: the large models were not trained.",
     ]
-    said = "base model's cost included; growing with fresh units; 0.51× to 0.65×"
-    assert cards(summary)[COST] == ("0.58×", said)
-    assert cards(summary)[LOSS][0] == "4.9 % lower"
+    said = "base model's cost included; growing with fresh units; in the middle 0.58×"
+    assert cards(summary)[COST] == ("0.51× to 0.65×", said)
+    assert re.fullmatch(r"−\S+ % to −\S+ %", cards(summary)[LOSS][0])
     assert any(one.startswith("Seeds of small models: 3") for one in summary.measured)
     assert [table.title for table in summary.tables] == [
         "The forecast",
@@ -148,7 +148,7 @@ def test_forecast_without_a_rule() -> None:
     why = {"no_rule": "small widths contradict each other"}
     above = dict.fromkeys(summary.forecast["above_continued"], why)
     summary = forecast_only(replace(summary, forecast={**summary.forecast, "above_continued": above, "cost": {}}))
-    assert cards(summary)[LOSS] == ("no rule", "growing from copies; small widths contradict each other")
+    assert cards(summary)[LOSS] == ("no forecast", "growing from copies; small widths contradict each other")
     assert cards(summary)[COST] == ("unknown", "growing from copies; training from scratch was left out")
 
 

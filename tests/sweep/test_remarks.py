@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mupscale.sweep import Space, Sweep, Tried, sweep_remarks
+from mupscale.sweep import Space, Sweep, Tried, edge_remarks, sweep_remarks
 
 LRS, NOISES = (0.1, 0.2, 0.4), (0.5, 1.0, 2.0, 4.0)
 
@@ -70,6 +70,12 @@ def test_the_range_goes_on_in_the_ratio_at_that_edge() -> None:
 
 def test_the_smallest_noise_above_zero_is_no_edge_since_zero_is_beyond_it() -> None:
     assert sweep_remarks(sweep(bowl(0.2, 0.5))) == []
+
+
+def test_the_smallest_noise_is_an_edge_where_none_was_not_tried() -> None:
+    tried = [Tried(lr, noise, [bowl(0.2, 0.5)(lr, noise)]) for lr in LRS for noise in (0.5, 1.0, 2.0)]
+    best = Sweep("copies", tried, lr=0.2, noise=0.5)
+    assert list(edge_remarks(best)) == ["the best noise, 0.5, is the smallest tried: try 0.125, 0.25, 0.5"]
 
 
 def test_grids_of_one_value_have_no_edges() -> None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
 
 import mupscale as mu
 from mupscale.models import MLP
 from mupscale.optim import MuonAdamW, muon_groups
 from mupscale.system import MupscaleError
-from mupscale.train import Callback, Evaluation, Growth, Recipe, Spec, run_recipe
+from mupscale.train import Callback, Evaluation, Growth, Recipe, Spec, lightning_growth, run_recipe
 from zoo import Unrounded
 
 TOLD: list[tuple[str, int, Any]] = []
@@ -198,3 +201,23 @@ def test_muon_with_adamw_in_a_recipe_resumes(tmp_path: Path) -> None:
     assert {g["muon"] for g in resumed.optimizer.param_groups} == {True, False}
     grown = run_recipe(recipe(optimizer=spec, start=str(tmp_path / "whole"), width=32, grow=[], steps=1))
     assert all(state for state in grown.optimizer.state.values())
+
+
+def test_lightning_grows_by_fresh_units_and_takes_inner_schedulers_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Lightning would call it; tests/train/test_lightning.py has the real one, where it is installed."""
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", SimpleNamespace(Callback=object))
+    family = mu.Family(lambda width: MLP(5, width, 3), base=8, inputs=torch.randn(4, 5))
+    module = SimpleNamespace(model=family.init(8))
+    optimizer = family.optimizer(module.model, torch.optim.SGD, lr=0.1)
+    parts = [lr_scheduler.LinearLR(optimizer, 0.5, total_iters=2), lr_scheduler.ExponentialLR(optimizer, 0.5)]
+    schedule = lr_scheduler.SequentialLR(optimizer, parts, [2])
+    trainer = SimpleNamespace(global_step=3, world_size=1, optimizers=[optimizer])
+    trainer.lr_scheduler_configs = [SimpleNamespace(scheduler=schedule)]
+    lightning_growth(3, family, 16).on_train_batch_end(trainer, module)
+    assert module.model.layers[1].weight.shape == (16, 16)
+    assert [inner.optimizer is optimizer for inner in schedule._schedulers] == [True, True]
+    optimizer.load_state_dict(optimizer.state_dict())  # which makes new groups
+    for _ in range(3):
+        optimizer.step()
+        schedule.step()
+    assert {group["lr"] / group["lr_factor"] for group in optimizer.param_groups} == {0.05}

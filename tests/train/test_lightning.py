@@ -53,7 +53,7 @@ def train(*callbacks: Any, module: Any = None) -> Any:
 
 def test_a_network_grows_and_goes_on_exactly(tmp_path: Path) -> None:
     alone = train()
-    grown = train(lightning_growth(5, FAMILY, 16, folder=tmp_path))
+    grown = train(lightning_growth(5, FAMILY, 16, grow=mu.Copies(), folder=tmp_path))
     assert grown.model.layers[1].weight.shape == (16, 16)
     x = torch.randn(7, 5, dtype=torch.float64)
     torch.testing.assert_close(grown.model(x), alone.model(x), rtol=1e-10, atol=1e-10)

@@ -128,7 +128,7 @@ def family_command(words: list[str]) -> int:
         parser.add_class_arguments(FamilySettings, "family")
         parser.add_argument("--dry-run", action="store_true", help="show what would be trained, but train nothing")
         parser.add_argument("--sizes", type=str | None, help="sizes to train, such as 32,48,64,96")
-        parser.add_argument("--check", type=str | None, help="sizes to also train from scratch, such as 64,96, or all")
+        parser.add_argument("--check", type=str | None, help="sizes to also train from scratch: 64,96, all or none")
 
     from_folder = with_hugging_face_base(words, ("--dry-run",), unasked=("width", "base_steps"))
     without_growth = [*from_folder, "--grow", "[]"]  # the sizes say where the trunk grows
@@ -137,7 +137,10 @@ def family_command(words: list[str]) -> int:
     if options["sizes"] is not None:
         given["sizes"] = _read_sizes("--sizes", options["sizes"])
     if options["check"] is not None:
-        given["check"] = given["sizes"] if options["check"] == "all" else _read_sizes("--check", options["check"])
+        named = {"all": given["sizes"], "none": []}
+        given["check"] = (
+            named[options["check"]] if options["check"] in named else _read_sizes("--check", options["check"])
+        )
     settings = FamilySettings(**given)
     if options["dry_run"]:
         with TemporaryDirectory() as kept:
@@ -176,20 +179,19 @@ def _run_pay(asked: StudyArguments, folder: Path, command: str) -> StudySummary 
 
     recipe = asked.recipe
     base_name, notes = recipe.start or "", describe_tokens(recipe) if is_hugging_face(recipe.start) else []
+    told = {"forecast_only": asked.options["forecast"], "base_name": base_name, "notes": notes}
     if asked.options["dry_run"]:
         with TemporaryDirectory() as kept:
-            own = _own_checkpoint(recipe, Path(kept))
-            show(describe_plan(own, asked.settings, folder, base_name=base_name, notes=notes))
+            show(describe_plan(_own_checkpoint(recipe, Path(kept)), asked.settings, folder, **told))
         return None
-    return run_pay(
-        _own_checkpoint(recipe, folder),
-        asked.settings,
-        folder,
-        command=command,
-        forecast_only=asked.options["forecast"],
-        base_name=base_name,
-        notes=notes,
-    )
+    said: list[str] = []
+
+    def note(text: str) -> None:
+        said.append(text)
+        print_at_once(text)
+
+    summary = run_pay(_own_checkpoint(recipe, folder), asked.settings, folder, command=command, note=note, **told)
+    return replace(summary, notes=[one for one in summary.notes if f"Note: {one}" not in said])
 
 
 def _run_paper(asked: StudyArguments, folder: Path, command: str) -> StudySummary | None:
@@ -254,7 +256,7 @@ def transfer_check_command(words: list[str]) -> int:
             "--widths", type=widths | None, help="widths of the base models (default: the recipe's, small and large)"
         )
         parser.add_argument(
-            "--at-lr", type=float | None, help="learning rate while noise varies (default: the growth event's)"
+            "--at-lr", type=float | None, help="learning rate while noise varies (default: the growth event's, or lr)"
         )
         parser.add_argument(
             "--at-noise", type=float | None, help="noise while the learning rate varies (default: the growth event's)"
@@ -273,19 +275,18 @@ def transfer_check_command(words: list[str]) -> int:
         return _compare_rules(recipe, settings, options, folder)
     if options["batches"] or options["durations"]:
         raise UsageError("--batches and --durations are for comparing rule sets: give --compare, too")
-    lr = options["at_lr"] if options["at_lr"] is not None else growth.lr if growth else None
+    own = float(recipe.optimizer.init_args["lr"])  # which a growth leaves as it is, unless it sets another
+    lr = options["at_lr"] if options["at_lr"] is not None else growth.lr if growth and growth.lr else own
     noise = options["at_noise"] if options["at_noise"] is not None else growth.noise if growth else None
     if growth is None:
         raise UsageError("the recipe has no growth event, whose widths are compared: add one (grow)")
-    if lr is None or not isinstance(noise, int | float):
-        lacking = {"learning rate": "--at-lr X"} if lr is None else {}
-        lacking |= {} if isinstance(noise, int | float) else {"single noise": "--at-noise Y"}
-        raise UsageError(f"the growth event sets no {' and no '.join(lacking)}: give {' and '.join(lacking.values())}")
+    if not isinstance(noise, int | float):
+        raise UsageError("the growth event sets no single noise: give --at-noise Y")
     small = settings.small_widths(recipe.width, growth.width)
     check = transfer_check(
         recipe,
         widths=options["widths"] or [*small, recipe.width],
-        lrs=settings.grown_lrs or settings.rates(float(recipe.optimizer.init_args["lr"])),
+        lrs=settings.grown_lrs or settings.rates(own),
         noises=[0.0, *settings.noises],
         lr=lr,
         noise=noise,
@@ -294,7 +295,11 @@ def transfer_check_command(words: list[str]) -> int:
         out=folder,
         note=print_at_once,
     )
-    show(*map(wrap_text, check["verdict"]))
+    about = (
+        f"Widths are those of the grown models, {check['times']:g} times their base models'. Losses are training "
+        f"losses after {check['steps']:,} more steps."
+    )
+    show(*map(wrap_text, [about, *check["verdict"]]))
     print_place("Picture", save_transfer_picture(check, folder))
     return 0
 

@@ -7,7 +7,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from mupscale.data.documents import Errors
+from mupscale.data.documents import SUFFIXES, Errors
 from mupscale.data.own_tables import TableFile
 from mupscale.data.packing import pack, shown_progress
 from mupscale.data.shards import PARTS, TOKENIZER, Index
@@ -88,7 +88,12 @@ def info(tokens: str, **table: Any) -> None:
     folder, usual = Path(tokens).expanduser(), signature(TableFile).parameters
     given = {name: value for name, value in table.items() if value != usual[name].default}
     if folder.is_file():
-        return _show_table(TableFile(tokens, **table), {"path": tokens, **given})
+        try:
+            read = TableFile(tokens, **table)
+        except MupscaleError as error:
+            text = f". If it is text, and no table: mupscale data tokenize {tokens} FOLDER"
+            raise MupscaleError(f"{error}{text if folder.name.endswith(SUFFIXES) else ''}") from None
+        return _show_table(read, {"path": tokens, **given})
     if not folder.exists():
         raise MupscaleError(f"there is no file or folder {tokens}")
     index = Index.read(folder)

@@ -92,13 +92,13 @@ def format_change(value: Any) -> str:
 
 
 def format_range(one: Mapping[str, Any] | None, shown: Callable[[Any], str]) -> str:
-    """A forecast: the value and its range; or that there is no rule.
+    """A forecast: the value and its range; or that there is none.
 
     >>> format_range({"low": 0.5, "value": 0.75, "high": 1.25}, format_times)
     '0.75× (0.50× to 1.25×)'
     """
     if not one or "no_rule" in one:
-        return "no rule"
+        return "no forecast"
     return f"{shown(one['value'])} ({shown(one['low'])} to {shown(one['high'])})"
 
 

@@ -291,10 +291,11 @@ def describe_plan(
     settings: StudySettings,
     folder: str | Path,
     *,
+    forecast_only: bool = False,
     base_name: str = "",
     notes: Sequence[str] = (),
 ) -> str:
-    """A table of stages, for `mupscale run --dry-run`; nothing is written. base_name, notes: as in `run_pay`.
+    """A table of stages, for `mupscale run --dry-run`; nothing is written. forecast_only … notes: as in `run_pay`.
 
     Every stage builds the tree that it would train, with the first of the values to try where tuning is to choose;
     what an earlier stage has trained is not counted again.
@@ -310,7 +311,7 @@ def describe_plan(
     chosen = [(one, settings.noises[0] if one.tunes_noise else 0.0) for one in contenders]
     for name, system, seeds in [
         *(("forecast", one, settings.small_seeds) for one in study.small),
-        ("large", study.system, settings.seeds),
+        *([] if forecast_only else [("large", study.system, settings.seeds)]),
     ]:
         stages[f"{name}, {system.label}"] = [
             leaf
@@ -319,8 +320,9 @@ def describe_plan(
             for leaf in system.leaves(one, rates[0], rates[0], noise, seed).values()
         ]
     lines = [describe_stages(stages, study.ground, settings.engine)]
-    steps = ", ".join(f"{one.label} {study.system.steps(one):,}" for one in contenders)
-    lines.append(f"Steps at the full budget: {steps}.")
+    largest = study.small[-1] if forecast_only else study.system
+    steps = ", ".join(f"{one.label} {largest.steps(one):,}" for one in contenders)
+    lines.append(f"Steps at the full budget, {largest.label}: {steps}.")
     if None not in leaves:  # each is judged early
         lines.append(
             f"Tuning costs less if candidates stop early: those that are {100 * settings.prune:g} % behind after "

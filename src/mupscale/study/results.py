@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -306,7 +307,11 @@ def load_summary(folder: str | Path) -> StudySummary:
     try:
         values = read_json(path)
     except OSError as error:
-        raise MupscaleError(f"{folder} holds no study: cannot read its summary.json ({error.strerror})") from None
+        above = (one for one in Path(folder).absolute().parents[:2] if (one / "summary.json").is_file())
+        told = "".join(f". It is a part of the study in {os.path.relpath(one)}" for one in above)
+        if not told and (Path(folder) / "metrics.jsonl").is_file():
+            told = f". It is a single run: mupscale curves {folder}"
+        raise MupscaleError(f"{folder} holds no study: cannot read its summary.json ({error.strerror}){told}") from None
     try:
         return parse_record(StudySummary, values)
     except MupscaleError as error:

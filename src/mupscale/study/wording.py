@@ -181,7 +181,7 @@ def _answer_cards(summary: StudySummary, large: SystemRuns) -> Iterator[Card]:
 
 
 def _forecast_cards(forecast: Mapping[str, Any]) -> Iterator[Card]:
-    """Of the grown model that the forecast sees lowest; of the first where no rule fits any."""
+    """Of the grown model that the forecast sees lowest; of the first where there is none of any."""
     above = {name: one for name, one in forecast["above_continued"].items() if contender_named(name).is_grown}
     grown = min(above, key=lambda name: above[name].get("value", float("inf")), default=None)
     if grown is None:
@@ -195,10 +195,10 @@ def _forecast_cards(forecast: Mapping[str, Any]) -> Iterator[Card]:
         if not one:
             yield Card(what, "unknown", f"{phrase}; training from scratch was left out")
         elif "no_rule" in one:
-            yield Card(what, "no rule", f"{phrase}; {one['no_rule']}")
-        else:
-            number = _higher_or_lower(one["value"]) if what == LOSS else shown(one["value"])
-            yield Card(what, number, f"{_MORE[what]}; {phrase}; {shown(one['low'])} to {shown(one['high'])}")
+            yield Card(what, "no forecast", f"{phrase}; {one['no_rule']}")
+        else:  # the range is the forecast: its middle alone would stand beside "too close to call"
+            middle = f"in the middle {shown(one['value'])}"
+            yield Card(what, f"{shown(one['low'])} to {shown(one['high'])}", f"{_MORE[what]}; {phrase}; {middle}")
 
 
 def _higher_or_lower(above: float) -> str:

@@ -287,15 +287,14 @@ def _diverged_beside(sweep: Sweep, trial: Tried) -> Tried | None:
 
 def edge_remarks(sweep: Sweep) -> Iterator[str]:
     """The optimum on the edge of the grid, and the range to try next in the grid's own ratio."""
-    rates, noises, best = sweep.grid.lrs, sweep.grid.noises, sweep.best
-    if len(rates) > 1:
-        at = _nearest(rates, best.lr)
-        if at == 0:
-            yield _edge("learning rate", best.lr, "smallest", rates[0], rates[0] / rates[1])
-        if at == len(rates) - 1:
-            yield _edge("learning rate", best.lr, "largest", rates[-1], rates[-1] / rates[-2])
-    if len(noises) > 1 and _nearest(noises, best.noise) == len(noises) - 1:
-        yield _edge("noise", best.noise, "largest", noises[-1], noises[-1] / noises[-2] if noises[-2] else 2.0)
+    best, has_zero = sweep.best, any(trial.noise == 0 for trial in sweep.trials)  # which a space always has
+    noises = [noise for noise in sweep.grid.noises if noise or has_zero]
+    for what, value, tried in (("learning rate", best.lr, sweep.grid.lrs), ("noise", best.noise, noises)):
+        at = _nearest(tried, value)
+        if len(tried) > 1 and at == 0 < tried[0]:  # below no noise there is nothing
+            yield _edge(what, value, "smallest", tried[0], tried[0] / tried[1])
+        if len(tried) > 1 and at == len(tried) - 1:
+            yield _edge(what, value, "largest", tried[-1], tried[-1] / tried[-2] if tried[-2] else 2.0)
 
 
 def _edges_without_noise(sweep: Sweep) -> Iterator[str]:

@@ -21,7 +21,7 @@ def lightning_growth(
     depth: int | None = None,
     attribute: str = "model",
     grow: Operator | DepthOperator | tuple[Operator, DepthOperator] | None = None,
-    noise: float = 0.0,
+    noise: float | None = None,
     lr: float | None = None,
     seed: int = 0,
     folder: str | Path | None = None,
@@ -93,6 +93,8 @@ class _NetworkGrowth:
         assert grown is not None
         for config in trainer.lr_scheduler_configs:
             widened = widen_scheduler(config.scheduler, grown)
+            for inner in getattr(widened, "_schedulers", ()):  # of SequentialLR: they act on Lightning's optimizer, too
+                inner.optimizer = optimizer
             kept = ("optimizer", "step")
             config.scheduler.__dict__.update({n: v for n, v in vars(widened).items() if n not in kept})
             config.scheduler.__class__ = type(widened)  # which may have a floor for each group

@@ -43,7 +43,7 @@ class Recipe:
         optimizer: the optimizer's class and its hyperparameters, which are those at the base width
         no_decay: parameters without weight decay: bias, norm, or name patterns such as *.wte.weight
         width: the model's width: one number (its argument `width`), or arguments by name, such as {channels: 64}. If
-            only one is named (beside a depth), base, grow, family.sizes and study.widths may be plain numbers
+            only one is named (beside a depth), base, grow and family.sizes may be plain numbers
         base: the base width, at which lr, weight decay and eps mean the same as in plain PyTorch
         init_at: the width at which the model keeps its own initialisation (default: base, at least 64)
         steps: total number of optimizer steps
