@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from mupscale.core import PlainWidth, Role, Width, WidthLike, naming
 from mupscale.system import MupscaleError, seeded
@@ -74,6 +77,45 @@ class BuiltMembers:
                 f"all. Write {self._base.times(2, [name for name in names if name != self.depth_size]).plain}"
             )
 
+    def drawn_part(self, width: WidthLike, seed: int, part: Collection[str]) -> nn.Module:
+        """What `drawn` gives, with values for the parameters that are named alone: the others share one's memory.
+
+        So a model that is larger than memory can be made part by part.
+
+        >>> family = BuiltMembers(lambda width: nn.Sequential(nn.Linear(3, width), nn.Linear(width, 2)), 8)
+        >>> torch.equal(family.drawn_part(16, 0, {"1.weight"})[1].weight, family.drawn(16, 0)[1].weight)
+        True
+        """
+        sketched: list[nn.Parameter] = []
+        with _registering(sketched.append):
+            sketch = naming.parameters(self.sketch(width))
+        numbers = {id(p): number for number, p in enumerate(sketched)}
+        kept, registered = {numbers[id(sketch[name])] for name in part}, itertools.count()
+        kinds = {p.dtype for p in sketched}
+        shared = {kind: torch.empty(max(p.numel() for p in sketched if p.dtype == kind), dtype=kind) for kind in kinds}
+
+        def share(p: nn.Parameter) -> nn.Parameter | None:
+            if next(registered) in kept:
+                return None
+            placed = nn.Parameter(shared[p.dtype][: p.numel()].view(p.shape), p.requires_grad)
+            vars(placed).update(vars(p))
+            return placed
+
+        with _registering(share):
+            return self.drawn(width, seed)
+
+    @cached_property
+    def can_draw_parts(self) -> bool:
+        """Whether parts have the values of the whole, as a member of the base width shows."""
+        with suppress(Exception):  # whatever an author's code says to parameters that share their memory
+            whole = naming.parameters(self.drawn(self._base, 0))
+            for half in (list(whole)[::2], list(whole)[1::2]):
+                made = naming.parameters(self.drawn_part(self._base, 0, half))
+                if made.keys() != whole.keys() or not all(torch.equal(made[name], whole[name]) for name in half):
+                    return False
+            return not naming.plain_tensors_without_memory(self.sketch(self._base))
+        return False
+
     def sketch(self, width: WidthLike) -> nn.Module:
         """The model without memory, on the meta device; a real one where its author's code needs values."""
         try:
@@ -124,6 +166,25 @@ class BuiltMembers:
             return _numbers(self.sketch(width)) == numbers
         except Exception:  # whatever the author's code says to sizes that do not go together
             return False
+
+
+@contextmanager
+def _registering(place: Callable[[nn.Parameter], nn.Parameter | None]) -> Iterator[None]:
+    """While models are built, every parameter is shown once, when a module takes it, and may be exchanged."""
+    seen: dict[int, nn.Parameter] = {}
+
+    def hook(module: nn.Module, name: str, p: nn.Parameter | None) -> nn.Parameter | None:
+        if p is None or id(p) in seen:  # a tied one, which has been placed
+            return None
+        placed = place(p)
+        seen.update({id(one): one for one in (p, placed) if one is not None})
+        return placed
+
+    handle = register_module_parameter_registration_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _numbers(model: nn.Module) -> dict[str, tuple[int, ...]]:

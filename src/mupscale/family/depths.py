@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -281,6 +281,12 @@ class Depths:
         """A model under μP at this width and depth."""
         depth, widths = self.split(width)
         model: nn.Module = self.at(depth).init_untried(widths, seed)
+        return model
+
+    def init_part(self, width: WidthLike, seed: int, part: Collection[str]) -> nn.Module:
+        """The same, with values for the parameters that are named alone."""
+        depth, widths = self.split(width)
+        model: nn.Module = self.at(depth).init_part(widths, seed, part)
         return model
 
     def check(self, inputs: Any, sizes: Iterable[str] | None = None) -> None:

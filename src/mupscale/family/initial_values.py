@@ -5,33 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mupscale.core import Entry, naming
+from mupscale.core import Entry
 from mupscale.planning import rescale_spread
 
 
 @torch.no_grad()
 def rescale_to_mup(
-    model: nn.Module,
+    parameters: Mapping[str, Tensor],
     entries: Mapping[str, Entry],
     stds: Mapping[str, float],
     means: Mapping[str, tuple[float, ...]],
     reference: Mapping[str, Tensor],
 ) -> None:
-    """Give every parameter the values that it starts with under μP, in place.
+    """Give these parameters of a model the values that they start with under μP, in place.
 
     entries: how the model whose initial values are taken as they are becomes this one. stds, means: measured on that
     one; a std of 0 is a constant. reference: draws of what is random and has no width, which is taken from there.
 
     >>> import mupscale as mu
+    >>> from torch import nn
     >>> small, model = (nn.Linear(width, width, bias=False) for width in (16, 64))
     >>> plan = mu.plan(small, model)
-    >>> rescale_to_mup(model, plan.parameters, {"weight": 1.0}, {"weight": (0.0,)}, {})
+    >>> rescale_to_mup(dict(model.named_parameters()), plan.parameters, {"weight": 1.0}, {"weight": (0.0,)}, {})
     >>> round(model.weight.square().mean().sqrt().item(), 6)
     0.5
     """
-    for name, p in naming.parameters(model).items():
+    for name, p in parameters.items():
         entry = entries[name]
         fold, offset = float(entry.fold), float(entry.offset)
         if stds[name] == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import Any, TypeVar, cast, overload
@@ -206,15 +206,27 @@ class Family(TriedMembers):
     def init_untried(self, width: WidthLike, seed: int = 0) -> nn.Module:
         """What `init` does, without a word about what was not tried: for callers that try it, or have."""
         model = self.drawn(width, seed)
+        self._rescale(naming.parameters(model), width, seed)
+        return model
+
+    @_by_depth
+    def init_part(self, width: WidthLike, seed: int, part: Collection[str]) -> nn.Module:
+        """What `init_untried` gives, with values for the parameters that are named alone."""
+        model = self.drawn_part(width, seed, part)
+        parameters = naming.parameters(model)
+        self._rescale({name: parameters[name] for name in part}, width, seed)
+        return model
+
+    def _rescale(self, parameters: Mapping[str, nn.Parameter], width: WidthLike, seed: int) -> None:
+        """From the author's initial values to those under μP, in place."""
         if Width.of(width) == self._init_at:
-            return model
-        entries = self.between(self.sketch(self._init_at), model, how="mup").parameters
+            return
+        entries = self.between(self.sketch(self._init_at), self.sketch(width), how="mup").parameters
         measured = self.initial_std()
         reference: dict[str, nn.Parameter] = {}
         if any(std > 0 and not entries[name].axes for name, std in measured.items()):
             reference = naming.parameters(self.drawn(self._init_at, seed))
-        rescale_to_mup(model, entries, measured, self._means, reference)
-        return model
+        rescale_to_mup(parameters, entries, measured, self._means, reference)
 
     def param_groups(
         self,

@@ -62,7 +62,7 @@ from mupscale.growth.optimizer_state import (
     what_is_foreign,
     widen_optimizer,
 )
-from mupscale.growth.sources import refuse_nonfinite
+from mupscale.growth.sources import materialize, refuse_nonfinite
 from mupscale.growth.statistics import measure_statistics
 from mupscale.growth.upscaling import (
     check_goes_with,
@@ -125,6 +125,7 @@ __all__ = [
     "initial_state",
     "is_replica",
     "is_scalar",
+    "materialize",
     "measure_statistics",
     "obstacles",
     "perturb",

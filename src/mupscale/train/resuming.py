@@ -16,6 +16,7 @@ from mupscale.checkpoint import DamagedCheckpoint
 from mupscale.core import WholeWidth
 from mupscale.family import Family
 from mupscale.system import MupscaleError
+from mupscale.train.placed_members import place_member
 from mupscale.train.processes import Processes
 from mupscale.train.recipe import Recipe
 from mupscale.train.run_folder import RunFolder
@@ -79,7 +80,7 @@ def resume_point(
     numbers = {name: _required(getattr(state, name), name, path) for name in ("lr", "flops", "seconds")}
     losses, norms = _required(state.losses, "losses", path), _required(state.norms, "norms", path)
     width = recipe.width_after(step)
-    model = processes.place(family.build(width).to(recipe.dtype()))
+    model = place_member(family, width, processes, recipe.dtype())
     saved.restore_model(model)
     optimizer = saved.restore_optimizer(recipe.optimizer_class(), hyperparameters(recipe, processes.device), model)
     numbers |= {"left_out": state.left_out or 0}

@@ -24,6 +24,7 @@ from mupscale.system import MupscaleError, appearing, derive, fingerprint_files,
 from mupscale.train.dcp_folders import is_dcp_folder, load_dcp_model
 from mupscale.train.growing import coming_batches, grow_model
 from mupscale.train.optimizer_groups import recipe_groups
+from mupscale.train.placed_members import init_member, place_member
 from mupscale.train.processes import Processes
 from mupscale.train.recipe import Recipe, check_growing_sizes
 from mupscale.train.run_folder import find_checkpoint
@@ -53,8 +54,7 @@ def starting_point(
     Linear(in_features=54, out_features=16, bias=True)
     """
     if recipe.start is None:
-        model = family.init_untried(recipe.width, seed=recipe.seeds.init).to(recipe.dtype())
-        model = processes.place(model)
+        model = init_member(family, recipe.width, recipe.seeds.init, processes, recipe.dtype())
         return model, _optimizer(recipe, family.plan(recipe.width), model, processes)
     return _upscale_checkpoint(recipe, family, processes, recipe.start, data)
 
@@ -68,7 +68,7 @@ def _upscale_checkpoint(
     width = _width_of(saved, recipe, path)
     wider, deeper = recipe.start_growth.build_operators()
     check_growing_sizes(recipe.width, width, wider.needs_multiples, f"starting from {path}")
-    model = processes.place(family.build(width).to(recipe.dtype()))
+    model = place_member(family, width, processes, recipe.dtype())
     if isinstance(saved, Snapshot):
         saved.restore_model(model)
     else:
