@@ -131,8 +131,6 @@ def refuse_untrainable(model: nn.Module) -> None:
             )
 
 
-
-
 OPTIMIZER = "optimizer.pt"
 
 
