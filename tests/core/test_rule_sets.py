@@ -10,7 +10,7 @@ import pytest
 from mupscale.core import RuleSet
 from mupscale.system import MupscaleError
 
-HYPER: dict[str, Any] = {"lr": 3e-3, "weight_decay": 0.1, "betas": (0.9, 0.95), "eps": 1e-8}
+HYPER: dict[str, Any] = {"lr": 3e-3, "weight_decay": 0.1, "betas": (0.5, 0.95), "eps": 1e-8}
 
 
 @pytest.mark.parametrize("rules", [RuleSet(), RuleSet("fixed", "sqrt", 4.0, "none", 0.35), RuleSet(embeddings=0.5)])
@@ -47,7 +47,7 @@ def test_what_another_batch_and_duration_keep(power: float, batch: float, durati
     assert at["lr"] == pytest.approx(3e-3 * batch**0.5 * duration**-power, rel=1e-12)
     assert times_of_decay(at, batch, duration) == pytest.approx(times_of_decay(HYPER, 1, 1), rel=1e-12)
     assert at["betas"][1] ** (1 / batch) == pytest.approx(0.95, rel=1e-12)
-    assert at["betas"][0] == 0.9
+    assert at["betas"][0] == 0.5
     assert at["eps"] == 1e-8
 
 
@@ -58,6 +58,12 @@ def test_two_changes_are_one() -> None:
         once = rules.at(HYPER, batch=first[0] * then[0], duration=first[1] * then[1])
         assert twice["betas"] == pytest.approx(once.pop("betas"), rel=1e-12)
         assert {k: v for k, v in twice.items() if k != "betas"} == pytest.approx(once, rel=1e-12)
+
+
+def test_adam_does_not_forget_squares_faster_than_gradients() -> None:
+    """With β2 below β1² a step has no bound; a β2 that was below β1 stays as it was."""
+    assert RuleSet().at({"lr": 1.0, "betas": (0.9, 0.95)}, batch=16)["betas"] == (0.9, 0.9)
+    assert RuleSet().at({"lr": 1.0, "betas": (0.95, 0.9)}, batch=16)["betas"] == (0.95, 0.9)
 
 
 def test_without_the_rule_for_batches_nothing_follows_them() -> None:

@@ -83,10 +83,11 @@ class RuleSet:
         """Adam's hyperparameters for another batch and duration, given as multiples; the others stay as they are.
 
         lr ∝ √batch · duration^-p. The decay follows it so that its time scale, as a share of the run, stays:
-        τ = batch / (lr · λ · duration). β2 forgets over the same number of tokens. Duration counts tokens, not steps.
+        τ = batch / (lr · λ · duration). β2 forgets over the same number of tokens, but never faster than β1, where Adam
+        would not be stable. Duration counts tokens, not steps.
 
-        >>> RuleSet(duration=0.5).at({"lr": 1e-3, "weight_decay": 0.1, "betas": (0.9, 0.95)}, batch=4, duration=16)
-        {'lr': 0.0005, 'weight_decay': 0.05, 'betas': (0.9, 0.8145062499999999)}
+        >>> RuleSet(duration=0.5).at({"lr": 1e-3, "weight_decay": 0.1, "betas": (0.5, 0.95)}, batch=4, duration=16)
+        {'lr': 0.0005, 'weight_decay': 0.05, 'betas': (0.5, 0.8145062499999999)}
         """
         if not (batch > 0 and duration > 0):
             raise MupscaleError(f"batch={batch} and duration={duration} are multiples, which must be positive")
@@ -97,7 +98,7 @@ class RuleSet:
             scaled["weight_decay"] = hyper["weight_decay"] * follows / (rate * duration)
         if "betas" in hyper:
             first, second = hyper["betas"]
-            scaled["betas"] = (first, second**follows)
+            scaled["betas"] = (first, max(second**follows, min(first, second)))
         return scaled
 
 
