@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from mupscale.core import Axis, Entry, Plan, shapes_in_words
 from mupscale.growth import Copies, Deepen, Fresh, FreshValues, Operator, Part
-from mupscale.hf.depth_overview import DepthOverview, overview_of_depth
+from mupscale.hf.depth_overview import DepthOverview, overview_of_depth, overview_of_experts
 from mupscale.hf.describe import (
     AskedGrowth,
     Size,
@@ -21,6 +21,7 @@ from mupscale.hf.describe import (
     check_drawn,
     family_of_config,
     runs_trusted_code,
+    settle_experts,
     settle_growth,
 )
 from mupscale.hf.files import Record, Source, open_source, plan_growth, shorten_number
@@ -107,9 +108,9 @@ class Inspection:
             wider = [f"--times {self.times}"] if self.times != Times() and self.fresh is None else []
             wider += ["fresh units"] if self.fresh is not None else []
             after = shorten_number(self.numbers[1] + self.depth.new_numbers)
-            how = " and ".join([*wider, "more layers"])
+            how = " and ".join([*wider, self.depth.what])
             lines[0] = f"{self.model_type} ({self.origin}), {before} → {after} parameters with {how}"
-            lines += self.depth.summary()
+            lines += self.depth.sentences
             if self.times == Times() and self.fresh is None:
                 return [*lines, *self._history()]
         lines += [", ".join(f"{name} {a} → {b}" for name, (a, b) in self.sizes.items())]
@@ -214,12 +215,14 @@ def inspect(
     layers: int | None = None,
     grow: Operator | None = None,
     deepen: Deepen = "identity",
+    experts: int | None = None,
+    top_k: int | None = None,
     optimizer: str | type[Optimizer] = "AdamW",
     trust_remote_code: bool = False,
 ) -> Inspection:
     """How a checkpoint would be upscaled: nothing but headers and config.json is read.
 
-    times … deepen, trust_remote_code: as in `upscale`. optimizer: for which factors are shown.
+    times … top_k, trust_remote_code: as in `upscale`. optimizer: for which factors are shown.
 
     >>> import json, pathlib, tempfile, torch
     >>> from safetensors.torch import save_file
@@ -238,14 +241,20 @@ def inspect(
     source = open_source(path)
     cls = find_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
     parts = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
-    if layers is not None and times is None and grow is None and not any(parts.values()):
+    counts = None
+    if experts is not None or top_k is not None:
+        counts = settle_experts(source.config, experts or 0, top_k, source.folder, layers=layers)
+    if (layers is not None or counts) and times is None and grow is None and not any(parts.values()):
         times, grow = 1, Copies()
     asked = settle_growth(source.config, times=times, sizes=parts, grow=grow)
     plan, record = _plan(source, asked), find_record(source)
     made = _inspect(source, plan, record, asked, cls)
-    if layers is None:
+    if layers is None and counts is None:
         return made
     shapes = {name: plan[plan.names[name]].wide for name in source.shapes}
+    if layers is None:
+        assert counts is not None
+        return replace(made, depth=overview_of_experts(source, counts, shapes))
     return replace(made, depth=overview_of_depth(source, layers, deepen, asked.times, shapes))
 
 
