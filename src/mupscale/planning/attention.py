@@ -270,7 +270,10 @@ def _growing_head_dim(
         roles.update(_edited(narrow, wide, name, lambda role: replace(role, uncopyable=why)))
     if small.scale is None or large.scale is None:
         # nothing said: 1/head_dim is taken for granted, and verify tells if it is not so; new units have no such check
-        unsaid = f"{where}: head_dim grows {grow} times but no attribute gives the scale ({', '.join(SCALE)}); set one"
+        unsaid = (
+            f"{where}: head_dim grows {grow} times but no attribute gives the scale ({', '.join(SCALE)}); set one, "
+        )
+        unsaid += "or choose a width at which head_dim stays and there are more heads"
         return {**roles, **_fresh_refused(narrow, wide, projections, unsaid)}
     ratio = large.scale / small.scale
     if math.isclose(ratio, 1 / grow, rel_tol=1e-6):
