@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -54,6 +55,21 @@ def test_noise_moves_the_function_a_little_and_verify_says_how_much(
     assert "noise" in capsys.readouterr().out
     assert main(["verify", str(small), str(wide), "--tolerance", "1e-9"]) == 1
     assert main(["verify", str(small), str(wide)]) == 0
+
+
+def test_inspect_shows_what_experts_would_be(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(small), "--experts", "4"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"block_sparse_moe\.experts\.0–3\.w1\.weight +8 +copies", shown)
+    config, tensors = json.loads((small / "config.json").read_text()), read_checkpoint(small)
+    dense = sum(t.numel() for name, t in tensors.items() if ".mlp." in name)
+    routers = 4 * config["hidden_size"] * config["num_hidden_layers"]
+    before, after = (hf.inspect(small, experts=4).numbers[0], hf.inspect(small, experts=4).depth)
+    assert after is not None
+    assert (before, after.new_numbers) == (sum(t.numel() for t in tensors.values()), 3 * dense + routers)
+    assert "experts 1 → 4, of which a token uses 2: a checkpoint of mixtral" in shown
+    assert main(["inspect", str(small), "--experts", "4", "--layers", "4"]) == 1
+    assert "more layers and experts are two growths" in capsys.readouterr().err
 
 
 def test_how_takes_every_word_of_the_table(

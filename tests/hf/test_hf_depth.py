@@ -232,7 +232,7 @@ def test_refused(tmp_path: Path) -> None:
 def test_inspection(tmp_path: Path) -> None:
     saved("gemma2", tmp_path / "small")
     shown = str(hf.inspect(tmp_path / "small", layers=5))
-    assert "layers 2 → 5 (identity): the trained ones are layers 0, 2" in shown
+    assert "layers 2 → 5 (identity): the trained ones become layers 0, 2 of the large model" in shown
     assert re.search(r"post_attention_layernorm\.weight +3 +-1\n", shown)
     saved("llama", tmp_path / "llama")
     both = hf.inspect(tmp_path / "llama", layers=4, times=2, deepen="stack")

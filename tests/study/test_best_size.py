@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mupscale.study import ContenderRuns, load_summary
-from mupscale.study.best_size import forecast_size
+from mupscale.study.best_size import forecast_size, write_size
 from mupscale.study.results import BudgetPoint, SystemRuns
 
 STORED = sorted((Path(__file__).parents[2] / "results").glob("comparison-*"))
@@ -26,6 +26,11 @@ def system(narrow: int, meet: float, slopes: tuple[float, float] = (-0.1, -0.5))
 def square(width: Any) -> float:
     """What a step costs."""
     return float(width**2)
+
+
+def test_sizes_by_name_are_not_called_widths() -> None:
+    told = {"narrow": {"dim": 8}, "wide": {"dim": 16}, "budget": 2e9, "best": {"dim": 8}, "overtakes": {}}
+    assert write_size(told).startswith("At 2 GFLOPs in all, dim 8 is a better size than dim 16. The small runs show no")
 
 
 @pytest.mark.parametrize(("budget", "best"), [(10.0, 8), (100.0, None), (200.0, 16)])

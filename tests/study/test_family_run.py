@@ -356,7 +356,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_a_model_that_cannot_take_the_data_is_refused_by_a_dry_run() -> None:
     """And not as one whose FLOPs cannot be counted; a dry run that shows a plan would promise a run."""
     wrong = Spec("mupscale.models.MLP", {"d_in": 11, "d_out": 7})
-    with pytest.raises(MupscaleError, match=r"cannot take the data's examples of shape .*set its number of inputs"):
+    with pytest.raises(MupscaleError, match=r"MLP at width 4 cannot take the data's .*set its number of inputs"):
         estimate_family(small(model=wrong), settings())
 
 
@@ -378,7 +378,9 @@ def test_numbers_are_sizes_of_the_one_argument_that_the_width_names() -> None:
     assert (deep.base, deep.init_at) == ({"width": 4, "layers": 2}, {"width": 4, "layers": 2})
     with pytest.raises(MupscaleError, match=r"FamilySettings.sizes {'d': 4} does not name the same .* {'hidden': 4}"):
         make_planner(made, settings(sizes=[{"d": 4}, {"d": 6}], check=[]))
-    with pytest.raises(MupscaleError, match=r"hidden_model has no argument called width\. .* width: {hidden: 4}\."):
+    with pytest.raises(
+        MupscaleError, match=r"no argument called width; it has hidden, classes\. .* width: {hidden: 4}\."
+    ):
         make_planner(small(model=own), settings())
 
 

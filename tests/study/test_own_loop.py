@@ -245,6 +245,14 @@ def test_continuing_and_exact_copies_begin_with_the_model_that_was_brought(famil
 
 
 @pytest.mark.slow
+def test_numbers_are_widths_at_the_depth_of_the_base(deep_family: mu.Family, tmp_path: Path) -> None:
+    loop = loop_in(tmp_path, deep_family)
+    loop.train_family(FamilySettings(sizes=[4, 6], budget=8))
+    model = loop.load_size(6)
+    assert isinstance(model, Deep)
+    assert (model.first.out_features, len(model.blocks)) == (6, 2)
+
+
 def test_depth_alone_compares_what_new_blocks_are(deep_family: mu.Family, tmp_path: Path) -> None:
     few, many = {"width": 8, "depth": 2}, {"width": 8, "depth": 4}
     settings = StudySettings(widths=[{"width": 4, "depth": 2}], lrs=[LR], budgets=[1.0], seeds=1, small_seeds=1)

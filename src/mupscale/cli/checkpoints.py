@@ -85,6 +85,7 @@ Show what upscaling would do: a table of tensors with their axes, their scaling 
   mupscale inspect path/to/checkpoint --times hidden=2,ffn=3,heads=2 --how copies --optimizer sgd
   mupscale inspect path/to/checkpoint --layers 24
   mupscale inspect checkpoint/step-1000 --model llama.build --inputs llama.tokens --to dim=512,heads=8
+  mupscale inspect path/to/checkpoint --experts 8 --top-k 2
 
 `2× by 64` means that an axis becomes twice as long, in blocks of 64 units such as attention heads. A rule is three
 numbers: the factor by which the output grows, the factor by which the input grows, and a constant that is multiplied
@@ -242,6 +243,7 @@ def inspect_command(words: list[str]) -> int:
     add_times(parser)
     add_growth(parser)
     add_depth(parser)
+    add_mixture(parser)
     parser.add_argument("--optimizer", type=str, default="AdamW", help="the torch optimizer to show factors for")
     _add_rules(parser)
     add_trust(parser)
@@ -265,6 +267,8 @@ def inspect_command(words: list[str]) -> int:
         kv=options.kv,
         grow=_operator(options),
         **depth,
+        experts=options.experts,
+        top_k=options.top_k,
         optimizer=options.optimizer,
         rules=_rules(options),
         trust_remote_code=options.trust_remote_code,

@@ -17,13 +17,18 @@ from mupscale.hf.describe import (
     AskedGrowth,
     Config,
     ConfigFamily,
+    ExpertCounts,
     Size,
     Times,
     check_depth,
     depth_operator,
+    experts_config,
+    experts_of,
     layers_of,
+    plan_experts_files,
     plan_layers,
     runs_trusted_code,
+    settle_experts,
     settle_growth,
 )
 from mupscale.hf.files import Record, Source, open_source, plan_growth, shorten_number
@@ -40,21 +45,18 @@ from mupscale.system import (
     wrap_text,
 )
 
-__all__ = ["DepthOverview", "overview_of_depth"]
-
 _COPIED = {"stack": "all layers again on top", "interleaved": "each behind its layer"}
 
 
 @dataclass(frozen=True)
 class DepthOverview:
-    """How many layers there are, before and after, and what every tensor of the deep files is made of.
+    """What every tensor of the files with more layers, or with experts, is made of, and in words what that means.
 
-    old: where the trained layers lie among the new ones. new_numbers: how many entries new tensors have.
+    what: that the model gets. new_numbers: how many parameters it has more.
     """
 
-    layers: tuple[int, int]
-    how: Deepen
-    old: tuple[int, ...]
+    what: str
+    sentences: tuple[str, ...]
     plan: Plan
     new_numbers: int
 
@@ -66,17 +68,6 @@ class DepthOverview:
                 merged.setdefault((pattern_of_name(name), _start(NewTensor.of(name, self.plan, 0))), []).append(name)
         rows = [(name_of_group(names), str(len(names)), start) for (_, start), names in merged.items()]
         return text_table(("new tensors", "count", "start as"), rows, left=1)
-
-    def summary(self) -> list[str]:
-        """In a few sentences."""
-        before, after = self.layers
-        lines = [f"layers {before} → {after} ({self.how}): the trained ones are layers {_ranges(self.old)}"]
-        if self.how == "identity":
-            lines.append("new layers write nothing into the residual stream yet, so they change nothing at first")
-        else:
-            lines.append(f"new layers are copies, {_COPIED[self.how]}, which changes the function")
-        lines.append("more layers change no learning rate")
-        return lines
 
 
 def overview_of_depth(
@@ -91,7 +82,29 @@ def overview_of_depth(
     old = [n for n, place in enumerate(depth_operator(how).places(before, layers)) if not place.is_new]
     plan = plan_layers(shapes, how, layers, first, times)
     new_numbers = sum(math.prod(entry.wide) for entry in plan.parameters.values() if entry.source.is_new)
-    return DepthOverview((before, layers), how, tuple(old), plan, new_numbers)
+    start = "write nothing into the residual stream yet, so they change nothing at first"
+    if how != "identity":
+        start = f"are copies, {_COPIED[how]}, which changes the function"
+    sentences = (
+        f"layers {before} → {layers} ({how}): the trained ones become layers {_ranges(old)} of the large model, whose "
+        "numbers the table of new tensors has",
+        f"new layers {start}",
+        "more layers change no learning rate",
+    )
+    return DepthOverview("more layers", sentences, plan, new_numbers)
+
+
+def overview_of_experts(source: Source, asked: ExpertCounts, shapes: Mapping[str, Shape]) -> DepthOverview:
+    """What becomes of this checkpoint, which first grows to these shapes, as a mixture of so many experts."""
+    plan, few = plan_experts_files(shapes, source.config, asked), experts_of(source.config)[0]
+    numbers = [sum(map(math.prod, some)) for some in (shapes.values(), (e.wide for e in plan.parameters.values()))]
+    changed = "no output" if asked.keeps_function(source.config) else "the outputs"
+    sentences = (
+        f"experts {few} → {asked.experts}, of which a token uses {asked.top_k}: a checkpoint of "
+        f"{experts_config(source.config, asked)['model_type']}",
+        f"experts are copies of {'the feed-forward layer' if few == 1 else 'experts'}, which changes {changed}",
+    )
+    return DepthOverview("experts", sentences, plan, numbers[1] - numbers[0])
 
 
 def _start(tensor: NewTensor | None) -> str:
@@ -183,9 +196,9 @@ class Inspection:
             wider = [f"--times {self.times}"] if self.times != Times() and self.fresh is None else []
             wider += ["fresh units"] if self.fresh is not None else []
             after = shorten_number(self.numbers[1] + self.depth.new_numbers)
-            how = " and ".join([*wider, "more layers"])
+            how = " and ".join([*wider, self.depth.what])
             lines[0] = f"{origin} → {after} parameters with {how}"
-            lines += self.depth.summary()
+            lines += self.depth.sentences
             if self.times == Times() and self.fresh is None:
                 return [*lines, *self._history()]
         lines += [", ".join(f"{name} {a} → {b}" for name, (a, b) in self.sizes.items())]
@@ -291,13 +304,15 @@ def inspect(
     layers: int | None = None,
     grow: Operator | None = None,
     deepen: Deepen = "identity",
+    experts: int | None = None,
+    top_k: int | None = None,
     optimizer: str | type[Optimizer] = "AdamW",
     rules: RuleSet | None = None,
     trust_remote_code: bool = False,
 ) -> Inspection:
     """How a checkpoint would be upscaled: nothing but headers and config.json is read.
 
-    times … deepen, trust_remote_code: as in `upscale`. optimizer: for which factors are shown, by these
+    times … top_k, trust_remote_code: as in `upscale`. optimizer: for which factors are shown, by these
     rules.
 
     >>> import json, pathlib, tempfile, torch
@@ -317,14 +332,20 @@ def inspect(
     source = open_source(path)
     cls = find_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
     parts = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
-    if layers is not None and times is None and grow is None and not any(parts.values()):
+    counts = None
+    if experts is not None or top_k is not None:
+        counts = settle_experts(source.config, experts or 0, top_k, source.folder, layers=layers)
+    if (layers is not None or counts) and times is None and grow is None and not any(parts.values()):
         times, grow = 1, Copies()
     asked = settle_growth(source.config, times=times, sizes=parts, grow=grow)
     plan, record = _plan(source, asked), find_record(source)
     made = _inspect(source, plan, record, asked, cls, rules or RuleSet())
-    if layers is None:
+    if layers is None and counts is None:
         return made
     shapes = {name: plan[plan.names[name]].wide for name in source.shapes}
+    if layers is None:
+        assert counts is not None
+        return replace(made, depth=overview_of_experts(source, counts, shapes))
     return replace(made, depth=overview_of_depth(source, layers, deepen, asked.times, shapes))
 
 

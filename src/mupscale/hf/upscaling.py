@@ -162,11 +162,9 @@ def upscale(
     how: dict[str, Any] = {"grow": grow, "noise": noise, "exact": exact}
     if layers is not None or experts is not None or top_k is not None:
         deeper = GrowthStep(Times(), seed=seed, layers=layers, deepen=deepen)
-        if layers is None:
-            counts = settle_experts(small.config, experts or 0, top_k, small.folder, exact=exact)
+        if experts is not None or top_k is not None:
+            counts = settle_experts(small.config, experts or 0, top_k, small.folder, exact=exact, layers=layers)
             deeper = replace(deeper, experts=counts)
-        elif experts is not None or top_k is not None:
-            raise MupscaleError("more layers and experts are two growths: make one, and then the other")
         if times is None and all(size is None for size in sizes.values()):
             if grow is not None or noise is not None or (exact and layers is not None):
                 among = "" if layers is not None else ". Noise among experts is for models in memory (docs/experts.md)"

@@ -283,7 +283,10 @@ def _growing_head_dim(
     roles = edited((*query, *projections.key_value, *fused, *projections.out), uncopyable=both) if both else {}
     if small.scale is None or large.scale is None:
         # nothing said: 1/head_dim is taken for granted, and verify tells if it is not so; new units have no such check
-        why = f"{where}: head_dim grows {grow} times but no attribute gives the scale ({', '.join(SCALE)}); set one"
+        why = (
+            f"{where}: head_dim grows {grow} times but no attribute gives the scale ({', '.join(SCALE)}); set one, or "
+            "choose a width at which head_dim stays and there are more heads"
+        )
         return {**roles, **edited((*query, *fused), unplaceable=why)}
     ratio = large.scale / small.scale
     fold = 1 / (float(grow) * ratio)

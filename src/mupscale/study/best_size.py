@@ -110,14 +110,14 @@ Growing does not beat the best size, trained from the start. It saves the comput
     """
     narrow, wide, budget = Width.of(told["narrow"]), Width.of(told["wide"]), words.format_flops(told["budget"])
     at = told["overtakes"]
-    when = f"The small runs show no budget at which width {wide} is better"
+    when = f"The small runs show no budget at which {wide.phrase} is better"
     if at:
-        when = f"Width {wide} is better from about {words.format_flops(at['value'])} on"
+        when = f"{wide.phrase[0].upper()}{wide.phrase[1:]} is better from about {words.format_flops(at['value'])} on"
         if at["low"] < at["high"]:
             when += f" ({words.format_flops(at['low'])} to {words.format_flops(at['high'])})"
     if told["best"] is None:
-        said = f"At {budget} in all, it is too close to call between widths {narrow} and {wide}"
+        said = f"At {budget} in all, it is too close to call between {narrow.phrase} and {wide}"
     else:
         better, other = (narrow, wide) if Width.of(told["best"]) == narrow else (wide, narrow)
-        said = f"At {budget} in all, width {better} is a better size than {other}"
+        said = f"At {budget} in all, {better.phrase} is a better size than {other}"
     return f"{said}. {when}. {CAVEAT}"

@@ -49,6 +49,7 @@ from mupscale.train import (
     Spec,
     find_checkpoint,
     grow_model,
+    sizes_like,
 )
 
 Train = Callable[[nn.Module, Optimizer, int, Callable[[int], float]], object]
@@ -168,6 +169,7 @@ class OwnLoop:
 
     def load_size(self, size: WholeWidth, seed: int | None = None) -> nn.Module:
         """A finished model of `train_family`, in eval mode. seed: which, where settings.seeds is above 1."""
+        size = sizes_like(size, Width.of(self.family.base).whole)
         place = Path(self.folder) / "sizes" / Width.of(size).label
         model = self.family.build(size).to(self.device)
         checkpoint.load(find_checkpoint(place if not seed else place.with_name(f"{place.name}-seed-{seed}")), model)

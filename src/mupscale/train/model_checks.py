@@ -116,7 +116,7 @@ def _count_on_weights(family: Family, width: WholeWidth, x: Tensor, recipe: Reci
             return _count(model, x.cpu())
     except Exception:  # its cost is not known, and its outputs are not checked
         if x.device.type == "cpu" and model is not None:  # where the model is to run
-            _run_on_example(model, x, recipe)
+            _run_on_example(model, x, recipe, width)
         return None
 
 
@@ -161,24 +161,26 @@ def check_growth(recipe: Recipe, family: Family, data: Data) -> None:
 
 
 @torch.no_grad()
-def check_model_takes_data(model: nn.Module, data: Data, recipe: Recipe, processes: Processes) -> None:
+def check_model_takes_data(
+    model: nn.Module, width: WholeWidth, data: Data, recipe: Recipe, processes: Processes
+) -> None:
     """Run the model on one example, so that one which cannot take it is refused before the first step."""
     try:
-        _run_on_example(model.eval(), cast_input(_first_example(data), recipe), recipe)
+        _run_on_example(model.eval(), cast_input(_first_example(data), recipe), recipe, width)
     finally:
         model.train()
         processes.reshard(model)
 
 
 @torch.no_grad()
-def _run_on_example(model: nn.Module, x: Tensor, recipe: Recipe) -> None:
+def _run_on_example(model: nn.Module, x: Tensor, recipe: Recipe, width: WholeWidth) -> None:
     try:
         model(x)
     except Exception as error:
         raise MupscaleError(
-            f"{recipe.model.class_path} cannot take the data's examples of shape {tuple(x.shape[1:])}: "
-            f"{str(error).splitlines()[0] if str(error) else type(error).__name__}; set its number of inputs (d_in, …) "
-            f"to what the data has"
+            f"{recipe.model.class_path} at {Width.of(width).phrase} cannot take the data's examples of shape "
+            f"{tuple(x.shape[1:])}: {str(error).splitlines()[0] if str(error) else type(error).__name__}; choose a "
+            f"width that it can have, or set its number of inputs (d_in, …) to what the data has"
         ) from error
 
 

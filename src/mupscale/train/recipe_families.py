@@ -62,11 +62,11 @@ def _key(model: Spec, data: Spec, base: WholeWidth, init_at: WholeWidth | None, 
 def _make(model: Spec, data: Spec, base: WholeWidth, init_at: WholeWidth | None, depth_rule: DepthRule) -> Family:
     def build(*width: int | float, **widths: int | float) -> nn.Module:
         if width and not _takes_width(target := model.load()):
-            names = (name for name in inspect.signature(target).parameters if model.init_args.get(name) is None)
+            names = list(inspect.signature(target).parameters) or ["ARGUMENT"]
             raise MupscaleError(
-                f"{model.class_path} has no argument called width. Name the one that is, in width or in base, such as "
-                f"width: {{{next(names, 'ARGUMENT')}: {width[0]}}}. Plain numbers in grow, family.sizes and "
-                f"study.widths then mean it"
+                f"{model.class_path} has no argument called width; it has {', '.join(names)}. Name the one that is its "
+                f"width, in width or in base, such as width: {{{names[0]}: {width[0]}}}. Plain numbers in grow, "
+                f"family.sizes and study.widths then mean it"
             )
         return _build(model, {"width": width[0]} if width else widths)
 

@@ -125,7 +125,7 @@ class RunPosition:
         self.objective = make_objective(self.runner, self.loss, self.recipe, self.processes.device)
         self.flops_per_example = cost_per_example(self.family, width, self.data, self.recipe)
         if self.flops_per_example is None:
-            check_model_takes_data(model, self.data, self.recipe, self.processes)
+            check_model_takes_data(model, width, self.data, self.recipe, self.processes)
         self.rate = math.nan
 
     def go_back(self) -> int:

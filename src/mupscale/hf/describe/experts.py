@@ -80,14 +80,18 @@ def _number(config: Config) -> str:
     return own if own in config else "num_local_experts"
 
 
-def settle_experts(config: Config, experts: int, top_k: int | None, folder: object, *, exact: bool) -> ExpertCounts:
+def settle_experts(
+    config: Config, experts: int, top_k: int | None, folder: object, *, exact: bool = False, layers: int | None = None
+) -> ExpertCounts:
     """What is meant, where this checkpoint can become such a mixture; an error that says why not, otherwise.
 
-    >>> settle_experts({"model_type": "gpt2"}, 4, 2, "small", exact=False)
+    >>> settle_experts({"model_type": "gpt2"}, 4, 2, "small")
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: experts can be made from LLaMA and Mistral (as Mixtral) and Qwen3 (as ...
     """
     kind = str(config.get("model_type"))
+    if layers is not None:
+        raise MupscaleError("more layers and experts are two growths: make one, and then the other")
     if kind not in _OUT_OF and kind not in _MIXTURES:
         raise MupscaleError(
             "experts can be made from LLaMA and Mistral (as Mixtral) and Qwen3 (as Qwen3-MoE), and added to Mixtral "
