@@ -20,6 +20,7 @@ from mupscale.growth import (
     DepthRule,
     Grow,
     Operator,
+    is_replica,
     plan_depth,
     refuse_idle_operator,
     split_operators,
@@ -247,7 +248,7 @@ class Depths:
         """The plan for growing in width, and then in depth."""
         (few, narrow_widths), (many, widths) = self.split(narrow), self.split(wide)
         wider, deeper = split_operators(grow)
-        plan: Plan = self.at(few).widening(narrow_widths, widths, grow=wider)
+        plan: Plan = self.at(few).growth_plan(narrow_widths, widths, wider)
         if many == few:
             return plan
         shallow, deep = (self.family.sketch(self.join(depth, widths)) for depth in (few, many))
@@ -255,7 +256,9 @@ class Depths:
         if not deeper.copies or self.rule == "complete":
             writers = self._writers(find_block_lists(shallow, deep), "shallow")
         blocks = plan_depth(shallow, deep, grow=deeper, depth_rule=self.rule, writers=writers)
-        initial = self.at(many).widening(widths, widths, grow=wider).initial
+        initial = (
+            {} if deeper.copies and is_replica(wider) else self.at(many).widening(widths, widths, grow=wider).initial
+        )
         return replace(plan.then(blocks), initial=initial, tried_by=plan.tried_by)
 
     def check_growth(self, narrow: WidthLike, wide: WidthLike, grow: Grow | None = None) -> None:

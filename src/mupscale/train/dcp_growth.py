@@ -279,7 +279,7 @@ class _Growing:
         def make() -> Tensor:
             if self._translated[0] != path:
                 self._translated = path, self._translate(path)
-            return self._translated[1][name]
+            return self._translated[1][name].clone()
 
         return make
 
