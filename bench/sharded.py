@@ -87,8 +87,8 @@ def grow(layers: int) -> None:
         used = used_by(lambda: upscale_dcp(folder / "small", folder / "wide", family, *plain, Growth(0, how="copies")))
         written = sum(path.stat().st_size for path in (folder / "wide").iterdir())
     print(
-        f"DCP folder, {layers:2} layers: {size / MIB:.0f} → {written / MIB:.0f} MiB, at most {used / MIB:.0f} MiB held; "
-        f"the largest tensor has {4 * VOCABULARY * WIDTH / MIB:.0f}"
+        f"DCP folder, {layers:2} layers: {size / MIB:.0f} → {written / MIB:.0f} MiB, at most {used / MIB:.0f} MiB held"
+        f"; the largest tensor has {4 * VOCABULARY * WIDTH / MIB:.0f}"
     )
 
 

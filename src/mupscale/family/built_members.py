@@ -167,7 +167,7 @@ def _registering(place: Callable[[nn.Parameter], nn.Parameter | None]) -> Iterat
         seen.update({id(one): one for one in (p, placed) if one is not None})
         return placed
 
-    handle = register_module_parameter_registration_hook(hook)
+    handle = register_module_parameter_registration_hook(hook)  # type: ignore[arg-type]
     try:
         yield
     finally:

@@ -256,10 +256,10 @@ class Depths:
         if not deeper.copies or self.rule == "complete":
             writers = self._writers(find_block_lists(shallow, deep), "shallow")
         blocks = plan_depth(shallow, deep, grow=deeper, depth_rule=self.rule, writers=writers)
-        initial = (
-            {} if deeper.copies and is_replica(wider) else self.at(many).widening(widths, widths, grow=wider).initial
-        )
-        return replace(plan.then(blocks), initial=initial, tried_by=plan.tried_by)
+        plan = replace(plan.then(blocks), tried_by=plan.tried_by)
+        if deeper.copies and is_replica(wider):  # nothing is drawn
+            return plan
+        return replace(plan, initial=self.at(many).widening(widths, widths, grow=wider).initial)
 
     def check_growth(self, narrow: WidthLike, wide: WidthLike, grow: Grow | None = None) -> None:
         """An error where one member cannot grow into the other in this way; no model is built with memory."""

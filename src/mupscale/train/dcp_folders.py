@@ -239,7 +239,8 @@ def write_dcp(
 ) -> None:
     """Write a DCP folder of which each tensor is made when its turn comes, and given up when it is written.
 
-    tensors: the shape and dtype of each. make: from its name to the tensor, in memory of its own. objects, paths: as `DcpFolder` has them.
+    tensors: the shape and dtype of each. make: from its name to the tensor, in memory of its own. objects, paths: as
+    `DcpFolder` has them.
     Several processes divide the tensors; all must call.
     """
     from torch.distributed.checkpoint.api import CheckpointException

@@ -65,6 +65,15 @@ def upscale_dcp(
 
     growth: how new units and blocks are filled. optimizer: its class, where it is not one of torch's. processes: those
     that divide the work; all must call. What is neither the model's nor the optimizer's is copied as it is.
+
+    >>> import tempfile
+    >>> from mupscale.train import save_dcp
+    >>> family = Family(lambda width: nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2)), {"width": 8})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = save_dcp(f"{folder}/small", family.build({"width": 8}))
+    ...     copies = Growth(0, how="copies")
+    ...     upscale_dcp(f"{folder}/small", f"{folder}/wide", family, {"width": 8}, {"width": 16}, copies).numbers
+    (50, 98)
     """
     processes, out = processes or Processes(torch.device("cpu")), Path(out)
     plan = family.growth_plan(narrow, wide, growth.build_operators())
@@ -238,10 +247,9 @@ class _Growing:
             saved = {name: shape for name, shape in saved.items() if self.plan.old_path(name) in stored}
         for name, shape in saved.items():
             old = self.plan.old_path(name)
-            if name in self.plan.names:
-                make = partial(self._tensor, self.plan.names[name], self._read)
-            else:
-                make = self._made_by_module(name)
+            is_plain = name in self.plan.names
+            read = partial(self._tensor, self.plan.names[name], self._read) if is_plain else None
+            make: Callable[[], Tensor] = self._made_by_module(name) if read is None else read
             self._add(self.prefix + name, shape, make, self.prefix + old, (old, name))
 
     def _read(self, name: str) -> Tensor:
