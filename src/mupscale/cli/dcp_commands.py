@@ -10,7 +10,7 @@ from typing import Any
 
 from mupscale.cli.arguments import UsageError
 from mupscale.cli.own_modules import allow_modules
-from mupscale.system import MupscaleError, print_at_once, show, text_table, wrap_text
+from mupscale.system import MupscaleError, print_at_once, printable, show, text_table, wrap_text
 
 _DCP_OPTIONS = ("model", "inputs", "from", "to", "base")
 _FOR_BOTH = {*_DCP_OPTIONS, "how", "noise", "exact", "lossless", "outgoing", "deepen", "seed", "optimizer", "overwrite"}
@@ -93,7 +93,7 @@ def inspect_dcp_folder(path: str, options: Any) -> int:
 
 
 def _any_layer(name: str) -> str:
-    return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
+    return printable(re.sub(r"(?<=\.)\d+(?=\.)", "*", name))
 
 
 def _family(options: Any) -> tuple[Any, tuple[dict[str, int], dict[str, int]]]:

@@ -36,7 +36,7 @@ from mupscale.growth import (
     refuse_nonfinite,
 )
 from mupscale.optim import GroupBuilder, recognise_optimizer, traits_of
-from mupscale.system import MupscaleError, move, read_json, remove, replace_text, text_table
+from mupscale.system import MupscaleError, move, printable, read_json, remove, replace_text, text_table
 from mupscale.train.dcp_folders import DcpFolder, write_dcp
 from mupscale.train.growth_events import Growth
 from mupscale.train.processes import Processes
@@ -503,7 +503,8 @@ class DcpComparison:
             return f"equal: all {self.count} tensors and other values of {self.large} are {what}"
         more = len(self.rows) - _MOST_ROWS
         verdict = f"DIFFERENT: {len(self.rows)} of {self.count} tensors and other values of {self.large} are not {what}"
-        table = text_table(("name", "expected", "found"), [*self.rows[:_MOST_ROWS]], left=3)
+        rows = [tuple(map(printable, row)) for row in self.rows[:_MOST_ROWS]]
+        table = text_table(("name", "expected", "found"), rows, left=3)
         return "\n".join([table, *([f"… and {more} more"] if more > 0 else []), verdict])
 
 
