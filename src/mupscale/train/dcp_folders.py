@@ -178,6 +178,8 @@ def _read_index(folder: Path) -> tuple[Metadata, dict[str, Any], dict[str, tuple
     for info in index.storage_data.values():
         if Path(info.relative_path).name != info.relative_path or not (folder / info.relative_path).is_file():
             raise MupscaleError(f"{folder} cannot be read: it has no file {info.relative_path!r}")
+        if not all(type(number) is int and number >= 0 for number in (info.offset, info.length)):
+            raise MupscaleError(f"{folder} cannot be read: its {INDEX} gives no place in {info.relative_path!r}")
     places = {key.fqn: info for key, info in index.storage_data.items()}
     objects = {n: places[n] for n, one in every.items() if isinstance(one, BytesStorageMetadata) and n in places}
     nested = index.planner_data if isinstance(index.planner_data, dict) else {}

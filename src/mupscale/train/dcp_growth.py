@@ -10,9 +10,10 @@ import copy
 import inspect
 import io
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -36,7 +37,7 @@ from mupscale.growth import (
     refuse_nonfinite,
 )
 from mupscale.optim import GroupBuilder, recognise_optimizer, traits_of
-from mupscale.system import MupscaleError, move, printable, read_json, remove, replace_text, text_table
+from mupscale.system import MupscaleError, appearing, is_taken, printable, read_json, replace_text, text_table
 from mupscale.train.dcp_folders import DcpFolder, write_dcp
 from mupscale.train.growth_events import Growth
 from mupscale.train.processes import Processes
@@ -80,7 +81,6 @@ def upscale_dcp(
     if all(entry.narrow == entry.wide for entry in plan.parameters.values()) and not plan.has_new_parts:
         raise MupscaleError(f"nothing would grow from {dict(narrow)} to {dict(wide)}. Choose larger sizes")
     grown = _Growing(DcpFolder(source), plan, growth, seed, optimizer, family.sketch(narrow), family.sketch(wide))
-    temporary = out.with_name(f".{out.name}.tmp")
     record = {
         "format": _FORMAT,
         "from": dict(narrow),
@@ -91,18 +91,20 @@ def upscale_dcp(
         "plan": json.loads(plan.to_json()),
     }
     what = f"{out} cannot be written"
-    try:
-        processes.by_main(lambda: remove(temporary), what)
-        write_dcp(temporary, grown.tensors, grown.make, grown.objects, grown.paths, processes)
-        processes.by_main(lambda: replace_text(temporary / RECORD_FILE, json.dumps(record, indent=1) + "\n"), what)
-        processes.by_main(lambda: move(temporary, out), what)
-    finally:
-        with suppress(OSError):
-            if processes.main:
-                remove(temporary)
+    with ExitStack() as place:
+
+        def open_place() -> Path:
+            if is_taken(out):
+                raise MupscaleError(f"{out} already exists. Remove it, or choose a different name")
+            return place.enter_context(appearing(out))
+
+        hidden = processes.ask_main(open_place, what)
+        write_dcp(hidden, grown.tensors, grown.make, grown.objects, grown.paths, processes)
+        processes.by_main(lambda: replace_text(hidden / RECORD_FILE, json.dumps(record, indent=1) + "\n"), what)
+        processes.by_main(place.close, what)
     entries = plan.parameters.values()
-    numbers = sum(torch.Size(e.narrow).numel() for e in entries if not e.source.is_new), 0
-    numbers = numbers[0], sum(torch.Size(e.wide).numel() for e in entries)
+    few = sum(math.prod(entry.narrow) for entry in entries if not entry.source.is_new)
+    numbers = few, sum(math.prod(entry.wide) for entry in entries)
     return DcpUpscaled(out, dict(narrow), dict(wide), numbers, grown.groups, grown.optimizer, growth)
 
 
