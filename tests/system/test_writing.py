@@ -47,6 +47,7 @@ AROUND_THE_DOOR = {
     "hf/files/source.py: save_file": "into that folder, too",
     "hf/training/trainer.py: model.save_pretrained": "into the folder of a Trainer, or the hidden one of `appearing`",
     "hf/training/trainer.py: torch.save": "into that folder",
+    "train/dcp_growth.py: torch.save": "into memory",
     "train/start.py: shutil.copytree": "into the hidden folder of `appearing`",
     "train/start.py: shutil.copyfile": "into the temporary file of `replacing`",
     "study/family_run.py: shutil.copytree": "into the hidden folder of `appearing`",

@@ -10,7 +10,7 @@ from typing import Any
 
 from mupscale.cli.arguments import UsageError
 from mupscale.cli.own_modules import allow_modules
-from mupscale.system import MupscaleError, print_at_once, show, text_table, wrap_text
+from mupscale.system import MupscaleError, print_at_once, printable, show, text_table, wrap_text
 
 _DCP_OPTIONS = ("model", "inputs", "from", "to", "base")
 _FOR_BOTH = {*_DCP_OPTIONS, "how", "noise", "exact", "lossless", "outgoing", "deepen", "seed", "optimizer", "overwrite"}
@@ -93,7 +93,7 @@ def inspect_dcp_folder(path: str, options: Any) -> int:
 
 
 def _any_layer(name: str) -> str:
-    return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
+    return printable(re.sub(r"(?<=\.)\d+(?=\.)", "*", name))
 
 
 def _family(options: Any) -> tuple[Any, tuple[dict[str, int], dict[str, int]]]:
@@ -107,14 +107,14 @@ def _family(options: Any) -> tuple[Any, tuple[dict[str, int], dict[str, int]]]:
             "builds it, and --to SIZES"
         )
     allow_modules([name for name in (options.model, options.inputs) if name])
-    build, narrow, wide = import_path(options.model), _sizes(options, "from"), _sizes(options, "to")
+    build, given, wide = import_path(options.model), _sizes(options, "from"), _sizes(options, "to")
     usual = {
         name: parameter.default
         for name, parameter in inspect.signature(build).parameters.items()
         if type(parameter.default) is int
     }
-    narrow = {name: narrow.get(name, usual.get(name)) for name in {**narrow, **wide}}
-    if unknown := [name for name, size in narrow.items() if size is None]:
+    narrow: dict[str, int] = {name: size for name, size in {**usual, **given}.items() if name in {**given, **wide}}
+    if unknown := [name for name in wide if name not in narrow]:
         raise UsageError(f"{options.model} has no default for {unknown[0]}: give the folder's sizes (--from)")
     wide, base = {**narrow, **wide}, {**narrow, **_sizes(options, "base")}
     inputs = None if options.inputs is None else import_path(options.inputs)()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from fractions import Fraction
-from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -104,18 +103,6 @@ class BuiltMembers:
         with _registering(share):
             return self.drawn(width, seed)
 
-    @cached_property
-    def can_draw_parts(self) -> bool:
-        """Whether parts have the values of the whole, as a member of the base width shows."""
-        with suppress(Exception):  # whatever an author's code says to parameters that share their memory
-            whole = naming.parameters(self.drawn(self._base, 0))
-            for half in (list(whole)[::2], list(whole)[1::2]):
-                made = naming.parameters(self.drawn_part(self._base, 0, half))
-                if made.keys() != whole.keys() or not all(torch.equal(made[name], whole[name]) for name in half):
-                    return False
-            return not naming.plain_tensors_without_memory(self.sketch(self._base))
-        return False
-
     def sketch(self, width: WidthLike) -> nn.Module:
         """The model without memory, on the meta device; a real one where its author's code needs values."""
         try:
@@ -180,7 +167,7 @@ def _registering(place: Callable[[nn.Parameter], nn.Parameter | None]) -> Iterat
         seen.update({id(one): one for one in (p, placed) if one is not None})
         return placed
 
-    handle = register_module_parameter_registration_hook(hook)
+    handle = register_module_parameter_registration_hook(hook)  # type: ignore[arg-type]
     try:
         yield
     finally:

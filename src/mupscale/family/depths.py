@@ -19,6 +19,7 @@ from mupscale.growth import (
     DepthOperator,
     Grow,
     Operator,
+    is_replica,
     plan_depth,
     refuse_idle_operator,
     split_operators,
@@ -248,7 +249,7 @@ class Depths:
         """The plan for growing in width, and then in depth."""
         (few, narrow_widths), (many, widths) = self.split(narrow), self.split(wide)
         wider, deeper = split_operators(grow)
-        plan: Plan = self.at(few).widening(narrow_widths, widths, grow=wider)
+        plan: Plan = self.at(few).growth_plan(narrow_widths, widths, wider)
         if many == few:
             return plan
         shallow, deep = (self.family.sketch(self.join(depth, widths)) for depth in (few, many))
@@ -256,8 +257,10 @@ class Depths:
         if not deeper.copies or self.rule == "complete":
             writers = self._writers(find_block_lists(shallow, deep), "shallow")
         blocks = plan_depth(shallow, deep, grow=deeper, depth_rule=self.rule, writers=writers)
-        initial = self.at(many).widening(widths, widths, grow=wider).initial
-        return replace(plan.then(blocks), initial=initial, tried_by=plan.tried_by)
+        plan = replace(plan.then(blocks), tried_by=plan.tried_by)
+        if deeper.copies and is_replica(wider):  # nothing is drawn
+            return plan
+        return replace(plan, initial=self.at(many).widening(widths, widths, grow=wider).initial)
 
     def check_growth(self, narrow: WidthLike, wide: WidthLike, grow: Grow | None = None) -> None:
         """An error where one member cannot grow into the other in this way; no model is built with memory."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mupscale.core import Plan, Role, Width, WidthLike
+from mupscale.core import Plan, Role, Width, WidthLike, naming
 from mupscale.family.built_members import BuiltMembers
 from mupscale.planning import (
     How,
@@ -109,6 +109,23 @@ class TriedMembers(BuiltMembers):
                     if pair.ratio == divisor and pair.is_uniform:
                         return small
         return width
+
+    @cached_property
+    def can_draw_parts(self) -> bool:
+        """Whether parts have the values of the whole, as a small member shows.
+
+        Each parameter is made alone, while all others write into the memory that they share: whoever starts as
+        another's values finds them lost, if they can be lost in any part.
+        """
+        with suppress(Exception):  # whatever an author's code says to parameters that share their memory
+            small = self._smaller(self._base)
+            whole = naming.parameters(self.drawn(small, 0))
+            for name, p in whole.items():
+                made = naming.parameters(self.drawn_part(small, 0, (name,)))
+                if made.keys() != whole.keys() or not torch.equal(made[name], p):
+                    return False
+            return not naming.plain_tensors_without_memory(self.sketch(small))
+        return False
 
     def _between_probes(self, probes: Miniature, how: How) -> Plan:
         return self.between(probes.narrow, probes.wide, how=how, tried=True, roles=probes.given(self.roles or {}))

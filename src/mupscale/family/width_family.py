@@ -35,12 +35,14 @@ from mupscale.planning import (
     find_width_dims,
     initial_means,
     initial_std,
+    is_large,
     warn_of_growing_outputs,
     with_initial,
 )
 from mupscale.system import MupscaleError, NotNegative, checks_arguments
 
-_DRAWS = 4  # freshly built models that the initialisation is measured on
+_DRAWS = 4  # freshly built models that the initialisation is measured on; of large ones two will do
+_PARTS = 8  # in which large ones are built for it
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -175,7 +177,10 @@ class Family(TriedMembers):
 
         What is drawn in new blocks is to be drawn from the plan's own initial values.
         """
-        return self.widening(narrow, wide, grow=split_operators(grow)[0])
+        wider = split_operators(grow)[0]
+        if is_replica(wider):  # for which initial values are not needed, and so not measured
+            return self._noting_trial(self.between(self._at(narrow), self._at(wide), how="copies"), narrow, wide)
+        return self.widening(narrow, wide, grow=wider)
 
     @_by_depth
     def check_growth(self, narrow: WidthLike, wide: WidthLike, grow: Grow | None = None) -> None:
@@ -381,7 +386,16 @@ class Family(TriedMembers):
 
     def initial_std(self) -> dict[str, float]:
         """Std of the author's initialisation at `init_at`, over a few draws; 0 for what is not random."""
-        if self._measured is None:
+        if self._measured is None and is_large(sketch := self.sketch(self._init_at)) and self.can_draw_parts:
+            self._measured = {}
+            names = list(naming.parameters(sketch))
+            for part in (names[start::_PARTS] for start in range(min(_PARTS, len(names)))):
+                models = (naming.parameters(self.drawn_part(self._init_at, seed, part)) for seed in range(2))
+                draws = [{name: parameters[name] for name in part} for parameters in models]
+                measured = initial_std(draws)
+                self._measured |= measured
+                self._means |= initial_means(draws, measured)
+        elif self._measured is None:
             draws = self._draws(range(_DRAWS))
             draws += self._draws(range(_DRAWS, count_draws(draws, self._width_dims)))
             self._measured = initial_std(draws)

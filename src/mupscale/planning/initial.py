@@ -13,6 +13,7 @@ from mupscale.system import MupscaleError
 
 _FEW_NUMBERS, _ENOUGH_NUMBERS = 4, 256  # of a parameter in one model, and in all that are drawn
 _SMALL_MODEL = 10_000  # numbers of a model that may be drawn often
+_PIECE = 1 << 20  # numbers that are measured in double precision at a time
 _MOST_PARTS = 16  # equal parts of an axis with a constant each, such as the gates of a recurrent layer
 
 
@@ -99,9 +100,9 @@ def means_of(plan: Plan, name: str) -> tuple[float, ...]:
 
 def rescale_spread(p: Tensor, std: float, fold: float, *, centred: bool) -> None:
     """Give the tensor this standard deviation, about 0, or about its own mean, which is kept, times fold."""
-    values = p.detach().double()
-    center = float(values.mean()) if centred else 0.0
-    spread = float((values - center).square().mean().sqrt())
+    pieces, count = p.detach().reshape(-1).split(_PIECE), max(1, p.numel())  # a large tensor is not copied whole
+    center = sum(float(piece.double().sum()) for piece in pieces) / count if centred else 0.0
+    spread = math.sqrt(sum(float((piece.double() - center).square().sum()) for piece in pieces) / count)
     if spread == 0:
         p.mul_(fold)
     else:

@@ -25,6 +25,7 @@ from mupscale.train.model_checks import check_data, cost_per_example, data_finge
 from mupscale.train.nonfinite import MOST_IN_A_ROW
 from mupscale.train.numeric_precision import cast_input, compile_quietly, matmul_precision
 from mupscale.train.own_runs import sign_run
+from mupscale.train.placed_members import init_member
 from mupscale.train.processes import Processes, join_processes
 from mupscale.train.progress import Silence, make_progress
 from mupscale.train.recipe import MAY_CHANGE, Recipe, check_growing_sizes
@@ -99,6 +100,7 @@ __all__ = [
     "fingerprint_checkpoint",
     "grow_model",
     "import_path",
+    "init_member",
     "join_processes",
     "lightning_growth",
     "load_dcp",

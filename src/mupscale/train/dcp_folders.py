@@ -178,6 +178,8 @@ def _read_index(folder: Path) -> tuple[Metadata, dict[str, Any], dict[str, tuple
     for info in index.storage_data.values():
         if Path(info.relative_path).name != info.relative_path or not (folder / info.relative_path).is_file():
             raise MupscaleError(f"{folder} cannot be read: it has no file {info.relative_path!r}")
+        if not all(type(number) is int and number >= 0 for number in (info.offset, info.length)):
+            raise MupscaleError(f"{folder} cannot be read: its {INDEX} gives no place in {info.relative_path!r}")
     places = {key.fqn: info for key, info in index.storage_data.items()}
     objects = {n: places[n] for n, one in every.items() if isinstance(one, BytesStorageMetadata) and n in places}
     nested = index.planner_data if isinstance(index.planner_data, dict) else {}
@@ -239,7 +241,8 @@ def write_dcp(
 ) -> None:
     """Write a DCP folder of which each tensor is made when its turn comes, and given up when it is written.
 
-    tensors: the shape and dtype of each. make: from its name to the tensor. objects, paths: as `DcpFolder` has them.
+    tensors: the shape and dtype of each. make: from its name to the tensor, in memory of its own. objects, paths: as
+    `DcpFolder` has them.
     Several processes divide the tensors; all must call.
     """
     from torch.distributed.checkpoint.api import CheckpointException
@@ -248,13 +251,20 @@ def write_dcp(
     from torch.distributed.checkpoint.state_dict_saver import save
 
     class Planner(DefaultSavePlanner):
+        made: Tensor | None = None
+
         def set_up_planner(self, *args: Any, **kwargs: Any) -> None:
             super().set_up_planner(*args, **kwargs)
             self.mappings = {name: paths.get(name, (name,)) for name in self.state_dict}
 
         def resolve_data(self, write_item: Any) -> Any:
-            name = write_item.index.fqn
-            return io.BytesIO(objects[name]) if name in objects else make(name)
+            if self.made is not None:  # torch keeps what it has written until the end
+                self.made.untyped_storage().resize_(0)
+            name, self.made = write_item.index.fqn, None
+            if name in objects:
+                return io.BytesIO(objects[name])
+            self.made = make(name)
+            return self.made
 
     sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in tensors.items()}
     ours, load = list[str](), [0] * processes.world
@@ -267,7 +277,8 @@ def write_dcp(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            save(state, storage_writer=FileSystemWriter(folder), planner=Planner(), no_dist=processes.world == 1)
+            writer = FileSystemWriter(folder, per_thread_copy_ahead=0)  # one tensor after the other, on any machine
+            save(state, storage_writer=writer, planner=Planner(), no_dist=processes.world == 1)
         except CheckpointException as error:
             cause, _ = next(iter(error.failures.values()))
             if isinstance(cause, MupscaleError):

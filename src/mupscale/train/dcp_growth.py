@@ -10,9 +10,10 @@ import copy
 import inspect
 import io
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -36,7 +37,7 @@ from mupscale.growth import (
     refuse_nonfinite,
 )
 from mupscale.optim import GroupBuilder, recognise_optimizer, traits_of
-from mupscale.system import MupscaleError, move, read_json, remove, replace_text, text_table
+from mupscale.system import MupscaleError, appearing, is_taken, printable, read_json, replace_text, text_table
 from mupscale.train.dcp_folders import DcpFolder, write_dcp
 from mupscale.train.growth_events import Growth
 from mupscale.train.processes import Processes
@@ -65,13 +66,21 @@ def upscale_dcp(
 
     growth: how new units and blocks are filled. optimizer: its class, where it is not one of torch's. processes: those
     that divide the work; all must call. What is neither the model's nor the optimizer's is copied as it is.
+
+    >>> import tempfile
+    >>> from mupscale.train import save_dcp
+    >>> family = Family(lambda width: nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2)), {"width": 8})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = save_dcp(f"{folder}/small", family.build({"width": 8}))
+    ...     copies = Growth(0, how="copies")
+    ...     upscale_dcp(f"{folder}/small", f"{folder}/wide", family, {"width": 8}, {"width": 16}, copies).numbers
+    (50, 98)
     """
     processes, out = processes or Processes(torch.device("cpu")), Path(out)
     plan = family.growth_plan(narrow, wide, growth.build_operators())
     if all(entry.narrow == entry.wide for entry in plan.parameters.values()) and not plan.has_new_parts:
         raise MupscaleError(f"nothing would grow from {dict(narrow)} to {dict(wide)}. Choose larger sizes")
     grown = _Growing(DcpFolder(source), plan, growth, seed, optimizer, family.sketch(narrow), family.sketch(wide))
-    temporary = out.with_name(f".{out.name}.tmp")
     record = {
         "format": _FORMAT,
         "from": dict(narrow),
@@ -82,18 +91,20 @@ def upscale_dcp(
         "plan": json.loads(plan.to_json()),
     }
     what = f"{out} cannot be written"
-    try:
-        processes.by_main(lambda: remove(temporary), what)
-        write_dcp(temporary, grown.tensors, grown.make, grown.objects, grown.paths, processes)
-        processes.by_main(lambda: replace_text(temporary / RECORD_FILE, json.dumps(record, indent=1) + "\n"), what)
-        processes.by_main(lambda: move(temporary, out), what)
-    finally:
-        with suppress(OSError):
-            if processes.main:
-                remove(temporary)
+    with ExitStack() as place:
+
+        def open_place() -> Path:
+            if is_taken(out):
+                raise MupscaleError(f"{out} already exists. Remove it, or choose a different name")
+            return place.enter_context(appearing(out))
+
+        hidden = processes.ask_main(open_place, what)
+        write_dcp(hidden, grown.tensors, grown.make, grown.objects, grown.paths, processes)
+        processes.by_main(lambda: replace_text(hidden / RECORD_FILE, json.dumps(record, indent=1) + "\n"), what)
+        processes.by_main(place.close, what)
     entries = plan.parameters.values()
-    numbers = sum(torch.Size(e.narrow).numel() for e in entries if not e.source.is_new), 0
-    numbers = numbers[0], sum(torch.Size(e.wide).numel() for e in entries)
+    few = sum(math.prod(entry.narrow) for entry in entries if not entry.source.is_new)
+    numbers = few, sum(math.prod(entry.wide) for entry in entries)
     return DcpUpscaled(out, dict(narrow), dict(wide), numbers, grown.groups, grown.optimizer, growth)
 
 
@@ -238,10 +249,9 @@ class _Growing:
             saved = {name: shape for name, shape in saved.items() if self.plan.old_path(name) in stored}
         for name, shape in saved.items():
             old = self.plan.old_path(name)
-            if name in self.plan.names:
-                make = partial(self._tensor, self.plan.names[name], self._read)
-            else:
-                make = self._made_by_module(name)
+            is_plain = name in self.plan.names
+            read = partial(self._tensor, self.plan.names[name], self._read) if is_plain else None
+            make: Callable[[], Tensor] = self._made_by_module(name) if read is None else read
             self._add(self.prefix + name, shape, make, self.prefix + old, (old, name))
 
     def _read(self, name: str) -> Tensor:
@@ -279,7 +289,7 @@ class _Growing:
         def make() -> Tensor:
             if self._translated[0] != path:
                 self._translated = path, self._translate(path)
-            return self._translated[1][name]
+            return self._translated[1][name].clone()
 
         return make
 
@@ -495,7 +505,8 @@ class DcpComparison:
             return f"equal: all {self.count} tensors and other values of {self.large} are {what}"
         more = len(self.rows) - _MOST_ROWS
         verdict = f"DIFFERENT: {len(self.rows)} of {self.count} tensors and other values of {self.large} are not {what}"
-        table = text_table(("name", "expected", "found"), [*self.rows[:_MOST_ROWS]], left=3)
+        rows = [tuple(map(printable, row)) for row in self.rows[:_MOST_ROWS]]
+        table = text_table(("name", "expected", "found"), rows, left=3)
         return "\n".join([table, *([f"… and {more} more"] if more > 0 else []), verdict])
 
 
