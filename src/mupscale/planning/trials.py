@@ -63,7 +63,8 @@ class Leaves:
     def __init__(self, inputs: Any) -> None:
         self.args, self.kwargs = call_arguments(inputs)
         self.flat, self.spec = tree_flatten((self.args, self.kwargs))
-        self.places = [i for i, x in enumerate(self.flat) if isinstance(x, Tensor) and _is_plain(x)]
+        tensors = [i for i, x in enumerate(self.flat) if isinstance(x, Tensor)]
+        self.places = [i for i in tensors if self.flat[i].layout == torch.strided and not self.flat[i].is_nested]
         self.tensors: list[Tensor] = [self.flat[i] for i in self.places]
 
     def lead(self, tables: Mapping[int, int]) -> Tensor | None:
@@ -78,10 +79,6 @@ class Leaves:
             flat[place] = tensor
         args, kwargs = tree_unflatten(flat, self.spec)
         return kwargs or args
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided and not tensor.is_nested
 
 
 def check_not_empty(inputs: Any) -> None:
@@ -144,7 +141,7 @@ def _larger(lead: Tensor, tensors: Sequence[Tensor]) -> Iterator[tuple[Sizes, bo
             longer = {d: length(lead.shape[d]) for d in dims}
             options += [(longer, True), (more_rows | longer, True)]
     for wanted, is_longer in options:
-        for along in (_same_place, _last_place, _all_places):
+        for along in _ALONG:
             yield [_sizes_along(lead, tensor, wanted, along) for tensor in tensors], is_longer
 
 
@@ -154,21 +151,13 @@ def _position_dims(tensor: Tensor) -> list[tuple[int, ...]]:
     return by_dims.get(tensor.dim(), [])
 
 
-Along = Callable[[list[int], int, int], list[int]]  # of dimensions of one size, those that grow
-
-
-def _same_place(fitting: list[int], dim: int, dims: int) -> list[int]:
-    return [d for d in fitting if d == dim]
-
-
-def _last_place(fitting: list[int], dim: int, dims: int) -> list[int]:
-    """As the rows of a recurrent state are, (layers, rows, units)."""
-    return [d for d in fitting if d < dims - 1 or dims < 3][-1:]
-
-
-def _all_places(fitting: list[int], dim: int, dims: int) -> list[int]:
-    """As the positions of a mask are, (rows, 1, positions, positions)."""
-    return fitting
+Along = Callable[[list[int], int, int], list[int]]
+_ALONG: tuple[Along, ...] = (
+    lambda fitting, dim, dims: [d for d in fitting if d == dim],
+    lambda fitting, dim, dims: [d for d in fitting if d < dims - 1 or dims < 3][-1:],  # a state: layers, rows, units
+    lambda fitting, dim, dims: fitting,  # a mask: rows, 1, positions, positions
+)
+"""Of dimensions of one size (of so many in all), those that grow where another tensor grows along this one."""
 
 
 def _sizes_along(lead: Tensor, tensor: Tensor, wanted: Mapping[int, int], along: Along) -> dict[int, int]:

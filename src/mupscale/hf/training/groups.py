@@ -166,7 +166,9 @@ class SavedOptimizer:
         """The optimizer of torch whose hyperparameters and state these are; Adam and AdamW say which by a flag."""
         held = {key for state in self.states.values() for key in state}
         hyper = self.groups[0][1].keys() - _LEFT_BY_OTHERS
-        names = {cls: default_hyper(cls, {}).keys() for cls in _torch_optimizers() if _may_hold(cls, held)}
+        every = (cls for cls in vars(torch.optim).values() if isinstance(cls, type) and issubclass(cls, Optimizer))
+        usual_first = sorted(every, key=lambda cls: cls is not torch.optim.AdamW)
+        names = {cls: default_hyper(cls, {}).keys() for cls in usual_first if _may_hold(cls, held)}
         names = {cls: own for cls, own in names.items() if len(hyper - own) <= _STRANGE}
         nearest = min(names, key=lambda cls: (len(hyper - names[cls]), len(names[cls] - hyper)), default=None)
         if nearest is None:
@@ -264,12 +266,6 @@ def _fits(state: State, shape: Shape) -> bool:
     """Whether the state can be of a parameter of this shape: of the same one, reduced along an axis, or a number."""
     tensors = [tuple(value.shape) for value in state.values() if isinstance(value, Tensor) and value.numel() != 1]
     return all(len(t) == len(shape) and all(a in (1, b) for a, b in zip(t, shape, strict=True)) for t in tensors)
-
-
-def _torch_optimizers() -> list[type[Optimizer]]:
-    """AdamW first, for what could be of several."""
-    every = (cls for cls in vars(torch.optim).values() if isinstance(cls, type) and issubclass(cls, Optimizer))
-    return sorted(every, key=lambda cls: cls is not torch.optim.AdamW)
 
 
 def _may_hold(cls: type[Optimizer], held: set[str]) -> bool:
