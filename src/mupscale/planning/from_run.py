@@ -34,6 +34,7 @@ from mupscale.planning.following import (
     suggestions,
 )
 from mupscale.planning.from_modules import ONE_DEPTH, How, build_plan, find_role
+from mupscale.planning.initial import all_tensors
 from mupscale.planning.large_models import check_at_full_size, is_large
 from mupscale.planning.tracing import (
     Operation,
@@ -49,7 +50,6 @@ from mupscale.planning.tracing import (
     without_copies,
 )
 from mupscale.planning.trials import EMPTY, Trials
-from mupscale.planning.width_dims import all_tensors
 from mupscale.system import MupscaleError, warn, ways_out
 
 ROUNDING = 1e-5

@@ -34,6 +34,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from mupscale.core import Entry, Plan, Role, check_same_names, copy_model, naming, plain_type
 from mupscale.planning.following import largest_number
 from mupscale.planning.from_modules import ONE_DEPTH, How, build_plan, find_role
+from mupscale.planning.initial import all_tensors
 from mupscale.planning.tracing import (
     call_arguments,
     computed_tensors,
@@ -47,7 +48,6 @@ from mupscale.planning.tracing import (
     take_modes,
     tensors_in,
 )
-from mupscale.planning.width_dims import all_tensors
 from mupscale.system import MupscaleError
 
 LARGE = 1 << 25
