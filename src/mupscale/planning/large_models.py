@@ -578,7 +578,8 @@ class _Copy:
         if own.is_meta:
             return torch.ones(shape, dtype=own.dtype)
         values = own.detach().clone()
-        if _is_constant_of_the_width(*pair):
+        is_told = own.is_floating_point() and not any(t.is_meta for t in pair)
+        if is_told and pair[0].numel() == pair[1].numel() == 1 and float(pair[0]) != float(pair[1]):  # such as √width
             return values.fill_(self.pair.constant((float(pair[0]), float(pair[1])), float(own), self.factor))
         for dim, n in enumerate(shape):
             if n != values.shape[dim]:
@@ -612,12 +613,6 @@ class _Copy:
         elif hasattr(own, "__dict__") and not callable(own):
             self._resize(vars(small), vars(large), vars(own))
         return own
-
-
-def _is_constant_of_the_width(small: Tensor, large: Tensor) -> bool:
-    """Whether a single number differs, such as √width."""
-    told = small.is_floating_point() and not small.is_meta and not large.is_meta
-    return told and small.numel() == large.numel() == 1 and float(small) != float(large)
 
 
 def _own_tensors(module: nn.Module) -> list[Tensor]:

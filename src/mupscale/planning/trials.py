@@ -49,14 +49,6 @@ _MOST_NUMBERS = 1 << 16  # in a tensor: a convolution makes many times as many o
 _TABLES = {"embedding": 1, "_embedding_bag": 1, "_embedding_bag_forward_only": 1}  # looked up along the first dimension
 
 
-@dataclass(frozen=True)
-class Stronger:
-    """A batch, and what it has more than the given one: other numbers for equal ones, more positions."""
-
-    batch: Any
-    is_longer: bool
-
-
 class Leaves:
     """The tensors of a batch, and how to put others in their places."""
 
@@ -109,8 +101,8 @@ def has_one_position(tensor: Tensor) -> bool:
     return tensor.dim() > 2 and any(all(tensor.shape[d] == 1 for d in dims) for dims in options)
 
 
-def strengthened(leaves: Leaves, tables: Mapping[int, int], timid: bool = False) -> Iterator[Stronger]:
-    """Batches that may show more, those most like the given one first.
+def strengthened(leaves: Leaves, tables: Mapping[int, int], timid: bool = False) -> Iterator[tuple[Any, bool]]:
+    """Batches that may show more, those most like the given one first, and whether they have more positions.
 
     tables: of the tensors that look up rows of a table, by number, how many it has.
     timid: with small and positive numbers, where the model refused others.
@@ -118,14 +110,14 @@ def strengthened(leaves: Leaves, tables: Mapping[int, int], timid: bool = False)
     draw = _Draw(leaves.tensors, tables, timid)
     same: Sizes = [{} for _ in leaves.tensors]
     if any(draw.is_alike(i) for i in range(len(leaves.tensors))):
-        yield Stronger(leaves.replaced(draw.tensors(same, alike_alone=True)), False)
+        yield leaves.replaced(draw.tensors(same, alike_alone=True)), False
     if not all(draw.is_alike(i) or not draw.can_change(i) for i in range(len(leaves.tensors))):
-        yield Stronger(leaves.replaced(draw.tensors(same)), False)
+        yield leaves.replaced(draw.tensors(same)), False
     seen, lead = [same], leaves.lead(tables)
     for sizes, is_longer in () if lead is None else _larger(lead, leaves.tensors):
         if sizes not in seen and draw.fits(sizes):
             seen.append(sizes)
-            yield Stronger(leaves.replaced(draw.tensors(sizes)), is_longer)
+            yield leaves.replaced(draw.tensors(sizes)), is_longer
 
 
 Sizes = list[dict[int, int]]  # for every tensor, new sizes by dimension
@@ -552,17 +544,17 @@ class _Strengthening:
     def _try(self, seen: Seen, leaves: Leaves, tables: Mapping[int, int], timid: bool) -> bool:
         """Try batches until one leaves nothing unseen; whether the models took any."""
         is_taken = False
-        for stronger in strengthened(leaves, tables, timid):
-            if not (seen.lacking or self.is_dull or stronger.is_longer):
+        for batch, is_longer in strengthened(leaves, tables, timid):
+            if not (seen.lacking or self.is_dull or is_longer):
                 continue  # it has what is there already
-            shown = self.pair.see(stronger.batch)
+            shown = self.pair.see(batch)
             if shown is None:
                 continue
             is_taken = True
             together = seen | shown
-            lacks = int(self.is_short and not stronger.is_longer), together.lacking
-            if lacks < self.lacks and self.pair.is_taken_by_wide(stronger.batch):
-                self.best, self.seen, self.lacks = stronger.batch, together, lacks
+            lacks = int(self.is_short and not is_longer), together.lacking
+            if lacks < self.lacks and self.pair.is_taken_by_wide(batch):
+                self.best, self.seen, self.lacks = batch, together, lacks
                 if not any(lacks):
                     break
         return is_taken
