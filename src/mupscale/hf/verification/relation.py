@@ -132,8 +132,8 @@ def _difference(name: str, grown: StoredTensor, history: _History, limit: float)
             old = _is_old(ways) if any(not step.grow.needs_multiples for step, _ in ways) else None
             both = (0.0, whole) if history.in_new_layer else (whole, 0.0)
             if old is not None and not history.in_new_layer:
-                first, second = (_relative_difference(expected[where], wide[where]) for where in (old, ~old))
-                both = first, second
+                new = _relative_difference(expected[~old], wide[~old])
+                both = _relative_difference(expected[old], wide[old]), new
             best = TensorDifference(name, whole, *both)
         if best.whole <= limit or once:
             break
