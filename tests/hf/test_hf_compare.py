@@ -22,8 +22,11 @@ from hf_models import build, randomised, tiny  # noqa: E402
 from mupscale import GaussianNoise, MupscaleError  # noqa: E402
 from mupscale.core import Entry  # noqa: E402
 from mupscale.hf.describe import ConfigFamily, memory_shortage  # noqa: E402
-from mupscale.hf.describe.batches import make_batches  # noqa: E402
-from mupscale.hf.describe.building import quiet_transformers, sketch_model  # noqa: E402
+from mupscale.hf.describe.building import (  # noqa: E402
+    make_batches,
+    quiet_transformers,
+    sketch_model,
+)
 from mupscale.hf.describe.multipliers import Times  # noqa: E402
 from mupscale.hf.files.source import open_source  # noqa: E402
 from mupscale.hf.upscaling import upscale  # noqa: E402

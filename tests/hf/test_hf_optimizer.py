@@ -25,9 +25,8 @@ from mupscale.hf.describe import ConfigFamily
 from mupscale.hf.describe.multipliers import Times
 from mupscale.hf.files.record import GrowthStep, Record
 from mupscale.hf.files.source import Source, open_source
-from mupscale.hf.training import widened_optimizer as module
-from mupscale.hf.training.groups import match_plan, read_optimizer
-from mupscale.hf.training.widened_optimizer import widen_optimizer_file
+from mupscale.hf.training import groups as module
+from mupscale.hf.training.groups import match_plan, read_optimizer, widen_optimizer_file
 from mupscale.planning import KeepDouble
 from slow_cases import with_slow
 

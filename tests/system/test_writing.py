@@ -40,7 +40,7 @@ PICKLES = {"pickle", "marshal", "shelve", "dill"}
 LOOKED_AT = {"open", "load", *WRITERS}.union(*OF_MODULES.values())
 AROUND_THE_DOOR = {
     "plots/figures.py: fig.savefig": "into the temporary file of `replacing`",
-    "hf/training/widened_optimizer.py: torch.save": "into the temporary file of `replacing`",
+    "hf/training/groups.py: torch.save": "into the temporary file of `replacing`",
     "hf/files/source.py: tempfile.mkdtemp": "a new folder of the system's",
     "hf/files/source.py: config.save_pretrained": "into that folder",
     "hf/files/source.py: transformers.AutoTokenizer.from_pretrained(file.parent, **where).save_pretrained": "too",

@@ -363,18 +363,13 @@ def _write(
     if verify:
         comparison, why = _compare(prepared, folder, note)
     if comparison is None and fresh is not None and fresh.lossless:
-        why = f"{why}{_not_lossless(prepared)}"
+        reasons = ConfigFamily(prepared.source.config).obstacles(prepared.asked.times, prepared.plan)
+        why += f"; it is not lossless, since {reasons[0]}" if reasons else ""
     if prepared.optimizer is not None:
         grown = prepared.asked.times, prepared.recorded_plan
         more: dict[str, Any] = {"grow": prepared.asked.operator, "deeper": prepared.deeper, "rules": prepared.rules}
         widen_optimizer_file(prepared.optimizer, folder / "optimizer.pt", prepared.source, *grown, **more)
     return comparison, why
-
-
-def _not_lossless(prepared: _Prepared) -> str:
-    """What is known without a comparison of why the function did not stay; empty where nothing is."""
-    reasons = ConfigFamily(prepared.source.config).obstacles(prepared.asked.times, prepared.plan)
-    return f"; it is not lossless, since {reasons[0]}" if reasons else ""
 
 
 def _compare(prepared: _Prepared, folder: Path, note: Callable[[str], None]) -> tuple[Comparison | None, str]:

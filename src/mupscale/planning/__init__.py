@@ -10,9 +10,8 @@ from_run           two models side by side: what they compute, searched and chec
 trials             what a plan is tried on: the batch, and a stronger one where that leaves something unseen
 silent_units       the wide model with the old units alone: where it differs, and what that shows for fresh units
 large_models       small models in place of large ones, and a check at full size
-initial            standard deviations and means of a fresh initialisation
+initial            which dimensions are widths, and the standard deviations and means of a fresh initialisation
 residual_branches  the blocks that a deep model has more of, and what in them writes into the residual stream
-width_dims         which dimensions are widths, and which size is a number of blocks
 """
 
 from mupscale.planning.first_guesses import bare_norms, kind_of_norm
@@ -28,10 +27,13 @@ from mupscale.planning.from_run import (
     warn_of_growing_outputs,
 )
 from mupscale.planning.initial import (
+    all_tensors,
     count_draws,
+    default_init_at,
+    find_depth_size,
+    find_width_dims,
     initial_means,
     initial_std,
-    mean_of,
     means_of,
     rescale_spread,
     with_initial,
@@ -58,7 +60,6 @@ from mupscale.planning.tracing import (
     tensors_in,
 )
 from mupscale.planning.trials import Trials, check_not_empty
-from mupscale.planning.width_dims import all_tensors, default_init_at, find_depth_size, find_width_dims
 
 __all__ = [
     "ROUNDING",
@@ -99,7 +100,6 @@ __all__ = [
     "keeps_outputs",
     "kind_of_norm",
     "learn_roles",
-    "mean_of",
     "means_of",
     "plan",
     "register_roles",

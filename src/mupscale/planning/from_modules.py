@@ -43,7 +43,7 @@ from mupscale.planning.first_guesses import (
     norms_over_widths,
     offset_of_gain,
 )
-from mupscale.planning.role_registry import as_refusal, registered
+from mupscale.planning.role_registry import registered
 from mupscale.system import MupscaleError, PlanError, as_asked, ways_out
 
 How = Literal["copies", "fresh", "mup"]
@@ -244,7 +244,12 @@ class _Walk:
                 blocks = any(role is not None and role.has_blocks_or_fold for role in explicit.values())
                 is_left_to_a_run = self.assume and isinstance(error, PlanError)
                 if not everything and not blocks and not is_left_to_a_run:
-                    raise as_refusal(error, path, module) from error.__cause__
+                    if isinstance(error, MupscaleError):
+                        raise
+                    raise MupscaleError(
+                        f"the function that gives the roles of '{path or 'the model'}' ({type(module).__name__}) "
+                        f"fails: {type(error).__name__}: {error}"
+                    ) from error.__cause__
             for name, role in roles.items():
                 resolved.setdefault(prefix + naming.canonical(name), role)
         return resolved
@@ -406,13 +411,10 @@ class _Walk:
         divided = Fraction(1) * (fold(1, times) if callable(fold) else fold)
         summed = Fraction(1) * times * own.fold
         if not math.isclose(summed, divided) or self.how == "fresh":  # a MuSharedReadout divides by its width itself
-            readout = next(n for n in group if self._reads_out(n))
+            told = ((name, self._override(name) or self.roles.get(name)) for name in group)
+            readout = next(name for name, role in told if role is not None and role.in_ != ())
             self.readouts[group[0]] = (readout, tidy(summed / divided), tidy(divided / own.keep))
         return as_output[0]
-
-    def _reads_out(self, name: str) -> bool:
-        role = self._override(name) or self.roles.get(name)
-        return role is not None and role.in_ != ()
 
     def _with_axes(self, group: tuple[str, ...], role: Role, small: Tensor, large: Tensor) -> Entry:
         out, in_ = role.dims(small.dim())

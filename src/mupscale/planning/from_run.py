@@ -34,6 +34,7 @@ from mupscale.planning.following import (
     suggestions,
 )
 from mupscale.planning.from_modules import ONE_DEPTH, How, build_plan, find_role
+from mupscale.planning.initial import all_tensors
 from mupscale.planning.large_models import check_at_full_size, is_large
 from mupscale.planning.tracing import (
     Operation,
@@ -49,7 +50,6 @@ from mupscale.planning.tracing import (
     without_copies,
 )
 from mupscale.planning.trials import EMPTY, Trials
-from mupscale.planning.width_dims import all_tensors
 from mupscale.system import MupscaleError, warn, ways_out
 
 ROUNDING = 1e-5
@@ -455,18 +455,11 @@ class _Search:
         return not _same_run(before, self.wide_run)
 
     def roles(self, guess: Guess) -> dict[str, Role]:
-        """What a pass that came through says of every weight that met data."""
-        follower = self.run(guess)
-        return {
-            name: _role(name, written, follower.guess)
-            for name, written in follower.written.items()
-            if name not in follower.unseen
-        }
-
-    def run(self, guess: Guess) -> Follower:
-        """The pass that came through; an error where no guess helps."""
+        """What the pass that came through says of every weight that met data; an error where no guess helps."""
         self.passes = 0
-        return self._get_past(*self.follow(guess), [guess])[0]
+        follower, _ = self._get_past(*self.follow(guess), [guess])
+        seen = {name: written for name, written in follower.written.items() if name not in follower.unseen}
+        return {name: _role(name, written, follower.guess) for name, written in seen.items()}
 
     def _get_past(
         self, follower: Follower, stuck: Stuck | None, tried: list[Guess], goal: int | None = None

@@ -34,6 +34,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from mupscale.core import Entry, Plan, Role, check_same_names, copy_model, naming, plain_type
 from mupscale.planning.following import largest_number
 from mupscale.planning.from_modules import ONE_DEPTH, How, build_plan, find_role
+from mupscale.planning.initial import all_tensors
 from mupscale.planning.tracing import (
     call_arguments,
     computed_tensors,
@@ -47,7 +48,6 @@ from mupscale.planning.tracing import (
     take_modes,
     tensors_in,
 )
-from mupscale.planning.width_dims import all_tensors
 from mupscale.system import MupscaleError
 
 LARGE = 1 << 25
@@ -578,7 +578,8 @@ class _Copy:
         if own.is_meta:
             return torch.ones(shape, dtype=own.dtype)
         values = own.detach().clone()
-        if _is_constant_of_the_width(*pair):
+        is_told = own.is_floating_point() and not any(t.is_meta for t in pair)
+        if is_told and pair[0].numel() == pair[1].numel() == 1 and float(pair[0]) != float(pair[1]):  # such as √width
             return values.fill_(self.pair.constant((float(pair[0]), float(pair[1])), float(own), self.factor))
         for dim, n in enumerate(shape):
             if n != values.shape[dim]:
@@ -612,12 +613,6 @@ class _Copy:
         elif hasattr(own, "__dict__") and not callable(own):
             self._resize(vars(small), vars(large), vars(own))
         return own
-
-
-def _is_constant_of_the_width(small: Tensor, large: Tensor) -> bool:
-    """Whether a single number differs, such as √width."""
-    told = small.is_floating_point() and not small.is_meta and not large.is_meta
-    return told and small.numel() == large.numel() == 1 and float(small) != float(large)
 
 
 def _own_tensors(module: nn.Module) -> list[Tensor]:

@@ -123,7 +123,10 @@ def _holds_at_full_size(narrow: nn.Module, wide: nn.Module, planned: Plan, trial
 
 def with_initial_of(widening: Plan, fresh: nn.Module | Callable[[], nn.Module]) -> Plan:
     """The plan with the initial values of a freshly built narrow model, or of those that a function builds."""
-    draws = [fresh] if isinstance(fresh, nn.Module) else [_drawn(fresh, seed) for seed in range(2)]
+    draws = [fresh] if isinstance(fresh, nn.Module) else []
+    for seed in range(0 if isinstance(fresh, nn.Module) else 2):
+        with seeded(seed):  # so that what grows by it is the same, too
+            draws.append(fresh())
     for draw in draws:
         widening.check(draw, "narrow")
     initial = [naming.parameters(draw) for draw in draws]
@@ -157,12 +160,6 @@ def _has_pattern(values: Tensor) -> bool:
     return False
 
 
-def _drawn(build: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """A model with the same numbers at every call, so that what grows by them is the same, too."""
-    with seeded(seed):
-        return build()
-
-
 def _plan_by_running(narrow: nn.Module, wide: nn.Module, trials: Trials, roles: dict[str, Role], how: How) -> Plan:
     """The plan that the modules suggest, if it stands the check; else the one that the run shows."""
     is_uneven = bool(find_uneven(narrow, wide))
@@ -170,7 +167,10 @@ def _plan_by_running(narrow: nn.Module, wide: nn.Module, trials: Trials, roles: 
         return _plan_with_silent_units(narrow, wide, trials, roles)
     if is_uneven:
         build_plan(narrow, wide, roles=roles, assume=True)  # it says which size is none, where a run could not
-    if not _stands(narrow, wide, roles, trials):  # the modules do not tell, or mislead; the run may tell
+    stands = False
+    with suppress(Exception):  # whatever the modules mislead to; then the run may tell
+        stands = not what_differs(narrow, wide, build_plan(narrow, wide, roles=roles, assume=True), trials)
+    if not stands:
         try:
             roles = learn_roles(narrow, wide, trials, roles, how)
         except MupscaleError:
@@ -197,13 +197,6 @@ def check_vocabulary(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Rol
                     f"'{path}' is a table of {few} rows in the narrow model and of {many} in the wide one: that is the "
                     "vocabulary or a number of positions, not a width. Keep that size"
                 )
-
-
-def _stands(narrow: nn.Module, wide: nn.Module, roles: dict[str, Role], trials: Trials) -> bool:
-    """Whether the plan that the modules suggest stands the check."""
-    with suppress(Exception):  # whatever the modules mislead to
-        return not what_differs(narrow, wide, build_plan(narrow, wide, roles=roles, assume=True), trials)
-    return False
 
 
 def _plan_with_silent_units(narrow: nn.Module, wide: nn.Module, trials: Trials, roles: dict[str, Role]) -> Plan:

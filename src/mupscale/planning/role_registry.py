@@ -54,14 +54,6 @@ def register_roles(module: type[nn.Module], function: RoleFunction | None = None
         _REGISTRY[module] = function if function is not None else lambda narrow, wide: roles
 
 
-def as_refusal(error: Exception, path: str, module: nn.Module) -> MupscaleError:
-    """What a role function raised, as a refusal: itself, if it is one."""
-    if isinstance(error, MupscaleError):
-        return error
-    where = f"'{path or 'the model'}' ({type(module).__name__})"
-    return MupscaleError(f"the function that gives the roles of {where} fails: {type(error).__name__}: {error}")
-
-
 def registered(module: nn.Module) -> RoleFunction | None:
     """The role function of the nearest registered base class; classes of other packages are known by their names."""
     for cls in type(module).__mro__:

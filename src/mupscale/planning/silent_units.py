@@ -301,25 +301,17 @@ def with_keeps(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Role], in
     trials = Trials.of(inputs)
     with suppress(MupscaleError):  # it cannot grow by fresh units, which is said where that is asked for
         plan = build_plan(narrow, wide, roles=roles, assume=True)
-        lacking = {name: own for name in plan.parameters if (own := _lacking_keep(plan[name], roles))}
+        folded = {name: entry.names for name, entry in plan.parameters.items() if entry.fold != 1}
+        told = {n: {a: role for a in names if (role := find_role(roles, a))} for n, names in folded.items()}
+        lacking = {n: own for n, own in told.items() if own and all(role.keep is None for role in own.values())}
         folds = {name: float(plan[name].fold) for name in lacking}
         axes = [axis for entry in plan.parameters.values() for axis in entry.axes.values()]
         for keeps in _shares(folds, max((float(axis.times) for axis in axes), default=1.0)):
-            told = {
-                escape(alias): replace(role, keep=keep)
-                for name, keep in keeps.items()
-                for alias, role in lacking[name].items()
-            }
-            trial = told | {pattern: role for pattern, role in roles.items() if pattern not in told}
+            kept = {escape(a): replace(role, keep=k) for name, k in keeps.items() for a, role in lacking[name].items()}
+            trial = kept | {pattern: role for pattern, role in roles.items() if pattern not in kept}
             if keeps_outputs(narrow, wide, build_plan(narrow, wide, roles=trial, how="fresh", assume=True), trials):
                 return trial
     return dict(roles)
-
-
-def _lacking_keep(entry: Entry, roles: Mapping[str, Role]) -> dict[str, Role]:
-    """By all its names, the roles of a parameter with a constant and no word on what the old weights keep of it."""
-    told = {alias: role for alias in entry.names if (role := find_role(roles, alias)) is not None}
-    return told if entry.fold != 1 and all(role.keep is None for role in told.values()) else {}
 
 
 def _shares(folds: Mapping[str, float], times: float) -> Iterator[dict[str, float]]:

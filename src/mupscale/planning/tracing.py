@@ -67,7 +67,8 @@ class KeepDouble(TorchFunctionMode):
         lowers = function in _LOWER
         if len(args) + len(kwargs) < 2 and not lowers:  # an attribute of a tensor, as most of the many calls are
             return function(*args, **kwargs)
-        if function in _PRODUCTS and _has_double(args):  # torch refuses two precisions in one product
+        has_double = function in _PRODUCTS and any(isinstance(a, Tensor) and a.dtype == torch.float64 for a in args)
+        if has_double:  # torch refuses two precisions in one product
             return function(*in_double(args), **kwargs)
         if function in _MADE and kwargs.get("dtype") in _LESS:
             return function(*args, **{**kwargs, "dtype": torch.float64})
@@ -76,18 +77,11 @@ class KeepDouble(TorchFunctionMode):
             return function(*args, **kwargs)
         if lowers:
             return tensor
-        if function in _LIKE_ANOTHER and (other := _another(args, kwargs)) is not None and other.dtype in _LESS:
-            return tensor.to(other.device)
+        if function in _LIKE_ANOTHER:  # whose dtype it takes over
+            others = [a for a in (*args[1:], *kwargs.values()) if isinstance(a, Tensor)]
+            if others and others[0].dtype in _LESS:
+                return tensor.to(others[0].device)
         return function(*(_double(a) for a in args), **{name: _double(value) for name, value in kwargs.items()})
-
-
-def _has_double(args: tuple[Any, ...]) -> bool:
-    return any(isinstance(a, Tensor) and a.dtype == torch.float64 for a in args)
-
-
-def _another(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """The tensor whose dtype a cast takes over."""
-    return next((a for a in (*args[1:], *kwargs.values()) if isinstance(a, Tensor)), None)
 
 
 def _double(value: Any) -> Any:

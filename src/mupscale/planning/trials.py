@@ -49,21 +49,14 @@ _MOST_NUMBERS = 1 << 16  # in a tensor: a convolution makes many times as many o
 _TABLES = {"embedding": 1, "_embedding_bag": 1, "_embedding_bag_forward_only": 1}  # looked up along the first dimension
 
 
-@dataclass(frozen=True)
-class Stronger:
-    """A batch, and what it has more than the given one: other numbers for equal ones, more positions."""
-
-    batch: Any
-    is_longer: bool
-
-
 class Leaves:
     """The tensors of a batch, and how to put others in their places."""
 
     def __init__(self, inputs: Any) -> None:
         self.args, self.kwargs = call_arguments(inputs)
         self.flat, self.spec = tree_flatten((self.args, self.kwargs))
-        self.places = [i for i, x in enumerate(self.flat) if isinstance(x, Tensor) and _is_plain(x)]
+        tensors = [i for i, x in enumerate(self.flat) if isinstance(x, Tensor)]
+        self.places = [i for i in tensors if self.flat[i].layout == torch.strided and not self.flat[i].is_nested]
         self.tensors: list[Tensor] = [self.flat[i] for i in self.places]
 
     def lead(self, tables: Mapping[int, int]) -> Tensor | None:
@@ -78,10 +71,6 @@ class Leaves:
             flat[place] = tensor
         args, kwargs = tree_unflatten(flat, self.spec)
         return kwargs or args
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided and not tensor.is_nested
 
 
 def check_not_empty(inputs: Any) -> None:
@@ -112,8 +101,8 @@ def has_one_position(tensor: Tensor) -> bool:
     return tensor.dim() > 2 and any(all(tensor.shape[d] == 1 for d in dims) for dims in options)
 
 
-def strengthened(leaves: Leaves, tables: Mapping[int, int], timid: bool = False) -> Iterator[Stronger]:
-    """Batches that may show more, those most like the given one first.
+def strengthened(leaves: Leaves, tables: Mapping[int, int], timid: bool = False) -> Iterator[tuple[Any, bool]]:
+    """Batches that may show more, those most like the given one first, and whether they have more positions.
 
     tables: of the tensors that look up rows of a table, by number, how many it has.
     timid: with small and positive numbers, where the model refused others.
@@ -121,14 +110,14 @@ def strengthened(leaves: Leaves, tables: Mapping[int, int], timid: bool = False)
     draw = _Draw(leaves.tensors, tables, timid)
     same: Sizes = [{} for _ in leaves.tensors]
     if any(draw.is_alike(i) for i in range(len(leaves.tensors))):
-        yield Stronger(leaves.replaced(draw.tensors(same, alike_alone=True)), False)
+        yield leaves.replaced(draw.tensors(same, alike_alone=True)), False
     if not all(draw.is_alike(i) or not draw.can_change(i) for i in range(len(leaves.tensors))):
-        yield Stronger(leaves.replaced(draw.tensors(same)), False)
+        yield leaves.replaced(draw.tensors(same)), False
     seen, lead = [same], leaves.lead(tables)
     for sizes, is_longer in () if lead is None else _larger(lead, leaves.tensors):
         if sizes not in seen and draw.fits(sizes):
             seen.append(sizes)
-            yield Stronger(leaves.replaced(draw.tensors(sizes)), is_longer)
+            yield leaves.replaced(draw.tensors(sizes)), is_longer
 
 
 Sizes = list[dict[int, int]]  # for every tensor, new sizes by dimension
@@ -144,7 +133,7 @@ def _larger(lead: Tensor, tensors: Sequence[Tensor]) -> Iterator[tuple[Sizes, bo
             longer = {d: length(lead.shape[d]) for d in dims}
             options += [(longer, True), (more_rows | longer, True)]
     for wanted, is_longer in options:
-        for along in (_same_place, _last_place, _all_places):
+        for along in _ALONG:
             yield [_sizes_along(lead, tensor, wanted, along) for tensor in tensors], is_longer
 
 
@@ -154,21 +143,13 @@ def _position_dims(tensor: Tensor) -> list[tuple[int, ...]]:
     return by_dims.get(tensor.dim(), [])
 
 
-Along = Callable[[list[int], int, int], list[int]]  # of dimensions of one size, those that grow
-
-
-def _same_place(fitting: list[int], dim: int, dims: int) -> list[int]:
-    return [d for d in fitting if d == dim]
-
-
-def _last_place(fitting: list[int], dim: int, dims: int) -> list[int]:
-    """As the rows of a recurrent state are, (layers, rows, units)."""
-    return [d for d in fitting if d < dims - 1 or dims < 3][-1:]
-
-
-def _all_places(fitting: list[int], dim: int, dims: int) -> list[int]:
-    """As the positions of a mask are, (rows, 1, positions, positions)."""
-    return fitting
+Along = Callable[[list[int], int, int], list[int]]
+_ALONG: tuple[Along, ...] = (
+    lambda fitting, dim, dims: [d for d in fitting if d == dim],
+    lambda fitting, dim, dims: [d for d in fitting if d < dims - 1 or dims < 3][-1:],  # a state: layers, rows, units
+    lambda fitting, dim, dims: fitting,  # a mask: rows, 1, positions, positions
+)
+"""Of dimensions of one size (of so many in all), those that grow where another tensor grows along this one."""
 
 
 def _sizes_along(lead: Tensor, tensor: Tensor, wanted: Mapping[int, int], along: Along) -> dict[int, int]:
@@ -563,17 +544,17 @@ class _Strengthening:
     def _try(self, seen: Seen, leaves: Leaves, tables: Mapping[int, int], timid: bool) -> bool:
         """Try batches until one leaves nothing unseen; whether the models took any."""
         is_taken = False
-        for stronger in strengthened(leaves, tables, timid):
-            if not (seen.lacking or self.is_dull or stronger.is_longer):
+        for batch, is_longer in strengthened(leaves, tables, timid):
+            if not (seen.lacking or self.is_dull or is_longer):
                 continue  # it has what is there already
-            shown = self.pair.see(stronger.batch)
+            shown = self.pair.see(batch)
             if shown is None:
                 continue
             is_taken = True
             together = seen | shown
-            lacks = int(self.is_short and not stronger.is_longer), together.lacking
-            if lacks < self.lacks and self.pair.is_taken_by_wide(stronger.batch):
-                self.best, self.seen, self.lacks = stronger.batch, together, lacks
+            lacks = int(self.is_short and not is_longer), together.lacking
+            if lacks < self.lacks and self.pair.is_taken_by_wide(batch):
+                self.best, self.seen, self.lacks = batch, together, lacks
                 if not any(lacks):
                     break
         return is_taken

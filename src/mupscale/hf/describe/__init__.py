@@ -1,17 +1,17 @@
 """What is known of a checkpoint before any weight is read: its config, and the plan of its tensors.
 
 multipliers: by how much each part grows, and to which sizes. building: the model that a config.json names, built by
-transformers. config_fields: what grows in a config, and what is asked for. batches: what a model can be run on.
-miniatures: small models of the config's kind, the roles that a run of them shows, and what fresh units start with.
-config_family: the plan of a checkpoint by all of these, and by the names in files. depths: models with more layers.
-experts: mixtures of experts.
+transformers, and what it can be run on. config_fields: what grows in a config, and what is asked for. miniatures: small
+models of the config's kind, the roles that a run of them shows, and what fresh units start with. config_family: the
+plan of a checkpoint by all of these, and by the names in files. depths: models with more layers, or with experts.
 """
 
-from mupscale.hf.describe.batches import Batch, make_batches
 from mupscale.hf.describe.building import (
+    Batch,
     Config,
     build_model,
     in_one_line,
+    make_batches,
     memory_shortage,
     model_class,
     quiet_transformers,
@@ -30,22 +30,20 @@ from mupscale.hf.describe.config_family import (
 )
 from mupscale.hf.describe.config_fields import AskedGrowth, Size, settle_growth
 from mupscale.hf.describe.depths import (
+    ExpertCounts,
     check_depth,
     deep_config,
     depth_operator,
-    layer_origins,
-    layers_of,
-    plan_layers,
-    with_layers,
-    writers_of,
-)
-from mupscale.hf.describe.experts import (
-    ExpertCounts,
     experts_config,
     experts_of,
+    layer_origins,
+    layers_of,
     plan_experts_files,
+    plan_layers,
     plan_mixture,
     settle_experts,
+    with_layers,
+    writers_of,
 )
 from mupscale.hf.describe.multipliers import PARTS, Times, grown
 

@@ -1,12 +1,16 @@
-"""The model that a config.json names, built by transformers: as a sketch without memory, or freshly initialised.
+"""The model that a config.json names, built by transformers, and what it can be run on.
 
-Code that a checkpoint brings with it (auto_map in config.json) runs only where the user said so.
+It is built as a sketch without memory, or freshly initialised. Code that a checkpoint brings with it (auto_map in
+config.json) runs only where the user said so. What it is run on is random tokens, pixels, sound or series of its sizes,
+or a text.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,10 +20,10 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mupscale import system
-from mupscale.system import MupscaleError, require
+from mupscale.system import MupscaleError, generator, require
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -213,3 +217,203 @@ def in_one_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])  # what comes after the colon, too
     return f"{type(error).__name__}: {first.rstrip('.') or 'no reason given'}"
+
+
+Batch = dict[str, Tensor]
+_WINDOW = 512  # tokens, where a config names no limit
+_FRAMES = 12  # of sound
+
+
+def make_batches(
+    model: nn.Module,
+    count: int = 1,
+    size: int = 32,
+    *,
+    rows: int = 2,
+    seed: int = 0,
+    text: str | None = None,
+    folder: str | Path | None = None,
+    trust_remote_code: bool = False,
+) -> list[Batch]:
+    """`count` batches for the model as keyword arguments: random tokens, pixels, sound, or a text in windows of `size`.
+
+    text: needs the folder, whose tokenizer reads it; it starts again where it ends too soon. trust_remote_code: run
+    the tokenizer's own code, if it is code of the checkpoint's.
+    """
+    if text is not None and folder is None:
+        raise MupscaleError("to read a text, the checkpoint's own tokenizer is needed. Give its folder, too")
+    main = getattr(model, "main_input_name", "input_ids")
+    if main not in ("input_ids", "input_features") and text is not None:
+        raise MupscaleError(f"{type(model).__name__} reads {_KINDS.get(main, main)}, not text: leave the text out")
+    try:
+        signals = [_signals(model, main, rows, seed, number) for number in range(count)]
+    except (AttributeError, TypeError):
+        raise MupscaleError(
+            f"{type(model).__name__} reads '{main}', but its config does not give the sizes of that input, so there is "
+            "nothing to compare the models on. Upscale the model in memory, with mupscale.plan and inputs="
+        ) from None
+    if main != "input_ids" and not _decodes(model):
+        return signals
+    tokens = _tokens(model, count, size, rows, seed, text, folder, trust_remote_code)
+    return [_together(model, ids, signal) for ids, signal in zip(tokens, signals, strict=True)]
+
+
+_KINDS = {"pixel_values": "images", "input_values": "sound", "past_values": "series"}
+
+
+def _decodes(model: nn.Module) -> bool:
+    """Whether it takes tokens of a decoder beside what its encoder reads."""
+    config: Any = model.config
+    return bool(getattr(config, "is_encoder_decoder", False)) and "decoder_input_ids" in _arguments(model)
+
+
+def _arguments(model: nn.Module) -> set[str]:
+    return set(inspect.signature(model.forward).parameters)
+
+
+def _signals(model: nn.Module, main: str, rows: int, seed: int, number: int) -> Batch:
+    """What is no token: pixels, sound, series; nothing for a model of text."""
+    config: Any = model.config
+    vision = getattr(config, "vision_config", None)
+    if main == "pixel_values":
+        named = "pixel_values", _shape_of_images(config, rows)
+    elif main == "input_features":
+        named = main, (rows, int(config.num_mel_bins), 2 * int(config.max_source_positions))
+    elif main == "input_values":
+        named = main, _shape_of_sound(config, rows)
+    elif main == "past_values":
+        named = main, (rows, int(config.context_length), int(config.num_input_channels))
+    elif "image_grid_thw" in _arguments(model) and vision is not None:
+        side = 2 * int(vision.spatial_merge_size)
+        patch = int(vision.in_channels) * int(vision.temporal_patch_size) * int(vision.patch_size) ** 2
+        grid = {"image_grid_thw": torch.tensor([[1, side, side]] * rows)}
+        return {**grid, "pixel_values": _drawn((rows * side**2, patch), seed, number)}
+    elif "pixel_values" in _arguments(model) and vision is not None:
+        named = "pixel_values", _shape_of_images(vision, rows)
+    else:
+        return {}
+    return {named[0]: _drawn(named[1], seed, number)}
+
+
+def _drawn(shape: tuple[int, ...], seed: int, number: int) -> Tensor:
+    return torch.randn(shape, generator=generator(seed, f"pixels {number}"))
+
+
+def _shape_of_images(config: Any, rows: int) -> tuple[int, ...]:
+    """Images, or where the config has frames, videos."""
+    size = getattr(config, "image_size", 224)
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    frames = getattr(config, "num_frames", None)
+    return rows, *(() if frames is None else (int(frames),)), int(getattr(config, "num_channels", 3)), height, width
+
+
+def _shape_of_sound(config: Any, rows: int) -> tuple[int, ...]:
+    """A spectrogram where the config has its sizes, else samples for a dozen frames after all convolutions."""
+    if hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):
+        return rows, int(config.max_length), int(config.num_mel_bins)
+    samples = _FRAMES
+    for kernel, stride in reversed(list(zip(config.conv_kernel, config.conv_stride, strict=True))):
+        samples = (samples - 1) * int(stride) + int(kernel)
+    return rows, samples
+
+
+def _together(model: nn.Module, tokens: Tensor, signals: Batch) -> Batch:
+    """Tokens as the model takes them: for its encoder, its decoder, with places for what images become."""
+    config: Any = model.config
+    if _decodes(model):
+        first = signals or {"input_ids": tokens}
+        return {**first, "decoder_input_ids": tokens.flip(-1)}
+    image = getattr(config, "image_token_id", None)
+    if image is None or not signals:
+        return {"input_ids": tokens, **signals}
+    tokens = torch.where(tokens == image, (tokens + 1) % int(image), tokens)
+    places = torch.full((tokens.shape[0], _image_tokens(config, signals)), int(image))
+    batch = {"input_ids": torch.cat([places, tokens], -1), **signals}
+    if "mm_token_type_ids" in _arguments(model):
+        batch["mm_token_type_ids"] = (batch["input_ids"] == image).long()
+    return batch
+
+
+def _image_tokens(config: Any, signals: Batch) -> int:
+    """How many tokens an image becomes."""
+    if "image_grid_thw" in signals:
+        return int(signals["image_grid_thw"][0].prod()) // int(config.vision_config.spatial_merge_size) ** 2
+    return math.prod(n // int(config.vision_config.patch_size) for n in signals["pixel_values"].shape[-2:])
+
+
+def _tokens(
+    model: nn.Module,
+    count: int,
+    size: int,
+    rows: int,
+    seed: int,
+    text: str | None,
+    folder: str | Path | None,
+    trust_remote_code: bool,
+) -> Tensor:
+    """(count, rows, size), random or of the text."""
+    config: Any = model.config
+    decoder = config.get_text_config()
+    if not isinstance(getattr(decoder, "vocab_size", None), int):
+        raise MupscaleError(
+            f"{type(model).__name__} reads '{model.main_input_name}', neither tokens nor pixels, so there is nothing "
+            "to compare the models on. Upscale the model in memory, with mupscale.plan and inputs="
+        )
+    vocabulary, pad = int(decoder.vocab_size), getattr(decoder, "pad_token_id", None)
+    size = max(2, min(size, _positions(decoder, pad)))
+    if type(model).__name__.endswith("ForSequenceClassification") and pad is None:
+        rows = 1  # the last token of a row is found by its padding
+    if text is not None:
+        assert folder is not None
+        needed = count * rows * size
+        tokens = _tokens_of(text, Path(folder), vocabulary, needed, trust_remote_code).view(count, rows, size)
+    else:
+        tokens = torch.randint(0, vocabulary, (count, rows, size), generator=generator(seed, "tokens"))
+        if pad is not None and vocabulary > 1:
+            tokens = torch.where(tokens == pad, (tokens + 1) % vocabulary, tokens)
+    if type(model).__name__.endswith("ForMultipleChoice"):
+        tokens = torch.stack([tokens, tokens.flip(-1)], 2)
+    return tokens
+
+
+def _positions(config: Any, pad: int | None) -> int:
+    """How many tokens a model takes; RoBERTa counts from behind the padding token's number."""
+    named = ("max_position_embeddings", "max_target_positions", "max_seq_len")
+    limit = next((value for name in named if isinstance(value := getattr(config, name, None), int)), None)
+    if limit is None or limit < 1:
+        return _WINDOW
+    return limit - pad - 1 if pad is not None and 2 * pad + 2 < limit else limit
+
+
+def _tokens_of(text: str, folder: Path, vocabulary: int, needed: int, trust_remote_code: bool) -> Tensor:
+    transformers = require_transformers()
+    try:
+        with quiet_transformers():
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=trust_remote_code
+            )
+            ids = tokenizer(text, return_tensors=None)["input_ids"]
+            known = tokenizer.decode(ids, skip_special_tokens=True).strip()
+    except Exception as error:  # whatever is wrong with its files
+        if not trust_remote_code and "trust_remote_code" in str(error):
+            raise MupscaleError(
+                f"the tokenizer in {folder} is custom code, which runs only if you trust it (--trust-remote-code). Or "
+                "leave the text out to use random tokens"
+            ) from None
+        raise MupscaleError(
+            f"{folder} has no tokenizer that transformers can load ({in_one_line(error)}). Leave the text out to use "
+            "random tokens"
+        ) from None
+    if text.strip() and not known:  # without files transformers makes one of special tokens alone
+        raise MupscaleError(
+            f"{folder} has no tokenizer that knows a word of the text: put its files there (tokenizer.json), or leave "
+            "the text out to use random tokens"
+        )
+    if len(ids) < 2:
+        raise MupscaleError(f"the text is {len(ids)} tokens long; give two or more")
+    if max(ids) >= vocabulary:
+        raise MupscaleError(
+            f"the tokenizer in {folder} gives token {max(ids)}, and the model's vocabulary has {vocabulary}: they do "
+            f"not belong together"
+        )
+    return torch.tensor(ids).repeat(-(-needed // len(ids)))[:needed]

@@ -56,12 +56,9 @@ def part_names(config: Config) -> list[str]:
     """The parts of a model of several: text, vision, audio; none for a model that is one."""
     if any(is_size(config.get(name)) for name in FIELDS["heads"]):
         return []
-    return [name.removesuffix(_END) for name, value in config.items() if _is_model(name, value)]
-
-
-def _is_model(name: str, value: object) -> bool:
-    named = name.endswith(_END) and name not in ("attn_config", "quantization_config")
-    return named and isinstance(value, Mapping) and "quant_method" not in value
+    named = [name for name in config if name.endswith(_END) and name not in ("attn_config", "quantization_config")]
+    models = [name for name in named if isinstance(config[name], Mapping) and "quant_method" not in config[name]]
+    return [name.removesuffix(_END) for name in models]
 
 
 def part_config(config: Config, part: str) -> dict[str, Any]:

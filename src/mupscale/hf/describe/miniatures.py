@@ -30,12 +30,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mupscale.core import Plan, Role, Shape, naming
 from mupscale.growth import Copies, Fresh, upscale_untried
-from mupscale.hf.describe.batches import Batch, make_batches
 from mupscale.hf.describe.building import (
+    Batch,
     Config,
     build_model,
     built_in_float64,
     in_one_line,
+    make_batches,
     memory_shortage,
     quiet_transformers,
     sketch_model,

@@ -82,9 +82,10 @@ class Times:
             return cls(times, times, times, times)
         if not any(name.partition(".")[0] in PART_NAMES for name in times):
             if strangers := times.keys() - PARTS.keys():
-                raise MupscaleError(
-                    f"{setting('times')} names '{min(strangers)}', which does not grow: {_what_grows(parts)} do"
-                )
+                sizes = "hidden, ffn, heads and kv"
+                of_parts = f"{' and '.join(parts)} (text=2), or {sizes} of one of them (text.ffn=2)"
+                grow = of_parts if parts else sizes
+                raise MupscaleError(f"{setting('times')} names '{min(strangers)}', which does not grow: {grow} do")
             return cls.named(times)
         named: dict[str, dict[str, int]] = {}
         for name, number in times.items():
@@ -191,12 +192,6 @@ def how_to_grow_alike(hidden: int, heads: int, times: Times) -> str:
     count = wide // size if times.hidden != 1 else grown(heads, times.heads)
     both = as_asked(f"hidden={count * size}, heads={count}", f"--hidden {count * size} --heads {count}")
     return f"let hidden and heads grow by the same factor, as in {both}"
-
-
-def _what_grows(parts: Iterable[str]) -> str:
-    """In words, for an error; parts: of a model that has several."""
-    sizes = "hidden, ffn, heads and kv"
-    return f"{' and '.join(parts)} (text=2), or {sizes} of one of them (text.ffn=2)" if parts else sizes
 
 
 def times_to(wanted: Mapping[str, int], now: Mapping[str, int], *, fresh: bool) -> Times:

@@ -186,7 +186,10 @@ class Record:
         """Grown once more; `plan` is that growth's own, in width or experts."""
         whole = self.plan
         if growth.layers is not None:
-            whole = None if whole is None else _as_if_first(with_layers(whole, growth.deepen, growth.layers))
+            if whole is not None:  # as if the first model had had all the layers, which `first_config` has
+                deep = with_layers(whole, growth.deepen, growth.layers)
+                entries = {name: replace(entry, source=TensorSource()) for name, entry in deep.parameters.items()}
+                whole = replace(deep, parameters=entries)
         elif plan is None:
             whole = None
         else:
@@ -256,11 +259,6 @@ def then_parts(plan: Plan, later: Plan) -> Plan:
     named = {source.name for source in later.sources.values()}
     plan = plan.with_initial("past_norms", None) if later.has_new_parts else plan  # dimensions that may have moved
     return replace(plan, parameters={n: e for n, e in plan.parameters.items() if n in named}).then(later)
-
-
-def _as_if_first(plan: Plan) -> Plan:
-    """The plan of a growth as if the first model had had all the layers, which `first_config` has."""
-    return replace(plan, parameters={n: replace(e, source=TensorSource()) for n, e in plan.parameters.items()})
 
 
 def count_from_first(record: Record, plan: Plan) -> Plan:

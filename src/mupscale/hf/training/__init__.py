@@ -1,7 +1,7 @@
 """Training an upscaled checkpoint on, with the small model's hyperparameters.
 
-groups: parameter groups from mupscale.json, a model's parameters as plans name them, and an optimizer's file, read.
-widened_optimizer: such a file, widened. trainer: callbacks of transformers' Trainer, for clipping, growth and branches.
+groups: parameter groups from mupscale.json, a model's parameters as plans name them, and an optimizer's file, read and
+widened. trainer: callbacks of transformers' Trainer, for clipping, growth and branches.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,8 @@ from mupscale.hf.training.groups import (
     plan,
     resume_optimizer,
     shapes_of,
+    widen_optimizer_file,
 )
-from mupscale.hf.training.widened_optimizer import widen_optimizer_file
 
 if TYPE_CHECKING:
     from mupscale.hf.training.trainer import BranchTrainerCallback, Clip, GrowTrainerCallback

@@ -322,7 +322,8 @@ class GrowTrainerCallback(InvariantClipping):
         if self.plan is not None:  # resumed after the growth
             self.switch_off_theirs(args)
         elif state.global_step < self.at:
-            if not self._comes_later(kwargs["model"]):
+            earlier = [one for one in growths_of(kwargs["model"]) if one.at < self.at and one.plan is None]
+            if not earlier:  # else it cannot be judged yet
                 asked = self._asked(kwargs["model"])
                 _family_of(kwargs["model"]).plan(asked.times, initial=False)
                 if asked.is_replica and not self.exact:
@@ -337,10 +338,6 @@ class GrowTrainerCallback(InvariantClipping):
                 f"this run continues from step {state.global_step}, but its model grew after step {self.at}. Continue "
                 "with trainer.train(resume_from_checkpoint=callback.resume(trainer))"
             )
-
-    def _comes_later(self, model: nn.Module) -> bool:
-        """Whether the model has to grow once more before this growth, so that it cannot be judged yet."""
-        return any(one.at < self.at and one.plan is None for one in growths_of(model))
 
     def resume(self, trainer: Any) -> str | None:
         """The newest whole checkpoint of a Trainer's folder, for whose size its model is made; None if there is none.

@@ -127,7 +127,10 @@ def _difference(name: str, grown: StoredTensor, history: _History, limit: float)
         once = len(ways) + (drawn is not None) <= 1
         if whole < best.whole or once:
             old = _is_old(ways) if any(not step.grow.needs_multiples for step, _ in ways) else None
-            both = (0.0, whole) if history.in_new_layer else _of_both(expected, wide, old, whole)
+            both = (0.0, whole) if history.in_new_layer else (whole, 0.0)
+            if old is not None and not history.in_new_layer:
+                new = _relative_difference(expected[~old], wide[~old])
+                both = _relative_difference(expected[old], wide[old]), new
             best = TensorDifference(name, whole, *both)
         if best.whole <= limit or once:
             break
@@ -146,13 +149,6 @@ def _is_old(ways: Sequence[tuple[PlannedGrowth, str]]) -> Tensor:
             among[index_of_old(entry.narrow, entry.axes)] = old
             old = among
     return old
-
-
-def _of_both(expected: Tensor, wide: Tensor, old: Tensor | None, whole: float) -> tuple[float, float]:
-    """The differences of old and of new entries."""
-    if old is None:
-        return whole, 0.0
-    return _relative_difference(expected[old], wide[old]), _relative_difference(expected[~old], wide[~old])
 
 
 def rounding_limit(small: Source, wide: Source) -> float:
