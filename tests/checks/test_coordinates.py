@@ -18,8 +18,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 import mupscale as mu
-from mupscale.checks.coordinate_verdicts import CoordCheck, Layer, Measurement
-from mupscale.checks.power_laws import Power, fit_power
+from mupscale.checks.coordinates import CoordCheck, Layer, Measurement, Power, fit_power
 from mupscale.models import GPT2, MLP, ResNet18
 from mupscale.system.errors import MupscaleError
 from slow_cases import with_slow

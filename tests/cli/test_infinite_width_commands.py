@@ -11,13 +11,12 @@ import pytest
 import torch
 
 from mupscale.cli import main
-from mupscale.cli.infinite_width_options import gather_lists
-from mupscale.cli.infinite_width_tables import print_comparison, print_table
+from mupscale.cli.infinite_width import gather_lists, print_comparison, print_table
 from mupscale.sweep.space import Space, Sweep
 from mupscale.system import parse_record
 from mupscale.theory.estimates import Estimate
 from mupscale.theory.limit_study import LimitComparison, Measurements
-from mupscale.theory.noise_sweep import sweep_limit as swept
+from mupscale.theory.limit_study import sweep_limit as swept
 
 MLP = ["limit", "mlp", "--samples", "1500", "--seeds", "2", "--networks", "3", "--steps", "2", "--after", "2"]
 EXAMPLES = ["limit", "examples", "--networks", "4", "--steps", "3", "--after", "3"]

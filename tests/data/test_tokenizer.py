@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from mupscale.data import tokenizer as tokenizing
 from mupscale.data.embedded import tinyshakespeare
-from mupscale.data.tokenizer import BPE, Bytes, one_thread_each
-from mupscale.data.tokenizer_choice import load_tokenizer, make_tokenizer
+from mupscale.data.tokenizer import BPE, Bytes, load_tokenizer, make_tokenizer, one_thread_each
 from mupscale.system.errors import MupscaleError
 
 NASTY = [

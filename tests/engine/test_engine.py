@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mupscale import checkpoint
 from mupscale.engine import NotStackable, Outcome, RunStack, train_many
 from mupscale.engine.dispatch import read_outcome
-from mupscale.engine.memory import even_share, free_memory, runs_at_once
+from mupscale.engine.stacked_training import even_share, free_memory, runs_at_once
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Seeds, Spec, run_recipe
 from slow_cases import with_slow

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from mupscale.engine import NotStackable
-from mupscale.engine.updates import (
+from mupscale.engine.replicas import (
     Hyperparameters,
     Segment,
     StackOptimizer,

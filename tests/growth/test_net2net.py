@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from mupscale.core import Axis
-from mupscale.growth.net2net import Net2Net, random_copies
+from mupscale.growth.copies import Net2Net, random_copies
 from mupscale.models import GPT2, MLP
 from mupscale.system import MupscaleError
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import mupscale as mu
-from mupscale.growth.noise import unit_std
-from mupscale.growth.spectral import _lanczos_norm, spectral_norm
+from mupscale.growth.noise import _lanczos_norm, spectral_norm, unit_std
 from mupscale.models import GPT2, MLP, ResNet18
 
 

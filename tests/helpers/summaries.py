@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from mupscale.checks.coordinate_verdicts import CoordCheck, Measurement
+from mupscale.checks.coordinates import CoordCheck, Measurement
 from mupscale.study import ContenderRuns, Curve, StudySettings, StudySummary, SystemRuns
 from mupscale.study.results import BudgetPoint, StageSpent
 from mupscale.study.wording import write_paper_words

@@ -16,7 +16,7 @@ from hf_files import TOKENS, folder_with_tokenizer
 from mupscale.cli import main
 from mupscale.cli.hugging_face_base import base_checkpoint, describe_tokens
 from mupscale.data import Text, tinyshakespeare
-from mupscale.data.tokenizer_choice import load_tokenizer, make_tokenizer
+from mupscale.data.tokenizer import load_tokenizer, make_tokenizer
 from mupscale.hf import LanguageModel, hidden_size, load_language_model
 from mupscale.system import MupscaleError
 from mupscale.train import Recipe, Spec, find_checkpoint, read_snapshot

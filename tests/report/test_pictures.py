@@ -23,7 +23,7 @@ from mupscale.plots import (
     styled,
     words,
 )
-from mupscale.plots.contrast import find_contrast
+from mupscale.plots.figures import find_contrast
 from mupscale.report import cost_picture, gain, loss_curves, tuning
 from mupscale.report.cost_picture import HALF, NARROW, WIDE, Shape
 from mupscale.report.looks import Look, find_looks

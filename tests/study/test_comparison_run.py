@@ -19,7 +19,7 @@ from comparison_runs import compare_quietly, facts, few, growing, least, sit
 from mupscale import checkpoint
 from mupscale.cli import main
 from mupscale.cli.studies import read_study
-from mupscale.engine.stack_run import StackRun
+from mupscale.engine.stacked_training import StackRun
 from mupscale.study import StudySummary, contender_named, load_summary, run_pay
 from mupscale.study.pay import PayStudy
 from mupscale.system import MupscaleError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mupscale.system import MupscaleError, available_memory, describe_shortage, pausing_garbage_collection
-from mupscale.system.memory import _in_unknown_system
+from mupscale.system.machine import _in_unknown_system
 
 GIB = 1 << 30
 

@@ -159,7 +159,7 @@ def test_a_link_in_the_place_of_a_file(run: Path, victim: Path, name: str) -> No
 
 
 def test_a_link_that_comes_after_the_look(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mupscale.system.writing.os.path.islink", lambda path: False)
+    monkeypatch.setattr("mupscale.system.files.os.path.islink", lambda path: False)
     with writing_into(run), pytest.raises(OSError, match="symbolic link"):
         open_file(run / "file", "w")
 

@@ -23,12 +23,11 @@ from mupscale.theory.limit_study import (
     fit_slope,
     gaussian_batch,
     save_results,
+    sweep_limit,
     worked_example,
 )
 from mupscale.theory.mlp_training import mask_separated_copies
-from mupscale.theory.noise_conditions import measure_conditions
-from mupscale.theory.noise_sweep import sweep_limit
-from mupscale.theory.worked_examples import Settings
+from mupscale.theory.worked_examples import Settings, measure_conditions
 
 pytest.importorskip("matplotlib")
 

@@ -3,28 +3,32 @@
 widths   a width: one number, or several by name
 rules    the three numbers, and the factors they imply
 rule_sets  what practice chooses otherwise, by name
-axes     which narrow unit each wide unit copies
-old_units  where the old units lie where the others are new ones and no copies
+axes     which narrow unit each wide unit copies, or where the old units lie beside new ones
 roles    what the dimensions of a parameter are to it
-plan_tables  a plan as rows of a table
 entries  what a plan says of one parameter, and the formula of widening
-plans    an entry for every parameter
-model_copies  copies of models whose parameters keep what was put on them
-naming   one name per parameter, whatever the model is wrapped in
+plans    an entry for every parameter, and its table
+naming   one name per parameter, whatever the model is wrapped in; copies of models
 packed_values  nested values with tensors in them, as JSON and a table of tensors
 dtensor  tensors that are sharded over processes
 """
 
 from mupscale.core import naming
-from mupscale.core.axes import Axis, expand, multiplier, widened_shape
+from mupscale.core.axes import (
+    Axis,
+    expand,
+    index_of_old,
+    index_of_units,
+    is_new,
+    multiplier,
+    places,
+    whole_blocks,
+    widened_shape,
+)
 from mupscale.core.dtensor import copy_into, gather_whole, is_sharded, laid_out_like, local_part, plain_type
 from mupscale.core.entries import Constants, Entry, Initial, Shape, TensorSource
-from mupscale.core.model_copies import copy_model, keep_attributes
-from mupscale.core.naming import without_ddp
-from mupscale.core.old_units import index_of_old, index_of_units, is_new, places, whole_blocks
+from mupscale.core.naming import copy_model, keep_attributes, without_ddp
 from mupscale.core.packed_values import PackedTensors, pack_values, unpack_values
-from mupscale.core.plan_tables import shapes_in_words
-from mupscale.core.plans import Plan, check_dtype, check_same_names
+from mupscale.core.plans import Plan, check_dtype, check_same_names, shapes_in_words
 from mupscale.core.roles import Role
 from mupscale.core.rule_sets import DEPTH_POWERS, DecayRule, DepthRule, RuleSet, decay_change
 from mupscale.core.rules import Number, Rule, tidy

@@ -4,7 +4,7 @@ from mupscale.data.embedded import Split, covtype_sample, tinyshakespeare
 from mupscale.data.images import CIFAR100, Images, Shapes
 from mupscale.data.own_sources import as_data
 from mupscale.data.own_tables import TableFile
-from mupscale.data.packed_text import info, tokenize
+from mupscale.data.packing import info, tokenize
 from mupscale.data.stream import Data
 from mupscale.data.tabular import CoverType, CoverTypeSample, Table
 from mupscale.data.text import Shakespeare, Text

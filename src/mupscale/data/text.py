@@ -12,14 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mupscale.data.document_split import DocumentSplit
 from mupscale.data.documents import Corpus, Errors, source_name
 from mupscale.data.embedded import tinyshakespeare
 from mupscale.data.packing import pack, shown_progress
-from mupscale.data.shards import INDEX, TOKENIZER, Index, Windows, check_packed_with
+from mupscale.data.shards import INDEX, TOKENIZER, DocumentSplit, Index, Windows, check_packed_with
 from mupscale.data.stream import Batch, Data
-from mupscale.data.tokenizer import Bytes, Tokenizer
-from mupscale.data.tokenizer_choice import load_tokenizer, tokenizer_name
+from mupscale.data.tokenizer import Bytes, Tokenizer, load_tokenizer, tokenizer_name
 from mupscale.system import MupscaleError
 
 

@@ -1,4 +1,4 @@
-"""Text as numbers: GPT-2's byte-pair encoding, one learnt from a corpus, or plain bytes."""
+"""Text as numbers: GPT-2's byte-pair encoding, one learnt from a corpus, a Hugging Face folder's, or plain bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mupscale.system import MupscaleError, require
+from mupscale.system import MupscaleError, read_json, read_regular, require
 
 END_OF_TEXT = "<|endoftext|>"
 _LEARN_FROM = 100_000_000  # characters of the corpus: more changes a vocabulary little, and costs memory and time
@@ -179,3 +179,118 @@ def _find_file(folder: Path, names: Sequence[str]) -> Path:
         if (folder / name).is_file():
             return folder / name
     raise MupscaleError(f"the folder {folder} has no {' or '.join(names)}, which GPT-2's tokenizer is made of")
+
+
+PRETRAINED = "pretrained"  # in the file that packed tokens keep their tokenizer in
+
+
+class PretrainedTokenizer(LibraryTokenizer):
+    """A tokenizer.json of the tokenizers library, and the token that ends a text."""
+
+    def __init__(self, content: Mapping[str, Any], end_of_text: int) -> None:
+        try:
+            super().__init__(tokenizers_package().Tokenizer.from_str(json.dumps(content)))
+        except MupscaleError:
+            raise
+        except Exception as error:  # the library raises nothing more precise
+            raise MupscaleError(f"this tokenizer.json holds no tokenizer: {error}") from None
+        self._content, self.end_of_text = content, end_of_text
+        self.vocab_size = max(int(self._tokenizer.get_vocab_size()), end_of_text + 1)
+
+    @classmethod
+    def in_folder(cls, folder: str | Path) -> PretrainedTokenizer:
+        """From a folder's tokenizer.json; its tokenizer_config.json or config.json tells what ends a text."""
+        folder = Path(folder).expanduser()
+        if not (folder / "tokenizer.json").is_file():
+            raise MupscaleError(
+                f"{folder} has no tokenizer.json: save it there with tokenizer.save_pretrained({str(folder)!r}), or "
+                f"name another folder"
+            )
+        content = read_json(folder / "tokenizer.json")
+        if not isinstance(content, dict):
+            raise MupscaleError(f"{folder / 'tokenizer.json'} holds no tokenizer")
+        return cls(content, _end_of_text(folder, content))
+
+    def to_json(self) -> str:
+        return json.dumps({"mupscale": PRETRAINED, "end_of_text": self.end_of_text, "tokenizer": self._content})
+
+
+def _end_of_text(folder: Path, content: Mapping[str, Any]) -> int:
+    """The number of the token that ends a text."""
+    settings = _optional(folder / "tokenizer_config.json")
+    named = settings.get("eos_token") or settings.get("sep_token")  # encoders such as BERT end with a separator
+    name = named.get("content") if isinstance(named, Mapping) else named
+    for token in content.get("added_tokens") or []:
+        if isinstance(token, Mapping) and name is not None and token.get("content") == name:
+            return int(token["id"])
+    vocabulary = (content.get("model") or {}).get("vocab")
+    if isinstance(vocabulary, Mapping) and name in vocabulary:
+        return int(vocabulary[name])
+    number = _optional(folder / "config.json").get("eos_token_id")
+    if isinstance(number, list) and number:
+        number = number[0]
+    if isinstance(number, int):
+        return number
+    raise MupscaleError(f"{folder} does not tell which token ends a text: give eos_token in its tokenizer_config.json")
+
+
+def _optional(path: Path) -> Mapping[str, Any]:
+    values = read_json(path) if path.is_file() else {}
+    return values if isinstance(values, Mapping) else {}
+
+
+LARGEST_VOCABULARY = 10_000_000
+
+
+def parse_tokenizer(spec: str) -> tuple[str, str]:
+    """The kind of a tokenizer and what goes with it: bytes, bpe:8192, gpt2:FOLDER or hf:FOLDER."""
+    kind, _, argument = spec.partition(":")
+    if kind == "bpe" and argument.isdecimal() and int(argument) < 257:
+        raise MupscaleError(
+            f"a vocabulary of {argument} is too small: 256 bytes and the end of a text make 257 at least"
+        )
+    if kind == "bpe" and argument.isdecimal() and int(argument) > LARGEST_VOCABULARY:
+        raise MupscaleError(f"a vocabulary of {argument} is too large: {LARGEST_VOCABULARY:,} tokens are the most")
+    in_folder = argument != ""
+    is_valid = {"bytes": argument == "", "bpe": argument.isdecimal(), "gpt2": in_folder, "hf": in_folder}
+    if not is_valid.get(kind, False):
+        raise MupscaleError(
+            f"there is no tokenizer {spec!r}: take bytes, bpe:8192 (any size), gpt2:FOLDER or hf:FOLDER (its "
+            f"tokenizer.json)"
+        )
+    return kind, argument
+
+
+def tokenizer_name(spec: str) -> str:
+    """A tokenizer's name wherever its files are."""
+    kind, _ = parse_tokenizer(spec)
+    return kind if kind in ("gpt2", "hf") else spec
+
+
+def make_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
+    """The tokenizer that `parse_tokenizer` explains; one that is learnt looks at the texts."""
+    kind, argument = parse_tokenizer(spec)
+    if kind == "bytes":
+        return Bytes()
+    if kind == "hf":
+        return PretrainedTokenizer.in_folder(argument)
+    return BPE.gpt2(argument) if kind == "gpt2" else BPE.learn(texts, int(argument))
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """A tokenizer from the file that its `to_json` was written to."""
+    try:
+        text = read_regular(path).decode("utf-8")
+        content = json.loads(text)
+        if content == {"mupscale": "bytes"}:
+            return Bytes()
+    except (OSError, ValueError, RecursionError, MupscaleError) as error:
+        raise MupscaleError(f"the tokenizer {path} cannot be read: {error}") from None
+    try:
+        if isinstance(content, dict) and content.get("mupscale") == PRETRAINED:
+            return PretrainedTokenizer(content["tokenizer"], int(content["end_of_text"]))
+        return BPE(tokenizers_package().Tokenizer.from_str(text))
+    except MupscaleError:
+        raise
+    except Exception as error:  # the library raises nothing more precise
+        raise MupscaleError(f"{path} holds no tokenizer: {error}") from None

@@ -22,15 +22,104 @@ from torch.optim import Optimizer
 from mupscale import checkpoint
 from mupscale.core import naming
 from mupscale.data import Data
-from mupscale.engine.batch_streams import Streams
-from mupscale.engine.compiling import StepParts, worth_compiling
-from mupscale.engine.cuda_graph import NotCapturable, StepGraph, StepResult
-from mupscale.engine.replicas import ParameterLayout, Replicas
+from mupscale.engine.replicas import (
+    Hyperparameters,
+    NotCapturable,
+    ParameterLayout,
+    Replicas,
+    StepGraph,
+    StepResult,
+    clip_rows,
+    find_stack_optimizer,
+    merge_segments,
+)
 from mupscale.engine.stackable import PER_RUN, NotStackable, check_stackable, group_by_start, rate_after
-from mupscale.engine.updates import Hyperparameters, clip_rows, find_stack_optimizer, merge_segments
 from mupscale.engine.vmapped import VmappedModel
 from mupscale.system import MupscaleError
-from mupscale.train import Processes, Recipe, check_data, cost_per_example, starting_point
+from mupscale.train import Processes, Recipe, check_data, compile_quietly, cost_per_example, starting_point
+
+
+class Streams:
+    """The streams that the rows of a stack read, one for each data seed.
+
+    shared: whether all rows read the same one; batches then have no dimension of rows.
+    """
+
+    def __init__(self, data: Data, seeds: Sequence[int], batch: int, device: torch.device) -> None:
+        self.data, self.batch = data, batch
+        self.seeds = list(dict.fromkeys(seeds))
+        self.shared = len(self.seeds) == 1
+        self._one_for_each = len(self.seeds) == len(seeds)
+        self._stream_of_row = torch.tensor([self.seeds.index(seed) for seed in seeds], device=device)
+
+    def first_row(self, step: int, most: int | None = None) -> tuple[Tensor, Tensor]:
+        """The batch of the first row at a step, or the first few examples of it."""
+        return self.data.batch(self.seeds[0], step * self.batch, self.batch if most is None else min(self.batch, most))
+
+    def batches(self, step: int, count: int, prefetch_bytes: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of the next steps: one for all rows, or one for each.
+
+        prefetch_bytes: how much is made at once.
+        """
+        last, ahead = step + count, 1
+        while step < last:
+            ahead = min(ahead, last - step)
+            stretches = self.data.batches(self.seeds, step * self.batch, ahead * self.batch)
+            xs, ys = (self._cut_into_steps(joined, ahead) for joined in stretches)
+            for x, y in zip(xs, ys, strict=True):
+                repeated = not self.shared and not self._one_for_each
+                yield (x[self._stream_of_row], y[self._stream_of_row]) if repeated else (x, y)
+            step += ahead
+            ahead = max(1, prefetch_bytes // (xs[0].nbytes + ys[0].nbytes))
+
+    def _cut_into_steps(self, joined: Tensor, steps: int) -> Tensor:
+        """Stretches of the streams, cut into steps; a dimension of streams follows where there are several."""
+        views: Tensor = joined.unflatten(0, (len(self.seeds), steps, -1))
+        return views[0] if self.shared else views.transpose(0, 1)
+
+
+# Measured on an H200 with bench/sweep.py:
+_SECONDS_A_BYTE = 5.6e-12  # that a step without compiling takes, for each byte that is kept for the backward pass
+_SECONDS_A_TENSOR = 0.7  # that compiling takes, for each parameter of the model
+_SECONDS_AT_LEAST = 10.0
+_SAVED = 0.4  # of the time without compiling; 0.6 for language models, 0.2 for small MLPs
+
+
+def worth_compiling(steps: int, runs: int, kept_bytes: int, tensors: int) -> bool:
+    """Whether compiling is expected to take less time than it saves.
+
+    kept_bytes: that a step of one run keeps for its backward pass; tensors: parameters of the model.
+
+    >>> worth_compiling(steps=100, runs=20, kept_bytes=200_000_000, tensors=50)  # over before it is compiled
+    False
+    >>> worth_compiling(steps=10_000, runs=20, kept_bytes=200_000_000, tensors=50)
+    True
+    """
+    plain = steps * runs * kept_bytes * _SECONDS_A_BYTE
+    return _SAVED * plain > _SECONDS_AT_LEAST + tensors * _SECONDS_A_TENSOR
+
+
+class StepParts:
+    """The parts of a step as functions, compiled once each where that is asked for.
+
+    >>> StepParts(compiles=False).get("update", max) is max
+    True
+    """
+
+    def __init__(self, compiles: bool) -> None:
+        self.compiles = compiles
+        self._compiled: dict[str, Callable[..., Any]] = {}
+        if compiles:
+            torch.compiler.reset()  # it gives up, silently, on a function that it has compiled for eight stacks
+
+    def get(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A part of the step, compiled or as it is."""
+        if not self.compiles:
+            return function
+        if name not in self._compiled:
+            self._compiled[name] = compile_quietly(function, dynamic=False)
+        return self._compiled[name]
+
 
 __all__ = ["NotStackable", "RunStack"]
 

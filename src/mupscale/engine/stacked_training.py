@@ -1,20 +1,295 @@
-"""Training in stacks: as many runs at once as fit into memory, from their first step or from where they were saved."""
+"""Training in stacks: as many runs at once as fit into memory, each stack from its first step, or from where it was
+killed, to its last, with all that `train` would record of its runs.
+"""
 
 from __future__ import annotations
 
 import gc
+import math
+import time
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from mupscale import checkpoint
 from mupscale.data import Data
-from mupscale.engine.memory import even_share, runs_at_once
 from mupscale.engine.stack import RunStack
-from mupscale.engine.stack_run import StackRun
-from mupscale.engine.stackable import NotStackable, check_stackable
-from mupscale.engine.training_job import TrainingJob
-from mupscale.system import MupscaleError, number_in_environment
-from mupscale.train import StopRequest, join_processes, matmul_precision
+from mupscale.engine.stackable import NotStackable, check_stackable, rate_after
+from mupscale.engine.training_job import Outcome, RunWriter, Status, TrainingJob, curve_from_json
+from mupscale.system import Interrupted, MupscaleError, available_memory, number_in_environment
+from mupscale.train import (
+    MOST_IN_A_ROW,
+    Recipe,
+    RunState,
+    StopRequest,
+    data_fingerprint,
+    join_processes,
+    matmul_precision,
+    stored_values,
+)
+
+_SHARE = 0.7  # of free memory, that a stack may take
+_ASSUMED_FREE = 4 << 30  # bytes, where the system does not tell
+
+
+def runs_at_once(recipe: Recipe, device: torch.device, data: Data, memory: int | None = None) -> int:
+    """How many runs fit into memory (bytes; what is free if not given) at once; one at least.
+
+    A run takes what a step keeps for its backward pass, its parameters and optimizer state with room to work on them,
+    and its batch.
+    """
+    stack = RunStack([replace(recipe, out=None)], device, data)
+    x, y = data.batch(recipe.seeds.data, 0, recipe.batch)
+    replicas = stack.replicas
+    activations = stack.vmapped.bytes_for_backward(*replicas.row(0), x, y)
+    parameters = replicas.flat.nbytes
+    each = 2 * activations + (6 + len(replicas.state)) * parameters + 2 * (x.nbytes + y.nbytes)
+    return max(1, int(_SHARE * (free_memory(device) if memory is None else memory) / each))
+
+
+def even_share(count: int, most: int) -> int:
+    """The size of the largest part, if `count` is cut into equal parts of at most `most`."""
+    return math.ceil(count / math.ceil(count / most))
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free: on the GPU, or in the machine or container that this process runs in."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    size = available_memory()
+    return _ASSUMED_FREE if size is None else size
+
+
+_LOOK_EVERY = 100  # steps after which losses are fetched from the device at the latest
+_MINUTES = 2.0  # between two saves of a stack, if the recipe says nothing
+
+
+class StackRun:
+    """Trains a stack: records its curves and metrics, drops runs that are over, and saves it from time to time."""
+
+    def __init__(self, job: TrainingJob, stack: RunStack, numbers: list[int]) -> None:
+        self.job, self.stack, self.numbers, self.recipe = job, stack, numbers, stack.shared
+        self.curves: dict[int, list[tuple[int, float]]] = {number: [] for number in numbers}
+        self.losses = self.norms = torch.empty(
+            0, len(numbers), dtype=torch.float64
+        )  # steps since the last point × runs
+        self.skipped: dict[int, int] = {}  # steps that were left out one after another, by number
+        self.writers = [RunWriter(recipe) for recipe in stack.recipes]
+        self.seconds, self.started_at = 0.0, time.monotonic()
+        self.saved_at = time.monotonic()
+
+    def train(self, stop: StopRequest) -> None:
+        """Train from where the stack stands to the last step."""
+        for writer in self.writers:
+            writer.open(self.stack.step)
+        try:
+            while self.numbers and self.stack.step < self.recipe.steps:
+                self._advance(stop)
+                if self.numbers and self.stack.step < self.recipe.steps:
+                    self._save_if_due(stop)
+            if self.numbers:
+                self._finish()
+        finally:
+            for writer in self.writers:
+                writer.close()
+
+    def _save_if_due(self, stop: StopRequest) -> None:
+        minutes = self.recipe.checkpoints.minutes
+        due = time.monotonic() - self.saved_at >= 60 * (_MINUTES if minutes is None else minutes)
+        if stop.asked or due:
+            self.save()
+        if stop.asked:
+            kept = "" if self.job.save_path is None else ", and kept"
+            raise Interrupted(f"interrupted after step {self.stack.step} of {self.recipe.steps}{kept}")
+
+    def _advance(self, stop: StopRequest) -> None:
+        """Train to the next step at which something is due, or until somebody asks to stop."""
+        before, steps, spacing = self.stack.step, self.recipe.steps, self.job.point_spacing(self.recipe)
+        self._record_rate_changes(before)
+        every = self.recipe.evaluation.every if self.recipe.out is not None else 0
+        point, evaluation = _next(before, spacing, steps), _next(before, every, steps)
+        rate_changes = [growth.at for recipe in self.stack.recipes for growth in recipe.grow if growth.at > before]
+        due = min([point, evaluation, _next(before, _LOOK_EVERY, steps), *rate_changes])
+        self._collect(self.stack.advance(due - before, lambda: stop.asked))
+        if self.stack.step < due:
+            return
+        self._drop_diverged()
+        if due == point and self.numbers:
+            self._record_point()
+        if due == evaluation < steps and self.numbers:
+            self._evaluate()
+
+    def _collect(self, losses: Tensor) -> None:
+        if self.recipe.on_nonfinite == "skip":
+            self._note_skipped(losses.double().cpu())
+        self.losses = torch.cat([self.losses, losses.double().cpu()])
+        if self.stack.norms is not None:
+            self.norms = torch.cat([self.norms, self.stack.norms.double().cpu()])
+
+    def _note_skipped(self, losses: Tensor) -> None:
+        """Count the steps that each run has left out one after another, and record them."""
+        first = self.stack.step - len(losses) + 1
+        for row, number in enumerate(self.numbers):
+            for offset, finite in enumerate(losses[:, row].isfinite().tolist()):
+                self.skipped[number] = 0 if finite else self.skipped.get(number, 0) + 1
+                if not finite:
+                    self._record(row, "skip", **self._where(first + offset))
+
+    def _drop_diverged(self) -> None:
+        """End the runs whose loss is not finite; where steps may be left out, those that left out too many."""
+        finite = self.losses.isfinite()
+        ended = (~finite.all(0)).nonzero()[:, 0].tolist()
+        if self.recipe.on_nonfinite == "skip":
+            ended = [row for row in ended if self.skipped.get(self.numbers[row], 0) >= MOST_IN_A_ROW]
+        first = self.stack.step - len(self.losses) + 1
+        for row in ended:
+            self._end_run(row, "diverged", at=first + int(finite[:, row].long().argmin()))
+        self._drop_rows(ended)
+
+    def _drop_nonfinite(self) -> None:
+        """End the runs whose weights are not finite: their next loss would not be, either."""
+        ended = [row for row, finite in enumerate(self.stack.finite_runs()) if not finite]
+        for row in ended:
+            self._end_run(row, "diverged", at=self.stack.step + 1)
+        self._drop_rows(ended)
+
+    def _record_point(self) -> None:
+        """Add a point to every curve, and end the runs that are pruned there."""
+        step, losses, norms = self.stack.step, _means(self.losses), _means(self.norms)
+        self.losses, self.norms = self.losses[:0], self.norms[:0]
+        values = dict(zip(self.numbers, losses, strict=True))
+        for row, (number, loss) in enumerate(values.items()):
+            self.curves[number].append((step, loss))
+            more = {"grad_norm": norms[row]} if norms else {}
+            self._record(row, "train", loss=loss, lr=self.stack.rate(row), width=self.recipe.width, **more)
+        self.job.report_point(step, values)
+        ended = self.job.runs_to_prune(self.recipe, step, values)
+        rows = [row for row, number in enumerate(self.numbers) if number in ended]
+        for row in rows:
+            self._end_run(row, "pruned")
+        self._drop_rows(rows)
+
+    def _evaluate(self) -> list[dict[str, float]]:
+        """Record held-out scores, where they are wanted."""
+        self._drop_nonfinite()
+        if not self.numbers or not self.job.needs_scores(self.recipe):
+            return [{} for _ in self.numbers]
+        all_scores = self.stack.evaluate()
+        for row, scores in enumerate(all_scores):
+            self._record(row, "eval", **scores)
+        return all_scores
+
+    def _finish(self) -> None:
+        """End the runs that have taken all steps."""
+        for row, scores in enumerate(self._evaluate()):
+            self._save_checkpoint(row)
+            self._end_run(row, "finished", scores)
+
+    def _end_run(self, row: int, status: Status, scores: dict[str, float] | None = None, **more: int) -> None:
+        number, step = self.numbers[row], more.get("at", self.stack.step)
+        flops = self._flops(min(step, self.stack.step))
+        curve = self.curves[number]
+        self.job.outcomes[number] = Outcome(self.job.recipes[number], status, step, curve, scores or {}, flops)
+        self._record(row, "end", status=status, **more)
+        self.writers[row].close()
+
+    def _drop_rows(self, ended: Sequence[int]) -> None:
+        if not ended:
+            return
+        rows = [row for row in range(len(self.numbers)) if row not in set(ended)]
+        self.numbers, self.writers = ([those[row] for row in rows] for those in (self.numbers, self.writers))  # type: ignore[assignment]
+        self.losses, self.norms = (numbers[:, rows] for numbers in (self.losses, self.norms))
+        if rows:
+            self.stack.keep_runs(rows)
+
+    # ------------------------------------------------------------------------------------------- what it writes
+
+    def _record(self, row: int, kind: str, **values: Any) -> None:
+        """Write a record of metrics, as `train` does."""
+        step = self.stack.step
+        spent = {"flops": self._flops(step), "seconds": round(self._elapsed(), 3)}
+        self.writers[row].write({"kind": kind, **self._where(step), **spent, **values})
+
+    def _where(self, step: int) -> dict[str, int]:
+        data = self.stack.data
+        return {"step": step, data.unit: step * self.recipe.batch * data.per_example}
+
+    def _record_rate_changes(self, step: int) -> None:
+        """Record where the learning rate changes: for `train` that is a growth to the same width."""
+        for row, recipe in enumerate(self.stack.recipes):
+            growth = recipe.growth_at(step)
+            if growth is not None:
+                lr = rate_after(recipe, step)
+                self._record(row, "grow", **growth.record(lr))
+
+    def _flops(self, step: int) -> float | None:
+        return None if self.stack.flops_per_step is None else self.stack.flops_per_step * step
+
+    def _elapsed(self) -> float:
+        return self.seconds + time.monotonic() - self.started_at
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the data, for the runs' checkpoints."""
+        return data_fingerprint(self.stack.data)
+
+    def _save_checkpoint(self, row: int) -> None:
+        """Write the checkpoint at a run's end, from which `train` can go on."""
+        folder, recipe, step = self.writers[row].folder, self.stack.recipes[row], self.stack.step
+        if folder is None:
+            return
+        model, optimizer = self.stack.export(row)
+        state = RunState(
+            step=step,
+            width=recipe.width,
+            lr=rate_after(recipe, step - 1),
+            flops=self._flops(step) or 0.0,
+            seconds=self._elapsed(),
+            losses=[],
+            norms=[],
+            recipe=stored_values(recipe, folder.path),
+            data=self.fingerprint,
+            threads=torch.get_num_threads(),
+        )
+        folder.sync()
+        path = folder.checkpoint(step, sharded=False)
+        checkpoint.save(path, model, optimizer, self.stack.plan, run=state.to_json())
+        folder.forget(recipe.checkpoints.keep)
+
+    def save(self) -> None:
+        """Write the stack and its records so far to the file of the job, if there is one."""
+        self.saved_at = time.monotonic()
+        if self.job.save_path is not None:
+            curves = {str(number): self.curves[number] for number in self.numbers}
+            where = {"numbers": self.numbers, "curves": curves, "seconds": self._elapsed()}
+            since = {"losses": self.losses, "norms": self.norms}
+            self.stack.save(self.job.save_path, {**self.job.header(), **where, **since})
+
+    def restore(self, saved: checkpoint.Checkpoint) -> None:
+        """Go on where this stack was saved, with those of its runs that have not ended since."""
+        header = saved.extra["stack"]
+        self.stack.restore(saved)
+        self.curves = {number: curve_from_json(header["curves"][str(number)]) for number in self.numbers}
+        self.losses, self.norms, self.seconds = header["losses"], header["norms"], float(header["seconds"])
+        self._drop_rows([row for row, number in enumerate(self.numbers) if number in self.job.outcomes])
+        where = f"step {self.stack.step} of {self.recipe.steps}"
+        self.job.note(f"going on after {where} with {len(self.numbers)} run{'' if len(self.numbers) == 1 else 's'}")
+
+
+def _next(step: int, every: int, last: int) -> int:
+    """The next step that is a multiple, or the last."""
+    return min((step // every + 1) * every, last) if every else last
+
+
+def _means(numbers: Tensor) -> list[float]:
+    """The mean of every run's numbers, as `train` computes it: without steps that were left out."""
+    columns = [[x for x in column if math.isfinite(x)] for column in numbers.T.tolist()] if len(numbers) else []
+    return [math.fsum(column) / len(column) if column else math.nan for column in columns]
 
 
 def train_in_stacks(job: TrainingJob, stop: StopRequest) -> None:

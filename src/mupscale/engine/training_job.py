@@ -4,16 +4,178 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, Literal
 
 from mupscale import checkpoint
 from mupscale.data import Data
-from mupscale.engine.outcomes import Outcome
 from mupscale.system import MupscaleError, show
-from mupscale.train import Recipe, seen_from, stored_values
+from mupscale.train import Recipe, RunFolder, StoredRecipe, TensorBoardWriter, seen_from, step_of, stored_values
+
+Status = Literal["finished", "diverged", "pruned"]
+_LAST = 0.1  # the part of a run at its end over which its training loss is measured
+Records = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one run of `train_many` ended.
+
+    step: how far it came; if it diverged, the first step whose loss is not finite. curve: steps, and the mean training
+    loss since the one before. scores: of the evaluation at its end. flops: of all its steps, None where the model's
+    cost cannot be counted.
+    """
+
+    recipe: Recipe
+    status: Status
+    step: int
+    curve: list[tuple[int, float]]
+    scores: dict[str, float] = field(default_factory=dict)
+    flops: float | None = None
+
+    @property
+    def loss(self) -> float | None:
+        """The mean training loss over the last tenth of the steps; None unless it finished."""
+        if self.status != "finished":
+            return None
+        return fmean(loss for step, loss in self.curve if step > (1 - _LAST) * self.curve[-1][0])
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the recipe, as plain values."""
+        return {name: value for name, value in vars(self).items() if name != "recipe"}
+
+    @classmethod
+    def from_json(cls, recipe: Recipe, values: Mapping[str, Any]) -> Outcome:
+        """The outcome that to_json was called on."""
+        return cls(recipe, **{**values, "curve": curve_from_json(values["curve"])})
+
+
+def curve_from_json(points: Sequence[Sequence[float]]) -> list[tuple[int, float]]:
+    """A curve whose points are lists, as JSON has them."""
+    return [(int(step), float(loss)) for step, loss in points]
+
+
+def read_outcome(recipe: Recipe) -> Outcome | None:
+    """The outcome of a run that is over, read from its folder; None if it is not, or of another recipe.
+
+    >>> import tempfile
+    >>> from mupscale.engine import read_outcome, train_many
+    >>> from mupscale.train import Recipe, Spec
+    >>> model, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
+    >>> sgd = Spec("torch.optim.SGD", {"lr": 0.1})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     recipe = Recipe(model, data, sgd, width=8, base=8, batch=20, steps=5, out=f"{folder}/run")
+    ...     before = read_outcome(recipe)
+    ...     outcomes = train_many([recipe])
+    ...     read_outcome(recipe) == outcomes[0]
+    True
+    >>> before is None
+    True
+    """
+    if recipe.out is None:
+        return None
+    folder = RunFolder(recipe.out)
+    records = folder.records()
+    if not records or records[-1]["kind"] != "end" or records[-1]["status"] not in ("finished", "diverged"):
+        return None
+    try:
+        theirs = _recipe_in(folder)
+    except MupscaleError:
+        return None
+    if theirs is None or theirs.describe_difference(recipe, recipe.steps) or theirs.steps != recipe.steps:
+        return None
+    end, last = records[-1], folder.last()
+    if end["status"] == "finished" and (last is None or step_of(last) != recipe.steps):
+        return None
+    return Outcome(recipe, end["status"], int(end.get("at", end["step"])), *curve_and_scores(records), end.get("flops"))
+
+
+def curve_and_scores(records: Records) -> tuple[list[tuple[int, float]], dict[str, float]]:
+    """A run's curve and its last scores, from its records of metrics."""
+    curve = [(r["step"], r["loss"]) for r in records if r["kind"] == "train" and r["loss"] is not None]
+    last: Mapping[str, Any] = next((r for r in reversed(records) if r["kind"] == "eval"), {})
+    names = [name for name in ("loss", "accuracy") if name in last]
+    return curve, {name: math.nan if last[name] is None else last[name] for name in names}
+
+
+def check_folders(recipes: Sequence[Recipe], resume: bool) -> None:
+    """Refuse two runs in one folder, a folder with a run that is not to be resumed, and one of another recipe."""
+    seen: set[Path] = set()
+    for recipe in recipes:
+        if recipe.out is None:
+            continue
+        folder, path = RunFolder(recipe.out), Path(recipe.out).absolute()
+        if path in seen:
+            raise MupscaleError(f"two runs have the folder {recipe.out}: give each its own (out)")
+        seen.add(path)
+        last, theirs = folder.last(), _recipe_in(folder)
+        if not resume and (last is not None or folder.records()):
+            raise MupscaleError(f"{recipe.out} holds a run already: resume it, or choose another folder (out)")
+        if theirs is not None and (why := theirs.describe_difference(recipe, recipe.steps)):
+            raise MupscaleError(f"{recipe.out} holds a run of another recipe: {why}; choose another folder (out)")
+        if last is not None and step_of(last) > recipe.steps:
+            raise MupscaleError(
+                f"the run in {recipe.out} stands at step {step_of(last)}, beyond the {recipe.steps} steps asked for: "
+                f"give more steps, or another folder (out)"
+            )
+
+
+def _recipe_in(folder: RunFolder) -> StoredRecipe | None:
+    path = folder.path / "recipe.json"
+    try:
+        return StoredRecipe.read(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, MupscaleError) as error:
+        raise MupscaleError(f"{path} cannot be read as a recipe ({error}): choose another folder (out)") from None
+
+
+class RunWriter:
+    """Writes what a stacked run records into its folder; nothing where it has none."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.folder = None if recipe.out is None else RunFolder(recipe.out)
+        self.board: TensorBoardWriter | None = None
+
+    def open(self, step: int) -> None:
+        """Make the folder ready, its metrics cut back to this step."""
+        if self.folder is not None:
+            with _written(self.folder.path):
+                self.folder.begin(resume=True)
+                self.folder.go_on(self.recipe, step)
+            self.board = TensorBoardWriter(self.folder.path, step) if self.recipe.tensorboard else None
+
+    def write(self, record: dict[str, Any]) -> None:
+        """A line of metrics."""
+        if self.folder is not None:
+            with _written(self.folder.metrics):
+                self.folder.write(record)
+        if self.board is not None:
+            self.board.write(record)
+
+    def close(self) -> None:
+        """Flush, and let others train in the folder."""
+        if self.board is not None:
+            self.board.close()
+        if self.folder is not None:
+            self.folder.release()
+
+
+@contextmanager
+def _written(what: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise MupscaleError(
+            f"{what} cannot be written: {error.strerror or error}; what was there before is whole"
+        ) from None
+
 
 PruneCallback = Callable[[int, Mapping[int, float]], Collection[int]]
 """Given a step and the mean loss of each run since its last point, by number: the runs to stop."""

@@ -2,34 +2,26 @@
 
 operators        the contract of an operator
 operator_pairs   what grow= says: an operator for width, one for depth, or both; the table of their words
-copies           the paper's: every unit copied, with noise
-fresh            the other: new units drawn beside the old ones
-fresh_tensor     a tensor with such units, whole or in pieces
+copies           the paper's: every unit copied, with noise; and random copies, for comparison
+fresh            the other: new units drawn beside the old ones, whole or in pieces
 lossless         what fresh units start at where the function is to stay
 sources          the narrow model's tensors, and memory for the wide ones
-wide_models      what a wide model takes from the narrow one besides weights
+wide_models      what a wide model takes from the narrow one besides weights; statistics of new channels
 writing          weights and buffers
 optimizer_state  what an optimizer holds for each parameter
-statistics       running statistics of new channels, measured on batches
-net2net          random copies, for comparison
 draws            normal numbers that follow from a seed and a name
-noise            what makes copies differ from each other
-spectral         the size of a weight that noise may be relative to
+noise            what makes copies differ from each other, and the size of a weight that it may be relative to
 upscaling        all of it in one call
-depth_operators  what new blocks of a deeper model are: silent ones, or copies
 experts          which tensor each expert of a mixture is a copy of, and what its router is
-depth_plans      which tensor of the shallow model each of the deep one's is made of
+depth_plans      what new blocks are, and which tensor of the shallow model each of the deep one's is made of
 """
 
-from mupscale.growth.copies import Copies, NaiveCopies
-from mupscale.growth.depth_operators import DepthOperator, Identity, Place, Stack
-from mupscale.growth.depth_plans import plan_depth, with_depth
+from mupscale.growth.copies import Copies, NaiveCopies, Net2Net
+from mupscale.growth.depth_plans import DepthOperator, Identity, Place, Stack, plan_depth, with_depth
 from mupscale.growth.draws import NewTensor, draw_normal, standard_normal
 from mupscale.growth.experts import Experts, plan_experts
-from mupscale.growth.fresh import Fresh
-from mupscale.growth.fresh_tensor import FreshTensor, FreshValues, Region
+from mupscale.growth.fresh import Fresh, FreshTensor, FreshValues, Region
 from mupscale.growth.lossless import difference_of_outputs, gain_factor, obstacles, without_gains
-from mupscale.growth.net2net import Net2Net
 from mupscale.growth.noise import (
     GaussianNoise,
     Noise,
@@ -63,7 +55,6 @@ from mupscale.growth.optimizer_state import (
     widen_optimizer,
 )
 from mupscale.growth.sources import materialize, refuse_nonfinite
-from mupscale.growth.statistics import measure_statistics
 from mupscale.growth.upscaling import (
     check_goes_with,
     deepen,
@@ -77,7 +68,7 @@ from mupscale.growth.upscaling import (
     warn_of_replica,
     with_scheduler,
 )
-from mupscale.growth.wide_models import dress_like, has_unsaved_widths
+from mupscale.growth.wide_models import dress_like, has_unsaved_widths, measure_statistics
 from mupscale.growth.writing import check_written, widen
 
 __all__ = [

@@ -11,17 +11,268 @@ Learning rate, weight decay and eps are those of μP at the wide width: rules.py
 
 from __future__ import annotations
 
+import math
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from functools import cached_property
+from typing import Annotated, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
-from mupscale.core import Constants, Entry, Plan, index_of_old
-from mupscale.growth.fresh_tensor import FreshTensor, FreshValues
+from mupscale.core import Constants, Entry, Plan, index_of_old, index_of_units, is_new, places
+from mupscale.growth.draws import draw_normal
 from mupscale.growth.lossless import gain_factor, is_written_by_mean, is_zero, keeps_outgoing
 from mupscale.growth.operators import Operator, Part, StatePart
 from mupscale.planning import means_of
 from mupscale.system import MupscaleError, Must, checks_arguments
+
+_SUMMED = 1 << 20  # entries that are summed at a time where a mean is over the whole tensor
+
+Read = Callable[[int, int], Tensor]
+"""From the first and the last place to the entries of the flattened narrow tensor that lie between."""
+
+
+class Region(NamedTuple):
+    """Wide units of the first axis that grows, for each index of the dimensions before it."""
+
+    outer: range
+    units: range
+
+
+@dataclass(frozen=True)
+class FreshValues:
+    """What a wide tensor is filled with.
+
+    stream, seed: what the random numbers follow from. std, means: their spread and their means, as in Plan.
+    keep: the factor of the old weights. outgoing: the factor of what leads from new inputs to old outputs.
+    new_outputs: whether new outputs are fresh, zero or the mean of the old ones.
+    """
+
+    entry: Entry
+    stream: str
+    seed: int
+    std: float = 0.0
+    means: tuple[float, ...] = (0.0,)
+    keep: float = 1.0
+    outgoing: float = 1.0
+    new_outputs: Literal["drawn", "zero", "mean"] = "drawn"
+
+
+class FreshTensor:
+    """A wide tensor that is to be filled with these values, in any order of regions and by any number of threads.
+
+    >>> from mupscale.core import Axis
+    >>> values = FreshValues(Entry((2, 2), (3, 2), {0: Axis(1.5, side="out")}), "weight", seed=0, std=1.0)
+    >>> fresh, narrow = FreshTensor(values), torch.ones(2, 2)
+    >>> out = torch.empty(3, 2)
+    >>> fresh.fill(out, narrow)
+    >>> out[:2]
+    tensor([[1., 1.],
+            [1., 1.]])
+    """
+
+    def __init__(self, values: FreshValues) -> None:
+        self.values, self.entry = values, values.entry
+        entry = self.entry
+        growing = [d for d, axis in entry.axes.items() if axis.times != 1]
+        self.grows = bool(growing)
+        self._split = split = min(growing, default=0)
+        narrow, wide = entry.narrow or (1,), entry.wide or (1,)
+        self._outer, self._n, self._wide = math.prod(wide[:split]), narrow[split], wide[split]
+        self._narrow_inner, self._inner = narrow[split + 1 :], wide[split + 1 :]
+        self._lock = threading.Lock()
+        self._ready = False
+        self._zero_rows: Tensor | None = None
+        self._mean: Tensor | None = None
+
+    def regions(self, size: int) -> Iterator[Region]:
+        """The whole tensor in regions of about `size` entries, in the order in which they lie there."""
+        inner = math.prod(self._inner)
+        if 0 in (self._outer, self._wide, inner):
+            return
+        at_once, step = max(1, size // (self._wide * inner)), max(1, size // inner)
+        for outer in range(0, self._outer, at_once):
+            for unit in range(0, self._wide, step):
+                outers = range(outer, min(outer + at_once, self._outer))
+                yield Region(outers, range(unit, min(unit + step, self._wide)))
+
+    def shape_of(self, region: Region) -> tuple[int, ...]:
+        """The region as a tensor."""
+        return (len(region.outer), len(region.units), *self._inner)
+
+    def place_of(self, region: Region) -> int:
+        """Where the region starts in the flattened wide tensor, in which it lies without gaps."""
+        return (region.outer[0] * self._wide + region.units[0]) * math.prod(self._inner)
+
+    def fill(self, out: Tensor, narrow: Tensor, size: int = 1 << 24) -> None:
+        """Write the whole tensor, from one that is in memory whole."""
+        flat = narrow.reshape(-1)
+        whole = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
+        view = whole.view(self._outer, self._wide, *self._inner)
+        for region in self.regions(size):
+            outer, units = (slice(part[0], part[-1] + 1) for part in region)
+            self.write(view[outer, units], region, lambda start, stop: flat[start:stop])
+        if whole is not out:
+            out.copy_(whole)
+
+    def write(self, out: Tensor, region: Region, read: Read) -> None:
+        """Write one region into `out`, which has its shape."""
+        with self._lock:
+            if not self._ready:
+                self._prepare(read, out)
+                self._ready = True
+        self._write_drawn(out, region, read)
+        if self.grows and self.values.new_outputs != "drawn":
+            self._fill_new_outputs(out, region)
+
+    def _prepare(self, read: Read, out: Tensor) -> None:
+        """What only the whole of the narrow tensor can tell."""
+        if not self.grows:
+            return
+        self._zero_rows = self._find_zero_rows(read)
+        if self.values.new_outputs == "mean" and self.entry.out == (self._split,):
+            self._mean = self._mean_of_old(read, out)
+
+    def _write_drawn(self, out: Tensor, region: Region, read: Read) -> None:
+        """Fresh values, and the old weights among them."""
+        if self.grows:
+            self._draw(out, region)
+            if self._zero_rows is not None:
+                out.masked_fill_(self._cut(self._zero_rows, region).to(out.device), 0.0)
+            self._scale_outgoing(out, region)
+        old = range(*(int(torch.searchsorted(self._places, u)) for u in (region.units.start, region.units.stop)))
+        if old:
+            self._write_old(out, region, old, read)
+
+    def _draw(self, out: Tensor, region: Region) -> None:
+        if self.values.std == 0:
+            out.zero_()
+        else:
+            exact = torch.float64 if out.dtype == torch.float64 else torch.float32
+            in_place = out.dtype == exact and out.device.type == "cpu" and out.is_contiguous()
+            flat = out.view(-1) if in_place else torch.empty(out.numel(), dtype=exact)
+            draw_normal(flat, self.place_of(region), self.values.seed, self.values.stream)
+            flat.mul_(self.values.std)
+            if not in_place:
+                out.copy_(flat.view(out.shape))
+        if any(self.values.means):
+            out.add_(self._cut(self._means, region).to(out))
+
+    def _write_old(self, out: Tensor, region: Region, old: range, read: Read) -> None:
+        row, keep = math.prod(self._narrow_inner), self.values.keep
+        places_here = self._places[old.start : old.stop] - region.units.start
+        index = index_of_units([torch.arange(len(region.outer)), places_here, *self._inner_places])
+        start = (region.outer.start * self._n + old.start) * row
+        stop = ((region.outer.stop - 1) * self._n + old.stop) * row
+        narrow = read(start, stop).reshape(len(region.outer), len(old), *self._narrow_inner)
+        exact = torch.float64 if torch.float64 in (narrow.dtype, out.dtype) else torch.float32
+        kept = narrow if keep == 1 else narrow.to(exact) * keep + float(self.entry.offset) * (keep - 1)
+        out[index] = kept.to(out)
+
+    def _scale_outgoing(self, out: Tensor, region: Region) -> None:
+        """Multiply what leads from new inputs to old outputs."""
+        entry = self.entry
+        if self.values.outgoing == 1 or not any(entry.axes[d].times != 1 for d in entry.in_):
+            return
+        where = torch.zeros((1,) * out.dim(), dtype=torch.bool)
+        for d in entry.in_:
+            where = where | self._cut(self._is_new[d], region)
+        for d in entry.out:
+            where = where & ~self._cut(self._is_new[d], region)
+        out.mul_(torch.where(where, self.values.outgoing, 1.0).to(out))
+
+    def _fill_new_outputs(self, out: Tensor, region: Region) -> None:
+        """Give new outputs the mean of the old ones, or zero."""
+        (dim,) = self.entry.out
+        new = self._cut(self._is_new[dim], region).to(out.device)
+        if self.values.new_outputs == "zero":
+            out.masked_fill_(new, 0.0)
+            return
+        if self._mean is not None:
+            mean = self._mean[region.outer.start : region.outer.stop]
+        else:
+            old, here = self._old(dim).to(out.device), dim - self._split + 1
+            mean = (_sum(out.index_select(here, old).double(), here) / len(old)).to(out)
+        out.copy_(torch.where(new, mean, out))
+
+    def _mean_of_old(self, read: Read, out: Tensor) -> Tensor:
+        """The mean over the old units of the first axis that grows, in parts that do not depend on the region."""
+        means = []
+        step = max(1, _SUMMED // max(1, math.prod(self._inner)))
+        for outer in range(self._outer):
+            total = torch.zeros(1, 1, *self._inner, dtype=torch.float64, device=out.device)
+            for unit in range(0, self._wide, step):
+                region = Region(range(outer, outer + 1), range(unit, min(unit + step, self._wide)))
+                part = torch.empty(self.shape_of(region), dtype=out.dtype, device=out.device)
+                self._write_drawn(part, region, read)
+                here = self._places[(self._places >= unit) & (self._places < region.units.stop)] - unit
+                if len(here):
+                    total += _sum(part.index_select(1, here.to(out.device)).double(), 1)
+            means.append(total / self._n)
+        return torch.cat(means).to(out)
+
+    def _find_zero_rows(self, read: Read) -> Tensor | None:
+        """A row of an embedding that is zero throughout stands for padding, and stays zero."""
+        narrow = self.entry.narrow
+        rows = [d for d in range(len(narrow)) if d not in self.entry.axes]
+        if self.entry.in_ or len(rows) != 1 or len(narrow) != 2 or 0 in narrow:
+            return None
+        (row,), count = rows, max(1, _SUMMED // narrow[1])
+        parts = []
+        for start in range(0, narrow[0], count):
+            stop = min(start + count, narrow[0])
+            zero = read(start * narrow[1], stop * narrow[1]).reshape(-1, narrow[1]) == 0
+            parts.append(zero.all(dim=1) if row == 0 else zero.all(dim=0))
+        zeros = torch.cat(parts) if row == 0 else torch.stack(parts).all(dim=0)
+        return self._along(zeros.cpu(), row) if bool(zeros.any()) and not bool(zeros.all()) else None
+
+    @cached_property
+    def _places(self) -> Tensor:
+        """The places of the old units along the first axis that grows."""
+        return self._old(self._split) if self.entry.wide else torch.zeros(1, dtype=torch.long)
+
+    @cached_property
+    def _inner_places(self) -> list[Tensor]:
+        """Those along the dimensions behind it."""
+        return [self._old(d) for d in range(self._split + 1, len(self.entry.wide))]
+
+    def _old(self, dim: int) -> Tensor:
+        n, axis = self.entry.narrow[dim], self.entry.axes.get(dim)
+        return torch.arange(n) if axis is None or axis.times == 1 else places(axis, n)
+
+    @cached_property
+    def _is_new(self) -> dict[int, Tensor]:
+        """Which units of each axis are new."""
+        entry = self.entry
+        return {d: self._along(is_new(axis, entry.narrow[d]), d) for d, axis in entry.axes.items()}
+
+    @cached_property
+    def _means(self) -> Tensor:
+        """The means of the equal parts of the first dimension."""
+        rows, parts = self.entry.wide[0] if self.entry.wide else 1, len(self.values.means)
+        part = torch.arange(rows) // -(-rows // parts)
+        return self._along(torch.tensor(self.values.means, dtype=torch.float64)[part], 0)
+
+    def _along(self, values: Tensor, dim: int) -> Tensor:
+        """One value for each unit of a dimension, to be broadcast over the others."""
+        return values.reshape([-1 if d == dim else 1 for d in range(max(1, len(self.entry.wide)))])
+
+    def _cut(self, whole: Tensor, region: Region) -> Tensor:
+        """A region of what can be broadcast to the whole tensor."""
+        leading = whole.expand(*self.entry.wide[: self._split], *whole.shape[self._split :])
+        split: Tensor = leading.reshape(self._outer, *whole.shape[self._split :])
+        outer = split[region.outer.start : region.outer.stop]
+        return outer if outer.shape[1] == 1 else outer[:, region.units.start : region.units.stop]
+
+
+def _sum(values: Tensor, dim: int) -> Tensor:
+    """The sum along a dimension, by pairs: the same on any number of threads."""
+    while (n := values.shape[dim]) > 1:
+        half = values.narrow(dim, 0, n // 2) + values.narrow(dim, n // 2, n // 2)
+        values = torch.cat([half, values.narrow(dim, n - 1, 1)], dim) if n % 2 else half
+    return values
 
 
 @checks_arguments

@@ -7,11 +7,10 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from mupscale.core import Plan
-from mupscale.growth.copies import Copies, NaiveCopies
-from mupscale.growth.depth_operators import DepthOperator, Identity, Stack
+from mupscale.growth.copies import Copies, NaiveCopies, Net2Net
+from mupscale.growth.depth_plans import DepthOperator, Identity, Stack
 from mupscale.growth.experts import Experts
 from mupscale.growth.fresh import Fresh
-from mupscale.growth.net2net import Net2Net
 from mupscale.growth.noise import Noise
 from mupscale.growth.operators import Operator
 from mupscale.system import MupscaleError, as_asked

@@ -14,8 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from mupscale.core import Plan, is_sharded, naming
 from mupscale.growth.copies import Copies
-from mupscale.growth.depth_operators import DepthOperator
-from mupscale.growth.depth_plans import check_silent_blocks, plan_depth, with_more_blocks
+from mupscale.growth.depth_plans import DepthOperator, check_silent_blocks, plan_depth, with_more_blocks
 from mupscale.growth.experts import Experts, find_experts, plan_experts
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.lossless import difference_of_outputs, warn_of_loss, with_past_norms

@@ -1,13 +1,16 @@
-"""A wide model that is built for a narrow one: what it takes from it besides weights, and what it needs memory for."""
+"""A wide model that is built for a narrow one: what it takes from it besides weights; statistics of new channels."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from mupscale.core import Plan, naming
-from mupscale.planning import take_modes
+from mupscale.core import Plan, index_of_old, naming
+from mupscale.planning import run_on_batch, take_modes
+from mupscale.system import checks_arguments
 
 
 def dress_like(wide: nn.Module, narrow: nn.Module, plan: Plan | None = None) -> None:
@@ -35,3 +38,54 @@ def has_unsaved_widths(wide: nn.Module, narrow: nn.Module) -> bool:
         if unsaved and name in ours and (buffer.numel() == 1 or buffer.shape != ours[name].shape):
             return True
     return False
+
+
+@checks_arguments
+@torch.no_grad()
+def measure_statistics(model: nn.Module, batches: Iterable[Any], plan: Plan | None = None) -> nn.Module:
+    """Measure the running statistics of BatchNorms on a few batches, as the model is called with them, in place.
+
+    plan: where given, old channels keep the statistics that they have, and only new ones are measured: right where the
+    function is kept. Noise and new units move what old channels read, so leave the plan out there. A model without
+    running statistics is left alone. Train or eval mode is afterwards what it was.
+
+    >>> model = nn.Sequential(nn.BatchNorm1d(1))
+    >>> measure_statistics(model, [torch.full((4, 1), 3.0)])[0].running_mean
+    tensor([3.])
+    """
+    norms: dict[str, Any] = {path: m for path, m in naming.modules(model).items() if _has_statistics(m)}
+    if not norms:
+        return model
+    modes = {module: module.training for module in model.modules()}
+    momenta = {path: norm.momentum for path, norm in norms.items()}
+    before = {name: buffer.clone() for name, buffer in naming.buffers(model).items()}
+    model.eval()
+    for norm in norms.values():
+        norm.train()
+        norm.reset_running_stats()
+        norm.momentum = None  # the plain average over all batches
+    try:
+        for batch in batches:
+            run_on_batch(model, batch)
+    finally:
+        for module, training in modes.items():
+            module.training = training
+        for path, norm in norms.items():
+            norm.momentum = momenta[path]
+            _put_back(norm, path, before, plan)
+    return model
+
+
+def _has_statistics(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
+
+
+def _put_back(norm: Any, path: str, before: dict[str, Tensor], plan: Plan | None) -> None:
+    """Give old channels, and the count of batches, what they had."""
+    for local, buffer in norm.named_buffers(recurse=False):
+        name = f"{path}.{local}".strip(".")
+        if buffer.dim() == 0:
+            buffer.copy_(before[name])
+        elif plan is not None and name in plan.buffers:
+            index = index_of_old(plan.buffers[name].narrow, plan.buffers[name].axes)
+            buffer[index] = before[name][index]

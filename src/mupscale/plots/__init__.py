@@ -1,19 +1,14 @@
 """The drawing kit: style, numbers in words, pictures as files; it knows no model and no run.
 
-contrast    colours that can be read on a page
-end_labels  words at the ends of lines
-figures     a figure in the house style, and writing it
+figures     a figure in the house style, colours that can be read, and writing it
 gallery     a folder of pictures as PNG and SVG, for light and dark pages
 heat_map    numbers over two lists of values
-scales      axes for numbers that lie far apart, and room above and below the lines
-thinning    lines of very many points
+lines       axes for numbers that lie far apart, words at the ends of lines, lines of very many points
 words       numbers as people read them
 """
 
 from mupscale.plots import words
-from mupscale.plots.contrast import with_contrast
-from mupscale.plots.end_labels import EndLabel, add_end_labels
-from mupscale.plots.figures import COLORS, GREY, figure, save_figure
+from mupscale.plots.figures import COLORS, GREY, figure, save_figure, with_contrast
 from mupscale.plots.gallery import (
     BAD,
     DARK_PAPER,
@@ -34,8 +29,7 @@ from mupscale.plots.gallery import (
     styled,
 )
 from mupscale.plots.heat_map import STAR, HeatMap, add_color_bar, draw_heat_map, number_colors
-from mupscale.plots.scales import add_crosses, round_numbers, set_value_axis
-from mupscale.plots.thinning import keep_extremes
+from mupscale.plots.lines import EndLabel, add_crosses, add_end_labels, keep_extremes, round_numbers, set_value_axis
 from mupscale.plots.words import UNKNOWN
 
 __all__ = [

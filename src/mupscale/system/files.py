@@ -1,24 +1,401 @@
-"""Files and folders that are, at every moment, the old one or the new one, whatever is killed or full."""
+"""Files and folders that are, at every moment, the old one or the new one, whatever is killed or full.
+
+The one door for writing and deleting: below a folder that a person named, no link is followed. Locks on files end
+together with the process that holds them; the one of a run says which process has it, on which machine.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import platform
 import re
 import secrets
+import shutil
+import stat
+import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import wraps
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, ParamSpec, TypeVar
 
 from mupscale.system.errors import MupscaleError
 from mupscale.system.json_files import read_json
-from mupscale.system.locks import exclusive_lock
-from mupscale.system.machines import is_process_alive, machine_name
-from mupscale.system.writing import check_links, make_folder, open_file, remove, sync_folder
+
+
+def machine_name() -> str:
+    """This machine, and the process namespace in it: where process numbers mean the same.
+
+    >>> from mupscale.system import machine_name
+    >>> machine_name() == machine_name()
+    True
+    """
+    space = ""
+    with suppress(OSError):
+        space = os.readlink("/proc/self/ns/pid")
+    return f"{platform.node()} {space}".strip()
+
+
+def is_process_alive(pid: int) -> bool:
+    """Whether a process of this machine still runs; yes where one cannot ask without ending it (Windows).
+
+    >>> import os
+    >>> from mupscale.system import is_process_alive
+    >>> is_process_alive(os.getpid())
+    True
+    """
+    if os.name == "nt":
+        return True
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[:1]
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return state != ["Z"]  # dead, but its parent has not looked yet
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_named: list[str] = []
+
+
+@contextmanager
+def writing_into(folder: str | Path) -> Iterator[None]:
+    """Until the end, no link below this folder is followed to write or to remove.
+
+    >>> import tempfile
+    >>> from mupscale.system import open_file, writing_into
+    >>> with tempfile.TemporaryDirectory() as folder, writing_into(folder):
+    ...     Path(folder, "notes").symlink_to("/etc/passwd")
+    ...     open_file(Path(folder, "notes"), "a")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: .../notes is a link to /etc/passwd, and no link inside ... is followed ...
+    """
+    place = os.path.abspath(folder)
+    _named.append(place)
+    try:
+        yield
+    finally:
+        _named.remove(place)
+
+
+def writes_into(argument: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """For a function that works in the folder which is its argument of this name: `writing_into`, all the while.
+
+    >>> from mupscale.system import writes_into
+    >>> @writes_into("out")
+    ... def train(steps, out): ...
+    """
+
+    def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
+        parameters = signature(function)
+
+        @wraps(function)
+        def inside(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            with writing_into(parameters.bind(*args, **kwargs).arguments[argument]):
+                return function(*args, **kwargs)
+
+        return inside
+
+    return decorate
+
+
+def check_links(path: Path) -> bool:
+    """Whether a path is below a folder that is written into; an error if any part of it there is a link.
+
+    >>> from mupscale.system import check_links
+    >>> check_links(Path("nowhere"))
+    False
+    """
+    place = os.path.abspath(path)
+    folders = [folder for folder in _named if place.startswith(os.path.join(folder, ""))]
+    if not folders:
+        return False
+    folder = part = min(folders, key=len)  # of those inside each other the outermost was named by a person
+    for name in os.path.relpath(place, folder).split(os.sep):
+        part = os.path.join(part, name)
+        if os.path.islink(part):
+            raise MupscaleError(
+                f"{part} is a link to {os.readlink(part)}, and no link inside {folder} is followed to write or to "
+                f"remove: put a file or folder of its own there, or name the place itself"
+            )
+    return True
+
+
+def open_file(path: Path, mode: str, **options: Any) -> IO[Any]:
+    """A file to write into, as `open` gives it; below a folder that is written into, an ordinary one and no link.
+
+    >>> import tempfile
+    >>> from mupscale.system import open_file
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with open_file(Path(folder, "notes"), "w") as file:
+    ...         file.write("one line")
+    8
+    """
+    is_below = check_links(path)
+
+    def opener(name: str, flags: int) -> int:
+        handle = os.open(name, flags | (_UNMOVED if is_below else 0), 0o666)  # a link that came a moment ago included
+        if is_below and not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise MupscaleError(f"{path} is no ordinary file, so nothing is written into it")
+        return handle
+
+    return open(path, mode, opener=opener, **options)
+
+
+_UNMOVED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # nor is a pipe waited for
+
+
+def make_folder(path: Path) -> Path:
+    """The folder, made with those that it lies in where there is none.
+
+    >>> import tempfile
+    >>> from mupscale.system import make_folder
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     make_folder(Path(folder, "runs", "first")).is_dir()
+    True
+    """
+    check_links(path)
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a folder with all that is in it, or a link itself; nothing where there is none.
+
+    >>> import tempfile
+    >>> from mupscale.system import make_folder, remove
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     remove(make_folder(Path(folder, "runs", "first")).parent)
+    ...     list(Path(folder).iterdir())
+    []
+    """
+    check_links(path.parent)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def move(path: Path, target: Path) -> None:
+    """Give a file or folder another name, in place of what has it, and see to it that this is on the disk.
+
+    >>> import tempfile
+    >>> from mupscale.system import make_folder, move
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     move(make_folder(Path(folder, "first")), Path(folder, "second"))
+    ...     [path.name for path in Path(folder).iterdir()]
+    ['second']
+    """
+    for parent in {path.parent, target.parent}:
+        check_links(parent)
+    os.replace(path, target)
+    sync_folder(target.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """See to it that what was renamed in a folder is on the disk; nothing where folders cannot be synced.
+
+    >>> import tempfile
+    >>> from mupscale.system import sync_folder
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     sync_folder(Path(folder))
+    """
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def exclusive_lock(
+    path: Path, *, refusal: str | None = None, before_waiting: Callable[[], object] = lambda: None
+) -> Iterator[None]:
+    """Hold the lock of this file, which is made if there is none; no other process holds it meanwhile.
+
+    If one does, raise the refusal, or wait for it where none is given. before_waiting: called once, if it must wait.
+    On Windows there is no such lock, and nobody waits. Whoever has it works in its folder: see `writing_into`.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from mupscale.system import exclusive_lock
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = Path(folder.name) / ".lock"
+    >>> with exclusive_lock(path), exclusive_lock(path, refusal="somebody else is writing here"):
+    ...     pass
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: somebody else is writing here
+    >>> folder.cleanup()
+    """
+    with writing_into(path.parent):
+        yield from _locked(path, refusal, before_waiting)
+
+
+def _locked(path: Path, refusal: str | None, before_waiting: Callable[[], object]) -> Iterator[None]:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    waited = False
+    while True:
+        with open_file(path, "a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                if refusal is not None:
+                    raise MupscaleError(refusal) from None
+                if not waited:
+                    before_waiting()
+                waited = True
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if is_at(file, path):
+                yield
+                return
+            if refusal is not None:
+                raise MupscaleError(refusal)
+
+
+def is_at(file: IO[str], path: Path) -> bool:
+    """Whether an open file is still there under its name: who held the lock before may have removed or moved it."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.lstat(path))
+    except OSError:
+        return False
+
+
+_NAME = ".lock"
+_TOUCH_EVERY = 10.0  # seconds
+GRACE = 45.0
+"""Seconds without a touch after which the lock of another machine is stale."""
+_held: dict[int, RunLock] = {}
+_guard = threading.Lock()
+_thread: list[threading.Thread] = []
+
+
+class RunLock:
+    """The lock of a folder, once it is taken; the second who asks is refused with the process that has it.
+
+    Whoever has it works in the folder: see `writing_into`.
+
+    >>> import tempfile
+    >>> from mupscale.system import RunLock
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> lock = RunLock(Path(folder.name))
+    >>> RunLock(Path(folder.name))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: process ... of this machine is training in ...: wait for it, or stop it
+    >>> lock.release()
+    >>> RunLock(Path(folder.name)).release()
+    >>> folder.cleanup()
+    """
+
+    def __init__(self, folder: Path, grace: float = GRACE) -> None:
+        self.path = folder / _NAME
+        with ExitStack() as held:
+            held.enter_context(writing_into(folder))
+            self.file: IO[str] | None = _lock_file(self.path)
+            if self.file is None:
+                raise MupscaleError(f"{_describe(_owner(self.path))} is training in {folder}: wait for it, or stop it")
+            held.callback(self.file.close)
+            self._wait_for_other_machine(folder, grace)
+            self.file.truncate(0)
+            self.file.write(json.dumps({"pid": os.getpid(), "machine": machine_name()}) + "\n")
+            self.file.flush()
+            self._held = held.pop_all()
+        _keep_touching(self)
+
+    def _wait_for_other_machine(self, folder: Path, grace: float) -> None:
+        """The lock is ours, but its file names another machine, which may not see our lock, nor we its."""
+        owner = _owner(self.path)
+        if owner is None or owner["machine"] == machine_name():
+            return  # nobody, or a process that is dead: the system would have kept its lock
+        seen = self.path.stat().st_mtime_ns
+        end = time.monotonic() + grace
+        while time.monotonic() < end:
+            time.sleep(min(1.0, grace / 10))
+            if self.path.stat().st_mtime_ns != seen:
+                raise MupscaleError(f"{_describe(owner)} is training in {folder}: wait for it, or stop it")
+
+    def touch(self) -> None:
+        """Show other machines that somebody is here."""
+        with suppress(OSError):
+            os.utime(self.file.fileno() if self.file and os.utime in os.supports_fd else self.path)
+
+    def release(self) -> None:
+        """Give the folder back."""
+        with _guard:
+            _held.pop(id(self), None)
+        if self.file is not None:
+            with suppress(OSError):
+                self.path.unlink()
+            self._held.close()
+            self.file = None
+
+
+def _lock_file(path: Path) -> IO[str] | None:
+    """The file, open and locked; None where another process has it."""
+    while True:
+        file: IO[str] = open_file(path, "a+", encoding="utf-8")  # it is open as long as the lock is held
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:  # Windows
+            return file
+        except OSError:
+            file.close()
+            return None
+        if is_at(file, path):
+            return file
+        file.close()  # who had it before has removed it meanwhile
+
+
+def _owner(path: Path) -> dict[str, Any] | None:
+    try:
+        owner = json.loads(path.read_text(encoding="utf-8"))
+        return {"pid": int(owner["pid"]), "machine": str(owner["machine"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _describe(owner: dict[str, Any] | None) -> str:
+    if owner is None:
+        return "another process"
+    where = "this machine" if owner["machine"] == machine_name() else owner["machine"].partition(" ")[0] or "another"
+    return f"process {owner['pid']} of {where}"
+
+
+def _keep_touching(lock: RunLock) -> None:
+    """Touch the files of all locks that this process holds, from one thread."""
+    with _guard:
+        _held[id(lock)] = lock
+        if not _thread or not _thread[0].is_alive():  # after a fork it is not
+            _thread[:] = [threading.Thread(target=_touch_all, name="run-locks", daemon=True)]
+            _thread[0].start()
+
+
+def _touch_all() -> None:
+    while True:
+        time.sleep(_TOUCH_EVERY)
+        with _guard:
+            locks = list(_held.values())
+            if not locks:
+                _thread.clear()
+                return
+        for lock in locks:
+            lock.touch()
+
 
 _MARK = ".mupscale-"  # torch.save writes the name before the last dot into its file: that must always be the same
 _LONG = 86_400.0  # seconds after which what is half-written is nobody's any more

@@ -1,21 +1,51 @@
-"""Tensors as safetensors, written under the name that is given, with a checksum of each in the header.
-
-The safetensors library writes under a name of its own choice first, which a killed process leaves behind, in a mode
-that others cannot read; and it has no checksums, so that flipped bits pass.
-"""
+"""Tensors as safetensors, with a checksum of each in the header; and files of torch.save, read without running code."""
 
 from __future__ import annotations
 
 import json
+import pickle
+import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mupscale.system.doors import checks_arguments
 from mupscale.system.errors import MupscaleError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@checks_arguments
+def load_torch(path: str | Path) -> Any:
+    """A file that torch.save wrote, loaded weights-only: tensors and plain containers, never code.
+
+    >>> import tempfile
+    >>> import torch
+    >>> import mupscale as mu
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     torch.save({"step": 3, "weight": torch.ones(2)}, f"{folder}/run.pt")
+    ...     mu.load_torch(f"{folder}/run.pt")
+    {'step': 3, 'weight': tensor([1., 1.])}
+    """
+    import torch  # here, for `mupscale --help` has no use for it
+
+    if Path(path).exists() and not Path(path).is_file():
+        raise MupscaleError(f"{path} is no ordinary file, so no weights are read from it")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise MupscaleError(f"there is no file at {path}") from None
+    except Exception as error:  # a broken pickle may raise anything
+        code = re.search(r"GLOBAL (\S+)", str(error))
+        if isinstance(error, pickle.UnpicklingError) and code:
+            reason = f"it holds {code[1]}, which is code, and not tensors alone; save a state_dict instead"
+        else:
+            first = re.split(r"\n|\. ", f"{type(error).__name__}: {error}")[0]
+            reason = f"it is truncated, or no file of torch.save ({first})"
+        raise MupscaleError(f"{path} cannot be loaded as weights only: {reason}") from None
+
 
 CHECKSUMS = "checksums"
 """The entry of a file's metadata with the checksums, as JSON."""

@@ -1,28 +1,31 @@
 """Training with upscaling as a tensor program, run at any width and at infinity.
 
 program            the language of the paper: vectors, matrices, averages
-finite_backend     a program on real networks; limit_backend: at infinite width (the paper's kets)
-implicit_matrices  Gaussian matrices that are never formed
-mlp_training       an MLP with its activation, trained and upscaled, as a program; weights, optimizers: its parts
+backends           a program on real networks, with matrices or without, and at infinite width (the paper's kets)
+mlp_training       an MLP with its activation, its weights and optimizers, trained and upscaled, as a program
 estimates          a program's numbers with error bars
-limit_study        finite networks beside the limit; noise_sweep: noise × learning rate there; limit_pictures
-growth_study       copies with noise beside fresh units, at several rates
-worked_examples    the paper's two, in closed form; noise_conditions: when noise leaves their limit unchanged
+limit_study        finite networks beside the limit, noise × learning rate there, ways to grow; limit_pictures
+worked_examples    the paper's two, in closed form, and when noise leaves their limit unchanged
 """
 
 from mupscale.system import Diverged
 from mupscale.theory import limit_pictures, limit_study
+from mupscale.theory.backends import Finite, Limit
 from mupscale.theory.estimates import Estimate, FewSamples, finite, limit
-from mupscale.theory.finite_backend import Finite
-from mupscale.theory.growth_study import WayToGrow, best_way, compare_ways_to_grow, list_ways
-from mupscale.theory.limit_backend import Limit
-from mupscale.theory.limit_study import Experiment, LimitComparison, WorkedExample, gaussian_batch
-from mupscale.theory.mlp_training import Activation, MLPSetup, Network, Run, Stage, run
-from mupscale.theory.noise_conditions import ConditionCheck, measure_conditions
-from mupscale.theory.noise_sweep import sweep_limit
-from mupscale.theory.optimizers import Adam, Entrywise, Sign
+from mupscale.theory.limit_study import (
+    Experiment,
+    LimitComparison,
+    WayToGrow,
+    WorkedExample,
+    best_way,
+    compare_ways_to_grow,
+    gaussian_batch,
+    list_ways,
+    sweep_limit,
+)
+from mupscale.theory.mlp_training import Activation, Adam, Entrywise, MLPSetup, Network, Run, Sign, Stage, run
 from mupscale.theory.program import Matrix, Program
-from mupscale.theory.worked_examples import Settings
+from mupscale.theory.worked_examples import ConditionCheck, Settings, measure_conditions
 
 __all__ = [
     "Activation",

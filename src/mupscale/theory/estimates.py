@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from mupscale.system import Diverged, MupscaleError, warn
-from mupscale.theory.finite_backend import Finite
-from mupscale.theory.limit_backend import Limit
+from mupscale.theory.backends import Finite, Limit
 from mupscale.theory.program import Program
 
 _SAMPLES_PER_LATENT = 20  # samples for each latent below which orthonormal normals are no longer nearly independent

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -19,7 +21,6 @@ from mupscale.growth import Deepen
 from mupscale.optim import default_hyper
 from mupscale.system import MupscaleError, parse_record, show_short
 from mupscale.train.class_paths import Spec, load_of_kind
-from mupscale.train.field_checks import check_choices, check_not_negative, check_rate
 from mupscale.train.growth_events import (
     DEPTH_SIZES,
     Growth,
@@ -29,8 +30,151 @@ from mupscale.train.growth_events import (
 )
 from mupscale.train.loss_functions import load_loss
 from mupscale.train.recipe_families import family_of, make_data
-from mupscale.train.run_settings import Checkpoints, Evaluation, Seeds, TunedAt
-from mupscale.train.schedule import Schedule
+
+
+def check_choices(part: Any, where: str = "") -> None:
+    """Fields that are one of a few words are: on the command line the parser checks that, in Python and JSON nobody."""
+    kind: type = type(part)
+    for name, (choices, others) in _fields_of_words(kind).items():
+        value = getattr(part, name)
+        if value not in choices and not isinstance(value, others):
+            allowed = f"{', '.join(choices[:-1])} or {choices[-1]}"
+            raise MupscaleError(f"{where}{name} is {value!r}, but must be {allowed}")
+
+
+def check_not_negative(what: str, value: float | dict[str, float] | None) -> None:
+    for number in value.values() if isinstance(value, dict) else [value]:
+        if number is not None and not 0 <= number < math.inf:
+            raise MupscaleError(f"{what} is {number}, but must be 0 or more and finite")
+
+
+def check_rate(arguments: Mapping[str, Any]) -> None:
+    """An optimizer's learning rate: there, and a number that can be one."""
+    if "lr" not in arguments:
+        raise MupscaleError("the optimizer's init_args need lr, the learning rate at the base width")
+    lr = arguments["lr"]
+    if isinstance(lr, Tensor):
+        return
+    if isinstance(lr, bool) or not isinstance(lr, int | float):
+        raise MupscaleError(f"the optimizer's lr is {show_short(lr)}, but must be a number")
+    check_not_negative("the optimizer's lr", lr)
+
+
+@cache
+def _fields_of_words(part: type) -> dict[str, tuple[list[str], tuple[type, ...]]]:
+    """A class's fields that are one of a few words: which, and whether they may be true or false, or None, instead."""
+    hints = {name: hint for name, hint in get_type_hints(part).items() if _choices(hint)}
+    others = {
+        name: tuple(kind for kind in (bool, type(None)) if kind in get_args(hint)) for name, hint in hints.items()
+    }
+    return {name: (_choices(hint), others[name]) for name, hint in hints.items()}
+
+
+def _choices(hint: Any) -> list[str]:
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    return [choice for part in get_args(hint) for choice in _choices(part)]
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Seeds kept apart, so that two runs can share one and differ in another.
+
+    Args:
+        init: initial weights
+        data: order of the data and its augmentation
+        noise: noise that makes copies differ
+        dropout: dropout, and other random numbers that modules draw in training
+    """
+
+    init: int = 0
+    data: int = 0
+    noise: int = 0
+    dropout: int = 0
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """When checkpoints are written, and how many are kept.
+
+    Args:
+        every: write one every N steps; 0 writes only the last
+        minutes: also write one if this many minutes have passed since the last
+        keep: how many of the latest to keep
+    """
+
+    every: int = 1000
+    minutes: float | None = None
+    keep: int = 2
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """When the model is evaluated on the held-out data.
+
+    Args:
+        every: evaluate every N steps; 0 evaluates only at the end
+        batch: batch size of the evaluation (default: the training batch)
+    """
+
+    every: int = 0
+    batch: int | None = None
+
+
+@dataclass(frozen=True)
+class TunedAt:
+    """The run that hyperparameters were tuned for, where this one has another batch or duration.
+
+    Args:
+        batch: its examples per step
+        steps: its number of steps
+    """
+
+    batch: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.steps < 1:
+            raise MupscaleError(f"tuned_at has batch {self.batch} and steps {self.steps}, but both must be at least 1")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How the learning rate goes over the run, as a multiple of the optimizer's lr.
+
+    Args:
+        kind: constant; cosine (falls to floor after the warm-up); or wsd (warm-up, stable, then linear decay)
+        warmup: steps of linear warm-up
+        decay: steps of the decay at the end (wsd only)
+        floor: final learning rate, as a fraction of lr (cosine and wsd)
+        before: where a run is a part of a longer one, steps that came before it; the schedule is that of the whole
+        after: steps that come after it
+
+    Example:
+        >>> [Schedule("wsd", warmup=2, decay=3).at(step, 10) for step in range(10)]
+        [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25]
+        >>> Schedule("cosine", before=3, after=2).at(1, 5) == Schedule("cosine").at(4, 10)
+        True
+    """
+
+    kind: Literal["constant", "cosine", "wsd"] = "constant"
+    warmup: int = 0
+    decay: int = 0
+    floor: float = 0.0
+    before: int = 0
+    after: int = 0
+
+    def at(self, step: int, steps: int) -> float:
+        """The multiple for the step after `step` ones, of `steps`; a function of these alone, so without a state."""
+        step, steps = self.before + step, self.before + steps + self.after
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        if self.kind == "cosine":
+            done = (step - self.warmup) / max(1, steps - self.warmup)
+            return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+        if self.kind == "wsd" and step >= steps - self.decay:
+            return self.floor + (1 - self.floor) * max(0, steps - step) / (self.decay + 1)
+        return 1.0
 
 
 @dataclass(frozen=True)

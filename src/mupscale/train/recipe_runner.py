@@ -7,9 +7,7 @@ from contextlib import ExitStack
 from mupscale.train.numeric_precision import matmul_precision
 from mupscale.train.processes import join_processes
 from mupscale.train.recipe import Recipe
-from mupscale.train.run_result import Result
-from mupscale.train.stop_requests import catch_stop_signals
-from mupscale.train.training_run import TrainingRun
+from mupscale.train.training_run import Result, TrainingRun, catch_stop_signals
 
 
 def run_recipe(recipe: Recipe, *, resume: bool = False, overwrite: bool = False) -> Result:

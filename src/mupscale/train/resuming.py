@@ -20,8 +20,7 @@ from mupscale.train.placed_members import place_member
 from mupscale.train.processes import Processes
 from mupscale.train.recipe import Recipe
 from mupscale.train.run_folder import RunFolder
-from mupscale.train.run_state import RunState
-from mupscale.train.snapshot import Snapshot, read_snapshot
+from mupscale.train.snapshot import RunState, Snapshot, read_snapshot
 from mupscale.train.start import hyperparameters
 from mupscale.train.stored_recipes import StoredRecipe
 

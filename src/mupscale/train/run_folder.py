@@ -22,10 +22,9 @@ from mupscale.system import (
     remove,
     replace_text,
 )
-from mupscale.train.metric_records import MetricsChecks
-from mupscale.train.own_runs import is_own_run, sign_run
+from mupscale.train.metrics import MetricsChecks
 from mupscale.train.recipe import Recipe
-from mupscale.train.stored_paths import stored_values, values_in
+from mupscale.train.stored_recipes import is_own_run, sign_run, stored_values, values_in
 
 _DECODER: Any = json.JSONDecoder()
 _SCAN = _DECODER.scan_once  # what json.loads does, without what it does around it

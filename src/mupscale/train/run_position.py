@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from mupscale.core import Plan, WholeWidth
 from mupscale.data import Data
 from mupscale.system import MupscaleError
-from mupscale.train.callbacks import CallbackList, make_callbacks
-from mupscale.train.metric_series import MetricSeries
+from mupscale.train.callbacks import CallbackList, TensorBoardWriter, make_callbacks
+from mupscale.train.metrics import MetricSeries
 from mupscale.train.model_checks import (
     check_data,
     check_growth,
@@ -30,7 +30,6 @@ from mupscale.train.recipe import Recipe
 from mupscale.train.resuming import ResumePoint, resume_newest
 from mupscale.train.run_folder import RunFolder
 from mupscale.train.start import starting_point
-from mupscale.train.tensorboard import TensorBoardWriter
 
 
 class RunPosition:

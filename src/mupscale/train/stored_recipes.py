@@ -7,8 +7,13 @@ would be imported and called; so nothing is loaded but what is mupscale's or tor
 from __future__ import annotations
 
 import inspect
+import json
+import os
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +21,116 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mupscale.data import Data
-from mupscale.system import MupscaleError, read_json, show_short
+from mupscale.system import MupscaleError, is_signed, read_json, remove, replace_text, show_short, sign
 from mupscale.train.callbacks import Callback, callback_specs
 from mupscale.train.class_paths import import_path, kind_name, load_of_kind
 from mupscale.train.loss_functions import load_loss
-from mupscale.train.own_runs import is_own_run, packages_named
 from mupscale.train.recipe import Recipe
-from mupscale.train.stored_paths import values_in
+
+_HERE = "."
+
+
+def stored_values(recipe: Recipe, folder: str | Path) -> dict[str, Any]:
+    """A recipe's plain values for a file of `folder`, which is its `out`; what it starts from is seen from there.
+
+    >>> from mupscale.train import Spec
+    >>> model, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
+    >>> sgd = Spec("torch.optim.SGD", {"lr": 0.1})
+    >>> recipe = Recipe(model, data, sgd, width=16, base=16, steps=4, batch=32, out="runs/wide", start="runs/base")
+    >>> values = stored_values(recipe, "runs/wide")
+    >>> values["out"], values["from"]
+    ('.', '../base')
+    """
+    return {**recipe.to_json(), "out": _HERE, "from": seen_from(folder, recipe.start)}
+
+
+def values_in(values: Mapping[str, Any], folder: str | Path) -> Mapping[str, Any]:
+    """Values that `stored_values` gave, read in a file of `folder`, wherever that is now.
+
+    >>> Path(values_in({"out": ".", "from": "../base"}, "moved/wide")["from"]) == Path("moved/base").resolve()
+    True
+    """
+    if values.get("out") != _HERE:
+        return values
+    start = values.get("from")
+    if isinstance(start, str):
+        start = os.path.normpath(os.path.join(os.path.realpath(folder), start))
+    return {**values, "out": str(folder), "from": start}
+
+
+def seen_from(folder: str | Path, path: str | None) -> str | None:
+    """A path as it leads from a folder; None stays None.
+
+    >>> seen_from("runs/wide", "runs/base")
+    '../base'
+    """
+    if path is None:
+        return None
+    try:
+        return Path(os.path.relpath(os.path.realpath(path), os.path.realpath(folder))).as_posix()
+    except ValueError:  # on another drive of Windows'
+        return os.path.realpath(path)
+
+
+SIGNATURE = "own.json"
+_OURS = ("mupscale", "torch")
+
+
+def packages_named(recipe: Recipe) -> list[str]:
+    """The packages and modules that a recipe names; nothing is imported.
+
+    >>> from mupscale.train import Spec
+    >>> model, data = Spec("mine.Net", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
+    >>> sgd = Spec("torch.optim.SGD", {"lr": 0.1})
+    >>> packages_named(Recipe(model, data, sgd, width=16, base=16, steps=4, batch=32))
+    ['mine', 'mupscale', 'torch']
+    """
+    specs = [recipe.model, recipe.data, recipe.optimizer, *callback_specs(recipe.callbacks)]
+    return sorted({path.split(".")[0] for path in (recipe.loss, *(spec.class_path for spec in specs))})
+
+
+def sign_run(folder: Path, recipe: Recipe) -> None:
+    """Remember that the run in this folder is this user's own, where it names classes of his own."""
+    text = _text(folder, recipe) if set(packages_named(recipe)) - {*_OURS} else None
+    signature = None if text is None else sign(text)
+    if signature is not None:
+        replace_text(folder / SIGNATURE, json.dumps({"signature": signature}) + "\n")
+    elif (folder / SIGNATURE).exists():
+        remove(folder / SIGNATURE)
+
+
+def is_own_run(folder: Path, recipe: Recipe) -> bool:
+    """Whether this user began the run in this folder, with this recipe, on this machine."""
+    try:
+        stored: Any = read_json(folder / SIGNATURE)
+    except (OSError, MupscaleError):
+        return False
+    signature = stored.get("signature") if isinstance(stored, dict) else None
+    text = _text(folder, recipe)
+    return isinstance(signature, str) and text is not None and is_signed(text, signature)
+
+
+def _text(folder: Path, recipe: Recipe) -> str | None:
+    """What is signed; None where code comes from no file, as in a notebook."""
+    named = [recipe.model, recipe.data, recipe.optimizer, *callback_specs(recipe.callbacks)]
+    code = {name: _origin(name) for name in packages_named(recipe) if name not in _OURS}
+    if None in code.values():
+        return None
+    values = [[spec.class_path, spec.init_args] for spec in named]
+    try:
+        return json.dumps(["run", os.path.realpath(folder), code, recipe.loss, values], sort_keys=True)
+    except TypeError:  # an argument that no file can hold, so nobody resumes it from one
+        return None
+
+
+def _origin(package: str) -> list[str] | None:
+    """Where a package lies, as an import in the current folder would find it; it is not imported."""
+    spec = None
+    with suppress(ValueError):  # __main__ has none
+        spec = find_spec(package) or PathFinder.find_spec(package, [os.getcwd()])
+    places = [] if spec is None else [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
+    return [os.path.realpath(place) for place in places if place] or None
+
 
 _HARMLESS = ("mupscale.", "torch.nn.", "torch.optim.")
 _KINDS: dict[str, type] = {"model": nn.Module, "data": Data, "optimizer": Optimizer}

@@ -6,27 +6,203 @@ so a resumed run takes the same steps as one that was never stopped, bit for bit
 
 from __future__ import annotations
 
+import shlex
+import signal
+import threading
 import time
-from contextlib import suppress
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from mupscale.core import Width
+from mupscale.core import WholeWidth, Width
 from mupscale.optim import clip_grad_norm_
-from mupscale.system import MupscaleError, derive
+from mupscale.system import Interrupted, MupscaleError, derive, is_out_of_memory
 from mupscale.train.evaluation import evaluate
 from mupscale.train.growing import coming_batches, grow_model
 from mupscale.train.growth_events import Growth
+from mupscale.train.loss_functions import find_logits
 from mupscale.train.nonfinite import has_finite_state
 from mupscale.train.numeric_precision import cast_input
+from mupscale.train.recipe import Recipe
 from mupscale.train.run_position import RunPosition
-from mupscale.train.run_result import Result, RunStatus, resume_command_of
-from mupscale.train.run_state import RunState
-from mupscale.train.snapshot import save_snapshot
-from mupscale.train.step_failures import check_loss, explain_loss, explain_step
-from mupscale.train.stop_requests import StopRequest
-from mupscale.train.stored_paths import stored_values
+from mupscale.train.snapshot import RunState, save_snapshot
+from mupscale.train.stored_recipes import is_own_run, packages_to_trust, stored_values
+
+RunStatus = Literal["finished", "diverged", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended, and its model."""
+
+    status: RunStatus
+    step: int
+    width: WholeWidth
+    model: nn.Module
+    optimizer: Optimizer
+    out: Path | None
+
+
+def resume_command_of(recipe: Recipe, out: Path) -> str:
+    """The command that goes on with a run, with the packages of its own that it has to be trusted with."""
+    packages = [] if is_own_run(out, recipe) else packages_to_trust(recipe)
+    trust = "".join(f" --trust {package}" for package in packages)
+    return f"mupscale resume {shlex.quote(str(out))}{trust}"
+
+
+_LONGEST = 300
+
+
+@contextmanager
+def explain_loss(recipe: Recipe, model: nn.Module, x: Tensor, y: Tensor) -> Iterator[None]:
+    """While the loss of a batch is computed: an error tells whether model or loss failed, and on what.
+
+    >>> from mupscale.train import Spec
+    >>> model, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
+    >>> recipe = Recipe(model, data, Spec("torch.optim.SGD", {"lr": 0.1}), width=8, base=8, steps=1, batch=2)
+    >>> with explain_loss(recipe, nn.Identity(), torch.zeros(2, 7), torch.tensor([3, 9])):
+    ...     nn.functional.cross_entropy(torch.zeros(2, 7), torch.tensor([3, 9]))
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: the loss mupscale.train.cross_entropy cannot take outputs of shape (2, 7) ...
+    """
+    try:
+        yield
+    except Exception as error:
+        if _is_no_mistake(error):
+            raise
+        raise MupscaleError(_which_failed(recipe, model, x, y, error)) from error
+
+
+def check_loss(recipe: Recipe, loss: Any) -> None:
+    """One number, which depends on the model's weights.
+
+    >>> from mupscale.train import Spec
+    >>> model, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
+    >>> recipe = Recipe(model, data, Spec("torch.optim.SGD", {"lr": 0.1}), width=8, base=8, steps=1, batch=2)
+    >>> check_loss(recipe, torch.zeros(3))
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: the loss mupscale.train.cross_entropy gives shape (3,), not one number
+    """
+    if not isinstance(loss, Tensor):
+        raise MupscaleError(f"the loss {recipe.loss} gives a {type(loss).__name__}, not a tensor of one number")
+    if loss.dim():
+        raise MupscaleError(f"the loss {recipe.loss} gives shape {tuple(loss.shape)}, not one number")
+    if not loss.requires_grad:
+        raise MupscaleError(
+            f"the loss {recipe.loss} does not depend on the model's weights, so the model cannot learn from it"
+        )
+
+
+@contextmanager
+def explain_step(recipe: Recipe, rate: float) -> Iterator[None]:
+    """While the optimizer takes a step: an error names it and its learning rate.
+
+    >>> from mupscale.train import Spec
+    >>> model, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
+    >>> recipe = Recipe(model, data, Spec("torch.optim.SGD", {"lr": 1e300}), width=8, base=8, steps=1, batch=2)
+    >>> with explain_step(recipe, 1e300):
+    ...     torch.zeros(1).add_(torch.ones(1), alpha=1e300)
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: torch.optim.SGD cannot take a step with a learning rate of 1e+300: value ...
+    """
+    try:
+        yield
+    except Exception as error:
+        if _is_no_mistake(error):
+            raise
+        raise MupscaleError(
+            f"{recipe.optimizer.class_path} cannot take a step with a learning rate of {rate:g}: {_reason(error)}"
+        ) from error
+
+
+def _is_no_mistake(error: Exception) -> bool:
+    """What is told as it is: sentences, memory and disks that are full, and devices that broke."""
+    return isinstance(error, MupscaleError | OSError | torch.AcceleratorError) or is_out_of_memory(error)
+
+
+def _which_failed(recipe: Recipe, model: nn.Module, x: Tensor, y: Tensor, error: Exception) -> str:
+    if dist.is_available() and dist.is_initialized():  # the others would not call the model with this one
+        return f"the loss {recipe.loss} of inputs {_shown(x)} and targets {_shown(y)} failed: {_reason(error)}"
+    try:
+        with torch.no_grad():
+            outputs = model(x)
+    except Exception:
+        return f"the model {recipe.model.class_path} cannot take inputs {_shown(x)}: {_reason(error)}"
+    logits = find_logits(outputs)
+    given = f"a {type(outputs).__name__}" if logits is None else f"outputs of shape {tuple(logits.shape)}"
+    return f"the loss {recipe.loss} cannot take {given} and targets {_shown(y)}: {_reason(error)}"
+
+
+def _shown(values: Tensor) -> str:
+    """A tensor's shape, and the range of whole numbers: labels and tokens may lie outside of what a model knows."""
+    shape = f"of shape {tuple(values.shape)}"
+    if values.is_floating_point() or not values.numel():
+        return shape
+    return f"{shape} from {int(values.min())} to {int(values.max())}"
+
+
+def _reason(error: Exception) -> str:
+    said = " ".join(str(error).split())[:_LONGEST]
+    return f"{type(error).__name__}: {said}" if not isinstance(error, RuntimeError) else said or type(error).__name__
+
+
+class StopRequest:
+    """Set by Ctrl-C and by a termination; a second Ctrl-C stops at once. obeyed: set by whoever ends for it."""
+
+    def __init__(self) -> None:
+        self.asked = self.obeyed = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def check(self) -> None:
+        """Raise Interrupted if somebody has asked to stop, and nobody has obeyed; for moments when all is saved."""
+        if self.asked and not self.obeyed:
+            raise Interrupted("interrupted after the last step of a run")
+
+
+@contextmanager
+def catch_stop_signals() -> Iterator[StopRequest]:
+    """Note Ctrl-C and terminations instead of ending the program; the caller looks between two steps.
+
+    One that nobody has obeyed is raised when the block ends, so that none is forgotten: after an error, too, which
+    whoever calls might take for a reason to try something else.
+
+    >>> with catch_stop_signals() as stop:
+    ...     signal.raise_signal(signal.SIGINT)
+    ...     stop.obeyed = stop.asked  # by ending here
+    >>> with catch_stop_signals():
+    ...     signal.raise_signal(signal.SIGTERM)
+    Traceback (most recent call last):
+    mupscale.system.errors.Interrupted: interrupted after the last step of a run
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():  # signals reach the main thread alone
+        yield request
+        return
+    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        try:
+            yield request
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    except Exception as error:
+        if not request.asked or isinstance(error, Interrupted):
+            raise
+        raise Interrupted(f"interrupted; meanwhile {type(error).__name__}: {error}") from error
+    request.check()
+
 
 _SETTLE_EVERY = 100  # steps after which losses are fetched from the device at the latest
 

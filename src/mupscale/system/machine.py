@@ -1,4 +1,4 @@
-"""How much memory this process can still have, and when Python looks for what it could give back."""
+"""What this machine has for a process: cores, memory, and numbers that a launcher leaves in the environment."""
 
 from __future__ import annotations
 
@@ -10,6 +10,36 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
+
+from mupscale.system.errors import MupscaleError
+
+
+def usable_cores() -> int:
+    """The cores that this process may run on, where the system tells; all of the machine's elsewhere.
+
+    >>> from mupscale.system import usable_cores
+    >>> usable_cores() >= 1
+    True
+    """
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def number_in_environment(name: str, default: int) -> int:
+    """A whole number that torchrun sets, such as WORLD_SIZE; the default where it is not set.
+
+    >>> from mupscale.system import number_in_environment
+    >>> number_in_environment("NUMBER_THAT_NOBODY_SETS", 1)
+    1
+    """
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    if not text.isdecimal() or len(text) > 9:
+        raise MupscaleError(
+            f"the environment variable {name} is {text[:40]!r}, but must be a whole number, as torchrun sets it: unset "
+            f"it, or start with torchrun"
+        )
+    return int(text)
 
 
 class _Group(NamedTuple):

@@ -1,12 +1,17 @@
-"""A line of a run's metrics: what each kind of line has to say, and of which type it is."""
+"""Numbers of a run: one per step, on the device until somebody looks; and the lines of its metrics, by their types."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from mupscale.system import MupscaleError, show_short
+from mupscale.train.processes import Processes
 
 _NUMBERS = ("loss", "lr", "flops", "seconds", "accuracy", "grad_norm")
 _PLAIN = 1 << 62
@@ -93,3 +98,37 @@ def _is_width(value: Any) -> bool:
 
 def _is_width_number(value: Any) -> bool:
     return _is_step(value) and value > 0
+
+
+class MetricSeries:
+    """A number per step, fetched from the device and averaged over processes only when somebody looks."""
+
+    def __init__(self, processes: Processes) -> None:
+        self.processes = processes
+        self.pending: list[Tensor] = []
+        self.settled: list[float] = []
+        self.finite = True  # whether everything fetched so far is
+
+    def add(self, value: Tensor) -> None:
+        """The number of the next step."""
+        self.pending.append(value)
+
+    def settle(self) -> None:
+        """Fetch what is pending."""
+        if self.pending:
+            values = torch.stack([value.detach() for value in self.pending]).double().to(self.processes.device)
+            settled = self.processes.mean(values).tolist()
+            self.finite = self.finite and all(map(math.isfinite, settled))
+            self.settled += settled
+            self.pending = []
+
+    def diverged_at(self, step: int) -> int:
+        """The step whose number is the first that is not finite, if the last one is that of `step`; or the next."""
+        first = next((i for i, value in enumerate(self.settled) if not math.isfinite(value)), len(self.settled))
+        return step - len(self.settled) + first + 1
+
+    def flush(self) -> float:
+        """The mean of what is settled, which is then forgotten; no number where every step was left out."""
+        mean = math.fsum(self.settled) / len(self.settled) if self.settled else math.nan
+        self.settled = []
+        return mean
