@@ -27,6 +27,7 @@ from mupscale.train import Growth, init_member, join_processes, save_dcp, upscal
 from widen import peak_resident, reset_peak
 
 MIB = 1 << 20
+GIVING_BACK = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}
 WIDTH, LAYERS, VOCABULARY = 1024, 8, 8192
 
 
@@ -64,8 +65,7 @@ def measured(count: int, *words: str) -> tuple[float, dict[str, float]]:
     """Of so many processes, the highest memory less the largest tensor, over a share; and what one of them found."""
     with tempfile.TemporaryDirectory() as folder:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(count)]
-        environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}
-        subprocess.run([*torchrun, __file__, "--figures", folder, *words], check=True, env=environment)
+        subprocess.run([*torchrun, __file__, "--figures", folder, *words], check=True, env=GIVING_BACK)
         found = [json.loads(path.read_text()) for path in Path(folder).iterdir()]
     return (max(one["used"] for one in found) - found[0]["largest"]) / found[0]["share"], found[0]
 
@@ -113,7 +113,7 @@ def main() -> None:
             flush=True,
         )
     for layers in (4, 16):
-        subprocess.run([sys.executable, __file__, "--grow", str(layers)], check=True)
+        subprocess.run([sys.executable, __file__, "--grow", str(layers)], check=True, env=GIVING_BACK)
 
 
 if __name__ == "__main__":
