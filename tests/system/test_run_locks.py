@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mupscale.system import MupscaleError, RunLock, clear_leftovers
+from mupscale.system.files import _here
 from processes import DEADLINE, PROCESSES, Script
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no locks")
@@ -83,9 +84,10 @@ def test_only_what_nobody_writes_any_more_is_cleared(tmp_path: Path) -> None:
     dead = PROCESSES.Process(target=int)
     dead.start()
     dead.join()
-    for name in (f".a.json.{dead.pid}.tmp", f".b.json.{os.getpid()}.tmp", "c.tmp", ".lock", ".hidden"):
+    left = [f".{name}.json.mupscale-{_here()}-{pid}-0123abcd" for name, pid in (("a", dead.pid), ("b", os.getpid()))]
+    for name in (*left, "c.tmp", ".lock", ".hidden"):
         (tmp_path / name).touch()
     clear_leftovers(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [f".b.json.{os.getpid()}.tmp", ".hidden", ".lock", "c.tmp"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [left[1], ".hidden", ".lock", "c.tmp"]
     clear_leftovers(tmp_path, alone=True)
     assert sorted(p.name for p in tmp_path.iterdir()) == [".hidden", ".lock", "c.tmp"]

@@ -18,7 +18,7 @@ from mupscale.engine import Engine, lowest_loss_bar, train_many
 from mupscale.study.training import Note, read_numbers
 from mupscale.study.tree import hash_values
 from mupscale.sweep import check_learning_rates
-from mupscale.system import MupscaleError, exclusive_lock, text_table, write_json, writes_into
+from mupscale.system import MupscaleError, exclusive_lock, make_folder, text_table, write_json, writes_into
 from mupscale.train import MAY_CHANGE, Recipe, Seeds, TunedAt
 
 RULES_FILE = "rules-check.json"
@@ -69,7 +69,7 @@ def compare_rules(
     out, data, tell = Path(out), recipe.make_data(), note or (lambda text: None)
     values: dict[str, Any] = {"over": _over(widths, batches), "lrs": list(lrs), "seeds": seeds, "rules": {}}
     busy = f"another process is training in {out}: wait for it, or choose another folder (--out)"
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     with exclusive_lock(out / ".lock", refusal=busy):
         for chosen in rules:
             lines = values["rules"].setdefault(str(chosen), {"sizes": []})

@@ -536,7 +536,7 @@ def _clear_partial(memory: Path) -> None:
 
 
 def clear_leftovers(folder: Path, alone: bool = False) -> None:
-    """Remove what killed processes have left in a folder half-written, of this version and of earlier ones.
+    """Remove what killed processes have left in a folder half-written.
 
     alone: whether nobody else writes there at this moment; else only what a process of this machine left that is dead,
     or what is older than a day.
@@ -560,7 +560,7 @@ def clear_leftovers(folder: Path, alone: bool = False) -> None:
 
 def _is_abandoned(path: Path, match: re.Match[str]) -> bool:
     place, pid = match["place"], match["pid"]
-    if pid is not None and (place is None or place == _here()) and not is_process_alive(int(pid)):
+    if pid is not None and place == _here() and not is_process_alive(int(pid)):
         return True
     try:
         return time.time() - path.lstat().st_mtime > _LONG
