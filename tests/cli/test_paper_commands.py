@@ -25,7 +25,7 @@ SETTINGS = settings(lrs=[0.01, 0.02], grown_lrs=[0.05], noises=[1.0], contenders
 
 @pytest.fixture
 def file(tmp_path: Path) -> str:
-    return str(written(tmp_path / "recipe.yaml", short(), SETTINGS))
+    return str(written(tmp_path / "recipe.yaml", short(how="fresh"), SETTINGS))
 
 
 @pytest.fixture(autouse=True)

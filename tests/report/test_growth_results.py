@@ -93,7 +93,7 @@ def test_every_experiment_is_a_recipe(path: Path) -> None:
     assert [event.how for event in recipe.grow] == ["fresh"]
     stored = path.parent / "growth.json"
     if stored.exists():
-        assert json.loads(stored.read_text(encoding="utf-8"))["recipe"] == json.loads(json.dumps(recipe.to_json()))
+        assert Recipe.from_json(json.loads(stored.read_text(encoding="utf-8"))["recipe"]) == recipe
 
 
 @pytest.mark.slow

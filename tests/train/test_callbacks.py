@@ -122,7 +122,7 @@ def test_callbacks_that_cannot_be(callbacks: list[Any], said: str) -> None:
         run_recipe(recipe(callbacks=callbacks))
 
 
-def test_files_without_the_new_lists_stay_as_they_were() -> None:
+def test_lists_that_are_empty_are_not_stored() -> None:
     assert not {"callbacks", "no_decay"} & set(recipe().to_json())
     full = recipe(callbacks=["test_callbacks.Told"], no_decay=["bias"])
     assert Recipe.from_json(full.to_json()) == full

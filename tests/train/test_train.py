@@ -522,7 +522,7 @@ def test_a_record_has_its_fields(tmp_path: Path) -> None:
     fields = {
         "train": where | {"loss", "lr", "width", "grad_norm"},
         "eval": where | {"loss", "accuracy"},
-        "grow": where | {"width", "noise", "unit", "lr"},
+        "grow": where | {"width", "noise", "unit", "lr", "how", "outgoing", "deepen"},
         "end": where | {"status"},
     }
     records = metrics(tmp_path)

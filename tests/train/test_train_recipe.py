@@ -249,7 +249,8 @@ def test_json_has_the_names_of_files() -> None:
     assert values["from"] == "a.safetensors"
     assert values["from_width"] == {"head_dim": 2}
     assert not {"start", "start_width"} & values.keys()
-    assert values["grow"][0] == {"at": 5, "width": {"head_dim": 8}, "noise": 0.5, "unit": "theory", "lr": 0.01}
+    growth = {"at": 5, "width": {"head_dim": 8}, "noise": 0.5, "unit": "theory", "lr": 0.01, "how": "copies"}
+    assert values["grow"][0] == growth
 
 
 def test_paths_are_text_in_a_recipe() -> None:

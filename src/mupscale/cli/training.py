@@ -135,7 +135,7 @@ def read_run(words: Sequence[str]) -> Recipe:
     changeable = (MAY_CHANGE - {"out"}) | {"grow"}
     for name, _ in options:
         field = name.lstrip("-").split(".")[0]
-        if field in values and field not in changeable:
+        if values and field in {*Recipe.__dataclass_fields__, "from", "from_width"} - changeable:
             raise UsageError(
                 f"{field} cannot change in the middle of a run. Start a new run from it: "
                 f"mupscale train RECIPE --from {runs[0]} {name} …"

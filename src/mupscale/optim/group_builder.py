@@ -151,7 +151,7 @@ def inexact_in_words(changes: Mapping[tuple[str, float], Sequence[str]]) -> str:
     """What rules for weight decay do to copies; changes: the names of parameters, by rule and by what decay changes.
 
     >>> inexact_in_words({("fixed", 0.5): ["up", "down"], ("fixed", 1.0): ["bias"]})[:60]
-    'with decay=fixed copies do not go on exactly as the narrow mo'
+    'with decay=fixed copies do not go on exactly as the narrow m'
     """
     told = [
         f"{change:.4g} times what that needs for '{names[0]}'" + f" and {len(names) - 1} more" * (len(names) > 1)

@@ -9,16 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from mupscale.core import WholeWidth, Width
 from mupscale.growth import Deepen
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, told_fields
 from mupscale.train import NoiseLevel, Schedule
 
-_LATER = ("before", "after")  # of a schedule; where they are 0, a stretch is the one that it was without them
 DECAY = 4
 """The decay is one part in so many of a budget."""
 
@@ -84,12 +83,7 @@ class Stretch:
     @cached_property
     def key(self) -> str:
         """A hash of all that determines its result: its own fields and its parent's key."""
-        own = {each.name: getattr(self, each.name) for each in fields(self)}
-        own["schedule"] = {name: value for name, value in vars(self.schedule).items() if name not in _LATER or value}
-        if self.state == "keep":
-            del own["state"]
-        own["parent"] = None if self.parent is None else self.parent.key
-        return hash_values(own)
+        return hash_values(told_fields(replace(self, parent=None)) | {"parent": self.parent and self.parent.key})
 
     @property
     def label(self) -> str:

@@ -70,7 +70,16 @@ from mupscale.system.terminal import (
     text_table,
     wrap_text,
 )
-from mupscale.system.typed_records import NOT_EMPTY, Finite, Must, NotNegative, Positive, parse_record, show_short
+from mupscale.system.typed_records import (
+    NOT_EMPTY,
+    Finite,
+    Must,
+    NotNegative,
+    Positive,
+    parse_record,
+    show_short,
+    told_fields,
+)
 from mupscale.system.user_key import is_signed, sign
 from mupscale.system.version import VERSION
 
@@ -150,6 +159,7 @@ __all__ = [
     "sync_folder",
     "terminal_width",
     "text_table",
+    "told_fields",
     "usable_cores",
     "warn",
     "ways_out",

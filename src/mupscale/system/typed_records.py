@@ -92,6 +92,37 @@ def parse_record(kind: type[_Record], values: Any, where: object = "") -> _Recor
         raise MupscaleError(f"{where}: {error}" if str(where) else str(error)) from None
 
 
+def told_fields(record: Any) -> dict[str, Any]:
+    """A dataclass as plain values, without the fields that have their defaults: `parse_record` gives it back.
+
+    So a field that is added later, with a default, leaves what was stored before it, and hashes of that, as they are.
+
+    >>> from dataclasses import dataclass
+    >>> from mupscale.system import told_fields
+    >>> @dataclass
+    ... class Point:
+    ...     step: int
+    ...     loss: float | None = None
+    >>> told_fields(Point(3))
+    {'step': 3}
+    """
+    told = {}
+    for each in fields(record):
+        value = getattr(record, each.name)
+        usual = each.default if each.default_factory is MISSING else each.default_factory()
+        if usual is MISSING or value != usual:
+            told[each.name] = _plain(value)
+    return told
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return told_fields(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
 def show_short(value: Any, most: int = 60) -> str:
     """A value for an error message, on one line and not longer than fits there.
 

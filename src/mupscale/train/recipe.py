@@ -19,7 +19,7 @@ from mupscale.data import Data
 from mupscale.family import Family
 from mupscale.growth import Deepen
 from mupscale.optim import default_hyper
-from mupscale.system import MupscaleError, parse_record, show_short
+from mupscale.system import MupscaleError, parse_record, show_short, told_fields
 from mupscale.train.class_paths import Spec, load_of_kind
 from mupscale.train.growth_events import (
     DEPTH_SIZES,
@@ -454,10 +454,10 @@ class Recipe:
         return "default" if self.compile is True else str(self.compile)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values as a YAML recipe has them, from which `from_json` makes the same recipe."""
+        """Plain values as a YAML recipe has them, of which `from_json` makes the same recipe; not what is as usual."""
         for spec in (self.model, self.data, self.optimizer):
             spec.check_plain()
-        return {_IN_FILES.get(name, name): value for name, value in asdict(self).items()}
+        return {_IN_FILES.get(name, name): value for name, value in told_fields(self).items()}
 
     @classmethod
     def from_json(cls, values: Any, where: object = "") -> Recipe:
