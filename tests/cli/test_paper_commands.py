@@ -17,7 +17,7 @@ from small_runs import metrics
 
 
 def short(steps: int = 24) -> Recipe:
-    return small(steps=steps, growth={"at": 10})
+    return small(steps=steps, growth={"at": 10, "how": "fresh"})
 
 
 SETTINGS = settings(lrs=[0.01, 0.02], grown_lrs=[0.05], noises=[1.0], contenders=["from-scratch", "continued"])
@@ -25,7 +25,7 @@ SETTINGS = settings(lrs=[0.01, 0.02], grown_lrs=[0.05], noises=[1.0], contenders
 
 @pytest.fixture
 def file(tmp_path: Path) -> str:
-    return str(written(tmp_path / "recipe.yaml", short(how="fresh"), SETTINGS))
+    return str(written(tmp_path / "recipe.yaml", short(), SETTINGS))
 
 
 @pytest.fixture(autouse=True)
