@@ -106,7 +106,7 @@ def test_the_summary_is_read_back_as_it_was(done: StudySummary, folder: Path) ->
     assert read(folder) == done
     assert (done.preset, done.measure) == ("paper", "training loss")
     assert done.coords is not None
-    assert done.recipe == {**small().to_json(), "out": "."}
+    assert done.recipe == {**small().to_json(), "out": ".", "from": None}
 
 
 def test_runs_come_in_the_order_of_the_comparison(done: StudySummary) -> None:
