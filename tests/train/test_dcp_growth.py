@@ -261,13 +261,14 @@ def test_verify_names_what_differs(here: Path, capsys: pytest.CaptureFixture[str
     [
         ([], "does not describe its model: give --model"),
         (["--model", "nets.build", "--to", "width=sixteen"], "--to is width=sixteen, but must be names with whole"),
-        (["--model", "nets.build", "--to", "depth=2"], "nets.build has no default for depth"),
+        (["--model", "nets.build", "--to", "depth=2"], "nets.build has no argument depth: it takes width, layers"),
         (
             ["--model", "nets.build", "--from", "width=4", "--to", "width=8,layers=2"],
             "has shape (8, 3) in small and (4, 3) in the model",
         ),
         (["--model", "nets.build", "--to", "width=16", "--times", "2"], "--times is for Hugging Face checkpoints"),
         (["--model", "nets.build", "--to", "width=8,layers=2"], "nothing would grow"),
+        (["--model", "nets.build", "--to", "width=16", "--lossless"], "lossless growth needs to see what the model"),
     ],
 )
 def test_refused(here: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:

@@ -79,7 +79,10 @@ def inspect_dcp_folder(path: str, options: Any) -> int:
     if options.to is not None:
         family, sizes = _family(options)
         how = "lossless" if options.lossless else options.how or "fresh"
-        show(str(family.growth_plan(*sizes, Growth(0, how=how, deepen=options.deepen or "identity").build_operators())))
+        operators = Growth(0, how=how, deepen=options.deepen or "identity").build_operators()
+        show(str(family.growth_plan(*sizes, operators)))
+        if not operators[0].needs_multiples:
+            show("Old weights stay as they are beside fresh units: the column `weight` is for copies.")
         return 0
     folder, rows = DcpFolder(path), Counter[tuple[str, str, str]]()
     for name, shape in folder.shapes.items():
@@ -108,11 +111,11 @@ def _family(options: Any) -> tuple[Any, tuple[dict[str, int], dict[str, int]]]:
         )
     allow_modules([name for name in (options.model, options.inputs) if name])
     build, given, wide = import_path(options.model), _sizes(options, "from"), _sizes(options, "to")
-    usual = {
-        name: parameter.default
-        for name, parameter in inspect.signature(build).parameters.items()
-        if type(parameter.default) is int
-    }
+    takes = inspect.signature(build).parameters
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
+        for name in (name for name in {**given, **wide} if name not in takes):
+            raise UsageError(f"{options.model} has no argument {name}: it takes {', '.join(takes) or 'none'}")
+    usual = {name: parameter.default for name, parameter in takes.items() if type(parameter.default) is int}
     narrow: dict[str, int] = {name: size for name, size in {**usual, **given}.items() if name in {**given, **wide}}
     if unknown := [name for name in wide if name not in narrow]:
         raise UsageError(f"{options.model} has no default for {unknown[0]}: give the folder's sizes (--from)")

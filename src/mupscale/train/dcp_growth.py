@@ -77,6 +77,11 @@ def upscale_dcp(
     (50, 98)
     """
     processes, out = processes or Processes(torch.device("cpu")), Path(out)
+    if growth.how == "lossless":
+        raise MupscaleError(
+            "lossless growth needs to see what the model computes, which a folder that is grown tensor by tensor does "
+            "not show. Use how: fresh, or grow the model in memory (mupscale.upscale with inputs=)"
+        )
     plan = family.growth_plan(narrow, wide, growth.build_operators())
     if all(entry.narrow == entry.wide for entry in plan.parameters.values()) and not plan.has_new_parts:
         raise MupscaleError(f"nothing would grow from {dict(narrow)} to {dict(wide)}. Choose larger sizes")
