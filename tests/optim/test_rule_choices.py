@@ -187,3 +187,25 @@ def test_muon_and_adamw_never_both_rule_a_parameter() -> None:
     for name, p in wide.named_parameters():
         keys = {"momentum_buffer"} if plan[name].out and plan[name].in_ else {"step", "exp_avg", "exp_avg_sq"}
         assert set(optimizer.state[p]) == keys, name
+
+
+def test_a_growth_leaves_the_narrow_optimizers_rule_alone_and_refuses_another() -> None:
+    """Four rules can be compared from one half-trained model; what a family made keeps its rule or is refused."""
+
+    def family(decay: Any) -> mu.Family:
+        build = lambda width: nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2))  # noqa: E731
+        return mu.Family(build, 8, inputs=torch.randn(4, 3), rules=mu.RuleSet(decay=decay))
+
+    model = family("invariant").init(8)
+    plain = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
+    before = [dict(group) for group in plain.param_groups]
+    decays = {}
+    for decay in ("sqrt", "fixed", "invariant"):
+        _, wide = family(decay).upscale(model, plain, width=32)
+        assert wide is not None
+        decays[decay] = max(group["weight_decay"] for group in wide.param_groups)
+        assert [dict(group) for group in plain.param_groups] == before
+    assert decays == {"sqrt": 0.2, "fixed": 0.1, "invariant": 0.4}
+    own = family("fixed").optimizer(model, torch.optim.AdamW, lr=0.1, weight_decay=0.1)
+    with pytest.raises(mu.MupscaleError, match="grow by decay=fixed, and the rules given now say decay=sqrt"):
+        family("sqrt").upscale(model, own, width=32)

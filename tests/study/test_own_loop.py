@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -366,3 +367,60 @@ def test_a_size_that_the_model_cannot_have_is_refused_before_the_first_is_traine
     loop = loop_in(tmp_path, family, train=lambda *given: pytest.fail("trained"), flops=lambda width: 1.0)
     with pytest.raises((MupscaleError, ValueError), match="heads of 8"):
         loop.train_family(FamilySettings(sizes=[8, 20], budget=20))
+
+
+def test_changed_helpers_in_other_modules_and_objects_are_other_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function by name and through its module, a constant there, an attribute of an object, and a loss of torch's."""
+    monkeypatch.syspath_prepend(tmp_path)
+    texts = {
+        "base": "def loss(x): return SCALE * x\nSCALE = 1\n",
+        "code": "def loss(x): return SCALE + x\nSCALE = 1\n",
+        "constant": "def loss(x): return SCALE * x\nSCALE = 2\n",
+    }
+    found = set()
+    for number, text in enumerate(texts.values()):
+        name = f"helper_of_a_loop_{number}"
+        (tmp_path / f"{name}.py").write_text(text)
+        module = importlib.import_module(name)
+        scope: dict[str, Any] = {"helper": module, "loss": module.loss, "__name__": "a_script"}
+        exec("def by_name(x): return loss(x)\ndef by_module(x): return helper.loss(x)", scope)
+        found |= {(fingerprint_code(scope["by_name"]), fingerprint_code(scope["by_module"]))}
+    assert len({one for one, _ in found}) == len({other for _, other in found}) == 3
+
+    class Smoothed:
+        def __init__(self, by: float) -> None:
+            self.by, self.calls = by, 0
+
+        def loss(self, x: float) -> float:
+            self.calls += 1
+            return self.by * x
+
+    def looped(smoothed: Any, criterion: Any) -> Callable[[float], float]:
+        return lambda x: smoothed.loss(x) + criterion(x, x)
+
+    def told(by: float, label_smoothing: float, calls: int = 0) -> str:
+        one = Smoothed(by)
+        one.calls = calls
+        return fingerprint_code(looped(one, nn.CrossEntropyLoss(label_smoothing=label_smoothing)))
+
+    assert told(0.1, 0.0) == told(0.1, 0.0, calls=3)  # what it counts itself changes nothing
+    assert len({told(0.1, 0.0), told(0.2, 0.0), told(0.1, 0.2)}) == 3
+
+
+def test_rules_are_part_of_what_is_trained_and_the_rate_is_the_optimizers(tmp_path: Path) -> None:
+    def loop(lr: float = LR, **rules: Any) -> OwnLoop:
+        family = mu.Family(lambda width: Mine(width).double(), base=4, inputs=X[:8], rules=mu.RuleSet(**rules))
+
+        def make(model: nn.Module, rate: float) -> Optimizer:
+            return family.optimizer(model, torch.optim.AdamW, lr=rate)
+
+        return OwnLoop(family, train, held_out, make, lr, folder=tmp_path)
+
+    assert loop()._recipe(8, 4).model != loop(decay="fixed")._recipe(8, 4).model
+    model = loop().family.init(8)
+    optimizer = loop().family.optimizer(model, torch.optim.AdamW, lr=LR / 2)
+    with pytest.raises(MupscaleError, match=r"OwnLoop has lr=0.02, and the optimizer that you bring is at 0.01"):
+        loop()._starting(loop()._recipe(8, 4), (model, optimizer), 8, 0)
+    loop(LR / 2)._starting(loop(LR / 2)._recipe(8, 4), (model, optimizer), 8, 0)

@@ -27,7 +27,7 @@ from mupscale.growth import (
     warn_of_replica,
     with_scheduler,
 )
-from mupscale.optim import follow_rules, make_optimizer, param_groups
+from mupscale.optim import following_rules, make_optimizer, param_groups
 from mupscale.planning import (
     count_draws,
     default_init_at,
@@ -337,12 +337,11 @@ class Family(TriedMembers):
         torch.Size([2, 96])
         """
         check_goes_with(optimizer, scheduler, lr)
-        if optimizer is not None:
-            follow_rules(optimizer, self.rules)
         wider, deeper = split_operators(grow, noise, exact=exact)
         if noise is not None or exact:
             grow = wider if grow is None and not is_replica(wider) else (wider, deeper)
-        grown = self._grown(model, optimizer, width, depth, grow, lr, seed, place, inputs, exact=exact)
+        with following_rules(optimizer, self.rules):
+            grown = self._grown(model, optimizer, width, depth, grow, lr, seed, place, inputs, exact=exact)
         return with_scheduler(*grown, scheduler)
 
     @_by_depth

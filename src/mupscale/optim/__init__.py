@@ -12,7 +12,7 @@ from mupscale.optim.clipping import clip_grad_norm_, watch_for_plain_clipping
 from mupscale.optim.group_builder import DECAY_RULE, FROM_GROUP, GroupBuilder, change_of_decay, inexact_in_words, scale
 from mupscale.optim.groups import (
     default_hyper,
-    follow_rules,
+    following_rules,
     grown_groups,
     make_optimizer,
     param_groups,
@@ -32,7 +32,7 @@ __all__ = [
     "change_of_decay",
     "clip_grad_norm_",
     "default_hyper",
-    "follow_rules",
+    "following_rules",
     "grown_groups",
     "inexact_in_words",
     "known_traits",

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -152,16 +153,34 @@ def grown_groups(
     return grown
 
 
-def follow_rules(optimizer: Optimizer, rules: RuleSet) -> None:
-    """Have an optimizer's groups grow by these rules, unless they have some already.
+@contextmanager
+def following_rules(optimizer: Optimizer | None, rules: RuleSet) -> Iterator[None]:
+    """Inside, an optimizer's groups grow by these rules; afterwards they are as they were.
+
+    Groups that have rules keep them where these are the usual ones, and others are an error.
 
     >>> optimizer = torch.optim.AdamW(nn.Linear(2, 2).parameters())
-    >>> follow_rules(optimizer, RuleSet(decay="fixed"))
-    >>> optimizer.param_groups[0]["decay_rule"]
+    >>> with following_rules(optimizer, RuleSet(decay="fixed")):
+    ...     optimizer.param_groups[0]["decay_rule"]
     'fixed'
+    >>> "decay_rule" in optimizer.param_groups[0]
+    False
     """
-    for group in optimizer.param_groups if rules.decay != "invariant" else ():
-        group.setdefault(DECAY_RULE, rules.decay)
+    groups = [] if optimizer is None or rules.decay == "invariant" else optimizer.param_groups
+    for group in groups:
+        if group.get(DECAY_RULE, rules.decay) != rules.decay:
+            raise MupscaleError(
+                f"this optimizer's groups grow by decay={group[DECAY_RULE]}, and the rules given now say "
+                f"decay={rules.decay}: give the rules that it was made with, or make another optimizer"
+            )
+    without = [group for group in groups if DECAY_RULE not in group]
+    for group in without:
+        group[DECAY_RULE] = rules.decay
+    try:
+        yield
+    finally:
+        for group in without:
+            group.pop(DECAY_RULE, None)
 
 
 def _not_of_the_model(p: Tensor, model: nn.Module) -> MupscaleError:

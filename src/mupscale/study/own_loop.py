@@ -12,13 +12,14 @@ import inspect
 import math
 import random
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -188,9 +189,9 @@ class OwnLoop:
             )
         code = {"train": self.train, "held_out": self.held_out, "make_optimizer": self.make_optimizer}
         shapes = {name: list(p.shape) for name, p in naming.parameters(sketch).items()}
-        build = self.family.build_function
+        build, rules = self.family.build_function, str(self.family.rules)
         return _LoopRecipe(
-            model=Spec(_name(type(sketch)), {"code": fingerprint_code(build, shapes, repr(self.family))}),
+            model=Spec(_name(type(sketch)), {"code": fingerprint_code(build, shapes, repr(self.family), rules)}),
             data=Spec(_name(self.train), {name: fingerprint_code(each) for name, each in code.items()}),
             optimizer=Spec(_name(type(optimizer)), {"lr": self.lr}),
             width=width,
@@ -216,6 +217,12 @@ class OwnLoop:
             raise MupscaleError(
                 f"the model is not the family's at {Width.of(width).phrase}: {error}; give the model's own width"
             ) from None
+        rates = [group["lr"] / group.get("lr_factor", 1.0) for group in optimizer.param_groups]
+        if not any(math.isclose(rate, self.lr, rel_tol=1e-6) for rate in rates):
+            raise MupscaleError(
+                f"OwnLoop has lr={self.lr:g}, and the optimizer that you bring is at {rates[0]:g}: give OwnLoop the "
+                f"learning rate that it has now, lr={rates[0]:g}, or set its groups to the one that you want"
+            )
         path = Path(self.folder) / "base" / f"{_hash_states(model, optimizer)}.safetensors"
         if not path.exists():
             _save(path, model, optimizer, RunState(step=trained, width=width, lr=self.lr))
@@ -459,8 +466,9 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def fingerprint_code(function: Any, *more: Any) -> str:
-    """What changes with a function's code, with the numbers and texts that it takes from outside, and with functions
-    and classes of its own module that it calls; so that a changed loop is never taken for the one that was trained.
+    """What changes with a function's code, with the numbers and texts that it takes from outside, and with functions,
+    classes and objects of the user's own modules that it uses; so that a changed loop is never taken for the one that
+    was trained.
     """
     return hash_values([list(_tell(function, set())), *more])
 
@@ -488,19 +496,54 @@ def _tell(value: Any, seen: set[int]) -> Iterator[Any]:
             yield from _tell(function.__code__, seen)
             yield from _tell(function.__defaults__ or (), seen)
             yield from _outside(function, seen)
-        else:  # a class, or an object that can be called
-            for each in vars(value if isinstance(value, type) else type(value)).values():
-                if isinstance(each, FunctionType):
+        else:  # a class, or an object
+            methods = [each for each in vars(_class_of(value)).values() if isinstance(each, FunctionType)]
+            for each in methods:
+                yield from _tell(each, seen)
+            changing = {
+                i.argval
+                for m in methods
+                if m.__name__ != "__init__"
+                for i in dis.get_instructions(m)
+                if i.opname == "STORE_ATTR"
+            } | {"training"}
+            for name, each in sorted(getattr(value, "__dict__", {}).items()) if not isinstance(value, type) else ():
+                if isinstance(each, _PLAIN) and name not in changing:
+                    yield name
                     yield from _tell(each, seen)
 
 
+_PLAIN = (bool, int, float, str, bytes, tuple, Tensor, type(None))
+
+
+def _class_of(value: Any) -> type:
+    return value if isinstance(value, type) else type(value)
+
+
+def _is_users(module: str | None) -> bool:
+    """Whether somebody who writes a loop may edit it: not Python's, not installed, not ours."""
+    file = getattr(sys.modules.get(module or ""), "__file__", None)
+    if file is None or str(module).partition(".")[0] in ("mupscale", "torch"):
+        return False
+    path = Path(file).resolve()
+    return not {"site-packages", "dist-packages"} & {*path.parts} and _PYTHON not in path.parents
+
+
+_PYTHON = Path(sysconfig.get_paths()["stdlib"]).resolve()
+
+
 def _outside(function: FunctionType, seen: set[int]) -> Iterator[Any]:
-    """What a function finds around it and does not set itself: plain values, tensors, what its module defines."""
+    """What a function finds around it and does not set itself: plain values, tensors, what the user's modules hold."""
     around = inspect.getclosurevars(function)
     counted = {each.argval for each in dis.get_instructions(function) if each.opname in ("STORE_GLOBAL", "STORE_DEREF")}
     for name, each in sorted({**around.globals, **around.nonlocals}.items()):
-        is_plain = isinstance(each, bool | int | float | str | bytes | tuple | Tensor | None)
-        is_own = callable(each) and getattr(each, "__module__", None) == function.__module__
-        if name not in counted and (is_plain or is_own):
-            yield name
-            yield from _tell(each, seen)
+        if name not in counted:
+            used = {name: each}
+            if isinstance(each, ModuleType) and _is_users(each.__name__):
+                used = {n: vars(each)[n] for n in sorted({*function.__code__.co_names}) if n in vars(each)}
+            for one, found in used.items():
+                home = getattr(found, "__module__", None) or _class_of(found).__module__
+                is_own = home == function.__module__ or _is_users(home) or isinstance(found, nn.modules.loss._Loss)
+                if isinstance(found, _PLAIN) or (is_own and not isinstance(found, ModuleType)):
+                    yield one
+                    yield from _tell(found, seen)

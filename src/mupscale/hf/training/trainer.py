@@ -61,7 +61,7 @@ from mupscale.hf.files import (
 )
 from mupscale.hf.training import groups
 from mupscale.hf.training.groups import match_plan, plan_for_model, shapes_of
-from mupscale.optim import FROM_GROUP, clip_grad_norm_, follow_rules, widen_scheduler
+from mupscale.optim import FROM_GROUP, clip_grad_norm_, following_rules, widen_scheduler
 from mupscale.system import (
     MupscaleError,
     Must,
@@ -412,8 +412,11 @@ class GrowTrainerCallback(InvariantClipping):
         return settle_growth(config, times=self.times, sizes=self.sizes, **how)
 
     def _grow(self, model: nn.Module, optimizer: Optimizer, scheduler: Any) -> None:
+        with following_rules(optimizer, self.rules):
+            self._grow_in_place(model, optimizer, scheduler)
+
+    def _grow_in_place(self, model: nn.Module, optimizer: Optimizer, scheduler: Any) -> None:
         """Grow all three in place, since the Trainer's loop holds on to them."""
-        follow_rules(optimizer, self.rules)
         asked, config = self._asked(model), model.config.to_dict()  # type: ignore[union-attr, operator]
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         config |= {"architectures": [type(model).__name__], "dtype": dtype}  # a config has them once it was saved
