@@ -33,6 +33,7 @@ from typing import Any
 import yaml
 
 from mupscale.engine import train_many
+from mupscale.study.forecast import vertex
 from mupscale.system import MupscaleError
 from mupscale.train import Recipe, Schedule, Seeds, Spec, cost_per_example
 
@@ -211,26 +212,11 @@ def verdict(lrs: Sequence[float], rules: Mapping[str, Any]) -> str:
     """How far the best learning rate moves from the least to the largest depth, in steps of the grid."""
     parts = []
     for rule, lines in rules.items():
-        places = [best_place(line["losses"]) for line in lines]
+        places = [vertex(dict(enumerate(line["losses"]))) for line in lines]
         rates = ", ".join(f"{lrs[0] * (lrs[-1] / lrs[0]) ** (place / (len(lrs) - 1)):.2g}" for place in places)
         steps = max(places) - min(places)
         parts.append(f"depth_rule {rule}: the best rate spans {steps:.1f} steps of 2 over the depths ({rates}).")
     return " ".join(parts)
-
-
-def best_place(losses: Sequence[float]) -> float:
-    """Where on the grid the loss is least: the vertex of a parabola through the best rate and its neighbours.
-
-    >>> round(best_place([3.0, 1.0, 3.0, 9.0]), 6)
-    1.0
-    """
-    best = min(range(len(losses)), key=lambda i: losses[i])
-    near = losses[max(0, best - 1) : best + 2]
-    if len(near) < 3 or not all(map(math.isfinite, near)):
-        return float(best)
-    left, middle, right = near
-    bend = left - 2 * middle + right
-    return best + (0.5 * (left - right) / bend if bend > 0 else 0.0)
 
 
 def mean(values: Sequence[float]) -> float:

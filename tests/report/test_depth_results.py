@@ -41,8 +41,8 @@ def test_verdict_follows_the_minimum(script: Any) -> None:
     def losses(best: float) -> list[float]:
         return [1 + (place - best) ** 2 for place in range(6)]
 
-    assert script.best_place(losses(2.3)) == pytest.approx(2.3)
-    assert script.best_place([3.0, 1.0, math.inf]) == 1.0
+    assert script.vertex(dict(enumerate(losses(2.3)))) == pytest.approx(2.3)
+    assert script.vertex(dict(enumerate([3.0, 1.0, math.inf]))) == 1.0
     rules = {
         "none": [{"depth": 2, "losses": losses(4)}, {"depth": 64, "losses": losses(1)}],
         "complete": [{"depth": 2, "losses": losses(3)}, {"depth": 64, "losses": losses(3.1)}],

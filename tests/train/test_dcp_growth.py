@@ -268,7 +268,10 @@ def test_verify_names_what_differs(here: Path, capsys: pytest.CaptureFixture[str
         ),
         (["--model", "nets.build", "--to", "width=16", "--times", "2"], "--times is for Hugging Face checkpoints"),
         (["--model", "nets.build", "--to", "width=8,layers=2"], "nothing would grow"),
-        (["--model", "nets.build", "--to", "width=16", "--lossless"], "lossless growth needs to see what the model"),
+        (
+            ["--model", "nets.build", "--to", "width=16", "--how", "lossless"],
+            "lossless growth needs to see what",
+        ),
     ],
 )
 def test_refused(here: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:

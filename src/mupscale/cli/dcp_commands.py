@@ -13,7 +13,7 @@ from mupscale.cli.own_modules import allow_modules
 from mupscale.system import MupscaleError, print_at_once, printable, show, text_table, wrap_text
 
 _DCP_OPTIONS = ("model", "inputs", "from", "to", "base")
-_FOR_BOTH = {*_DCP_OPTIONS, "how", "noise", "exact", "lossless", "outgoing", "deepen", "seed", "optimizer", "overwrite"}
+_FOR_BOTH = {*_DCP_OPTIONS, "how", "noise", "exact", "outgoing", "deepen", "seed", "optimizer", "overwrite"}
 
 
 def is_dcp(path: str) -> bool:
@@ -52,7 +52,7 @@ def upscale_dcp_folder(path: str, out: Path, options: Any) -> str:
     with join_processes("cpu", "ddp") as processes:
         family, sizes = _family(options)
         noise = options.noise or 0.0
-        how = "lossless" if options.lossless else options.how or ("copies" if options.exact or noise else "fresh")
+        how = options.how or ("copies" if options.exact or noise else "fresh")
         outgoing = 1.0 if options.outgoing is None else options.outgoing
         growth = Growth(0, how=how, noise=noise, outgoing=outgoing, deepen=options.deepen or "identity")
         if is_replica(growth.build_operator()) and not options.exact and processes.main:
@@ -78,8 +78,7 @@ def inspect_dcp_folder(path: str, options: Any) -> int:
 
     if options.to is not None:
         family, sizes = _family(options)
-        how = "lossless" if options.lossless else options.how or "fresh"
-        operators = Growth(0, how=how, deepen=options.deepen or "identity").build_operators()
+        operators = Growth(0, how=options.how or "fresh", deepen=options.deepen or "identity").build_operators()
         show(str(family.growth_plan(*sizes, operators)))
         if not operators[0].needs_multiples:
             show("Old weights stay as they are beside fresh units: the column `weight` is for copies.")

@@ -266,11 +266,23 @@ def _between(sweep: Sweep, axis: str) -> float:
     losses = [trial.loss for trial in trials if trial is not None and trial.status == "finished"]
     if around[0] <= 0 or len(losses) < 3:
         return here
-    (a, b, c), (fa, fb, fc) = (math.log(value) for value in around), (loss or 0.0 for loss in losses)
+    return math.exp(vertex({math.log(value): loss or 0.0 for value, loss in zip(around, losses, strict=True)}))
+
+
+def vertex(curve: Mapping[float, float]) -> float:
+    """Where a curve is least: by a parabola through its lowest point and that one's neighbours, else that point.
+
+    >>> vertex({0.0: 4.0, 1.0: 1.0, 2.0: 4.0, 3.0: 9.0}), round(vertex({x: (x - 1.3) ** 2 for x in (0.0, 1.0, 3.0)}), 9)
+    (1.0, 1.3)
+    """
+    xs = sorted(curve)
+    place = min(range(len(xs)), key=lambda i: curve[xs[i]])
+    near = xs[max(0, place - 1) : place + 2]
+    if len(near) < 3 or not all(math.isfinite(curve[x]) for x in near):
+        return xs[place]
+    (a, b, c), (fa, fb, fc) = near, (curve[x] for x in near)
     left, right = (b - a) * (fb - fc), (b - c) * (fb - fa)
-    if left == right:
-        return here
-    return math.exp(b - 0.5 * ((b - a) * left - (b - c) * right) / (left - right))
+    return b - ((b - a) * left - (b - c) * right) / (2 * (left - right)) if left != right else b
 
 
 def _limited(last: float, doublings: float, sweep: Sweep, axis: str) -> tuple[float, str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from mupscale.core import RuleSet, WholeWidth, Width
 from mupscale.engine import Engine, lowest_loss_bar, train_many
+from mupscale.study.forecast import vertex
 from mupscale.study.training import Note, read_numbers
 from mupscale.study.tree import hash_values
 from mupscale.sweep import check_learning_rates
@@ -185,22 +186,6 @@ def _of_seed(curves: Sequence[Mapping[float, float]]) -> dict[str, float]:
         "transferred": large[best] / lowest - 1,
         "lowest": lowest,
     }
-
-
-def vertex(curve: Mapping[float, float]) -> float:
-    """Where a curve is least: by a parabola through its lowest point and that one's neighbours, else that point.
-
-    >>> vertex({0.0: 4.0, 1.0: 1.0, 2.0: 4.0, 3.0: 9.0}), round(vertex({x: (x - 1.3) ** 2 for x in (0.0, 1.0, 3.0)}), 9)
-    (1.0, 1.3)
-    """
-    xs = sorted(curve)
-    place = min(range(len(xs)), key=lambda i: curve[xs[i]])
-    near = xs[max(0, place - 1) : place + 2]
-    if len(near) < 3 or not all(math.isfinite(curve[x]) for x in near):
-        return xs[place]
-    (a, b, c), (fa, fb, fc) = near, (curve[x] for x in near)
-    left, right = (b - a) * (fb - fc), (b - c) * (fb - fa)
-    return b - ((b - a) * left - (b - c) * right) / (2 * (left - right)) if left != right else b
 
 
 def _between(curve: Mapping[float, float], x: float) -> float | None:

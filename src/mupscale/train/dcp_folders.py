@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale.system import MupscaleError
-from mupscale.train.processes import Processes
+from mupscale.train.processes import Processes, divide_by_size
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
@@ -267,11 +267,7 @@ def write_dcp(
             return self.made
 
     sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in tensors.items()}
-    ours, load = list[str](), [0] * processes.world
-    for name, size in sizes.items():
-        least = load.index(min(load))
-        load[least] += size
-        ours += [name] if least == processes.rank else []
+    ours = divide_by_size(sizes, processes.world)[processes.rank]
     state: dict[str, Any] = {n: torch.empty(tensors[n][0], dtype=tensors[n][1], device="meta") for n in ours}
     state |= dict.fromkeys(objects)
     with warnings.catch_warnings():

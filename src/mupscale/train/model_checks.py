@@ -193,21 +193,7 @@ def _first_example(data: Data) -> Tensor:
 
 @dataclass(frozen=True)
 class LoadedRecipe:
-    """The recipe that many runs vary: its data and the cost of its steps are the same for all of them.
-
-    >>> from mupscale.train import Spec
-    >>> recipe = Recipe(
-    ...     model=Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
-    ...     data=Spec("mupscale.data.CoverTypeSample"),
-    ...     optimizer=Spec("torch.optim.AdamW", {"lr": 1e-3}),
-    ...     width=64,
-    ...     base=64,
-    ...     steps=1,
-    ...     batch=10,
-    ... )
-    >>> LoadedRecipe(recipe).flops_per_step(64)
-    725760.0
-    """
+    """The recipe that many runs vary: its data and the cost of its steps are the same for all of them."""
 
     recipe: Recipe
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mupscale.core import WholeWidth, copy_into, naming
 from mupscale.family import Family
 from mupscale.growth import materialize
-from mupscale.train.processes import Processes
+from mupscale.train.processes import Processes, divide_by_size
 
 _ROUNDS = 4  # in which a sharded model is made: in each, a process holds a fourth of its share beside its shards
 
@@ -46,7 +46,7 @@ def init_member(family: Family, width: WholeWidth, seed: int, processes: Process
     shapes = {name: (p.shape, p.dtype) for name, p in naming.parameters(sketch).items()}
     model = processes.place(sketch.to(dtype))
     materialize(model, processes.device)
-    targets, parts = naming.parameters(model), _divide(sizes, _ROUNDS * processes.world)
+    targets, parts = naming.parameters(model), divide_by_size(sizes, _ROUNDS * processes.world)
     for number in range(0, len(parts), processes.world):
         ours = parts[number + processes.rank]
         member = family.init_part(width, seed, ours)
@@ -62,17 +62,6 @@ def init_member(family: Family, width: WholeWidth, seed: int, processes: Process
                 copy_into(targets[name], whole)
                 del whole
     return model
-
-
-def _divide(sizes: Mapping[str, int], count: int) -> list[list[str]]:
-    """The names in so many parts of about the same size."""
-    parts: list[list[str]] = [[] for _ in range(count)]
-    load = [0] * count
-    for name in sorted(sizes, key=lambda name: -sizes[name]):
-        least = load.index(min(load))
-        parts[least].append(name)
-        load[least] += sizes[name]
-    return parts
 
 
 @torch.no_grad()

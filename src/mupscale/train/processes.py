@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
@@ -218,3 +218,18 @@ def _device(name: str) -> torch.device:
 
 def _first_sentence(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0]
+
+
+def divide_by_size(sizes: Mapping[str, int], count: int) -> list[list[str]]:
+    """The names in so many parts of about the same size.
+
+    >>> divide_by_size({"small": 1, "large": 3, "other": 2}, 2)
+    [['large'], ['other', 'small']]
+    """
+    parts: list[list[str]] = [[] for _ in range(count)]
+    load = [0] * count
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        least = load.index(min(load))
+        parts[least].append(name)
+        load[least] += sizes[name]
+    return parts
