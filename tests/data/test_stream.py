@@ -45,7 +45,7 @@ def test_each_epoch_is_a_permutation(size: int, seed: int, epoch: int) -> None:
 def test_the_order_does_not_depend_on_how_it_is_cut(size: int, start: int, cuts: list[int]) -> None:
     """Wrap-around included: stretches longer than an epoch, and starts in the middle of one."""
     whole = Order(size, 0, CPU).rows(start, sum(cuts))
-    order, parts, position = Order(size, 0, CPU), [], start
+    order, parts, position = Order(size, 0, CPU, ahead=True), [], start
     for count in cuts:
         parts.append(order.rows(position, count))
         position += count

@@ -74,6 +74,7 @@ def grow_twice(folder: Path, first: mu.Operator, second: mu.Operator, **config: 
 # Plans.
 
 
+@pytest.mark.filterwarnings("ignore:of 'wav2vec2' the batch does not show:mupscale.UncheckedPlan")
 @pytest.mark.parametrize(
     ("name", "changed"),
     [*(pytest.param(n, {}, marks=pytest.mark.slow) for n in models.CONFIGS), ("llama", TIED)],

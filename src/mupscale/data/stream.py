@@ -6,6 +6,7 @@ model cannot disturb it, and any number of processes can share it: each asks for
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -111,29 +112,46 @@ class Data(ABC):
 
 
 class Order:
-    """The rows of an endless stream: permutation after permutation, each from the seed and the epoch's number."""
+    """The rows of an endless stream: permutation after permutation, each from the seed and the epoch's number.
 
-    def __init__(self, size: int, seed: int, device: torch.device) -> None:
+    ahead: draw the next epoch's in a thread while this one is trained on, so that a GPU does not wait for it.
+    """
+
+    def __init__(self, size: int, seed: int, device: torch.device, *, ahead: bool | None = None) -> None:
         self.key = (size, seed, device)
+        self._ahead = device.type == "cuda" if ahead is None else ahead
         self._epochs: dict[int, Tensor] = {}
+        self._coming: dict[int, tuple[threading.Thread, list[Tensor]]] = {}
 
     def rows(self, start: int, count: int) -> Tensor:
         """The rows at these positions of the stream."""
         size, parts = self.key[0], []
         while count > 0:
             epoch, offset = divmod(start, size)
-            parts.append(self._epoch(epoch)[offset : offset + count])
-            start, count = start + len(parts[-1]), count - len(parts[-1])
+            taken = min(count, size - offset)
+            parts.append(self._epoch(epoch)[offset : offset + taken])
+            start, count = start + taken, count - taken
         return _joined(parts)
 
     def _epoch(self, epoch: int) -> Tensor:
         if epoch not in self._epochs:
-            size, seed, device = self.key
+            thread, drawn = self._coming.pop(epoch, (None, []))
+            if thread is not None:
+                thread.join()
             self._epochs = {e: rows for e, rows in self._epochs.items() if e == epoch - 1}
-            rows = torch.randperm(size, generator=generator(seed, "order", epoch))
-            pinned = rows.pin_memory() if device.type == "cuda" else rows  # so that nobody waits for the copy
-            self._epochs[epoch] = pinned.to(device, non_blocking=True)
+            pinned = drawn[0] if drawn else self._draw(epoch)
+            self._epochs[epoch] = pinned.to(self.key[2], non_blocking=True)
+            if self._ahead:
+                coming: list[Tensor] = []
+                thread = threading.Thread(target=lambda: coming.append(self._draw(epoch + 1)), daemon=True)
+                self._coming = {epoch + 1: (thread, coming)}
+                thread.start()
         return self._epochs[epoch]
+
+    def _draw(self, epoch: int) -> Tensor:
+        size, seed, device = self.key
+        rows = torch.randperm(size, generator=generator(seed, "order", epoch))
+        return rows.pin_memory() if device.type == "cuda" else rows  # so that nobody waits for the copy
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -61,24 +61,17 @@ def resume_command_of(recipe: Recipe, out: Path) -> str:
 _LONGEST = 300
 
 
-@contextmanager
-def explain_loss(recipe: Recipe, model: nn.Module, x: Tensor, y: Tensor) -> Iterator[None]:
-    """While the loss of a batch is computed: an error tells whether model or loss failed, and on what.
+def explain_loss(recipe: Recipe, model: nn.Module, x: Tensor, y: Tensor, error: Exception) -> MupscaleError | None:
+    """What failed where a batch's loss was computed, model or loss, and on what; None where the error itself says it.
 
     >>> from mupscale.train import Spec
     >>> model, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
     >>> recipe = Recipe(model, data, Spec("torch.optim.SGD", {"lr": 0.1}), width=8, base=8, steps=1, batch=2)
-    >>> with explain_loss(recipe, nn.Identity(), torch.zeros(2, 7), torch.tensor([3, 9])):
-    ...     nn.functional.cross_entropy(torch.zeros(2, 7), torch.tensor([3, 9]))
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: the loss mupscale.train.cross_entropy cannot take outputs of shape (2, 7) ...
+    >>> targets = torch.tensor([3, 9])
+    >>> print(explain_loss(recipe, nn.Identity(), torch.zeros(2, 7), targets, RuntimeError("no class 9")))
+    the loss mupscale.train.cross_entropy cannot take outputs of shape (2, 7) ... from 3 to 9: no class 9
     """
-    try:
-        yield
-    except Exception as error:
-        if _is_no_mistake(error):
-            raise
-        raise MupscaleError(_which_failed(recipe, model, x, y, error)) from error
+    return None if _is_no_mistake(error) else MupscaleError(_which_failed(recipe, model, x, y, error))
 
 
 def check_loss(recipe: Recipe, loss: Any) -> None:
@@ -101,26 +94,19 @@ def check_loss(recipe: Recipe, loss: Any) -> None:
         )
 
 
-@contextmanager
-def explain_step(recipe: Recipe, rate: float) -> Iterator[None]:
-    """While the optimizer takes a step: an error names it and its learning rate.
+def explain_step(recipe: Recipe, rate: float, error: Exception) -> MupscaleError | None:
+    """The optimizer whose step failed, and its learning rate; None where the error itself says enough.
 
     >>> from mupscale.train import Spec
     >>> model, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
     >>> recipe = Recipe(model, data, Spec("torch.optim.SGD", {"lr": 1e300}), width=8, base=8, steps=1, batch=2)
-    >>> with explain_step(recipe, 1e300):
-    ...     torch.zeros(1).add_(torch.ones(1), alpha=1e300)
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: torch.optim.SGD cannot take a step with a learning rate of 1e+300: value ...
+    >>> print(explain_step(recipe, 1e300, RuntimeError("value cannot be converted")))
+    torch.optim.SGD cannot take a step with a learning rate of 1e+300: value cannot be converted
     """
-    try:
-        yield
-    except Exception as error:
-        if _is_no_mistake(error):
-            raise
-        raise MupscaleError(
-            f"{recipe.optimizer.class_path} cannot take a step with a learning rate of {rate:g}: {_reason(error)}"
-        ) from error
+    if _is_no_mistake(error):
+        return None
+    name = recipe.optimizer.class_path
+    return MupscaleError(f"{name} cannot take a step with a learning rate of {rate:g}: {_reason(error)}")
 
 
 def _is_no_mistake(error: Exception) -> bool:
@@ -279,21 +265,31 @@ class TrainingRun(RunPosition):
             x, y = self.data.batch(recipe.seeds.data, *stretch)
             with self.processes.accumulating(self.runner, number == parts - 1):
                 x = cast_input(x, self.recipe)
-                with explain_loss(recipe, self.runner, x, y):
+                try:
                     loss = self.objective(x, y)
+                except Exception as error:
+                    if told := explain_loss(recipe, self.runner, x, y, error):
+                        raise told from error
+                    raise
                 check_loss(recipe, loss)
                 (loss / parts if parts > 1 else loss).backward()
             losses.append(loss.detach().clone() if graphed else loss.detach())  # a graph writes to one place
         mean = torch.stack(losses).mean() if parts > 1 else losses[0]
-        skipped = self.nonfinite.must_skip(mean, self.model, kept, self.processes)
+        skipped = self.nonfinite.rule == "skip" and self.nonfinite.must_skip(mean, self.model, kept, self.processes)
         if not skipped:
             self.losses.add(mean)
             if recipe.clip is not None:
                 self.norms.add(clip_grad_norm_(self.model, recipe.clip, self.plan))
             self._set_rates()
-            with explain_step(recipe, self.rate):
+            try:
                 self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+            except Exception as error:
+                if told := explain_step(recipe, self.rate, error):
+                    raise told from error
+                raise
+        for group in self.optimizer.param_groups:  # zero_grad takes as long as a small layer
+            for parameter in group["params"]:
+                parameter.grad = None
         self.step += 1
         self.callbacks.tell("step", self)
         self.flops += (self.flops_per_example or 0.0) * recipe.batch

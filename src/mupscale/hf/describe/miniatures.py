@@ -402,7 +402,7 @@ def _divides(config: Config, divisor: int) -> bool:
 
 def _divided(config: Config, divisor: int) -> dict[str, Any]:
     small = {n: _divided(value, divisor) if _is_part(n, value) else value for n, value in config.items()}
-    return {**small, **{name: max(_SMALLEST, value // divisor) for name, value in _dims(config)}}
+    return {**small, **{name: max(min(_SMALLEST, value), value // divisor) for name, value in _dims(config)}}
 
 
 def _shapes(model: nn.Module) -> dict[str, Shape]:
