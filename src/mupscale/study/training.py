@@ -161,6 +161,7 @@ class Trainer:
     """Trains stretches in a study's folder, and counts what they take. stages: how many there will be.
 
     processes: those that train each stretch together, of which the main one decides and writes.
+    trained: how often something was trained here and now, rather than read from the folder.
     study: tells whose seconds are kept, where several studies share a folder. Costs are those of a stage's stretches,
     whichever process has trained them.
     """
@@ -177,6 +178,7 @@ class Trainer:
     visible: bool = True
     start_at: str | None = None
     ended: dict[str, float | None] = field(default_factory=dict)
+    trained: int = 0
     told: set[str] = field(default_factory=set)
     processes: Processes = field(default_factory=lambda: Processes(torch.device("cpu")))
     command: str = ""
@@ -329,6 +331,7 @@ class Trainer:
 
     def _keep_seconds(self, seconds: float) -> None:
         """Add to what a stage has taken, in this process or others."""
+        self.trained += 1
         stored = read_numbers(self._clock)
         taken = (stored.get(self.name) or 0.0) + seconds
         self.spent[self.name] = replace(self.spent[self.name], seconds=taken)
