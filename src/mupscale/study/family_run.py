@@ -822,12 +822,12 @@ class Check:
         if not self.relative:
             return "diverged"
         mean = fmean(self.relative)
-        size = f"{100 * abs(mean):.2g} %"
-        word = "lower" if mean < 0 else "higher"
+        size = f"{words.format_share(abs(mean))} {'lower' if mean < 0 else 'higher'}"
         if len(self.relative) < 2:
-            return f"{size} {word} (one seed: no range)"
-        low, high = (f"{100 * each:+.2g}" for each in (min(self.relative), max(self.relative)))
-        return f"{size} {word} ({low} to {high} %)"
+            return f"{size} (one seed: no range)"
+        ends = (min(self.relative), max(self.relative))
+        low, high = (f"{'+' * (each > 0)}{words.format_digits(100 * each)}" for each in ends)
+        return f"{size} ({low} to {high} %)"
 
 
 def tabulate_checks(checks: Mapping[str, Check]) -> list[PageTable]:
