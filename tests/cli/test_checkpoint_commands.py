@@ -57,6 +57,19 @@ def test_noise_moves_the_function_a_little_and_verify_says_how_much(
     assert main(["verify", str(small), str(wide)]) == 0
 
 
+def test_inspect_shows_the_groups_of_experts(small: Path, tmp_path: Path) -> None:
+    """Copies share a gradient, so their eps is another one; the number of groups is what param_groups makes."""
+    for given, eps in (({}, 0.25), ({"times": 2, "grow": mu.Copies()}, 0.125)):
+        found = hf.inspect(small, experts=4, **given)
+        assert {row.factors["eps"] for row in found.mixture if ".experts." in row.name} == {eps}
+        assert re.search(rf"mlp\.experts\.down_proj +[\d.]+ +[\d.]+ +{eps}\n", str(found))
+        out = tmp_path / str(eps)
+        hf.upscale(small, out, experts=4, verify=False, **({**given, "grow": mu.Copies(1.0)} if given else {}))
+        model = transformers.AutoModelForCausalLM.from_pretrained(out)
+        groups = hf.param_groups(out, model, torch.optim.AdamW, lr=1.0)
+        assert f"AdamW gets {len(groups)} parameter groups" in found.summary()[-1]
+
+
 def test_inspect_shows_what_experts_would_be(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(small), "--experts", "4"]) == 0
     shown = capsys.readouterr().out

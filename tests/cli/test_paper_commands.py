@@ -148,6 +148,10 @@ def test_rule_sets_are_compared_from_the_command_line(file: str, capsys: pytest.
     assert main(["transfer-check", file, "--compare", "[decay=half]", "--widths", "[8, 16]"]) == 1
     assert "choose from invariant, sqrt, fixed, inverse" in said(capsys)[-1]
     short = ["--grow", "[]", "--steps", "3", "--study.seeds", "1", "--study.lrs", "[0.1, 0.2, 0.4]", "--out", "rules"]
+    planned = ["transfer-check", file, "--compare", "[default, decay=fixed]", "--widths", "[8, 16]", *short]
+    assert main([*planned, "--dry-run"]) == 0
+    assert "decay=fixed, width 16" in capsys.readouterr().out
+    assert not Path("rules").exists()
     assert main(["transfer-check", file, "--compare", "[default, duration=0.3]", "--widths", "[4, 8]", *short]) == 0
     shown = capsys.readouterr().out
     assert "best rate moves by" in shown
@@ -166,6 +170,9 @@ def test_a_transfer_check_takes_the_recipes_rate_and_says_what_its_figures_are(
 
     monkeypatch.setattr("mupscale.study.transfer_check", check)
     monkeypatch.setattr("mupscale.report.save_transfer_picture", lambda check, folder: folder)
+    assert main(["transfer-check", file, "--at-noise", "1", "--widths", "[4, 8]", "--dry-run"]) == 0
+    assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[:2]] == ["4 → 8", "8 → 16"]
+    assert not asked
     assert main(["transfer-check", file, "--at-noise", "1"]) == 0
     assert asked["lr"] == asked["own"]
     assert "Widths are those of the grown models, 2 times" in capsys.readouterr().out

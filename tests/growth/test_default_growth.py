@@ -115,3 +115,26 @@ def test_recipes_follow_the_one_place_that_decides() -> None:
     assert Growth(at=1, width=8, noise=0.5).build_operator() == mu.Copies(mu.GaussianNoise(0.5))
     replica = Growth(at=1, width=8, how="copies")
     assert "the wide model remains a replica" in replica.words
+
+
+class Gated(nn.Module):
+    """Units that share a softmax: each new one takes from the old ones."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gate, self.last = nn.Linear(3, width), nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Two numbers for each row."""
+        out: Tensor = self.last(self.gate(x).softmax(-1))
+        return out
+
+
+def test_a_refused_softmax_over_units_names_no_remedy_that_was_taken(x: Tensor) -> None:
+    """A batch, and a wide model at a multiple of the width, are there."""
+    with pytest.raises(mu.MupscaleError, match=r"no such factor: .* softmax over units .*Copies fit") as refused:
+        mu.upscale(Gated(8), Gated(16), inputs=x)
+    assert "inputs=" not in str(refused.value)
+    with pytest.raises(mu.MupscaleError, match="no such factor") as refused:
+        mu.Family(Gated, base=8, inputs=x).check_growth(8, 16)
+    assert "inputs=" not in str(refused.value)

@@ -309,3 +309,31 @@ def test_norms_are_a_reason_only_where_there_are_any(normed: bool) -> None:
     with pytest.warns(UserWarning, match=r"not lossless: .*without weights of its own, such as a mean") as warned:
         mu.upscale(few, many, inputs=torch.randn(4, 3), fresh=lambda: Pooled(8), grow=LOSSLESS)
     assert ("norm" in str(warned[0].message)) is normed
+
+
+class Innocent(nn.Module):
+    """Norms that keep what they read, beside a mean square over units that does not."""
+
+    def __init__(self, width: int, *, bare: bool) -> None:
+        super().__init__()
+        self.input = nn.LayerNorm(8, elementwise_affine=False) if bare else nn.Identity()
+        self.a, self.norm, self.b = (
+            nn.Linear(8, width),
+            nn.Identity() if bare else nn.LayerNorm(width),
+            nn.Linear(width, 2),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(self.input(x))
+        y: Tensor = self.b(self.norm(h)) + h.square().mean(-1, keepdim=True)
+        return y
+
+
+@pytest.mark.parametrize("bare", [False, True], ids=["recognised", "of the inputs"])
+def test_no_norm_is_blamed_that_keeps_what_it_reads(bare: bool) -> None:
+    """One with its gains rescaled; and one without gains over inputs, as many as there are units, which do not grow."""
+    few, many = Innocent(8, bare=bare), Innocent(16, bare=bare)
+    where = "they agree up to 'b', and the model's outputs differ. Likely: something reads new units"
+    with pytest.warns(UserWarning, match=f"not lossless: .* {where}") as warned:
+        mu.upscale(few, many, inputs=torch.randn(16, 8), grow=LOSSLESS)
+    assert "norm" not in str(warned[0].message)

@@ -170,6 +170,8 @@ def test_another_rule_for_decay_goes_along_and_is_told(case: Case) -> None:
     assert not any("decay=" in line for line in hf.inspect(case.folder, times=2, rules=rules).summary())  # fresh units
     with pytest.raises(mu.MupscaleError, match="give the saved optimizer, too"):
         hf.upscale(case.folder, case.folder / "out", rules=rules)
+    with pytest.raises(mu.MupscaleError, match="growth to 4 layers keeps the learning rates of blocks"):
+        hf.GrowTrainerCallback(at=1, layers=4, rules=mu.RuleSet(depth="sqrt"))
 
 
 TRAINED = [n for n in OPTIMIZERS if n not in ("adafactor", "tensor lr")]

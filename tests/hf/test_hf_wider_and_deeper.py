@@ -100,6 +100,9 @@ def test_width_and_depth_in_one_command(tmp_path: Path, capsys: pytest.CaptureFi
     assert "equivalent" in said
     report = hf.verify(tmp_path / "small", tmp_path / "large", dtype="float64")
     assert report.ok
+    assert [row.what for row in report.rows[:2]] == ["copied weights in the files", "new layers in the files"]
+    assert "Not compared: optimizer.pt" in report.verdict
+    assert "Not compared" not in said
     assert max(row.difference for row in report.rows if "files" not in row.what) < 1e-12
     assert [(g.times.hidden, g.layers) for g in Record.load(tmp_path / "large").growths] == [(2, None), (1, 5)]
     card = (tmp_path / "large" / "README.md").read_text()

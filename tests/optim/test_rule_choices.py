@@ -128,6 +128,28 @@ def test_a_family_has_its_rules_and_gives_them_to_a_strangers_optimizer() -> Non
     assert {group["weight_decay"] for group in grown.param_groups} == {0.4}
 
 
+def test_one_call_grows_by_rules_and_says_what_it_cannot_apply() -> None:
+    """An optimizer of the user's own grows by the rules that `upscale` is given; its embeddings keep their rate."""
+    small, wide = (GPT2(11, 6, width=width, head_dim=4, layers=1) for width in (8, 16))
+    own = optim.AdamW(small.parameters(), lr=0.1, weight_decay=0.4)
+    tokens, rules = torch.zeros(1, 6, dtype=torch.int64), mu.RuleSet(decay="fixed", embeddings=4.0)
+    with pytest.warns(UserWarning, match="rules: embeddings=4 counts when an optimizer is made"):
+        _, grown = mu.upscale(small, wide, optimizer=own, inputs=tokens, rules=rules)
+    assert {group["weight_decay"] for group in grown.param_groups} == {0.4}
+    assert flat(grown, wide)["wte.weight"]["lr"] == 0.1
+    assert not any("decay_rule" in group for group in own.param_groups)
+    deep = GPT2(11, 6, width=16, head_dim=4, layers=2)
+    _, deeper = mu.upscale(wide, deep, optimizer=grown, inputs=tokens, rules=mu.RuleSet(decay="fixed", depth="sqrt"))
+    plan = mu.plan_depth(wide, deep, inputs=tokens, depth_rule="sqrt")
+    theirs = flat(mu.make_optimizer(deep, plan, optim.AdamW, lr=0.1), deep)["h.0.mlp.c_fc.weight"]
+    assert flat(deeper, deep)["h.0.mlp.c_fc.weight"]["lr"] == pytest.approx(0.05 * theirs["lr"] / 0.1)
+    assert theirs["lr"] < 0.1
+    with pytest.raises(mu.MupscaleError, match=r"rules\.depth=sqrt has no effect on a finished plan"):
+        mu.upscale(wide, deep, plan, grown, rules=mu.RuleSet(depth="sqrt"))
+    with pytest.raises(mu.MupscaleError, match="grow by decay=fixed, and the rules given now say decay=sqrt"):
+        mu.upscale(wide, deep, optimizer=grown, inputs=tokens, rules=mu.RuleSet(decay="sqrt"))
+
+
 def test_coupled_decay_has_no_such_rule() -> None:
     wide = mlp(2)
     with pytest.raises(mu.MupscaleError, match="decay=fixed is a rule for decoupled weight decay"):

@@ -95,6 +95,8 @@ def test_the_answer_comes_first_then_the_numbers(paper_page: Path) -> None:
         "What was tuned",
         "sweep-2-width-64 0.004 1 0.400 36 2 2",
         "Transfer check",
+        "Widths are those of the grown models",
+        "Losses are training losses",
         "it transfers",
         "Coordinate check",
         "Sweep 2 at width 64 → 128 9.6 TFLOPs 75 % 1 min 3 s",

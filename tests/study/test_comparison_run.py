@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 from contextlib import redirect_stdout
@@ -72,6 +73,17 @@ def in_process(folder: Path, recipe: Recipe, prepare: Any = int) -> int:
 
 def read(folder: Path) -> StudySummary:
     return load_summary(folder)
+
+
+def test_every_stage_says_how_far_the_whole_is(commanded: Commanded) -> None:
+    """By cost; what was there already counts as done, with the time that it took."""
+    for text in (commanded.forecast, commanded.whole):
+        stages = [line for line in text.splitlines() if re.match(r"\d/\d ", line)]
+        told = [re.search(r"\(about (\d+)% of all the training is done, about .* left\)$", line) for line in stages]
+        shares = [int(one[1]) for one in told[1:] if one]
+        assert len(shares) == len(stages) - 1 > 2
+        assert shares == sorted(shares)
+        assert 0 < shares[0] < shares[-1] < 100
 
 
 def test_what_is_in_the_summary(commanded: Commanded) -> None:

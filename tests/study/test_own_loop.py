@@ -143,13 +143,17 @@ def test_what_was_trained_is_not_trained_again(family: mu.Family, tmp_path: Path
         called.append(steps)
         train(model, optimizer, steps, schedule)
 
-    loop = loop_in(tmp_path, family, train=counting)
+    said: list[str] = []
+    loop = loop_in(tmp_path, family, train=counting, note=said.append)
     first = loop.train_family(SIZES)
     assert len(called) == 6
     assert loop.train_family(SIZES).large == first.large
     assert len(called) == 6
     loop.train_family(FamilySettings(sizes=[4, 8, 12, 16], budget=24))
     assert len(called) == 8
+    sizes = [text.partition(":")[0].strip() for text in said if text.startswith("  size")]
+    reused = [f"size {size} is reused, and not trained again" for size in (4, 8, 12)]
+    assert sizes == [f"size {size} is finished" for size in (4, 8, 12)] + 2 * reused + ["size 16 is finished"]
     assert load_summary(tmp_path).sentences[0].startswith("Four sizes for 0.")
     page = write_report([tmp_path]).read_text(encoding="utf-8")
     assert "Four sizes for" in page
@@ -194,6 +198,21 @@ def test_a_family_that_grows_in_depth_from_a_model_of_ones_own(deep_family: mu.F
     grown = loop.load_size(sizes[1])
     assert sum(isinstance(each, nn.Tanh) for each in grown.modules()) == 4
     assert not grown.training
+
+
+@pytest.mark.parametrize("sunk", [False, True])
+def test_steps_and_flops_count_the_same_training(family: mu.Family, tmp_path: Path, sunk: bool) -> None:
+    """Of a model that is brought along both count all of it, or neither does; and the log says which."""
+    said: list[str] = []
+    loop = loop_in(tmp_path, family, note=said.append)
+    loop.train_family(FamilySettings(sizes=[8, 12], budget=60, sunk=sunk), base_model(family), width=8, trained=12)
+    told = json.loads((tmp_path / "sizes" / "8" / "size.json").read_text())
+    ground = _LoopGround(loop._recipe(8, 1), "held-out")
+    assert told["flops"] == told["steps"] * ground.cost_per_step(8)
+    assert told["examples"] == 8 * told["steps"]
+    assert told["steps"] == 60
+    whose = "none of the steps" if sunk else "the 12 steps"
+    assert f"  steps and FLOPs from the start include {whose} of the model that the trunk starts from" in said
 
 
 # ------------------------------------------------------------------------------------------------ does growing pay?

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mupscale.core import RuleSet
+from mupscale.engine import train_many
 from mupscale.study import RULES_FILE, compare_rules, measure_transfer, rule_comparison, rules_table
 from mupscale.study.rule_comparison import rules_in_words
 from mupscale.system import MupscaleError
@@ -62,8 +63,9 @@ def test_what_is_said_of_rule_sets() -> None:
     (told,) = rules_in_words(values(far=(2.0, 0.1), near=(0.0, 0.1), same=(0.0, 0.2)))
     assert told.startswith("from width 8 to 32, taking the best rate along costs least with near: 0 ± 0 % of the loss")
     assert told.endswith("within the errors, as little with same")
-    _, edge = rules_in_words(values(far=(3.0, 0.1)))
-    assert edge == "far: the best rate lies on the edge of the grid at width 32: try a wider range (study.lrs)"
+    edge = "the best rate lies on the edge of the grid at width 32: try a wider range (study.lrs)"
+    assert rules_in_words(values(far=(3.0, 0.1), near=(0.0, 0.1)))[1:] == [f"with far {edge}"]
+    assert rules_in_words(values(far=(3.0, 0.1), farther=(3.0, 0.2)))[1:] == [f"with every rule set {edge}"]
 
 
 def compare(tmp_path: Path, **changes: Any) -> dict[str, Any]:
@@ -88,6 +90,34 @@ def test_rule_sets_are_compared_and_runs_are_kept(tmp_path: Path, monkeypatch: p
     assert compare(tmp_path) == values
 
 
+def test_rule_sets_that_coincide_share_their_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the base width decay is the same under every rule, to the bit; what is said of all runs is said once."""
+    trained, said = list[int](), list[str]()
+
+    def counting(recipes: Any, **more: Any) -> Any:
+        trained.append(len(recipes))
+        more["note"]("one run at a time: a reason")
+        return train_many(recipes, **more)
+
+    monkeypatch.setattr(rule_comparison, "train_many", counting)
+    rules = [RuleSet(), RuleSet("fixed"), RuleSet("fixed", batch="none")]
+    values = compare(tmp_path, rules=rules, note=said.append)
+    assert trained == [6, 6, 6]
+    assert [text for text in said if text.endswith(", reused")] == [
+        "decay=fixed, width 4: 3 rates × 2 seeds, reused",
+        "decay=fixed,batch=none, width 4: 3 rates × 2 seeds, reused",
+        "decay=fixed,batch=none, width 8: 3 rates × 2 seeds, reused",
+    ]
+    assert said.count("one run at a time: a reason") == 1
+    alone = compare(tmp_path / "alone", rules=[RuleSet("fixed")])
+    assert alone["rules"]["decay=fixed"] == values["rules"]["decay=fixed"]
+    one = recipe(width=8, steps=4, optimizer=ADAMW, grow=[])
+    table = rule_comparison.RuleComparison(one, rules, [0.01, 0.02, 0.04], widths=[4, 8], seeds=2).describe("serial")
+    rows = {line.partition("  ")[0]: line.split() for line in table.splitlines()}
+    assert rows["decay=fixed, width 8"][3:5] == ["6", "models"]
+    assert rows["decay=fixed, width 4"][3:5] == ["0", "models"]
+
+
 @pytest.mark.parametrize(("sizes", "lrs"), [({"batches": [4, 16]}, [2.0, 1.0]), ({"durations": [4, 16]}, [1.0, 0.5])])
 def test_over_batches_and_durations_hyperparameters_follow(
     sizes: dict[str, Any], lrs: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -95,7 +125,7 @@ def test_over_batches_and_durations_hyperparameters_follow(
     """lr ∝ √batch and duration^-1/2, from the first of them on; a larger batch takes fewer steps."""
     seen = []
 
-    def train(recipes: Any, *rest: Any) -> list[float]:
+    def train(recipes: Any, *rest: Any, visible: bool) -> list[float]:
         seen.append(recipes)
         return [1.0 + n for n in range(len(recipes))]
 

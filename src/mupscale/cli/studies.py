@@ -79,6 +79,7 @@ says by how many grid steps the best value moves.
 
   mupscale transfer-check mlp-covtype-demo --widths '[8, 16, 32]' --study.seeds 2           half a minute of one core
   mupscale transfer-check mlp-covtype-demo --widths '[16, 64]' --study.seeds 2 --at-lr 0.008 --at-noise 2
+  mupscale transfer-check mlp-covtype-demo --dry-run                        show what it would train, FLOPs and time
 
 The recipe sets the grids, the steps and how much wider the models grow (study.grown_lrs, study.noises, grow). Wide
 models take most of the time. A progress bar shows how long a width still needs; in a pipe it is a line every ten
@@ -245,10 +246,10 @@ def sweep_command(words: list[str]) -> int:
     return 0
 
 
-@may_write_nothing()
+@may_write_nothing("--dry-run")
 def transfer_check_command(words: list[str]) -> int:
     """mupscale transfer-check RECIPE."""
-    from mupscale.study import StudySettings, transfer_check
+    from mupscale.study import StudySettings, estimate_transfer_check, transfer_check, what_was_measured
 
     def extend(parser: Any) -> None:
         widths = get_type_hints(StudySettings)["widths"]
@@ -266,8 +267,9 @@ def transfer_check_command(words: list[str]) -> int:
         )
         parser.add_argument("--batches", type=list[int] | None, help="compare them over batches instead of widths")
         parser.add_argument("--durations", type=list[int] | None, help="compare them over numbers of steps instead")
+        parser.add_argument("--dry-run", action="store_true", help="show what would be trained, but train nothing")
 
-    recipe, settings, options = read_study("transfer-check", TRANSFER_CHECK, words, extend, ())
+    recipe, settings, options = read_study("transfer-check", TRANSFER_CHECK, words, extend, ("--dry-run",))
     from mupscale.report import save_transfer_picture  # before anything is trained, for what it lacks to be told
 
     folder, growth = Path(recipe.out or "runs/study"), recipe.grow[0] if recipe.grow else None
@@ -283,44 +285,41 @@ def transfer_check_command(words: list[str]) -> int:
     if not isinstance(noise, int | float):
         raise UsageError("the growth event sets no single noise: give --at-noise Y")
     small = settings.small_widths(recipe.width, growth.width)
-    check = transfer_check(
-        recipe,
-        widths=options["widths"] or [*small, recipe.width],
-        lrs=settings.grown_lrs or settings.rates(own),
-        noises=[0.0, *settings.noises],
-        lr=lr,
-        noise=noise,
-        seeds=settings.seeds,
-        engine=settings.engine,
-        out=folder,
-        note=print_at_once,
-    )
-    about = (
-        f"Widths are those of the grown models, {check['times']:g} times their base models'. Losses are training "
-        f"losses after {check['steps']:,} more steps."
-    )
-    show(*map(wrap_text, [about, *check["verdict"]]))
+    asked: dict[str, Any] = {
+        "widths": options["widths"] or [*small, recipe.width],
+        "lrs": settings.grown_lrs or settings.rates(own),
+        "noises": [0.0, *settings.noises],
+        "lr": lr,
+        "noise": noise,
+        "seeds": settings.seeds,
+        "engine": settings.engine,
+    }
+    if options["dry_run"]:
+        show(estimate_transfer_check(recipe, **asked))
+        return 0
+    check = transfer_check(recipe, **asked, out=folder, note=print_at_once)
+    show(*map(wrap_text, [what_was_measured(check), *check["verdict"]]))
     print_place("Picture", save_transfer_picture(check, folder))
     return 0
 
 
 def _compare_rules(recipe: Recipe, settings: StudySettings, options: dict[str, Any], folder: Path) -> int:
     from mupscale.core import RuleSet
-    from mupscale.study import compare_rules, rules_table
+    from mupscale.study import RuleComparison, compare_rules, rules_table
 
     sizes = {name: options[name] for name in ("widths", "batches", "durations") if options[name]}
     if not sizes and recipe.grow:
         sizes = {"widths": [*(settings.widths or []), recipe.width, recipe.grow[0].width]}
-    compared = compare_rules(
-        recipe,
-        rules=[RuleSet.of(text) for text in options["compare"]],
-        lrs=settings.rates(float(recipe.optimizer.init_args["lr"])),
-        seeds=settings.seeds,
-        engine=settings.engine,
-        out=folder,
-        note=print_at_once,
+    asked: dict[str, Any] = {
+        "rules": [RuleSet.of(text) for text in options["compare"]],
+        "lrs": settings.rates(float(recipe.optimizer.init_args["lr"])),
+        "seeds": settings.seeds,
         **sizes,
-    )
+    }
+    if options["dry_run"]:
+        show(RuleComparison(recipe, **asked).describe(settings.engine))
+        return 0
+    compared = compare_rules(recipe, **asked, engine=settings.engine, out=folder, note=print_at_once)
     show(rules_table(compared), *map(wrap_text, compared["verdict"]))
     return 0
 

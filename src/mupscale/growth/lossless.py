@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -22,7 +23,15 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from mupscale.core import Entry, Plan, gather_whole, is_sharded, naming
-from mupscale.planning import bare_norms, find_past_norms, run_on_batch, runs_norms, tensors_in
+from mupscale.planning import (
+    bare_norms,
+    find_parting,
+    find_past_norms,
+    in_float64,
+    run_on_batch,
+    runs_norms,
+    tensors_in,
+)
 from mupscale.system import MupscaleError, UncheckedPlan, warn
 
 UNTRIED = (
@@ -30,11 +39,12 @@ UNTRIED = (
     "small batch, as the model is called) to measure the difference"
 )
 _BY_NORMS = (
-    "Likely: a norm inside the residual stream, or a norm that was not recognised (write it as a module that holds its "
-    "gain and nothing else). Or "
+    "a norm inside the residual stream or behind an activation, or a norm that was not recognised (write it as a "
+    "module that holds its gain and nothing else)"
 )
-_BY_OTHERS = "something reads new units without weights of its own, such as a mean. docs/growth.md lists all causes"
+_BY_OTHERS = "something reads new units without weights of its own, such as a mean"
 _EPS = ("eps", "epsilon", "variance_epsilon")
+_GROWN = 1e6  # times the rounding of float64: that of weights that were grown in float32, and some more
 _ROUNDING = {torch.float64: 1e-3, torch.float32: 1e-3}  # a norm's eps leaves a trace, too
 
 
@@ -94,8 +104,10 @@ def is_zero(name: str, entry: Entry, plan: Plan) -> bool:
     return name not in plan.norms and _kinds(name, entry, entry.out, plan) == {"rms"}
 
 
-def obstacles(narrow: nn.Module, plan: Plan) -> list[str]:
+def obstacles(narrow: nn.Module, plan: Plan, wide: nn.Module | None = None) -> list[str]:
     """Why a lossless growth is not exact, as far as the modules tell; a batch tells the rest.
+
+    wide: the larger model, where there is one: a norm without gains that is the same there does not grow.
 
     >>> import mupscale as mu
     >>> narrow, wide = (nn.Sequential(nn.Conv1d(3, n, 1), nn.GroupNorm(2, n)) for n in (8, 12))
@@ -115,7 +127,11 @@ def obstacles(narrow: nn.Module, plan: Plan) -> list[str]:
         more = f" (and {len(unsettled) - 1} more)" if len(unsettled) > 1 else ""
         reasons.append(f"new units of '{unsettled[0]}'{more} are random, and a norm reads what they cause")
     widths = {e.narrow[d] for e in plan.parameters.values() for d, axis in e.axes.items() if axis.times != 1}
-    return [*reasons, *without_gains(naming.modules(narrow), widths)]
+    grown = naming.modules(narrow)
+    if wide is not None:
+        theirs = naming.modules(wide)
+        grown = {path: one for path, one in grown.items() if path not in theirs or str(one) != str(theirs[path])}
+    return [*reasons, *without_gains(grown, widths)]
 
 
 def without_gains(modules: Mapping[str, nn.Module], widths: Collection[int]) -> list[str]:
@@ -152,7 +168,7 @@ def with_past_norms(plan: Plan, narrow: Any, wide: nn.Module, inputs: Any) -> Pl
 
 def warn_of_loss(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any = None) -> None:
     """Warn where a lossless growth has changed the function: by how much on a batch, and why if that is known."""
-    reasons = obstacles(narrow, plan)
+    reasons = obstacles(narrow, plan, wide)
     if inputs is None:
         if reasons:
             warn(f"the growth is not lossless: {'; '.join(reasons)}")
@@ -165,12 +181,12 @@ def warn_of_loss(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any = N
         warn(f"this growth has not been tried: {error}", UncheckedPlan)
         return
     if difference > rounding:
-        why = "; ".join(reasons) or _why_by_eps(narrow, wide, plan, inputs) or _possible_reasons(narrow, plan, inputs)
+        why = "; ".join(reasons) or _why_by_eps(narrow, wide, plan, inputs)
         warn(f"the growth is not lossless: outputs differ by {difference:.2g} of their size on the batch. {why}")
 
 
 def _why_by_eps(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> str:
-    """In words, that the eps of norms is all there is to a difference; found by a run with the eps that is exact."""
+    """In words, why outputs differ: by the eps of norms alone, found by a run with the eps that is exact, or not."""
     modules, before = naming.modules(wide), dict[tuple[str, str], float]()
     for name, kind in plan.norms.items():
         path = name.rpartition(".")[0]
@@ -178,16 +194,14 @@ def _why_by_eps(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> 
             if kind in ("layer", "rms") and isinstance(eps := getattr(modules[path], key, None), float):
                 before[path, key] = eps
                 setattr(modules[path], key, eps * gain_factor(name, plan) ** 2)
-    if not before:
-        return ""
     try:
-        difference, rounding = difference_of_outputs(narrow, wide, inputs)
+        difference, rounding = difference_of_outputs(narrow, wide, inputs) if before else (math.inf, 0.0)
         exact = [(path, key, getattr(modules[path], key)) for path, key in before]
+        if difference > rounding:
+            return _possible_reasons(narrow, wide, plan, inputs)
     finally:
         for (path, key), eps in before.items():
             setattr(modules[path], key, eps)
-    if difference > rounding:
-        return ""
     path, key, eps = exact[0]
     more = f" (and in {len(exact) - 1} more)" if len(exact) > 1 else ""
     return (
@@ -196,11 +210,21 @@ def _why_by_eps(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> 
     )
 
 
-def _possible_reasons(narrow: nn.Module, plan: Plan, inputs: Any) -> str:
-    """What may be behind a difference; norms are named where there are any, recognised or not."""
-    if plan.norms or runs_norms(narrow, inputs):
-        return _BY_NORMS + _BY_OTHERS
-    return f"Likely, {_BY_OTHERS}"
+def _possible_reasons(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> str:
+    """What may be behind a difference; norms are named where one is the first to differ, or nothing shows it."""
+    parting = None
+    with suppress(Exception):  # what cannot be run in float64, or has no memory
+        small, batch = in_float64(narrow, inputs)
+        parting = find_parting(small, in_float64(wide, inputs, like=small)[0], batch, plan, loosened=_GROWN)
+    likely, where = [_BY_NORMS, _BY_OTHERS], ""
+    if parting is not None:
+        where = str(parting) if parting.path else f"they agree up to '{parting.last}', and the model's outputs differ"
+        where = f"At old units {where}. "
+    if parting is not None and any(name in plan.norms for name in parting.weights):
+        likely = [_BY_NORMS]
+    elif (parting is not None and (plan.norms or not parting.path)) or not (plan.norms or runs_norms(narrow, inputs)):
+        likely = [_BY_OTHERS]  # no norm is the first to differ, or there is none
+    return f"{where}Likely: {'; or '.join(likely)}. docs/growth.md lists all causes"
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mupscale.core import Plan, is_sharded, naming
+from mupscale.core import DepthRule, Plan, RuleSet, is_sharded, naming
 from mupscale.growth.copies import Copies
 from mupscale.growth.depth_plans import DepthOperator, check_silent_blocks, plan_depth, with_more_blocks
 from mupscale.growth.experts import Experts, find_experts, plan_experts
@@ -24,7 +24,7 @@ from mupscale.growth.operators import Operator, check_operator
 from mupscale.growth.optimizer_state import constructor_arguments, widen_optimizer
 from mupscale.growth.sources import prepare_growth, whole_or_void
 from mupscale.growth.writing import write_grown
-from mupscale.optim import grown_groups, watch_for_plain_clipping, widen_scheduler
+from mupscale.optim import following_rules, grown_groups, watch_for_plain_clipping, widen_scheduler
 from mupscale.planning import (
     Trials,
     check_not_empty,
@@ -67,6 +67,7 @@ def upscale(
     seed: int = 0,
     inputs: Any = None,
     fresh: nn.Module | Callable[[], nn.Module] | None = None,
+    rules: RuleSet | None = None,
 ) -> tuple[nn.Module, Optimizer | None]: ...
 
 
@@ -85,6 +86,7 @@ def upscale(
     seed: int = 0,
     inputs: Any = None,
     fresh: nn.Module | Callable[[], nn.Module] | None = None,
+    rules: RuleSet | None = None,
 ) -> tuple[nn.Module, Optimizer, LRScheduler]: ...
 
 
@@ -103,6 +105,7 @@ def upscale(
     seed: int = 0,
     inputs: Any = None,
     fresh: nn.Module | Callable[[], nn.Module] | None = None,
+    rules: RuleSet | None = None,
 ) -> tuple[nn.Module, Optimizer | None] | tuple[nn.Module, Optimizer, LRScheduler]:
     """The wide model and its optimizer, ready to train on; with a scheduler that too, as the third.
 
@@ -124,6 +127,7 @@ def upscale(
     `Fresh(lossless=True)` is measured on it and warns if outputs differ. Without a batch that was tried, it warns.
     fresh: a freshly built narrow model, or the function that builds it, which new units and noise are measured by.
     Without it the wide model's own values are taken for its author's initialisation.
+    rules: by which weight decay grows, and rates with more blocks; see `RuleSet`.
 
     >>> import torch, mupscale as mu
     >>> from mupscale.models import MLP
@@ -138,6 +142,12 @@ def upscale(
     """
     check_not_empty(inputs)
     check_goes_with(optimizer, scheduler, lr)
+    rules = rules or RuleSet()
+    if plan is not None and plan.has_new_parts and rules.depth != "none":
+        raise MupscaleError(
+            f"rules.depth={rules.depth} has no effect on a finished plan. Pass it to plan_depth(…, depth_rule=…), or "
+            "leave the plan out"
+        )
     wider, deeper = split_operators(grow, noise, exact=exact, plan=plan)
     is_asked_for = not (grow is None and noise is None)
     experts = _said_of_experts(grow, narrow, wide, plan, exact=exact)
@@ -147,14 +157,15 @@ def upscale(
         settled = plan_experts(narrow, wide, inputs=inputs, grow=experts)
         wider = wider if isinstance(wider, Copies) else Copies()
     elif plan is None and _has_more_blocks(narrow, wide):
-        settled = _plan_of_blocks(narrow, wide, wider, deeper, grow, inputs, fresh)
+        settled = _plan_of_blocks(narrow, wide, wider, deeper, grow, inputs, fresh, rules.depth)
         wider = wider if _grows(settled) else choose_operator(None, plan=settled)
     else:
         _refuse_operator_of_depth(plan, grow)
         settled = _settled_plan(plan, narrow, wide, wider, inputs, fresh, name_copies=not is_asked_for)
     if not exact and _grows(settled):
         warn_of_replica(wider)
-    _, grown = upscale_by_plan(narrow, wide, settled, optimizer, wider, lr, seed, inputs, made_here=plan is None)
+    with following_rules(optimizer, rules):
+        _, grown = upscale_by_plan(narrow, wide, settled, optimizer, wider, lr, seed, inputs, made_here=plan is None)
     return with_scheduler(wide, grown, scheduler)
 
 
@@ -206,6 +217,7 @@ def _plan_of_blocks(
     grow: Grow | None,
     inputs: Any,
     fresh: nn.Module | Callable[[], nn.Module] | None,
+    rule: DepthRule,
 ) -> Plan:
     """The plan for more blocks, and for more units in them if the two models differ in that, too.
 
@@ -215,10 +227,10 @@ def _plan_of_blocks(
     is_wider = any(ours[name].shape != theirs[name].shape for name in ours.keys() & theirs.keys())
     refuse_idle_operator(grow, wider=is_wider, deeper=True)
     if not is_wider:
-        return plan_depth(narrow, wide, grow=deeper, inputs=inputs)
+        return plan_depth(narrow, wide, grow=deeper, inputs=inputs, depth_rule=rule)
 
     middle = with_more_blocks(narrow, wide, deeper)
-    depth = plan_depth(narrow, middle, grow=deeper, inputs=inputs)
+    depth = plan_depth(narrow, middle, grow=deeper, inputs=inputs, depth_rule=rule)
     if inputs is not None and not deeper.copies:
         check_silent_blocks(narrow, middle, depth, inputs)
     if fresh is not None:

@@ -27,11 +27,14 @@ from mupscale.hf.describe import (
     layers_of,
     plan_experts_files,
     plan_layers,
+    plan_mixture,
     runs_trusted_code,
     settle_experts,
     settle_growth,
+    sketch_model,
 )
-from mupscale.hf.files import Record, Source, open_source, plan_growth, shorten_number
+from mupscale.hf.files import Record, Source, open_source, plan_growth, shorten_number, then_parts
+from mupscale.hf.training import match_plan
 from mupscale.hf.verification import find_record
 from mupscale.optim import DECAY_RULE, Traits, change_of_decay, default_hyper, inexact_in_words, traits_of
 from mupscale.system import (
@@ -86,8 +89,8 @@ def overview_of_depth(
     if how != "identity":
         start = f"are copies, {_COPIED[how]}, which changes the function"
     sentences = (
-        f"layers {before} → {layers} ({how}): the trained ones become layers {_ranges(old)} of the large model, whose "
-        "numbers the table of new tensors has",
+        f"layers {before} → {layers} ({how}): the trained ones become layers {_ranges(old)} of the large model. The "
+        "table lists the others, which are new",
         f"new layers {start}",
         "more layers change no learning rate",
     )
@@ -164,7 +167,8 @@ class InspectionRow:
 class Inspection:
     """The rows, and around them: which sizes of the config change, and how large the model becomes.
 
-    model_type: the architecture, as transformers calls it.
+    model_type: the architecture, as transformers calls it. mixture: where it gets experts, the rows of the whole growth
+    by the names in the model, which stacks them.
     """
 
     folder: Path
@@ -179,12 +183,19 @@ class Inspection:
     losses: tuple[str, ...] = ()
     depth: DepthOverview | None = None
     inexact: str = ""
+    mixture: tuple[InspectionRow, ...] = ()
 
     @property
     def groups(self) -> int:
         """How many parameter groups the optimizer will have; what it cannot train (Muon: no matrix) is in none."""
-        trained = [row.factors for row in self.rows if all(value == value for value in row.factors.values())]
+        rows = self.mixture or self.rows
+        trained = [row.factors for row in rows if all(value == value for value in row.factors.values())]
         return len({tuple(factors.items()) for factors in trained})
+
+    @property
+    def _experts(self) -> list[InspectionRow]:
+        """What shares its gradient with copies of itself, and so has other factors than its width gives."""
+        return [row for row in self.mixture if row.entry.constants.depth != 1]
 
     def summary(self) -> list[str]:
         """A few sentences."""
@@ -200,16 +211,21 @@ class Inspection:
             lines[0] = f"{origin} → {after} parameters with {how}"
             lines += self.depth.sentences
             if self.times == Times() and self.fresh is None:
-                return [*lines, *self._history()]
+                return [*lines, *self._history(), *([self._groups()] if self.mixture else [])]
         lines += [", ".join(f"{name} {a} → {b}" for name, (a, b) in self.sizes.items())]
         folds = [row.label for row in self.rows if row.entry.fold != 1]
         lines += self._fresh_lines()
         if folds and self.fresh is None:
             lines.append(f"a constant is stored in {', '.join(folds)} (column fold)")
         lines += self._history()
-        groups = f"{self.groups} parameter group{'s' * (self.groups != 1)}"
-        lines += [self._columns(), f"{self.optimizer} gets {groups}; its factors are in the last columns"]
+        lines += [self._columns(), self._groups()]
         return [*lines, *([self.inexact] if self.inexact and self.fresh is None else [])]
+
+    def _groups(self) -> str:
+        """How many there are, and where their factors stand."""
+        groups = f"{self.groups} parameter group{'s' * (self.groups != 1)}"
+        where = "; its factors are in the last columns" if self.times != Times() or self.fresh is not None else ""
+        return f"{self.optimizer} gets {groups}{where}{'; the table of experts has theirs' if self._experts else ''}"
 
     def _columns(self) -> str:
         """What stands in the table's columns."""
@@ -256,6 +272,8 @@ class Inspection:
         """The table, in two parts where the terminal is too narrow for one, and the summary."""
         tables = [] if self.depth is not None and self.times == Times() and self.fresh is None else [self.table()]
         tables += [] if self.depth is None else [self.depth.table()]
+        if experts := [(row.label, *map(_short, row.factors.values())) for row in self._experts]:
+            tables.append(text_table(("experts, in the model", *_factor_names(self.mixture)), experts, left=1))
         return "\n".join(["\n\n".join(tables), *map(wrap_text, self.summary())])
 
     def _repr_html_(self) -> str:
@@ -276,7 +294,6 @@ class Inspection:
 
     def _cells(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """Titles and rows."""
-        names = list(self.rows[0].factors) if self.rows else []
         filled = ("fold", "weight") if self.fresh is None else ("old", "new units", "to old")
         header = ("tensors", "shape", "output", "input", "out", "in", *filled)
         rows = list[tuple[str, ...]]()
@@ -288,7 +305,11 @@ class Inspection:
             numbers = [_short(rule.out), _short(rule.in_), *written, *map(_short, row.factors.values())]
             shape = shapes_in_words(row.entry.narrow, row.entry.wide)
             rows.append((row.label, shape, row.output, row.input, *numbers))
-        return (*header, *(name.replace("weight_decay", "decay") for name in names)), rows
+        return (*header, *_factor_names(self.rows)), rows
+
+
+def _factor_names(rows: Sequence[InspectionRow]) -> list[str]:
+    return [name.replace("weight_decay", "decay") for name in (rows[0].factors if rows else ())]
 
 
 @runs_trusted_code
@@ -345,7 +366,11 @@ def inspect(
     shapes = {name: plan[plan.names[name]].wide for name in source.shapes}
     if layers is None:
         assert counts is not None
-        return replace(made, depth=overview_of_experts(source, counts, shapes))
+        family = ConfigFamily(source.config)
+        width = match_plan(sketch_model(source.config), family.plan(asked.times, initial=False))
+        whole = then_parts(width, plan_mixture(family.wide_config(asked.times), shapes, counts)[0])
+        mixture = _rows(whole, traits_of(cls), {**default_hyper(cls, {}), DECAY_RULE: (rules or RuleSet()).decay})
+        return replace(made, depth=overview_of_experts(source, counts, shapes), mixture=tuple(mixture))
     return replace(made, depth=overview_of_depth(source, layers, deepen, asked.times, shapes))
 
 

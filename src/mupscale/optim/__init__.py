@@ -13,6 +13,7 @@ from mupscale.optim.group_builder import DECAY_RULE, FROM_GROUP, GroupBuilder, c
 from mupscale.optim.groups import (
     default_hyper,
     following_rules,
+    groups_by_rules,
     grown_groups,
     make_optimizer,
     param_groups,
@@ -33,6 +34,7 @@ __all__ = [
     "clip_grad_norm_",
     "default_hyper",
     "following_rules",
+    "groups_by_rules",
     "grown_groups",
     "inexact_in_words",
     "known_traits",

@@ -25,7 +25,7 @@ from mupscale.optim.group_builder import (
     scale,
 )
 from mupscale.optim.optimizer_traits import Hyper, traits_of
-from mupscale.system import MupscaleError, NotNegative, check_argument, checks_arguments
+from mupscale.system import MupscaleError, NotNegative, check_argument, checks_arguments, warn
 
 
 @checks_arguments
@@ -166,21 +166,42 @@ def following_rules(optimizer: Optimizer | None, rules: RuleSet) -> Iterator[Non
     >>> "decay_rule" in optimizer.param_groups[0]
     False
     """
-    groups = [] if optimizer is None or rules.decay == "invariant" else optimizer.param_groups
+    groups = [] if optimizer is None else optimizer.param_groups
+    added = groups_by_rules(groups, rules)
+    for group, more in zip(groups, added, strict=True):
+        group |= more
+    try:
+        yield
+    finally:
+        for group, more in zip(groups, added, strict=True):
+            for key in more:
+                group.pop(key, None)
+
+
+def groups_by_rules(groups: Sequence[Hyper], rules: RuleSet) -> list[dict[str, Any]]:
+    """What each of an optimizer's groups needs beside its own values to grow by these rules.
+
+    Groups that follow another rule for decay are an error. The embeddings' rate is set when an optimizer is made, and
+    a growth keeps it: one that was made without rules is told so.
+
+    >>> groups_by_rules([{"lr": 0.1}, {"lr": 0.1, "decay_rule": "fixed"}], RuleSet(decay="fixed"))
+    [{'decay_rule': 'fixed'}, {}]
+    """
+    if rules.embeddings != 1 and any("lr_factor" not in group for group in groups):
+        warn(
+            f"rules: embeddings={rules.embeddings:g} counts when an optimizer is made, and this one was made without "
+            "it: its embeddings keep the rate that they have. Make it with family.optimizer or "
+            "mupscale.make_optimizer(…, rules=…), or give the embeddings a group of their own"
+        )
+    if rules.decay == "invariant":
+        return [{} for _ in groups]
     for group in groups:
         if group.get(DECAY_RULE, rules.decay) != rules.decay:
             raise MupscaleError(
                 f"this optimizer's groups grow by decay={group[DECAY_RULE]}, and the rules given now say "
                 f"decay={rules.decay}: give the rules that it was made with, or make another optimizer"
             )
-    without = [group for group in groups if DECAY_RULE not in group]
-    for group in without:
-        group[DECAY_RULE] = rules.decay
-    try:
-        yield
-    finally:
-        for group in without:
-            group.pop(DECAY_RULE, None)
+    return [{} if DECAY_RULE in group else {DECAY_RULE: rules.decay} for group in groups]
 
 
 def _not_of_the_model(p: Tensor, model: nn.Module) -> MupscaleError:

@@ -453,12 +453,17 @@ class _Walk:
 
     def check_kept(self, entries: Mapping[str, Entry]) -> None:
         """Beside fresh units, a constant that copies need folded in may be another one, which has to be told."""
+        remedy = (
+            "The batch shows no such factor: new units change what the model computes from the old ones, as a softmax "
+            "over units does. Copies fit at whole multiples of the width"
+            if self.assume
+            else "With a batch (inputs=) and a wide model at a whole multiple of the width, a run finds it"
+        )
         for name in entries:
             if name in self.unkept:
                 raise MupscaleError(
                     f"'{name}' has fold={float(entries[name].fold):.6g} for copies; say what to multiply the weights "
-                    "of old units by if the other units are fresh: Role(…, fold=…, keep=…). With a batch (inputs=) "
-                    "and a wide model at a whole multiple of the width, a run finds it"
+                    f"of old units by if the other units are fresh: Role(…, fold=…, keep=…). {remedy}"
                 )
 
     def told(self, entries: Mapping[str, Entry]) -> set[str]:

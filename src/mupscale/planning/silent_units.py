@@ -64,13 +64,16 @@ class Parting:
 
 
 @torch.no_grad()
-def find_parting(small: nn.Module, large: nn.Module, batch: Any, plan: Plan) -> Parting | None:
-    """Where two models part of which the wide one holds the narrow one's weights in the places of old units."""
+def find_parting(small: nn.Module, large: nn.Module, batch: Any, plan: Plan, loosened: float = 100) -> Parting | None:
+    """Where two models part of which the wide one holds the narrow one's weights in the places of old units.
+
+    loosened: by how much more than float64's rounding may differ, as where weights were grown in float32.
+    """
     ours, theirs = (_outputs(model, batch) for model in (small, large))
     last = ""
     for path in ours:
         weights = {name: entry for name, entry in plan.parameters.items() if name.rpartition(".")[0] == path}
-        same = _same_at_old_units(ours[path], theirs.get(path), weights)
+        same = _same_at_old_units(ours[path], theirs.get(path), weights, loosened)
         if same:
             last = path if any(len(entry.narrow) > 1 for entry in weights.values()) else last
         elif same is False:
@@ -84,7 +87,9 @@ def _outputs(model: nn.Module, batch: Any) -> dict[str, Tensor]:
     return recorder.outputs
 
 
-def _same_at_old_units(ours: Tensor, theirs: Tensor | None, weights: Mapping[str, Entry]) -> bool | None:
+def _same_at_old_units(
+    ours: Tensor, theirs: Tensor | None, weights: Mapping[str, Entry], loosened: float
+) -> bool | None:
     """Whether the old units of a module's output are the narrow one's; None where their places are not known.
 
     A module that has weights of its own and is like the narrow one's in no order of its units differs.
@@ -95,14 +100,14 @@ def _same_at_old_units(ours: Tensor, theirs: Tensor | None, weights: Mapping[str
     if len(grown) > 1:
         return None
     if not grown:
-        return are_close(ours, theirs, loosened=100)
+        return are_close(ours, theirs, loosened=loosened)
     (dim,) = grown
     n, wide = ours.shape[dim], theirs.shape[dim]
     sizes = (n, wide)
     known = {e.axes[d] for e in weights.values() for d in e.out if (e.narrow[d], e.wide[d]) == sizes}
     blocks = (block for block in range(1, n + 1) if n % block == 0 and wide % block == 0)
     for axis in known or (Axis(multiplier(n, wide), block) for block in blocks):
-        if are_close(ours, theirs[index_of_old(tuple(ours.shape), {dim: axis})], loosened=100):
+        if are_close(ours, theirs[index_of_old(tuple(ours.shape), {dim: axis})], loosened=loosened):
             return True
     return False if weights else None
 

@@ -70,14 +70,33 @@ def format_times(value: Any) -> str:
     return f"{value:.2f}×" if is_usual else format_factor(value)
 
 
-def format_percent(value: float) -> str:
-    """A share, with two digits, and a space at which no line breaks.
+def format_digits(value: float, digits: int = 2) -> str:
+    """So many significant digits, and as many before the point as there are.
 
-    >>> [format_percent(value).split() for value in (0.0912, 0.03, 1.503)]
-    [['9.1', '%'], ['3.0', '%'], ['150', '%']]
+    >>> format_digits(381.2), format_digits(99.7), format_digits(9.12), format_digits(-1234.0, 3)
+    ('381', '100', '9.1', '-1,234')
+    """
+    return f"{value:,.0f}" if abs(value) >= 10**digits - 0.5 else _exponent(f"{value:.{digits}g}")
+
+
+def format_share(value: float) -> str:
+    """A share in a sentence.
+
+    >>> format_share(0.0912), format_share(0.03), format_share(3.812)
+    ('9.1 %', '3 %', '381 %')
+    """
+    return f"{format_digits(100 * value)} %"
+
+
+def format_percent(value: float) -> str:
+    """A share in a table, always with two digits, and a space at which no line breaks.
+
+    >>> [format_percent(value).split() for value in (0.0912, 0.03, 1.503, -3.8)]
+    [['9.1', '%'], ['3.0', '%'], ['150', '%'], ['-380', '%']]
     """
     share = 100 * value
-    return (f"{share:.0f}" if share >= 9.95 or not share else f"{share:#.2g}").rstrip(".") + "\N{NO-BREAK SPACE}%"
+    shown = format_digits(share) if abs(share) >= 9.95 or not share else _exponent(f"{share:#.2g}")
+    return f"{shown.rstrip('.')}\N{NO-BREAK SPACE}%"
 
 
 def format_change(value: Any) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from mupscale.plots import Gallery, words
 from mupscale.report import gain, loss_curves, tuning
 from mupscale.report.cost_picture import HALF, WIDE, draw_system
-from mupscale.study import StudySummary, format_width, format_widths, load_summary
+from mupscale.study import StudySummary, format_width, format_widths, load_summary, what_was_measured
 from mupscale.system import VERSION, MupscaleError, make_folder, replace_text, writing_into
 
 
@@ -208,7 +208,7 @@ def _checks(summary: StudySummary, check: dict[str, Any] | None, gallery: Galler
     """What transfer-check found, and how outputs change with the width."""
     html = _html()
     if check is not None:
-        sentences = html.joined(map(html.paragraph, check.get("verdict", [])))
+        sentences = html.joined(map(html.paragraph, [what_was_measured(check), *check.get("verdict", [])]))
         yield PagePart("Transfer check", sentences + html.pictures(tuning.draw_transfer(check, gallery)))
     if summary.coords is None or not summary.coords.rows:
         return

@@ -310,6 +310,8 @@ class _Check(TypedDict):
     lr: list[_Line]
     noise: list[_Line]
     fixed: dict[str, Any]
+    times: NotRequired[Positive]
+    steps: NotRequired[Positive]
     verdict: NotRequired[list[str]]
 
 
@@ -332,7 +334,7 @@ def draw_transfer(values: Mapping[str, Any], gallery: Gallery) -> Iterator[Pictu
     for varied, other in (("lr", "noise"), ("noise", "lr")):
         if any(line["points"] for line in values[varied]):
             fixed = words.format_setting(values["fixed"].get(other))
-            caption = f"Loss against {_AXES[varied]} at {_AXES[other]} {fixed}, by width after upscaling"
+            caption = f"Training loss against {_AXES[varied]} at {_AXES[other]} {fixed}, by width of the grown model"
 
             def sketch(ax: Any, varied: str = varied) -> None:
                 _panel(ax, values, varied)  # type: ignore[arg-type]
@@ -385,7 +387,7 @@ def _legend(fig: Any) -> None:
     labels = sorted(handles, key=lambda label: label == "diverged")
     if handles:
         at: dict[str, Any] = {"loc": "outside lower center", "ncols": min(6, len(labels))}
-        fig.legend([handles[label] for label in labels], labels, title="width after upscaling", **at)
+        fig.legend([handles[label] for label in labels], labels, title="width of the grown model", **at)
 
 
 def _describe(lines: Sequence[WidthLine]) -> str:

@@ -31,10 +31,17 @@ from mupscale.study.results import (
     SystemRuns,
     load_summary,
 )
-from mupscale.study.rule_comparison import RULES_FILE, compare_rules, measure_transfer, rules_table
+from mupscale.study.rule_comparison import RULES_FILE, RuleComparison, compare_rules, measure_transfer, rules_table
 from mupscale.study.settings import StudySettings
 from mupscale.study.training import COMMAND_FILE
-from mupscale.study.transfer import TRANSFER_FILE, WidthLine, read_width_line, transfer_check
+from mupscale.study.transfer import (
+    TRANSFER_FILE,
+    WidthLine,
+    estimate_transfer_check,
+    read_width_line,
+    transfer_check,
+    what_was_measured,
+)
 from mupscale.study.verdict import loss_at
 from mupscale.study.when import estimate_when, run_when
 from mupscale.study.wording import find_cost_unit, format_width, format_widths
@@ -50,6 +57,7 @@ __all__ = [
     "Curve",
     "FamilySettings",
     "OwnLoop",
+    "RuleComparison",
     "StudySettings",
     "StudySummary",
     "SystemRuns",
@@ -60,6 +68,7 @@ __all__ = [
     "describe_plan",
     "estimate_family",
     "estimate_paper",
+    "estimate_transfer_check",
     "estimate_when",
     "find_cost_unit",
     "format_width",
@@ -76,4 +85,5 @@ __all__ = [
     "run_when",
     "transfer_check",
     "usual_contenders",
+    "what_was_measured",
 ]

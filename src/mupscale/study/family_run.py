@@ -192,13 +192,26 @@ class _Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class FamilyPlanner:
-    """Builds the trees of a family. base: FLOPs of the checkpoint that the trunk starts from, if they are charged."""
+    """Builds the trees of a family.
+
+    base_steps: of the checkpoint that the trunk starts from, where these count; sizes then count both its steps and
+    its FLOPs as their own.
+    """
 
     recipe: Recipe
     settings: FamilySettings
     ground: Ground
-    base_cost: float = 0.0
+    base_steps: int = 0
     start: Stretch | None = None
+
+    @property
+    def base_cost(self) -> float:
+        """FLOPs of the checkpoint that the trunk starts from, where they count."""
+        return 0.0 if self.start is None else self.base_steps * self.ground.cost_per_step(self.start.width)
+
+    def steps_to(self, stretch: Stretch) -> int:
+        """Steps up to the end of a stretch, from the first that counts."""
+        return self.base_steps + sum(one.steps for one in stretch.path)
 
     @property
     def tokens_per_step(self) -> float:
@@ -210,8 +223,8 @@ class FamilyPlanner:
         return sum(p.numel() for p in self.recipe.family().sketch(size).parameters())
 
     def count(self, one: PlannedSize) -> dict[str, Any]:
-        """What a size's model has trained on all its way, from the start of the trunk; metrics.jsonl has its branch."""
-        steps = sum(stretch.steps for stretch in one.leaf.path)
+        """What a size's model has trained on all its way, from the first step; metrics.jsonl has its branch."""
+        steps = self.steps_to(one.leaf)
         seen = {"steps": steps, self.ground.example[1]: round(steps * self.tokens_per_step), "flops": one.spent}
         return {"size": one.size, "parameters": self.parameters(one.size), **seen}
 
@@ -349,9 +362,8 @@ def make_planner(recipe: Recipe, settings: FamilySettings, make_ground: MakeGrou
             f"{recipe.start} does not record how many steps its model has trained, and its FLOPs are part of the cost "
             f"of every size: give family.base_steps, or set family.sunk to leave them out"
         )
-    cost = 0.0 if settings.sunk else (steps or 0) * ground.cost_per_step(begun.width)
     start = Stretch(width=begun.width, steps=0, lr=0.0, start=ground.start)
-    return FamilyPlanner(recipe, settings, ground, cost, start)
+    return FamilyPlanner(recipe, settings, ground, 0 if settings.sunk else steps or 0, start)
 
 
 def _check_growths(recipe: Recipe, settings: FamilySettings) -> None:
@@ -373,7 +385,7 @@ def list_sizes(planner: FamilyPlanner, planned: Sequence[PlannedSize]) -> list[l
     """A row for every size. FLOPs here: what it adds to those before it; alone: what it would cost alone."""
     rows, trained, before = [], set[str](), planner.base_cost
     for one in planned:
-        steps = sum(stretch.steps for stretch in one.leaf.path)
+        steps = planner.steps_to(one.leaf)
         new = [stretch for stretch in one.leaf.path if stretch.key not in trained]
         trained |= {stretch.key for stretch in new}
         here, before = before + math.fsum(map(planner.ground.cost, new)), 0.0
@@ -577,13 +589,18 @@ class _FamilyRun:
         """Size by size, so that a size is finished and its folder there while the trunk goes on."""
         sizes = " → ".join(str(Width.of(size)) for size in self.settings.sizes)
         with self.trainer.stage("family", f"one trunk, every size: {sizes}"):
+            if self.planner.start is not None:
+                whose = f"the {self.planner.base_steps:,} steps" if self.planner.base_steps else "none of the steps"
+                self.note(f"  steps and FLOPs from the start include {whose} of the model that the trunk starts from")
             for number, size in enumerate(self.settings.sizes):
+                already = self.trainer.trained
                 losses = self.trainer.train([tree[number].leaf for tree in trees])
                 shown = ", ".join("diverged" if loss is None else f"{loss:.4f}" for loss in losses)
                 place = self._keep([tree[number] for tree in trees], losses)
                 spent = self.planner.count(trees[0][number])
                 counted = f"{spent['steps']:,} steps, {words.format_flops(spent['flops'])}"
-                self.note(f"  size {Width.of(size)} is finished: loss {shown} after {counted} from the start; {place}")
+                state = "finished" if self.trainer.trained > already else "reused, and not trained again"
+                self.note(f"  size {Width.of(size)} is {state}: loss {shown} after {counted} from the start; {place}")
 
     def _keep(self, seeds: Sequence[PlannedSize], losses: Sequence[float | None]) -> Path:
         """A folder of the size's own, which is an ordinary finished run; a second seed has one beside it."""
@@ -717,7 +734,7 @@ class _FamilyRun:
             found = []
             for same in zip(*paths, strict=True):
                 cost = planner.base_cost + math.fsum(map(planner.ground.cost, same[0].path))
-                steps = sum(one.steps for one in same[0].path)
+                steps = planner.steps_to(same[0])
                 found.append(BudgetPoint(cost / whole, steps, cost, [ended[one.key] for one in same]))
             return found
 
@@ -805,12 +822,12 @@ class Check:
         if not self.relative:
             return "diverged"
         mean = fmean(self.relative)
-        size = f"{100 * abs(mean):.2g} %"
-        word = "lower" if mean < 0 else "higher"
+        size = f"{words.format_share(abs(mean))} {'lower' if mean < 0 else 'higher'}"
         if len(self.relative) < 2:
-            return f"{size} {word} (one seed: no range)"
-        low, high = (f"{100 * each:+.2g}" for each in (min(self.relative), max(self.relative)))
-        return f"{size} {word} ({low} to {high} %)"
+            return f"{size} (one seed: no range)"
+        ends = (min(self.relative), max(self.relative))
+        low, high = (f"{'+' * (each > 0)}{words.format_digits(100 * each)}" for each in ends)
+        return f"{size} ({low} to {high} %)"
 
 
 def tabulate_checks(checks: Mapping[str, Check]) -> list[PageTable]:

@@ -5,6 +5,7 @@ Small systems are tuned at and forecast from; the large one is the user's own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -35,7 +36,7 @@ from mupscale.study.systems import (
     read_system,
 )
 from mupscale.study.training import Ground, MakeGround, Note, Trainer
-from mupscale.study.tree import Candidate
+from mupscale.study.tree import Candidate, Stretch, list_stretches
 from mupscale.study.verdict import answer_comparison
 from mupscale.study.wording import write_pay_words
 from mupscale.sweep import Sweep, Tried, edge_remarks
@@ -121,6 +122,8 @@ class PayStudy:
         stages = 3 + len(self.small) + (0 if forecast_only else 2)
         trainer = self.ground.make_trainer(self.folder, "pay", self.settings.engine, self.note, stages)
         trainer.command = command
+        planned = list_stretches(leaf for leaves in self.planned(forecast_only)[0].values() for leaf in leaves)
+        trainer.planned = math.fsum(map(self.ground.cost, planned))
         with trainer.alone():
             tuning = tune_contenders(self.small[0], trainer, float(self.recipe.optimizer.init_args["lr"]))
             small = [self._train(one, trainer, tuning) for one in self.small]
@@ -157,6 +160,31 @@ class PayStudy:
             summary = write_pay_words(summary)
             summary.save(self.folder)
             return summary
+
+    def planned(self, forecast_only: bool) -> tuple[dict[str, list[Stretch]], bool]:
+        """The leaves of every stage, and whether all candidates are tried in one go.
+
+        Where tuning is to choose, the first of the values to try stand for it; candidates have one seed, and go on to
+        the end.
+        """
+        first, settings = self.small[0], self.settings
+        rates = settings.rates(float(self.recipe.optimizer.init_args["lr"]))
+        tried = list_candidates(first, self.contenders, rates)
+        leaves = [leaf for one in tried for leaf in first.candidate(one.contender, rates[0], one.lr, one.noise, 0)]
+        tuning = [*(first.decayed_base(lr, 0) for lr in rates), *(leaf for leaf in leaves if leaf is not None)]
+        stages = {f"tuning, {first.label}": tuning}
+        chosen = [(one, settings.noises[0] if one.tunes_noise else 0.0) for one in self.contenders]
+        for name, system, seeds in [
+            *(("forecast", one, settings.small_seeds) for one in self.small),
+            *([] if forecast_only else [("large", self.system, settings.seeds)]),
+        ]:
+            stages[f"{name}, {system.label}"] = [
+                leaf
+                for one, noise in chosen
+                for seed in range(seeds)
+                for leaf in system.leaves(one, rates[0], rates[0], noise, seed).values()
+            ]
+        return stages, None in leaves
 
     # ------------------------------------------------------------------------------------------- what is compared
 
@@ -297,33 +325,15 @@ def describe_plan(
 ) -> str:
     """A table of stages, for `mupscale run --dry-run`; nothing is written. forecast_only … notes: as in `run_pay`.
 
-    Every stage builds the tree that it would train, with the first of the values to try where tuning is to choose;
-    what an earlier stage has trained is not counted again.
+    What an earlier stage has trained is not counted again.
     """
     study = PayStudy(recipe, settings, Path(folder), lambda text: None, base_name, list(notes))
-    first, contenders = study.small[0], study.contenders
-    rates = settings.rates(float(recipe.optimizer.init_args["lr"]))
-    tried = list_candidates(first, contenders, rates)
-    # one seed of every candidate, all to the end, not counting the seeds that close ones get
-    leaves = [leaf for one in tried for leaf in first.candidate(one.contender, rates[0], one.lr, one.noise, 0)]
-    tuning = [*(first.decayed_base(lr, 0) for lr in rates), *(leaf for leaf in leaves if leaf is not None)]
-    stages = {f"tuning, {first.label}": tuning}
-    chosen = [(one, settings.noises[0] if one.tunes_noise else 0.0) for one in contenders]
-    for name, system, seeds in [
-        *(("forecast", one, settings.small_seeds) for one in study.small),
-        *([] if forecast_only else [("large", study.system, settings.seeds)]),
-    ]:
-        stages[f"{name}, {system.label}"] = [
-            leaf
-            for one, noise in chosen
-            for seed in range(seeds)
-            for leaf in system.leaves(one, rates[0], rates[0], noise, seed).values()
-        ]
+    stages, in_one_go = study.planned(forecast_only)
     lines = [describe_stages(stages, study.ground, settings.engine)]
     largest = study.small[-1] if forecast_only else study.system
-    steps = ", ".join(f"{one.label} {largest.steps(one):,}" for one in contenders)
+    steps = ", ".join(f"{one.label} {largest.steps(one):,}" for one in study.contenders)
     lines.append(f"Steps at the full budget, {largest.label}: {steps}.")
-    if None not in leaves:  # each is judged early
+    if not in_one_go:  # each is judged early
         lines.append(
             f"Tuning costs less if candidates stop early: those that are {100 * settings.prune:g} % behind after "
             f"{settings.budgets[0]:g} of the budget. It costs more if candidates within {100 * CLOSE:g} % of the best "

@@ -7,22 +7,26 @@ with several seeds, once for each rule set. Three numbers say how well a rate tr
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from mupscale.core import RuleSet, WholeWidth, Width
 from mupscale.engine import Engine, lowest_loss_bar, train_many
+from mupscale.plots import words
+from mupscale.study.dry_run import describe_stages
 from mupscale.study.forecast import vertex
-from mupscale.study.training import Note, read_numbers
-from mupscale.study.tree import hash_values
+from mupscale.study.training import Ground, Note, read_numbers, say_once
+from mupscale.study.tree import Stretch, hash_values
+from mupscale.study.wording import count_of
 from mupscale.sweep import check_learning_rates
 from mupscale.system import MupscaleError, exclusive_lock, make_folder, text_table, write_json, writes_into
 from mupscale.train import MAY_CHANGE, Recipe, Seeds, TunedAt
 
 RULES_FILE = "rules-check.json"
+_LOSSES = "losses-rules.json"
 NUMBERS = {
     "moved": ("best rate moves by", 1),
     "wrong_rate": ("wrong by 2 costs %", 100),
@@ -60,52 +64,88 @@ def compare_rules(
             fewer steps
         note: is told what is done, line by line
     """
-    sizes = _sizes(recipe, widths, batches, durations)
-    check_learning_rates(lrs)
-    if seeds < 1 or len(lrs) < 3 or not rules:
-        raise MupscaleError(
-            f"a comparison takes a rule set, three learning rates and one seed at least, not {len(rules)}, {len(lrs)} "
-            f"and {seeds}"
-        )
-    out, data, tell = Path(out), recipe.make_data(), note or (lambda text: None)
-    values: dict[str, Any] = {"over": _over(widths, batches), "lrs": list(lrs), "seeds": seeds, "rules": {}}
+    compared = RuleComparison(recipe, rules, lrs, widths, batches, durations, seeds)
+    out, data, tell = Path(out), recipe.make_data(), say_once(note or (lambda text: None))
+    values: dict[str, Any] = {"over": compared.over, "lrs": list(lrs), "seeds": seeds, "rules": {}}
     busy = f"another process is training in {out}: wait for it, or choose another folder (--out)"
     make_folder(out)
     with exclusive_lock(out / ".lock", refusal=busy):
-        for chosen in rules:
+        for chosen, size, recipes in compared.runs():
+            stored = read_numbers(out / _LOSSES)
+            reused = ", reused" if all(_key(one) in stored for one in recipes) else ""
+            tell(f"{chosen}, {compared.over} {size}: {len(lrs)} rates × {count_of(seeds, 'seed')}{reused}")
+            losses = iter(_train(recipes, out / _LOSSES, data, engine, tell, visible=note is not None))
+            points = [{"x": lr, "losses": [next(losses) for _ in range(seeds)]} for lr in lrs]
             lines = values["rules"].setdefault(str(chosen), {"sizes": []})
-            for size, changes in sizes:
-                cells = [(lr, seed) for lr in lrs for seed in range(seeds)]
-                recipes = [_run(recipe, chosen, changes, *cell) for cell in cells]
-                tell(f"{chosen}, {values['over']} {size}: {len(lrs)} rates × {seeds} seeds")
-                losses = iter(_train(recipes, out / "losses-rules.json", data, engine, note))
-                points = [{"x": lr, "losses": [next(losses) for _ in range(seeds)]} for lr in lrs]
-                lines["sizes"].append({"size": size, "points": points})
-                lines["numbers"] = measure_transfer(lines["sizes"])
-                write_json(out / RULES_FILE, values)
+            lines["sizes"].append({"size": size, "points": points})
+            lines["numbers"] = measure_transfer(lines["sizes"])
+            write_json(out / RULES_FILE, values)
     values["verdict"] = rules_in_words(values)
     write_json(out / RULES_FILE, values)
     return values
 
 
-def _over(widths: Sequence[Any], batches: Sequence[Any]) -> str:
-    return "width" if widths else "batch" if batches else "steps"
+@dataclass(frozen=True)
+class RuleComparison:
+    """What `compare_rules` trains; its arguments are those of that function."""
 
+    recipe: Recipe
+    rules: Sequence[RuleSet]
+    lrs: Sequence[float]
+    widths: Sequence[WholeWidth] = ()
+    batches: Sequence[int] = ()
+    durations: Sequence[int] = ()
+    seeds: int = 3
 
-def _sizes(
-    recipe: Recipe, widths: Sequence[WholeWidth], batches: Sequence[int], durations: Sequence[int]
-) -> list[tuple[Any, dict[str, Any]]]:
-    """What the runs of each size have of their own."""
-    given = [part for part in (widths, batches, durations) if part]
-    if len(given) != 1 or len(given[0]) < 2:
-        raise MupscaleError("rule sets are compared over two or more widths, or batches, or durations: give one list")
-    if widths:
-        return [(Width.of(width).plain, {"width": width}) for width in widths]
-    first = TunedAt(batches[0] if batches else recipe.batch, recipe.steps if batches else durations[0])
-    if batches:
-        examples = recipe.steps * batches[0]
-        return [(b, {"batch": b, "steps": max(1, round(examples / b)), "tuned_at": first}) for b in batches]
-    return [(steps, {"steps": steps, "tuned_at": first}) for steps in durations]
+    def __post_init__(self) -> None:
+        self.sizes()  # refuses
+        check_learning_rates(self.lrs)
+        if self.seeds < 1 or len(self.lrs) < 3 or not self.rules:
+            raise MupscaleError(
+                f"a comparison takes a rule set, three learning rates and one seed at least, not {len(self.rules)}, "
+                f"{len(self.lrs)} and {self.seeds}"
+            )
+
+    @property
+    def over(self) -> str:
+        """What a size is."""
+        return "width" if self.widths else "batch" if self.batches else "steps"
+
+    def sizes(self) -> list[tuple[Any, dict[str, Any]]]:
+        """What the runs of each size have of their own."""
+        recipe, batches = self.recipe, self.batches
+        given = [part for part in (self.widths, batches, self.durations) if part]
+        if len(given) != 1 or len(given[0]) < 2:
+            raise MupscaleError(
+                "rule sets are compared over two or more widths, or batches, or durations: give one list"
+            )
+        if self.widths:
+            return [(Width.of(width).plain, {"width": width}) for width in self.widths]
+        first = TunedAt(batches[0] if batches else recipe.batch, recipe.steps if batches else self.durations[0])
+        if batches:
+            examples = recipe.steps * batches[0]
+            return [(b, {"batch": b, "steps": max(1, round(examples / b)), "tuned_at": first}) for b in batches]
+        return [(steps, {"steps": steps, "tuned_at": first}) for steps in self.durations]
+
+    def runs(self) -> Iterator[tuple[RuleSet, Any, list[Recipe]]]:
+        """Every rule set at every size, with every learning rate and seed."""
+        for chosen in self.rules:
+            for size, changes in self.sizes():
+                cells = [(lr, seed) for lr in self.lrs for seed in range(self.seeds)]
+                yield chosen, size, [_run(self.recipe, chosen, changes, *cell) for cell in cells]
+
+    def describe(self, engine: Engine) -> str:
+        """What it trains, as a table of rule sets and sizes, with cost and time; runs that coincide count once."""
+        seen, stages = set[str](), dict[str, list[Stretch]]()
+        for number, (chosen, size, recipes) in enumerate(self.runs()):
+            new = [one for one in recipes if _key(one) not in seen]
+            seen |= {_key(one) for one in new}
+            share = recipes[0].batch / self.recipe.batch  # a step costs as its examples do
+            own: dict[str, Any] = {"width": recipes[0].width, "steps": max(1, round(share * recipes[0].steps))}
+            stages[f"{chosen}, {self.over} {size}"] = [
+                Stretch(lr=one.optimizer.init_args["lr"], seed=n, order=number, **own) for n, one in enumerate(new)
+            ]
+        return describe_stages(stages, Ground(replace(self.recipe, grow=[])), engine)
 
 
 def _run(recipe: Recipe, rules: RuleSet, changes: Mapping[str, Any], lr: float, seed: int) -> Recipe:
@@ -120,21 +160,27 @@ def _run(recipe: Recipe, rules: RuleSet, changes: Mapping[str, Any], lr: float, 
     return replace(recipe, optimizer=optimizer, seeds=own, rules=rules, **{**fresh, **changes})
 
 
+def _key(recipe: Recipe) -> str:
+    """What tells a run's loss from all others.
+
+    A recipe has applied the rules for batch and duration when it is made, and at the base width every rule for decay
+    is the same: rule sets that differ in these alone share their runs.
+    """
+    at_base = Width.of(recipe.width) == Width.of(recipe.base)
+    rules = replace(recipe.rules, batch=RuleSet.batch, duration=RuleSet.duration)
+    told = replace(recipe, rules=replace(rules, decay=RuleSet.decay) if at_base else rules).to_json()
+    return hash_values([recipe.steps, {name: value for name, value in told.items() if name not in MAY_CHANGE}])
+
+
 def _train(
-    recipes: Sequence[Recipe], stored_in: Path, data: Any, engine: Engine, note: Note | None
+    recipes: Sequence[Recipe], stored_in: Path, data: Any, engine: Engine, note: Note, *, visible: bool
 ) -> list[float | None]:
     """Their held-out losses, None: diverged; those in the file are not trained again."""
-    keys = []
-    for recipe in recipes:
-        told = recipe.to_json()
-        keys.append(
-            hash_values([recipe.steps, {name: value for name, value in told.items() if name not in MAY_CHANGE}])
-        )
-    stored = read_numbers(stored_in)
+    keys, stored = [_key(recipe) for recipe in recipes], read_numbers(stored_in)
     left = [number for number, key in enumerate(keys) if key not in stored]
     if left:
         save = stored_in.with_name(f"{stored_in.stem}-{hash_values(keys)}.safetensors")
-        with lowest_loss_bar(recipes[0].steps, len(left), visible=note is not None) as tell:
+        with lowest_loss_bar(recipes[0].steps, len(left), visible=visible) as tell:
             outcomes = train_many(
                 [recipes[number] for number in left],
                 engine=engine,
@@ -231,15 +277,17 @@ def rules_in_words(values: Mapping[str, Any]) -> list[str]:
             f"from {values['over']} {sizes[0]} to {sizes[-1]}, taking the best rate along costs least with {best}: "
             f"{_shown(costs[best], 100)} % of the loss{within}"
         )
-    ends = {min(values["lrs"]), max(values["lrs"])}
+    ends, edges = {min(values["lrs"]), max(values["lrs"])}, dict[str, list[str]]()
     for name, lines in values["rules"].items():
         at_edge = []
         for one in lines["sizes"]:
             means = {point["x"]: fmean(_finite(point["losses"])) for point in one["points"]}
             at_edge += [str(one["size"])] if min(means, key=means.__getitem__) in ends else []
         if at_edge:
-            where = f"{values['over']} {', '.join(at_edge)}"
-            told.append(f"{name}: the best rate lies on the edge of the grid at {where}: try a wider range (study.lrs)")
+            edges.setdefault(f"{values['over']} {', '.join(at_edge)}", []).append(name)
+    for where, names in edges.items():
+        whose = "with every rule set" if len(names) == len(values["rules"]) > 1 else f"with {', '.join(names)}"
+        told.append(f"{whose} the best rate lies on the edge of the grid at {where}: try a wider range (study.lrs)")
     return told
 
 
@@ -257,4 +305,4 @@ def _shown(number: Mapping[str, float | None], times: int) -> str:
     mean, error = number["mean"], number["error"]
     if mean is None:
         return "diverges"
-    return f"{times * mean:.3g}" + ("" if error is None else f" ± {times * error:.2g}")
+    return words.format_digits(times * mean, 3) + ("" if error is None else f" ± {words.format_digits(times * error)}")

@@ -24,6 +24,7 @@ from mupscale.system import (
     make_folder,
     read_json,
     replace_text,
+    rough_time,
     write_json,
 )
 from mupscale.train import (
@@ -161,6 +162,8 @@ class Trainer:
     """Trains stretches in a study's folder, and counts what they take. stages: how many there will be.
 
     processes: those that train each stretch together, of which the main one decides and writes.
+    planned: about what all stages together cost, where that is known: then each says how far the study is.
+    trained: how often something was trained here and now, rather than read from the folder.
     study: tells whose seconds are kept, where several studies share a folder. Costs are those of a stage's stretches,
     whichever process has trained them.
     """
@@ -177,9 +180,13 @@ class Trainer:
     visible: bool = True
     start_at: str | None = None
     ended: dict[str, float | None] = field(default_factory=dict)
-    told: set[str] = field(default_factory=set)
+    trained: int = 0
+    planned: float = 0.0
     processes: Processes = field(default_factory=lambda: Processes(torch.device("cpu")))
     command: str = ""
+
+    def __post_init__(self) -> None:
+        self.note_once = say_once(lambda text: self.note(text) if self.processes.main else None)
 
     def make_folder(self) -> None:
         """Make the study's folder if there is none, and say in it which command goes on with what is there."""
@@ -227,9 +234,18 @@ class Trainer:
     def stage(self, name: str, about: str) -> Iterator[None]:
         """Everything trained within belongs to this stage."""
         self.number, self.name = self.number + 1, name
-        self.note(f"{self.number}/{self.stages} {about}" if self.stages else about)
+        self.note((f"{self.number}/{self.stages} {about}" if self.stages else about) + self._progress())
         self.spent.setdefault(name, StageSpent(name, 0.0, read_numbers(self._clock).get(name) or 0.0))
         yield
+
+    def _progress(self) -> str:
+        """How far the whole study is, by the cost that was planned, and about how long the rest takes."""
+        done = math.fsum(one.cost or 0.0 for one in self.spent.values())
+        if not (self.planned and done):
+            return ""
+        share, seconds = min(done / self.planned, 0.99), math.fsum(one.seconds for one in self.spent.values())
+        left = f", about {rough_time(seconds * (1 - share) / share)} left" if seconds else ""
+        return f" (about {share:.0%} of all the training is done{left})"
 
     def train(self, leaves: Sequence[Stretch], *, keep: bool = True) -> list[float | None]:
         """The final losses of these, None: diverged. All that they stand on is trained, unless it is there already.
@@ -303,7 +319,7 @@ class Trainer:
                     save=None if together else self.folder / "stacks" / f"{self.name}-{name}.safetensors",
                     on_point=tell,
                     resume=True,
-                    note=self._note_once,
+                    note=self.note_once,
                     data=self.ground.data,
                 )
             outcomes = self.processes.ask_main(partial(list, outcomes))
@@ -312,12 +328,6 @@ class Trainer:
         spent = self.spent[self.name]
         self.spent[self.name] = replace(spent, cost=(spent.cost or 0.0) + math.fsum(each))
         return outcomes
-
-    def _note_once(self, text: str) -> None:
-        """Why runs of one model are trained one at a time is the same for every stretch."""
-        if text not in self.told and self.processes.main:
-            self.told.add(text)
-            self.note(text)
 
     def _loss(self, outcome: Outcome) -> float | None:
         if outcome.status != "finished":
@@ -329,6 +339,7 @@ class Trainer:
 
     def _keep_seconds(self, seconds: float) -> None:
         """Add to what a stage has taken, in this process or others."""
+        self.trained += 1
         stored = read_numbers(self._clock)
         taken = (stored.get(self.name) or 0.0) + seconds
         self.spent[self.name] = replace(self.spent[self.name], seconds=taken)
@@ -343,6 +354,18 @@ class Trainer:
     def _clock(self) -> Path:
         """What stages have taken so far, by name."""
         return self.folder / f"seconds-{self.study}-{hash_values(self.ground.identity)[:8]}.json"
+
+
+def say_once(note: Note) -> Note:
+    """The same, for what would be said of every group of runs: why they are trained one at a time, for one."""
+    said: set[str] = set()
+
+    def say(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            note(text)
+
+    return say
 
 
 def read_numbers(path: Path) -> dict[str, float | None]:

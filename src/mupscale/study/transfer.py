@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,10 +17,12 @@ from typing import Any
 from mupscale.core import WholeWidth, Width
 from mupscale.engine import Engine
 from mupscale.study.contenders import COPIES
+from mupscale.study.dry_run import describe_stages
 from mupscale.study.paper import Protocol
 from mupscale.study.settings import StudySettings
 from mupscale.study.systems import System
 from mupscale.study.training import Note, Trainer
+from mupscale.study.tree import Stretch
 from mupscale.study.wording import count_of
 from mupscale.sweep import Cell, Space, check_learning_rates
 from mupscale.system import MupscaleError, write_json, writes_into
@@ -55,16 +58,10 @@ def transfer_check(
         base_lr: the base models' learning rate; none takes the optimizer's
         note: is told what is done, line by line; without one, nothing shows how far it is
     """
-    protocol = Protocol(recipe, "train")
-    if seeds < 1:
-        raise MupscaleError(f"seeds is {seeds}, but a transfer check needs at least 1")
-    if not widths:
-        raise MupscaleError("a transfer check needs base widths, two or more, such as [64, 128]")
-    lines = _cells_by_axis(lrs, noises, lr, noise)
-    large = protocol.system(StudySettings())
-    rate = float(recipe.optimizer.init_args["lr"] if base_lr is None else base_lr)
-    trainer = Trainer(protocol, Path(out), "transfer", engine, note or (lambda text: None), stages=0)
+    asked = _Asked(recipe, widths, lrs, noises, lr, noise, seeds, base_lr)
+    trainer = Trainer(asked.protocol, Path(out), "transfer", engine, note or (lambda text: None), stages=0)
     trainer.visible = note is not None
+    large, lines, systems = asked.large, asked.lines, asked.systems
     values: dict[str, Any] = {
         "times": Width.of(large.wide).size / Width.of(large.narrow).size,
         "steps": large.grown_steps,
@@ -72,17 +69,81 @@ def transfer_check(
         "unit": large.noise_unit,
         **{axis: [] for axis in lines},
     }
-    systems = protocol.small_systems(large, widths)
     with trainer.alone():
         for system in systems:
-            cells = list(dict.fromkeys(cell for line in lines.values() for cell in line))
-            losses = _train_width(trainer, system, rate, seeds, cells)
+            losses = _train_width(trainer, system, asked)
             for axis, line in lines.items():
                 points = [{"x": getattr(cell, axis), "losses": losses[cell]} for cell in line]
                 values[axis].append({"width": system.wide, "from": system.narrow, "points": points})
         values["verdict"] = judge_transfer(values)
         write_json(Path(out) / TRANSFER_FILE, values)
     return values
+
+
+def estimate_transfer_check(
+    recipe: Recipe,
+    *,
+    widths: Sequence[WholeWidth],
+    lrs: Sequence[float],
+    noises: Sequence[float],
+    lr: float,
+    noise: float,
+    seeds: int = 3,
+    base_lr: float | None = None,
+    engine: Engine = "auto",
+) -> str:
+    """A table of what `transfer_check` trains at each width, its cost and time; nothing is written."""
+    asked = _Asked(recipe, widths, lrs, noises, lr, noise, seeds, base_lr)
+    return describe_stages({one.label: asked.trials(one) for one in asked.systems}, asked.protocol, engine)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a check is asked for, and so what it trains."""
+
+    recipe: Recipe
+    widths: Sequence[WholeWidth]
+    lrs: Sequence[float]
+    noises: Sequence[float]
+    lr: float
+    noise: float
+    seeds: int
+    base_lr: float | None
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise MupscaleError(f"seeds is {self.seeds}, but a transfer check needs at least 1")
+        if not self.widths:
+            raise MupscaleError("a transfer check needs base widths, two or more, such as [64, 128]")
+
+    @cached_property
+    def protocol(self) -> Protocol:
+        return Protocol(self.recipe, "train")
+
+    @cached_property
+    def lines(self) -> dict[str, list[Cell]]:
+        return _cells_by_axis(self.lrs, self.noises, self.lr, self.noise)
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All that are tried, each once."""
+        return list(dict.fromkeys(cell for line in self.lines.values() for cell in line))
+
+    @cached_property
+    def large(self) -> System:
+        return self.protocol.system(StudySettings())
+
+    @property
+    def systems(self) -> list[System]:
+        return self.protocol.small_systems(self.large, self.widths)
+
+    @property
+    def base_rate(self) -> float:
+        return float(self.recipe.optimizer.init_args["lr"] if self.base_lr is None else self.base_lr)
+
+    def trials(self, system: System) -> list[Stretch]:
+        """The grown models at a width: every cell with every seed."""
+        return [system.leaf(COPIES, self.base_rate, *cell, seed) for cell in self.cells for seed in range(self.seeds)]
 
 
 def _cells_by_axis(lrs: Sequence[float], noises: Sequence[float], lr: float, noise: float) -> dict[str, list[Cell]]:
@@ -95,21 +156,18 @@ def _cells_by_axis(lrs: Sequence[float], noises: Sequence[float], lr: float, noi
     }
 
 
-def _train_width(
-    trainer: Trainer, system: System, base_lr: float, seeds: int, cells: Sequence[Cell]
-) -> dict[Cell, list[float | None]]:
+def _train_width(trainer: Trainer, system: System, asked: _Asked) -> dict[Cell, list[float | None]]:
     """The final training losses of each cell by seed; None for those that diverged."""
-    width = Width.of(system.narrow)
+    width, seeds, cells = Width.of(system.narrow), asked.seeds, asked.cells
     with trainer.stage(f"base-{width.label}", f"width {width}: {count_of(seeds, 'base model')}"):
-        if None in trainer.train([system.base_model(base_lr, seed) for seed in range(seeds)]):
+        if None in trainer.train([system.base_model(asked.base_rate, seed) for seed in range(seeds)]):
             raise MupscaleError(
-                f"the base model of width {width} diverged at learning rate {base_lr:g}: take a smaller one "
+                f"the base model of width {width} diverged at learning rate {asked.base_rate:g}: take a smaller one "
                 f"(--optimizer.lr)"
             )
     about = f"width {system.label}: {count_of(len(cells), 'trial')} × {count_of(seeds, 'seed')}"
     with trainer.stage(f"trials-{width.label}", about):
-        trials = [system.leaf(COPIES, base_lr, *cell, seed) for cell in cells for seed in range(seeds)]
-        losses = iter(trainer.train(trials, keep=False))
+        losses = iter(trainer.train(asked.trials(system), keep=False))
         return {cell: [next(losses) for _ in range(seeds)] for cell in cells}
 
 
@@ -117,6 +175,17 @@ def _train_width(
 
 
 _MOST_EXTRA = 0.05  # of the loss: what transferring may cost for an optimum to be said to transfer
+
+
+def what_was_measured(values: Mapping[str, Any]) -> str:
+    """Which widths, and which losses, a check is about.
+
+    >>> what_was_measured({"times": 4.0, "steps": 300})[:77]
+    "Widths are those of the grown models, 4 times their base models'. Losses are "
+    """
+    times = f", {values['times']:g} times their base models'" if "times" in values else ""
+    after = f" after {values['steps']:,} more steps" if "steps" in values else ""
+    return f"Widths are those of the grown models{times}. Losses are training losses{after}, and not held-out ones."
 
 
 def judge_transfer(values: Mapping[str, Any]) -> list[str]:

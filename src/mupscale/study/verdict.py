@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from mupscale.core import Width
+from mupscale.plots import words
 from mupscale.study.contenders import (
     BASE,
     CONTENDERS,
@@ -188,7 +189,7 @@ def _write_sentence(runs: SystemRuns, values: Mapping[str, Any]) -> str:
     first, *others = map(contender_named, values["ranking"])
 
     def above(one: Contender) -> str:
-        return _percent(finals[one.name] / finals[first.name] - 1)
+        return words.format_share(finals[one.name] / finals[first.name] - 1)
 
     if runs.seeds < 2 and others:
         return (
@@ -214,14 +215,9 @@ def _write_sentence(runs: SystemRuns, values: Mapping[str, Any]) -> str:
         even = values["break_even"][CONTINUED.name]
         always = (even.get("charged") or even["there"])["kind"] == "always"
         where = "at every budget" if always else "though it is lower at small budgets"
-        higher = _percent(1 / (1 + values["above_continued"]) - 1)
+        higher = words.format_share(1 / (1 + values["above_continued"]) - 1)
         parts.append(f"continuing the base model ends {higher} higher, {where}")
     return f"{first.advice}: {'; '.join(parts)}." if parts else f"{first.advice}."
-
-
-def _percent(part: float) -> str:
-    """With two digits, and as many before the point as there are."""
-    return f"{100 * part:.0f} %" if abs(part) >= 0.1 else f"{100 * part:.2g} %"
 
 
 def _final(one: ContenderRuns) -> float:

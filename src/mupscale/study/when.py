@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 
 from mupscale.core import WholeWidth, Width
+from mupscale.plots import words
 from mupscale.study.contenders import CONTINUED, FRESH, FROM_SCRATCH
 from mupscale.study.dry_run import describe_stages
 from mupscale.study.results import BudgetPoint, ContenderRuns, StudySummary, SystemRuns
@@ -154,7 +155,8 @@ def rank_arms(runs: dict[str, ContenderRuns]) -> str:
     order = sorted(ended, key=lambda label: fmean(ended[label]))
     best = ended[order[0]]
     span = f" ({min(best):.4g} to {max(best):.4g})" if len(best) > 1 else ""
-    others = [f"{label} ends {100 * (fmean(ended[label]) / fmean(best) - 1):.2g} % higher" for label in order[1:]]
+    above = {label: words.format_share(fmean(ended[label]) / fmean(best) - 1) for label in order[1:]}
+    others = [f"{label} ends {part} higher" for label, part in above.items()]
     lost = [f"{label} diverged" for label in runs if label not in ended]
     first = f"{order[0][0].upper()}{order[0][1:]} ends lowest, at {fmean(best):.4g}{span}"
     return "; ".join([first, *others, *lost]) + "."

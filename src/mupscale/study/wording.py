@@ -65,7 +65,8 @@ def list_contenders(title: str, runs: SystemRuns, measure: str) -> PageTable:
         **dict(_scores(ranked, measure)),
     }
     over = "the mean over the seeds, with their range"
-    note = f"If a contender starts from the base model, its cost includes the base model's. Losses are {over}."
+    base = "If a contender starts from the base model, its cost includes the base model's, and its steps do not."
+    note = f"{base} Losses are {over}."
     return PageTable(title, list(columns), [list(row) for row in zip(*columns.values(), strict=True)], note=note)
 
 

@@ -6,6 +6,7 @@ piece. record: mupscale.json beside a wide checkpoint. output_folder: its place,
 
 from mupscale.hf.files.output_folder import (
     CARD_FILE,
+    OPTIMIZER_FILE,
     bytes_bar,
     check_place,
     check_space,
@@ -31,6 +32,7 @@ from mupscale.hf.files.stream import (
 
 __all__ = [
     "CARD_FILE",
+    "OPTIMIZER_FILE",
     "RECORD_FILE",
     "GrowthStep",
     "Record",

@@ -127,8 +127,8 @@ _PARTS = {
     "kv": "key/value heads",
 }
 _LAYERS = {
-    "identity": "new layers are between the trained ones and write nothing into the residual stream yet (identity, "
-    "seed {seed}), so they change nothing at first",
+    "identity": "new layers stand between or after the trained layers. They write nothing into the residual stream yet "
+    "(identity, seed {seed}), so they change nothing at first",
     "stack": "a copy of all layers follows all layers (stacking), which changes the function",
     "interleaved": "copies of each layer follow it (stacking, interleaved), which changes the function",
 }

@@ -45,7 +45,7 @@ from mupscale.hf.describe import (
     with_layers,
 )
 from mupscale.hf.files import GrowthStep, Record, Source, then_parts
-from mupscale.optim import DECAY_RULE, FROM_GROUP, GroupBuilder, Traits, recognise_optimizer, scale, traits_of
+from mupscale.optim import FROM_GROUP, GroupBuilder, Traits, groups_by_rules, recognise_optimizer, scale, traits_of
 from mupscale.system import MupscaleError, NotNegative, checks_arguments, open_file, replacing, warn
 
 _IN_BLOCK = re.compile(r"[^.]+\.\d+\.")  # the first of a name's numbered modules, as in model.layers.0.mlp
@@ -56,6 +56,15 @@ def shapes_of(model: nn.Module) -> dict[str, Shape]:
     """Shapes of all parameters, tied ones under each of their names."""
     named = naming.unwrap(model).named_parameters(remove_duplicate=False)
     return {naming.canonical(name): tuple(p.shape) for name, p in named}
+
+
+def check_rules(rules: RuleSet | None, layers: int | None) -> None:
+    """An error where more layers are to follow a rule for depth, which a growth by configs does not."""
+    if rules is not None and rules.depth != "none" and layers is not None:
+        raise MupscaleError(
+            f"rules.depth={rules.depth} is for mupscale.upscale, families and recipes: a Hugging Face growth to "
+            f"{layers} layers keeps the learning rates of blocks. Leave it out"
+        )
 
 
 def match_plan(model: nn.Module, plan: Plan, small: Config | None = None) -> Plan:
@@ -434,6 +443,7 @@ def widen_optimizer_file(
     goes on; its own saved state has narrow rates, one for each narrow group. rules: by which weight decay grows, where
     the state does not say it. `mupscale.hf.resume_optimizer` makes an optimizer of the file.
     """
+    check_rules(rules, None if deeper is None else deeper.layers)
     model = sketch_model(source.config)
     if plan is None:
         plan = ConfigFamily(source.config).plan(times, initial=False)
@@ -456,8 +466,9 @@ def widen_optimizer_file(
         if origin.is_taken and origin.name in narrow.states:
             made = [dict(_pieces(n, narrow, plan, cls, grow or Copies())) for n in joined.get(name, (origin.name,))]
             pieces[name] = made[0] if name not in later.parameters else _in_parts(name, made, narrow, later[name], cls)
-    if rules is not None and rules.decay != "invariant":
-        narrow = replace(narrow, groups=[(names, {DECAY_RULE: rules.decay, **hyper}) for names, hyper in narrow.groups])
+    added = groups_by_rules([hyper for _, hyper in narrow.groups], rules or RuleSet())
+    kept = zip(narrow.groups, added, strict=True)
+    narrow = replace(narrow, groups=[(names, {**hyper, **more}) for (names, hyper), more in kept])
     copies = grow is None or grow.needs_multiples
     groups = _groups(narrow, whole, order, traits_of(cls), warns=out is not None and copies)
     if out is not None:

@@ -60,7 +60,7 @@ from mupscale.hf.files import (
     write_size_card,
 )
 from mupscale.hf.training import groups
-from mupscale.hf.training.groups import match_plan, plan_for_model, shapes_of
+from mupscale.hf.training.groups import check_rules, match_plan, plan_for_model, shapes_of
 from mupscale.optim import FROM_GROUP, clip_grad_norm_, following_rules, widen_scheduler
 from mupscale.system import (
     MupscaleError,
@@ -283,6 +283,7 @@ class GrowTrainerCallback(InvariantClipping):
                 f"scale_lr= is a positive factor for the learning rates, instead of lr=, not {scale_lr!r} with "
                 f"lr={lr!r}"
             )
+        check_rules(rules, layers)
         self.at, self.times, self.grow, self.noise, self.exact, self.seed = at, times, grow, noise, exact, seed
         self.lr, self.scale_lr = lr, scale_lr
         self.sizes = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}

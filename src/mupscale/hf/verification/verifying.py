@@ -28,7 +28,7 @@ from mupscale.hf.describe import (
     transformers_config,
     with_layers,
 )
-from mupscale.hf.files import Source, open_source
+from mupscale.hf.files import OPTIMIZER_FILE, Source, open_source
 from mupscale.hf.training import decay_groups, match_plan
 from mupscale.hf.verification.relation import (
     FreshGrowth,
@@ -429,6 +429,8 @@ def verify(
     relation = None if built is not None else relate(open_source(small), open_source(wide), plan)  # type: ignore[arg-type]
     rows, first = ([], None) if relation is None else _compare_files(relation)
     ours, theirs, notes = _both_models(small, wide, relation, precision, train, device)
+    if relation is not None and (relation.wide.folder / OPTIMIZER_FILE).exists():
+        notes.append(f"Not compared: {OPTIMIZER_FILE}, the optimizer's state and learning rates.")
     batches = _batches(ours, relation, max(2, min(train + 1, _BATCHES)), tokens, seed, text, device, trust_remote_code)
     pair = _Pair(ours, theirs, relation, batches, train, rows, first, notes)
     with KeepDouble() if precision == torch.float64 else nullcontext():
@@ -565,8 +567,9 @@ def _compare_files(relation: Relation) -> tuple[list[ComparisonRow], Difference 
     is_kept = relation.fresh is not None and (len(steps) == 1 or relation.deepened_after_fresh is not None)
     exact = 0.0 if is_kept else limit
     worst, old, new, first = 0.0, 0.0, 0.0, None
-    parts = [n for n in ("layers", "experts") if any(getattr(growth, n) for growth in relation.growths)]
-    newer = " and ".join(parts) or "units"
+    parts = ["units"] if relation.fresh is not None else []
+    parts += [n for n in ("layers", "experts") if any(getattr(growth, n) for growth in relation.growths)]
+    copied = any(growth.is_width and growth.fresh is None for growth in relation.growths)
     for off in tensor_differences(relation.small, relation.wide, steps):
         worst, old, new = max(worst, off.whole), max(old, off.old), max(new, off.new)
         if first is None and not (off.whole <= limit and off.old <= exact):
@@ -574,8 +577,10 @@ def _compare_files(relation: Relation) -> tuple[list[ComparisonRow], Difference 
     if relation.fresh is None and not relation.deepened:
         return [ComparisonRow("tensors in the files", worst, limit)], first
     return [
-        ComparisonRow("old weights in the files", old, exact),
-        ComparisonRow(f"new {newer} in the files", new, limit, "as recorded" if relation.deepened else "as drawn"),
+        ComparisonRow(f"{'copied' if copied else 'old'} weights in the files", old, exact),
+        ComparisonRow(
+            f"new {' and '.join(parts)} in the files", new, limit, "as recorded" if relation.deepened else "as drawn"
+        ),
     ], first
 
 
