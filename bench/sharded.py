@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -83,12 +84,16 @@ def grow(layers: int) -> None:
         size = 3 * 4 * sum(p.numel() for p in model.parameters())
         del model, optimizer, p
         plain = {"width": 512}, {"width": WIDTH}
-        family = mu.Family(lambda width: build(width, layers), {"width": 64})
-        used = used_by(lambda: upscale_dcp(folder / "small", folder / "wide", family, *plain, Growth(0, how="copies")))
-        written = sum(path.stat().st_size for path in (folder / "wide").iterdir())
+        used = {}
+        for how in ("copies", "fresh"):
+            family = mu.Family(lambda width: build(width, layers), {"width": 64}, init_at={"width": 512})
+            growth = Growth(0, how=how)
+            used[how] = used_by(partial(upscale_dcp, folder / "small", folder / how, family, *plain, growth))
+        written = sum(path.stat().st_size for path in (folder / "copies").iterdir())
     print(
-        f"DCP folder, {layers:2} layers: {size / MIB:.0f} → {written / MIB:.0f} MiB, at most {used / MIB:.0f} MiB held"
-        f"; the largest tensor has {4 * VOCABULARY * WIDTH / MIB:.0f}"
+        f"DCP folder, {layers:2} layers: {size / MIB:.0f} → {written / MIB:.0f} MiB, held at most "
+        f"{used['copies'] / MIB:.0f} MiB (copies) and {used['fresh'] / MIB:.0f} (fresh units); the largest tensor has "
+        f"{4 * VOCABULARY * WIDTH / MIB:.0f}"
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -59,3 +61,29 @@ class Cloned(nn.Module):
 @pytest.mark.parametrize("model", [CopiesItself, Cloned])
 def test_what_cannot_be_made_in_parts_is_noticed(model: type[nn.Module]) -> None:
     assert not mu.Family(model, 8).can_draw_parts
+
+
+def test_initial_values_of_a_large_model_are_measured_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more memory at once than the largest parameter's; what cannot be made so is made as a whole."""
+    module = sys.modules[mu.Family.__module__]
+    held: list[int] = []
+    drawn = mu.Family.drawn_alone
+
+    def watched(family: mu.Family, width: int, seed: int, part: list[str]) -> nn.Module:
+        model = drawn(family, width, seed, part)
+        held.append(sum(p.numel() for p in model.parameters() if not p.is_meta))
+        return model
+
+    def build(width: int) -> nn.Module:
+        return GPT2(50, 8, width=width, head_dim=32, layers=2).double()
+
+    whole = mu.Family(build, 64).initial_std()
+    monkeypatch.setattr(mu.Family, "drawn_alone", watched)
+    monkeypatch.setattr(module, "_MOST_NUMBERS", 1000)
+    parts = mu.Family(build, 64).initial_std()
+    assert max(held) <= max(p.numel() for p in build(64).parameters())
+    assert parts == pytest.approx(whole, rel=0.15, abs=1e-12)
+    held.clear()
+    copied = mu.Family(CopiesItself, 64).initial_std()
+    assert max(held) == 3 * 64 * 64
+    assert min(copied.values()) > 0

@@ -96,7 +96,7 @@ def test_an_index_that_holds_code_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(MupscaleError, match="damaged"):
         load_dcp(folder)
     with pytest.raises(MupscaleError, match=r"it has no \.metadata"):
-        load_dcp(tmp_path)
+        load_dcp(tmp_path / "nowhere")
     assert not (tmp_path / "ran").exists()
 
 

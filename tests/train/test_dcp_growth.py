@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from mupscale.cli import main
+from mupscale.family import BuiltMembers
 from mupscale.system import MupscaleError
 from mupscale.train import DcpFolder, Growth, compare_dcp, upscale_dcp
 
@@ -178,7 +179,9 @@ def test_more_blocks_start_as_identity_with_an_empty_state(tmp_path: Path, famil
     again = resumed(tmp_path / "deep", grown, torch.optim.AdamW)
     torch.testing.assert_close(grown(X), model(X), rtol=1e-12, atol=1e-12)
     new = next(name for name in ("1", "2") if not grown.layers[name].down.weight.any())
-    assert not again.state[grown.layers[new].up.weight]["exp_avg"].any()
+    state = again.state[grown.layers[new].up.weight]
+    assert not state["exp_avg"].any()
+    assert int(state["step"]) == 0  # so that its first step is a fresh optimizer's
     assert grown.layers[new].up.weight.std() > 0
     assert compare_dcp(tmp_path / "small", tmp_path / "deep", build=Net).ok
 
@@ -308,6 +311,121 @@ def test_an_object_that_is_code_is_copied_and_never_run(tmp_path: Path, family: 
     with pytest.raises(MupscaleError, match="is no plain value"):
         DcpFolder(tmp_path / "wide").value("dataloader.code")
     assert not (tmp_path / "ran").exists()
+
+
+class Mixture(nn.Module):
+    """Stacked experts with a router, and what balances them, as torchtitan has it."""
+
+    def __init__(self, width: int, experts: int, top_k: int) -> None:
+        super().__init__()
+        self.w1 = nn.Parameter(torch.randn(experts, 2 * width, width) / 4)
+        self.w2 = nn.Parameter(torch.randn(experts, width, 2 * width) / 4)
+        self.gate, self.top_k = nn.Linear(width, experts, bias=False), top_k
+        self.register_buffer("balance", torch.zeros(experts, dtype=torch.float32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.gate(x).softmax(-1)
+        chosen = (scores + self.balance).topk(self.top_k, dim=-1).indices
+        weights = torch.zeros_like(scores).scatter(-1, chosen, scores.gather(-1, chosen))
+        hidden = torch.tanh(torch.einsum("ehd,bd->beh", self.w1, x))
+        return torch.einsum("be,edh,beh->bd", weights / weights.sum(-1, keepdim=True), self.w2, hidden)
+
+
+class Dense(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width, bias=False), nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(torch.tanh(self.up(x)))
+        return out
+
+
+class Mixed(nn.Module):
+    def __init__(self, width: int = 8, experts: int = 0, top_k: int = 2) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, width), nn.Linear(width, 2)
+        self.part = Mixture(width, experts, top_k) if experts else Dense(width)
+        self.double()
+        for name, buffer in self.named_buffers():
+            assert name == "part.balance"
+            self.part.balance = buffer.float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        out: Tensor = self.last(x + self.part(x))
+        return out
+
+
+def mixed(folder: Path, **sizes: int) -> tuple[Mixed, torch.optim.Optimizer]:
+    """A trained model in a folder."""
+    torch.manual_seed(1)
+    model = Mixed(**sizes)
+    optimizer = torch.optim.AdamW(model.named_parameters(), **OPTIMIZERS["AdamW"])
+    losses(model, optimizer, 3)
+    if "experts" in sizes:
+        model.part.balance.copy_(torch.linspace(-0.1, 0.1, sizes["experts"]))
+    save(folder, model, optimizer)
+    return model, optimizer
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "exact"),
+    [
+        ({}, {"experts": 2, "top_k": 2}, True),
+        ({"experts": 2, "top_k": 1}, {"experts": 4, "top_k": 2}, True),
+        ({}, {"width": 16, "experts": 2, "top_k": 2}, True),
+        ({}, {"experts": 4, "top_k": 2}, False),
+    ],
+)
+def test_experts_are_copies_with_their_state(
+    before: dict[str, int], after: dict[str, int], exact: bool, tmp_path: Path
+) -> None:
+    """Exact where docs/experts.md says so; with a router that is drawn, the function stays."""
+    model, optimizer = mixed(tmp_path / "small", **before)
+    narrow, wide = {"width": 8, **before}, {"width": 8, **before, **after}
+    family: BuiltMembers = BuiltMembers(Mixed, {"width": 8}, inputs=X)
+    if wide["width"] > 8:
+        family = mu.Family(Mixed, {"width": 8}, inputs=X)
+    copies, router = Growth(0, how="copies"), "silent" if exact else "drawn"
+    upscaled = upscale_dcp(tmp_path / "small", tmp_path / "wide", family, narrow, wide, copies, router=router)  # type: ignore[arg-type]
+    large = Mixed(**wide)
+    again = resumed(tmp_path / "wide", large, torch.optim.AdamW, **OPTIMIZERS["AdamW"])
+    torch.testing.assert_close(large(X), model(X), rtol=1e-12, atol=1e-12)
+    assert "experts" in str(upscaled).splitlines()[0]
+    assert upscaled.numbers == tuple(sum(p.numel() for p in m.parameters()) for m in (model, large))
+    assert compare_dcp(tmp_path / "small", tmp_path / "wide", build=Mixed).ok
+    assert compare_dcp(tmp_path / "small", tmp_path / "wide").ok
+    assert DcpFolder(tmp_path / "wide").dtypes["model.part.balance"] == torch.float32
+    if exact:
+        assert losses(large, again, 4) == pytest.approx(losses(model, optimizer, 4), rel=1e-10)
+    else:
+        assert 0.5 < float(large.part.gate.weight.detach().std() / Mixed(**wide).part.gate.weight.detach().std()) < 2
+        assert not again.state[large.part.gate.weight]["exp_avg"].any()
+
+
+def test_experts_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mixed(tmp_path / "run" / "step-9")
+    mixed(tmp_path / "run" / "step-10", experts=2, top_k=1)
+    (tmp_path / "mixed_nets.py").write_text(NET.replace("Net", "Mixed"))
+    monkeypatch.delitem(sys.modules, "mixed_nets", raising=False)
+    monkeypatch.chdir(tmp_path)
+    named = ["--model", "mixed_nets.build", "--inputs", "mixed_nets.inputs"]
+    assert main(["upscale", "run", "out", *named, "--experts", "4"]) == 1
+    assert "run holds checkpoints (step-9, step-10): give one of them" in " ".join(capsys.readouterr().err.split())
+    assert main(["upscale", "run/step-9", "wide", *named, "--experts", "4", "--top-k", "2"]) == 0
+    assert "experts 4, top_k 2; 306 → 1,106 parameters (experts: copies, with routers drawn)" in capsys.readouterr().out
+    assert main(["inspect", "run/step-9", *named, "--experts", "4"]) == 0
+    said = capsys.readouterr().out
+    assert "experts are copies, among which a gradient is shared (4): the function stays" in said
+    factors = next(line for line in reversed(said.splitlines()) if line.startswith("part.w1 "))
+    assert factors.split()[1:] == ["1", "1", "0.25", "4"]
+    assert main(["upscale", "run/step-10", "more", *named, "--from", "experts=2,top_k=1", "--experts", "4"]) == 0
+    assert "experts 2 → 4, top_k 1 → 2" in capsys.readouterr().out
+    assert main(["upscale", "run/step-9", "no", *named, "--experts", "4", "--how", "fresh"]) == 1
+    assert "experts start as copies" in capsys.readouterr().err
 
 
 class Evil:

@@ -13,7 +13,6 @@ from mupscale.cli.dcp_commands import (
     add_dcp,
     check_which,
     inspect_dcp_folder,
-    is_dcp,
     upscale_dcp_folder,
     verify_dcp_folders,
 )
@@ -21,6 +20,7 @@ from mupscale.cli.own_modules import allow_modules
 from mupscale.system import (
     MupscaleError,
     check_has_config,
+    is_dcp_folder,
     is_taken,
     move,
     parse_multipliers,
@@ -227,8 +227,8 @@ def upscale_command(words: list[str]) -> int:
     flags = ("--no-verify", "--lossless", "--exact", "--overwrite", "--trust-remote-code", "--dequantise")
     parser = _upscale_parser()
     (path, out), options = _paths(parser, words, ("CHECKPOINT", "OUT"), flags=flags)
-    check_which(options, parser, is_dcp(path))
-    if is_dcp(path):
+    check_which(options, parser, is_dcp_folder(path))
+    if is_dcp_folder(path):
         place = _check_place(Path(out), options.overwrite)
         said = upscale_dcp_folder(path, place, options)
         if said and place != Path(out):
@@ -314,8 +314,8 @@ def verify_command(words: list[str]) -> int:
     add_dequantise(parser)
     add_dcp(parser)
     (small, wide), options = _paths(parser, words, ("SMALL", "WIDE"), flags=("--trust-remote-code", "--dequantise"))
-    check_which(options, parser, is_dcp(small))
-    if is_dcp(small):
+    check_which(options, parser, is_dcp_folder(small))
+    if is_dcp_folder(small):
         return verify_dcp_folders(small, wide, options)
     from mupscale.hf import verify
 
@@ -349,8 +349,8 @@ def inspect_command(words: list[str]) -> int:
     add_dcp(parser)
     flags = ("--lossless", "--trust-remote-code", "--dequantise")
     (path,), options = _paths(parser, words, ("CHECKPOINT",), flags=flags)
-    check_which(options, parser, is_dcp(path))
-    if is_dcp(path):
+    check_which(options, parser, is_dcp_folder(path))
+    if is_dcp_folder(path):
         return inspect_dcp_folder(path, options)
     _describe(options.describe)
     depth = check_before_imports(path, options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,8 @@ from mupscale.cli.own_modules import allow_modules
 from mupscale.system import MupscaleError, print_at_once, printable, show, text_table, wrap_text
 
 _DCP_OPTIONS = ("model", "inputs", "from", "to", "base")
-_FOR_BOTH = {*_DCP_OPTIONS, "how", "noise", "exact", "outgoing", "deepen", "seed", "optimizer", "overwrite"}
-
-
-def is_dcp(path: str) -> bool:
-    """Whether a path is a folder of torch.distributed.checkpoint; torch is not imported for it."""
-    return (Path(path) / ".metadata").is_file()
+_EXPERTS = ("experts", "top_k")
+_FOR_BOTH = {*_DCP_OPTIONS, *_EXPERTS, "how", "noise", "exact", "outgoing", "deepen", "seed", "optimizer", "overwrite"}
 
 
 def add_dcp(parser: Any) -> None:
@@ -47,19 +44,29 @@ def check_which(options: Any, parser: Any, dcp: bool) -> None:
 def upscale_dcp_folder(path: str, out: Path, options: Any) -> str:
     """Write the grown folder; what to say of it."""
     from mupscale.growth import is_replica, replica_in_words
-    from mupscale.train import Growth, join_processes, upscale_dcp
+    from mupscale.train import join_processes, upscale_dcp, what_grows
 
     with join_processes("cpu", "ddp") as processes:
         family, sizes = _family(options)
-        noise = options.noise or 0.0
-        how = options.how or ("copies" if options.exact or noise else "fresh")
-        outgoing = 1.0 if options.outgoing is None else options.outgoing
-        growth = Growth(0, how=how, noise=noise, outgoing=outgoing, deepen=options.deepen or "identity")
-        if is_replica(growth.build_operator()) and not options.exact and processes.main:
+        grows = what_grows(family, *sizes)
+        growth = _growth(options, grows)
+        if "units" in grows and is_replica(growth.build_operator()) and not options.exact and processes.main:
             print_at_once(wrap_text(replica_in_words()), "stderr")
         known: dict[str, Any] = {"seed": options.seed, "optimizer": _optimizer(options), "processes": processes}
+        known["router"] = "silent" if options.exact else "drawn"
         upscaled = upscale_dcp(path, out, family, *sizes, growth, **known)
         return str(upscaled) if processes.main else ""
+
+
+def _growth(options: Any, grows: set[Any]) -> Any:
+    """How new parts are filled; experts alone are copies."""
+    from mupscale.train import Growth
+
+    noise = getattr(options, "noise", None) or 0.0
+    copies = getattr(options, "exact", False) or noise or grows == {"experts"}
+    how = options.how or ("copies" if copies else "fresh")
+    outgoing = 1.0 if options.outgoing is None else options.outgoing
+    return Growth(0, how=how, noise=noise, outgoing=outgoing, deepen=options.deepen or "identity")
 
 
 def verify_dcp_folders(small: str, large: str, options: Any) -> int:
@@ -74,14 +81,11 @@ def verify_dcp_folders(small: str, large: str, options: Any) -> int:
 
 def inspect_dcp_folder(path: str, options: Any) -> int:
     """What is in a folder, or, where sizes are given, what growing to them would do."""
-    from mupscale.train import DcpFolder, Growth
+    from mupscale.train import DcpFolder, describe_dcp_growth, what_grows
 
-    if options.to is not None:
+    if any(getattr(options, name) is not None for name in ("to", *_EXPERTS)):
         family, sizes = _family(options)
-        operators = Growth(0, how=options.how or "fresh", deepen=options.deepen or "identity").build_operators()
-        show(str(family.growth_plan(*sizes, operators)))
-        if not operators[0].needs_multiples:
-            show("Old weights stay as they are beside fresh units: the column `weight` is for copies.")
+        show(describe_dcp_growth(path, family, *sizes, _growth(options, what_grows(family, *sizes))))
         return 0
     folder, rows = DcpFolder(path), Counter[tuple[str, str, str]]()
     for name, shape in folder.shapes.items():
@@ -100,27 +104,40 @@ def _any_layer(name: str) -> str:
 
 def _family(options: Any) -> tuple[Any, tuple[dict[str, int], dict[str, int]]]:
     """The family of the models that --model builds, and the sizes from which and to which one of them grows."""
-    from mupscale import Family
+    from mupscale.family import BuiltMembers, Family
     from mupscale.train import import_path
 
-    if options.model is None or options.to is None:
+    wide = _sizes(options, "to") | {n: v for n in _EXPERTS if (v := getattr(options, n)) is not None}
+    if options.model is None or not wide:
         raise UsageError(
             "a folder of torch.distributed.checkpoint does not describe its model: give --model MODULE.FUNCTION, which "
             "builds it, and --to SIZES"
         )
     allow_modules([name for name in (options.model, options.inputs) if name])
-    build, given, wide = import_path(options.model), _sizes(options, "from"), _sizes(options, "to")
+    build, given = import_path(options.model), _sizes(options, "from")
     takes = inspect.signature(build).parameters
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
         for name in (name for name in {**given, **wide} if name not in takes):
             raise UsageError(f"{options.model} has no argument {name}: it takes {', '.join(takes) or 'none'}")
-    usual = {name: parameter.default for name, parameter in takes.items() if type(parameter.default) is int}
-    narrow: dict[str, int] = {name: size for name, size in {**usual, **given}.items() if name in {**given, **wide}}
-    if unknown := [name for name in wide if name not in narrow]:
+    usual = {name: parameter.default for name, parameter in takes.items() if type(parameter.default) is int} | given
+    mixture = {name: usual.pop(name) for name in _EXPERTS if name in usual}
+    mixture = mixture if mixture.get("experts") else {}  # of a dense model
+    alone = wide.keys() <= {*_EXPERTS}  # then every size that has a default may be the base's
+    narrow = {n: size for n, size in usual.items() if alone or n in {**given, **wide}}
+    if unknown := [name for name in wide if name not in {**narrow, **mixture} and name not in _EXPERTS]:
         raise UsageError(f"{options.model} has no default for {unknown[0]}: give the folder's sizes (--from)")
-    wide, base = {**narrow, **wide}, {**narrow, **_sizes(options, "base")}
+    base, to = {**narrow, **_sizes(options, "base")}, {**narrow, **_experts_after(mixture, wide), **wide}
     inputs = None if options.inputs is None else import_path(options.inputs)()
-    return Family(build, base, init_at=narrow, inputs=inputs), (narrow, wide)
+    build = partial(build, **mixture)
+    family = BuiltMembers(build, base, inputs=inputs) if alone else Family(build, base, init_at=narrow, inputs=inputs)
+    return family, ({**narrow, **mixture}, to)
+
+
+def _experts_after(mixture: dict[str, int], wide: dict[str, int]) -> dict[str, int]:
+    """The sizes of experts where none are named: as before, and so much more active ones as there are more experts."""
+    few, many = mixture.get("experts", 0), wide.get("experts", mixture.get("experts", 0))
+    more = {"top_k": mixture["top_k"] * many // few} if few > 1 and "top_k" in mixture else {}
+    return {**mixture, **more}
 
 
 def _sizes(options: Any, option: str) -> dict[str, int]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from mupscale.core import PlainWidth, Role, Width, WidthLike, naming
@@ -85,22 +85,50 @@ class BuiltMembers:
         >>> torch.equal(family.drawn_part(16, 0, {"1.weight"})[1].weight, family.drawn(16, 0)[1].weight)
         True
         """
+        largest = max((p.numel() for p in self.sketch(width).parameters()), default=0)
+        shared: dict[torch.dtype, Tensor] = {}
+
+        def share(p: nn.Parameter) -> Tensor:
+            memory = shared.setdefault(p.dtype, torch.empty(largest, dtype=p.dtype))
+            return memory[: p.numel()].view(p.shape)
+
+        return self._drawn_in_part(width, seed, part, share)
+
+    def drawn_alone(self, width: WidthLike, seed: int, part: Collection[str]) -> nn.Module:
+        """A model with values for the parameters that are named alone; others have no memory, and cost no time.
+
+        Its values are no other call's: it is for what is measured. Where its author's code needs the others, they are
+        there.
+
+        >>> family = BuiltMembers(lambda width: nn.Sequential(nn.Linear(3, width), nn.Linear(width, 2)), 8)
+        >>> [p.is_meta for p in family.drawn_alone(16, 0, {"1.weight"}).parameters()]
+        [True, True, False, True]
+        """
+        with suppress(Exception):  # whatever an author's code says to parameters without values
+            model = self._drawn_in_part(width, seed, part, lambda p: p.detach().to("meta"))
+            parameters = naming.parameters(model)
+            if not any(parameters[name].is_meta for name in part):
+                return model
+        return self.drawn(width, seed)
+
+    def _drawn_in_part(
+        self, width: WidthLike, seed: int, part: Collection[str], other: Callable[[nn.Parameter], Tensor]
+    ) -> nn.Module:
+        """What `drawn` gives, with something else in the place of all parameters that are not named."""
         sketched: list[nn.Parameter] = []
         with _registering(sketched.append):
             sketch = naming.parameters(self.sketch(width))
         numbers = {id(p): number for number, p in enumerate(sketched)}
         kept, registered = {numbers[id(sketch[name])] for name in part}, itertools.count()
-        kinds = {p.dtype for p in sketched}
-        shared = {kind: torch.empty(max(p.numel() for p in sketched if p.dtype == kind), dtype=kind) for kind in kinds}
 
-        def share(p: nn.Parameter) -> nn.Parameter | None:
+        def place(p: nn.Parameter) -> nn.Parameter | None:
             if next(registered) in kept:
                 return None
-            placed = nn.Parameter(shared[p.dtype][: p.numel()].view(p.shape), p.requires_grad)
+            placed = nn.Parameter(other(p), p.requires_grad)
             vars(placed).update(vars(p))
             return placed
 
-        with _registering(share):
+        with _registering(place):
             return self.drawn(width, seed)
 
     def sketch(self, width: WidthLike) -> nn.Module:

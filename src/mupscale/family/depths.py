@@ -103,7 +103,7 @@ class Depths:
     def _build(self, depth: int, sizes: dict[str, Any]) -> nn.Module:
         """The author's model, initialised as the depth rule says."""
         model = self.family.build({**sizes, self.name: depth})
-        if self.rule == "none" or depth == self.init_at or any(p.is_meta for p in model.parameters()):
+        if self.rule == "none" or depth == self.init_at or all(p.is_meta for p in model.parameters()):
             return model
         with torch.no_grad():
             for name, p in naming.parameters(model).items():

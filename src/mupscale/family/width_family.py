@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
@@ -35,14 +36,13 @@ from mupscale.planning import (
     find_width_dims,
     initial_means,
     initial_std,
-    is_large,
     warn_of_growing_outputs,
     with_initial,
 )
 from mupscale.system import MupscaleError, NotNegative, checks_arguments
 
 _DRAWS = 4  # freshly built models that the initialisation is measured on; of large ones two will do
-_PARTS = 8  # in which large ones are built for it
+_MOST_NUMBERS = 1 << 22  # of a model that is not large
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -57,6 +57,17 @@ def _by_depth(method: _Method) -> _Method:
         return method(family, *args, **kwargs) if depths is None else getattr(depths, method.__name__)(*args, **kwargs)
 
     return cast(_Method, asked)
+
+
+def _parts(sizes: Mapping[str, int]) -> list[list[str]]:
+    """Parameters in parts that have no more numbers than the largest of them, or than a small model."""
+    most, parts, held = max(*sizes.values(), _MOST_NUMBERS // _DRAWS), list[list[str]](), math.inf
+    for name, size in sizes.items():
+        if held + size > most:
+            parts, held = [*parts, []], 0
+        parts[-1].append(name)
+        held += size
+    return parts
 
 
 @checks_arguments
@@ -385,20 +396,22 @@ class Family(TriedMembers):
 
     def initial_std(self) -> dict[str, float]:
         """Std of the author's initialisation at `init_at`, over a few draws; 0 for what is not random."""
-        if self._measured is None and is_large(sketch := self.sketch(self._init_at)) and self.can_draw_parts:
-            self._measured = {}
-            names = list(naming.parameters(sketch))
-            for part in (names[start::_PARTS] for start in range(min(_PARTS, len(names)))):
-                models = (naming.parameters(self.drawn_part(self._init_at, seed, part)) for seed in range(2))
-                draws = [{name: parameters[name] for name in part} for parameters in models]
-                measured = initial_std(draws)
-                self._measured |= measured
-                self._means |= initial_means(draws, measured)
-        elif self._measured is None:
+        if self._measured is not None:
+            return self._measured
+        sizes = {name: p.numel() for name, p in naming.parameters(self.sketch(self._init_at)).items()}
+        if sum(sizes.values()) <= _MOST_NUMBERS:
             draws = self._draws(range(_DRAWS))
             draws += self._draws(range(_DRAWS, count_draws(draws, self._width_dims)))
             self._measured = initial_std(draws)
             self._means = initial_means(draws, self._measured)
+            return self._measured
+        self._measured = {}
+        for part in _parts(sizes):
+            models = (naming.parameters(self.drawn_alone(self._init_at, seed, part)) for seed in range(2))
+            draws = [{name: parameters[name] for name in part} for parameters in models]
+            measured = initial_std(draws)
+            self._measured |= measured
+            self._means |= initial_means(draws, measured)
         return self._measured
 
     def _draws(self, seeds: Iterable[int]) -> list[dict[str, nn.Parameter]]:

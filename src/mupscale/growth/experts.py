@@ -20,10 +20,12 @@ from mupscale.growth.copies import Copies
 from mupscale.growth.sources import prepare_growth
 from mupscale.growth.writing import write_grown
 from mupscale.planning import in_float64, run_in_float64, take_modes, tensors_in
-from mupscale.system import MupscaleError, Must, checks_arguments
+from mupscale.system import MupscaleError, Must, checks_arguments, pattern_of_name
 
 _SAME = 1e-9  # of the size of outputs and gradients, in float64
 _WAYS = 36  # to match tensors of one shape, that are tried
+_SIDES: tuple[Literal["out", "in"], ...] = ("out", "in")  # of a router's buffers
+_BALANCES = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0)  # one of them is about as large as what scores differ by
 _NEEDED = (
     "The weights of the active experts must sum to 1 for every token (top-k renormalised), no token may be "
     "dropped, and where each expert is copied r times, r times as many must be active"
@@ -66,7 +68,14 @@ class ExpertLayer(NamedTuple):
 
 
 @checks_arguments
-def plan_experts(dense: nn.Module, sparse: nn.Module, *, inputs: Any = None, grow: Experts | None = None) -> Plan:
+def plan_experts(
+    dense: nn.Module,
+    sparse: nn.Module,
+    *,
+    inputs: Any = None,
+    grow: Experts | None = None,
+    tried: Plan | None = None,
+) -> Plan:
     """How `dense` grows into `sparse`, which has experts in place of feed-forward parts, or more experts.
 
     The experts of the sparse model are the members of a ModuleList, or are stacked in the first dimension of tensors;
@@ -74,6 +83,7 @@ def plan_experts(dense: nn.Module, sparse: nn.Module, *, inputs: Any = None, gro
     inputs: a small batch, as the models are called. Both are run on it in float64: outputs must be the same, and the
     gradients of all copies of a tensor must sum to that of the tensor. A silent router needs it, since the number of
     active experts shows in the gradients.
+    tried: the plan of smaller models of the same kind, which have been run instead; these may be without memory.
 
     >>> import torch
     >>> class Mixture(nn.Module):
@@ -91,21 +101,45 @@ def plan_experts(dense: nn.Module, sparse: nn.Module, *, inputs: Any = None, gro
     operator, layers = Experts() if grow is None else grow, find_experts(dense, sparse)
     if not layers:
         raise MupscaleError("the larger model has no experts that the smaller one lacks. Build it with more")
-    if operator.router == "silent" and inputs is None:
+    if operator.router == "silent" and inputs is None and tried is None:
         raise MupscaleError("the batch shows how many experts are active with a silent router. Pass inputs=")
     ways = range(min(_WAYS, *(len(layer.copies) for layer in layers), _WAYS))
-    plans = (_plan(dense, sparse, layers, operator, way) for way in ways)
+    balanced = any(entry.axes for entry in _plan(dense, sparse, layers, operator, 0).buffers.values())
+    sides = _SIDES if balanced else _SIDES[:1]
+    plans = (_plan(dense, sparse, layers, operator, way, side) for way in ways for side in sides)
+    if tried is not None:
+        return _as_tried(plans, tried)
     if inputs is None or any(t.is_meta or is_sharded(t) for t in (*dense.parameters(), *sparse.parameters())):
         return next(plans)
     reasons = []
     for plan in plans:
-        why, active = _try(dense, sparse, plan, inputs)
-        if not why:
+        for balance in _BALANCES if balanced else (0.0,):
+            why, active = _try(dense, sparse, plan, inputs, balance)
+            if why:
+                break
+        else:
             is_silent = any(source.kind == "silent" for source in plan.sources.values())
             shared = {n: plan[n].with_constants(depth=number) for n, number in active.items() if is_silent}
             return replace(plan, parameters={**plan.parameters, **shared}, tried_by="copies")
         reasons.append(why)
     raise MupscaleError(reasons[0])
+
+
+def _as_tried(plans: Iterator[Plan], tried: Plan) -> Plan:
+    """The plan that makes every tensor of what it is made of in another plan, by the same numbers, in any layer."""
+
+    def made_of(plan: Plan) -> dict[str, tuple[Any, ...]]:
+        return {
+            pattern_of_name(n): (pattern_of_name(source.name), source.kind, plan[n].out, plan[n].in_)
+            for n, source in plan.sources.items()
+        }
+
+    constants = {pattern_of_name(n): e.constants.depth for n, e in tried.parameters.items()}
+    for plan in plans:
+        if made_of(plan) == made_of(tried):
+            shared = {n: e.with_constants(depth=constants[pattern_of_name(n)]) for n, e in plan.parameters.items()}
+            return replace(plan, parameters=shared, tried_by="small members" if tried.checked else None)
+    raise MupscaleError("the models that were run have other tensors, or other experts, than those of this size")
 
 
 def find_experts(dense: nn.Module, sparse: nn.Module) -> list[ExpertLayer]:
@@ -228,10 +262,20 @@ def _matches(expert: Shapes, dense: Shapes) -> Iterator[dict[str, str]]:
         yield dict(zip(wanted, chain(*way), strict=True))
 
 
-def _plan(dense: nn.Module, sparse: nn.Module, layers: Sequence[ExpertLayer], operator: Experts, way: int) -> Plan:
-    """The plan of these layers; every entry is made here."""
+def _plan(
+    dense: nn.Module,
+    sparse: nn.Module,
+    layers: Sequence[ExpertLayer],
+    operator: Experts,
+    way: int,
+    side: Literal["out", "in"] = "out",
+) -> Plan:
+    """The plan of these layers; every entry is made here.
+
+    side: of a buffer that balances experts: copied, or divided among the copies, as a softmax divides their scores.
+    """
     ours, router = {**naming.buffers(dense), **naming.parameters(dense)}, operator.router
-    sources, shared, rows = dict[str, TensorSource](), dict[str, int](), dict[str, int]()
+    sources, shared = dict[str, TensorSource](), dict[str, int]()
     for layer in layers:
         old = set() if layer.routers else {*layer.copies[way].values()}  # of experts that there were, one is no copy
         for name, source in layer.copies[way].items():
@@ -239,33 +283,42 @@ def _plan(dense: nn.Module, sparse: nn.Module, layers: Sequence[ExpertLayer], op
             old.discard(source)
             shared[name] = layer.times
         sources |= {name: TensorSource(like, router) for name, like in layer.routers.items()}
-        rows |= dict.fromkeys(layer.rows, layer.times)
     parameters, buffers = naming.parameters(sparse), naming.buffers(sparse)
     tied = {group[0]: group for group in naming.aliases(naming.unwrap(sparse).named_parameters(remove_duplicate=False))}
 
-    def entries(tensors: Mapping[str, Tensor]) -> dict[str, Entry]:
+    def entries(tensors: Mapping[str, Tensor], side: Literal["out", "in"] = "out") -> dict[str, Entry]:
         made = {}
         for name, tensor in tensors.items():
             source = sources.get(name, TensorSource(name))
             if source.name in ours:  # a buffer of the router's own is not
-                axes = {0: Axis(rows[name], side="out")} if name in rows else {}
                 narrow, wide = tuple(ours[source.name].shape), tuple(tensor.shape)
+                more = source.is_taken and _differ_in_rows(narrow, wide)  # of routers, stacks, and a router's buffers
+                axes = {0: Axis(_whole_times(name, narrow[0], wide[0]), side=side)} if more else {}
                 constants, names = Constants(depth=shared.get(name, 1)), tied.get(name, (name,))
                 made[name] = Entry(narrow, wide, axes, constants, names, source)
         return made
 
-    noisy = {n for n, source in sources.items() if source.kind == "expert"}
-    noisy |= {n for n in rows if parameters[n].dim() > 2}
-    spread = {n: Initial(float(p.detach().std(correction=0)) if n in noisy else 0.0) for n, p in parameters.items()}
-    return Plan(entries(parameters), entries(buffers), spread)
+    made = entries(parameters)
+    noisy = {n for n, e in made.items() if e.source.kind == "expert" or (e.axes and len(e.wide) > 2)}
+    spread = {
+        n: Initial(None if p.is_meta else float(p.detach().std(correction=0)) if n in noisy else 0.0)
+        for n, p in parameters.items()
+    }
+    return Plan(made, entries(buffers, side), spread)
 
 
-def _try(dense: nn.Module, sparse: nn.Module, plan: Plan, inputs: Any) -> tuple[str, dict[str, int]]:
+def _try(
+    dense: nn.Module, sparse: nn.Module, plan: Plan, inputs: Any, balance: float = 0.0
+) -> tuple[str, dict[str, int]]:
     """Why copies by this plan do not compute what the dense model does, in words; of each copy, how many are active.
 
-    On copies of both models, with generic weights in the dense one.
+    On copies of both models, with generic weights in the dense one. balance: how large the buffers of routers are.
     """
     small, batch = in_float64(dense, inputs, generic=0)
+    for name, entry in plan.buffers.items():
+        if entry.axes and balance:
+            buffer = naming.buffers(small)[plan.sources[name].name]
+            buffer.copy_(torch.linspace(-balance, balance, buffer.numel()).reshape(buffer.shape))
     large, _ = in_float64(sparse, inputs)
     take_modes(large, dense, plan)
     whole = {n: replace(e, source=replace(e.source, value=0.0)) for n, e in plan.parameters.items()}

@@ -210,20 +210,37 @@ def constructor_arguments(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def initial_state(optimizer: Optimizer, group: Mapping[str, Any], ndim: int) -> dict[str, float]:
-    """The value that each state tensor of a new parameter starts with: what a step without a gradient leaves.
+    """The value that each state tensor of a new parameter has before its first step.
+
+    Where an optimizer does not show it (of torch's, SGD), what a step without a gradient leaves.
 
     >>> optimizer = torch.optim.Adagrad([torch.zeros(1)], lr=0.1, initial_accumulator_value=0.5)
-    >>> initial_state(optimizer, optimizer.param_groups[0], ndim=2)["sum"]
-    0.5
+    >>> initial_state(optimizer, optimizer.param_groups[0], ndim=2)
+    {'step': 0.0, 'sum': 0.5}
     """
     p = nn.Parameter(torch.zeros((1,) * ndim))
     own = ("params", "param_names", *_PLAIN_STEP)
     defaults = constructor_arguments(optimizer)
     hyper = {k: v for k, v in {**defaults, **group}.items() if k in defaults and k not in own}
     p.grad = torch.zeros_like(p)
-    fresh = type(optimizer)([p], **hyper)
+    fresh, found = type(optimizer)([p], **hyper), dict[str, float]()
+
+    def look() -> None:
+        for key, value in fresh.state[p].items():
+            if isinstance(value, Tensor | float | int):
+                found.setdefault(key, float(value))
+
+    if (begin := getattr(fresh, "_init_group", None)) is not None:  # all of torch's make their state in it
+
+        def begin_and_look(*args: Any, **kwargs: Any) -> Any:
+            result = begin(*args, **kwargs)
+            look()
+            return result
+
+        fresh._init_group = begin_and_look  # type: ignore[attr-defined]
     fresh.step()
-    return {key: float(value) for key, value in fresh.state[p].items() if isinstance(value, Tensor | float | int)}
+    look()
+    return found
 
 
 def what_is_foreign(saved: Mapping[str, Any], optimizer: Optimizer) -> str:

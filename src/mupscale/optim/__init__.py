@@ -9,7 +9,15 @@ schedulers     a schedule carried over to a wide optimizer
 """
 
 from mupscale.optim.clipping import clip_grad_norm_, watch_for_plain_clipping
-from mupscale.optim.group_builder import DECAY_RULE, FROM_GROUP, GroupBuilder, change_of_decay, inexact_in_words, scale
+from mupscale.optim.group_builder import (
+    DECAY_RULE,
+    FROM_GROUP,
+    NORM_FACTOR,
+    GroupBuilder,
+    change_of_decay,
+    inexact_in_words,
+    scale,
+)
 from mupscale.optim.groups import (
     default_hyper,
     following_rules,
@@ -27,6 +35,7 @@ from mupscale.optim.schedulers import load_schedule, saved_schedule, widen_sched
 __all__ = [
     "DECAY_RULE",
     "FROM_GROUP",
+    "NORM_FACTOR",
     "GroupBuilder",
     "MuonAdamW",
     "Traits",

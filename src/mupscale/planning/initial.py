@@ -130,9 +130,9 @@ def initial_means(
 
 def mean_of(draws: Sequence[Tensor], std: float) -> float:
     """The mean over the draws of a random parameter; 0 where it may be an accident: six standard errors from 0."""
-    values = torch.cat([p.detach().double().flatten() for p in draws])
-    mean = float(values.mean())
-    return mean if std > 0 and abs(mean) > 6 * std / math.sqrt(values.numel()) else 0.0
+    count = max(1, sum(p.numel() for p in draws))
+    mean = sum(float(p.detach().sum(dtype=torch.float64)) for p in draws) / count
+    return mean if std > 0 and abs(mean) > 6 * std / math.sqrt(count) else 0.0
 
 
 def with_initial(
@@ -191,4 +191,5 @@ def _constant_parts(values: Tensor) -> tuple[float, ...] | None:
 
 
 def _variance(p: Tensor) -> float:
-    return float(p.detach().double().var(correction=0)) if p.numel() else 0.0
+    mean, pieces = float(p.detach().sum(dtype=torch.float64)) / max(1, p.numel()), p.detach().reshape(-1).split(_PIECE)
+    return sum(float((piece.double() - mean).square().sum()) for piece in pieces) / max(1, p.numel())

@@ -36,6 +36,13 @@ _PRODUCTS = frozenset(
         *(Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm),
     )
 )
+_GROUPED = frozenset(f for f in (getattr(torch, "_grouped_mm", None), getattr(nn.functional, "grouped_mm", None)) if f)
+
+
+def _grouped_product(a: Tensor, b: Tensor, offs: Tensor, **others: Any) -> Tensor:
+    """What torch's own gives for the experts of a mixture, which it does not in float64."""
+    rows = a.tensor_split(offs[:-1].cpu().long())
+    return torch.cat([part @ matrix for part, matrix in zip(rows, b, strict=True)])
 
 
 def in_double(values: Any) -> Any:
@@ -70,6 +77,8 @@ class KeepDouble(TorchFunctionMode):
         has_double = function in _PRODUCTS and any(isinstance(a, Tensor) and a.dtype == torch.float64 for a in args)
         if has_double:  # torch refuses two precisions in one product
             return function(*in_double(args), **kwargs)
+        if function in _GROUPED and len(args) > 1 and args[0].dtype == torch.float64 and args[1].dim() == 3:
+            return _grouped_product(*in_double(args), **kwargs)
         if function in _MADE and kwargs.get("dtype") in _LESS:
             return function(*args, **{**kwargs, "dtype": torch.float64})
         tensor = args[0] if args else kwargs.get("input", kwargs.get("self"))

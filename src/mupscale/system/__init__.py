@@ -16,7 +16,7 @@ checkpoint_arguments  a checkpoint, a place and multipliers as a person names th
 """
 
 from mupscale.system.callers import as_asked, asked_by_command, not_advising, recipe_entry, setting, warn, ways_out
-from mupscale.system.checkpoint_arguments import check_has_config, is_taken, parse_multipliers
+from mupscale.system.checkpoint_arguments import check_has_config, is_dcp_folder, is_taken, parse_multipliers
 from mupscale.system.doors import check_argument, checks_arguments
 from mupscale.system.errors import Diverged, Interrupted, MupscaleError, PlanError, ReplicaWarning, UncheckedPlan
 from mupscale.system.extras import EXTRAS, check_installed, require
@@ -117,6 +117,7 @@ __all__ = [
     "fingerprint_files",
     "generator",
     "html_table",
+    "is_dcp_folder",
     "is_out_of_memory",
     "is_process_alive",
     "is_signed",

@@ -9,6 +9,7 @@ from mupscale.system.callers import as_asked, setting
 from mupscale.system.errors import MupscaleError
 
 _MOST_DIGITS = 18
+_MOST_STEPS = 8  # of which a message gives the names
 
 
 def check_has_config(folder: Path) -> None:
@@ -28,6 +29,23 @@ def check_has_config(folder: Path) -> None:
     if newest := max((step for step in steps if step.isdecimal()), key=int, default=""):
         advice = f"give a checkpoint in it, of which {folder / f'checkpoint-{newest}'} is the newest"
     raise MupscaleError(f"there is no config.json in {folder}: {advice}")
+
+
+def is_dcp_folder(path: str | Path) -> bool:
+    """Whether torch.distributed.checkpoint has written this folder; an error where it holds such folders instead.
+
+    >>> is_dcp_folder("nowhere")
+    False
+    """
+    path = Path(path)
+    if (path / ".metadata").is_file() or (path / "config.json").exists():
+        return (path / ".metadata").is_file()
+    inside = [p.parent for pattern in ("*/.metadata", "*/*/.metadata") for p in path.glob(pattern)]
+    steps = sorted(inside, key=lambda p: (int(*re.findall(r"\d+$", p.name) or "0"), p.name))
+    if steps:
+        names = ", ".join(str(p.relative_to(path)) for p in steps[-_MOST_STEPS:])
+        raise MupscaleError(f"{path} holds checkpoints ({names}): give one of them, of which {steps[-1]} is the newest")
+    return False
 
 
 def is_taken(place: Path) -> bool:

@@ -14,7 +14,14 @@ torch.distributed. dcp_growth: one grown into another. lightning_callback: growt
 from mupscale.train.callbacks import Callback, JsonLines, TensorBoard, TensorBoardWriter, WeightsAndBiases
 from mupscale.train.class_paths import Spec, import_path
 from mupscale.train.dcp_folders import DcpFolder, load_dcp, load_dcp_model, save_dcp
-from mupscale.train.dcp_growth import DcpComparison, DcpUpscaled, compare_dcp, upscale_dcp
+from mupscale.train.dcp_growth import (
+    DcpComparison,
+    DcpUpscaled,
+    compare_dcp,
+    describe_dcp_growth,
+    upscale_dcp,
+    what_grows,
+)
 from mupscale.train.growing import check_copies, grow_model
 from mupscale.train.growth_events import Growth, NoiseLevel, build_noise, build_operator, sizes_like
 from mupscale.train.lightning_callback import lightning_growth
@@ -93,6 +100,7 @@ __all__ = [
     "count_correct",
     "cross_entropy",
     "data_fingerprint",
+    "describe_dcp_growth",
     "describe_start",
     "draw_curves",
     "find_checkpoint",
@@ -119,4 +127,5 @@ __all__ = [
     "stored_values",
     "upscale_dcp",
     "values_in",
+    "what_grows",
 ]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, is_dcp_folder
 from mupscale.train.processes import Processes, divide_by_size
 
 if TYPE_CHECKING:
@@ -61,15 +61,6 @@ class _IndexReader(pickle.Unpickler):
 
 def _join_path(*parts: str) -> str:
     return "/".join(parts)
-
-
-def is_dcp_folder(path: Path) -> bool:
-    """Whether torch.distributed.checkpoint has written this folder.
-
-    >>> is_dcp_folder(Path("nowhere"))
-    False
-    """
-    return (path / INDEX).is_file()
 
 
 class DcpFolder:

@@ -14,18 +14,20 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Plan, check_dtype, check_same_names
+from mupscale.core import Entry, Initial, Plan, TensorSource, Width, check_dtype, check_same_names, naming
 from mupscale.family import BuiltMembers, Family
 from mupscale.growth import (
+    DEPTH_OPERATORS,
+    Experts,
     NewTensor,
     Part,
     axes_of_state,
@@ -33,11 +35,24 @@ from mupscale.growth import (
     check_written,
     grow_state,
     initial_state,
+    is_replica,
     is_scalar,
+    plan_experts,
     refuse_nonfinite,
 )
-from mupscale.optim import GroupBuilder, recognise_optimizer, traits_of
-from mupscale.system import MupscaleError, appearing, is_taken, printable, read_json, replace_text, text_table
+from mupscale.optim import NORM_FACTOR, GroupBuilder, recognise_optimizer, traits_of
+from mupscale.planning import initial_means, initial_std
+from mupscale.system import (
+    MupscaleError,
+    appearing,
+    is_taken,
+    name_of_group,
+    pattern_of_name,
+    printable,
+    read_json,
+    replace_text,
+    text_table,
+)
 from mupscale.train.dcp_folders import DcpFolder, write_dcp
 from mupscale.train.growth_events import Growth
 from mupscale.train.processes import Processes
@@ -48,24 +63,28 @@ _OPTIMIZERS = ("optimizer.", "optim.")
 _NO_SETTINGS = {"params", "foreach", "fused", "capturable", "differentiable", "maximize"}  # of a run, not of a group
 _MOST_ROWS = 20
 Read = Callable[[str], Tensor]
+Router = Literal["drawn", "silent"]
 
 
 def upscale_dcp(
     source: str | Path,
     out: str | Path,
-    family: Family,
+    family: BuiltMembers,
     narrow: Mapping[str, int],
     wide: Mapping[str, int],
     growth: Growth,
     *,
     seed: int = 0,
+    router: Router = "drawn",
     optimizer: type[Optimizer] | None = None,
     processes: Processes | None = None,
 ) -> DcpUpscaled:
     """Write the folder `out`: model and optimizer of the folder `source`, grown from the sizes `narrow` to `wide`.
 
-    growth: how new units and blocks are filled. optimizer: its class, where it is not one of torch's. processes: those
-    that divide the work; all must call. What is neither the model's nor the optimizer's is copied as it is.
+    Sizes that the family's base does not name are those of experts, which its function takes: {"experts": 8, "top_k":
+    2}. growth: how new units and blocks are filled. router: what a new router is, as in `Experts`. optimizer: its
+    class, where it is not one of torch's. processes: those that divide the work; all must call. What is neither the
+    model's nor the optimizer's is copied as it is.
 
     >>> import tempfile
     >>> from mupscale.train import save_dcp
@@ -82,10 +101,10 @@ def upscale_dcp(
             "lossless growth needs to see what the model computes, which a folder that is grown tensor by tensor does "
             "not show. Use how: fresh, or grow the model in memory (mupscale.upscale with inputs=)"
         )
-    plan = family.growth_plan(narrow, wide, growth.build_operators())
+    plan, sketches = plan_dcp(family, narrow, wide, growth, router)
     if all(entry.narrow == entry.wide for entry in plan.parameters.values()) and not plan.has_new_parts:
         raise MupscaleError(f"nothing would grow from {dict(narrow)} to {dict(wide)}. Choose larger sizes")
-    grown = _Growing(DcpFolder(source), plan, growth, seed, optimizer, family.sketch(narrow), family.sketch(wide))
+    grown = _Growing(DcpFolder(source), plan, growth, seed, optimizer, *sketches)
     record = {
         "format": _FORMAT,
         "from": dict(narrow),
@@ -107,10 +126,72 @@ def upscale_dcp(
         write_dcp(hidden, grown.tensors, grown.make, grown.objects, grown.paths, processes)
         processes.by_main(lambda: replace_text(hidden / RECORD_FILE, json.dumps(record, indent=1) + "\n"), what)
         processes.by_main(place.close, what)
-    entries = plan.parameters.values()
-    few = sum(math.prod(entry.narrow) for entry in entries if not entry.source.is_new)
-    numbers = few, sum(math.prod(entry.wide) for entry in entries)
-    return DcpUpscaled(out, dict(narrow), dict(wide), numbers, grown.groups, grown.optimizer, growth)
+    before = {plan.sources[name].name: math.prod(entry.narrow) for name, entry in plan.parameters.items()}
+    numbers = sum(before.values()), sum(math.prod(entry.wide) for entry in plan.parameters.values())
+    said = {
+        "units": growth.words,
+        "blocks": f"new blocks: {growth.how if growth.how in DEPTH_OPERATORS else growth.deepen}",
+        "experts": f"experts: copies, with routers {'drawn' if router == 'drawn' else 'at zero'}",
+    }
+    words = "; ".join(text for part, text in said.items() if part in what_grows(family, narrow, wide))
+    return DcpUpscaled(out, dict(narrow), dict(wide), numbers, grown.groups, grown.optimizer, words)
+
+
+def what_grows(
+    family: BuiltMembers, narrow: Mapping[str, int], wide: Mapping[str, int]
+) -> set[Literal["units", "blocks", "experts"]]:
+    """Which parts of a model become more, from some sizes to others."""
+    own = Width.of(family.base).sizes
+    grown = [name for name, size in wide.items() if size != narrow.get(name)]
+    return {"experts" if n not in own else "blocks" if n == family.depth_size else "units" for n in grown}
+
+
+def plan_dcp(
+    family: BuiltMembers, narrow: Mapping[str, int], wide: Mapping[str, int], growth: Growth, router: Router = "drawn"
+) -> tuple[Plan, tuple[nn.Module, nn.Module]]:
+    """How a folder's model grows, and the models of both sizes, without memory; as `upscale_dcp` has the arguments."""
+    own = Width.of(family.base).sizes
+    (at, few), (to, many) = (
+        tuple({n: size for n, size in sizes.items() if (n in own) is ours} for ours in (True, False))
+        for sizes in (narrow, wide)
+    )
+    small, large = (BuiltMembers(partial(family.build_function, **some), own) for some in (few, many))
+    plan: Plan | None = None
+    if at != to or few == many:
+        assert isinstance(family, Family), "a family of widths"
+        plan = family.growth_plan(at, to, growth.build_operators())
+    if few != many:
+        if not is_replica(growth.build_operator()):
+            raise MupscaleError(
+                "experts start as copies, without noise: use how: copies (--how copies). For fresh units or noise as "
+                "well, grow the folder first, and add experts to the result"
+            )
+        if family.inputs is None:
+            raise MupscaleError("small models are run to see that experts compute the same. Give a batch (--inputs)")
+        operator, base = Experts(router), family.base
+        tried = plan_experts(small.drawn(base, 0), large.drawn(base, 0), inputs=family.inputs, grow=operator)
+        mixed = plan_experts(small.sketch(to), large.sketch(to), grow=operator, tried=tried)
+        plan = _with_new_values(mixed if plan is None else plan.then(mixed), large, to)
+    assert plan is not None
+    return plan, (small.sketch(at), large.sketch(to))
+
+
+def _with_new_values(plan: Plan, mixture: BuiltMembers, sizes: Mapping[str, int]) -> Plan:
+    """The plan of experts with what routers are drawn from, and with their buffers, as the mixture is built."""
+    new = [name for name, source in plan.sources.items() if not source.is_taken]
+    drawn = [name for name in new if plan[name].source.kind == "drawn" and not plan.initial.get(name)]
+    models = [mixture.drawn_alone(sizes, seed, drawn) for seed in range(2)]
+    draws = [{name: naming.parameters(model)[name] for name in drawn} for model in models]
+    stds = initial_std(draws)
+    laws = {name: Initial(stds[name], means) for name, means in initial_means(draws, stds).items()}
+    buffers = dict(plan.buffers)
+    for name, buffer in naming.buffers(models[0]).items():
+        if new and name not in buffers and name in models[0].state_dict():
+            if len(values := buffer.unique()) != 1:
+                raise MupscaleError(f"the buffer '{name}' of the mixture is not constant: its values are unknown")
+            source = TensorSource(plan.sources[new[0]].name, "silent", float(values))
+            buffers[name] = Entry(plan[new[0]].narrow, tuple(buffer.shape), names=(name,), source=source)
+    return replace(plan, buffers=buffers, initial={**plan.initial, **laws})
 
 
 @dataclass(frozen=True)
@@ -123,7 +204,7 @@ class DcpUpscaled:
     numbers: tuple[int, int]
     groups: list[dict[str, Any]]
     optimizer: type[Optimizer] | None
-    growth: Growth
+    words: str
 
     @property
     def trainer_lines(self) -> str:
@@ -134,7 +215,7 @@ class DcpUpscaled:
         lines = ["param_groups = ["]
         for group in self.groups:
             settings = {key: value for key, value in group.items() if key in taken}
-            settings["lr"] = group.get("initial_lr", group["lr"])
+            settings |= {"lr": group.get("initial_lr", group["lr"]), NORM_FACTOR: group[NORM_FACTOR]}
             lines += [
                 "    ParamGroupConfig(",
                 f'        pattern=r"{_pattern(group["params"], every)}",',
@@ -146,14 +227,44 @@ class DcpUpscaled:
 
     def __str__(self) -> str:
         few, many = self.numbers
-        sizes = ", ".join(f"{name} {size} → {self.wide[name]}" for name, size in self.narrow.items())
-        head = f"{self.path}: {sizes}; {few:,} → {many:,} parameters ({self.growth.words})"
+        changes = [(name, self.narrow.get(name), size) for name, size in self.wide.items()]
+        sizes = ", ".join(f"{n} {old} → {new}" if old else f"{n} {new}" for n, old, new in changes if old != new)
+        head = f"{self.path}: {sizes}; {few:,} → {many:,} parameters ({self.words})"
         if self.optimizer is None:
             return f"{head}\nno optimizer state in the folder: only the model has grown"
         return (
             f"{head}\n{self.optimizer.__name__}'s state has grown along. Rates of the wide run, for torchtitan's "
             f"OptimizersContainer.Config:\n\n{self.trainer_lines}"
         )
+
+
+def describe_dcp_growth(
+    source: str | Path, family: BuiltMembers, narrow: Mapping[str, int], wide: Mapping[str, int], growth: Growth
+) -> str:
+    """What `upscale_dcp` would make of a folder: tables of units, of blocks and experts, and of the optimizer."""
+    plan, sketches = plan_dcp(family, narrow, wide, growth)
+    said, grows, depth = list[str](), what_grows(family, narrow, wide), family.depth_size
+    if "units" in grows:
+        own = Width.of(family.base).sizes
+        units = {name: narrow[name] if name == depth else size for name, size in wide.items() if name in own}
+        said.append(str(plan_dcp(family, narrow, {**narrow, **units}, growth)[0]))
+        if not growth.build_operator().needs_multiples:
+            said.append("Old weights stay as they are beside fresh units: the column `weight` is for copies.")
+    if grows != {"units"}:
+        said.append(str(plan))
+    grown = _Growing(DcpFolder(source), plan, growth, 0, None, *sketches)
+    if grown.optimizer is None:
+        return "\n\n".join([*said, "no optimizer state in the folder"])
+    factors = {"lr": "lr_factor", "decay": "weight_decay_factor", "eps": "eps_factor", "norm": NORM_FACTOR}
+    rows = []
+    for group in grown.groups:
+        patterns: dict[str, list[str]] = {}
+        for name in group["params"]:
+            patterns.setdefault(pattern_of_name(name), []).append(name)
+        numbers = [f"{group[key]:.4g}" if isinstance(group.get(key), float) else "–" for key in factors.values()]
+        rows += [(name_of_group(names), *numbers) for names in patterns.values()]
+    table = text_table((f"{grown.optimizer.__name__}", *(f"{name} ×" for name in factors)), rows, left=1)
+    return "\n\n".join([*said, table])
 
 
 def _pattern(names: list[str], every: list[str]) -> str:
@@ -222,7 +333,8 @@ class _Growing:
         renamed: tuple[str, str] = ("", ""),
     ) -> None:
         """A tensor that is made of the stored one, and lies as it in nested dicts, under its own parameter's name."""
-        self.tensors[name], self._makers[name] = (tuple(shape), self.source.dtypes[like]), make
+        dtype = self._dtype(name.removeprefix(self.prefix), self.source.dtypes[like])
+        self.tensors[name], self._makers[name] = (tuple(shape), dtype), make
         self._add_path(name, like, renamed)
 
     def _add_path(self, name: str, like: str, renamed: tuple[str, str] = ("", "")) -> None:
@@ -259,6 +371,11 @@ class _Growing:
             make: Callable[[], Tensor] = self._made_by_module(name) if read is None else read
             self._add(self.prefix + name, shape, make, self.prefix + old, (old, name))
 
+    def _dtype(self, name: str, dtype: torch.dtype) -> torch.dtype:
+        """That of a tensor in the new folder: as in the old one, or, of a buffer that this lacks, as it is built."""
+        is_new = name in self.plan.buffers and not self.plan.sources[name].is_taken
+        return naming.buffers(self.wide)[name].dtype if is_new and self.wide is not None else dtype
+
     def _read(self, name: str) -> Tensor:
         tensor: Tensor = self.source.read(self.prefix + name)
         return tensor
@@ -268,7 +385,7 @@ class _Growing:
         entry, source = self.plan[name], self.plan.sources[name]
         narrow, part = read(source.name), Part(name, self.plan, self.seed)
         if (new := NewTensor.of(name, self.plan, self.seed)) is not None:
-            return new.whole(entry.wide, narrow.dtype)
+            return new.whole(entry.wide, self._dtype(name, narrow.dtype))
         if name in self.plan.buffers and (entry.narrow == entry.wide or not narrow.is_floating_point()):
             return narrow
         check_dtype(name, narrow)
@@ -379,7 +496,9 @@ class _Growing:
             return
         shape, dtype, traits = self.source.shapes[stored], self.source.dtypes[stored], traits_of(type(optimizer))
         sketch, stacked = torch.empty(shape, device="meta"), entry.stacked
-        if not is_scalar(sketch, entry):
+        if not source.is_taken and len(shape) == len(entry.narrow):
+            shape = tuple(w if s == n else s for s, n, w in zip(shape, entry.narrow, entry.wide, strict=True))
+        elif not is_scalar(sketch, entry):
             sketch = sketch.expand(*stacked.narrow[: len(stacked.narrow) - len(shape)], *shape)
             axes = axes_of_state(name, sketch, stacked)
             shape = tuple(w if d in axes else n for d, (n, w) in enumerate(zip(sketch.shape, entry.wide, strict=True)))
@@ -387,7 +506,7 @@ class _Growing:
         like = torch.empty(1, dtype=dtype).expand(entry.wide)
 
         def make() -> Tensor:
-            if not source.is_taken:  # as after a step without a gradient, with which torchtitan begins, too
+            if not source.is_taken:  # none yet: as it is before the first step
                 return torch.full(shape, initial_state(optimizer, hyper, len(entry.narrow)).get(key, 0.0), dtype=dtype)
             value = self.source.read(stored)
             grown: Tensor = grow_state(key, value, part, like, hyper, traits, self.operator, optimizer)
@@ -403,7 +522,7 @@ class _Growing:
         for number, group in enumerate(builder.groups()):
             names = [name for name, _ in group["params"]]
             self.groups.append({**group, "params": names})
-            said = {key: group[key] for key in hypers[self.plan.sources[names[0]].name]}
+            said = {key: value for key, value in group.items() if key != "params"}
             if self._is_numbered:
                 for key, value in {**said, "params": names}.items():
                     self.objects[f"{start}param_groups.{number}.{key}"] = _saved(value)

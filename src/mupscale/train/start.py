@@ -21,8 +21,17 @@ from mupscale.core import Plan, WholeWidth, naming, without_ddp
 from mupscale.data import Data
 from mupscale.family import Family
 from mupscale.optim import MuonAdamW, make_optimizer, muon_groups
-from mupscale.system import MupscaleError, appearing, derive, fingerprint_files, load_torch, make_folder, replacing
-from mupscale.train.dcp_folders import is_dcp_folder, load_dcp_model
+from mupscale.system import (
+    MupscaleError,
+    appearing,
+    derive,
+    fingerprint_files,
+    is_dcp_folder,
+    load_torch,
+    make_folder,
+    replacing,
+)
+from mupscale.train.dcp_folders import load_dcp_model
 from mupscale.train.growing import coming_batches, grow_model
 from mupscale.train.placed_members import init_member, place_member
 from mupscale.train.processes import Processes
