@@ -187,7 +187,7 @@ def test_a_plan_shows_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         "h.3    h.1         a copy",
         "blocks are copied: the function changes",
     ]
-    lines = str(mu.plan_depth(shallow, deep, inputs=inputs, depth_rule="complete")).splitlines()
+    lines = str(mu.plan_depth(shallow, deep, inputs=inputs, rules=mu.RuleSet(depth="complete"))).splitlines()
     assert lines[1:5] == [
         "h.0    h.0         as it was",
         "h.1    h.0         new, and writes nothing yet",

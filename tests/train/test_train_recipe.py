@@ -209,7 +209,7 @@ def test_a_recipe_comes_back_from_json() -> None:
     assert Recipe.from_json(json.loads(json.dumps(fresh.to_json()))) == fresh
     changed = replace(FULL, noise=0.0, grow=[Growth(5, {"head_dim": 9}, how="fresh", outgoing=0.5)])
     assert Recipe.from_json(json.loads(json.dumps(changed.to_json()))) == changed
-    ours = [f.name for f in fields(Recipe) if f.name not in ("how", "outgoing", "depth_rule", "tuned_at")]
+    ours = [f.name for f in fields(Recipe) if f.name not in ("how", "outgoing", "tuned_at")]
     assert [name for name in ours if getattr(FULL, name) == getattr(default, name)] == [
         "optimizer",
         "steps",
@@ -218,11 +218,8 @@ def test_a_recipe_comes_back_from_json() -> None:
 
 
 def test_rules_of_a_recipe() -> None:
-    """The depth's has a short name of its own."""
-    deep = recipe(depth_rule="sqrt")
-    assert deep == recipe(rules=RuleSet(depth="sqrt"))
-    assert replace(deep, depth_rule="none") == recipe()
-    assert replace(deep, rules=RuleSet("fixed")).to_json()["rules"]["decay"] == "fixed"
+    """They are one field."""
+    assert replace(recipe(), rules=RuleSet("fixed")).to_json()["rules"]["decay"] == "fixed"
     with pytest.raises(MupscaleError, match=r"rules\.decay' is 'half', but must be invariant"):
         Recipe.from_json({**recipe().to_json(), "rules": {"decay": "half"}})
 
@@ -307,7 +304,6 @@ OTHER: dict[str, Any] = {
     "callbacks": ["mupscale.train.JsonLines"],
     "deepen": "stack",
     "state": "reset",
-    "depth_rule": "complete",
     "rules": RuleSet("fixed"),
     "tuned_at": TunedAt(4, 20),
 }
@@ -320,8 +316,7 @@ def test_what_may_change_in_the_middle_of_a_run(name: str) -> None:
     if name == "outgoing":  # which only fresh units have
         one = replace(one, how="fresh")
     why = one.describe_difference(replace(one, **{name: OTHER[name]}), 10)
-    kept_as = {"depth_rule": "rules", "tuned_at": "optimizer"}
-    name = {"start": "from", "start_width": "from_width", **kept_as}.get(name, name)
+    name = {"start": "from", "start_width": "from_width", "tuned_at": "optimizer"}.get(name, name)
     may_change = {"steps", "accumulate", "compile", "evaluation", "checkpoints", "log_every", "tensorboard", "device"}
     may_change |= {"parallel", "out", "on_nonfinite", "callbacks"}
     assert may_change == MAY_CHANGE

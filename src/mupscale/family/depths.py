@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
-from mupscale.core import DepthRule, Plan, Width, WidthLike, check_same_names, naming
+from mupscale.core import DepthRule, Plan, RuleSet, Width, WidthLike, check_same_names, naming
 from mupscale.family.built_members import BuiltMembers
 from mupscale.family.grown_members import grow_member
 from mupscale.growth import (
@@ -186,7 +186,7 @@ class Depths:
                     written[path] = writers[source]
                 elif self.rule != "none":
                     raise MupscaleError(
-                        f"rates cannot follow the depth: of '{source}', {reasons[source]}. Use depth_rule='none'"
+                        f"rates cannot follow the depth: of '{source}', {reasons[source]}. Use RuleSet(depth='none')"
                     )
             if not any(path in written for path in paths):
                 source, reason = next((path, reasons[path]) for path in base[one.path])
@@ -256,7 +256,7 @@ class Depths:
         writers = None
         if not deeper.copies or self.rule == "complete":
             writers = self._writers(find_block_lists(shallow, deep), "shallow")
-        blocks = plan_depth(shallow, deep, grow=deeper, depth_rule=self.rule, writers=writers)
+        blocks = plan_depth(shallow, deep, grow=deeper, rules=RuleSet(depth=self.rule), writers=writers)
         plan = replace(plan.then(blocks), tried_by=plan.tried_by)
         if deeper.copies and is_replica(wider):  # nothing is drawn
             return plan
@@ -359,4 +359,4 @@ class Depths:
         deep, writers = self.init_untried(target, seed), None
         if not grow.copies or self.rule != "none":
             writers = self._writers(find_block_lists(shallow, deep), "shallow", inputs)
-        return deep, plan_depth(shallow, deep, grow=grow, depth_rule=self.rule, writers=writers)
+        return deep, plan_depth(shallow, deep, grow=grow, rules=RuleSet(depth=self.rule), writers=writers)

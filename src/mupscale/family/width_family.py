@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mupscale.core import DepthRule, PlainWidth, Plan, Role, RuleSet, Width, WidthLike, naming
+from mupscale.core import PlainWidth, Plan, Role, RuleSet, Width, WidthLike, naming
 from mupscale.family.depths import Depths
 from mupscale.family.grown_members import grow_member
 from mupscale.family.initial_values import rescale_to_mup
@@ -70,8 +70,8 @@ class Family(TriedMembers):
     multiple at which all matrices are 64 wide).
     roles: name patterns for what the modules cannot tell, as in `plan`.
     One of the sizes of a base such as {"width": 64, "depth": 4} may be a number of residual blocks; it is recognised by
-    what it does. depth_rule: 'complete' or 'sqrt' if initial values and learning rates are to follow it, which needs
-    `inputs`. rules: all of the rules by name, the depth's among them; see `RuleSet`.
+    what it does. rules: what rates and decay follow, by name: `RuleSet(depth='complete')`, or 'sqrt', if initial values
+    and learning rates are to follow the depth, which needs `inputs`.
 
     >>> import torch, mupscale as mu
     >>> from mupscale.models import MLP
@@ -93,24 +93,20 @@ class Family(TriedMembers):
         init_at: WidthLike | None = None,
         roles: Mapping[str, Role] | None = None,
         inputs: Any = None,
-        depth_rule: DepthRule | None = None,
         rules: RuleSet | None = None,
     ) -> None:
         super().__init__(build, base, roles, inputs)
         self.rules = rules or RuleSet()
-        if depth_rule is not None:
-            self.rules = replace(self.rules, depth=depth_rule)
-        depth_rule = self.rules.depth
         self._init_at = self._base if init_at is None else Width.of(init_at, "init_at")
         self._depths: Depths | None = None
         if (depth := find_depth_size(self.sketch, self._base)) is not None:
             at = None if init_at is None else self._init_at
-            self._depths = Depths(self, depth, self._base, at, depth_rule, Family)
+            self._depths = Depths(self, depth, self._base, at, self.rules.depth, Family)
             self._init_at = self._depths.join(self._depths.init_at, self._depths.at(self._depths.base)._init_at)
             return
-        if depth_rule != "none":
+        if self.rules.depth != "none":
             raise MupscaleError(
-                f"the rule for depth is {depth_rule}, but no size in base {self.base} is a number of blocks"
+                f"the rule for depth is {self.rules.depth}, but no size in base {self.base} is a number of blocks"
             )
         self._base_model = self.sketch(base)
         self._width_dims = find_width_dims(self.sketch, self._base)
@@ -128,8 +124,8 @@ class Family(TriedMembers):
             self._pairs.clear()
 
     def __repr__(self) -> str:
-        rule = "" if self._depths is None else f", depth_rule={self._depths.rule!r}"
-        return f"Family({', '.join(self._base.sizes)}, base={self.base}, init_at={self.init_at}{rule})"
+        rules = "" if self.rules == RuleSet() else f", rules={str(self.rules)!r}"
+        return f"Family({', '.join(self._base.sizes)}, base={self.base}, init_at={self.init_at}{rules})"
 
     @property
     def depth_size(self) -> str | None:

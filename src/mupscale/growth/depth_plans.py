@@ -23,6 +23,7 @@ from mupscale.core import (
     Entry,
     Number,
     Plan,
+    RuleSet,
     TensorSource,
     copy_model,
     is_sharded,
@@ -145,7 +146,7 @@ def plan_depth(
     inputs: Any = None,
     grow: DepthOperator | None = None,
     blocks: str | None = None,
-    depth_rule: DepthRule = "none",
+    rules: RuleSet | None = None,
     writers: Mapping[str, Writers] | None = None,
 ) -> Plan:
     """How `shallow` grows into `deep`, two models of one class with more blocks in the second.
@@ -154,9 +155,9 @@ def plan_depth(
     inputs: a small batch, as the models are called with it. A run of the shallow model on it shows which parameters of
     a block write into the residual stream, and whether the stream stays as it is without them.
     grow: what the new blocks are, `Identity()` if nothing is said. blocks: where the blocks are, if that is not found.
-    depth_rule: 'complete' or 'sqrt' if learning rates are to follow the depth. writers: what a run would show, where it
-    is known: by the path of a block of the shallow model, names relative to it, and the values at which they write
-    nothing.
+    rules: `RuleSet(depth='complete')`, or 'sqrt', if learning rates are to follow the depth. writers: what a run would
+    show, where it is known: by the path of a block of the shallow model, names relative to it, and the values at which
+    they write nothing.
 
     >>> import torch
     >>> from mupscale.models import MLP
@@ -164,7 +165,7 @@ def plan_depth(
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: 'layers.1' cannot start as identity: it has no residual connection: ...
     """
-    operator = Identity() if grow is None else grow
+    operator, rule = grow or Identity(), (rules or RuleSet()).depth
     lists = find_block_lists(shallow, deep, blocks)
     tensors, deeper = _tensors(shallow), _tensors(deep)
     places = {one.path: fitting_places(one, operator, tensors, deeper) for one in lists}
@@ -173,12 +174,12 @@ def plan_depth(
         one.deep[number]: written.of_block(one, number, place)
         for one in lists
         for number, place in enumerate(places[one.path])
-        if depth_rule != "none" or (place.is_new and not operator.copies)
+        if rule != "none" or (place.is_new and not operator.copies)
     }
     silent = {f"{path}.{name}": value for path, names in needed.items() for name, value in names.items()}
     sources = _sources(lists, places, tensors, deeper, silent, copies=operator.copies)
     plan = _unscaled(deep, tensors, sources, mup=not operator.copies)
-    return with_depth(plan, lists, needed, depth_rule, undo=not operator.copies)
+    return with_depth(plan, lists, needed, rule, undo=not operator.copies)
 
 
 def with_more_blocks(shallow: nn.Module, deep: nn.Module, grow: DepthOperator) -> nn.Module:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mupscale.core import DepthRule, RuleSet, WholeWidth, Width
+from mupscale.core import RuleSet, WholeWidth, Width
 from mupscale.data import Data
 from mupscale.family import Family
 from mupscale.growth import Deepen
@@ -225,9 +225,8 @@ class Recipe:
             1 (as initialised)
         deepen: when upscaling from a checkpoint with fewer blocks, what the new blocks are, as in a growth event
         state: whether to keep or reset the checkpoint's optimizer state
-        depth_rule: short for rules.depth: complete or sqrt scales initial values and learning rates with the depth, if
-            the width names a depth
-        rules: what weight decay and rates do over width, depth, batch and duration, by name
+        rules: what weight decay and rates do over width, depth, batch and duration, by name; depth: complete or sqrt
+            scales initial values and learning rates with the depth, if the width names a depth
         tuned_at: batch and steps for which the hyperparameters are right, if the recipe's are others: the learning
             rate, weight decay and Adam's β2 are rescaled for those of the recipe, as the rules say
 
@@ -280,7 +279,6 @@ class Recipe:
     outgoing: float = 1.0
     deepen: Deepen = "identity"
     state: Literal["keep", "reset"] = "keep"
-    depth_rule: DepthRule | None = None
     rules: RuleSet = field(default_factory=RuleSet)
     tuned_at: TunedAt | None = None
     no_decay: list[str] = field(default_factory=list)
@@ -293,9 +291,6 @@ class Recipe:
             object.__setattr__(self, "how", usual_how(self.noise))
         self._name_sizes()
         self._resolve_growth()
-        if self.depth_rule is not None:
-            object.__setattr__(self, "rules", replace(self.rules, depth=self.depth_rule))
-            object.__setattr__(self, "depth_rule", None)
         check_choices(self)
         check_choices(self.schedule, "schedule.")
         self._check_widths()
