@@ -17,17 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from mupscale.core import naming
-from mupscale.core.entries import Entry, Initial, Shape, TensorSource, entry_from_json, entry_to_json
+from mupscale.core.entries import Entry, Initial, Shape, TensorSource
 from mupscale.core.rules import Number, Rule
 from mupscale.system import (
     MupscaleError,
     html_table,
     name_of_group,
+    parse_record,
     pattern_of_name,
     read_regular,
     replace_text,
     terminal_width,
     text_table,
+    told_fields,
     wrap_text,
 )
 
@@ -353,34 +355,17 @@ class Plan:
 
     def to_json(self) -> str:
         """Exact: from_json gives an equal plan."""
-        sides = {"parameters": self.parameters, "buffers": self.buffers}
-        content: dict[str, Any] = {
-            side: {n: entry_to_json(e) for n, e in entries.items()} for side, entries in sides.items()
-        }
-        content["fresh"] = None if self.fresh is None else dict(self.fresh)
-        content["mup"] = self.mup
-        content["means"] = None if self.means is None else {n: list(m) for n, m in self.means.items()}
-        content["norms"] = dict(self.norms)
-        content["past_norms"] = None if self.past_norms is None else {n: list(d) for n, d in self.past_norms.items()}
-        content["checked"], content["tried_by"] = self.checked, self.tried_by or "copies"
-        return json.dumps({"format": _FORMAT, **content}, indent=1)
+        return json.dumps({"format": _FORMAT, **told_fields(self)}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """The plan that to_json wrote."""
         try:
             content = json.loads(text)
-            if content["format"] != _FORMAT:
+            if content.pop("format") != _FORMAT:
                 raise KeyError("format")
-            sides = [{n: entry_from_json(e) for n, e in content[s].items()} for s in ("parameters", "buffers")]
-            tried = content.get("tried_by", "copies") if content.get("checked") else None
-            plan = cls(sides[0], sides[1], mup=content["mup"], tried_by=tried)
-            for what, key in {"std": "fresh", "means": "means", "norm": "norms", "past_norms": "past_norms"}.items():
-                if (values := content.get(key)) is not None:
-                    values = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
-                    plan = plan.with_initial(what, values)  # type: ignore[arg-type]
-            return plan
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError) as error:
+            return parse_record(cls, content)
+        except (MupscaleError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise MupscaleError(f"this is not a plan written by mupscale ({type(error).__name__}: {error})") from None
 
     def save(self, path: str | Path) -> None:
@@ -398,7 +383,7 @@ class Plan:
             raise MupscaleError(f"there is no plan to read at {path} ({error.strerror})") from None
 
 
-_FORMAT = "mupscale.plan/1"
+_FORMAT = "mupscale.plan/2"
 _UNKNOWN = Initial()
 
 
