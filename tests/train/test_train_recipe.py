@@ -67,8 +67,8 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"grow": [Growth(9, 16, how="copies"), Growth(9, 32, how="copies")]},
         ("growth at step 9", "after the one at 9"),
     ),
-    "less than no noise": ({"grow": [Growth(5, 16, -0.5)]}, ("growth at step 5", "noise is -0.5")),
-    "endless noise": ({"grow": [Growth(5, 16, math.inf)]}, ("growth at step 5", "noise is inf")),
+    "less than no noise": ({"grow": [Growth(5, 16, noise=-0.5)]}, ("growth at step 5", "noise is -0.5")),
+    "endless noise": ({"grow": [Growth(5, 16, noise=math.inf)]}, ("growth at step 5", "noise is inf")),
     "growth without rate": ({"grow": [Growth(5, 16, lr=-0.1, how="copies")]}, ("growth at step 5", "lr is -0.1")),
     "no multiple": (
         {"grow": [Growth(5, 20, how="copies")]},
@@ -94,8 +94,8 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "compile": ({"compile": "fast"}, ("compile is 'fast'", "default", "max-autotune")),
     "precision, not at all": ({"precision": True}, ("precision is True", "fp32, tf32, bf16 or fp64")),
     "unit": (
-        {"grow": [Growth(5, 16, 1.0, "sigma")]},
-        ("growth at step 5", "unit is 'sigma'", "init, theory or signal"),
+        {"grow": [Growth(5, 16, noise=1.0, noise_unit="sigma")]},
+        ("growth at step 5", "noise_unit is 'sigma'", "init, theory or signal"),
     ),  # type: ignore[arg-type]
 }
 
@@ -171,7 +171,10 @@ FULL = recipe(
     "somewhere",
     "gpt2-dims",
     init_at={"head_dim": 8},
-    grow=[Growth(5, {"head_dim": 8}, 0.5, "theory", 0.01), Growth(9, {"head_dim": 24}, how="copies")],
+    grow=[
+        Growth(5, {"head_dim": 8}, noise=0.5, noise_unit="theory", lr=0.01),
+        Growth(9, {"head_dim": 24}, how="copies"),
+    ],
     schedule=Schedule("wsd", 2, 3, 0.1, before=1, after=2),
     clip=1.0,
     accumulate=2,
@@ -246,7 +249,7 @@ def test_json_has_the_names_of_files() -> None:
     assert values["from"] == "a.safetensors"
     assert values["from_width"] == {"head_dim": 2}
     assert not {"start", "start_width"} & values.keys()
-    growth = {"at": 5, "width": {"head_dim": 8}, "noise": 0.5, "unit": "theory", "lr": 0.01, "how": "copies"}
+    growth = {"at": 5, "width": {"head_dim": 8}, "noise": 0.5, "noise_unit": "theory", "lr": 0.01, "how": "copies"}
     assert values["grow"][0] == growth
 
 

@@ -16,7 +16,7 @@ from mupscale.train.class_paths import Spec, import_path
 from mupscale.train.dcp_folders import DcpFolder, load_dcp, load_dcp_model, save_dcp
 from mupscale.train.dcp_growth import DcpComparison, DcpUpscaled, compare_dcp, upscale_dcp
 from mupscale.train.growing import check_copies, grow_model
-from mupscale.train.growth_events import Growth, NoiseLevel, build_noise, build_operator, sizes_like
+from mupscale.train.growth_events import Filling, Growth, NoiseLevel, build_noise, sizes_like
 from mupscale.train.lightning_callback import lightning_growth
 from mupscale.train.loss_functions import count_correct, cross_entropy
 from mupscale.train.model_checks import LoadedRecipe, check_data, cost_per_example, data_fingerprint
@@ -58,6 +58,7 @@ __all__ = [
     "DcpFolder",
     "DcpUpscaled",
     "Evaluation",
+    "Filling",
     "Growth",
     "JsonLines",
     "LoadedRecipe",
@@ -80,7 +81,6 @@ __all__ = [
     "TunedAt",
     "WeightsAndBiases",
     "build_noise",
-    "build_operator",
     "cast_input",
     "catch_stop_signals",
     "check_copies",
