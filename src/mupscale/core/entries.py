@@ -29,9 +29,6 @@ class TensorSource:
     was built with; "silent" if it starts at `value`, at which it writes nothing. The last two have no optimizer state
     yet, and are in the parameter group of the named tensor. An "expert" is a copy that shares the tensor's gradient
     with the others; `value` is the share of its entries that are drawn.
-
-    >>> TensorSource("h.0.mlp.weight", "silent").is_new, TensorSource("h.0.mlp.weight", "copy").is_taken
-    (True, True)
     """
 
     name: str = ""
@@ -131,11 +128,7 @@ class Entry:
         return self.constants.keep
 
     def with_constants(self, **constants: Number) -> Entry:
-        """The entry with other constants, by name.
-
-        >>> Entry((2,), (2,)).with_constants(fold=0.5).rule
-        Rule(out=1, in_=1, fold=0.5)
-        """
+        """The entry with other constants, by name."""
         return replace(self, constants=replace(self.constants, **constants))
 
     @property

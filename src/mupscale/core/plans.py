@@ -51,12 +51,7 @@ class PlannedShape(NamedTuple):
 
 
 def plan_rows(shapes: Mapping[str, PlannedShape]) -> list[tuple[str, ...]]:
-    """One row for each group of alike parameters, under HEADER.
-
-    >>> matrix = PlannedShape((8, 8), (16, 16), Rule(out=2, in_=2))
-    >>> plan_rows({f"layers.{i}.weight": matrix for i in range(3)})
-    [('layers.0–2.weight', '8×8 → 16×16', '2', '2', '1', '0.5', '0.5', '1')]
-    """
+    """One row for each group of alike parameters, under HEADER."""
     groups: dict[tuple[str, PlannedShape], list[str]] = {}
     for name, shape in shapes.items():
         groups.setdefault((pattern_of_name(name), shape), []).append(name)
@@ -67,23 +62,13 @@ def plan_rows(shapes: Mapping[str, PlannedShape]) -> list[tuple[str, ...]]:
 
 
 def shapes_in_words(narrow: tuple[int, ...], wide: tuple[int, ...]) -> str:
-    """A shape before and after, or once where it stays.
-
-    >>> shapes_in_words((8, 3), (16, 3)), shapes_in_words((), ())
-    ('8×3 → 16×3', '1')
-    """
+    """A shape before and after, or once where it stays."""
     before, after = ("×".join(map(str, shape)) or "1" for shape in (narrow, wide))
     return before if before == after else f"{before} → {after}"
 
 
 def plan_as_text(rows: Sequence[tuple[str, ...]], tried: str) -> str:
-    """The table within the terminal's width, 80 where there is none: in two parts where one would not fit.
-
-    >>> print(plan_as_text([("weight", "8 → 16", "2", "1", "1", "1", "1", "2")], "copies tried: exact"))
-    parameter  shape   out  in  fold  weight ×  lr × (Adam)  lr × (SGD)
-    weight     8 → 16    2   1     1         1            1           2
-    copies tried: exact
-    """
+    """The table within the terminal's width, 80 where there is none: in two parts where one would not fit."""
     width = terminal_width() or _WIDTH
     whole = text_table(HEADER, rows, left=2, width=_UNLIMITED)
     if max(map(len, whole.splitlines())) > width:
@@ -94,15 +79,7 @@ def plan_as_text(rows: Sequence[tuple[str, ...]], tried: str) -> str:
 
 
 def tried_in_words(by: TriedBy | None, *, copies: bool = True) -> str:
-    """What models were run to see of a plan; by: None if none was. copies: whether that is what it is for.
-
-    >>> tried_in_words("copies")
-    'copies tried: exact'
-    >>> tried_in_words("silent units", copies=False)
-    'tried with the new units switched off: the outputs stay the same'
-    >>> tried_in_words("small members")
-    'copies tried on small members of the family: exact'
-    """
+    """What models were run to see of a plan; by: None if none was. copies: whether that is what it is for."""
     if by is None:
         return "not tried yet: call mu.verify, or pass a batch (inputs=)"
     if by == "silent units":
@@ -113,11 +90,7 @@ def tried_in_words(by: TriedBy | None, *, copies: bool = True) -> str:
 
 
 def moved_parts(sources: Mapping[str, TensorSource]) -> dict[str, str]:
-    """From the path of a part of the larger model to that of the part that it comes from, where the two differ.
-
-    >>> moved_parts({"h.0.up": TensorSource("h.0.up"), "h.1.up": TensorSource("h.0.up", "copy")})
-    {'h.1': 'h.0'}
-    """
+    """From the path of a part of the larger model to that of the part that it comes from, where the two differ."""
     moved = {}
     for name, source in sources.items():
         ours, theirs = name.split("."), source.name.split(".")
@@ -249,12 +222,7 @@ class Plan:
     def with_initial(
         self, what: Literal["std", "means", "norm", "past_norms"], values: Mapping[str, Any] | None
     ) -> Plan:
-        """The plan with this field of Initial, by parameter; with None it is no longer known of any.
-
-        >>> import mupscale as mu
-        >>> mu.plan(nn.Linear(4, 8), nn.Linear(4, 16)).with_initial("std", {"weight": 0.1}).fresh
-        {'weight': 0.1}
-        """
+        """The plan with this field of Initial, by parameter; with None it is no longer known of any."""
         unsaid = () if what == "past_norms" and values is not None else getattr(Initial(), what)
         known = {} if values is None else values
         told = {n: replace(self.initial.get(n, _UNKNOWN), **{what: known.get(n, unsaid)}) for n in self.parameters}
@@ -398,10 +366,6 @@ def check_same_names(
     """An error that names the first parameter (or other thing) which one of two models has and the other lacks.
 
     left, right: what the two are, in the message. advice: what to do about it.
-
-    >>> check_same_names("the narrow model", {"weight": 1}, "the wide model", {}, "build both with one class")
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: the wide model lacks the parameter 'weight' that the narrow model has: ...
     """
     for here, there, missing in (
         (left, right, ours.keys() - theirs.keys()),
@@ -414,13 +378,7 @@ def check_same_names(
 
 
 def check_dtype(name: str, tensor: Tensor) -> None:
-    """Refuse what cannot be copied and scaled: integers, quantised and complex numbers, 8-bit floats.
-
-    >>> check_dtype("weight", torch.zeros(2, dtype=torch.bfloat16))
-    >>> check_dtype("weight", torch.zeros(2, dtype=torch.int8))
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: 'weight' has dtype torch.int8: only floating-point parameters of 16 bits ...
-    """
+    """Refuse what cannot be copied and scaled: integers, quantised and complex numbers, 8-bit floats."""
     if tensor.dtype not in _DTYPES:
         remedy = "dequantise the model or convert it, as with model.to(torch.bfloat16)"
         if tensor.is_complex():

@@ -23,14 +23,6 @@ def rescale_to_mup(
 
     entries: how the model whose initial values are taken as they are becomes this one. stds, means: measured on that
     one; a std of 0 is a constant. reference: draws of what is random and has no width, which is taken from there.
-
-    >>> import mupscale as mu
-    >>> from torch import nn
-    >>> small, model = (nn.Linear(width, width, bias=False) for width in (16, 64))
-    >>> plan = mu.plan(small, model)
-    >>> rescale_to_mup(dict(model.named_parameters()), plan.parameters, {"weight": 1.0}, {"weight": (0.0,)}, {})
-    >>> round(model.weight.square().mean().sqrt().item(), 6)
-    0.5
     """
     for name, p in parameters.items():
         entry = entries[name]

@@ -35,13 +35,7 @@ _PROBE_WIDTH = 8  # the least width of the models that are run to learn or check
 
 
 class TriedMembers(BuiltMembers):
-    """Members of which small ones have been tried, in the sizes that `tried` has.
-
-    >>> family = TriedMembers(lambda width: nn.Sequential(nn.Linear(3, width), nn.Linear(width, 2)), 8)
-    >>> family.check_widths(torch.randn(5, 3))
-    >>> family.has_tried(8, 16)
-    True
-    """
+    """Members of which small ones have been tried, in the sizes that `tried` has."""
 
     def __init__(
         self,

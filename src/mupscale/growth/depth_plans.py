@@ -208,11 +208,6 @@ def with_depth(
     lists: of blocks, with as many as the plan's rates are for (shallow) and as the model has (deep). writers: of each
     block of the model, by its path. undo: whether old blocks keep their weights, and rates alone follow the depth.
     Beside the multiplier, rates of all blocks fall as L^(α-1): as a fold that no stored value shows.
-
-    >>> plan = Plan({name: Entry((2, 2), (2, 2)) for name in ("0.weight", "1.weight")})
-    >>> two = BlockList("*", ("0",), ("0", "1"))
-    >>> with_depth(plan, [two], {"0": {"weight": 0.0}, "1": {"weight": 0.0}})["0.weight"].rule
-    Rule(out=1, in_=1, fold=Fraction(1, 2), depth=2)
     """
     if rule == "none":
         return plan
@@ -299,13 +294,6 @@ def fitting_places(
     Old blocks that are to be spread evenly go to the nearest places where the deep model's blocks have their shapes:
     the last block of some models has less in it, and every second one of others has a mask. A new block goes with the
     nearest old one that is shaped as it is, or, where there is none, that has all of its tensors, in whatever shapes.
-
-    >>> import torch
-    >>> a, b = torch.ones(1), torch.ones(2)
-    >>> one = BlockList("h.*", ("h.0", "h.1"), ("h.0", "h.1", "h.2", "h.3"))
-    >>> deeper = {"h.0.w": a, "h.1.w": a, "h.2.w": a, "h.3.w": b}
-    >>> fitting_places(one, Identity(), {"h.0.w": a, "h.1.w": b}, deeper)[3]
-    Place(block=1, is_new=False)
     """
     ours = [_below(path, tensors) for path in one.shallow]
     theirs = [_below(path, deeper) for path in one.deep]

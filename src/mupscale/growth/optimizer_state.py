@@ -210,12 +210,7 @@ def constructor_arguments(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def initial_state(optimizer: Optimizer, group: Mapping[str, Any], ndim: int) -> dict[str, float]:
-    """The value that each state tensor of a new parameter starts with: what a step without a gradient leaves.
-
-    >>> optimizer = torch.optim.Adagrad([torch.zeros(1)], lr=0.1, initial_accumulator_value=0.5)
-    >>> initial_state(optimizer, optimizer.param_groups[0], ndim=2)["sum"]
-    0.5
-    """
+    """The value that each state tensor of a new parameter starts with: what a step without a gradient leaves."""
     p = nn.Parameter(torch.zeros((1,) * ndim))
     own = ("params", "param_names", *_PLAIN_STEP)
     defaults = constructor_arguments(optimizer)
@@ -230,10 +225,6 @@ def what_is_foreign(saved: Mapping[str, Any], optimizer: Optimizer) -> str:
     """In words, what shows that a state dict is another optimizer's than this one; nothing where it may be its own.
 
     Shown by a step of this optimizer with the saved hyperparameters: what it asks for, and what it keeps.
-
-    >>> p = nn.Parameter(torch.zeros(1))
-    >>> what_is_foreign(torch.optim.AdamW([p]).state_dict(), torch.optim.SGD([p]))
-    "SGD takes no step with its hyperparameters (KeyError: 'momentum')"
     """
     name, traits = type(optimizer).__name__, known_traits(type(optimizer))
     kept: dict[tuple[int, int], set[str] | str | None] = {}

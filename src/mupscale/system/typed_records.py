@@ -30,6 +30,7 @@ from mupscale.system.errors import MupscaleError
 
 _Record = TypeVar("_Record")
 _LARGEST = 1 << 63
+_RATIO = re.compile(r"-?\d{1,4000}/0*[1-9]\d{0,3999}")
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, Fraction):
-        return str(value)
+        return f"{value.numerator}/{value.denominator}"
     return {key: _plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
@@ -210,12 +211,7 @@ def _parse(hint: Any, value: Any, field: str) -> Any:
     if origin is not None or hint in (dict, list, tuple):
         return _container(origin or hint, get_args(hint), value, field)
     if hint is Fraction:
-        _checked(
-            isinstance(value, str) and re.fullmatch(r"-?\d{1,99}/0*[1-9]\d{0,99}", value) is not None,
-            value,
-            field,
-            "a ratio",
-        )
+        _checked(isinstance(value, str) and _RATIO.fullmatch(value) is not None, value, field, "a ratio")
         return Fraction(value)
     expected, fits = _PLAIN[hint]
     return _checked(fits(value), value, field, expected)

@@ -27,11 +27,7 @@ DEPTH_SIZES = ("depth", "layers", "n_layer", "n_layers", "num_layers", "num_hidd
 
 
 def sizes_like(width: WholeWidth, other: WholeWidth) -> WholeWidth:
-    """A width with the names of another: a number is its one size that is no depth, and the depth stays.
-
-    >>> sizes_like(96, {"d_model": 64, "layers": 4}), sizes_like(96, 64)
-    ({'d_model': 96, 'layers': 4}, 96)
-    """
+    """A width with the names of another: a number is its one size that is no depth, and the depth stays."""
     names = [name for name in other if name not in DEPTH_SIZES] if isinstance(other, dict) else []
     return width if isinstance(width, dict) or len(names) != 1 else {**other, names[0]: width}  # type: ignore[dict-item]
 
@@ -71,14 +67,7 @@ class Filling:
         return {field.name: getattr(self, field.name) for field in fields(Filling)}
 
     def build_operator(self) -> Operator:
-        """The operator to grow in width with; an error where there are settings that are another one's.
-
-        >>> Filling(how="copies", noise=0.5).build_operator()
-        Copies(noise=GaussianNoise(std=0.5, unit='init'), paired=False)
-        >>> Filling(how="fresh", noise=0.5).build_operator()
-        Traceback (most recent call last):
-        mupscale.system.errors.MupscaleError: how: fresh takes no noise: leave noise out, or use how: copies
-        """
+        """The operator to grow in width with; an error where there are settings that are another one's."""
         how, has_noise = self.how or usual_how(self.noise), self.noise != 0
         if how in DEPTH_OPERATORS and has_noise:
             raise MupscaleError(
@@ -93,11 +82,7 @@ class Filling:
         return make(**{name: settings[name] for name in takes})
 
     def build_operators(self) -> tuple[Operator, DepthOperator]:
-        """The operators to grow with, in width and in depth; where depth alone grows, `how` may name its own.
-
-        >>> Filling(how="stack").build_operators()[1]
-        Stack(order='appended')
-        """
+        """The operators to grow with, in width and in depth; where depth alone grows, `how` may name its own."""
         return self.build_operator(), DEPTH_OPERATORS[self.how if self.how in DEPTH_OPERATORS else self.deepen]
 
 
@@ -125,11 +110,7 @@ class Growth(Filling):
     depth: int | None = None
 
     def resolved(self, before: WholeWidth) -> Growth:
-        """The event with its whole width, and with how it grows, where it leaves that out; before: the model's so far.
-
-        >>> Growth(at=10, depth=8, how="identity").resolved({"width": 64, "layers": 4}).width
-        {'width': 64, 'layers': 8}
-        """
+        """The event with its whole width, and with how it grows, where it leaves that out; before: the model's so far."""
         width = sizes_like(self.width, before) if self.width != 0 else before
         if self.depth is None and self.width != 0:
             how = "copies" if width == before else usual_how(self.noise)  # of a new rate alone nothing is filled
@@ -167,22 +148,12 @@ class Growth(Filling):
 
 
 def usual_how(noise: NoiseLevel) -> str:
-    """What `how` is where a recipe leaves it out.
-
-    >>> usual_how(0.0), usual_how(0.5)
-    ('fresh', 'copies')
-    """
+    """What `how` is where a recipe leaves it out."""
     return "copies" if choose_operator(None, 1.0 if noise else None).needs_multiples else "fresh"
 
 
 def build_noise(level: NoiseLevel, unit: str) -> Noise:
-    """Noise of this level; none at all for 0, whatever the unit. Constants by name are never relative to a signal.
-
-    >>> build_noise(0, "init")
-    0.0
-    >>> type(build_noise(0.3, "signal")).__name__
-    'SignalNoise'
-    """
+    """Noise of this level; none at all for 0, whatever the unit. Constants by name are never relative to a signal."""
     if level == 0:
         return 0.0
     if isinstance(level, dict):

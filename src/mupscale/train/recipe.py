@@ -465,10 +465,7 @@ class Recipe(Filling):
 
 
 def check_growing_sizes(wide: WholeWidth, narrow: WholeWidth, multiples: bool, what: str) -> None:
-    """An error that begins with `what` unless the sizes grow: by whole multiples for copies, but for a depth.
-
-    >>> check_growing_sizes({"width": 128, "layers": 6}, {"width": 64, "layers": 4}, multiples=True, what="growth")
-    """
+    """An error that begins with `what` unless the sizes grow: by whole multiples for copies, but for a depth."""
     Width.of(wide).check_wider_than(Width.of(narrow), what)
     if not multiples:
         return

@@ -31,10 +31,6 @@ def family_of(
 
     Where its modules do not tell what a parameter is, small models are run on a few examples, which show it. What has
     been found out about it (plans, initial values, whether copies are exact on these data) holds for all runs.
-
-    >>> model, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
-    >>> family_of(model, data, 64, None) is family_of(model, data, 64, None)
-    True
     """
     key = _key(model, data, base, init_at, depth)
     with _LOCK:
@@ -109,11 +105,6 @@ def make_data(spec: Spec) -> Data:
 
 
 def few_examples(data: Data) -> Tensor:
-    """Inputs on which small models are compared.
-
-    >>> from mupscale.data import CoverTypeSample
-    >>> few_examples(CoverTypeSample()).shape
-    torch.Size([4, 54])
-    """
+    """Inputs on which small models are compared."""
     rows = torch.arange(_ROWS, device=data.rows_on or data.device) % data.size
     return data.examples(rows)[0].cpu()
