@@ -34,12 +34,8 @@ class BuiltMembers:
     ) -> None:
         self.build_function, self.roles, self.inputs = build, roles, inputs
         self._base = Width.of(base, "base")
+        self.depth_size: str | None = None  # the size that is a number of residual blocks
         self._built: WeakKeyDictionary[nn.Module, Width] = WeakKeyDictionary()
-
-    @property
-    def depth_size(self) -> str | None:
-        """The name of the size that is a number of residual blocks; None where none is."""
-        return None
 
     @property
     def base(self) -> PlainWidth:

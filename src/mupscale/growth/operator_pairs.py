@@ -84,7 +84,9 @@ def word_of_operator(operator: Operator) -> str:
 def split_operators(
     grow: Grow | None, noise: Noise | None = None, *, exact: bool = False, plan: Plan | None = None
 ) -> tuple[Operator, DepthOperator]:
-    """What is meant for width, and what for depth: what is not said is fresh units, and blocks that start as identity."""
+    """What is meant for width, and what for depth: if nothing is said, fresh units, and blocks that start as
+    identity.
+    """
     parts = grow if isinstance(grow, tuple) else () if grow is None or isinstance(grow, Experts) else (grow,)
     wider = [part for part in parts if isinstance(part, Operator)]
     deeper = [part for part in parts if isinstance(part, DepthOperator)]

@@ -83,7 +83,7 @@ def check_axis(name: str, small: Tensor, large: Tensor, dim: int, role: Role, ho
         )
     if n == 0:
         raise MupscaleError(f"{where}: dimension {dim} has no units to grow from")
-    if why := role.why_not[how == "fresh"] if how != "mup" else "":
+    if why := role.why_not[how == "fresh"]:
         raise MupscaleError(f"{where}: {why}")
 
 

@@ -110,7 +110,7 @@ class Growth(Filling):
     depth: int | None = None
 
     def resolved(self, before: WholeWidth) -> Growth:
-        """The event with its whole width, and with how it grows, where it leaves that out; before: the model's so far."""
+        """The event with its whole width, and with how it grows if it leaves that out; before: the model's so far."""
         width = sizes_like(self.width, before) if self.width != 0 else before
         if self.depth is None and self.width != 0:
             how = "copies" if width == before else usual_how(self.noise)  # of a new rate alone nothing is filled
