@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mupscale as mu
+from mupscale.growth import grow_optimizer
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -85,8 +86,8 @@ def difference(name: str, *, clip: bool = False, tamper: Callable[[Any], None] =
         step(shallow, optimizer)
     grow = mu.Stack("interleaved")
     plan = mu.plan_depth(shallow, deep, inputs=INPUTS, grow=grow, rules=mu.RuleSet(depth="complete"))
-    mu.deepen(shallow, deep, plan)
-    deeper = mu.deepen_optimizer(optimizer, shallow, deep, plan)
+    mu.upscale(shallow, deep, plan)
+    deeper = grow_optimizer(optimizer, shallow, deep, plan)
     for group in deeper.param_groups:
         tamper(group)
     worst = 0.0

@@ -51,8 +51,9 @@ How = Literal["copies", "fresh", "mup"]
 
 
 ONE_DEPTH = (
-    "the two models must have the same class and depth; only widths may differ. To add blocks, use mupscale.deepen "
-    "before or after the width grows, or a Family whose base names both: {'width': 64, 'depth': 4}"
+    "the two models must have the same class and depth; only widths may differ. To add blocks, make the plan with "
+    "mupscale.plan_depth, where blocks= says which they are, or use a Family whose base names both: {'width': 64, "
+    "'depth': 4}"
 )
 
 
