@@ -32,6 +32,7 @@ from typing import Any
 
 import yaml
 
+from mupscale import RuleSet
 from mupscale.engine import train_many
 from mupscale.study.forecast import vertex
 from mupscale.system import MupscaleError
@@ -196,7 +197,7 @@ class Rates(Stages):
                 width = {**self.recipe.width, "layers": depth}  # type: ignore[dict-item]
                 seeds = range(int(self.rates["seeds"]))
                 recipes = [
-                    self.changed(self.lr * factor, seed, seed, width=width, depth_rule=rule)
+                    self.changed(self.lr * factor, seed, seed, width=width, rules=RuleSet(depth=rule))
                     for factor in factors
                     for seed in seeds
                 ]
@@ -215,7 +216,7 @@ def verdict(lrs: Sequence[float], rules: Mapping[str, Any]) -> str:
         places = [vertex(dict(enumerate(line["losses"]))) for line in lines]
         rates = ", ".join(f"{lrs[0] * (lrs[-1] / lrs[0]) ** (place / (len(lrs) - 1)):.2g}" for place in places)
         steps = max(places) - min(places)
-        parts.append(f"depth_rule {rule}: the best rate spans {steps:.1f} steps of 2 over the depths ({rates}).")
+        parts.append(f"rules.depth {rule}: the best rate spans {steps:.1f} steps of 2 over the depths ({rates}).")
     return " ".join(parts)
 
 
@@ -237,7 +238,7 @@ def held_out(outcome: Mapping[str, Any]) -> float:
 def markdown(summary: Mapping[str, Any]) -> str:
     """What the docs show of an experiment."""
     if "rules" in summary:
-        head = "| depth_rule | depth | " + " | ".join(f"{lr:g}" for lr in summary["lrs"]) + " |"
+        head = "| rules.depth | depth | " + " | ".join(f"{lr:g}" for lr in summary["lrs"]) + " |"
         lines = [head, "| --- " * (len(summary["lrs"]) + 2) + "|"]
         for rule, depths in summary["rules"].items():
             for line in depths:
@@ -270,7 +271,7 @@ def draw_rates(summary: Mapping[str, Any], path: Path) -> None:
             ax.plot(*zip(*points, strict=True), "o-", color=color, markersize=3, label=f"{line['depth']} blocks")
             ax.plot(*min(points, key=lambda point: point[1]), "o", color=color, markersize=7)
         ax.set_xscale("log", base=2)
-        ax.set_title(f"depth_rule: {rule}", fontsize=9)
+        ax.set_title(f"rules.depth: {rule}", fontsize=9)
         ax.set_xlabel("learning rate at the base", fontsize=8)
         ax.grid(alpha=0.25, linewidth=0.6)
     all_losses = [line["losses"] for lines in summary["rules"].values() for line in lines]

@@ -104,16 +104,16 @@ MISTAKES: dict[str, tuple[Callable[..., Any], str]] = {
         "is the class Fresh, but must be an operator",
     ),
     "an operator of depth": (lambda n, w, o: mu.upscale(n, w, grow=mu.Stack()), "only the width grows"),
-    "and for a plan": (lambda n, w, o: mu.plan(n, w, grow=mu.Stack()), "operator of width.*mupscale.deepen"),
+    "and for a plan": (lambda n, w, o: mu.plan(n, w, grow=mu.Stack()), "operator of width.*mupscale.upscale"),
     "an operator of width": (
-        lambda n, w, o: mu.deepen(n, w, grow=mu.Fresh()),
+        lambda n, w, o: mu.plan_depth(n, w, grow=mu.Fresh()),
         "operator of depth .*; how new units are filled is said to mupscale.upscale",
     ),
     "no narrow model": (
         lambda n, w, o: mu.upscale(None, w, exact=True),
         r"narrow= is None, but must be a model \(an nn.Module\)",
     ),
-    "no deep model": (lambda n, w, o: mu.deepen(n, None), "deep= is None, but must be a model"),
+    "no deep model": (lambda n, w, o: mu.plan_depth(n, None), "deep= is None, but must be a model"),
     "a state dict": (
         lambda n, w, o: mu.upscale(n.state_dict(), w, exact=True),
         "narrow= is an OrderedDict.*load_state_dict",

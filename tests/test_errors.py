@@ -441,7 +441,7 @@ def test_a_truncated_torch_file(keep: float, ready: Any, tmp_path: Path) -> None
 
 def test_a_truncated_plan(ready: Any) -> None:
     text = ready[2].to_json()
-    for broken in (text[: len(text) // 2], "", "{}", "[]", text.replace("mupscale.plan/1", "mupscale.plan/99")):
+    for broken in (text[: len(text) // 2], "", "{}", "[]", text.replace("mupscale.plan/2", "mupscale.plan/99")):
         with refused("not a plan written by mupscale"):
             mu.Plan.from_json(broken)
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
         Operator,
         SignalNoise,
         Stack,
-        deepen,
-        deepen_optimizer,
         measure_statistics,
         perturb,
         plan_depth,
@@ -61,11 +59,9 @@ __version__ = VERSION
 __all__ = [
     "Axis", "Copies", "Entry", "Experts", "Family", "Fresh", "GaussianNoise", "Identity", "MupscaleError", "Operator",
     "Plan", "PlanError", "ReplicaWarning", "Role", "Rule", "RuleSet", "SignalNoise", "Stack", "UncheckedPlan",
-    "clip_grad_norm_", "coord_check", "deepen", "deepen_optimizer", "expand", "growth_table", "index_of_old", "load",
-    "load_torch", "make_optimizer",
+    "clip_grad_norm_", "coord_check", "expand", "growth_table", "index_of_old", "load", "load_torch", "make_optimizer",
     "measure_statistics", "param_groups", "per_group", "perturb", "plan", "plan_depth", "plan_experts",
-    "register_optimizer",
-    "register_roles", "save", "upscale", "verify", "widen", "widen_optimizer", "widen_scheduler",
+    "register_optimizer", "register_roles", "save", "upscale", "verify", "widen", "widen_optimizer", "widen_scheduler",
 ]
 _NAMES = {
     "checkpoint": ("load", "save"),
@@ -73,7 +69,7 @@ _NAMES = {
     "core": ("Axis", "Entry", "Plan", "Role", "Rule", "RuleSet", "expand", "index_of_old"),
     "family": ("Family",),
     "growth": ("Copies", "Experts", "Fresh", "GaussianNoise", "Identity", "Operator", "SignalNoise", "Stack",
-               "deepen", "deepen_optimizer", "measure_statistics", "perturb", "plan_depth", "plan_experts", "upscale",
+               "measure_statistics", "perturb", "plan_depth", "plan_experts", "upscale",
                "widen", "widen_optimizer"),
     "optim": ("clip_grad_norm_", "make_optimizer", "param_groups", "per_group", "register_optimizer",
               "widen_scheduler"),

@@ -284,7 +284,7 @@ def deep_family(rule: Any) -> mu.Family:
         lambda width, depth: GPT2(11, 8, width=width, head_dim=4, layers=depth),
         base={"width": 16, "depth": 2},
         inputs=torch.zeros(1, 8, dtype=torch.int64),
-        depth_rule=rule,
+        rules=mu.RuleSet(depth=rule),
     )
 
 
@@ -334,7 +334,7 @@ def test_the_members_that_the_page_on_depth_takes_are_flat_under_the_rule() -> N
     width, depths = int(example[1]), [int(depth) for depth in example[2].split(",")]
     torch.manual_seed(8)
     x, y = torch.randn(32, 6), torch.randint(3, (32,))
-    family = mu.Family(ResidualMLP, base={"width": width, "depth": 2}, inputs=x, depth_rule="complete")
+    family = mu.Family(ResidualMLP, base={"width": width, "depth": 2}, inputs=x, rules=mu.RuleSet(depth="complete"))
     members = [{"width": width, "depth": depth} for depth in depths]
     check = mu.coord_check(family, members, [(x, y)], classify, torch.optim.AdamW, lr=1e-2)
     assert check.ok, str(check)

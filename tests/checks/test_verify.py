@@ -461,9 +461,9 @@ def test_grouped_queries_copied_head_by_head_differ_after_the_first_update(float
     assert report.first.name.startswith("attn.")
     assert "grouped-query" in report.first.advice
     right = {
-        "attn.q.weight": q.blocks(out=8),
+        "attn.q.weight": replace(q, out_block=8),
         "attn.q.bias": mu.Role(out=0, out_block=8),
-        "attn.o.weight": o.blocks(in_=8),
+        "attn.o.weight": replace(o, in_block=8),
         **kv,
     }
     narrow, wide, plan = pair(lambda k: Mixer(k, 2), 2, 4, roles=right)

@@ -20,7 +20,7 @@ from mupscale import Fresh, MupscaleError, hf  # noqa: E402
 from mupscale.cli import main  # noqa: E402
 from mupscale.growth import DEPTH_OPERATORS, OPERATORS  # noqa: E402
 from mupscale.system import setting  # noqa: E402
-from mupscale.train import build_operator  # noqa: E402
+from mupscale.train import Filling  # noqa: E402
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_how_takes_every_word_of_the_table(
         assert word in shown
         layers = ["--layers", "4"] if word in DEPTH_OPERATORS else []
         assert main(["upscale", str(small), str(tmp_path / word), "--how", word, *layers]) == 0
-        assert asked["deepen"] == word if layers else asked["grow"] == build_operator(word, 0.0, "init")
+        assert asked["deepen"] == word if layers else asked["grow"] == Filling(how=word).build_operator()
 
 
 def test_fresh_units_at_sizes_that_are_no_multiples(

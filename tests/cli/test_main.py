@@ -198,7 +198,7 @@ def test_later_recipes_take_precedence(here: Path) -> None:
 
 
 def test_growth_given_anew_replaces_and_plus_appends(here: Path) -> None:
-    first = Growth(20, {"d_model": 128}, 0.5, "init", 0.004, "copies")
+    first = Growth(20, {"d_model": 128}, lr=0.004, how="copies", noise=0.5)
     anew = "[{at: 10, width: {d_model: 256}}]"
     (here / "anew.yaml").write_text(f"grow: {anew}\n")
     assert read_recipe(["mine.yaml"])[0].grow == [first]

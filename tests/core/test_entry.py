@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -67,6 +69,14 @@ def test_an_entry_has_six_fields_and_a_plan_five() -> None:
     """What a tensor is made of, its shapes, axes, constants and names; entries, what they start with, and evidence."""
     assert [one.name for one in fields(Entry)] == ["narrow", "wide", "axes", "constants", "names", "source"]
     assert [one.name for one in fields(Plan)] == ["parameters", "buffers", "initial", "mup", "tried_by"]
+
+
+@pytest.mark.parametrize("number", [Fraction(2), Fraction(7, 3), Fraction(10**300, 7), 0.1, 3])
+def test_every_number_survives_a_file(number: Any) -> None:
+    """A ratio that is whole is still one."""
+    entry = Entry((4,), (8,), {0: Axis(number, side="out")}, Constants(fold=number))
+    again = Plan.from_json(Plan({"a": entry}).to_json())["a"]
+    assert (again, type(again.fold), type(again.axes[0].times)) == (entry, type(number), type(number))
 
 
 def test_what_is_known_of_initial_values_survives_a_file_and_a_growth() -> None:

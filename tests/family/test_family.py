@@ -735,7 +735,7 @@ def test_spreads_are_known_where_a_parameter_is_a_single_number() -> None:
         return nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2])
 
     family = mu.Family(build, base=1, init_at=1)
-    assert list(family.initial_std().values()) == pytest.approx([0.5] * 3, rel=0.25)
+    assert list(family.at(0).initial_std().values()) == pytest.approx([0.5] * 3, rel=0.25)
     spreads = [float(p.detach().square().mean().sqrt()) for p in family.init(256).parameters()]
     assert spreads == pytest.approx([0.5, 0.5 / 16, 0.5 / 256], rel=0.3)
 

@@ -27,7 +27,7 @@ def build(width: int, depth: int) -> nn.Module:
 
 @cache  # what is measured of its members is measured once for all tests
 def family(rule: Any = "none") -> mu.Family:
-    return mu.Family(build, base={"width": 8, "depth": 2}, inputs=TOKENS, depth_rule=rule)
+    return mu.Family(build, base={"width": 8, "depth": 2}, inputs=TOKENS, rules=mu.RuleSet(depth=rule))
 
 
 def loss_of(model: nn.Module) -> Tensor:
@@ -115,7 +115,7 @@ def test_a_model_that_somebody_else_built_counts_as_tried() -> None:
 
 def test_a_family_says_what_it_is() -> None:
     assert repr(family("complete")) == (
-        "Family(width, depth, base={'width': 8, 'depth': 2}, init_at={'width': 64, 'depth': 2}, depth_rule='complete')"
+        "Family(width, depth, base={'width': 8, 'depth': 2}, init_at={'width': 64, 'depth': 2}, rules='depth=complete')"
     )
     assert repr(mu.Family(lambda width: build(width, 2), base=8)) == "Family(width, base=8, init_at=64)"
 
@@ -126,7 +126,7 @@ def test_any_model_of_the_class_has_a_plan() -> None:
 
 @pytest.mark.parametrize("rule", ["cubic", "None", ""])
 def test_a_rule_that_is_none_of_them_is_refused(rule: Any) -> None:
-    with pytest.raises(mu.MupscaleError, match=rf"depth_rule= is {rule!r}, but must be 'none', 'complete' or 'sqrt'"):
+    with pytest.raises(mu.MupscaleError, match=rf"rules\.depth is {rule!r}: choose from none, complete, sqrt"):
         family(rule)
 
 
@@ -161,9 +161,11 @@ def test_bad_input() -> None:
     with pytest.raises(mu.MupscaleError, match="depth= needs a base that names it"):
         plain.upscale(plain.init(8), depth=4, exact=True)
     with pytest.raises(mu.MupscaleError, match="no size in base"):
-        mu.Family(lambda width: build(width, 2), base=8, depth_rule="complete")
+        mu.Family(lambda width: build(width, 2), base=8, rules=mu.RuleSet(depth="complete"))
     with pytest.raises(mu.MupscaleError, match="Pass inputs= to the Family"):
-        mu.Family(build, base={"width": 8, "depth": 2}, depth_rule="complete").plan({"width": 8, "depth": 4})
+        mu.Family(build, base={"width": 8, "depth": 2}, rules=mu.RuleSet(depth="complete")).plan(
+            {"width": 8, "depth": 4}
+        )
 
 
 def test_complete_at_the_base_depth_is_none() -> None:
@@ -215,7 +217,7 @@ class TiedBlocks(nn.Module):
 
 @pytest.mark.slow
 def test_roles_are_learnt_where_rates_follow_the_depth() -> None:
-    one = mu.Family(TiedBlocks, base={"width": 8, "depth": 1}, inputs=TOKENS, depth_rule="complete")
+    one = mu.Family(TiedBlocks, base={"width": 8, "depth": 1}, inputs=TOKENS, rules=mu.RuleSet(depth="complete"))
     model = one.init({"width": 8, "depth": 1})
     wide, _ = one.upscale(model, width=16, depth=2, inputs=TOKENS, exact=True)
     assert torch.allclose(wide(TOKENS), model(TOKENS), rtol=1e-9, atol=1e-12)

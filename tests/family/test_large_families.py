@@ -45,7 +45,7 @@ def test_a_large_family_learns_from_few_blocks_what_a_small_one_learns_from_all(
     monkeypatch.setattr(large_models, "LARGE", 0)
     family = mu.Family(build, base=64, inputs=TOKENS)
     assert max(built) == 32
-    plans = [one.between(one.sketch(64), one.sketch(128), how="copies") for one in (whole, family)]
+    plans = [one.at(0).between(one.sketch(64), one.sketch(128), how="copies") for one in (whole, family)]
     assert plans[0] == plans[1]
     assert plans[1]["blocks.3.weight"].axes[0].block == 8
     family.check(TOKENS)
@@ -61,7 +61,10 @@ def test_a_base_of_large_models_is_not_built() -> None:
 
     family = mu.Family(build, base=2048, inputs=TOKENS)
     assert (
-        family.between(family.sketch(2048), family.sketch(4096), how="copies")["h.3.attn.c_proj.weight"].axes[1].block
+        family.at(0)
+        .between(family.sketch(2048), family.sketch(4096), how="copies")["h.3.attn.c_proj.weight"]
+        .axes[1]
+        .block
         == 64
     )
 

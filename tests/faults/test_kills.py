@@ -74,7 +74,7 @@ def test_training_with_growth(axis: str, tmp_path: Path, chance: random.Random) 
         "base": small,
         "grow": [Growth(10, depth=4, how="identity"), Growth(31, width=16, depth=6, noise=0.3, deepen="stack")],
     }
-    wide = {"grow": [Growth(10, 16, 0.5), Growth(31, 32, 0.3)]}
+    wide = {"grow": [Growth(10, 16, noise=0.5), Growth(31, 32, noise=0.3)]}
 
     def eventful(out: Path) -> Recipe:
         slow = Spec("small_runs.Slow", {"seconds": 0.02})

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import mupscale as mu
 from deep_models import REFUSED, RESIDUAL, Deepening, PlainBlock, Residual, Stages, Stream, images, tokens
+from mupscale.growth import grow_optimizer
 from mupscale.models import GPT2
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -45,7 +46,7 @@ def test_identity_keeps_outputs_and_gradients_and_new_blocks_learn(name: str) ->
     model = RESIDUAL[name]
     shallow, deep, inputs = pair(model)
     plan = mu.plan_depth(shallow, deep, inputs=inputs, blocks=model.blocks)
-    mu.deepen(shallow, deep, plan)
+    mu.upscale(shallow, deep, plan)
     for mode in (False, True):
         shallow.train(mode), deep.train(mode)
         outputs = []
@@ -79,42 +80,42 @@ def test_refused(name: str) -> None:
     shallow, deep, inputs = pair(model)
     before = {n: p.detach().clone() for n, p in deep.named_parameters()}
     with pytest.raises(mu.MupscaleError, match=reason):
-        mu.deepen(shallow, deep, inputs=inputs)
+        (mu.plan_depth if name == "not-found" else mu.upscale)(shallow, deep, inputs=inputs)
     assert all(torch.equal(p, before[n]) for n, p in deep.named_parameters())
 
 
 def test_bad_input() -> None:
     shallow, deep, inputs = pair(RESIDUAL["gpt2"])
     with pytest.raises(mu.MupscaleError, match="needs more of them"):
-        mu.deepen(deep, shallow, inputs=inputs)
+        mu.plan_depth(deep, shallow, inputs=inputs)
     with pytest.raises(mu.MupscaleError, match="no more blocks"):
-        mu.deepen(shallow, pair(RESIDUAL["gpt2"])[0], inputs=inputs)
+        mu.plan_depth(shallow, pair(RESIDUAL["gpt2"])[0], inputs=inputs)
     with pytest.raises(mu.MupscaleError, match="Pass inputs="):
-        mu.deepen(shallow, deep)
+        mu.upscale(shallow, deep)
     with pytest.raises(mu.MupscaleError, match="3 new blocks"):
-        mu.deepen(shallow, deep, grow=mu.Identity(at=(1,)), inputs=inputs)
+        mu.upscale(shallow, deep, grow=mu.Identity(at=(1,)), inputs=inputs)
     with pytest.raises(mu.MupscaleError, match="more than the number of blocks"):
-        mu.deepen(shallow, GPT2(12, 8, width=8, head_dim=4, layers=4), inputs=inputs)
+        mu.plan_depth(shallow, GPT2(12, 8, width=8, head_dim=4, layers=4), inputs=inputs)
     with pytest.raises(mu.MupscaleError, match=r"'ln_1\.weight' has shape"):
-        mu.deepen(shallow, GPT2(11, 8, width=16, head_dim=4, layers=4), inputs=inputs)
+        mu.plan_depth(shallow, GPT2(11, 8, width=16, head_dim=4, layers=4), inputs=inputs)
     mixed = Stream(2, Residual)
     mixed.blocks.append(PlainBlock())
     longer = Stream(4, Residual)
     longer.blocks[3] = PlainBlock()
     longer.blocks.append(PlainBlock())
     with pytest.raises(mu.MupscaleError, match="different classes"):
-        mu.deepen(mixed, longer, inputs=tokens())
+        mu.plan_depth(mixed, longer, inputs=tokens())
     with pytest.raises(mu.MupscaleError, match="order= is"):
         mu.Stack("sideways")  # type: ignore[arg-type]
     with torch.device("meta"):
         meta = GPT2(11, 8, width=8, head_dim=4, layers=3)
     with pytest.raises(mu.MupscaleError, match="meta device"):
-        mu.deepen(shallow, meta, inputs=inputs)
+        mu.upscale(shallow, meta, inputs=inputs)
 
 
 def test_positions() -> None:
     shallow, deep, inputs = pair(RESIDUAL["gpt2"])
-    mu.deepen(shallow, deep, grow=mu.Identity(at=(0, 2, 4)), inputs=inputs)
+    mu.upscale(shallow, deep, grow=mu.Identity(at=(0, 2, 4)), inputs=inputs)
     weights = [block.attn.c_attn.weight for block in deep.h]  # type: ignore[union-attr]
     ours = [block.attn.c_attn.weight for block in shallow.h]  # type: ignore[union-attr]
     assert torch.equal(weights[1], ours[0])
@@ -127,7 +128,7 @@ def test_a_stage_whose_first_block_has_another_shape() -> None:
     torch.manual_seed(0)
     shallow, deep = Stages(2), Stages(4)
     with pytest.raises(mu.MupscaleError, match="of one shape"):
-        mu.deepen(shallow, deep, grow=mu.Stack())
+        mu.upscale(shallow, deep, grow=mu.Stack())
     plan = mu.plan_depth(shallow, deep, inputs=images().double())
     assert plan.sources["two.1.conv1.weight"].name == "two.1.conv1.weight"
     assert not plan.sources["two.2.conv1.weight"].is_new
@@ -137,7 +138,7 @@ def test_a_stage_whose_first_block_has_another_shape() -> None:
 def test_stack_copies_blocks_and_says_how_much_changes(order: Any) -> None:
     shallow, deep, inputs = pair(RESIDUAL["gpt2"], 2, 4)
     with pytest.warns(UserWarning, match="outputs differ by"):
-        mu.deepen(shallow, deep, grow=mu.Stack(order), inputs=inputs)
+        mu.upscale(shallow, deep, grow=mu.Stack(order), inputs=inputs)
     sources = [0, 1, 0, 1] if order == "appended" else [0, 0, 1, 1]
     for block, number in zip(deep.h, sources, strict=True):  # type: ignore[arg-type]
         assert torch.equal(block.mlp.c_proj.weight, shallow.h[number].mlp.c_proj.weight)  # type: ignore
@@ -151,10 +152,10 @@ def test_a_plan_knows_its_operator(with_inputs: bool) -> None:
     plan = mu.plan_depth(shallow, deep, inputs=inputs, grow=grow)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        mu.deepen(shallow, deep, plan, inputs=inputs if with_inputs else None)
+        mu.upscale(shallow, deep, plan, inputs=inputs if with_inputs else None)
     assert ["outputs differ by" in str(warning.message) for warning in caught] == [True] * with_inputs
     other = RESIDUAL["gpt2"].build(4)
-    mu.deepen(shallow, other, grow=grow)
+    mu.upscale(shallow, other, grow=grow)
     assert all(torch.equal(p, q) for p, q in zip(deep.parameters(), other.parameters(), strict=True))
 
 
@@ -169,7 +170,7 @@ def test_a_plan_says_what_new_blocks_are() -> None:
     ):
         plan = mu.plan_depth(shallow, deep, inputs=inputs, grow=ours)
         with pytest.raises(mu.MupscaleError, match=r"plan says .*leave out grow=, or make the plan with plan_depth"):
-            mu.deepen(shallow, deep, plan, grow=theirs)
+            mu.upscale(shallow, deep, plan, grow=theirs)
         with pytest.raises(mu.MupscaleError, match="leave out grow="):
             mu.upscale(shallow, deep, plan, optimizer, grow=theirs)
     assert all(torch.equal(p, before[n]) for n, p in deep.named_parameters())
@@ -187,7 +188,7 @@ def test_a_plan_shows_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         "h.3    h.1         a copy",
         "blocks are copied: the function changes",
     ]
-    lines = str(mu.plan_depth(shallow, deep, inputs=inputs, depth_rule="complete")).splitlines()
+    lines = str(mu.plan_depth(shallow, deep, inputs=inputs, rules=mu.RuleSet(depth="complete"))).splitlines()
     assert lines[1:5] == [
         "h.0    h.0         as it was",
         "h.1    h.0         new, and writes nothing yet",
@@ -216,8 +217,8 @@ def test_optimizer_state(name: str, grow: Any) -> None:
     for _ in range(3):
         step(shallow, optimizer, inputs)
     plan = mu.plan_depth(shallow, deep, inputs=inputs, grow=grow)
-    mu.deepen(shallow, deep, plan)
-    deeper = mu.deepen_optimizer(optimizer, shallow, deep, plan)
+    mu.upscale(shallow, deep, plan)
+    deeper = grow_optimizer(optimizer, shallow, deep, plan)
     ours = dict(shallow.named_parameters())
     held = {id(p) for group in deeper.param_groups for p in group["params"]}
     for deep_name, p in deep.named_parameters():
@@ -240,7 +241,7 @@ def test_the_users_groups_and_frozen_parameters() -> None:
     gains = [p for p in shallow.parameters() if p.dim() == 1]
     optimizer = torch.optim.AdamW([{"params": rest, "weight_decay": 0.3}, {"params": gains}], lr=0.1, weight_decay=0)
     plan = mu.plan_depth(shallow, deep, inputs=inputs)
-    deeper = mu.deepen_optimizer(optimizer, shallow, mu.deepen(shallow, deep, plan), plan)
+    deeper = grow_optimizer(optimizer, shallow, mu.upscale(shallow, deep, plan)[0], plan)
     counts = {group["weight_decay"]: len(group["params"]) for group in deeper.param_groups}
     assert counts == {0.3: 4 * 5 + 1, 0: 8 * 5 + 2}
 
@@ -251,10 +252,10 @@ def test_saved_and_resumed(tmp_path: Path) -> None:
     optimizer = torch.optim.AdamW(shallow.parameters(), lr=1e-2)
     step(shallow, optimizer, inputs)
     plan = mu.plan_depth(shallow, deep, inputs=inputs)
-    deeper = mu.deepen_optimizer(optimizer, shallow, mu.deepen(shallow, deep, plan), plan)
+    deeper = grow_optimizer(optimizer, shallow, mu.upscale(shallow, deep, plan)[0], plan)
     path = mu.save(tmp_path / "deep.safetensors", deep, deeper)
     other = RESIDUAL["gpt2"].build(5)
-    again = mu.deepen_optimizer(optimizer, shallow, other, plan)
+    again = grow_optimizer(optimizer, shallow, other, plan)
     mu.load(path, other, again)
     for _ in range(3):
         step(deep, deeper, inputs)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mupscale as mu
+from mupscale.growth import grow_optimizer
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -84,9 +85,9 @@ def difference(name: str, *, clip: bool = False, tamper: Callable[[Any], None] =
     for _ in range(5):
         step(shallow, optimizer)
     grow = mu.Stack("interleaved")
-    plan = mu.plan_depth(shallow, deep, inputs=INPUTS, grow=grow, depth_rule="complete")
-    mu.deepen(shallow, deep, plan)
-    deeper = mu.deepen_optimizer(optimizer, shallow, deep, plan)
+    plan = mu.plan_depth(shallow, deep, inputs=INPUTS, grow=grow, rules=mu.RuleSet(depth="complete"))
+    mu.upscale(shallow, deep, plan)
+    deeper = grow_optimizer(optimizer, shallow, deep, plan)
     for group in deeper.param_groups:
         tamper(group)
     worst = 0.0
@@ -127,7 +128,9 @@ def test_a_wrong_exponent_fails(name: str, key: str) -> None:
 @cache
 def family_under(rule: Any) -> mu.Family:
     at = {"width": WIDTH, "depth": 2}
-    return mu.Family(lambda width, depth: Sum(depth, True, width), at, init_at=at, inputs=INPUTS, depth_rule=rule)
+    return mu.Family(
+        lambda width, depth: Sum(depth, True, width), at, init_at=at, inputs=INPUTS, rules=mu.RuleSet(depth=rule)
+    )
 
 
 def difference_from_multiplier(rule: Any, name: str, power: float) -> float:
@@ -176,7 +179,7 @@ def test_a_rule_for_decay_over_width_leaves_the_depth_alone(rule: Any) -> None:
     """With more blocks lr·λ stays, whatever λ does over width: fixed, it differs from exact by the width alone."""
     small, wide, deep = Sum(2, True), Sum(2, True, 2 * WIDTH), Sum(6, True, 2 * WIDTH)
     width = mu.plan(small, wide, inputs=INPUTS)
-    plan = width.then(mu.plan_depth(wide, deep, inputs=INPUTS, grow=mu.Stack(), depth_rule=rule))
+    plan = width.then(mu.plan_depth(wide, deep, inputs=INPUTS, grow=mu.Stack(), rules=mu.RuleSet(depth=rule)))
     groups = mu.param_groups(deep, plan, _O.AdamW, rules=mu.RuleSet(decay="fixed"), lr=0.1, weight_decay=0.5)
     made = {name: group for group in groups for name, _ in group["params"]}
     for name, group in made.items():
@@ -193,7 +196,7 @@ def slope(rule: Any, name: str) -> float:
     cls, hyper = TRAININGS[name]
     at = {"width": WIDER, "depth": 2}
     family = mu.Family(
-        lambda width, depth: Sum(depth, True, width), base=at, init_at=at, inputs=INPUTS, depth_rule=rule
+        lambda width, depth: Sum(depth, True, width), base=at, init_at=at, inputs=INPUTS, rules=mu.RuleSet(depth=rule)
     )
     changes = []
     hyper = {**hyper, "lr": hyper["lr"] / 30, "weight_decay": 0.0, **({"eps": 1e-8} if "eps" in hyper else {})}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from fractions import Fraction
 from itertools import product
@@ -442,15 +441,6 @@ def test_a_plan_survives_json() -> None:
             grow=mu.Fresh(),
         )
         assert mu.Plan.from_json(plan.to_json()) == plan
-
-
-def test_a_plan_of_an_earlier_version_is_read() -> None:
-    plan = mu.plan(nn.Linear(2, 2), nn.Linear(4, 4))
-    content = json.loads(plan.to_json())
-    del content["means"], content["norms"]
-    for entry in content["parameters"].values():
-        del entry["keep"]
-    assert mu.Plan.from_json(json.dumps(content)) == plan
 
 
 @pytest.mark.parametrize("name", ["mlp", "resnet18", "gpt2-heads"])

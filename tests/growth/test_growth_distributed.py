@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 import mupscale as mu
 from deep_models import ResidualTable
+from mupscale.growth import grow_optimizer
 from mupscale.models import GPT2, MLP
 from processes import run_in_processes
 
@@ -223,15 +224,15 @@ def grown_in_depth(kind: str, how: str) -> dict[str, Any]:
         shallow(data(kind))
         plan = mu.plan_depth(blocks(2, 1), blocks(4, 2), inputs=inputs)
         try:
-            mu.deepen_optimizer(optimizer, shallow, wrap(blocks(4, 2), how), plan)
+            grow_optimizer(optimizer, shallow, wrap(blocks(4, 2), how), plan)
         except mu.MupscaleError as error:
             made["refused"] = str(error)
         shallow.reshard()  # type: ignore[operator]
     for name, grow in (("identity", mu.Identity()), ("stack", mu.Stack())):
         operator: Any = grow
         plan = mu.plan_depth(blocks(2, 1), blocks(4, 2), inputs=inputs, grow=operator)
-        deep = mu.deepen(shallow, wrap(blocks(4, 2), how), plan)
-        deeper = mu.deepen_optimizer(optimizer, shallow, deep, plan)
+        deep = mu.upscale(shallow, wrap(blocks(4, 2), how), plan)[0]
+        deeper = grow_optimizer(optimizer, shallow, deep, plan)
         after, start = outputs(deep, kind), {"weights": weights(deep), "state": states(deep, deeper)}
         sharded = all(is_sharded(p) for p in deep.parameters())
         train(deep, deeper, kind, 2)

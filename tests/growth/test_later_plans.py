@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import mupscale as mu
+from mupscale.growth import grow_optimizer
 from mupscale.models import GPT2
 
 TOKENS = torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(0))
@@ -40,12 +41,12 @@ def trained(layers: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 @pytest.mark.parametrize("grow", [mu.Identity(), mu.Stack("interleaved")], ids=["identity", "stack"])
 def test_a_plan_for_blocks_is_a_plan(grow: Any, tmp_path: Path) -> None:
-    """It goes through a file, gives groups and a norm to clip by, and `upscale` grows by it what `deepen` does."""
+    """It goes through a file, gives groups and a norm to clip by, and `upscale` grows by it."""
     (shallow, adam), deep, other = trained(1), build(2), build(2)
     other.load_state_dict(deep.state_dict())
     plan = mu.plan_depth(shallow, deep, inputs=TOKENS, grow=grow)
     assert mu.Plan.from_json(plan.to_json()) == plan
-    deepened = mu.deepen(shallow, other, plan)
+    deepened = mu.upscale(shallow, other, plan)[0]
     grown, deep_adam = mu.upscale(shallow, deep, plan, adam)
     assert all(torch.equal(p, q) for p, q in zip(grown.parameters(), deepened.parameters(), strict=True))
     assert deep_adam is not None
@@ -124,9 +125,9 @@ def test_a_plan_of_another_model_is_refused() -> None:
     shallow, deep = build(1), build(2)
     plan = mu.plan(build(2), build(2, 16), inputs=TOKENS)
     with pytest.raises(mu.MupscaleError, match="lacks"):
-        mu.deepen(shallow, deep, plan)
+        mu.upscale(shallow, deep, plan, exact=True)
     with pytest.raises(mu.MupscaleError, match="lacks"):
-        mu.deepen_optimizer(optimizer(shallow), shallow, deep, plan)
+        grow_optimizer(optimizer(shallow), shallow, deep, plan)
     depth = mu.plan_depth(shallow, deep, inputs=TOKENS)
     with pytest.raises(mu.MupscaleError, match="fresh units"):
         mu.widen(shallow, deep, depth)
@@ -146,8 +147,8 @@ def test_what_the_message_says_is_right_for_a_deepened_model(tmp_path: Path) -> 
     torch.manual_seed(0)
     narrow = build(1)
     wide, _ = mu.upscale(narrow, build(1, 16), inputs=TOKENS, exact=True)
-    deep = mu.deepen(wide, build(2, 16), inputs=TOKENS)
-    deepened = mu.deepen(narrow, base := build(2), inputs=TOKENS)
+    deep = mu.upscale(wide, build(2, 16), inputs=TOKENS)[0]
+    deepened = mu.upscale(narrow, base := build(2), inputs=TOKENS)[0]
     plan = mu.plan(base, deep, inputs=TOKENS)
     same = mu.widen(deepened, build(2, 16), plan)
     assert norm(same, plan) == pytest.approx(norm(deepened), rel=1e-9)

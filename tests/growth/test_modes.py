@@ -64,7 +64,7 @@ def test_the_other_way_round(evaluated: Net, x: Tensor) -> None:
 
 
 def test_a_deeper_model_and_the_check_over_steps(evaluated: Net, x: Tensor) -> None:
-    deep = mu.deepen(evaluated, Net(8, 4), inputs=x)
+    deep = mu.upscale(evaluated, Net(8, 4), inputs=x)[0]
     assert (modes(evaluated), modes(deep)) == ({False}, {True})
     assert torch.allclose(deep.eval()(x), evaluated(x), atol=1e-6)
     plan = mu.plan(evaluated, Net(16), inputs=x)

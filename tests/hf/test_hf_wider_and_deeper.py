@@ -53,7 +53,7 @@ def loaded(folder: Path, like: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("how", ["identity", "stack"])
 @pytest.mark.parametrize("name", ["gpt2", "mixtral"])
 def test_the_optimizer_goes_on_as_in_memory(name: str, how: Any, tmp_path: Path) -> None:
-    """The file's state and three steps of training are those of mu.deepen and mu.deepen_optimizer."""
+    """The file's state and three steps of training are those of mu.upscale."""
     small, optimizer, batches = trained(name, tmp_path / "small", trainer_groups=name == "gpt2")
     file = tmp_path / "small" / "optimizer.pt"
     hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=3, how=how, optimizer=file, verify=False)
@@ -62,7 +62,7 @@ def test_the_optimizer_goes_on_as_in_memory(name: str, how: Any, tmp_path: Path)
     other = loaded(tmp_path / "deep", small)
     grow: Any = mu.Identity() if how == "identity" else mu.Stack()
     plan = mu.plan_depth(small.eval(), other, grow=grow, inputs=batches[0])
-    expected = mu.deepen_optimizer(optimizer, small, other, plan)
+    expected = mu.growth.grow_optimizer(optimizer, small, other, plan)
     theirs = dict(other.named_parameters())
     for parameter, p in deep.named_parameters():
         ours, state = resumed.state.get(p, {}), expected.state.get(theirs[parameter], {})

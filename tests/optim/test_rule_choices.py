@@ -140,7 +140,7 @@ def test_one_call_grows_by_rules_and_says_what_it_cannot_apply() -> None:
     assert not any("decay_rule" in group for group in own.param_groups)
     deep = GPT2(11, 6, width=16, head_dim=4, layers=2)
     _, deeper = mu.upscale(wide, deep, optimizer=grown, inputs=tokens, rules=mu.RuleSet(decay="fixed", depth="sqrt"))
-    plan = mu.plan_depth(wide, deep, inputs=tokens, depth_rule="sqrt")
+    plan = mu.plan_depth(wide, deep, inputs=tokens, rules=mu.RuleSet(depth="sqrt"))
     theirs = flat(mu.make_optimizer(deep, plan, optim.AdamW, lr=0.1), deep)["h.0.mlp.c_fc.weight"]
     assert flat(deeper, deep)["h.0.mlp.c_fc.weight"]["lr"] == pytest.approx(0.05 * theirs["lr"] / 0.1)
     assert theirs["lr"] < 0.1

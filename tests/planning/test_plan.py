@@ -940,7 +940,7 @@ def test_fractions_and_the_initialisation_are_in_the_round_trip() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", "{}", '{"format": "other", "parameters": {}}', '{"format": "mupscale.plan/1"}']
+    "text", ["", "{", "[]", "null", "{}", '{"format": "other", "parameters": {}}', '{"format": "mupscale.plan/2"}']
 )
 def test_what_is_not_a_plan_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(text)

@@ -97,7 +97,7 @@ def test_an_empty_batch_is_refused(empty: Any) -> None:
         lambda: family.upscale(narrow, width=16, inputs=empty, exact=True),
         lambda: tried.upscale(narrow, width=16, inputs=empty, grow=mu.Fresh()),
         lambda: find_writers(narrow, ["layers.0"], empty),
-        lambda: mu.deepen(narrow, MLP(3, [8] * 4, 2), inputs=empty),
+        lambda: mu.upscale(narrow, MLP(3, [8] * 4, 2), inputs=empty)[0],
     ):
         with pytest.raises(mu.MupscaleError, match="the batch is empty"):
             use()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import mupscale as mu
-from mupscale import MupscaleError, Role
+from mupscale import Axis, MupscaleError, Role
 from mupscale.planning.role_registry import _REGISTRY, MATRIX, register_roles, registered
 from slow_cases import with_slow
 
@@ -719,5 +719,6 @@ def test_register_roles_checks_what_it_is_given() -> None:
 def test_roles_count_dimensions_from_the_end_too() -> None:
     assert Role(out=-1, in_=(0, -2)).dims(3) == ((2,), (0, 1))
     assert Role(out=0).dims(0) == ((), ())
-    assert Role(out=0, in_=1).blocks(out=4) == Role(out=0, in_=1, out_block=4)
+    assert Role(out=0, out_block=Axis(3, block=4, side="out")) == Role(out=0, out_block=4)
+    assert Role(out=0, out_block=Axis(sections=((4, 2), (2, 1)))) == Role(out=0, out_block=((4, 2), (2, 1)))
     assert copy.deepcopy(MATRIX) == Role(out=(0,), in_=(1,))

@@ -39,7 +39,7 @@ class Fused(nn.Module):
 
 def fused(width: int) -> mu.Role:
     sections = ((width, HEAD * GROUP), (width // GROUP, HEAD), (width // GROUP, HEAD))
-    return mu.Role(out=0, in_=1, out_sections=sections)
+    return mu.Role(out=0, in_=1, out_block=sections)
 
 
 @pytest.mark.quick("2")
@@ -48,7 +48,7 @@ def fused(width: int) -> mu.Role:
 def test_given_roles_lead_the_search(times: int) -> None:
     narrow, wide = Fused(16), Fused(16 * times)
     plan = mu.plan(narrow, wide, inputs=TOKENS, roles={"mix.weight": fused(16)})
-    assert plan["mix.weight"].axes[0].sections == fused(16).out_sections
+    assert plan["mix.weight"].axes[0].sections == fused(16).out_block
     assert plan["back.weight"].axes[1].block == HEAD * GROUP
     wide, _ = mu.upscale(narrow, wide, plan, inputs=TOKENS, exact=True)
     assert torch.allclose(wide(TOKENS), narrow(TOKENS), rtol=1e-10, atol=1e-12)
@@ -66,7 +66,7 @@ def test_a_family_takes_sections_as_parts_of_every_width() -> None:
     family = mu.Family(Fused, base=16, inputs=TOKENS, roles={"mix.weight": fused(16)})
     narrow = family.init(32)
     wide, _ = family.upscale(narrow, width=96, inputs=TOKENS, exact=True)
-    assert family.widening(32, 96)["mix.weight"].axes[0].sections == fused(32).out_sections
+    assert family.widening(32, 96)["mix.weight"].axes[0].sections == fused(32).out_block
     assert torch.allclose(wide(TOKENS), narrow(TOKENS), rtol=1e-10, atol=1e-12)
 
 

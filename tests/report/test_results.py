@@ -233,7 +233,7 @@ def shorten(reproduce: ModuleType, name: str, **changes: Any) -> None:
     recipe = yaml.safe_load(path.read_text())
     wide = 2 * changes.get("width", recipe["width"])
     study = {**recipe["study"], "seeds": 1, "noises": [0, 1], "lrs": [0.1], "grown_lrs": [0.05, 0.1]}
-    grow = [{"at": 4, "width": wide, "noise": 1, "unit": "theory", "lr": 0.01}]
+    grow = [{"at": 4, "width": wide, "noise": 1, "noise_unit": "theory", "lr": 0.01}]
     small = {"batch": 16, "steps": 8, "log_every": 1, "precision": "fp32", "compile": False, "evaluation": {"every": 0}}
     path.write_text(
         json.dumps({**recipe, **small, "grow": grow, **changes, "study": {**study, **changes.get("study", {})}})

@@ -318,10 +318,10 @@ def test_with_a_schedule_upscaling_without_noise_is_a_run_of_its_own(tmp_path: P
 
 SGD = Spec("torch.optim.SGD", {"lr": 0.02})
 SIGNAL: dict[str, tuple[Recipe, dict[str, Any]]] = {
-    "mlp": (small(growth={"at": 20, "unit": "signal"}, steps=40), {}),
+    "mlp": (small(growth={"at": 20, "noise_unit": "signal"}, steps=40), {}),
     "resnet": (
         small("resnet", width=4, base=2, init_at=2, batch=16, steps=12, optimizer=SGD,
-              growth={"at": 4, "width": 8, "unit": "signal"}),
+              growth={"at": 4, "width": 8, "noise_unit": "signal"}),
         {"widths": [2]},
     ),
 }  # fmt: skip

@@ -67,7 +67,7 @@ def test_nothing_is_judged_early_without_a_constant_phase_or_an_earlier_budget(k
 
 @pytest.mark.parametrize("unit", ["init", "theory", "signal"])
 def test_noise_is_in_the_growth_s_unit_whatever_the_preset(unit: Literal["init", "theory", "signal"]) -> None:
-    recipe, copies = growing(grow=[Growth(at=9, width=16, unit=unit)]), contender_named("copies")
+    recipe, copies = growing(grow=[Growth(at=9, width=16, noise_unit=unit)]), contender_named("copies")
     systems = [study(grow=recipe.grow).small[0], Protocol(recipe, "train").system(few()).smaller(4)]
     leaves = [one.leaf(copies, 0.1, 0.1, 0.5, 0) for one in systems]
     grown = [next(each for each in leaf.path if each.is_grown) for leaf in leaves]

@@ -69,7 +69,7 @@ def test_a_step_that_is_left_out_changes_nothing(huge: bool, tmp_path: Path) -> 
 
 
 def test_going_back_leaves_the_data_out_and_can_be_resumed(tmp_path: Path) -> None:
-    what = poisoned(tmp_path / "whole", [10], "rewind", precision="fp64", grow=[Growth(6, 16, 0.5)])
+    what = poisoned(tmp_path / "whole", [10], "rewind", precision="fp64", grow=[Growth(6, 16, noise=0.5)])
     assert run_recipe(what).status == "finished"
     (line,) = metrics(tmp_path / "whole", "rewind")
     assert (line["step"], line["from"], line["left_out"]) == (8, 11, 3)

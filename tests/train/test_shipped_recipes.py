@@ -87,7 +87,7 @@ def settings(recipe: Recipe) -> dict[str, Any]:
     return {
         "width": (recipe.width, growth.width),
         "lr": (recipe.optimizer.init_args["lr"], growth.lr),
-        "noise": (growth.noise, growth.unit),
+        "noise": (growth.noise, growth.noise_unit),
         "batch": recipe.batch,
         "weight_decay": recipe.optimizer.init_args["weight_decay"],
         "class": recipe.optimizer.class_path,

@@ -97,14 +97,27 @@ def test_growth_without_noise_leaves_no_kink(tmp_path: Path, what: dict[str, Any
 def test_growth_with_noise_is_another_run(tmp_path: Path) -> None:
     plain = recipe(tmp_path / "plain", **GROWTHS["mlp, AdamW, cosine"])
     run_recipe(plain)
-    for number, growth in enumerate([Growth(5, 16, 0.5), Growth(5, 16, 0.5, "theory"), Growth(5, 16, 0.5, "signal")]):
+    for number, growth in enumerate(
+        [
+            Growth(5, 16, noise=0.5),
+            Growth(5, 16, noise=0.5, noise_unit="theory"),
+            Growth(5, 16, noise=0.5, noise_unit="signal"),
+        ]
+    ):
         out = tmp_path / str(number)
         run_recipe(replace(plain, grow=[growth], out=str(out)))
         ours, theirs = column(out, "loss"), column(tmp_path / "plain", "loss")
         assert ours[:5] == theirs[:5]
         assert abs(ours[5] - theirs[5]) > 1e-4
         assert metrics(out, "grow") == [
-            {**metrics(out, "grow")[0], "step": 5, "width": 16, "noise": 0.5, "unit": growth.unit, "lr": 0.02}
+            {
+                **metrics(out, "grow")[0],
+                "step": 5,
+                "width": 16,
+                "noise": 0.5,
+                "noise_unit": growth.noise_unit,
+                "lr": 0.02,
+            }
         ]
 
 
@@ -226,7 +239,7 @@ def test_growth_with_a_rate_goes_on_as_at_the_narrow_width_with_that_rate(tmp_pa
 def test_a_run_is_what_one_would_write_by_hand(tmp_path: Path) -> None:
     """The library's parts in a bare loop give the same weights, bit for bit, noise and dropout included."""
     what = recipe(
-        None, "dropping", clip=0.5, schedule=COSINE, grow=[Growth(6, 16, 0.5, lr=0.01)], seeds=Seeds(3, 4, 5, 6)
+        None, "dropping", clip=0.5, schedule=COSINE, grow=[Growth(6, 16, noise=0.5, lr=0.01)], seeds=Seeds(3, 4, 5, 6)
     )
     what = replace(what, data=Spec("small_runs.Rows"))
     result = run_recipe(what)
@@ -263,7 +276,7 @@ def test_a_run_is_what_one_would_write_by_hand(tmp_path: Path) -> None:
 def watched(**changes: Any) -> Recipe:
     """Nothing is learnt, so that weights tell of initialisation and noise alone, and losses of everything."""
     frozen = Spec("torch.optim.SGD", {"lr": 0.0})
-    grow = [Growth(3, 16, 0.5)]
+    grow = [Growth(3, 16, noise=0.5)]
     return recipe(None, "dropping", data=Spec("small_runs.Watched"), optimizer=frozen, grow=grow, steps=6, **changes)
 
 
@@ -373,7 +386,7 @@ def test_precisions(tmp_path: Path, precision: str, dtype: torch.dtype, matmul: 
     """What is computed in, in training and in evaluation; weights and their growth stay in float32 (or float64)."""
     dtypes.clear()
     before = torch.get_float32_matmul_precision()
-    what = recipe(tmp_path, precision=precision, loss="test_train.noted", grow=[Growth(5, 16, 0.1)])
+    what = recipe(tmp_path, precision=precision, loss="test_train.noted", grow=[Growth(5, 16, noise=0.1)])
     result = run_recipe(what)
     assert set(dtypes) == {(dtype, torch.int64, matmul)}
     assert {p.dtype for p in result.model.parameters()} == {what.dtype()}
@@ -389,7 +402,7 @@ def test_a_compiled_run_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, b
     if backend == "inductor" and not shutil.which("g++"):
         pytest.skip("there is no C++ compiler")
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    what = recipe(tmp_path / "eager", steps=4, grow=[Growth(2, 16, 0.1)], evaluation=Evaluation(), clip=0.1)
+    what = recipe(tmp_path / "eager", steps=4, grow=[Growth(2, 16, noise=0.1)], evaluation=Evaluation(), clip=0.1)
     run_recipe(what)
     torch._dynamo.utils.counters.clear()
     run_recipe(replace(what, compile=True, out=str(tmp_path / "compiled")))
@@ -522,7 +535,7 @@ def test_a_record_has_its_fields(tmp_path: Path) -> None:
     fields = {
         "train": where | {"loss", "lr", "width", "grad_norm"},
         "eval": where | {"loss", "accuracy"},
-        "grow": where | {"width", "noise", "unit", "lr", "how", "outgoing", "deepen"},
+        "grow": where | {"width", "noise", "noise_unit", "lr", "how", "outgoing", "deepen"},
         "end": where | {"status"},
     }
     records = metrics(tmp_path)
@@ -545,7 +558,7 @@ def test_a_record_has_its_fields(tmp_path: Path) -> None:
 
 def test_a_line_is_the_mean_over_its_steps(tmp_path: Path) -> None:
     """The last line over what is left; growth in the middle of a line's steps is no break."""
-    what = recipe(tmp_path / "1", clip=0.1, grow=[Growth(9, 16, 0.3)])
+    what = recipe(tmp_path / "1", clip=0.1, grow=[Growth(9, 16, noise=0.3)])
     run_recipe(what)
     run_recipe(replace(what, log_every=7, out=str(tmp_path / "7")))
     assert column(tmp_path / "7", "step") == [7, 14, 20]
@@ -618,7 +631,7 @@ def test_a_cost_that_cannot_be_counted_is_none(tmp_path: Path) -> None:
 
 
 def test_plain_lines_where_there_is_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_recipe(recipe(tmp_path, grow=[Growth(5, 16, 0.25, lr=0.5)], steps=12))
+    run_recipe(recipe(tmp_path, grow=[Growth(5, 16, noise=0.25, lr=0.5)], steps=12))
     lines = capsys.readouterr().out.splitlines()
     last = metrics(tmp_path, "train")[-1]["loss"]
     held_out = metrics(tmp_path, "eval")[-1]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from mupscale.core import RuleSet
 from mupscale.engine import train_many
 from mupscale.system import MupscaleError
 from mupscale.train import Evaluation, Growth, Recipe, Spec, run_recipe
@@ -55,9 +56,9 @@ def test_a_growth_event_says_depth() -> None:
 @pytest.mark.parametrize("rule", ["none", "complete"])
 def test_identity_goes_on_where_it_was_and_resumes_to_the_bit(tmp_path: Path, rule: Any) -> None:
     """The loss of the first step after growth is that of the run which did not grow; a stop changes nothing."""
-    grown = recipe(grow=[Growth(at=3, depth=4, how="identity")], out=str(tmp_path / "grown"), depth_rule=rule)
+    grown = recipe(grow=[Growth(at=3, depth=4, how="identity")], out=str(tmp_path / "grown"), rules=RuleSet(depth=rule))
     run_recipe(grown)
-    run_recipe(recipe(out=str(tmp_path / "same"), depth_rule=rule))
+    run_recipe(recipe(out=str(tmp_path / "same"), rules=RuleSet(depth=rule)))
     ours, theirs = losses(tmp_path / "grown"), losses(tmp_path / "same")
     assert ours[:4] == pytest.approx(theirs[:4], rel=1e-12)
     assert ours[5] != theirs[5]

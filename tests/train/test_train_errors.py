@@ -196,7 +196,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 def same(out: Path, **changes: Any) -> Any:
     """The recipe of that run, changed."""
-    return recipe(out, **{"grow": [Growth(9, 16, 0.5)], "checkpoints": Checkpoints(every=4, keep=3), **changes})
+    return recipe(out, **{"grow": [Growth(9, 16, noise=0.5)], "checkpoints": Checkpoints(every=4, keep=3), **changes})
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(run: Path) -> None:
@@ -219,7 +219,7 @@ OTHERS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "schedule": ({"schedule": Schedule("cosine")}, ("schedule", "constant", "cosine")),
     "loss": ({"loss": "small_runs.squared"}, ("loss", "cross_entropy", "squared")),
     "data": ({"data": Spec("small_runs.Slow")}, ("data", "small_runs.Rows", "small_runs.Slow")),
-    "growth": ({"grow": [Growth(9, 16, 0.25)]}, ("grow", "'noise': 0.5", "'noise': 0.25")),
+    "growth": ({"grow": [Growth(9, 16, noise=0.25)]}, ("grow", "'noise': 0.5", "'noise': 0.25")),
     "growth that was not": ({"grow": []}, ("grow", "[{'at': 9", "[] here")),
 }
 

@@ -67,8 +67,8 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"grow": [Growth(9, 16, how="copies"), Growth(9, 32, how="copies")]},
         ("growth at step 9", "after the one at 9"),
     ),
-    "less than no noise": ({"grow": [Growth(5, 16, -0.5)]}, ("growth at step 5", "noise is -0.5")),
-    "endless noise": ({"grow": [Growth(5, 16, math.inf)]}, ("growth at step 5", "noise is inf")),
+    "less than no noise": ({"grow": [Growth(5, 16, noise=-0.5)]}, ("growth at step 5", "noise is -0.5")),
+    "endless noise": ({"grow": [Growth(5, 16, noise=math.inf)]}, ("growth at step 5", "noise is inf")),
     "growth without rate": ({"grow": [Growth(5, 16, lr=-0.1, how="copies")]}, ("growth at step 5", "lr is -0.1")),
     "no multiple": (
         {"grow": [Growth(5, 20, how="copies")]},
@@ -94,8 +94,8 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "compile": ({"compile": "fast"}, ("compile is 'fast'", "default", "max-autotune")),
     "precision, not at all": ({"precision": True}, ("precision is True", "fp32, tf32, bf16 or fp64")),
     "unit": (
-        {"grow": [Growth(5, 16, 1.0, "sigma")]},
-        ("growth at step 5", "unit is 'sigma'", "init, theory or signal"),
+        {"grow": [Growth(5, 16, noise=1.0, noise_unit="sigma")]},
+        ("growth at step 5", "noise_unit is 'sigma'", "init, theory or signal"),
     ),  # type: ignore[arg-type]
 }
 
@@ -171,7 +171,10 @@ FULL = recipe(
     "somewhere",
     "gpt2-dims",
     init_at={"head_dim": 8},
-    grow=[Growth(5, {"head_dim": 8}, 0.5, "theory", 0.01), Growth(9, {"head_dim": 24}, how="copies")],
+    grow=[
+        Growth(5, {"head_dim": 8}, noise=0.5, noise_unit="theory", lr=0.01),
+        Growth(9, {"head_dim": 24}, how="copies"),
+    ],
     schedule=Schedule("wsd", 2, 3, 0.1, before=1, after=2),
     clip=1.0,
     accumulate=2,
@@ -209,7 +212,7 @@ def test_a_recipe_comes_back_from_json() -> None:
     assert Recipe.from_json(json.loads(json.dumps(fresh.to_json()))) == fresh
     changed = replace(FULL, noise=0.0, grow=[Growth(5, {"head_dim": 9}, how="fresh", outgoing=0.5)])
     assert Recipe.from_json(json.loads(json.dumps(changed.to_json()))) == changed
-    ours = [f.name for f in fields(Recipe) if f.name not in ("how", "outgoing", "depth_rule", "tuned_at")]
+    ours = [f.name for f in fields(Recipe) if f.name not in ("how", "outgoing", "tuned_at")]
     assert [name for name in ours if getattr(FULL, name) == getattr(default, name)] == [
         "optimizer",
         "steps",
@@ -218,11 +221,8 @@ def test_a_recipe_comes_back_from_json() -> None:
 
 
 def test_rules_of_a_recipe() -> None:
-    """The depth's has a short name of its own."""
-    deep = recipe(depth_rule="sqrt")
-    assert deep == recipe(rules=RuleSet(depth="sqrt"))
-    assert replace(deep, depth_rule="none") == recipe()
-    assert replace(deep, rules=RuleSet("fixed")).to_json()["rules"]["decay"] == "fixed"
+    """They are one field."""
+    assert replace(recipe(), rules=RuleSet("fixed")).to_json()["rules"]["decay"] == "fixed"
     with pytest.raises(MupscaleError, match=r"rules\.decay' is 'half', but must be invariant"):
         Recipe.from_json({**recipe().to_json(), "rules": {"decay": "half"}})
 
@@ -249,7 +249,7 @@ def test_json_has_the_names_of_files() -> None:
     assert values["from"] == "a.safetensors"
     assert values["from_width"] == {"head_dim": 2}
     assert not {"start", "start_width"} & values.keys()
-    growth = {"at": 5, "width": {"head_dim": 8}, "noise": 0.5, "unit": "theory", "lr": 0.01, "how": "copies"}
+    growth = {"at": 5, "width": {"head_dim": 8}, "noise": 0.5, "noise_unit": "theory", "lr": 0.01, "how": "copies"}
     assert values["grow"][0] == growth
 
 
@@ -307,7 +307,6 @@ OTHER: dict[str, Any] = {
     "callbacks": ["mupscale.train.JsonLines"],
     "deepen": "stack",
     "state": "reset",
-    "depth_rule": "complete",
     "rules": RuleSet("fixed"),
     "tuned_at": TunedAt(4, 20),
 }
@@ -320,8 +319,7 @@ def test_what_may_change_in_the_middle_of_a_run(name: str) -> None:
     if name == "outgoing":  # which only fresh units have
         one = replace(one, how="fresh")
     why = one.describe_difference(replace(one, **{name: OTHER[name]}), 10)
-    kept_as = {"depth_rule": "rules", "tuned_at": "optimizer"}
-    name = {"start": "from", "start_width": "from_width", **kept_as}.get(name, name)
+    name = {"start": "from", "start_width": "from_width", "tuned_at": "optimizer"}.get(name, name)
     may_change = {"steps", "accumulate", "compile", "evaluation", "checkpoints", "log_every", "tensorboard", "device"}
     may_change |= {"parallel", "out", "on_nonfinite", "callbacks"}
     assert may_change == MAY_CHANGE

@@ -40,7 +40,11 @@ from mupscale.train import (
 )
 from small_runs import ADAMW, SGD, Child, assert_same_run, checkpoints, column, metrics, recipe, step, tensors
 
-EVENTS = [Growth(17, 16, 0.5, lr=0.01), Growth(31, 32, 0.3, "theory"), Growth(42, 64, 0.1, "signal")]
+EVENTS = [
+    Growth(17, 16, noise=0.5, lr=0.01),
+    Growth(31, 32, noise=0.3, noise_unit="theory"),
+    Growth(42, 64, noise=0.1, noise_unit="signal"),
+]
 
 
 def eventful(out: Path, **changes: Any) -> Recipe:
@@ -138,7 +142,7 @@ def test_a_signal_that_nobody_has_looked_at_is_raised_at_the_end(
 def brief(out: Path) -> Recipe:
     """Four steps with a growth right where a checkpoint is written."""
     often = {"checkpoints": Checkpoints(every=2, keep=1), "evaluation": Evaluation(), "log_every": 2}
-    return recipe(out, steps=4, grow=[Growth(2, 16, 0.5)], **often)
+    return recipe(out, steps=4, grow=[Growth(2, 16, noise=0.5)], **often)
 
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
@@ -163,7 +167,7 @@ def test_killed_before_changes_to_its_folder(tmp_path: Path, every: int) -> None
 def test_the_disk_is_full_in_the_middle_of_a_checkpoint(tmp_path: Path, survive: bool) -> None:
     """The checkpoint before stays whole, and the run goes on from it as if nothing had happened."""
     out = tmp_path / "run"
-    what = recipe(out, grow=[Growth(7, 64, 0.5)], checkpoints=Checkpoints(every=5), log_every=3)
+    what = recipe(out, grow=[Growth(7, 64, noise=0.5)], checkpoints=Checkpoints(every=5), log_every=3)
     run_recipe(replace(what, out=str(tmp_path / "whole")))
     size = (tmp_path / "whole" / "checkpoints" / step(20)).stat().st_size
     child = Child(what, tmp_path / "output", prepare=partial(small_runs.limit_files, size // 2, survive))
@@ -297,9 +301,11 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
 def test_a_longer_run_and_what_else_may_change(tmp_path: Path) -> None:
     """More steps, another interval, a growth later on: the steps are those of a run that was so from the start."""
     later = {"steps": 30, "log_every": 3, "evaluation": Evaluation(every=4), "accumulate": 2, "tensorboard": False}
-    what = recipe(tmp_path / "run", grow=[Growth(5, 16, 0.5)])
+    what = recipe(tmp_path / "run", grow=[Growth(5, 16, noise=0.5)])
     run_recipe(what)
-    longer = replace(what, **later, grow=[*what.grow, Growth(25, 32, 0.5)], checkpoints=Checkpoints(every=11, keep=5))  # type: ignore[arg-type]
+    longer = replace(
+        what, **later, grow=[*what.grow, Growth(25, 32, noise=0.5)], checkpoints=Checkpoints(every=11, keep=5)
+    )  # type: ignore[arg-type]
     run_recipe(longer, resume=True)
     run_recipe(replace(longer, out=str(tmp_path / "whole")))
     ours, theirs = (tensors(tmp_path / name / "checkpoints" / step(30)) for name in ("run", "whole"))
@@ -333,7 +339,7 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run at width 16, grown there from 8, to start from."""
     torch.set_num_threads(1)
     out = tmp_path_factory.mktemp("narrow") / "run"
-    run_recipe(recipe(out, grow=[Growth(9, 16, 0.5)], clip=0.1))
+    run_recipe(recipe(out, grow=[Growth(9, 16, noise=0.5)], clip=0.1))
     return out
 
 

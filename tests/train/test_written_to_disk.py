@@ -57,7 +57,7 @@ def test_bytes_come_before_names_and_metrics_before_checkpoints(
     disk = Disk(tmp_path / "run")
     monkeypatch.setattr(os, "fsync", disk.sync)
     monkeypatch.setattr(os, "replace", disk.rename)
-    grow = [Growth(4, 16, 0.5)]
+    grow = [Growth(4, 16, noise=0.5)]
     run_recipe(recipe(tmp_path / "run", steps=8, checkpoints=Checkpoints(every=2), log_every=1, grow=grow))
     assert {f"step-{step:09d}.safetensors" for step in (2, 4, 6, 8)} <= set(disk.renamed)
     assert "recipe.json" in disk.renamed

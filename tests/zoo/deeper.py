@@ -83,7 +83,7 @@ def deepened(model: Model) -> tuple[nn.Module, nn.Module, mu.Plan] | None:
         return None
     for p in shallow.parameters():  # as after training: nothing is at zero any more, such as readouts of some models
         p.data += 0.02 * torch.randn_like(p)
-    mu.deepen(shallow, deep.double(), inputs=inputs)
+    mu.upscale(shallow, deep.double(), inputs=inputs)
     return shallow.eval(), deep.eval(), mu.plan_depth(shallow, deep, inputs=inputs)
 
 

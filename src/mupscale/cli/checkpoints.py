@@ -388,7 +388,7 @@ def _rules(options: Any) -> Any:
 def _operator(options: Any, noise: float | None = None) -> Any:
     """The operator that --how, --noise, --outgoing and --lossless name; None where they name none."""
     from mupscale.growth import word_in_table
-    from mupscale.train import build_operator
+    from mupscale.train import Filling
 
     given = {"--lossless": options.lossless, "--outgoing": options.outgoing is not None}
     how: Any = options.how or ("fresh" if any(given.values()) else None if noise is None else "copies")
@@ -403,7 +403,7 @@ def _operator(options: Any, noise: float | None = None) -> Any:
     if how == "lossless" and options.outgoing is not None:
         raise UsageError("--lossless and --outgoing both set how fresh units start: give one of them")
     outgoing = 1.0 if options.outgoing is None else options.outgoing
-    return build_operator(how, noise or 0.0, "init", outgoing)
+    return Filling(how=how, noise=noise or 0.0, outgoing=outgoing).build_operator()
 
 
 def _checkpoint(path: str, options: Any) -> Any:

@@ -48,6 +48,28 @@ class Axis:
             raise MupscaleError(f"an axis that grows {self.times} times cannot be copied. Choose a whole multiple")
         return int(self.times)
 
+    @property
+    def layout(self) -> Axis:
+        """How its units lie in blocks, whatever it grows by and whichever side it is."""
+        return replace(self, times=1, side="")
+
+    def at(self, units: int) -> Axis:
+        """The axis with its sections as parts of so many units, whatever width they were told for.
+
+        >>> Axis(sections=((32, 16), (16, 8), (16, 8))).at(128).sections
+        ((64, 16), (32, 8), (32, 8))
+        """
+        whole = sum(length for length, _ in self.sections)
+        if not whole or whole == units:
+            return self
+        if any(length * units % (whole * block) for length, block in self.sections):
+            lengths, blocks = (", ".join(map(str, numbers)) for numbers in zip(*self.sections, strict=True))
+            raise MupscaleError(
+                f"an axis of {whole} units is copied in parts of {lengths}, in blocks of {blocks}. An axis of {units} "
+                "units cannot be divided that way"
+            )
+        return replace(self, sections=tuple((length * units // whole, block) for length, block in self.sections))
+
     def source(self, n: int) -> Tensor:
         """For an axis of n units: the narrow unit that each of the wide units copies."""
         return expand(torch.arange(n), {0: self})
@@ -78,11 +100,7 @@ def multiplier(narrow: Number, wide: Number) -> Number:
 
 
 def widened_shape(shape: Sequence[int], axes: Mapping[int, Axis]) -> tuple[int, ...]:
-    """The shape that a tensor of this shape has when it is copied along its axes.
-
-    >>> widened_shape((4, 6), {0: Axis(2), 1: Axis(3, block=2)})
-    (8, 18)
-    """
+    """The shape that a tensor of this shape has when it is copied along its axes."""
     return tuple(n * axes[d].copies if d in axes else n for d, n in enumerate(shape))
 
 
@@ -220,14 +238,7 @@ def _places_of_blocks(axis: Axis, length: int, block: int) -> Tensor:
 
 
 def whole_blocks(axis: Axis, length: int, block: int) -> int:
-    """How many blocks a part of an axis has when it is wide; an error where one would be cut.
-
-    >>> whole_blocks(Axis(Fraction(3, 2)), 64, 32)
-    3
-    >>> whole_blocks(Axis(Fraction(5, 4)), 64, 32)
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: 64 units in blocks of 32 cannot become 80: that cuts a block
-    """
+    """How many blocks a part of an axis has when it is wide; an error where one would be cut."""
     wide = length * Fraction(axis.times)
     if length % block:
         raise MupscaleError(f"an axis of {length} units does not divide into blocks of {block}. Check the block")
@@ -253,12 +264,7 @@ def index_of_old(shape: tuple[int, ...], axes: Mapping[int, Axis]) -> tuple[Tens
 
 
 def index_of_units(units: Sequence[Tensor]) -> tuple[Tensor | slice, ...]:
-    """The index that picks these units of each dimension, all combinations of them; slices where that can be.
-
-    >>> torch.arange(12).reshape(3, 4)[index_of_units([torch.tensor([0, 2]), torch.tensor([0, 1, 3])])]
-    tensor([[ 0,  1,  3],
-            [ 8,  9, 11]])
-    """
+    """The index that picks these units of each dimension, all combinations of them; slices where that can be."""
     index: list[Tensor | slice] = [_slice_of(one) or one for one in units]
     irregular = [d for d, one in enumerate(index) if isinstance(one, Tensor)]
     if len(irregular) > 1:  # several lists pick pairs, unless they are crossed
@@ -277,11 +283,7 @@ def _slice_of(units: Tensor) -> slice | None:
 
 
 def is_new(axis: Axis, n: int) -> Tensor:
-    """Which of an axis's wide units are new, for n old ones.
-
-    >>> is_new(Axis(Fraction(3, 2)), 4)
-    tensor([False, False,  True, False, False,  True])
-    """
+    """Which of an axis's wide units are new, for n old ones."""
     new = torch.ones(int(n * Fraction(axis.times)), dtype=torch.bool)
     new[places(axis, n)] = False
     return new

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -29,9 +29,6 @@ class TensorSource:
     was built with; "silent" if it starts at `value`, at which it writes nothing. The last two have no optimizer state
     yet, and are in the parameter group of the named tensor. An "expert" is a copy that shares the tensor's gradient
     with the others; `value` is the share of its entries that are drawn.
-
-    >>> TensorSource("h.0.mlp.weight", "silent").is_new, TensorSource("h.0.mlp.weight", "copy").is_taken
-    (True, True)
     """
 
     name: str = ""
@@ -131,11 +128,7 @@ class Entry:
         return self.constants.keep
 
     def with_constants(self, **constants: Number) -> Entry:
-        """The entry with other constants, by name.
-
-        >>> Entry((2,), (2,)).with_constants(fold=0.5).rule
-        Rule(out=1, in_=1, fold=0.5)
-        """
+        """The entry with other constants, by name."""
         return replace(self, constants=replace(self.constants, **constants))
 
     @property
@@ -253,49 +246,3 @@ class Initial:
         past_norms = self.past_norms if later.past_norms is None else later.past_norms
         law = later if is_wider or later.std is not None else self
         return Initial(law.std, law.means, later.norm or self.norm, past_norms)
-
-
-def _number_to_json(number: Number) -> int | float | str:
-    return f"{number.numerator}/{number.denominator}" if isinstance(number, Fraction) else number
-
-
-def _number_from_json(number: int | float | str) -> Number:
-    return Fraction(number) if isinstance(number, str) else number
-
-
-def entry_to_json(entry: Entry) -> dict[str, Any]:
-    """Plain values; numbers that are no whole ones exactly."""
-    axes = [
-        [d, _number_to_json(a.times), a.block, [list(s) for s in a.sections], *([True] if a.last else [])]
-        for d, a in entry.axes.items()
-    ]
-    return {
-        "narrow": list(entry.narrow),
-        "wide": list(entry.wide),
-        "axes": axes,
-        "out": list(entry.out),
-        "in": list(entry.in_),
-        "fold": _number_to_json(entry.fold),
-        "names": list(entry.names),
-        "offset": _number_to_json(entry.offset),
-        "keep": _number_to_json(entry.keep),
-        **{n: _number_to_json(v) for n in ("depth", "undo", "residual") if (v := getattr(entry.constants, n)) != 1},
-        **({} if entry.source == TensorSource() else {"source": list(astuple(entry.source))}),
-    }
-
-
-def entry_from_json(content: dict[str, Any]) -> Entry:
-    """What entry_to_json gave."""
-    sides: dict[int, Literal["out", "in"]] = dict.fromkeys(content["out"], "out")
-    sides |= dict.fromkeys(content["in"], "in")
-    axes = {
-        d: Axis(_number_from_json(times), block, tuple((a, b) for a, b in sections), bool(last), sides.get(d, ""))
-        for d, times, block, sections, *last in content["axes"]
-    }
-    told = {
-        name: _number_from_json(content[name])
-        for name in ("fold", "offset", "keep", "depth", "undo", "residual")
-        if name in content
-    }
-    names, source = tuple(content["names"]), TensorSource(*content.get("source", ()))
-    return Entry(tuple(content["narrow"]), tuple(content["wide"]), axes, Constants(**told), names, source)

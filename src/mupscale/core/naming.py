@@ -17,21 +17,12 @@ _WRAPPED = re.compile(r"(^|(?<=\.))(_orig_mod|_fsdp_wrapped_module|_checkpoint_w
 
 
 def canonical(name: str) -> str:
-    """The name without the parts that wrappers put in.
-
-    >>> canonical("_orig_mod.layers.0._checkpoint_wrapped_module.weight")
-    'layers.0.weight'
-    """
+    """The name without the parts that wrappers put in."""
     return _WRAPPED.sub("", name).rstrip(".")
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The user's own module inside DDP and torch.compile.
-
-    >>> model = nn.Linear(2, 2)
-    >>> unwrap(DataParallel(model)) is model
-    True
-    """
+    """The user's own module inside DDP and torch.compile."""
     while True:
         if isinstance(model, DistributedDataParallel | DataParallel):
             model = model.module
@@ -69,14 +60,7 @@ def buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def plain_tensors_without_memory(model: nn.Module) -> list[str]:
-    """Tensors on the meta device that modules keep as plain attributes, where no state dict shows them.
-
-    >>> import torch
-    >>> module = nn.Module()
-    >>> module.mask = torch.ones(2, device="meta")
-    >>> plain_tensors_without_memory(module)
-    ['mask']
-    """
+    """Tensors on the meta device that modules keep as plain attributes, where no state dict shows them."""
     names = []
     for path, module in modules(model).items():
         for name, value in vars(module).items():
@@ -107,9 +91,6 @@ def without_ddp(names: Iterable[str], own: Container[str]) -> dict[str, str]:
     """From canonical names to the names in a file, where DDP shows as a `module.` before every one of them.
 
     own: the model's canonical names, so that a child of its own called `module` keeps its name.
-
-    >>> without_ddp(["module.weight", "module.bias"], own={"weight", "bias"})
-    {'weight': 'module.weight', 'bias': 'module.bias'}
     """
     originals = {canonical(name): name for name in names}
     if originals and all(name.startswith("module.") and name not in own for name in originals):
@@ -118,26 +99,13 @@ def without_ddp(names: Iterable[str], own: Container[str]) -> dict[str, str]:
 
 
 def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
-    """A deep copy; memo: as for copy.deepcopy.
-
-    >>> model = nn.Linear(2, 2)
-    >>> model.weight.infshape = "base shape"  # what the mup package's layers and optimizers look for
-    >>> copy_model(model).weight.infshape
-    'base shape'
-    """
+    """A deep copy; memo: as for copy.deepcopy."""
     copied = copy.deepcopy(model, memo)
     keep_attributes(model, copied)
     return copied
 
 
 def keep_attributes(model: nn.Module, copied: nn.Module) -> None:
-    """Give a copy's parameters the attributes of the model's, which torch's deepcopy leaves out.
-
-    >>> model, copied = nn.Linear(2, 2), nn.Linear(2, 2)
-    >>> model.bias.tag = "mine"
-    >>> keep_attributes(model, copied)
-    >>> copied.bias.tag
-    'mine'
-    """
+    """Give a copy's parameters the attributes of the model's, which torch's deepcopy leaves out."""
     for old, new in zip(model.parameters(), copied.parameters(), strict=True):
         vars(new).update(vars(old))

@@ -44,13 +44,7 @@ class PackedTensors:
 
 
 def pack_values(value: Any, key: str, tensors: PackedTensors) -> Any:
-    """JSON for the value; tensors go into `tensors` and leave their name.
-
-    >>> pack_values({"weight": torch.ones(2)}, "model", tensors := PackedTensors())
-    {'$items': [['weight', {'$tensor': 'model.weight'}]]}
-    >>> tensors.by_name
-    {'model.weight': tensor([1., 1.])}
-    """
+    """JSON for the value; tensors go into `tensors` and leave their name."""
     if isinstance(value, Tensor):
         return {"$tensor": tensors.add(gather_whole(value.detach()), key)}
     if isinstance(value, Mapping):
@@ -68,11 +62,7 @@ def pack_values(value: Any, key: str, tensors: PackedTensors) -> Any:
 
 
 def unpack_values(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `pack_values` was given; a KeyError, TypeError or ValueError where it did not make this.
-
-    >>> unpack_values({"$items": [["step", {"$tuple": [1, 2]}]]}, {})
-    {'step': (1, 2)}
-    """
+    """What `pack_values` was given; a KeyError, TypeError or ValueError where it did not make this."""
     if isinstance(value, list):
         return [unpack_values(v, tensors) for v in value]
     if not isinstance(value, dict):

@@ -17,17 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from mupscale.core import naming
-from mupscale.core.entries import Entry, Initial, Shape, TensorSource, entry_from_json, entry_to_json
+from mupscale.core.entries import Entry, Initial, Shape, TensorSource
 from mupscale.core.rules import Number, Rule
 from mupscale.system import (
     MupscaleError,
     html_table,
     name_of_group,
+    parse_record,
     pattern_of_name,
     read_regular,
     replace_text,
     terminal_width,
     text_table,
+    told_fields,
     wrap_text,
 )
 
@@ -49,12 +51,7 @@ class PlannedShape(NamedTuple):
 
 
 def plan_rows(shapes: Mapping[str, PlannedShape]) -> list[tuple[str, ...]]:
-    """One row for each group of alike parameters, under HEADER.
-
-    >>> matrix = PlannedShape((8, 8), (16, 16), Rule(out=2, in_=2))
-    >>> plan_rows({f"layers.{i}.weight": matrix for i in range(3)})
-    [('layers.0–2.weight', '8×8 → 16×16', '2', '2', '1', '0.5', '0.5', '1')]
-    """
+    """One row for each group of alike parameters, under HEADER."""
     groups: dict[tuple[str, PlannedShape], list[str]] = {}
     for name, shape in shapes.items():
         groups.setdefault((pattern_of_name(name), shape), []).append(name)
@@ -65,23 +62,13 @@ def plan_rows(shapes: Mapping[str, PlannedShape]) -> list[tuple[str, ...]]:
 
 
 def shapes_in_words(narrow: tuple[int, ...], wide: tuple[int, ...]) -> str:
-    """A shape before and after, or once where it stays.
-
-    >>> shapes_in_words((8, 3), (16, 3)), shapes_in_words((), ())
-    ('8×3 → 16×3', '1')
-    """
+    """A shape before and after, or once where it stays."""
     before, after = ("×".join(map(str, shape)) or "1" for shape in (narrow, wide))
     return before if before == after else f"{before} → {after}"
 
 
 def plan_as_text(rows: Sequence[tuple[str, ...]], tried: str) -> str:
-    """The table within the terminal's width, 80 where there is none: in two parts where one would not fit.
-
-    >>> print(plan_as_text([("weight", "8 → 16", "2", "1", "1", "1", "1", "2")], "copies tried: exact"))
-    parameter  shape   out  in  fold  weight ×  lr × (Adam)  lr × (SGD)
-    weight     8 → 16    2   1     1         1            1           2
-    copies tried: exact
-    """
+    """The table within the terminal's width, 80 where there is none: in two parts where one would not fit."""
     width = terminal_width() or _WIDTH
     whole = text_table(HEADER, rows, left=2, width=_UNLIMITED)
     if max(map(len, whole.splitlines())) > width:
@@ -92,15 +79,7 @@ def plan_as_text(rows: Sequence[tuple[str, ...]], tried: str) -> str:
 
 
 def tried_in_words(by: TriedBy | None, *, copies: bool = True) -> str:
-    """What models were run to see of a plan; by: None if none was. copies: whether that is what it is for.
-
-    >>> tried_in_words("copies")
-    'copies tried: exact'
-    >>> tried_in_words("silent units", copies=False)
-    'tried with the new units switched off: the outputs stay the same'
-    >>> tried_in_words("small members")
-    'copies tried on small members of the family: exact'
-    """
+    """What models were run to see of a plan; by: None if none was. copies: whether that is what it is for."""
     if by is None:
         return "not tried yet: call mu.verify, or pass a batch (inputs=)"
     if by == "silent units":
@@ -111,11 +90,7 @@ def tried_in_words(by: TriedBy | None, *, copies: bool = True) -> str:
 
 
 def moved_parts(sources: Mapping[str, TensorSource]) -> dict[str, str]:
-    """From the path of a part of the larger model to that of the part that it comes from, where the two differ.
-
-    >>> moved_parts({"h.0.up": TensorSource("h.0.up"), "h.1.up": TensorSource("h.0.up", "copy")})
-    {'h.1': 'h.0'}
-    """
+    """From the path of a part of the larger model to that of the part that it comes from, where the two differ."""
     moved = {}
     for name, source in sources.items():
         ours, theirs = name.split("."), source.name.split(".")
@@ -247,12 +222,7 @@ class Plan:
     def with_initial(
         self, what: Literal["std", "means", "norm", "past_norms"], values: Mapping[str, Any] | None
     ) -> Plan:
-        """The plan with this field of Initial, by parameter; with None it is no longer known of any.
-
-        >>> import mupscale as mu
-        >>> mu.plan(nn.Linear(4, 8), nn.Linear(4, 16)).with_initial("std", {"weight": 0.1}).fresh
-        {'weight': 0.1}
-        """
+        """The plan with this field of Initial, by parameter; with None it is no longer known of any."""
         unsaid = () if what == "past_norms" and values is not None else getattr(Initial(), what)
         known = {} if values is None else values
         told = {n: replace(self.initial.get(n, _UNKNOWN), **{what: known.get(n, unsaid)}) for n in self.parameters}
@@ -353,34 +323,17 @@ class Plan:
 
     def to_json(self) -> str:
         """Exact: from_json gives an equal plan."""
-        sides = {"parameters": self.parameters, "buffers": self.buffers}
-        content: dict[str, Any] = {
-            side: {n: entry_to_json(e) for n, e in entries.items()} for side, entries in sides.items()
-        }
-        content["fresh"] = None if self.fresh is None else dict(self.fresh)
-        content["mup"] = self.mup
-        content["means"] = None if self.means is None else {n: list(m) for n, m in self.means.items()}
-        content["norms"] = dict(self.norms)
-        content["past_norms"] = None if self.past_norms is None else {n: list(d) for n, d in self.past_norms.items()}
-        content["checked"], content["tried_by"] = self.checked, self.tried_by or "copies"
-        return json.dumps({"format": _FORMAT, **content}, indent=1)
+        return json.dumps({"format": _FORMAT, **told_fields(self)}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """The plan that to_json wrote."""
         try:
             content = json.loads(text)
-            if content["format"] != _FORMAT:
+            if content.pop("format") != _FORMAT:
                 raise KeyError("format")
-            sides = [{n: entry_from_json(e) for n, e in content[s].items()} for s in ("parameters", "buffers")]
-            tried = content.get("tried_by", "copies") if content.get("checked") else None
-            plan = cls(sides[0], sides[1], mup=content["mup"], tried_by=tried)
-            for what, key in {"std": "fresh", "means": "means", "norm": "norms", "past_norms": "past_norms"}.items():
-                if (values := content.get(key)) is not None:
-                    values = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
-                    plan = plan.with_initial(what, values)  # type: ignore[arg-type]
-            return plan
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError) as error:
+            return parse_record(cls, content)
+        except (MupscaleError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise MupscaleError(f"this is not a plan written by mupscale ({type(error).__name__}: {error})") from None
 
     def save(self, path: str | Path) -> None:
@@ -398,7 +351,7 @@ class Plan:
             raise MupscaleError(f"there is no plan to read at {path} ({error.strerror})") from None
 
 
-_FORMAT = "mupscale.plan/1"
+_FORMAT = "mupscale.plan/2"
 _UNKNOWN = Initial()
 
 
@@ -413,10 +366,6 @@ def check_same_names(
     """An error that names the first parameter (or other thing) which one of two models has and the other lacks.
 
     left, right: what the two are, in the message. advice: what to do about it.
-
-    >>> check_same_names("the narrow model", {"weight": 1}, "the wide model", {}, "build both with one class")
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: the wide model lacks the parameter 'weight' that the narrow model has: ...
     """
     for here, there, missing in (
         (left, right, ours.keys() - theirs.keys()),
@@ -429,13 +378,7 @@ def check_same_names(
 
 
 def check_dtype(name: str, tensor: Tensor) -> None:
-    """Refuse what cannot be copied and scaled: integers, quantised and complex numbers, 8-bit floats.
-
-    >>> check_dtype("weight", torch.zeros(2, dtype=torch.bfloat16))
-    >>> check_dtype("weight", torch.zeros(2, dtype=torch.int8))
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: 'weight' has dtype torch.int8: only floating-point parameters of 16 bits ...
-    """
+    """Refuse what cannot be copied and scaled: integers, quantised and complex numbers, 8-bit floats."""
     if tensor.dtype not in _DTYPES:
         remedy = "dequantise the model or convert it, as with model.to(torch.bfloat16)"
         if tensor.is_complex():

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from numbers import Integral
 from typing import Any
 
+from mupscale.core.axes import Axis
 from mupscale.core.rules import Number
 from mupscale.system import MupscaleError
 
 Dims = int | tuple[int, ...]
 Sections = tuple[tuple[int, int], ...]
+Constant = Number | Callable[[Number, Number], Number]
 
 
 @dataclass(frozen=True)
 class Role:
     """The output and input dimensions of one parameter or buffer, and the blocks in which their units are copied.
 
-    `out_sections` is for an output axis of several parts whose blocks differ: (length, block) of each part in turn, in
-    units of the narrow model, so that the lengths add up to the axis. Where the plan is tried, as by a family, they
-    serve every width: the parts grow with the axis. Where all parts have blocks of one length, `out_block` says it.
+    `out_block` and `in_block` are the length of these blocks. Where an axis has several parts whose blocks differ, they
+    are the (length, block) of each part in turn, in units of the narrow model, so that the lengths add up to the axis.
+    Where the plan is tried, as by a family, they serve every width: the parts grow with the axis. An `Axis` says both.
     `fold` is a constant for the stored weight, as in Rule; a callable gets the multipliers (out, in_).
-    `offset` is what the module adds to the stored weight before it uses it: 1 for a norm with gain 1 + w.
-    `uncopyable`, where not empty, says why the axes may scale (μP) but their units cannot be copied (widening).
     `keep` is what the weights of old units are multiplied by where new units come beside them, as in Entry; where there
-    is a fold, it has to be said. `unplaceable` says why new units cannot come beside the old ones. `last`: an old block
-    is the last of those that come in its place, as in Axis.
+    is a fold, it has to be said.
+    `offset` is what the module adds to the stored weight before it uses it: 1 for a norm with gain 1 + w.
+    `why_not`: the axes scale (μP), but their units cannot be copied, for the first reason; or new ones cannot come
+    beside the old ones, for the second.
 
     >>> import torch, mupscale as mu
     >>> head = mu.Role(out=0, in_=1, in_block=49)  # reads channels that were flattened with their 7 x 7 positions
@@ -38,7 +40,7 @@ class Role:
     Queries, keys and values from one linear layer: 4 query heads of 8 units, and 2 key heads and 2 value heads that
     they share in pairs. A pair of query heads stays together, so blocks are of 16 units there and of 8 elsewhere.
 
-    >>> qkv = mu.Role(out=0, in_=1, out_sections=((32, 16), (16, 8), (16, 8)))
+    >>> qkv = mu.Role(out=0, in_=1, out_block=((32, 16), (16, 8), (16, 8)))
     >>> narrow, wide = torch.nn.Linear(32, 64, bias=False), torch.nn.Linear(64, 128, bias=False)
     >>> plan = mu.plan(narrow, wide, roles={"weight": qkv})
     >>> plan["weight"].axes[0].source(64)[:64:8]  # the narrow unit at which each wide query head begins
@@ -47,19 +49,28 @@ class Role:
 
     out: Dims = ()
     in_: Dims = ()
-    out_block: int = 1
-    in_block: int = 1
-    out_sections: Sections = ()
-    fold: Number | Callable[[Number, Number], Number] = 1
-    uncopyable: str = ""
+    out_block: int | Sections | Axis = 1
+    in_block: int | Sections | Axis = 1
+    fold: Constant = 1
+    keep: Constant | None = None
     offset: Number = 0
-    keep: Number | Callable[[Number, Number], Number] | None = None
-    unplaceable: str = ""
-    last: bool = False
+    why_not: tuple[str, str] = ("", "")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "out", _read_dims("out", "output", self.out))
         object.__setattr__(self, "in_", _read_dims("in_", "input", self.in_))
+        object.__setattr__(self, "out_block", _short_block(self.out_axis))
+        object.__setattr__(self, "in_block", _short_block(self.in_axis))
+
+    @property
+    def out_axis(self) -> Axis:
+        """How the units of output dimensions lie in blocks."""
+        return _axis_of(self.out_block)
+
+    @property
+    def in_axis(self) -> Axis:
+        """How those of input dimensions do."""
+        return _axis_of(self.in_block)
 
     def __str__(self) -> str:
         """What differs from a role that says nothing; functions are not spelt out."""
@@ -87,33 +98,18 @@ class Role:
     @property
     def has_blocks_or_fold(self) -> bool:
         """Whether it says more than which dimension is output and which is input."""
-        return (self.out_block, self.in_block, self.out_sections, self.fold) != (1, 1, (), 1)
+        return (self.out_block, self.in_block, self.fold) != (1, 1, 1)
 
-    def sections_of(self, units: int) -> Sections:
-        """The sections as parts of an output axis of so many units, whatever width they were told for.
 
-        >>> fused = Role(out=0, out_sections=((32, 16), (16, 8), (16, 8)))
-        >>> fused.sections_of(128)
-        ((64, 16), (32, 8), (32, 8))
-        """
-        whole = sum(length for length, _ in self.out_sections)
-        if not whole or whole == units:
-            return self.out_sections
-        if any(length * units % (whole * block) for length, block in self.out_sections):
-            lengths, blocks = (", ".join(map(str, numbers)) for numbers in zip(*self.out_sections, strict=True))
-            raise MupscaleError(
-                f"an axis of {whole} units is copied in parts of {lengths}, in blocks of {blocks}. An axis of {units} "
-                "units cannot be divided that way"
-            )
-        return tuple((length * units // whole, block) for length, block in self.out_sections)
+def _axis_of(block: int | Sections | Axis) -> Axis:
+    if isinstance(block, Axis):
+        return block.layout
+    return Axis(block=block) if isinstance(block, int) else Axis(sections=tuple((n, each) for n, each in block))
 
-    def blocks(self, *, out: int | None = None, in_: int | None = None) -> Role:
-        """The same role with other block lengths."""
-        return replace(
-            self,
-            out_block=self.out_block if out is None else out,
-            in_block=self.in_block if in_ is None else in_,
-        )
+
+def _short_block(axis: Axis) -> int | Sections | Axis:
+    """As one would write it, so that equal roles are equal."""
+    return axis if axis.last else axis.sections or axis.block
 
 
 def _read_dims(name: str, kind: str, dims: object) -> tuple[int, ...]:

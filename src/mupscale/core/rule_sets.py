@@ -106,9 +106,6 @@ def decay_change(rule: str, rate: float, width: Number) -> float:
     """By what a decay differs from the one with which copies are exact.
 
     rate: by what the learning rate changes with the width alone. width: by how much the input axis grows.
-
-    >>> decay_change("fixed", 0.25, 4), decay_change("sqrt", 0.25, 4), decay_change("invariant", 0.25, 4)
-    (0.25, 0.5, 1.0)
     """
     changes = {"invariant": 1.0, "sqrt": math.sqrt(rate), "fixed": rate, "inverse": float(1 / width)}
     if rule not in changes:

@@ -21,11 +21,7 @@ Number = int | float | Fraction
 
 
 def tidy(number: Number) -> Number:
-    """The number as an int where it is whole.
-
-    >>> tidy(Fraction(6, 3)), tidy(0.5)
-    (2, 0.5)
-    """
+    """The number as an int where it is whole."""
     return int(number) if number == int(number) else number
 
 

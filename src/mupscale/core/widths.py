@@ -104,11 +104,7 @@ class Width:
 
     @property
     def phrase(self) -> str:
-        """The width in a sentence.
-
-        >>> Width.of(512).phrase, Width.of({"width": 64, "depth": 4}).phrase
-        ('width 512', 'width 64, depth 4')
-        """
+        """The width in a sentence."""
         return f"width {self}" if self.is_plain else str(self)
 
     def shown(self, number: Callable[[Size], str] = str) -> str:
@@ -122,11 +118,7 @@ class Width:
         return ", ".join(f"{name} {number(size)}" for name, size in self.sizes.items())
 
     def pass_to(self, build: Callable[..., Built]) -> Built:
-        """What `build` gives for this width: a plain one is its first argument, named sizes are keyword arguments.
-
-        >>> Width.of({"d_model": 64, "heads": 4}).pass_to(lambda d_model, heads: d_model // heads)
-        16
-        """
+        """What `build` gives for this width: a plain one is its first argument, named sizes are keyword arguments."""
         return build(self.sizes[_PLAIN]) if self.is_plain else build(**self.sizes)
 
     def has_form_of(self, other: Width) -> bool:
@@ -172,13 +164,7 @@ class Width:
         return Width({name: _product(size, ratios[name]) for name, size in self.sizes.items()}, self.is_plain)
 
     def check_multiple_of(self, narrow: Width, what: str) -> None:
-        """An error that begins with `what` unless every size is a whole multiple of the narrow width's.
-
-        >>> Width.of(512).check_multiple_of(Width.of(128), "growth at step 1000")
-        >>> Width.of(500).check_multiple_of(Width.of(128), "growth at step 1000")
-        Traceback (most recent call last):
-        mupscale.system.errors.MupscaleError: growth at step 1000: width 500 is not a multiple of 128. Choose ...
-        """
+        """An error that begins with `what` unless every size is a whole multiple of the narrow width's."""
         if self.sizes.keys() != narrow.sizes.keys():
             raise MupscaleError(f"{what}: width {self.plain} does not name the same arguments as {narrow.plain}")
         for name, size in self.sizes.items():
@@ -192,13 +178,7 @@ class Width:
                 )
 
     def check_wider_than(self, narrow: Width, what: str) -> None:
-        """An error that begins with `what` unless every size is at least that of the narrow width.
-
-        >>> Width.of(500).check_wider_than(Width.of(128), "growth at step 1000")
-        >>> Width.of(100).check_wider_than(Width.of(128), "growth at step 1000")
-        Traceback (most recent call last):
-        mupscale.system.errors.MupscaleError: growth at step 1000: width 100 is narrower than 128
-        """
+        """An error that begins with `what` unless every size is at least that of the narrow width."""
         if self.sizes.keys() != narrow.sizes.keys():
             raise MupscaleError(f"{what}: width {self.plain} does not name the same arguments as {narrow.plain}")
         for name, size in self.sizes.items():

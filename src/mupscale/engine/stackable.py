@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from mupscale.system import MupscaleError
-from mupscale.train import Recipe, Seeds
+from mupscale.train import Filling, Recipe, Seeds
 
 PER_RUN = ("lr", "weight_decay", "eps")
 """Hyperparameters of which each run may have its own."""
@@ -48,11 +48,7 @@ def _shared_part(recipe: Recipe) -> Recipe:
         out=None,
         start=None,
         start_width=None,
-        noise=0.0,
-        noise_unit="init",
-        how="copies",
-        outgoing=1.0,
-        deepen="identity",
+        **Filling(how="copies").filling,
         state="keep",
         grow=[],
     )
@@ -62,7 +58,7 @@ def group_by_start(recipes: Sequence[Recipe]) -> list[list[int]]:
     """The numbers of the recipes, in groups whose models are the same before their first step."""
     groups: dict[str, list[int]] = {}
     for number, recipe in enumerate(recipes):
-        upscaled = [recipe.start, recipe.start_width, asdict(recipe.start_growth), recipe.state, recipe.seeds.noise]
+        upscaled = [recipe.start, recipe.start_width, recipe.width, recipe.filling, recipe.state, recipe.seeds.noise]
         key = json.dumps([recipe.seeds.init, *upscaled], sort_keys=True)
         groups.setdefault(key, []).append(number)
     return list(groups.values())

@@ -2,10 +2,9 @@
 
 built_members   the models as their author builds them
 tried_members   small ones run on a batch: roles learnt, plans checked
-initial_values  what they start with under μP
+width_members   those of one depth: initial values under μP, and plans
 grown_members   a member grown into a larger one
-depths          the same at several depths: at each a family of widths, and rates that follow the depth
-width_family    a member at every width
+width_family    a member at every width and depth, and rates that follow the depth
 """
 
 from mupscale.family.built_members import BuiltMembers

@@ -23,9 +23,6 @@ class BuiltMembers:
     """One architecture at every width, in the standard parametrisation; what `Family` adds is μP.
 
     build: from a width to a model. base, roles, inputs: as `Family` has them.
-
-    >>> BuiltMembers(lambda width: nn.Linear(3, width), 8).sketch(16).weight.is_meta
-    True
     """
 
     def __init__(
@@ -37,12 +34,8 @@ class BuiltMembers:
     ) -> None:
         self.build_function, self.roles, self.inputs = build, roles, inputs
         self._base = Width.of(base, "base")
+        self.depth_size: str | None = None  # the size that is a number of residual blocks
         self._built: WeakKeyDictionary[nn.Module, Width] = WeakKeyDictionary()
-
-    @property
-    def depth_size(self) -> str | None:
-        """The name of the size that is a number of residual blocks; None where none is."""
-        return None
 
     @property
     def base(self) -> PlainWidth:
@@ -80,10 +73,6 @@ class BuiltMembers:
         """What `drawn` gives, with values for the parameters that are named alone: the others share one's memory.
 
         So a model that is larger than memory can be made part by part.
-
-        >>> family = BuiltMembers(lambda width: nn.Sequential(nn.Linear(3, width), nn.Linear(width, 2)), 8)
-        >>> torch.equal(family.drawn_part(16, 0, {"1.weight"})[1].weight, family.drawn(16, 0)[1].weight)
-        True
         """
         largest = max((p.numel() for p in self.sketch(width).parameters()), default=0)
         shared: dict[torch.dtype, Tensor] = {}

@@ -4,35 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from mupscale.core import Plan, WidthLike, naming
+from mupscale.family.width_members import WidthMembers
 from mupscale.growth import Operator, choose_operator, dress_like, has_unsaved_widths, upscale_by_plan
 from mupscale.planning import all_tensors, check_not_empty, check_plan_by_running, check_silent_units
-
-
-class _Family(Protocol):
-    """What is asked here of the family."""
-
-    inputs: Any
-
-    def build(self, width: WidthLike) -> nn.Module: ...
-    def sketch(self, width: WidthLike) -> nn.Module: ...
-    def widening(
-        self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module, *, grow: Operator | None = None
-    ) -> Plan: ...
-
 
 Deepening = Callable[[nn.Module], tuple[nn.Module, Plan]]
 """From a model, which may be without memory, to the one with more blocks, and the plan of these."""
 
 
 def grow_member(
-    family: _Family,
+    family: WidthMembers,
     model: nn.Module,
     optimizer: Optimizer | None,
     width: WidthLike | None,
@@ -65,7 +53,9 @@ def grow_member(
     return upscale_by_plan(narrow, large, plan, optimizer, grow, lr, seed, inputs)
 
 
-def _wider(family: _Family, model: nn.Module, width: WidthLike, grow: Operator, inputs: Any) -> tuple[nn.Module, Plan]:
+def _wider(
+    family: WidthMembers, model: nn.Module, width: WidthLike, grow: Operator, inputs: Any
+) -> tuple[nn.Module, Plan]:
     """The wide model, without memory if that will do, and the plan, tried on a batch if there is one."""
     wide = family.sketch(width)
     fresh = not grow.needs_multiples and _has_growing_buffers(wide, model)
@@ -87,6 +77,6 @@ def _has_growing_buffers(wide: nn.Module, narrow: nn.Module) -> bool:
     return any(not isinstance(modules[n.rpartition(".")[0]], nn.modules.batchnorm._NormBase) for n in growing)
 
 
-def _with_memory(family: _Family, width: WidthLike) -> nn.Module:
+def _with_memory(family: WidthMembers, width: WidthLike) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         return family.build(width)

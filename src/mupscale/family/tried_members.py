@@ -29,19 +29,13 @@ from mupscale.planning import (
     roles_for_any_width,
     with_keeps,
 )
-from mupscale.system import MupscaleError, UncheckedPlan, not_advising, warn
+from mupscale.system import MupscaleError, not_advising
 
 _PROBE_WIDTH = 8  # the least width of the models that are run to learn or check roles
 
 
 class TriedMembers(BuiltMembers):
-    """Members of which small ones have been tried, in the sizes that `tried` has.
-
-    >>> family = TriedMembers(lambda width: nn.Sequential(nn.Linear(3, width), nn.Linear(width, 2)), 8)
-    >>> family.check_widths(torch.randn(5, 3))
-    >>> family.has_tried(8, 16)
-    True
-    """
+    """Members of which small ones have been tried, in the sizes that `tried` has."""
 
     def __init__(
         self,
@@ -63,14 +57,6 @@ class TriedMembers(BuiltMembers):
             return bool(self.tried)
         differing = None if few is None or many is None else {n for n, k in many.ratio_to(few).items() if k != 1}
         return differing is not None and (not differing or frozenset(differing) in self.tried)
-
-    def warn_untried(self, what: str) -> None:
-        """Say that something follows from module types and names alone."""
-        warn(
-            f"this family has not been tried: its {what} from module types and names. Pass inputs= to Family (a small "
-            "batch, as the models are called) to try small members first",
-            UncheckedPlan,
-        )
 
     def check_widths(self, inputs: Any, sizes: Iterable[str] | None = None) -> None:
         """An error unless small members of these sizes widen exactly on a batch, or a stronger one of its kind."""

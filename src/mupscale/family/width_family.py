@@ -1,77 +1,43 @@
-"""A family: one architecture at every width, initialised and trained under μP with its own unmodified modules."""
+"""A family: one architecture at every width and depth, initialised and trained under μP with its own modules."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import wraps
-from typing import Any, TypeVar, cast, overload
+from functools import partial
+from typing import Any, overload
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._pytree import tree_map_only
 
-from mupscale.core import DepthRule, PlainWidth, Plan, Role, RuleSet, Width, WidthLike, naming
-from mupscale.family.depths import Depths
+from mupscale.core import PlainWidth, Plan, Role, RuleSet, Width, WidthLike, check_same_names, naming
+from mupscale.family.built_members import BuiltMembers
 from mupscale.family.grown_members import grow_member
-from mupscale.family.initial_values import rescale_to_mup
-from mupscale.family.tried_members import TriedMembers
+from mupscale.family.width_members import WidthMembers
 from mupscale.growth import (
+    DepthOperator,
     Grow,
     Noise,
     Operator,
     check_goes_with,
     is_replica,
+    plan_depth,
     refuse_idle_operator,
     split_operators,
     warn_of_replica,
+    with_depth,
     with_scheduler,
 )
 from mupscale.optim import following_rules, make_optimizer, param_groups
-from mupscale.planning import (
-    count_draws,
-    default_init_at,
-    find_depth_size,
-    find_width_dims,
-    initial_means,
-    initial_std,
-    warn_of_growing_outputs,
-    with_initial,
-)
-from mupscale.system import MupscaleError, NotNegative, checks_arguments
-
-_DRAWS = 4  # freshly built models that the initialisation is measured on; of large ones two will do
-_MOST_NUMBERS = 1 << 22  # of a model that is not large
-
-
-_Method = TypeVar("_Method", bound=Callable[..., Any])
-
-
-def _by_depth(method: _Method) -> _Method:
-    """A method that, of a family with a depth, `Depths` answers: it has one of the same name."""
-
-    @wraps(method)
-    def asked(family: Family, *args: Any, **kwargs: Any) -> Any:
-        depths = family._depths
-        return method(family, *args, **kwargs) if depths is None else getattr(depths, method.__name__)(*args, **kwargs)
-
-    return cast(_Method, asked)
-
-
-def _parts(sizes: Mapping[str, int]) -> list[list[str]]:
-    """Parameters in parts that have no more numbers than the largest of them, or than a small model."""
-    most, parts, held = max(*sizes.values(), _MOST_NUMBERS // _DRAWS), list[list[str]](), math.inf
-    for name, size in sizes.items():
-        if held + size > most:
-            parts, held = [*parts, []], 0
-        parts[-1].append(name)
-        held += size
-    return parts
+from mupscale.planning import BlockList, Writers, find_block_lists, find_depth_size, find_writers
+from mupscale.system import MupscaleError, NotNegative, UncheckedPlan, checks_arguments, warn
 
 
 @checks_arguments
-class Family(TriedMembers):
+class Family(BuiltMembers):
     """`Family(lambda width: MLP(54, width, 7), base=64)`: a model for every width, or for every dict of widths.
 
     base: at this width every factor is 1, so lr, weight decay and eps mean what they mean in plain PyTorch.
@@ -81,8 +47,8 @@ class Family(TriedMembers):
     multiple at which all matrices are 64 wide).
     roles: name patterns for what the modules cannot tell, as in `plan`.
     One of the sizes of a base such as {"width": 64, "depth": 4} may be a number of residual blocks; it is recognised by
-    what it does. depth_rule: 'complete' or 'sqrt' if initial values and learning rates are to follow it, which needs
-    `inputs`. rules: all of the rules by name, the depth's among them; see `RuleSet`.
+    what it does. rules: what rates and decay follow, by name: `RuleSet(depth='complete')`, or 'sqrt', if initial values
+    and learning rates are to follow the depth, which needs `inputs`.
 
     >>> import torch, mupscale as mu
     >>> from mupscale.models import MLP
@@ -104,108 +70,258 @@ class Family(TriedMembers):
         init_at: WidthLike | None = None,
         roles: Mapping[str, Role] | None = None,
         inputs: Any = None,
-        depth_rule: DepthRule | None = None,
         rules: RuleSet | None = None,
     ) -> None:
         super().__init__(build, base, roles, inputs)
-        self.rules = rules or RuleSet()
-        if depth_rule is not None:
-            self.rules = replace(self.rules, depth=depth_rule)
-        depth_rule = self.rules.depth
-        self._init_at = self._base if init_at is None else Width.of(init_at, "init_at")
-        self._depths: Depths | None = None
-        if (depth := find_depth_size(self.sketch, self._base)) is not None:
-            at = None if init_at is None else self._init_at
-            self._depths = Depths(self, depth, self._base, at, depth_rule, Family)
-            self._init_at = self._depths.join(self._depths.init_at, self._depths.at(self._depths.base)._init_at)
-            return
-        if depth_rule != "none":
+        self.rules, self.depth_size = rules or RuleSet(), find_depth_size(self.sketch, self._base)
+        if self.depth_size is None and self.rules.depth != "none":
             raise MupscaleError(
-                f"the rule for depth is {depth_rule}, but no size in base {self.base} is a number of blocks"
+                f"the rule for depth is {self.rules.depth}, but no size in base {self.base} is a number of blocks"
             )
-        self._base_model = self.sketch(base)
-        self._width_dims = find_width_dims(self.sketch, self._base)
-        if init_at is None:
-            self._init_at = default_init_at(self._base, self._base_model, self._width_dims)
-        self._plans: dict[tuple[Width, int], Plan] = {}  # by width, and how much had been tried then
-        self._measured: dict[str, float] | None = None
-        self._means: dict[str, tuple[float, ...]] = {}
-        if inputs is not None:
-            self.learn(inputs)
-            probes = self._probes(inputs)
-            told = probes.given(roles or {})
-            plan = self._between_probes(probes, "copies")
-            warn_of_growing_outputs(probes.narrow, probes.wide, plan, probes.inputs, told)
-            self._pairs.clear()
+        self._members: dict[tuple[int, bool], WidthMembers] = {}
+        self._factors: dict[int, dict[str, tuple[float, float]]] = {}
+        self._writers_in_base: tuple[dict[str, Writers], dict[str, str]] | None = None
+        self._depth, self._widths = self._split(self._base)
+        self._init_depth, init_widths = self._split(self._base if init_at is None else Width.of(init_at, "init_at"))
+        self._init_widths = None if init_at is None else init_widths
+        self._init_at = self._join(self._init_depth, self.at(self._depth).init_at)
 
     def __repr__(self) -> str:
-        rule = "" if self._depths is None else f", depth_rule={self._depths.rule!r}"
-        return f"Family({', '.join(self._base.sizes)}, base={self.base}, init_at={self.init_at}{rule})"
-
-    @property
-    def depth_size(self) -> str | None:
-        """The name of the size that is a number of residual blocks; None where none is."""
-        return None if self._depths is None else self._depths.name
+        rules = "" if self.rules == RuleSet() else f", rules={str(self.rules)!r}"
+        return f"Family({', '.join(self._base.sizes)}, base={self.base}, init_at={self.init_at}{rules})"
 
     @property
     def init_at(self) -> PlainWidth:
         """The width at which the model's own initialisation is taken as it is."""
         return self._init_at.plain
 
-    @_by_depth
+    # ------------------------------------------------------------------------------------------- members by depth
+
+    def at(self, depth: int, *, as_built: bool = False) -> WidthMembers:
+        """The members of all widths at this depth; a family without one has them at 0.
+
+        as_built: with their author's own initial values, whatever the rule for depth says.
+        """
+        if (depth, as_built) not in self._members:
+            first = self._members.get((self._depth, False))
+            tried = first.tried if first is not None and first.roles == self.roles else None  # modules told it all
+            self._members[depth, as_built] = WidthMembers(
+                partial(self._build, depth, as_built),
+                self._widths,
+                self._init_widths,
+                self.roles,
+                self.inputs if tried is None else None,
+                tried,
+            )
+        return self._members[depth, as_built]
+
+    def _build(self, depth: int, as_built: bool, *plain: float, **sizes: float) -> nn.Module:
+        """The author's model, initialised as the rule for depth says."""
+        model = self.build(self._join(depth, Width.of(plain[0] if plain else sizes)))
+        is_meant = as_built or self.rules.depth == "none" or depth == self._init_depth
+        if is_meant or all(p.is_meta for p in model.parameters()):
+            return model
+        with torch.no_grad():
+            for name, p in naming.parameters(model).items():
+                factor, offset = self._initial_factors(depth).get(name, (1.0, 0.0))
+                if factor != 1:
+                    p.add_(offset).mul_(factor).sub_(offset)
+        return model
+
+    def _initial_factors(self, depth: int) -> dict[str, tuple[float, float]]:
+        """What the author's initial values of blocks are multiplied by, to be those at `init_at` times fold.
+
+        An author's own dependence on the depth is taken back; what writes into the stream gets 1/L instead.
+        """
+        if depth not in self._factors:
+            ours, theirs = (self.at(d, as_built=True).initial_std() for d in (self._init_depth, depth))
+            lists, factors = self._lists(self._init_depth, depth), dict[str, tuple[float, float]]()
+            plan = self.at(depth, as_built=True).plan(self._widths)
+            plan = with_depth(plan, lists, self._writers(lists), self.rules.depth)
+            for one in lists:
+                for number, path in enumerate(one.deep):
+                    source = one.shallow[number * len(one.shallow) // len(one.deep)]
+                    for name in (name for name in theirs if name.startswith(f"{path}.")):
+                        before, entry = ours[source + name.removeprefix(path)], plan[name]
+                        factor = before / theirs[name] if before and theirs[name] else 1.0
+                        factors[name] = factor * float(entry.fold * entry.constants.undo), float(entry.offset)
+            self._factors[depth] = factors
+        return self._factors[depth]
+
+    def _split(self, width: WidthLike) -> tuple[int, Width]:
+        """The number of blocks, and the other sizes."""
+        width, name = Width.of(width), self.depth_size
+        if name is None:
+            return 0, width
+        if name not in width.sizes:
+            raise MupscaleError(f"a width of this family must name its depth, {name}, but {width.plain} does not")
+        return int(width.sizes[name]), self._without_depth(width)
+
+    def _without_depth(self, width: Width) -> Width:
+        """The other sizes, all of which must be named."""
+        widths = {name: size for name, size in width.sizes.items() if name != self.depth_size}
+        if width.is_plain or widths.keys() != self._base.sizes.keys() - {self.depth_size}:
+            ratio = width.size / next(iter(self._widths.sizes.values()))
+            wider = self._widths.times(int(ratio) if ratio > 1 and ratio == int(ratio) else 2)
+            raise MupscaleError(
+                f"the sizes of this family are {', '.join(self._widths.sizes)} and {self.depth_size}, but a width of "
+                f"{width.plain} does not name them. Write width={wider.plain}, and add {self.depth_size} if the depth "
+                "grows, too"
+            )
+        return Width.of(widths)
+
+    def _join(self, depth: int, widths: Width) -> Width:
+        """The width that has so many blocks and these other sizes."""
+        return widths if self.depth_size is None else Width.of({**widths.sizes, self.depth_size: depth})
+
+    def _find(self, member: WidthLike | nn.Module) -> tuple[int, Width | nn.Module]:
+        """The depth of a member, and the member as those of its depth know it."""
+        return (self.depth_of(member), member) if isinstance(member, nn.Module) else self._split(member)
+
+    def depth_of(self, model: nn.Module) -> int:
+        """How many blocks a model has, in the units of the family's size; 0 in a family without one."""
+        if self.depth_size is None:
+            return 0
+        if (width := self.width_of(model)) is not None:
+            return int(width.sizes[self.depth_size])
+        (first, *_) = self._lists(self._depth, 2 * self._depth)
+        start = first.path.replace("*", "")
+        paths = [p for p in naming.modules(model) if p.startswith(start) and p.removeprefix(start).isdigit()]
+        depth = len(paths) * self._depth // len(first.shallow)
+        if depth < 1:
+            base = naming.modules(self.sketch(self._base))
+            advice = "pass a model of the class that the family builds"
+            check_same_names("this model", naming.modules(model), "the family's base model", base, advice, "module")
+        return depth
+
+    def _lists(self, shallow: int, deep: int) -> list[BlockList]:
+        """The blocks at one depth beside those at another, which may be smaller or the same."""
+        few, many = (self.sketch(self._join(depth, self._widths)) for depth in (shallow, deep))
+        if shallow == deep:
+            more = self.sketch(self._join(2 * deep, self._widths))
+            return [replace(one, deep=one.shallow, moved={}) for one in find_block_lists(few, more)]
+        if shallow < deep:
+            return find_block_lists(few, many)
+        return [replace(one, shallow=one.deep, deep=one.shallow, moved={}) for one in find_block_lists(many, few)]
+
+    def _writers(self, lists: list[BlockList], side: str = "deep", inputs: Any = None) -> dict[str, Writers]:
+        """What writes into the stream, in each block of one side, as a run of the base model shows."""
+        writers, reasons = self._base_writers(inputs)
+        base = {one.path: one.shallow for one in self._lists(self._depth, self._depth)}
+        written = {}
+        for one in lists:
+            paths = getattr(one, side)
+            for number, path in enumerate(paths):
+                source = base[one.path][number * len(base[one.path]) // len(paths)]
+                if source in writers:
+                    written[path] = writers[source]
+                elif self.rules.depth != "none":
+                    raise MupscaleError(
+                        f"rates cannot follow the depth: of '{source}', {reasons[source]}. Use RuleSet(depth='none')"
+                    )
+            if not any(path in written for path in paths):
+                source, reason = next((path, reasons[path]) for path in base[one.path])
+                raise MupscaleError(
+                    f"'{source}' cannot start as identity: {reason}. Grow by Stack(), which copies blocks and changes "
+                    "the function, or widen the model instead"
+                )
+        return written
+
+    def _base_writers(self, inputs: Any) -> tuple[dict[str, Writers], dict[str, str]]:
+        """Run the base model once, on the CPU."""
+        if self._writers_in_base is None:
+            sample = self.inputs if inputs is None else inputs
+            if sample is None:
+                raise MupscaleError(
+                    "the library runs a small model to find what writes into the residual stream. Pass inputs= to the "
+                    "Family: a small batch, as its models are called"
+                )
+            with torch.random.fork_rng(devices=[]):
+                model = self.build(self._base)
+            paths = [path for one in self._lists(self._depth, self._depth) for path in one.deep]
+            self._writers_in_base = find_writers(model, paths, tree_map_only(Tensor, Tensor.cpu, sample))
+        return self._writers_in_base
+
+    # ------------------------------------------------------------------------------------------- plans
+
     def plan(self, width: WidthLike | nn.Module) -> Plan:
         """μP at this width (or for this model): every factor relative to the base. Made once for each width.
 
         With a batch (`inputs`, or `check`) it says that small members have been tried.
         """
-        if isinstance(width, nn.Module):
-            return self._noting_trial(self.between(self._base_model, width, how="mup"), self._base, width)
-        width, trials = Width.of(width), len(self.tried)
-        if (width, trials) not in self._plans:
-            plan = self.between(self._base_model, self.sketch(width), how="mup")
-            self._plans[width, trials] = self._noting_trial(plan, self._base, width)
-        return self._plans[width, trials]
+        depth, widths = self._find(width)
+        plan = self.at(depth).plan(widths)
+        if self.rules.depth == "none":
+            return plan
+        lists = self._lists(self._depth, depth)
+        return with_depth(plan, lists, self._writers(lists), self.rules.depth)
 
-    @_by_depth
     def widening(
         self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module, *, grow: Operator | None = None
     ) -> Plan:
-        """The plan for growing one member of the family into another, by copies or as `grow` does it.
+        """The plan for growing one member of the family into another of the same depth, by copies or as `grow` does it.
 
         It knows the family's initial values, which are the unit of noise and what fresh units are drawn from.
         """
-        wide_model = self._at(wide)
-        copies = grow is None or grow.needs_multiples
-        plan = self.between(self._at(narrow), wide_model, how="copies" if copies else "fresh")
-        entries = self.between(self.sketch(self._init_at), wide_model, how="mup").parameters
-        past_norms = self.past_norms if plan.norms else None
-        plan = with_initial(plan, entries, self.initial_std(), self._means)
-        return self._noting_trial(plan.with_initial("past_norms", past_norms), narrow, wide)
+        (few, smaller), (many, larger) = self._find(narrow), self._find(wide)
+        if few != many:
+            raise MupscaleError(
+                f"a plan for widening is between models of one depth, not of {few} and {many}: use plan_depth for the "
+                "depth, or upscale(…, depth=…) for both"
+            )
+        return self.at(few).widening(smaller, larger, grow=grow)
 
-    @_by_depth
     def growth_plan(self, narrow: WidthLike, wide: WidthLike, grow: Grow | None = None) -> Plan:
         """The plan for growing one member into another, in width and in depth, for which neither needs memory.
 
         What is drawn in new blocks is to be drawn from the plan's own initial values.
         """
-        wider = split_operators(grow)[0]
-        if is_replica(wider):  # for which initial values are not needed, and so not measured
-            return self._noting_trial(self.between(self._at(narrow), self._at(wide), how="copies"), narrow, wide)
-        return self.widening(narrow, wide, grow=wider)
+        (few, narrow_widths), (many, widths) = self._split(narrow), self._split(wide)
+        wider, deeper = split_operators(grow)
+        plan = self.at(few).growth_plan(narrow_widths, widths, wider)
+        if many == few:
+            return plan
+        shallow, deep = (self.sketch(self._join(depth, widths)) for depth in (few, many))
+        plan = replace(plan.then(self._plan_of_blocks(shallow, deep, deeper)), tried_by=plan.tried_by)
+        if deeper.copies and is_replica(wider):  # nothing is drawn
+            return plan
+        return replace(plan, initial=self.at(many).widening(widths, widths, grow=wider).initial)
 
-    @_by_depth
+    def _plan_of_blocks(self, shallow: nn.Module, deep: nn.Module, grow: DepthOperator, inputs: Any = None) -> Plan:
+        writers = None
+        if not grow.copies or self.rules.depth != "none":
+            writers = self._writers(find_block_lists(shallow, deep), "shallow", inputs)
+        return plan_depth(shallow, deep, grow=grow, rules=self.rules, writers=writers)
+
     def check_growth(self, narrow: WidthLike, wide: WidthLike, grow: Grow | None = None) -> None:
         """An error where one member of the family cannot grow into the other in this way, before any is built."""
-        operator = split_operators(grow)[0]
-        operator.check(self.widening(narrow, wide, grow=operator))
+        (few, narrow_widths), (many, widths) = self._split(narrow), self._split(wide)
+        wider, deeper = split_operators(grow)
+        wider.check(self.at(few).widening(narrow_widths, widths, grow=wider))
+        if many < few:
+            raise _shallower(few, many)
+        if many > few:
+            deeper.places(few, many)
+            if not deeper.copies:
+                self._writers(self._lists(few, many), "shallow")
 
-    @_by_depth
     def has_tried(self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module) -> bool:
-        """Whether small members have grown as these two differ, on a batch (`inputs`, or `check`)."""
-        return super().has_tried(narrow, wide)
+        """Whether small members, at the base's depth, have grown as these two differ, on a batch."""
+        return self.at(self._depth).has_tried(*(self._find(member)[1] for member in (narrow, wide)))
 
-    def _noting_trial(self, plan: Plan, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module) -> Plan:
-        return replace(plan, tried_by="small members" if self.has_tried(narrow, wide) else None)
+    def check(self, inputs: Any, sizes: Iterable[str] | None = None) -> None:
+        """An error unless the family's models, small ones, widen exactly: outputs and gradients on this batch.
+
+        sizes: which sizes of a width with several of them grow; all if not given.
+
+        >>> import torch
+        >>> family = Family(lambda width: nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2)), 64)
+        >>> family.check(torch.randn(5, 3))
+        """
+        widths = None if sizes is None else [size for size in sizes if size != self.depth_size]
+        self.at(self._depth).check_widths(inputs, widths)
+
+    # ------------------------------------------------------------------------------------------- models
 
     def init(self, width: WidthLike, seed: int = 0) -> nn.Module:
         """A model under μP: the author's own draw, each random parameter rescaled to its μP standard deviation.
@@ -215,34 +331,23 @@ class Family(TriedMembers):
         Without a batch that was tried, it warns.
         """
         if Width.of(width) != self._init_at and not self.has_tried(self._init_at, width):
-            self.warn_untried("initial values follow")
+            _warn_untried("initial values follow")
         return self.init_untried(width, seed)
 
-    @_by_depth
     def init_untried(self, width: WidthLike, seed: int = 0) -> nn.Module:
         """What `init` does, without a word about what was not tried: for callers that try it, or have."""
-        model = self.drawn(width, seed)
-        self._rescale(naming.parameters(model), width, seed)
-        return model
+        depth, widths = self._split(width)
+        return self.at(depth).init_untried(widths, seed)
 
-    @_by_depth
     def init_part(self, width: WidthLike, seed: int, part: Collection[str]) -> nn.Module:
         """What `init_untried` gives, with values for the parameters that are named alone."""
-        model = self.drawn_part(width, seed, part)
-        parameters = naming.parameters(model)
-        self._rescale({name: parameters[name] for name in part}, width, seed)
-        return model
+        depth, widths = self._split(width)
+        return self.at(depth).init_part(widths, seed, part)
 
-    def _rescale(self, parameters: Mapping[str, nn.Parameter], width: WidthLike, seed: int) -> None:
-        """From the author's initial values to those under μP, in place."""
-        if Width.of(width) == self._init_at:
-            return
-        entries = self.between(self.sketch(self._init_at), self.sketch(width), how="mup").parameters
-        measured = self.initial_std()
-        reference: dict[str, nn.Parameter] = {}
-        if any(std > 0 and not entries[name].axes for name, std in measured.items()):
-            reference = naming.parameters(self.drawn(self._init_at, seed))
-        rescale_to_mup(parameters, entries, measured, self._means, reference)
+    @property
+    def can_draw_parts(self) -> bool:
+        """Whether parts have the values of the whole, as a small member shows."""
+        return self.at(self._depth).can_draw_parts
 
     def param_groups(
         self,
@@ -275,7 +380,7 @@ class Family(TriedMembers):
     def _plan_of_rates(self, model: nn.Module) -> Plan:
         plan = self.plan(model)
         if not plan.checked and any(entry.narrow != entry.wide for entry in plan.parameters.values()):
-            self.warn_untried("learning rates follow")
+            _warn_untried("learning rates follow")
         return plan
 
     @overload
@@ -355,7 +460,6 @@ class Family(TriedMembers):
             grown = self._grown(model, optimizer, width, depth, grow, lr, seed, place, inputs, exact=exact)
         return with_scheduler(*grown, scheduler)
 
-    @_by_depth
     def _grown(
         self,
         model: nn.Module,
@@ -370,49 +474,54 @@ class Family(TriedMembers):
         *,
         exact: bool,
     ) -> tuple[nn.Module, Optimizer | None]:
-        """What `upscale` does, once noise is part of grow=."""
-        if depth is not None or width is None:
-            raise MupscaleError("give width=; depth= needs a base that names it, such as {'width': 64, 'depth': 4}")
-        refuse_idle_operator(grow, wider=True, deeper=False)
-        wider = split_operators(grow)[0]
-        if not exact:
+        """What `upscale` does, once noise is part of grow=: the model wider, deeper, or both."""
+        depth, widths = self._target(width, depth)
+        before = self.depth_of(model)
+        after = before if depth is None else depth
+        if after < before or (after == before and widths is None):
+            raise _shallower(before, after)
+        current = None if (has := self.width_of(model)) is None else self._split(has)[1]
+        widens = widths is not None and (widths != current or after == before)
+        refuse_idle_operator(grow, wider=widens, deeper=after != before)
+        wider, deeper = split_operators(grow)
+        if widens and not exact:
             warn_of_replica(wider)
-        return grow_member(self, model, optimizer, width, None, wider, lr, seed, place, inputs)
+        if (at := widths or current) is None:
+            raise MupscaleError("this model was not built by the family. Give width= as well as depth=")
 
-    @_by_depth
-    def check(self, inputs: Any, sizes: Iterable[str] | None = None) -> None:
-        """An error unless the family's models, small ones, widen exactly: outputs and gradients on this batch.
+        def deepen(shallow: nn.Module) -> tuple[nn.Module, Plan]:
+            """The model with more blocks, as it is initialised, and what each of its tensors is made of."""
+            deep = self.init_untried(self._join(after, at), seed)
+            return deep, self._plan_of_blocks(shallow, deep, deeper, inputs)
 
-        sizes: which sizes of a width with several of them grow; all if not given.
+        target, more = widths if widens else None, deepen if after != before else None
+        return grow_member(self.at(before), model, optimizer, target, more, wider, lr, seed, place, inputs)
 
-        >>> import torch
-        >>> family = Family(lambda width: nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2)), 64)
-        >>> family.check(torch.randn(5, 3))
-        """
-        self.check_widths(inputs, sizes)
+    def _target(self, width: WidthLike | None, depth: int | None) -> tuple[int | None, Width | None]:
+        """The depth and the other sizes that a model is to grow to, as far as they are said."""
+        name, given = self.depth_size, None if width is None else Width.of(width)
+        if name is None and (given is None or depth is not None):
+            raise MupscaleError("give width=; depth= needs a base that names it, such as {'width': 64, 'depth': 4}")
+        if given is None and depth is None:
+            raise MupscaleError("give the size to grow to: width=, depth=, or both")
+        if name is None or given is None:
+            return depth, given
+        if given.is_plain and len(self._widths.sizes) == 1:  # there is no other size that it could be
+            given = Width.of(dict.fromkeys(self._widths.sizes, given.size))
+        if depth not in (None, said := given.sizes.get(name, depth)):
+            raise MupscaleError(f"width= names depth {said}, but depth= is {depth}: give one of them")
+        widths = None if given.sizes.keys() == {name} else self._without_depth(given)
+        return None if said is None else int(said), widths
 
-    def _at(self, width: WidthLike | nn.Module) -> nn.Module:
-        return width if isinstance(width, nn.Module) else self.sketch(width)
 
-    def initial_std(self) -> dict[str, float]:
-        """Std of the author's initialisation at `init_at`, over a few draws; 0 for what is not random."""
-        if self._measured is not None:
-            return self._measured
-        sizes = {name: p.numel() for name, p in naming.parameters(self.sketch(self._init_at)).items()}
-        if sum(sizes.values()) <= _MOST_NUMBERS:
-            draws = self._draws(range(_DRAWS))
-            draws += self._draws(range(_DRAWS, count_draws(draws, self._width_dims)))
-            self._measured = initial_std(draws)
-            self._means = initial_means(draws, self._measured)
-            return self._measured
-        self._measured = {}
-        for part in _parts(sizes):
-            models = (naming.parameters(self.drawn_alone(self._init_at, seed, part)) for seed in range(2))
-            draws = [{name: parameters[name] for name in part} for parameters in models]
-            measured = initial_std(draws)
-            self._measured |= measured
-            self._means |= initial_means(draws, measured)
-        return self._measured
+def _shallower(before: int, after: int) -> MupscaleError:
+    return MupscaleError(f"the model has depth {before} and cannot grow to depth {after}. Choose a larger depth")
 
-    def _draws(self, seeds: Iterable[int]) -> list[dict[str, nn.Parameter]]:
-        return [naming.parameters(self.drawn(self._init_at, seed)) for seed in seeds]
+
+def _warn_untried(what: str) -> None:
+    """Say that something follows from module types and names alone."""
+    warn(
+        f"this family has not been tried: its {what} from module types and names. Pass inputs= to Family (a small "
+        "batch, as the models are called) to try small members first",
+        UncheckedPlan,
+    )

@@ -57,8 +57,6 @@ from mupscale.growth.optimizer_state import (
 from mupscale.growth.sources import materialize, refuse_nonfinite
 from mupscale.growth.upscaling import (
     check_goes_with,
-    deepen,
-    deepen_optimizer,
     grow_optimizer,
     is_replica,
     replica_in_words,
@@ -104,8 +102,6 @@ __all__ = [
     "check_spread",
     "check_written",
     "choose_operator",
-    "deepen",
-    "deepen_optimizer",
     "difference_of_outputs",
     "draw_normal",
     "dress_like",

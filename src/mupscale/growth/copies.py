@@ -62,17 +62,7 @@ class Copies(Operator):
 
 
 class NaiveCopies(Copies):
-    """Copies whose optimizer starts afresh, for comparison: what people do who copy the weights alone.
-
-    >>> import torch, mupscale as mu
-    >>> narrow, wide = torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(4, 4, bias=False)
-    >>> optimizer = torch.optim.SGD(narrow.parameters(), lr=0.1, momentum=0.9)
-    >>> narrow.weight.grad = torch.ones(2, 2)
-    >>> optimizer.step()
-    >>> _, grown = mu.upscale(narrow, wide, mu.plan(narrow, wide), optimizer, grow=NaiveCopies())
-    >>> grown.state[wide.weight]["momentum_buffer"].abs().sum().item()
-    0.0
-    """
+    """Copies whose optimizer starts afresh, for comparison: what people do who copy the weights alone."""
 
     def state(self, out: Tensor, narrow: Tensor, part: StatePart) -> None:
         """What a fresh optimizer starts with."""

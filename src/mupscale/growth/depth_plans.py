@@ -23,6 +23,7 @@ from mupscale.core import (
     Entry,
     Number,
     Plan,
+    RuleSet,
     TensorSource,
     copy_model,
     is_sharded,
@@ -145,7 +146,7 @@ def plan_depth(
     inputs: Any = None,
     grow: DepthOperator | None = None,
     blocks: str | None = None,
-    depth_rule: DepthRule = "none",
+    rules: RuleSet | None = None,
     writers: Mapping[str, Writers] | None = None,
 ) -> Plan:
     """How `shallow` grows into `deep`, two models of one class with more blocks in the second.
@@ -154,9 +155,9 @@ def plan_depth(
     inputs: a small batch, as the models are called with it. A run of the shallow model on it shows which parameters of
     a block write into the residual stream, and whether the stream stays as it is without them.
     grow: what the new blocks are, `Identity()` if nothing is said. blocks: where the blocks are, if that is not found.
-    depth_rule: 'complete' or 'sqrt' if learning rates are to follow the depth. writers: what a run would show, where it
-    is known: by the path of a block of the shallow model, names relative to it, and the values at which they write
-    nothing.
+    rules: `RuleSet(depth='complete')`, or 'sqrt', if learning rates are to follow the depth. writers: what a run would
+    show, where it is known: by the path of a block of the shallow model, names relative to it, and the values at which
+    they write nothing.
 
     >>> import torch
     >>> from mupscale.models import MLP
@@ -164,7 +165,7 @@ def plan_depth(
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: 'layers.1' cannot start as identity: it has no residual connection: ...
     """
-    operator = Identity() if grow is None else grow
+    operator, rule = grow or Identity(), (rules or RuleSet()).depth
     lists = find_block_lists(shallow, deep, blocks)
     tensors, deeper = _tensors(shallow), _tensors(deep)
     places = {one.path: fitting_places(one, operator, tensors, deeper) for one in lists}
@@ -173,12 +174,12 @@ def plan_depth(
         one.deep[number]: written.of_block(one, number, place)
         for one in lists
         for number, place in enumerate(places[one.path])
-        if depth_rule != "none" or (place.is_new and not operator.copies)
+        if rule != "none" or (place.is_new and not operator.copies)
     }
     silent = {f"{path}.{name}": value for path, names in needed.items() for name, value in names.items()}
     sources = _sources(lists, places, tensors, deeper, silent, copies=operator.copies)
     plan = _unscaled(deep, tensors, sources, mup=not operator.copies)
-    return with_depth(plan, lists, needed, depth_rule, undo=not operator.copies)
+    return with_depth(plan, lists, needed, rule, undo=not operator.copies)
 
 
 def with_more_blocks(shallow: nn.Module, deep: nn.Module, grow: DepthOperator) -> nn.Module:
@@ -207,11 +208,6 @@ def with_depth(
     lists: of blocks, with as many as the plan's rates are for (shallow) and as the model has (deep). writers: of each
     block of the model, by its path. undo: whether old blocks keep their weights, and rates alone follow the depth.
     Beside the multiplier, rates of all blocks fall as L^(α-1): as a fold that no stored value shows.
-
-    >>> plan = Plan({name: Entry((2, 2), (2, 2)) for name in ("0.weight", "1.weight")})
-    >>> two = BlockList("*", ("0",), ("0", "1"))
-    >>> with_depth(plan, [two], {"0": {"weight": 0.0}, "1": {"weight": 0.0}})["0.weight"].rule
-    Rule(out=1, in_=1, fold=Fraction(1, 2), depth=2)
     """
     if rule == "none":
         return plan
@@ -298,13 +294,6 @@ def fitting_places(
     Old blocks that are to be spread evenly go to the nearest places where the deep model's blocks have their shapes:
     the last block of some models has less in it, and every second one of others has a mask. A new block goes with the
     nearest old one that is shaped as it is, or, where there is none, that has all of its tensors, in whatever shapes.
-
-    >>> import torch
-    >>> a, b = torch.ones(1), torch.ones(2)
-    >>> one = BlockList("h.*", ("h.0", "h.1"), ("h.0", "h.1", "h.2", "h.3"))
-    >>> deeper = {"h.0.w": a, "h.1.w": a, "h.2.w": a, "h.3.w": b}
-    >>> fitting_places(one, Identity(), {"h.0.w": a, "h.1.w": b}, deeper)[3]
-    Place(block=1, is_new=False)
     """
     ours = [_below(path, tensors) for path in one.shallow]
     theirs = [_below(path, deeper) for path in one.deep]

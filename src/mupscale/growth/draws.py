@@ -26,12 +26,7 @@ _BLOCK = 1 << 20  # numbers that are drawn from one stream
 
 
 def standard_normal(shape: tuple[int, ...], dtype: torch.dtype, seed: int, name: str) -> Tensor:
-    """N(0, 1) entries that depend on the seed, the name and the shape alone; on the CPU.
-
-    >>> noise = standard_normal((3, 2), torch.float32, seed=0, name="layers.1.weight")
-    >>> noise.shape, torch.equal(noise, standard_normal((3, 2), torch.float32, seed=0, name="layers.1.weight"))
-    (torch.Size([3, 2]), True)
-    """
+    """N(0, 1) entries that depend on the seed, the name and the shape alone; on the CPU."""
     drawn = torch.float64 if dtype == torch.float64 else torch.float32
     flat = torch.empty(math.prod(shape), dtype=drawn)
     return draw_normal(flat, 0, seed, name).reshape(shape)
@@ -41,11 +36,6 @@ def draw_normal(out: Tensor, start: int, seed: int, name: str) -> Tensor:
     """Entries start, start + 1, … of a flattened tensor of standard normal ones, into `out`.
 
     Every block of entries has a stream of its own, so that any part of a tensor can be drawn alone, by any thread.
-
-    >>> whole = standard_normal((10,), torch.float32, seed=0, name="weight")
-    >>> part = draw_normal(torch.empty(4), start=3, seed=0, name="weight")
-    >>> torch.equal(part, whole[3:7])
-    True
     """
     stop = start + out.numel()
     for first in range(start // _BLOCK * _BLOCK, stop, _BLOCK):
@@ -87,11 +77,7 @@ def _points() -> Tensor:
 
 @dataclass(frozen=True)
 class NewTensor:
-    """A tensor of a new layer: its name, what it is drawn from (a constant for a std of 0), and the seed.
-
-    >>> NewTensor("norm.weight", mean=1.0, std=0.0, seed=0).whole((2,), torch.float32)
-    tensor([1., 1.])
-    """
+    """A tensor of a new layer: its name, what it is drawn from (a constant for a std of 0), and the seed."""
 
     name: str
     mean: float

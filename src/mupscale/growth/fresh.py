@@ -61,17 +61,7 @@ class FreshValues:
 
 
 class FreshTensor:
-    """A wide tensor that is to be filled with these values, in any order of regions and by any number of threads.
-
-    >>> from mupscale.core import Axis
-    >>> values = FreshValues(Entry((2, 2), (3, 2), {0: Axis(1.5, side="out")}), "weight", seed=0, std=1.0)
-    >>> fresh, narrow = FreshTensor(values), torch.ones(2, 2)
-    >>> out = torch.empty(3, 2)
-    >>> fresh.fill(out, narrow)
-    >>> out[:2]
-    tensor([[1., 1.],
-            [1., 1.]])
-    """
+    """A wide tensor that is to be filled with these values, in any order of regions and by any number of threads."""
 
     def __init__(self, values: FreshValues) -> None:
         self.values, self.entry = values, values.entry

@@ -49,13 +49,7 @@ _ROUNDING = {torch.float64: 1e-3, torch.float32: 1e-3}  # a norm's eps leaves a 
 
 
 def normed_axes(plan: Plan) -> dict[tuple[int, int], set[str]]:
-    """The axes that norms are over, by their narrow and wide sizes, and what these norms do.
-
-    >>> import mupscale as mu
-    >>> narrow, wide = (nn.Sequential(nn.Linear(3, n), nn.LayerNorm(n), nn.Linear(n, 2)) for n in (8, 12))
-    >>> normed_axes(mu.plan(narrow, wide, grow=mu.Fresh()))
-    {(8, 12): {'layer'}}
-    """
+    """The axes that norms are over, by their narrow and wide sizes, and what these norms do."""
     axes: dict[tuple[int, int], set[str]] = {}
     for name, kind in plan.norms.items():
         entry = plan.parameters[name]
@@ -65,14 +59,7 @@ def normed_axes(plan: Plan) -> dict[tuple[int, int], set[str]]:
 
 
 def gain_factor(name: str, plan: Plan) -> float:
-    """What a norm's old gains are multiplied by; 1 for every other parameter.
-
-    >>> import mupscale as mu
-    >>> narrow, wide = (nn.Sequential(nn.Linear(3, n), nn.LayerNorm(n), nn.Linear(n, 2)) for n in (4, 16))
-    >>> plan = mu.plan(narrow, wide, grow=mu.Fresh())
-    >>> gain_factor("1.weight", plan), gain_factor("1.bias", plan)
-    (0.5, 1.0)
-    """
+    """What a norm's old gains are multiplied by; 1 for every other parameter."""
     if plan.norms.get(name) not in ("layer", "rms"):
         return 1.0
     entry = plan.parameters[name]
@@ -135,11 +122,7 @@ def obstacles(narrow: nn.Module, plan: Plan, wide: nn.Module | None = None) -> l
 
 
 def without_gains(modules: Mapping[str, nn.Module], widths: Collection[int]) -> list[str]:
-    """That norms over units of these numbers have no gains, in words, as an obstacle to a lossless growth.
-
-    >>> without_gains({"norm": nn.LayerNorm(4, elementwise_affine=False)}, [4])
-    ["the norm 'norm' has no gain that could be rescaled (layer)"]
-    """
+    """That norms over units of these numbers have no gains, in words, as an obstacle to a lossless growth."""
     bare = bare_norms(modules, widths)
     return [f"the norm '{path}' has no gain that could be rescaled ({kind})" for path, kind in bare.items()]
 
@@ -153,13 +136,7 @@ def _is_read_unsettled(name: str, entry: Entry, plan: Plan) -> bool:
 
 
 def with_past_norms(plan: Plan, narrow: Any, wide: nn.Module, inputs: Any) -> Plan:
-    """The plan with what a run of both models on a batch shows of its norms, if it has any and does not know it yet.
-
-    >>> import mupscale as mu
-    >>> narrow, wide = (nn.Sequential(nn.Linear(3, n), nn.LayerNorm(n), nn.Linear(n, 2)) for n in (8, 12))
-    >>> with_past_norms(mu.plan(narrow, wide, grow=mu.Fresh()), narrow, wide, torch.ones(4, 3)).past_norms
-    {}
-    """
+    """The plan with what a run of both models on a batch shows of its norms, if it has any and does not know it yet."""
     runs = isinstance(narrow, nn.Module) and not any(is_sharded(p) for p in (*narrow.parameters(), *wide.parameters()))
     if inputs is None or plan.past_norms is not None or not plan.norms or not runs:
         return plan
@@ -232,10 +209,6 @@ def difference_of_outputs(narrow: nn.Module, wide: nn.Module, batch: Any) -> tup
     """By how much the outputs of two models differ, relative to their size, and how much rounding and eps may explain.
 
     The batch is taken to the device of each model, and to its precision if that is one for all parameters.
-
-    >>> model = nn.Linear(2, 2)
-    >>> difference_of_outputs(model, model, torch.ones(1, 2))[0]
-    0.0
     """
     outputs = []
     for model in (narrow, wide):

@@ -24,11 +24,7 @@ _EXACT = 512  # up to this size the svd is as fast as anything
 
 
 def spectral_norm(matrix: Tensor) -> float:
-    """The largest singular value: by svd for small matrices, by Lanczos iteration (to about 1e-5) for large ones.
-
-    >>> spectral_norm(torch.diag(torch.tensor([3.0, 1.0, 2.0], dtype=torch.float64)))
-    3.0
-    """
+    """The largest singular value: by svd for small matrices, by Lanczos iteration (to about 1e-5) for large ones."""
     matrix = matrix if matrix.dtype == torch.float64 else matrix.float()
     if min(matrix.shape) <= _EXACT:
         gram = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
@@ -149,11 +145,7 @@ Noise = NotNegative | GaussianNoise | SignalNoise
 
 
 def is_no_noise(noise: Noise) -> bool:
-    """Whether it changes nothing.
-
-    >>> is_no_noise(0.0), is_no_noise(GaussianNoise({"weight": 0.3}))
-    (True, False)
-    """
+    """Whether it changes nothing."""
     if isinstance(noise, GaussianNoise):
         return not any(noise.std.values()) if isinstance(noise.std, Mapping) else not noise.std
     return not (noise.t if isinstance(noise, SignalNoise) else noise)
@@ -198,14 +190,6 @@ def add_noise(
     """Add noise to one wide parameter in place; returns its level, or None where it gets no noise at any level.
 
     paired: noise that sums to 0 over the copies of each input, so that the function stays.
-
-    >>> import mupscale as mu
-    >>> plan = mu.plan(nn.Linear(2, 1, bias=False), nn.Linear(4, 1, bias=False))
-    >>> weight = torch.zeros(1, 4)
-    >>> add_noise(weight, "weight", plan, mu.GaussianNoise(1.0, unit="theory"), seed=0, paired=True)
-    1.0
-    >>> bool(weight[0, 0] == -weight[0, 1]), bool(weight[0, 2] == -weight[0, 3])
-    (True, True)
     """
     if not _has_noise(noise, plan):
         return None
@@ -228,12 +212,7 @@ def add_noise(
 
 
 def check_spread(name: str, std: float, dtype: torch.dtype) -> None:
-    """Refuse noise of a standard deviation at which a parameter of this dtype would overflow.
-
-    >>> check_spread("readout.weight", 1e306, torch.float32)
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: the noise on 'readout.weight' has a standard deviation of 1e+306, more ...
-    """
+    """Refuse noise of a standard deviation at which a parameter of this dtype would overflow."""
     if std > torch.finfo(dtype).max / _FARTHEST:
         raise MupscaleError(
             f"the noise on '{name}' has a standard deviation of {std:g}, more than {dtype} can hold: use less noise"
@@ -264,12 +243,7 @@ def _add(p: Tensor, delta: Tensor, factor: float) -> None:
 
 
 def check_noise(noise: Noise, plan: Plan) -> GaussianNoise | SignalNoise:
-    """The noise as an object; an error if the plan's model cannot be given it, before anything is written.
-
-    >>> import mupscale as mu
-    >>> check_noise(0.0, mu.plan(nn.Linear(8, 8), nn.Linear(16, 16)))
-    GaussianNoise(std=0.0, unit='init')
-    """
+    """The noise as an object; an error if the plan's model cannot be given it, before anything is written."""
     noise = as_noise(noise)
     constants = noise.std if isinstance(noise, GaussianNoise) and isinstance(noise.std, Mapping) else {}
     if strangers := constants.keys() - plan.parameters.keys():
@@ -283,11 +257,7 @@ def check_noise(noise: Noise, plan: Plan) -> GaussianNoise | SignalNoise:
 
 
 def as_noise(noise: Noise) -> GaussianNoise | SignalNoise:
-    """The noise as an object: a number is in units of the initialisation.
-
-    >>> as_noise(0.5)
-    GaussianNoise(std=0.5, unit='init')
-    """
+    """The noise as an object: a number is in units of the initialisation."""
     return noise if isinstance(noise, GaussianNoise | SignalNoise) else GaussianNoise(noise)
 
 
@@ -299,12 +269,7 @@ def _has_noise(noise: GaussianNoise | SignalNoise, plan: Plan) -> bool:
 
 
 def unit_std(plan: Plan, name: str, unit: Unit) -> float:
-    """The std that level 1 means for this parameter at the plan's wide width.
-
-    >>> import mupscale as mu
-    >>> unit_std(mu.plan(nn.Linear(8, 8), nn.Linear(16, 16)), "weight", "theory")
-    0.25
-    """
+    """The std that level 1 means for this parameter at the plan's wide width."""
     if unit == "theory":
         return _theory_std(plan.parameters[name])
     if plan.fresh is None:

@@ -54,9 +54,6 @@ def choose_operator(
     """The operator that is meant. What a growth does if nothing is said is decided here, for all of the library.
 
     grow: said by name. noise: copies with this noise. exact: copies without. plan: what a given one was made for.
-
-    >>> choose_operator(None), choose_operator(None, 0.5)
-    (Fresh(outgoing=1.0, lossless=False), Copies(noise=0.5, paired=False))
     """
     if grow is not None and noise not in (None, 0.0):
         raise MupscaleError("noise= and grow= exclude each other: write grow=Copies(noise=…)")
@@ -70,14 +67,7 @@ def choose_operator(
 
 
 def word_in_table(word: str) -> OperatorWord:
-    """What a word for an operator of width stands for.
-
-    >>> word_in_table("lossless").make()
-    Fresh(outgoing=1.0, lossless=True)
-    >>> word_in_table("sideways")
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: how is 'sideways', but must be copies, paired, fresh, lossless, net2net, ...
-    """
+    """What a word for an operator of width stands for."""
     if word not in OPERATORS:
         *others, last = (*OPERATORS, *DEPTH_OPERATORS)
         raise MupscaleError(f"how is {word!r}, but must be {', '.join(others)} or {last}")
@@ -85,11 +75,7 @@ def word_in_table(word: str) -> OperatorWord:
 
 
 def word_of_operator(operator: Operator) -> str:
-    """The word for operators of this class, the first of several; the name of a class that has none.
-
-    >>> word_of_operator(Fresh(lossless=True))
-    'fresh'
-    """
+    """The word for operators of this class, the first of several; the name of a class that has none."""
     kind = type(operator)
     made = (word for word, one in OPERATORS.items() if one.make is kind)
     return next(made, kind.__name__)
@@ -98,10 +84,8 @@ def word_of_operator(operator: Operator) -> str:
 def split_operators(
     grow: Grow | None, noise: Noise | None = None, *, exact: bool = False, plan: Plan | None = None
 ) -> tuple[Operator, DepthOperator]:
-    """What is meant for width, and what for depth: what is not said is fresh units, and blocks that start as identity.
-
-    >>> split_operators(Identity())
-    (Fresh(outgoing=1.0, lossless=False), Identity(at=None))
+    """What is meant for width, and what for depth: if nothing is said, fresh units, and blocks that start as
+    identity.
     """
     parts = grow if isinstance(grow, tuple) else () if grow is None or isinstance(grow, Experts) else (grow,)
     wider = [part for part in parts if isinstance(part, Operator)]
@@ -118,11 +102,6 @@ def refuse_idle_operator(grow: Grow | None, *, wider: bool, deeper: bool) -> Non
     """An error if new units, or new blocks, are said to be filled somehow in a growth that has none of them.
 
     A pair says both, just in case.
-
-    >>> import mupscale as mu
-    >>> refuse_idle_operator(mu.Copies(1.0), wider=False, deeper=True)
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: only the depth grows, so there are no new units for Copies(...
     """
     if isinstance(grow, Operator) and not wider:
         raise MupscaleError(

@@ -21,11 +21,6 @@ class Part:
     """What an operator is told of the parameter or buffer that it writes.
 
     name, entry: of the parameter in the plan. seed: of this growth; random numbers follow from it and the name alone.
-
-    >>> import torch, mupscale as mu
-    >>> plan = mu.plan(torch.nn.Linear(2, 2), torch.nn.Linear(4, 4))
-    >>> Part("weight", plan, seed=0).entry.wide
-    (4, 4)
     """
 
     name: str

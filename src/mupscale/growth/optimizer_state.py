@@ -247,10 +247,6 @@ def what_is_foreign(saved: Mapping[str, Any], optimizer: Optimizer) -> str:
     """In words, what shows that a state dict is another optimizer's than this one; nothing where it may be its own.
 
     Shown by a step of this optimizer with the saved hyperparameters: what it asks for, and what it keeps.
-
-    >>> p = nn.Parameter(torch.zeros(1))
-    >>> what_is_foreign(torch.optim.AdamW([p]).state_dict(), torch.optim.SGD([p]))
-    "SGD takes no step with its hyperparameters (KeyError: 'momentum')"
     """
     name, traits = type(optimizer).__name__, known_traits(type(optimizer))
     kept: dict[tuple[int, int], set[str] | str | None] = {}

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mupscale.core import DepthRule, Plan, RuleSet, is_sharded, naming
+from mupscale.core import Plan, RuleSet, is_sharded, naming
 from mupscale.growth.copies import Copies
 from mupscale.growth.depth_plans import DepthOperator, check_silent_blocks, plan_depth, with_more_blocks
 from mupscale.growth.experts import Experts, find_experts, plan_experts
@@ -109,7 +109,7 @@ def upscale(
 ) -> tuple[nn.Module, Optimizer | None] | tuple[nn.Module, Optimizer, LRScheduler]:
     """The wide model and its optimizer, ready to train on; with a scheduler that too, as the third.
 
-    `wide` has more units than `narrow`, more blocks (`deepen` says what is special about them), or both; or experts in
+    `wide` has more units than `narrow`, more blocks, whose values it was built with, or both; or experts in
     place of its feed-forward parts, or more experts (`plan_experts`).
     plan: from one to the other; without one it is made here, as `plan(narrow, wide, inputs=…, fresh=…, grow=…)` would.
     grow: how the wide model is filled. `Fresh()`, the default, keeps the trained units and draws new ones beside them;
@@ -145,7 +145,7 @@ def upscale(
     rules = rules or RuleSet()
     if plan is not None and plan.has_new_parts and rules.depth != "none":
         raise MupscaleError(
-            f"rules.depth={rules.depth} has no effect on a finished plan. Pass it to plan_depth(…, depth_rule=…), or "
+            f"rules.depth={rules.depth} has no effect on a finished plan. Pass it to plan_depth(…, rules=…), or "
             "leave the plan out"
         )
     wider, deeper = split_operators(grow, noise, exact=exact, plan=plan)
@@ -157,7 +157,7 @@ def upscale(
         settled = plan_experts(narrow, wide, inputs=inputs, grow=experts)
         wider = wider if isinstance(wider, Copies) else Copies()
     elif plan is None and _has_more_blocks(narrow, wide):
-        settled = _plan_of_blocks(narrow, wide, wider, deeper, grow, inputs, fresh, rules.depth)
+        settled = _plan_of_blocks(narrow, wide, wider, deeper, grow, inputs, fresh, rules)
         wider = wider if _grows(settled) else choose_operator(None, plan=settled)
     else:
         _refuse_operator_of_depth(plan, grow)
@@ -217,7 +217,7 @@ def _plan_of_blocks(
     grow: Grow | None,
     inputs: Any,
     fresh: nn.Module | Callable[[], nn.Module] | None,
-    rule: DepthRule,
+    rules: RuleSet,
 ) -> Plan:
     """The plan for more blocks, and for more units in them if the two models differ in that, too.
 
@@ -227,70 +227,16 @@ def _plan_of_blocks(
     is_wider = any(ours[name].shape != theirs[name].shape for name in ours.keys() & theirs.keys())
     refuse_idle_operator(grow, wider=is_wider, deeper=True)
     if not is_wider:
-        return plan_depth(narrow, wide, grow=deeper, inputs=inputs, depth_rule=rule)
+        return plan_depth(narrow, wide, grow=deeper, inputs=inputs, rules=rules)
 
     middle = with_more_blocks(narrow, wide, deeper)
-    depth = plan_depth(narrow, middle, grow=deeper, inputs=inputs, depth_rule=rule)
+    depth = plan_depth(narrow, middle, grow=deeper, inputs=inputs, rules=rules)
     if inputs is not None and not deeper.copies:
         check_silent_blocks(narrow, middle, depth, inputs)
     if fresh is not None:
         fresh = with_more_blocks(fresh if isinstance(fresh, nn.Module) else fresh(), wide, deeper)
     width = _settled_plan(None, middle, wide, wider, inputs, fresh, name_copies=False)
     return replace(depth.then(width), mup=width.mup, tried_by=width.tried_by)
-
-
-@checks_arguments
-def deepen(
-    shallow: nn.Module,
-    deep: nn.Module,
-    plan: Plan | None = None,
-    *,
-    grow: DepthOperator | None = None,
-    inputs: Any = None,
-) -> nn.Module:
-    """Write the shallow model into the deep one, in place, and return that; the two differ in their number of blocks.
-
-    It is `upscale` for a model without an optimizer.
-    deep: a freshly initialised model, whose new blocks keep their initial values. plan: made by `plan_depth` if it is
-    not given. grow: `Identity()`, with which the function stays, or `Stack()`, with which it does not; a plan that is
-    given says it. inputs: a small batch, as in `plan_depth`. On it the two models are compared, as copies in float64,
-    before anything is written: with `Identity()` another output is an error. With `Stack()` a warning says by how much
-    it changes.
-
-    >>> import mupscale as mu, torch
-    >>> from mupscale.models import GPT2
-    >>> shallow, deep = (GPT2(11, 8, width=8, head_dim=4, layers=n).double() for n in (2, 4))
-    >>> tokens = torch.randint(0, 11, (2, 8))
-    >>> torch.equal(mu.deepen(shallow, deep, inputs=tokens)(tokens), shallow(tokens))
-    True
-    """
-    check_not_empty(inputs)
-    if plan is not None:
-        _refuse_operator_of_depth(plan, grow)
-    settled = plan_depth(shallow, deep, grow=grow, inputs=inputs) if plan is None else plan
-    return upscale_by_plan(shallow, deep, settled, None, choose_operator(None, plan=settled), None, 0, inputs)[0]
-
-
-@checks_arguments
-def deepen_optimizer(
-    optimizer: Optimizer, shallow: nn.Module, deep: nn.Module, plan: Plan, *, lr: NotNegative | None = None
-) -> Optimizer:
-    """An optimizer of the same class for the deep model, as `upscale` makes it.
-
-    Old blocks keep their state. New ones start as with a fresh optimizer, or, if they are copies, with the state of
-    what they copy, as the plan has it. They are in the groups of the block that they come from. lr: as in `upscale`.
-
-    >>> import mupscale as mu, torch
-    >>> from mupscale.models import GPT2
-    >>> shallow, deep = (GPT2(11, 8, width=8, head_dim=4, layers=n) for n in (2, 4))
-    >>> tokens = torch.randint(0, 11, (2, 8))
-    >>> plan = mu.plan_depth(shallow, deep, inputs=tokens)
-    >>> optimizer = torch.optim.AdamW(shallow.parameters(), lr=0.1)
-    >>> deep = mu.deepen(shallow, deep, plan)
-    >>> len(mu.deepen_optimizer(optimizer, shallow, deep, plan).param_groups[0]["params"])
-    52
-    """
-    return grow_optimizer(optimizer, shallow, deep, plan, lr)
 
 
 def upscale_by_plan(

@@ -100,13 +100,7 @@ def _write(
 
 
 def drawn_entries(name: str, plan: Plan) -> Tensor | None:
-    """Of a parameter that is a copy in part, which entries are drawn afresh; None of any other. It goes by its name.
-
-    >>> from mupscale.core import Entry, TensorSource
-    >>> plan = Plan({"e.1": Entry((1000,), (1000,), source=TensorSource("e", "expert", 0.25))})
-    >>> 200 < int(drawn_entries("e.1", plan).sum()) < 300
-    True
-    """
+    """Of a parameter that is a copy in part, which entries are drawn afresh; None of any other. It goes by its name."""
     source, shape = plan.sources[name], plan[name].wide
     if source.kind != "expert" or not source.value:
         return None

@@ -100,8 +100,6 @@ def watch_for_plain_clipping(optimizer: Optimizer) -> None:
 
     Nothing tells who has written into a gradient; but clipping that binds leaves one norm, step after step, and that is
     a number which somebody typed. A norm for each of a few steps is all it costs.
-
-    >>> watch_for_plain_clipping(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))  # it has not grown
     """
     if any(not math.isclose(group.get(NORM_FACTOR, 1.0), 1, rel_tol=1e-6) for group in optimizer.param_groups):
         _Watch(optimizer)  # at a family's base both norms are one, up to rounding of the factors

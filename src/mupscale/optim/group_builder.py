@@ -51,17 +51,7 @@ def scale(value: Any, factor: Any) -> Any:
 
 
 class GroupBuilder:
-    """Collects parameters into groups with equal hyperparameters.
-
-    >>> import torch
-    >>> from mupscale.core import Axis
-    >>> from mupscale.optim import traits_of
-    >>> builder = GroupBuilder(traits_of(torch.optim.Adam))
-    >>> entry = Entry(narrow=(4, 8), wide=(4, 32), axes={1: Axis(4, side="in")})
-    >>> builder.add("weight", nn.Parameter(torch.zeros(4, 32)), entry, {"lr": 0.1}, {"lr": 0.1})
-    >>> [group["lr"] for group in builder.groups()]
-    [0.025]
-    """
+    """Collects parameters into groups with equal hyperparameters."""
 
     _FACTORS = ("lr", "weight_decay", "eps")  # whose factors a group shows
 
@@ -148,11 +138,7 @@ def change_of_decay(name: str, entry: Entry, hyper: Hyper, traits: Traits) -> fl
 
 
 def inexact_in_words(changes: Mapping[tuple[str, float], Sequence[str]]) -> str:
-    """What rules for weight decay do to copies; changes: the names of parameters, by rule and by what decay changes.
-
-    >>> inexact_in_words({("fixed", 0.5): ["up", "down"], ("fixed", 1.0): ["bias"]})[:60]
-    'with decay=fixed copies do not go on exactly as the narrow m'
-    """
+    """What rules for weight decay do to copies; changes: the names of parameters, by rule and by what decay changes."""
     told = [
         f"{change:.4g} times what that needs for '{names[0]}'" + f" and {len(names) - 1} more" * (len(names) > 1)
         for (_, change), names in changes.items()

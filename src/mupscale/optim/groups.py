@@ -119,13 +119,6 @@ def grown_groups(
     Every parameter is in the group of the one that it is made of. Where one parameter becomes several, as with more
     blocks, a group has them in the wide model's order, as one who builds an optimizer for it would: a saved state that
     goes by numbers fits.
-
-    >>> import mupscale as mu
-    >>> narrow, wide = nn.Linear(8, 8, bias=False), nn.Linear(32, 32, bias=False)
-    >>> plan = mu.plan(narrow, wide)
-    >>> optimizer = torch.optim.Adam(narrow.parameters(), lr=0.1)
-    >>> [group["lr"] for group in grown_groups(optimizer, narrow, wide, plan)]
-    [0.025]
     """
     names: dict[int, list[str]] = {}
     for name, p in plan.check(narrow, "narrow").items():
@@ -158,13 +151,6 @@ def following_rules(optimizer: Optimizer | None, rules: RuleSet) -> Iterator[Non
     """Inside, an optimizer's groups grow by these rules; afterwards they are as they were.
 
     Groups that have rules keep them where these are the usual ones, and others are an error.
-
-    >>> optimizer = torch.optim.AdamW(nn.Linear(2, 2).parameters())
-    >>> with following_rules(optimizer, RuleSet(decay="fixed")):
-    ...     optimizer.param_groups[0]["decay_rule"]
-    'fixed'
-    >>> "decay_rule" in optimizer.param_groups[0]
-    False
     """
     groups = [] if optimizer is None else optimizer.param_groups
     added = groups_by_rules(groups, rules)
@@ -233,11 +219,7 @@ def per_group(optimizer: Optimizer, lr: NotNegative) -> list[float]:
 
 
 def default_hyper(optimizer: type[Optimizer], hyper: Hyper) -> dict[str, Any]:
-    """What the class would fill in: its signature's defaults, and what its constructor makes of them.
-
-    >>> default_hyper(torch.optim.SGD, {"lr": 0.1})["momentum"]
-    0
-    """
+    """What the class would fill in: its signature's defaults, and what its constructor makes of them."""
     parameters = inspect.signature(optimizer.__init__).parameters.values()
     signature = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     try:
@@ -279,9 +261,6 @@ def recognise_optimizer(state: Set[str], hyper: Mapping[str, Any], where: object
     """The optimizer of torch that keeps such state and has such hyperparameters; Adam and AdamW differ in a flag.
 
     where: what they were read from, for the error.
-
-    >>> recognise_optimizer({"momentum_buffer"}, default_hyper(torch.optim.SGD, {}), "a file").__name__
-    'SGD'
     """
     names = hyper.keys() - _LEFT_BY_OTHERS
     own = {cls: default_hyper(cls, {}).keys() for cls in _torch_optimizers() if _may_keep(cls, state)}

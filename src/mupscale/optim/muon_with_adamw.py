@@ -66,13 +66,7 @@ class MuonAdamW(Optimizer):
 
 
 def muon_groups(plan: Plan) -> list[dict[str, Any]]:
-    """Groups by name for MuonAdamW: hidden matrices, whose both axes are widths, and everything else.
-
-    >>> import mupscale as mu
-    >>> from mupscale.models import MLP
-    >>> [group["params"] for group in muon_groups(mu.plan(MLP(3, 4, 1, depth=3), MLP(3, 8, 1, depth=3)))]
-    [['layers.1.weight'], ['layers.0.weight', 'layers.0.bias', 'layers.1.bias', 'layers.2.weight', 'layers.2.bias']]
-    """
+    """Groups by name for MuonAdamW: hidden matrices, whose both axes are widths, and everything else."""
     hidden = [name for name, e in plan.parameters.items() if e.out and e.in_ and len(e.narrow) == 2]
     rest = [name for name in plan.parameters if name not in set(hidden)]
     groups = [{"params": hidden, "muon": True}, {"params": rest, "muon": False}]

@@ -237,14 +237,7 @@ def register_optimizer(
 
 
 def traits_of(optimizer: type[Optimizer]) -> Traits:
-    """The traits of an optimizer class, or of a base class whose `step` it keeps; refused with the reason.
-
-    >>> sorted(traits_of(torch.optim.SGD).hyper)
-    ['lr', 'weight_decay']
-    >>> traits_of(torch.optim.LBFGS)
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: LBFGS cannot follow the width: it mixes all parameters in one ...
-    """
+    """The traits of an optimizer class, or of a base class whose `step` it keeps; refused with the reason."""
     if (traits := known_traits(optimizer)) is not None:
         return traits
     if (refused := _known_base(optimizer)) is not None:
@@ -257,10 +250,7 @@ def traits_of(optimizer: type[Optimizer]) -> Traits:
 
 
 def known_traits(optimizer: type[Optimizer]) -> Traits | None:
-    """The traits of an optimizer class, as `traits_of`; None where there are none.
-
-    >>> known_traits(torch.optim.LBFGS)
-    """
+    """The traits of an optimizer class, as `traits_of`; None where there are none."""
     base = _known_base(optimizer)
     return None if base is None else _TRAITS.get(base)
 

@@ -65,11 +65,7 @@ class _SavedFloors(list[float]):
 
 
 def saved_schedule(state: Any) -> Any:
-    """A state dict out of a file, in which floors per group are marked: no scheduler takes them for something else.
-
-    >>> saved_schedule({"eta_min": [0.1, 0.2], "T_max": 100})
-    {'eta_min': [0.1, 0.2], 'T_max': 100}
-    """
+    """A state dict out of a file, in which floors per group are marked: no scheduler takes them for something else."""
     if isinstance(state, list):
         return [saved_schedule(inner) for inner in state]
     if not isinstance(state, dict):

@@ -237,13 +237,10 @@ def _growing_heads(
     sections = ((heads * head_dim, query), *((kv_heads * head_dim, key),) * 2)
     roles: dict[str, Role] = {}
     change: list[tuple[tuple[str, ...], Callable[[Role], Role]]] = [
-        (projections.query, lambda role: role.blocks(out=query)),
-        (projections.key_value, lambda role: role.blocks(out=key)),
-        (projections.out, lambda role: role.blocks(in_=query)),
-        (
-            projections.fused,
-            (lambda role: role.blocks(out=key)) if group == 1 else (lambda role: replace(role, out_sections=sections)),
-        ),
+        (projections.query, lambda role: replace(role, out_block=query)),
+        (projections.key_value, lambda role: replace(role, out_block=key)),
+        (projections.out, lambda role: replace(role, in_block=query)),
+        (projections.fused, lambda role: replace(role, out_block=key if group == 1 else sections)),
     ]
     if kv_grow == 1 and grow != 1 and projections.fused:
         raise MupscaleError(
@@ -252,7 +249,7 @@ def _growing_heads(
         )
     for names, edit in change:
         for name in names:
-            by_head = (lambda role: role.blocks(out=query + 2 * key)) if _FUSED_BY_HEAD.search(name) else edit
+            by_head = (lambda role: replace(role, out_block=query + 2 * key)) if _FUSED_BY_HEAD.search(name) else edit
             roles.update(_edited(narrow, wide, name, by_head))
     for name, norm in projections.norms.items():  # a norm across all heads sits on the heads' wire
         last = name.rsplit(".", 1)[-1]
@@ -280,14 +277,14 @@ def _growing_head_dim(
 
     query, fused = projections.query, projections.fused
     both = f"{where}: heads and head_dim both grow. Grow only one of them" if small.heads != large.heads else ""
-    roles = edited((*query, *projections.key_value, *fused, *projections.out), uncopyable=both) if both else {}
+    roles = edited((*query, *projections.key_value, *fused, *projections.out), why_not=(both, both)) if both else {}
     if small.scale is None or large.scale is None:
         # nothing said: 1/head_dim is taken for granted, and verify tells if it is not so; new units have no such check
         why = (
             f"{where}: head_dim grows {grow} times but no attribute gives the scale ({', '.join(SCALE)}); set one, or "
             "choose a width at which head_dim stays and there are more heads"
         )
-        return {**roles, **edited((*query, *fused), unplaceable=why)}
+        return {**roles, **edited((*query, *fused), why_not=(both, both or why))}
     ratio = large.scale / small.scale
     fold = 1 / (float(grow) * ratio)
     fold = 1.0 if math.isclose(fold, 1.0, rel_tol=1e-6) else fold
@@ -296,13 +293,13 @@ def _growing_head_dim(
     if gains:  # a factor before a norm would be normalised away
         return {**roles, **dict.fromkeys(gains, Role(out=0, fold=fold, keep=1 / ratio))}
     if query and not norms and not fused:
-        return {**roles, **edited(query, fold=fold, keep=1 / ratio, uncopyable=both)}
+        return {**roles, **edited(query, fold=fold, keep=1 / ratio, why_not=(both, both))}
     if fold == 1:
         why = (
             f"{where}: head_dim grows, but the queries are not separate, so their old units cannot make up for the new "
             "scale. Grow the number of heads instead"
         )
-        return {**roles, **edited((*query, *fused), unplaceable=why)}
+        return {**roles, **edited((*query, *fused), why_not=(both, both or why))}
     lacking = f"its query projection was not recognised by name ({', '.join(projections.linears)})"
     if norms or fused:
         lacking = (

@@ -229,8 +229,8 @@ def guess_with_roles(guess: Guess, roles: Mapping[str, Role], narrow: Tensors, w
         small, large = narrow[name].shape, wide[name].shape
         times = {d: large[d] // small[d] for d in growing_dims(small, large) or ()}
         out, in_ = ([d for d in side if d in times] for side in role.dims(len(small)))
-        given = {d: Axis(times[d], role.out_block, role.sections_of(small[d])) for d in out}
-        given |= {d: Axis(times[d], role.in_block) for d in in_}
+        given = {d: replace(role.out_axis.at(small[d]), times=times[d]) for d in out}
+        given |= {d: replace(role.in_axis, times=times[d]) for d in in_}
         axes |= {(name, d): axis for d, axis in given.items() if axis in possible_axes(small[d], large[d], [axis])}
         multiples = [math.prod(times[d] for d in side) for side in (out, in_)]
         fold = float(role.fold(*multiples) if callable(role.fold) else role.fold)

@@ -51,8 +51,9 @@ How = Literal["copies", "fresh", "mup"]
 
 
 ONE_DEPTH = (
-    "the two models must have the same class and depth; only widths may differ. To add blocks, use mupscale.deepen "
-    "before or after the width grows, or a Family whose base names both: {'width': 64, 'depth': 4}"
+    "the two models must have the same class and depth; only widths may differ. To add blocks, make the plan with "
+    "mupscale.plan_depth, where blocks= says which they are, or use a Family whose base names both: {'width': 64, "
+    "'depth': 4}"
 )
 
 
@@ -83,8 +84,8 @@ def check_axis(name: str, small: Tensor, large: Tensor, dim: int, role: Role, ho
         )
     if n == 0:
         raise MupscaleError(f"{where}: dimension {dim} has no units to grow from")
-    if role.uncopyable or (how == "fresh" and role.unplaceable):
-        raise MupscaleError(f"{where}: {role.uncopyable or role.unplaceable}")
+    if why := role.why_not[how == "fresh"]:
+        raise MupscaleError(f"{where}: {why}")
 
 
 def check_blocks(entries: Mapping[str, Entry], how: How) -> None:
@@ -420,13 +421,10 @@ class _Walk:
         out, in_ = role.dims(small.dim())
         axes: dict[int, Axis] = {}
         for d in out + in_:
-            block = role.out_block if d in out else role.in_block
-            times = multiplier(small.shape[d], large.shape[d])
-            sections: tuple[tuple[int, int], ...] = ()
-            if d in out and times != 1:  # where they are tried, they are parts of any width, and no slip passes
-                sections = role.sections_of(small.shape[d]) if self.assume else role.out_sections
-            last = role.last and times != 1
-            axes[d] = Axis(times, block if times != 1 else 1, sections, last, "out" if d in out else "in")
+            times, axis = multiplier(small.shape[d], large.shape[d]), role.out_axis if d in out else role.in_axis
+            if times != 1 and self.assume:  # where they are tried, sections are parts of any width, and no slip passes
+                axis = axis.at(small.shape[d])
+            axes[d] = replace(axis if times != 1 else Axis(), times=times, side="out" if d in out else "in")
         entry = Entry(tuple(small.shape), tuple(large.shape), axes, names=group)
         fold, keep = (f(entry.rule.out, entry.rule.in_) if callable(f) else f for f in (role.fold, role.keep))
         if keep is None and fold != 1:

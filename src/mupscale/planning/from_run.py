@@ -552,9 +552,8 @@ def _role(name: str, written: Written, guess: Guess) -> Role:
     return Role(
         out=written.outputs,
         in_=written.inputs,
-        out_block=outputs[0].block if outputs else 1,
-        in_block=inputs[0].block if inputs else 1,
-        out_sections=outputs[0].sections if outputs else (),
+        out_block=outputs[0] if outputs else 1,
+        in_block=inputs[0] if inputs else 1,
         fold=_tidy(fold),
         offset=_tidy(offset),
     )

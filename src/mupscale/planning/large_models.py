@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from mupscale.core import Entry, Plan, Role, check_same_names, copy_model, naming, plain_type
+from mupscale.core import Axis, Entry, Plan, Role, check_same_names, copy_model, naming, plain_type
 from mupscale.planning.following import largest_number
 from mupscale.planning.from_modules import ONE_DEPTH, How, build_plan, find_role
 from mupscale.planning.initial import all_tensors
@@ -755,18 +755,16 @@ def roles_of(plan: Plan) -> dict[str, Role]:
 
 
 def _role(name: str, entry: Entry) -> Role:
-    blocks = [{entry.axes[d].block for d in side if entry.axes[d].times != 1} or {1} for side in (entry.out, entry.in_)]
-    sections = {entry.axes[d].sections for d in entry.axes if entry.axes[d].sections}
-    if max(map(len, blocks)) > 1 or len(sections) > 1:
+    growing = {d: axis for d, axis in entry.axes.items() if axis.times != 1}
+    out, in_ = ({growing[d].layout for d in side if d in growing} or {Axis()} for side in (entry.out, entry.in_))
+    if len(out) > 1 or len(in_) > 1:
         raise MupscaleError(f"'{name}' is copied in several orders, which no role can tell")
     return Role(
         out=entry.out,
         in_=entry.in_,
-        out_block=blocks[0].pop(),
-        in_block=blocks[1].pop(),
-        out_sections=next(iter(sections), ()),
+        out_block=out.pop(),
+        in_block=in_.pop(),
         fold=entry.fold,
         offset=entry.offset,
         keep=None if entry.fold == 1 and entry.keep == 1 else entry.keep,
-        last=any(axis.last for axis in entry.axes.values()),
     )

@@ -240,8 +240,14 @@ def _plan_between_constants(narrow: nn.Module, wide: nn.Module, trials: Trials, 
     """
     shown = roles_by_running(narrow, wide, trials.best, None, None, "fresh", own_constants=True)
     for last in (True, False):
-        roles = {name: replace(role, last=last) for name, role in (shown | given).items()}
+        roles = {name: _placed(role, last=last) for name, role in (shown | given).items()}
         planned = build_plan(narrow, wide, roles=with_keeps(narrow, wide, roles, trials), how="fresh", assume=True)
         if keeps_outputs(narrow, wide, planned, trials):
             return replace(planned, tried_by="silent units")
     raise MupscaleError("the wide model has constants among which those of the narrow one do not lie")
+
+
+def _placed(role: Role, *, last: bool) -> Role:
+    """The role with old blocks as the first, or the last, of those that come in their place."""
+    out, in_ = (replace(axis, last=last) for axis in (role.out_axis, role.in_axis))
+    return replace(role, out_block=out, in_block=in_)

@@ -95,7 +95,7 @@ def _mup_multiplier(readout: Any, side: str) -> float:
 
 def _conv(narrow: nn.Conv2d, wide: nn.Conv2d) -> Roles:
     why = _split_groups(narrow, wide)
-    return {"weight": replace(MATRIX, uncopyable=why), "bias": replace(OUTPUT, uncopyable=why)}
+    return {"weight": replace(MATRIX, why_not=(why, why)), "bias": replace(OUTPUT, why_not=(why, why))}
 
 
 def _conv_transpose(narrow: nn.ConvTranspose2d, wide: nn.ConvTranspose2d) -> Roles:
@@ -109,11 +109,12 @@ def _conv_transpose(narrow: nn.ConvTranspose2d, wide: nn.ConvTranspose2d) -> Rol
         )
     outputs = narrow.groups != wide.groups or (per_group == {1} and narrow.groups > 1)  # an input is its group's own
     weight = Role(out=(0, 1)) if outputs else Role(out=1, in_=0)
-    return {"weight": replace(weight, uncopyable=why), "bias": replace(OUTPUT, uncopyable=why)}
+    return {"weight": replace(weight, why_not=(why, why)), "bias": replace(OUTPUT, why_not=(why, why))}
 
 
 def _group_norm(narrow: nn.GroupNorm, wide: nn.GroupNorm) -> Roles:
-    role = replace(OUTPUT, uncopyable=_split_groups(narrow, wide))
+    why = _split_groups(narrow, wide)
+    role = replace(OUTPUT, why_not=(why, why))
     return {"weight": role, "bias": role}
 
 

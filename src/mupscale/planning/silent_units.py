@@ -177,7 +177,7 @@ def _remedies(parting: Parting | None, found: str) -> str:
         "in_block=H*W after a flatten to C·H·W. For heads: in_block=head_dim in the output projection, and "
         "out_block=head_dim in query, key and value and their biases. If key and value heads each serve several "
         "queries, multiply head_dim by that number for queries and the output projection. If one weight holds all "
-        "three: out_sections, such as ((32, 16), (16, 8), (16, 8)) for heads of 8 in pairs (docs/extending.md)"
+        "three: out_block, such as ((32, 16), (16, 8), (16, 8)) for heads of 8 in pairs (docs/extending.md)"
     )
     return (
         "Either units lie in blocks that the modules do not show, as after a flatten or in heads; or a norm was not "

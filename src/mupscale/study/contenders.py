@@ -12,7 +12,7 @@ from typing import Literal
 
 from mupscale.growth import DEPTH_OPERATORS, OPERATORS
 from mupscale.system import MupscaleError
-from mupscale.train import build_operator
+from mupscale.train import Filling
 
 Rate = Literal["tuned", "base", "own", "plain"]
 """A learning rate in the paper's comparison: what tuning chose for the upscaled model, the base model's, the one that
@@ -91,7 +91,7 @@ class Contender:
     @property
     def needs_multiples(self) -> bool:
         """Whether it grows by whole factors alone."""
-        return self.is_grown and build_operator(self.how, 0.0, "init").needs_multiples
+        return self.is_grown and Filling(how=self.how).build_operator().needs_multiples
 
     @property
     def short(self) -> str:

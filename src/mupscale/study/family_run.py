@@ -52,11 +52,11 @@ from mupscale.system import (
     write_json,
 )
 from mupscale.train import (
+    Filling,
     Growth,
     Processes,
     Recipe,
     Schedule,
-    build_operator,
     check_growing_sizes,
     describe_start,
     find_checkpoint,
@@ -130,7 +130,7 @@ class FamilySettings:
         for name, part in {"fall": self.fall, "ends": 1.0 if self.ends is None else self.ends}.items():
             if not 0 < part <= 1:
                 raise MupscaleError(f"{recipe_entry(f'family.{name}')} is {part}, but must be above 0 and at most 1")
-        operator = build_operator(self.how, self.noise, "init")
+        operator = Filling(how=self.how, noise=self.noise).build_operator()
         if self.seeds < 1:
             raise MupscaleError(f"{recipe_entry('family.seeds')} is {self.seeds}, but must be at least 1")
         for value in self.budget if isinstance(self.budget, list) else [self.budget]:

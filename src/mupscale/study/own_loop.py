@@ -41,6 +41,7 @@ from mupscale.study.training import Ground, Note, Trainer
 from mupscale.study.tree import Stretch, hash_values
 from mupscale.system import MupscaleError, clear_leftovers, derive, print_at_once, read_json, seeded, write_json
 from mupscale.train import (
+    Filling,
     Growth,
     Processes,
     Recipe,
@@ -378,8 +379,7 @@ class _LoopTrainer(Trainer):
             group["lr"] *= stretch.lr / (own.lr if is_brought else before.lr)
         if not stretch.is_grown:
             return model, optimizer
-        noise: dict[str, Any] = {"noise": stretch.noise, "unit": stretch.noise_unit}
-        growth = Growth(at=1, width=stretch.width, how=stretch.how, deepen=stretch.deepen, **noise)
+        growth = Filling(**{name: getattr(stretch, name) for name in _GROWTH})
         inputs = own.family.inputs
         return grow_model(
             model,

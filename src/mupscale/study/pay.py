@@ -215,7 +215,7 @@ class PayStudy:
             )
         steps = self.settings.base_steps if start.steps is None else start.steps
         after = recipe.steps - (recipe.grow[0].at if recipe.grow else 0)
-        unit = recipe.grow[0].unit if recipe.grow else recipe.noise_unit
+        unit = (recipe.grow[0] if recipe.grow else recipe).noise_unit
         sizes = start.width, recipe.width, steps, after
         return System(self.settings, self.ground, recipe.schedule, recipe.base, *sizes, self.ground.start, unit)
 

@@ -129,7 +129,7 @@ def read_system(recipe: Recipe, settings: StudySettings, ground: Ground, what: s
     if Width.of(growth.width) == Width.of(recipe.width):
         raise MupscaleError(f"the recipe's growth event keeps the width at {recipe.width}: give a larger one")
     sizes = recipe.width, growth.width, growth.at, recipe.steps - growth.at
-    return System(settings, ground, recipe.schedule, recipe.base, *sizes, noise_unit=growth.unit)
+    return System(settings, ground, recipe.schedule, recipe.base, *sizes, noise_unit=growth.noise_unit)
 
 
 def check_builds(recipe: Recipe, system: System, if_small: str = "") -> None:

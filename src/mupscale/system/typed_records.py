@@ -7,9 +7,11 @@ that stays one, beside whose fields others may lie.
 from __future__ import annotations
 
 import math
+import re
 import types
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from fractions import Fraction
 from functools import cache
 from typing import (
     Annotated,
@@ -28,6 +30,7 @@ from mupscale.system.errors import MupscaleError
 
 _Record = TypeVar("_Record")
 _LARGEST = 1 << 63
+_RATIO = re.compile(r"-?\d{1,4000}/0*[1-9]\d{0,3999}")
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,9 @@ def _plain(value: Any) -> Any:
         return told_fields(value)
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+    if isinstance(value, Fraction):
+        return f"{value.numerator}/{value.denominator}"
+    return {key: _plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
 def show_short(value: Any, most: int = 60) -> str:
@@ -205,6 +210,9 @@ def _parse(hint: Any, value: Any, field: str) -> Any:
         return hint(*_items(tuple(_hints(hint).values()), value, field))
     if origin is not None or hint in (dict, list, tuple):
         return _container(origin or hint, get_args(hint), value, field)
+    if hint is Fraction:
+        _checked(isinstance(value, str) and _RATIO.fullmatch(value) is not None, value, field, "a ratio")
+        return Fraction(value)
     expected, fits = _PLAIN[hint]
     return _checked(fits(value), value, field, expected)
 
@@ -225,8 +233,11 @@ def _container(kind: Any, inner: tuple[Any, ...], value: Any, field: str) -> Any
     if isinstance(kind, type) and issubclass(kind, Mapping):
         key, item = inner or (Any, Any)
         _checked(isinstance(value, Mapping), value, field, "a mapping")
+        numbered = key is int  # of which JSON makes texts
         return {
-            _parse(key, name, f"{field}'s key"): _parse(item, each, f"{field}.{show_short(name, 40).strip(chr(39))}")
+            int(name) if numbered and str(name).isdecimal() else _parse(key, name, f"{field}'s key"): _parse(
+                item, each, f"{field}.{show_short(name, 40).strip(chr(39))}"
+            )
             for name, each in value.items()
         }
     _checked(isinstance(value, list | tuple), value, field, "a list")

@@ -23,7 +23,7 @@ from mupscale.train.dcp_growth import (
     what_grows,
 )
 from mupscale.train.growing import check_copies, grow_model
-from mupscale.train.growth_events import Growth, NoiseLevel, build_noise, build_operator, sizes_like
+from mupscale.train.growth_events import Filling, Growth, NoiseLevel, build_noise, sizes_like
 from mupscale.train.lightning_callback import lightning_growth
 from mupscale.train.loss_functions import count_correct, cross_entropy
 from mupscale.train.model_checks import LoadedRecipe, check_data, cost_per_example, data_fingerprint
@@ -65,6 +65,7 @@ __all__ = [
     "DcpFolder",
     "DcpUpscaled",
     "Evaluation",
+    "Filling",
     "Growth",
     "JsonLines",
     "LoadedRecipe",
@@ -87,7 +88,6 @@ __all__ = [
     "TunedAt",
     "WeightsAndBiases",
     "build_noise",
-    "build_operator",
     "cast_input",
     "catch_stop_signals",
     "check_copies",

@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -109,7 +109,7 @@ def upscale_dcp(
         "format": _FORMAT,
         "from": dict(narrow),
         "to": dict(wide),
-        "growth": {k: v for k, v in asdict(growth).items() if k in ("how", "noise", "unit", "outgoing", "deepen")},
+        "growth": growth.filling,
         "seed": seed,
         "groups": [{key: value for key, value in group.items() if _is_plain(value)} for group in grown.groups],
         "plan": json.loads(plan.to_json()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, Literal
 
 from mupscale.core import WholeWidth
@@ -27,36 +27,74 @@ DEPTH_SIZES = ("depth", "layers", "n_layer", "n_layers", "num_layers", "num_hidd
 
 
 def sizes_like(width: WholeWidth, other: WholeWidth) -> WholeWidth:
-    """A width with the names of another: a number is its one size that is no depth, and the depth stays.
-
-    >>> sizes_like(96, {"d_model": 64, "layers": 4}), sizes_like(96, 64)
-    ({'d_model': 96, 'layers': 4}, 96)
-    """
+    """A width with the names of another: a number is its one size that is no depth, and the depth stays."""
     names = [name for name in other if name not in DEPTH_SIZES] if isinstance(other, dict) else []
     return width if isinstance(width, dict) or len(names) != 1 else {**other, names[0]: width}  # type: ignore[dict-item]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Filling:
+    """What new units and new blocks are filled with, in a growth event and in a recipe that starts from a checkpoint.
+
+    Args:
+        how: how to fill new units (outside `grow`, when the checkpoint `from` is upscaled): fresh (add newly
+            initialised units; the default), lossless (fresh units that leave the outputs unchanged at first), copies
+            (copy every unit and add noise; the default if you give noise) or paired (copies whose noise cancels at
+            first). For comparison: net2net (random copies) and naive (copies), both without the optimizer state
+        noise: how much noise copies get so that they differ. With 0 the copies stay equal, and the wide model stays a
+            replica of the small one. Or one value per parameter name
+        noise_unit: unit of noise: init (a fresh initialisation), theory (the paper's constants) or signal (each
+            weight's spectral norm)
+        outgoing: for fresh units, the scale of their weights into old units, from 0 (old units do not see them yet) to
+            1 (as initialised)
+        deepen: what new blocks are: identity (they change nothing at first), stack (copies appended after all blocks)
+            or interleaved (each copy follows its original). If only the depth grows, you can give this as `how`
+    """
+
+    how: str | None = None
+    noise: NoiseLevel = 0.0
+    noise_unit: Literal["init", "theory", "signal"] = "init"
+    outgoing: float = 1.0
+    deepen: Deepen = "identity"
+
+    @property
+    def filling(self) -> dict[str, Any]:
+        """These fields alone, by name.
+
+        >>> Growth(at=10, width=64, how="fresh").filling
+        {'how': 'fresh', 'noise': 0.0, 'noise_unit': 'init', 'outgoing': 1.0, 'deepen': 'identity'}
+        """
+        return {field.name: getattr(self, field.name) for field in fields(Filling)}
+
+    def build_operator(self) -> Operator:
+        """The operator to grow in width with; an error where there are settings that are another one's."""
+        how, has_noise = self.how or usual_how(self.noise), self.noise != 0
+        if how in DEPTH_OPERATORS and has_noise:
+            raise MupscaleError(
+                f"how: {how} is for new blocks and takes no noise: use deepen: {how}, and how for new units"
+            )
+        make, takes = word_in_table("copies" if how in DEPTH_OPERATORS else how)
+        if has_noise and "noise" not in takes:
+            raise MupscaleError(f"how: {how} takes no noise: leave noise out, or use how: copies")
+        if self.outgoing != 1 and "outgoing" not in takes:
+            raise MupscaleError(f"how: {how} does not use outgoing: leave it out, or use how: fresh")
+        settings = {"noise": build_noise(self.noise, self.noise_unit), "outgoing": self.outgoing}
+        return make(**{name: settings[name] for name in takes})
+
+    def build_operators(self) -> tuple[Operator, DepthOperator]:
+        """The operators to grow with, in width and in depth; where depth alone grows, `how` may name its own."""
+        return self.build_operator(), DEPTH_OPERATORS[self.how if self.how in DEPTH_OPERATORS else self.deepen]
+
+
 @dataclass(frozen=True)
-class Growth:
-    """One growth of the model in the middle of the run.
+class Growth(Filling):
+    """One growth of the model in the middle of the run; beside these fields it has those of `Filling`.
 
     Args:
         at: grow after this many steps
         width: the new width; copies need a multiple of the old one, fresh units take any larger one
-        how: fresh (add newly initialised units; the default), lossless (fresh units that leave the outputs unchanged at
-            first), copies (copy every unit and add noise; the default if you give noise) or paired (copies whose noise
-            cancels at first). For comparison: net2net (random copies) and naive (copies), both without the optimizer
-            state
-        noise: how much noise copies get so that they differ. With 0 the copies stay equal, and the wide model stays a
-            replica of the small one. Or one value per parameter name
-        unit: unit of noise: init (a fresh initialisation), theory (the paper's constants) or signal (each weight's
-            spectral norm)
-        outgoing: for fresh units, the scale of their weights into old units, from 0 (old units do not see them yet) to
-            1 (as initialised)
         lr: learning rate from here on, for the base width (default: unchanged)
         depth: the new number of residual blocks (default: unchanged); the model's width must name a depth
-        deepen: what new blocks are: identity (they change nothing at first), stack (copies appended after all blocks)
-            or interleaved (each copy follows its original). If only the depth grows, you can give this as `how`
 
     Example:
         >>> Growth(at=2000, width=512, noise=0.3).lr is None
@@ -67,20 +105,12 @@ class Growth:
 
     at: int
     width: WholeWidth = 0
-    noise: NoiseLevel = 0.0
-    unit: Literal["init", "theory", "signal"] = "init"
+    _: KW_ONLY
     lr: float | None = None
-    how: str | None = None
-    outgoing: float = 1.0
     depth: int | None = None
-    deepen: Deepen = "identity"
 
     def resolved(self, before: WholeWidth) -> Growth:
-        """The event with its whole width, and with how it grows, where it leaves that out; before: the model's so far.
-
-        >>> Growth(at=10, depth=8, how="identity").resolved({"width": 64, "layers": 4}).width
-        {'width': 64, 'layers': 8}
-        """
+        """The event with its whole width, and with how it grows if it leaves that out; before: the model's so far."""
         width = sizes_like(self.width, before) if self.width != 0 else before
         if self.depth is None and self.width != 0:
             how = "copies" if width == before else usual_how(self.noise)  # of a new rate alone nothing is filled
@@ -113,67 +143,17 @@ class Growth:
         return f"{'' if self.how == 'copies' else f'{self.how} '}noise {noise}"
 
     def record(self, lr: float) -> dict[str, Any]:
-        """What the metrics say of it; lr: the learning rate from here on.
-
-        >>> Growth(at=10, width=64, how="fresh").record(lr=0.1)
-        {'width': 64, 'noise': 0.0, 'unit': 'init', 'how': 'fresh', 'outgoing': 1.0, 'deepen': 'identity', 'lr': 0.1}
-        """
-        said = {"width": self.width, "noise": self.noise, "unit": self.unit, "how": self.how}
-        return {**said, "outgoing": self.outgoing, "deepen": self.deepen, "lr": lr}
-
-    def build_operator(self) -> Operator:
-        """The operator to grow in width with."""
-        return build_operator(self.how, self.noise, self.unit, self.outgoing)
-
-    def build_operators(self) -> tuple[Operator, DepthOperator]:
-        """The operators to grow with, in width and in depth; where depth alone grows, `how` may name its own.
-
-        >>> Growth(at=10, depth=8, how="stack").build_operators()[1]
-        Stack(order='appended')
-        """
-        return self.build_operator(), DEPTH_OPERATORS[self.how if self.how in DEPTH_OPERATORS else self.deepen]
+        """What the metrics say of it; lr: the learning rate from here on."""
+        return {"width": self.width, **self.filling, "lr": lr}
 
 
 def usual_how(noise: NoiseLevel) -> str:
-    """What `how` is where a recipe leaves it out.
-
-    >>> usual_how(0.0), usual_how(0.5)
-    ('fresh', 'copies')
-    """
+    """What `how` is where a recipe leaves it out."""
     return "copies" if choose_operator(None, 1.0 if noise else None).needs_multiples else "fresh"
 
 
-def build_operator(how: str | None, noise: NoiseLevel, unit: str, outgoing: float = 1.0) -> Operator:
-    """The operator that a recipe names, or means; an error where it has settings that are another one's.
-
-    >>> build_operator("copies", 0.5, "init")
-    Copies(noise=GaussianNoise(std=0.5, unit='init'), paired=False)
-    >>> build_operator("fresh", 0.5, "init")
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: how: fresh takes no noise: leave noise out, or use how: copies
-    """
-    how = how or usual_how(noise)
-    if how in DEPTH_OPERATORS and noise != 0:
-        raise MupscaleError(
-            f"how: {how} is for new blocks and takes no noise: use deepen: {how}, and how for new units"
-        )
-    make, takes = word_in_table("copies" if how in DEPTH_OPERATORS else how)
-    if noise != 0 and "noise" not in takes:
-        raise MupscaleError(f"how: {how} takes no noise: leave noise out, or use how: copies")
-    if outgoing != 1 and "outgoing" not in takes:
-        raise MupscaleError(f"how: {how} does not use outgoing: leave it out, or use how: fresh")
-    settings = {"noise": build_noise(noise, unit), "outgoing": outgoing}
-    return make(**{name: settings[name] for name in takes})
-
-
 def build_noise(level: NoiseLevel, unit: str) -> Noise:
-    """Noise of this level; none at all for 0, whatever the unit. Constants by name are never relative to a signal.
-
-    >>> build_noise(0, "init")
-    0.0
-    >>> type(build_noise(0.3, "signal")).__name__
-    'SignalNoise'
-    """
+    """Noise of this level; none at all for 0, whatever the unit. Constants by name are never relative to a signal."""
     if level == 0:
         return 0.0
     if isinstance(level, dict):

@@ -14,17 +14,16 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mupscale.core import DepthRule, RuleSet, WholeWidth, Width
+from mupscale.core import RuleSet, WholeWidth, Width
 from mupscale.data import Data
 from mupscale.family import Family
-from mupscale.growth import Deepen
 from mupscale.optim import default_hyper
 from mupscale.system import MupscaleError, parse_record, show_short, told_fields
 from mupscale.train.class_paths import Spec, load_of_kind
 from mupscale.train.growth_events import (
     DEPTH_SIZES,
+    Filling,
     Growth,
-    NoiseLevel,
     sizes_like,
     usual_how,
 )
@@ -178,8 +177,10 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Filling):
     """A training run: what is trained, on what, for how long, and when it grows.
+
+    The fields of `Filling` (how, noise and the others) say how a checkpoint that it starts from grows.
 
     Args:
         model: the model's class and its arguments, all but the width
@@ -216,17 +217,7 @@ class Recipe:
         start: (in files and on the command line: from) start from this checkpoint, a run's folder or a file of
             mupscale's, safetensors or torch weights, and upscale it to `width`
         start_width: (from_width) the width of the model in that checkpoint, if it does not record it
-        noise: when upscaling from a checkpoint, how much noise copies get so that they differ; or one value per
-            parameter name
-        noise_unit: unit of noise: init (a fresh initialisation), theory (the paper's constants) or signal (each
-            weight's spectral norm)
-        how: when upscaling from a checkpoint, how to fill new units, as in a growth event
-        outgoing: for fresh units, the scale of their weights into old units, from 0 (old units do not see them yet) to
-            1 (as initialised)
-        deepen: when upscaling from a checkpoint with fewer blocks, what the new blocks are, as in a growth event
         state: whether to keep or reset the checkpoint's optimizer state
-        depth_rule: short for rules.depth: complete or sqrt scales initial values and learning rates with the depth, if
-            the width names a depth
         rules: what weight decay and rates do over width, depth, batch and duration, by name
         tuned_at: batch and steps for which the hyperparameters are right, if the recipe's are others: the learning
             rate, weight decay and Adam's β2 are rescaled for those of the recipe, as the rules say
@@ -274,13 +265,7 @@ class Recipe:
     out: str | None = None
     start: str | None = None
     start_width: WholeWidth | None = None
-    noise: NoiseLevel = 0.0
-    noise_unit: Literal["init", "theory", "signal"] = "init"
-    how: str | None = None
-    outgoing: float = 1.0
-    deepen: Deepen = "identity"
     state: Literal["keep", "reset"] = "keep"
-    depth_rule: DepthRule | None = None
     rules: RuleSet = field(default_factory=RuleSet)
     tuned_at: TunedAt | None = None
     no_decay: list[str] = field(default_factory=list)
@@ -293,9 +278,6 @@ class Recipe:
             object.__setattr__(self, "how", usual_how(self.noise))
         self._name_sizes()
         self._resolve_growth()
-        if self.depth_rule is not None:
-            object.__setattr__(self, "rules", replace(self.rules, depth=self.depth_rule))
-            object.__setattr__(self, "depth_rule", None)
         check_choices(self)
         check_choices(self.schedule, "schedule.")
         self._check_widths()
@@ -389,7 +371,7 @@ class Recipe:
                 f"{next(name for name, value in told.items() if value)} is for a run that starts from a checkpoint "
                 f"(from); to set how the model grows in the middle of a run, use grow"
             )
-        self.start_growth.build_operator()
+        self.build_operator()
 
     def _check_growth(self) -> None:
         step, width = 0, self.width
@@ -413,12 +395,6 @@ class Recipe:
     def width_after(self, step: int) -> WholeWidth:
         """The width after `step` steps; a growth at `step` itself is not yet done."""
         return next((g.width for g in reversed(self.grow) if g.at < step), self.width)
-
-    @property
-    def start_growth(self) -> Growth:
-        """How a checkpoint (`from`) grows to the recipe's width before the first step."""
-        told = {name: getattr(self, name) for name in ("width", "noise", "how", "outgoing", "deepen")}
-        return Growth(at=0, unit=self.noise_unit, **told)
 
     def growth_at(self, step: int) -> Growth | None:
         """The growth event after `step` steps, if there is one."""
@@ -489,10 +465,7 @@ class Recipe:
 
 
 def check_growing_sizes(wide: WholeWidth, narrow: WholeWidth, multiples: bool, what: str) -> None:
-    """An error that begins with `what` unless the sizes grow: by whole multiples for copies, but for a depth.
-
-    >>> check_growing_sizes({"width": 128, "layers": 6}, {"width": 64, "layers": 4}, multiples=True, what="growth")
-    """
+    """An error that begins with `what` unless the sizes grow: by whole multiples for copies, but for a depth."""
     Width.of(wide).check_wider_than(Width.of(narrow), what)
     if not multiples:
         return

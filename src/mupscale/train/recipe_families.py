@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import DepthRule, WholeWidth
+from mupscale.core import DepthRule, RuleSet, WholeWidth
 from mupscale.data import Data, as_data
 from mupscale.family import Family
 from mupscale.system import MupscaleError, PlanError
@@ -25,23 +25,19 @@ _LOCK = Lock()
 
 
 def family_of(
-    model: Spec, data: Spec, base: WholeWidth, init_at: WholeWidth | None, depth_rule: DepthRule = "none"
+    model: Spec, data: Spec, base: WholeWidth, init_at: WholeWidth | None, depth: DepthRule = "none"
 ) -> Family:
-    """The family of a model that is trained on these data.
+    """The family of a model that is trained on these data; depth: its rule for that, `RuleSet.depth`.
 
     Where its modules do not tell what a parameter is, small models are run on a few examples, which show it. What has
     been found out about it (plans, initial values, whether copies are exact on these data) holds for all runs.
-
-    >>> model, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
-    >>> family_of(model, data, 64, None) is family_of(model, data, 64, None)
-    True
     """
-    key = _key(model, data, base, init_at, depth_rule)
+    key = _key(model, data, base, init_at, depth)
     with _LOCK:
         if key is not None and key in _KEPT:
             _KEPT.move_to_end(key)
             return _KEPT[key]
-    family = _make(model, data, base, init_at, depth_rule)
+    family = _make(model, data, base, init_at, depth)
     if key is not None:
         with _LOCK:
             _KEPT[key] = family
@@ -50,16 +46,16 @@ def family_of(
     return family
 
 
-def _key(model: Spec, data: Spec, base: WholeWidth, init_at: WholeWidth | None, depth_rule: DepthRule) -> Any:
+def _key(model: Spec, data: Spec, base: WholeWidth, init_at: WholeWidth | None, depth: DepthRule) -> Any:
     """What a family depends on; none where arguments are more than plain values."""
     try:
-        plain = json.dumps([model.init_args, data.init_args, base, init_at, depth_rule], sort_keys=True)
+        plain = json.dumps([model.init_args, data.init_args, base, init_at, depth], sort_keys=True)
     except (TypeError, ValueError):
         return None
     return model.load(), data.load(), plain, torch.get_default_dtype()
 
 
-def _make(model: Spec, data: Spec, base: WholeWidth, init_at: WholeWidth | None, depth_rule: DepthRule) -> Family:
+def _make(model: Spec, data: Spec, base: WholeWidth, init_at: WholeWidth | None, depth: DepthRule) -> Family:
     def build(*width: int | float, **widths: int | float) -> nn.Module:
         if width and not _takes_width(target := model.load()):
             names = list(inspect.signature(target).parameters) or ["ARGUMENT"]
@@ -70,10 +66,11 @@ def _make(model: Spec, data: Spec, base: WholeWidth, init_at: WholeWidth | None,
             )
         return _build(model, {"width": width[0]} if width else widths)
 
-    family = Family(build, base, init_at=init_at, depth_rule=depth_rule)
+    rules = RuleSet(depth=depth)
+    family = Family(build, base, init_at=init_at, rules=rules)
     if family.depth_size is not None:  # what writes into the residual stream is found by running small models
         inputs = few_examples(make_data(data))
-        return Family(build, base, init_at=init_at, depth_rule=depth_rule, inputs=inputs)
+        return Family(build, base, init_at=init_at, rules=rules, inputs=inputs)
     try:
         family.plan(base)
     except PlanError:
@@ -108,11 +105,6 @@ def make_data(spec: Spec) -> Data:
 
 
 def few_examples(data: Data) -> Tensor:
-    """Inputs on which small models are compared.
-
-    >>> from mupscale.data import CoverTypeSample
-    >>> few_examples(CoverTypeSample()).shape
-    torch.Size([4, 54])
-    """
+    """Inputs on which small models are compared."""
     rows = torch.arange(_ROWS, device=data.rows_on or data.device) % data.size
     return data.examples(rows)[0].cpu()

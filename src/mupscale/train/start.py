@@ -130,7 +130,7 @@ def _upscale_checkpoint(
     path = find_checkpoint(start)
     saved = _open(path)
     width = _width_of(saved, recipe, path)
-    wider, deeper = recipe.start_growth.build_operators()
+    wider, deeper = recipe.build_operators()
     check_growing_sizes(recipe.width, width, wider.needs_multiples, f"starting from {path}")
     model = place_member(family, width, processes, recipe.dtype())
     if isinstance(saved, Snapshot):

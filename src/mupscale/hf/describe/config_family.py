@@ -67,7 +67,7 @@ def entry_given(model_type: str, name: str, shape: Shape, grown: Mapping[int, in
             f"'{name}' has shape {shape}, and {unknown[0]} is no size of the model that grows: correct the role that "
             f"was given for it (mupscale.hf.register)"
         )
-    blocks = {d: role.out_block if d in out else role.in_block for d in (*out, *in_)}
+    blocks = {d: (role.out_axis if d in out else role.in_axis).block for d in (*out, *in_)}
     axes = {
         d: Axis(grown[shape[d]] // shape[d], block, side="out" if d in out else "in")
         for d, block in sorted(blocks.items())

@@ -418,27 +418,29 @@ def _at_size(role: Role, other: Role | None, first: Shape, second: Shape, real: 
     if not real:
         return role
     out, in_ = (next(iter(side), 0) for side in role.dims(len(real)))
-    lengths, theirs = [n for n, _ in role.out_sections], () if other is None else other.out_sections
+    ours, theirs = role.out_axis.sections, () if other is None else other.out_axis.sections
+    lengths = [n for n, _ in ours]
     if len(lengths) == len(theirs) and first[out] != second[out]:
         more = [length - n for n, (length, _) in zip(lengths, theirs, strict=True)]
         scale = Fraction(real[out] - first[out], second[out] - first[out])
         lengths = [int(n + each * scale) for n, each in zip(lengths, more, strict=True)]
     if lengths and sum(lengths) != real[out]:
-        lengths = _in_proportion([n for n, _ in role.out_sections], real[out])
+        lengths = _in_proportion([n for n, _ in ours], real[out])
 
     def block_of(d: int, block: int, their: int | None, units: Fraction) -> int:
         is_constant = block == their and first[d] != second[d]
         return block if is_constant or block == 1 else max(1, int(block * units))
 
     blocks = [block for _, block in theirs] or [None] * len(lengths)  # type: ignore[list-item]
-    grown = zip(lengths, role.out_sections, blocks, strict=False)
+    grown = zip(lengths, ours, blocks, strict=False)
     sections = [(real_n, block_of(out, block, each, Fraction(real_n, n))) for real_n, (n, block), each in grown]
-    sides = (None, None) if other is None else (other.out_block, other.in_block)
+    sides = (None, None) if other is None else (other.out_axis.block, other.in_axis.block)
+    out_block = block_of(out, role.out_axis.block, sides[0], Fraction(real[out], first[out]))
+    in_block = block_of(in_, role.in_axis.block, sides[1], Fraction(real[in_], first[in_]))
     return replace(
         role,
-        out_block=block_of(out, role.out_block, sides[0], Fraction(real[out], first[out])),
-        in_block=block_of(in_, role.in_block, sides[1], Fraction(real[in_], first[in_])),
-        out_sections=tuple(sections),
+        out_block=replace(role.out_axis, block=out_block, sections=tuple(sections)),
+        in_block=replace(role.in_axis, block=in_block),
     )
 
 

@@ -30,8 +30,7 @@ from mupscale.growth import (
     NewTensor,
     Operator,
     SignalNoise,
-    deepen,
-    deepen_optimizer,
+    choose_operator,
     plan_depth,
     replica_in_words,
     upscale_untried,
@@ -226,8 +225,9 @@ def deepen_in_memory(
             p.copy_(new.whole(tuple(p.shape), p.dtype))
     writers = None if operator.copies else writers_of(config, shapes_of(model))
     plan = plan_depth(model, deep, grow=operator, writers=writers)
-    deepen(model, deep, plan)
-    return deep, deepen_optimizer(optimizer, model, deep, plan, lr=lr)
+    _, grown = upscale_untried(model, deep, plan, optimizer, grow=choose_operator(None, plan=plan), lr=lr)
+    assert grown is not None
+    return deep, grown
 
 
 _STEPS = Must(
