@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from hf_models import build, inputs, loss, randomised, tiny  # noqa: E402
 from mupscale import hf  # noqa: E402
 from mupscale.cli.command_table import main  # noqa: E402
 from mupscale.hf.files import Record, open_source  # noqa: E402
+from mupscale.hf.verification.relation import relate  # noqa: E402
+from mupscale.hf.verification.verifying import _compare_optimizer  # noqa: E402
 from mupscale.system import MupscaleError  # noqa: E402
 
 TOKENS = {"input_ids": torch.arange(14).view(2, 7) % 11}
@@ -101,8 +104,9 @@ def test_width_and_depth_in_one_command(tmp_path: Path, capsys: pytest.CaptureFi
     report = hf.verify(tmp_path / "small", tmp_path / "large", dtype="float64")
     assert report.ok
     assert [row.what for row in report.rows[:2]] == ["copied weights in the files", "new layers in the files"]
-    assert "Not compared: optimizer.pt" in report.verdict
-    assert "Not compared" not in said
+    assert report.rows[2].what == "optimizer.pt"
+    assert report.rows[2].difference < 1e-7
+    assert "Not compared" not in report.verdict
     assert max(row.difference for row in report.rows if "files" not in row.what) < 1e-12
     assert [(g.times.hidden, g.layers) for g in Record.load(tmp_path / "large").growths] == [(2, None), (1, 5)]
     card = (tmp_path / "large" / "README.md").read_text()
@@ -208,3 +212,43 @@ def test_an_optimizer_of_another_model_is_refused_before_anything_is_written(tmp
     with pytest.raises(MupscaleError, match="it belongs to a different model"):
         hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=3, optimizer=tmp_path / "other.pt")
     assert not (tmp_path / "deep").exists()
+
+
+GROWTHS: dict[str, dict[str, Any]] = {
+    "fresh": {"times": 2},
+    "noise": {"times": 2, "noise": 0.5},
+    "deeper": {"layers": 3},
+    "wider and deeper": {"times": 2, "layers": 3, "deepen": "stack"},
+    "experts": {"experts": 4},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GROWTHS)
+def test_verify_compares_a_saved_optimizer(name: str, tmp_path: Path) -> None:
+    """Its state and its rates; a number that was changed is named, and where there is nothing to compare it says so."""
+    trained("llama", tmp_path / "small")
+    told: dict[str, Any] = {"optimizer": tmp_path / "small", "verify": False, "progress": False}
+    hf.upscale(tmp_path / "small", tmp_path / "large", **GROWTHS[name], **told)
+    file = tmp_path / "large" / "optimizer.pt"
+    relation = relate(*(open_source(tmp_path / folder) for folder in ("small", "large")))
+
+    def compared() -> tuple[float, str]:
+        rows: list[Any] = []
+        first = _compare_optimizer(relation, rows, notes)
+        return (math.inf if not rows else rows[0].difference), str(first)
+
+    notes: list[str] = []
+    assert compared()[0] < 1e-7
+    content = torch.load(file)
+    content["param_groups"][0]["lr"] *= 1.01
+    torch.save(content, file)
+    assert compared()[0] == pytest.approx(0.01)
+    content["param_groups"][0]["lr"] /= 1.01
+    next(iter(content["state"].values()))["exp_avg"].view(-1)[0] += 1.0
+    torch.save(content, file)
+    assert "/exp_avg" in compared()[1]
+    assert not notes
+    (tmp_path / "small" / "optimizer.pt").unlink()
+    compared()
+    assert notes == [f"Not compared: optimizer.pt, since {tmp_path / 'small'} holds none."]

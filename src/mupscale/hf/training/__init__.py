@@ -7,6 +7,7 @@ widened. trainer: callbacks of transformers' Trainer, for clipping, growth and b
 from typing import TYPE_CHECKING, Any
 
 from mupscale.hf.training.groups import (
+    compare_optimizer_file,
     decay_groups,
     find_optimizer_file,
     match_plan,
@@ -33,6 +34,7 @@ __all__ = [
     "BranchTrainerCallback",
     "Clip",
     "GrowTrainerCallback",
+    "compare_optimizer_file",
     "decay_groups",
     "find_optimizer_file",
     "match_plan",

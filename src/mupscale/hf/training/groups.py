@@ -8,6 +8,7 @@ narrow one is mapped, and the wide one is written into the mapped file itself, t
 from __future__ import annotations
 
 import errno
+import math
 import mmap
 import os
 import re
@@ -45,7 +46,16 @@ from mupscale.hf.describe import (
     with_layers,
 )
 from mupscale.hf.files import GrowthStep, Record, Source, then_parts
-from mupscale.optim import FROM_GROUP, GroupBuilder, Traits, groups_by_rules, recognise_optimizer, scale, traits_of
+from mupscale.optim import (
+    DECAY_RULE,
+    FROM_GROUP,
+    GroupBuilder,
+    Traits,
+    groups_by_rules,
+    recognise_optimizer,
+    scale,
+    traits_of,
+)
 from mupscale.system import MupscaleError, NotNegative, checks_arguments, open_file, replacing, warn
 
 _IN_BLOCK = re.compile(r"[^.]+\.\d+\.")  # the first of a name's numbered modules, as in model.layers.0.mlp
@@ -443,13 +453,79 @@ def widen_optimizer_file(
     goes on; its own saved state has narrow rates, one for each narrow group. rules: by which weight decay grows, where
     the state does not say it. `mupscale.hf.resume_optimizer` makes an optimizer of the file.
     """
+    told: dict[str, Any] = {"grow": grow, "deeper": deeper, "rules": rules, "warns": out is not None}
+    groups, pieces = _grown_optimizer(Path(path), source, times, plan, optimizer_class, **told)
+    if out is not None:
+        write_optimizer(Path(out), groups, pieces)
+
+
+def compare_optimizer_file(
+    path: Path,
+    wide: Path,
+    source: Source,
+    config: Config,
+    times: Times,
+    plan: Plan | None,
+    grow: Operator | None,
+    deeper: GrowthStep | None,
+) -> tuple[str, float]:
+    """What in the optimizer at `wide`, of a model of this config, is farthest from the one at `path`, grown with it.
+
+    And how far that is, relatively: a state tensor, or a learning rate, decay or eps. The other arguments are those of
+    `widen_optimizer_file`; by which rule weight decay grew, the wide file says.
+    """
+    found = read_optimizer(wide, sketch_model(config), mmap=True)
+    rules = RuleSet(decay=found.groups[0][1].get(DECAY_RULE, RuleSet.decay))
+    told: dict[str, Any] = {"grow": grow, "deeper": deeper, "rules": rules, "warns": False}
+    groups, pieces = _grown_optimizer(path, source, times, plan, None, **told)
+    far = {f"{name}/{key}": math.inf for name, state in found.states.items() for key in state}
+    for name, parts in pieces.items():
+        for key, part in parts.items():
+            expected = part
+            if isinstance(part, StateTensor):
+                expected = torch.empty(part.shape, dtype=part.value.dtype)
+                part.write(expected)
+            far[f"{name}/{key}"] = _distance(expected, found.states.get(name, {}).get(key))
+    ours = {name: group for group in groups for name in group["param_names"]}
+    for names, group in found.groups:
+        for name in names:
+            for key in ("lr", "weight_decay", "eps"):
+                if key in group or key in ours.get(name, {}):
+                    far[f"{key} of {name}"] = _distance(ours.get(name, {}).get(key), group.get(key))
+    return max(far.items(), key=lambda item: item[1], default=("", 0.0))
+
+
+def _distance(expected: Any, found: Any) -> float:
+    """Of numbers or tensors, relatively; infinite where one of them is not there, or they are not alike."""
+    if expected is None or found is None:
+        return math.inf
+    a, b = (torch.as_tensor(value, dtype=torch.float64) for value in (expected, found))
+    if a.shape != b.shape:
+        return math.inf
+    off = float((a - b).norm()) / (float(a.norm()) or 1.0)
+    return off if math.isfinite(off) else math.inf
+
+
+def _grown_optimizer(
+    path: Path,
+    source: Source,
+    times: Times,
+    plan: Plan | None,
+    optimizer_class: type[Optimizer] | None,
+    *,
+    grow: Operator | None,
+    deeper: GrowthStep | None,
+    rules: RuleSet | None,
+    warns: bool,
+) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """The groups of the grown optimizer as a state dict has them, and each state by name and key, not written yet."""
     check_rules(rules, None if deeper is None else deeper.layers)
     model = sketch_model(source.config)
     if plan is None:
         plan = ConfigFamily(source.config).plan(times, initial=False)
     plan = match_plan(model, plan)
     plan.check(model, "narrow")
-    narrow = read_optimizer(Path(path), model, mmap=True)
+    narrow = read_optimizer(path, model, mmap=True)
     order, whole = [name for names, _ in narrow.groups for name in names], plan
     later, joined = Plan({}), dict[str, tuple[str, ...]]()
     if deeper is not None:
@@ -470,9 +546,7 @@ def widen_optimizer_file(
     kept = zip(narrow.groups, added, strict=True)
     narrow = replace(narrow, groups=[(names, {**hyper, **more}) for (names, hyper), more in kept])
     copies = grow is None or grow.needs_multiples
-    groups = _groups(narrow, whole, order, traits_of(cls), warns=out is not None and copies)
-    if out is not None:
-        write_optimizer(Path(out), groups, pieces)
+    return _groups(narrow, whole, order, traits_of(cls), warns=warns and copies), pieces
 
 
 def _groups(

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from mupscale.checks import verify as train_both
 from mupscale.core import Axis, Entry, Plan, naming
-from mupscale.growth import widen
+from mupscale.growth import is_replica, widen
 from mupscale.hf.describe import (
     Batch,
+    Times,
     in_one_line,
     make_batches,
     memory_shortage,
@@ -28,8 +29,8 @@ from mupscale.hf.describe import (
     transformers_config,
     with_layers,
 )
-from mupscale.hf.files import OPTIMIZER_FILE, Source, open_source
-from mupscale.hf.training import decay_groups, match_plan
+from mupscale.hf.files import OPTIMIZER_FILE, Source, open_source, plan_growth
+from mupscale.hf.training import compare_optimizer_file, decay_groups, match_plan
 from mupscale.hf.verification.relation import (
     FreshGrowth,
     Relation,
@@ -379,6 +380,11 @@ def _optimizer(model: nn.Module, batch: Batch) -> tuple[torch.optim.Optimizer, f
 
 
 _BATCHES = 8  # of training, used in turn
+_OF_STATE = 1e-6  # what state in float32 may be rounded by
+_STATE_ADVICE = (
+    "The wide optimizer's file does not hold what the small one's becomes: it was changed or trained since, or another "
+    "saved optimizer was grown (--optimizer)."
+)
 _FILES_ADVICE = (
     "It does not match the small one, grown as mupscale.json says: the file was changed or trained since, SMALL is a "
     "different checkpoint, or a different description made it."
@@ -405,14 +411,16 @@ def verify(
 ) -> Comparison:
     """Compare two checkpoints (folders, or models already built): their files, their outputs, their training.
 
-    The tensors of WIDE are compared with those of SMALL, grown as mupscale.json says, noise included. Both models then
-    compute on the same random tokens, pixels or `text`. train: so many steps of AdamW with weight decay, an eps that
-    matters and clipping that binds. tolerance: by default 1e-10 in float64, 1e-4 in float32 (ten times that after
-    training), also for files that had to round; the weights before rounding, grown once more in memory, must be closer.
-    With noise, fresh units or copied layers the two are not meant to compute the same: the table tells how far outputs
+    The tensors of WIDE are compared with those of SMALL, grown as mupscale.json says, noise included; and so is a saved
+    optimizer (optimizer.pt) where both have one, with its state and learning rates. Both models then compute on the
+    same random tokens, pixels or `text`. train: so many steps of AdamW with weight decay, an eps that matters and
+    clipping that binds. tolerance: by default 1e-10 in float64, 1e-4 in float32 (ten times that after training),
+    also for files that had to round; the weights before rounding, grown once more in memory, must be closer. With
+    noise, fresh units or copied layers the two are not meant to compute the same: the table tells how far outputs
     moved, which is fine while they are finite and the files are what the record says, or within a tolerance that is
-    given. Without the noise, outputs and training must be the same; so must outputs with new units silenced or, of a
-    lossless growth, with norms' eps scaled. plan: by its names, without a record. trust_remote_code: run SMALL's code.
+    given. Without the noise, outputs and training must be the same; so must outputs with new units silenced or, of
+    a lossless growth, with norms' eps scaled. plan: by its names, without a record. trust_remote_code: run SMALL's
+    code.
 
     >>> import tempfile, transformers, mupscale.hf
     >>> folder = tempfile.TemporaryDirectory()
@@ -430,7 +438,7 @@ def verify(
     rows, first = ([], None) if relation is None else _compare_files(relation)
     ours, theirs, notes = _both_models(small, wide, relation, precision, train, device)
     if relation is not None and (relation.wide.folder / OPTIMIZER_FILE).exists():
-        notes.append(f"Not compared: {OPTIMIZER_FILE}, the optimizer's state and learning rates.")
+        first = first or _compare_optimizer(relation, rows, notes)
     batches = _batches(ours, relation, max(2, min(train + 1, _BATCHES)), tokens, seed, text, device, trust_remote_code)
     pair = _Pair(ours, theirs, relation, batches, train, rows, first, notes)
     with KeepDouble() if precision == torch.float64 else nullcontext():
@@ -510,12 +518,12 @@ class _Pair:
 
     def _compare_fresh(self, fresh: FreshGrowth, limits: _Limits) -> Comparison:
         """Outputs as they are, and once more where they must be the same."""
-        outputs = self._outputs()
+        outputs, before = self._outputs(), len(self.rows)
         self._add(outputs, limits.without_noise if fresh.same_as_they_are else limits.as_they_are, fresh.note)
         if fresh.condition and self.first is None:  # on weights grown anew, which says nothing of files that differ
             fresh.silence(self.small, self.wide)
             self._add(self._outputs(), limits.without_noise, condition=fresh.condition)
-        self.notes += fresh.notes(self.train, same=all(row.ok for row in self.rows[2:]))
+        self.notes += fresh.notes(self.train, same=all(row.ok for row in self.rows[before:]))
         told = fresh.as_recorded(*max(outputs.differences.items(), key=lambda item: item[1]))
         return self._comparison(outputs, as_recorded=told)
 
@@ -582,6 +590,31 @@ def _compare_files(relation: Relation) -> tuple[list[ComparisonRow], Difference 
             f"new {' and '.join(parts)} in the files", new, limit, "as recorded" if relation.deepened else "as drawn"
         ),
     ], first
+
+
+def _compare_optimizer(relation: Relation, rows: list[ComparisonRow], notes: list[str]) -> Difference | None:
+    """A row for the saved optimizer beside the wide checkpoint, or a note that says why there is none."""
+    wider = [growth for growth in relation.growths if growth.is_width]
+    small, wide = (source.folder / OPTIMIZER_FILE for source in (relation.small, relation.wide))
+    if not small.exists():
+        notes.append(f"Not compared: {OPTIMIZER_FILE}, since {relation.small.folder} holds none.")
+        return None
+    if len(wider) > 1 or len(relation.deepened) > 1 or (wider and relation.growths[0] is not wider[0]):
+        notes.append(f"Not compared: {OPTIMIZER_FILE}, since it grew several times.")
+        return None
+    width, deeper = (next(iter(growths), None) for growths in (wider, relation.deepened))
+    times, grow = (Times(), None) if width is None else (width.times, width.grow)
+    drawn, recorded = grow is not None and not is_replica(grow), relation.plan if deeper is None else None
+    source = relation.small
+    try:
+        given = source.config, times, source.shapes
+        plan = plan_growth(relation.before, *given, recorded=recorded, initial=drawn)[1]
+        name, far = compare_optimizer_file(small, wide, source, relation.wide.config, times, plan, grow, deeper)
+    except MupscaleError as error:
+        notes.append(f"Not compared: {OPTIMIZER_FILE}, since {error}")
+        return None
+    rows.append(ComparisonRow(OPTIMIZER_FILE, far, _OF_STATE))
+    return None if far <= _OF_STATE else Difference(name, "parameter", far, _STATE_ADVICE)
 
 
 def _both_models(
