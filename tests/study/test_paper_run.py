@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from mupscale import sweep as sweep_package
 from mupscale.growth.noise import SignalNoise
 from mupscale.study import ContenderRuns, StudySummary, estimate_paper, run_paper
 from mupscale.study.contenders import COPIES, contender_named
 from mupscale.study.paper import Choice, PaperStudy
-from mupscale.sweep import Cell, Space, Sweep, Tried
+from mupscale.sweep import Cell, Space, Sweep, SweepJob, Tried
 from mupscale.system.errors import MupscaleError
 from mupscale.system.seeds import derive
 from mupscale.train import Growth, Recipe, Schedule, Seeds, Spec, find_checkpoint, read_snapshot, run_recipe
@@ -517,3 +518,29 @@ def test_a_small_base_model_that_diverges_is_one_sentence(tmp_path: Path) -> Non
     broken = small(optimizer=Spec("torch.optim.SGD", {"lr": 0.1}))
     with pytest.raises(MupscaleError, match="small base model of width 4 diverged at learning rate 1e"):
         run_quietly(tmp_path / "run", broken, settings(lrs=[1e200]))
+
+
+@pytest.mark.parametrize("kind", [pytest.param("gpt2-heads", marks=pytest.mark.slow), "mlp"])
+def test_the_embeddings_factor_is_tuned_at_the_small_width_and_taken_along(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sweep 1 tries each factor with each rate; all that is trained afterwards has the best one."""
+
+    def scored(job: SweepJob, *_: Any, **__: Any) -> Sweep:
+        """A sweep whose losses are read off the recipes: the MLP has no embeddings to train."""
+        losses = {cell: 1 / job.recipes(cell)[0].rules.embeddings + cell.lr for cell in job.space.cells}
+        return Sweep(job.name, [Tried(*cell, [x]) for cell, x in losses.items()], second=job.space.second)
+
+    if kind == "mlp":
+        monkeypatch.setattr(sweep_package, "run_sweep", scored)
+        monkeypatch.setattr(PaperStudy, "_train_small", lambda *_: None)
+    how = settings(lrs=[0.01, 0.02], embeddings=[0.5, 8.0], grown_lrs=[0.02], noises=[0.3])
+    tuned = PaperStudy(small(kind), replace(how, storage=f"journal:{tmp_path}/log"), tmp_path / "run", quiet)
+    tuned.tune()
+    first, second = tuned.sweeps
+    losses = {trial.cell: trial.loss or 0 for trial in first.trials}
+    assert losses.keys() == {(lr, factor) for lr in (0.01, 0.02) for factor in (0.5, 8.0)}
+    assert len(set(losses.values())) == 4
+    assert tuned.recipe.rules.embeddings == min(losses, key=lambda cell: losses[cell]).noise
+    assert (first.second, second.second) == ("embeddings", "noise")
+    assert tuned.trainer.recipe_of(tuned.system.base_model(0.01, 0)).rules == tuned.recipe.rules

@@ -15,7 +15,7 @@ from mupscale.engine import Outcome, train_many
 from mupscale.sweep import SweepJob, run_sweep
 from mupscale.sweep.pruning import HALVING, MEDIAN, PruningRule
 from mupscale.sweep.search import combine_seeds
-from mupscale.sweep.space import Cell, Space, Sweep, Tried
+from mupscale.sweep.space import Cell, Space, Sweep, Tried, sweep_remarks
 from mupscale.sweep.storage import PATIENCE, Storage
 from mupscale.sweep.trials import SweepTrials, trial_state
 from mupscale.system import MupscaleError, parse_record
@@ -195,6 +195,26 @@ def test_random_draws_the_same_cells_whoever_draws_them(tmp_path: Path) -> None:
     assert found == cells
 
 
+def test_factors_of_the_embeddings_rate_are_searched_as_noise_is(tmp_path: Path) -> None:
+    """Without a zero, on a logarithmic scale, and one factor in one batch, which trains as one program."""
+    space = Space((0.01, 0.1), (4.0, 1.0), "embeddings")
+    assert space.noises == (1.0, 4.0)
+    made = study(f"journal:{tmp_path}/log", space)
+    first = made.take(3, "me")
+    assert list(first.values()) == [Cell(0.01, 1.0), Cell(0.1, 1.0)]
+    for number, cell in (first | made.take(3, "me")).items():
+        made.finish(number, finished(cell, loss=10 - cell.noise), 1.0)
+    results = made.read_results()
+    assert (results.best.cell, results.second) == (Cell(0.01, 4.0), "embeddings")
+    assert made.known[0].params == {"lr": 0.01, "embeddings": 1.0}
+    assert "the best embeddings, 4, is the largest tried: try 4, 16, 64" in sweep_remarks(results)
+    drawn = study(f"journal:{tmp_path}/log", space, name="drawn", sampler="random", trials=20)
+    assert all(1 <= cell.noise <= 4 for cell in drawn.to_do)
+    assert len({cell.noise for cell in drawn.to_do}) > 10
+    with pytest.raises(MupscaleError, match="at least one factor of the embeddings' rate, and all of them above 0"):
+        Space((0.1,), (0.0, 1.0), "embeddings")
+
+
 # ------------------------------------------------------------------------------------------------ pruning
 
 
@@ -214,8 +234,8 @@ def judge(
     ]
     for number, trial in enumerate(trials):
         trial.number = number
-    levels = sorted({noise for _, noise in values})
-    behind = rule.find_behind(trials, step, 100, levels)
+    space = Space((1.0,), tuple(noise for _, noise in values))
+    behind = rule.find_behind(trials, step, 100, space)
     return {cell for number, cell in enumerate(values) if number not in behind}
 
 

@@ -161,7 +161,8 @@ equally often, and the outputs stay if --top-k grows as much. To grow the width 
 
 A folder of torch.distributed.checkpoint (DCP), such as torchtitan writes, grows with its optimizer. It does not
 describe its model, so name your function that builds it (--model) and the sizes to grow to (--to); a number of layers
-may be one of them. Under torchrun, processes divide the work.
+may be one of them. --experts and --top-k are the function's arguments experts and top_k. Under torchrun, processes
+divide the work.
 
 Tensors are processed in pieces, so a model of any size needs little memory. The file mupscale.json next to the weights
 lets mupscale.hf.param_groups set the learning rate of every parameter from the small model's. OUT appears only when it

@@ -242,6 +242,8 @@ def sweep_command(words: list[str]) -> int:
             show(f"{sweep.name}: {sentence}")
     choice = tuned.choice
     chosen = f"learning rate {choice.base_lr:g}; to grow: noise {choice.noise:g}, lr {choice.lr:g}"
+    if settings.embeddings:
+        chosen += f"; rules.embeddings {tuned.recipe.rules.embeddings:g}"
     show(*tuned.sentences, f"For the large models: {chosen}")
     return 0
 

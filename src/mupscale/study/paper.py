@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from mupscale.checks import CoordCheck, coord_check
-from mupscale.core import WholeWidth, Width
+from mupscale.core import RuleSet, WholeWidth, Width
 from mupscale.engine import Outcome, lowest_loss_bar
 from mupscale.growth import SignalNoise
 from mupscale.study.contenders import (
@@ -211,6 +211,8 @@ class PaperStudy:
         self.own_lr = float(self.recipe.optimizer.init_args["lr"])
         self.rates = self.settings.rates(self.own_lr)
         self.space = Space(tuple(self.settings.grown_lrs or self.rates), tuple(self.settings.noises))
+        factors = tuple(self.settings.embeddings)
+        self.first_space = Space(tuple(self.rates), factors, "embeddings") if factors else Space(tuple(self.rates))
 
     @property
     def remarks(self) -> list[str]:
@@ -224,13 +226,14 @@ class PaperStudy:
         """Run Sweep 1 at the largest small width and Sweep 2 at each of them, and choose."""
         self.trainer.make_folder()
         base_lr, seeds = self.rates[0], range(self.settings.small_seeds)
-        if len(self.rates) > 1:
+        if len(self.first_space.cells) > 1:
             largest = self.small[-1]
             name = f"sweep-1-width-{Width.of(largest.narrow).label}"
-            space = Space(tuple(self.rates))
-            first = self._sweep(name, (None, largest.narrow), space, _base_model(largest), seeds, worker)
+            first = self._sweep(name, (None, largest.narrow), self.first_space, _base_model(largest), seeds, worker)
             base_lr = first.best.lr
             self.sweeps.append(first)
+            if not self.first_space.has_noise:
+                self._use_rules(replace(self.recipe.rules, embeddings=first.best.noise))
         pairs: list[tuple[float, Sweep]] = []
         for small in self.small:
             self._train_small(small, base_lr)
@@ -242,6 +245,12 @@ class PaperStudy:
         optimum, self.sentences = extrapolate(pairs, Width.of(self.system.narrow).size)
         self.choice = self._choose(optimum, base_lr, pairs[-1][1])
         return self.choice
+
+    def _use_rules(self, rules: RuleSet) -> None:
+        """Go on by other rules, which hold for every width."""
+        command, self.recipe = self.trainer.command, replace(self.recipe, rules=rules)
+        self.__post_init__()
+        self.trainer.command = command
 
     def _train_small(self, small: System, lr: float) -> None:
         """The small base models that Sweep 2 grows."""
@@ -308,7 +317,10 @@ class PaperStudy:
             self.note(announce(name, f"{count_of(count, 'trial')}{each}", f"width {shown}", steps, left, count))
 
         def recipes(cell: Cell) -> list[Recipe]:
-            return [replace(self.trainer.recipe_of(stretch(cell, seed)), out=None) for seed in seeds]
+            found = [replace(self.trainer.recipe_of(stretch(cell, seed)), out=None) for seed in seeds]
+            if space.has_noise:
+                return found
+            return [replace(one, rules=replace(one.rules, embeddings=cell.noise)) for one in found]
 
         leaves = [self.protocol.identify(stretch(space.cells[-1], seed)) for seed in seeds]
         searched = [leaves, space.lrs, space.noises, sampler, settings.trials, settings.pruner]
@@ -339,7 +351,7 @@ class PaperStudy:
                 on_start=begin,
             )
         best = sweep.best
-        noise = f"noise {best.noise:.3g} and " if len(space.noises) > 1 else ""
+        noise = f"{space.second} {best.noise:.3g} and " if len(space.noises) > 1 else ""
         self.note(f"  loss {best.loss:.4f} with {noise}learning rate {best.lr:.3g}, the best")
         return sweep
 
@@ -554,10 +566,10 @@ def estimate_paper(recipe: Recipe, settings: StudySettings, folder: str | Path) 
         some = [stretch(cells[0], seed) for seed in range(settings.small_seeds)]
         return [replace(each, order=10 + number) for number in range(count) for each in some]
 
-    if len(study.rates) > 1:
+    if (count := len(study.first_space.cells)) > 1:
         largest = study.small[-1]
         name = f"sweep-1-width-{Width.of(largest.narrow).label}"
-        stages[name] = trials(_base_model(largest), len(study.rates))
+        stages[name] = trials(_base_model(largest), count)
     for small in study.small:
         label = Width.of(small.narrow).label
         stages[f"small-width-{label}"] = [small.base_model(lr, seed) for seed in range(settings.small_seeds)]

@@ -31,6 +31,8 @@ class StudySettings:
         widths: small widths to tune at, e.g. [64, 128]. The study tunes at the first and forecasts from all; --paper
             tunes at all and extrapolates (default: about 1/8 and 1/4 of the base model's width)
         lrs: learning rates to try at the small width (default: the optimizer's, times 1/4 to 4)
+        embeddings: factors of the embeddings' learning rate to try, each with every one of lrs, in the paper's Sweep 1;
+            the large models have the best one, too (default: the rules' own)
         grown_lrs: learning rates to try after growing, in the paper's Sweep 2 (default: lrs)
         noises: noise levels to try for copies, in the unit of the growth event (noise_unit if there is none); in init,
             the default, 1 is the size of a fresh initialisation
@@ -61,6 +63,7 @@ class StudySettings:
 
     widths: list[WholeWidth] = field(default_factory=list)
     lrs: list[float] = field(default_factory=list)
+    embeddings: list[float] = field(default_factory=list)
     grown_lrs: list[float] = field(default_factory=list)
     noises: list[float] = field(default_factory=lambda: [0.5, 1.0, 2.0, 4.0])
     prune: float = 0.1
@@ -85,7 +88,7 @@ class StudySettings:
                 raise MupscaleError(f"{recipe_entry(f'study.{name}')} is {value}, but must be at least {least}")
         if not 0 <= self.prune < math.inf:
             raise MupscaleError(f"{recipe_entry('study.prune')} is {self.prune!r}, but must be a number of at least 0")
-        for name in ("lrs", "grown_lrs", "budgets", "noises"):
+        for name in ("lrs", "embeddings", "grown_lrs", "budgets", "noises"):
             for value in getattr(self, name):
                 if not 0 <= value < math.inf or (value == 0 and name != "noises"):
                     lowest = "0 or more" if name == "noises" else "above 0"

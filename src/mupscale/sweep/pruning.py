@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
+    from mupscale.sweep.space import Space
+
 
 @dataclass(frozen=True)
 class PruningRule:
@@ -37,14 +39,17 @@ class PruningRule:
         """The rungs in steps, each once, none at the very beginning or the end."""
         return sorted({round(rung * steps) for rung in self.rungs} - {0, steps})
 
-    def find_behind(self, trials: Iterable[FrozenTrial], step: int, steps: int, levels: Sequence[float]) -> set[int]:
+    def find_behind(self, trials: Iterable[FrozenTrial], step: int, steps: int, space: Space) -> set[int]:
         """The numbers of the trials to stop at this step; noise between two levels counts as the nearer one."""
         rung = min(range(len(self.rungs)), key=lambda i: abs(self.rungs[i] * steps - step))  # a curve's nearest point
         before = self.rungs[rung - 1] * steps if rung else None
         values = {
-            trial.number: (_level(trial.params["noise"], levels), _expected_final_loss(trial, step, before, steps))
+            trial.number: (
+                _level(trial.params[space.second], space.noises),
+                _expected_final_loss(trial, step, before, steps),
+            )
             for trial in trials
-            if step in trial.intermediate_values and "noise" in trial.params
+            if step in trial.intermediate_values and space.second in trial.params
         }
         compared: dict[float, list[float]] = {}  # by noise at the first rung, all in one list later
         for level, loss in values.values():

@@ -18,7 +18,7 @@ from mupscale.train import MAY_CHANGE, Recipe
 
 
 class Cell(NamedTuple):
-    """One choice of hyperparameters."""
+    """One choice of hyperparameters; of a space whose second quantity is not the noise, that stands in its place."""
 
     lr: float
     noise: float
@@ -26,10 +26,11 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Space:
-    """A grid of learning rates × noise levels, both in ascending order.
+    """A grid of learning rates × noise levels, both in ascending order; or × factors of the embeddings' rate.
 
     Noise levels beside 0 are what Sweep 2 searches; 0 itself is always one of them, since it is training on without
     upscaling (the paper's 'Equivalence at zero noise'). A space with 0 alone is one of learning rates: Sweep 1.
+    second: "embeddings" where `noises` are values of RuleSet.embeddings instead, all above 0.
 
     >>> from mupscale.sweep import Space
     >>> space = Space(lrs=(0.2, 0.1), noises=(1.0,))
@@ -41,12 +42,21 @@ class Space:
 
     lrs: tuple[float, ...]
     noises: tuple[float, ...] = (0.0,)
+    second: Literal["noise", "embeddings"] = "noise"
 
     def __post_init__(self) -> None:
         check_learning_rates(self.lrs)
-        _check_numbers("noise level", self.noises)
-        for name, values in (("lrs", self.lrs), ("noises", (0.0, *self.noises))):
+        _check_numbers("noise level" if self.has_noise else "factor of the embeddings' rate", self.noises)
+        if not self.has_noise and (not self.noises or 0 in self.noises):
+            raise MupscaleError("a sweep needs at least one factor of the embeddings' rate, and all of them above 0")
+        zero = (0.0,) if self.has_noise else ()
+        for name, values in (("lrs", self.lrs), ("noises", (*zero, *self.noises))):
             object.__setattr__(self, name, tuple(sorted({float(value) for value in values})))
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether the second quantity is the noise."""
+        return self.second == "noise"
 
     @property
     def cells(self) -> list[Cell]:
@@ -91,6 +101,8 @@ class SweepJob:
         recipe["optimizer"]["init_args"].pop("lr", None)
         searched = {"lrs": self.space.lrs, "noises": self.space.noises, "steps": self.steps, "measure": self.measure}
         seeds = [asdict(one.seeds) for one in recipes]
+        if not self.space.has_noise:
+            searched["second"] = self.space.second
         return {**searched, "width": self.width, "start": self.start, "recipe": recipe, "seeds": seeds}
 
 
@@ -262,7 +274,7 @@ def _near_divergence(sweep: Sweep) -> Iterator[str]:
         return
 
     def describe(trial: Tried) -> str:
-        noise = f" and noise {trial.noise:.3g}" if len(sweep.grid.noises) > 1 else ""
+        noise = f" and {sweep.second} {trial.noise:.3g}" if len(sweep.grid.noises) > 1 else ""
         return f"learning rate {trial.lr:.3g}{noise}"
 
     safe = [(loss, trial) for loss, trial in sweep.finished if not _diverged_beside(sweep, trial)]
@@ -289,7 +301,7 @@ def edge_remarks(sweep: Sweep) -> Iterator[str]:
     """The optimum on the edge of the grid, and the range to try next in the grid's own ratio."""
     best, has_zero = sweep.best, any(trial.noise == 0 for trial in sweep.trials)  # which a space always has
     noises = [noise for noise in sweep.grid.noises if noise or has_zero]
-    for what, value, tried in (("learning rate", best.lr, sweep.grid.lrs), ("noise", best.noise, noises)):
+    for what, value, tried in (("learning rate", best.lr, sweep.grid.lrs), (sweep.second, best.noise, noises)):
         at = _nearest(tried, value)
         if len(tried) > 1 and at == 0 < tried[0]:  # below no noise there is nothing
             yield _edge(what, value, "smallest", tried[0], tried[0] / tried[1])

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
@@ -69,10 +69,10 @@ class SweepTrials:
             )
         )
         self.id = storage.use(lambda: storage.optuna.get_study_id_from_name(job.study_name))
-        rates, most = job.space.lrs, job.space.noises[-1]
+        rates, levels, log = job.space.lrs, job.space.noises, not job.space.has_noise
         self.ranges = {
             "lr": optuna.distributions.FloatDistribution(rates[0], rates[-1], log=True),
-            "noise": optuna.distributions.FloatDistribution(0.0, most),
+            job.space.second: optuna.distributions.FloatDistribution(levels[0], levels[-1], log=log),
         }
         self._description = json.loads(json.dumps(job.description()))
         self.check_description()
@@ -178,6 +178,8 @@ class SweepTrials:
         for cell in chain(islice(self.to_do, start, None), islice(self.to_do, start)):
             if len(chosen) >= count:
                 break
+            if chosen and not self.job.space.has_noise and cell.noise != chosen[0].noise:
+                continue  # one program has one set of rules
             limit = self._companies.get(cell, count)
             if limit > len(chosen):
                 chosen.append(cell)
@@ -198,7 +200,7 @@ class SweepTrials:
         more = {"retry_of": died[0]} if died else {}
         trial = create_trial(
             state=TrialState.RUNNING,
-            params=cell._asdict(),
+            params=dict(zip(self.ranges, cell, strict=True)),
             distributions=self.ranges,
             user_attrs={"cell": list(cell), "worker": worker, "company": company, **more},
         )
@@ -235,7 +237,7 @@ class SweepTrials:
             return set()
         trials = self.storage.use(lambda: self.storage.optuna.get_all_trials(self.id, deepcopy=False))
         compared = [trial for trial in trials if trial_state(trial) in _COUNTING]
-        return self.rule.find_behind(compared, step, self.job.steps, self.job.space.noises)
+        return self.rule.find_behind(compared, step, self.job.steps, self.job.space)
 
     def finish(self, number: int, found: Tried, seconds: float) -> bool:
         """Store the result of a trial; False if somebody else has ended it in the meantime."""
@@ -290,7 +292,8 @@ class SweepTrials:
         """Refuse a sweep of which trials are missing: its best trial may be one of them."""
         if not self.given_up:
             return
-        shown = [f"lr {cell.lr:g} and noise {cell.noise:g} ({why})" for cell, why in list(self.given_up.items())[:3]]
+        second = self.job.space.second
+        shown = [f"lr {cell.lr:g} and {second} {cell.noise:g} ({why})" for cell, why in list(self.given_up.items())[:3]]
         more = f", and {len(self.given_up) - len(shown)} more" if len(self.given_up) > len(shown) else ""
         raise MupscaleError(
             f"{self.job.study_name} is not complete, and nothing is chosen from it: {len(self.given_up)} of "
@@ -314,6 +317,7 @@ class SweepTrials:
             measure=job.measure,
             sampler=job.sampler,
             seconds=math.fsum(_stored_result(trial).seconds for trial in ended),
+            second=job.space.second,
         )
 
 
@@ -327,11 +331,16 @@ def _planned_cells(job: SweepJob) -> list[Cell]:
         return space.cells
     count = min(len(space.lrs), max(1, (job.trials or 1) // 3))
     spread = [round((i + 0.5) * len(space.lrs) / count - 0.5) for i in range(count)]
-    planned = dict.fromkeys(Cell(space.lrs[i], 0.0) for i in spread)
-    draw, rates = random.Random(job.seed), (math.log(space.lrs[0]), math.log(space.lrs[-1]))
+    planned = dict.fromkeys(Cell(space.lrs[i], space.noises[0]) for i in spread)
+    draw = random.Random(job.seed)
+
+    def draw_log(values: Sequence[float]) -> float:
+        drawn = math.exp(draw.uniform(math.log(values[0]), math.log(values[-1])))
+        return min(max(drawn, values[0]), values[-1])
+
     while job.sampler == "random" and len(planned) < (job.trials or 0):
-        lr = min(max(math.exp(draw.uniform(*rates)), space.lrs[0]), space.lrs[-1])
-        planned[Cell(lr, draw.uniform(0.0, space.noises[-1]))] = None
+        lr = draw_log(space.lrs)
+        planned[Cell(lr, draw.uniform(0.0, space.noises[-1]) if space.has_noise else draw_log(space.noises))] = None
     return list(planned)
 
 
@@ -390,7 +399,8 @@ def _cell_of(trial: FrozenTrial) -> Cell | None:
         if not isinstance(cell, list | tuple) or len(cell) != 2 or not all(type(x) in (int, float) for x in cell):
             raise MupscaleError(f"trial {trial.number} of the study: its cell is {show_short(cell)}, not two numbers")
         return Cell(*cell)
-    return Cell(trial.params["lr"], trial.params["noise"]) if {"lr", "noise"} <= trial.params.keys() else None
+    second = next((name for name in ("noise", "embeddings") if name in trial.params), None)
+    return Cell(trial.params["lr"], trial.params[second]) if second and "lr" in trial.params else None
 
 
 def read_result(trial: FrozenTrial, steps: int, seeds: int) -> Tried:
