@@ -113,6 +113,20 @@ def test_a_model_that_somebody_else_built_counts_as_tried() -> None:
         mu.Family(build, base={"width": 8, "depth": 2}).upscale(build(8, 2), width={"width": 16}, exact=True)
 
 
+@pytest.mark.parametrize("rule", ["none", "complete", "sqrt"])
+def test_the_plan_of_a_growth_by_copied_blocks_has_the_rates_of_the_rule(rule: Any) -> None:
+    """Under the square root it was refused for want of a batch, which the family has."""
+    narrow, wide = {"width": 8, "depth": 2}, {"width": 16, "depth": 4}
+    plan = family(rule).growth_plan(narrow, wide, (mu.Copies(), mu.Stack()))
+    assert plan["h.3.mlp.c_fc.weight"].constants.depth == (1 if rule == "none" else 2)
+
+
+def test_a_family_without_a_depth_has_its_members_at_none() -> None:
+    one = mu.Family(lambda width: build(width, 2), base=8)
+    assert (one.depth_size, one.depth_of(one.build(8))) == (None, 0)
+    assert one.plan(16) == one.at(0).plan(16)
+
+
 def test_a_family_says_what_it_is() -> None:
     assert repr(family("complete")) == (
         "Family(width, depth, base={'width': 8, 'depth': 2}, init_at={'width': 64, 'depth': 2}, rules='depth=complete')"

@@ -20,6 +20,7 @@ from mupscale.train import (
     MAY_CHANGE,
     Checkpoints,
     Evaluation,
+    Filling,
     Growth,
     Recipe,
     Schedule,
@@ -218,6 +219,15 @@ def test_a_recipe_comes_back_from_json() -> None:
         "steps",
         "batch",
     ]  # every field that has a default was put to the test
+
+
+def test_what_fills_new_units_is_defined_once() -> None:
+    """A recipe that starts from a checkpoint and a growth event have the same fields for it."""
+    names = [each.name for each in fields(Filling)]
+    told = {"how": "fresh", "outgoing": 0.5, "deepen": "stack"}
+    assert recipe(start="a.safetensors", **told).filling == Growth(5, 16, **told).filling  # type: ignore[arg-type]
+    assert names == list(Growth(5, 16).filling)
+    assert not {*names} & {*Growth.__annotations__, *Recipe.__annotations__}
 
 
 def test_rules_of_a_recipe() -> None:

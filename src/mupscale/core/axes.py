@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -174,7 +175,7 @@ def _copy(narrow: Tensor, axes: Mapping[int, Axis], out: Tensor, scale: float) -
 def _broadcast(source: Tensor, target: Tensor, copied: Sequence[int]) -> None:
     """target ← source, whose `copied` dimensions have size 1; short innermost runs go copy by copy."""
     inner = copied[-1]
-    if _size_after(target, inner) >= _SHORT_RUN:
+    if math.prod(target.shape[inner + 1 :]) >= _SHORT_RUN:
         target.copy_(source)
         return
     first = target
@@ -201,13 +202,6 @@ def _are_pairs(source: Tensor, target: Tensor, inner: int) -> bool:
         return False
     # files are mapped into memory at any multiple of 8, and some CPUs write a pair only where its own size divides
     return target.data_ptr() % (2 * target.element_size()) == 0 and all(n % 2 == 0 for n in target.stride()[:inner])
-
-
-def _size_after(tensor: Tensor, dim: int) -> int:
-    size = 1
-    for n in tensor.shape[dim + 1 :]:
-        size *= n
-    return size
 
 
 def places(axis: Axis, n: int) -> Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -42,22 +42,14 @@ _SHAPES = 5  # columns of the first part, where the table is cut in two
 _WIDTH, _UNLIMITED = 80, 1 << 20
 
 
-class PlannedShape(NamedTuple):
-    """What of a parameter's entry a table shows."""
-
-    narrow: tuple[int, ...]
-    wide: tuple[int, ...]
-    rule: Rule
-
-
-def plan_rows(shapes: Mapping[str, PlannedShape]) -> list[tuple[str, ...]]:
+def plan_rows(entries: Mapping[str, Entry]) -> list[tuple[str, ...]]:
     """One row for each group of alike parameters, under HEADER."""
-    groups: dict[tuple[str, PlannedShape], list[str]] = {}
-    for name, shape in shapes.items():
-        groups.setdefault((pattern_of_name(name), shape), []).append(name)
+    groups: dict[tuple[str, Shape, Shape, Rule], list[str]] = {}
+    for name, entry in entries.items():
+        groups.setdefault((pattern_of_name(name), entry.narrow, entry.wide, entry.rule), []).append(name)
     return [
-        (name_of_group(names), shapes_in_words(*shape[:2]), *_numbers(shape.rule))
-        for (_, shape), names in groups.items()
+        (name_of_group(names), shapes_in_words(narrow, wide), *_numbers(rule))
+        for (_, narrow, wide, rule), names in groups.items()
     ]
 
 
@@ -180,13 +172,13 @@ class Plan:
         if self.has_new_parts:
             words = wrap_text(blocks_in_words(self.sources, self.rules))
             return f"{text_table(BLOCK_HEADER, block_rows(self.sources), left=3)}\n{words}"
-        return plan_as_text(self._table_rows(), self._tried())
+        return plan_as_text(plan_rows(self.parameters), self._tried())
 
     def _repr_html_(self) -> str:
         """The same table in a notebook."""
         if self.has_new_parts:
             return html_table(BLOCK_HEADER, block_rows(self.sources), blocks_in_words(self.sources, self.rules))
-        return html_table(HEADER, self._table_rows(), self._tried())
+        return html_table(HEADER, plan_rows(self.parameters), self._tried())
 
     def _tried(self) -> str:
         return tried_in_words(self.tried_by, copies=not self.mup)
@@ -247,9 +239,6 @@ class Plan:
     def has_experts(self) -> bool:
         """Whether parts of the larger model are copies that share a gradient."""
         return any(source.kind == "expert" for source in self.sources.values())
-
-    def _table_rows(self) -> list[tuple[str, ...]]:
-        return plan_rows({name: PlannedShape(e.narrow, e.wide, e.rule) for name, e in self.parameters.items()})
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.parameters)

@@ -22,6 +22,7 @@ from mupscale.growth import (
     Grow,
     Noise,
     Operator,
+    cannot_be_identity,
     check_goes_with,
     is_replica,
     plan_depth,
@@ -221,10 +222,7 @@ class Family(BuiltMembers):
                     )
             if not any(path in written for path in paths):
                 source, reason = next((path, reasons[path]) for path in base[one.path])
-                raise MupscaleError(
-                    f"'{source}' cannot start as identity: {reason}. Grow by Stack(), which copies blocks and changes "
-                    "the function, or widen the model instead"
-                )
+                raise cannot_be_identity(source, reason)
         return written
 
     def _base_writers(self, inputs: Any) -> tuple[dict[str, Writers], dict[str, str]]:

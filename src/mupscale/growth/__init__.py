@@ -16,19 +16,26 @@ experts          which tensor each expert of a mixture is a copy of, and what it
 depth_plans      what new blocks are, and which tensor of the shallow model each of the deep one's is made of
 """
 
-from mupscale.growth.copies import Copies, NaiveCopies, Net2Net
-from mupscale.growth.depth_plans import DepthOperator, Identity, Place, Stack, plan_depth, with_depth
+from mupscale.growth.copies import Copies, Net2Net
+from mupscale.growth.depth_plans import (
+    DepthOperator,
+    Identity,
+    Place,
+    Stack,
+    cannot_be_identity,
+    plan_depth,
+    with_depth,
+)
 from mupscale.growth.draws import NewTensor, draw_normal, standard_normal
 from mupscale.growth.experts import Experts, plan_experts
 from mupscale.growth.fresh import Fresh, FreshTensor, FreshValues, Region
-from mupscale.growth.lossless import difference_of_outputs, gain_factor, obstacles, without_gains
+from mupscale.growth.lossless import gain_factor, obstacles, without_gains
 from mupscale.growth.noise import (
     GaussianNoise,
     Noise,
     SignalNoise,
     Unit,
     as_noise,
-    check_noise,
     check_spread,
     perturb,
     unit_std,
@@ -82,7 +89,6 @@ __all__ = [
     "GaussianNoise",
     "Grow",
     "Identity",
-    "NaiveCopies",
     "Net2Net",
     "NewTensor",
     "Noise",
@@ -96,13 +102,12 @@ __all__ = [
     "Unit",
     "as_noise",
     "axes_of_state",
+    "cannot_be_identity",
     "check_goes_with",
-    "check_noise",
     "check_operator",
     "check_spread",
     "check_written",
     "choose_operator",
-    "difference_of_outputs",
     "draw_normal",
     "dress_like",
     "gain_factor",

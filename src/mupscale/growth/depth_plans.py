@@ -31,16 +31,13 @@ from mupscale.core import (
     tidy,
 )
 from mupscale.growth.fresh import Fresh
-from mupscale.growth.sources import prepare_growth
-from mupscale.growth.writing import write_grown
+from mupscale.growth.writing import SAME, distance, grown_in_float64
 from mupscale.planning import (
     BlockList,
     Writers,
     find_block_lists,
     find_writers,
-    in_float64,
     run_in_float64,
-    take_modes,
     tensors_in,
 )
 from mupscale.system import MupscaleError, checks_arguments
@@ -134,7 +131,6 @@ def _around(old: list[int], deep: int) -> list[Place]:
 Shapes = dict[str, tuple[int, ...]]
 """The tensors of a block, by the names that they have in it."""
 
-_SAME = 1e-9  # of the size of outputs, in float64
 _Run = tuple[dict[str, Writers], dict[str, str]]
 
 
@@ -366,32 +362,19 @@ class StreamWriters:
         the only one of its list and its end is not seen, the deep model's own block is looked at.
         """
         path = one.shallow[place.block]
-        written = self._shallow().get(path)
-        if written is not None and all(f"{one.deep[number]}.{name}" in self._deep_names() for name in written):
+        written = (self._run(0)[0] if self._given is None else self._given).get(path)
+        ours, theirs = (naming.parameters(model) for model in self._models)
+        if written is not None and all(f"{one.deep[number]}.{name}" in theirs for name in written):
             return written
         if place.is_new and self._given is None and not any(p.is_meta for p in self._models[1].parameters()):
             writers, reasons = self._run(1)
             if one.deep[number] in writers:
                 return writers[one.deep[number]]
-            if path not in self._run(0)[1] or self._differ(path, one.deep[number]):
-                raise _unlike(one.deep[number], reasons[one.deep[number]])
-        raise _unlike(
+            if path not in self._run(0)[1] or _below(path, ours) != _below(one.deep[number], theirs):
+                raise cannot_be_identity(one.deep[number], reasons[one.deep[number]])
+        raise cannot_be_identity(
             path, "no known part writes into the stream" if self._given is not None else self._run(0)[1][path]
         )
-
-    def _shallow(self) -> Mapping[str, Writers]:
-        return self._run(0)[0] if self._given is None else self._given
-
-    def _deep_names(self) -> Mapping[str, nn.Parameter]:
-        return naming.parameters(self._models[1])
-
-    def _differ(self, path: str, deep_path: str) -> bool:
-        """Whether a block of the shallow model and one of the deep model have other tensors."""
-        shapes = [
-            {n.removeprefix(p): q.shape for n, q in naming.parameters(model).items() if n.startswith(f"{p}.")}
-            for model, p in zip(self._models, (path, deep_path), strict=True)
-        ]
-        return shapes[0] != shapes[1]
 
     def _run(self, which: int) -> _Run:
         if self._inputs is None:
@@ -405,7 +388,8 @@ class StreamWriters:
         return run
 
 
-def _unlike(path: str, reason: str) -> MupscaleError:
+def cannot_be_identity(path: str, reason: str) -> MupscaleError:
+    """The error for a block that has an effect whatever is silent in it."""
     return MupscaleError(
         f"'{path}' cannot start as identity: {reason}. Grow by Stack(), which copies blocks and changes the function, "
         "or widen the model instead"
@@ -421,10 +405,7 @@ def check_silent_blocks(shallow: nn.Module, deep: nn.Module, plan: Plan, inputs:
     tensors = [*shallow.parameters(), *deep.parameters()]
     if len({t.device for t in tensors}) > 1 or any(t.is_meta or is_sharded(t) for t in tensors):
         return  # which cannot be copied and run on one batch
-    small, batch = in_float64(shallow, inputs)
-    large, _ = in_float64(deep, inputs)
-    take_modes(large, shallow, plan)
-    write_grown(prepare_growth(small, large, plan), large, plan, Fresh())
+    small, large, batch = grown_in_float64(shallow, deep, plan, inputs, Fresh())
 
     def outputs(model: nn.Module, seed: int) -> list[Tensor]:
         return [t for t in tensors_in(run_in_float64(model, batch, seed)) if t.is_floating_point()]
@@ -432,8 +413,8 @@ def check_silent_blocks(shallow: nn.Module, deep: nn.Module, plan: Plan, inputs:
     before, after = outputs(small, 0), outputs(large, 0)
     if len(before) != len(after):  # what there is of each block, such as a cache, beside the output
         before, after = before[:1], after[:1]
-    far = max(map(_far, before, after), default=0.0)
-    if far <= _SAME or max(map(_far, before, outputs(small, 1))) > _SAME:
+    far = max(map(distance, before, after), default=0.0)
+    if far <= SAME or max(map(distance, before, outputs(small, 1))) > SAME:
         return  # what draws random numbers while it runs cannot be compared
     raise MupscaleError(
         f"the deep model's outputs differ by {far:.1g}, although its new blocks write nothing into the residual "
@@ -443,10 +424,3 @@ def check_silent_blocks(shallow: nn.Module, deep: nn.Module, plan: Plan, inputs:
         else "the deep model's outputs are not finite: it divides by the norm of a weight that is zero in new blocks. "
         "Grow by Stack(), which copies blocks and changes the function"
     )
-
-
-def _far(before: Tensor, after: Tensor) -> float:
-    """How far two tensors lie apart, by the size of the first."""
-    if before.shape != after.shape:
-        return math.inf
-    return float((after - before).abs().max()) / (1 + float(before.abs().max())) if before.numel() else 0.0

@@ -6,7 +6,6 @@ then, by running both models, whether outputs and gradients are what copies must
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, permutations, product, takewhile
@@ -17,12 +16,10 @@ from torch import Tensor, nn
 
 from mupscale.core import Axis, Constants, Entry, Initial, Plan, Shape, TensorSource, is_sharded, naming
 from mupscale.growth.copies import Copies
-from mupscale.growth.sources import prepare_growth
-from mupscale.growth.writing import write_grown
-from mupscale.planning import in_float64, run_in_float64, take_modes, tensors_in
+from mupscale.growth.writing import SAME, distance, grown_in_float64
+from mupscale.planning import in_float64, run_in_float64, tensors_in
 from mupscale.system import MupscaleError, Must, checks_arguments, pattern_of_name
 
-_SAME = 1e-9  # of the size of outputs and gradients, in float64
 _WAYS = 36  # to match tensors of one shape, that are tried
 _SIDES: tuple[Literal["out", "in"], ...] = ("out", "in")  # of a router's buffers
 _BALANCES = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0)  # one of them is about as large as what scores differ by
@@ -314,19 +311,16 @@ def _try(
 
     On copies of both models, with generic weights in the dense one. balance: how large the buffers of routers are.
     """
-    small, batch = in_float64(dense, inputs, generic=0)
+    generic, batch = in_float64(dense, inputs, generic=0)
     for name, entry in plan.buffers.items():
         if entry.axes and balance:
-            buffer = naming.buffers(small)[plan.sources[name].name]
+            buffer = naming.buffers(generic)[plan.sources[name].name]
             buffer.copy_(torch.linspace(-balance, balance, buffer.numel()).reshape(buffer.shape))
-    large, _ = in_float64(sparse, inputs)
-    take_modes(large, dense, plan)
     whole = {n: replace(e, source=replace(e.source, value=0.0)) for n, e in plan.parameters.items()}
-    exact = replace(plan, parameters=whole)
-    write_grown(prepare_growth(small, large, exact), large, exact, Copies())
+    small, large, batch = grown_in_float64(generic, sparse, replace(plan, parameters=whole), batch, Copies())
     outputs = [next(filter(Tensor.is_floating_point, tensors_in(run_in_float64(m, batch)))) for m in (small, large)]
-    far = _far(*outputs)
-    if not far <= _SAME:
+    far = distance(*outputs)
+    if not far <= SAME:
         return f"the larger model with copies differs in its outputs by {far:.1g} of their size. {_NEEDED}", {}
     weights = torch.linspace(-1, 1, outputs[0].numel(), dtype=torch.float64).reshape(outputs[0].shape)
     for output in outputs:
@@ -337,21 +331,13 @@ def _try(
     for name, entry in plan.parameters.items():
         gradient, source = after[name].grad, plan.sources[name]
         if source.is_taken and gradient is not None and (own := before[source.name].grad) is not None:
-            if more and not (far := _far(entry.widened(own, factor=entry.rule.gradient()), gradient)) <= _SAME:
+            if more and not (far := distance(entry.widened(own, factor=entry.rule.gradient()), gradient)) <= SAME:
                 return f"copies of '{source.name}' do not share its gradient equally (by {far:.1g}). {_NEEDED}", {}
             copies = gradient.unflatten(0, (-1, entry.axes[0].copies)).sum(1) if 0 in entry.axes else gradient
             each = copies.reshape(-1, *before[source.name].shape)
             sums[source.name] += each.sum(0)
-            active[source.name] += int((each.flatten(1).abs().amax(1) > _SAME * each.abs().max()).sum())
+            active[source.name] += int((each.flatten(1).abs().amax(1) > SAME * each.abs().max()).sum())
     for name, p in before.items():
-        if p.grad is not None and not (far := _far(p.grad, sums[name])) <= _SAME:
+        if p.grad is not None and not (far := distance(p.grad, sums[name])) <= SAME:
             return f"the gradients of the copies of '{name}' sum to another than its own, by {far:.1g} of its size", {}
     return "", {n: max(1, active[s.name]) for n, s in plan.sources.items() if s.kind == "expert"}
-
-
-def _far(before: Tensor, after: Tensor) -> float:
-    """How far two tensors lie apart, by the size of the first."""
-    if before.shape != after.shape:
-        return math.inf
-    before, after = before.detach(), after.detach()
-    return float((after - before).abs().max()) / (1 + float(before.abs().max())) if before.numel() else 0.0

@@ -117,16 +117,13 @@ def refuse_nonfinite(tensors: Mapping[str, Tensor]) -> None:
 
     One sum per tensor and one look at all of them; entries are examined only where a sum is not finite.
     """
-    sums = {name: gather_whole(tensor.detach().sum(dtype=_sum_dtype(tensor))) for name, tensor in tensors.items()}
+    dtypes = {n: torch.float64 if tensor.dtype == torch.float64 else torch.float32 for n, tensor in tensors.items()}
+    sums = {name: gather_whole(tensor.detach().sum(dtype=dtypes[name])) for name, tensor in tensors.items()}
     if not sums or torch.stack([total.double() for total in sums.values()]).isfinite().all():
         return
     for name, total in sums.items():
         if not torch.isfinite(total) and not torch.isfinite(gather_whole(tensors[name])).all():
             raise MupscaleError(f"'{name}' holds NaN or infinite values. Load a checkpoint from before it diverged")
-
-
-def _sum_dtype(tensor: Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def materialize(model: nn.Module, device: torch.device) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from statistics import NormalDist
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +17,10 @@ from mupscale.growth.draws import standard_normal
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.operators import Operator, Part, check_operator
 from mupscale.growth.sources import Tensors, prepare_growth, whole_or_void
+from mupscale.planning import in_float64, take_modes
 from mupscale.system import MupscaleError, checks_arguments
 
+SAME = 1e-9
 _OURS = (Copies, Fresh)  # what these write has been checked before
 
 
@@ -121,3 +125,24 @@ def check_written(name: str, out: Tensor, operator: Operator) -> None:
             f"{type(operator).__name__} left entries of '{name}' unwritten (or wrote NaN). An operator must fill the "
             "whole tensor. Nothing has been changed"
         )
+
+
+def grown_in_float64(
+    narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any, operator: Operator, generic: int | None = None
+) -> tuple[nn.Module, nn.Module, Any]:
+    """Copies of both models in float64, the wide one grown from the narrow one, and the batch for them.
+
+    The models themselves stay as they are. generic: the seed of weights that no symmetry is in.
+    """
+    small, batch = in_float64(narrow, inputs, generic=generic)
+    large, _ = in_float64(wide, inputs)
+    take_modes(large, narrow, plan)
+    return small, write_grown(prepare_growth(small, large, plan), large, plan, operator), batch
+
+
+def distance(before: Tensor, after: Tensor) -> float:
+    """How far two tensors lie apart, by the size of the first; `SAME` is what rounding leaves in float64."""
+    if before.shape != after.shape:
+        return math.inf
+    before, after = before.detach(), after.detach()
+    return float((after - before).abs().max()) / (1 + float(before.abs().max())) if before.numel() else 0.0
