@@ -57,6 +57,7 @@ _QUIET = 1e-3
 _SAMPLE = 1 << 14
 _TOLERANCE = 2e-3  # float32 through many blocks rounds by some 1e-6; a wrong order or constant is off by a good part
 _UNITS = 256  # of an axis, at most, whose gradients are compared
+_DRAWN = 4_194_301  # random numbers that weights are made of
 _FAINT = 1e-5  # of the largest gradient: rounding may be as large
 
 _in_full: ContextVar[bool] = ContextVar("in_full", default=False)
@@ -114,14 +115,21 @@ def check_at_full_size(narrow: nn.Module, wide: nn.Module, plan: Plan, batch: An
 
 
 def generic_weights(model: nn.Module) -> Weights:
-    """A function that draws a weight by its name, in float32 and as large as the model's; the same at every call."""
+    """A function that gives a weight by its name, in float32 and as large as the model's; the same at every call.
+
+    Its numbers are a stretch of one row of random ones, from a place of its own on, again and again: no two units are
+    alike, since that row's length is prime, and drawing them anew for each weight would take most of a check's time.
+    """
     ours = naming.parameters(model)
+    numbers = torch.rand(_DRAWN, generator=torch.Generator().manual_seed(0)).sub_(0.5)
 
     def drawn(name: str) -> Tensor:
-        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-        size = size_of(ours[name])
-        values = torch.rand(ours[name].shape, generator=generator, dtype=torch.float32)
-        return values.sub_(0.5).mul_(12**0.5 * (size if size >= _QUIET else 0.1)).to(ours[name].device)
+        size, start, end = size_of(ours[name]), zlib.crc32(name.encode()) % _DRAWN, 0
+        values = torch.empty(ours[name].numel())
+        while end < len(values):
+            part = values[end : end + _DRAWN - start].copy_(numbers[start : start + len(values) - end])
+            start, end = 0, end + len(part)
+        return values.mul_(12**0.5 * (size if size >= _QUIET else 0.1)).view(ours[name].shape).to(ours[name].device)
 
     return drawn
 
@@ -232,6 +240,9 @@ class Streamed:
             memo[id(buffer)] = buffer.detach().float() if buffer.is_floating_point() else buffer.detach().clone()
         self.model = copy.deepcopy(plain, memo)
         silence_dropout(self.model)
+        for module in self.model.modules():
+            if isinstance(module, nn.Embedding):
+                module.sparse = True  # a gradient of the few rows that were looked up, beside a readout's of all
         self.names = {id(p): name for name, p in naming.parameters(self.model).items()}
         self.blocks = _blocks(self.model) if in_blocks else []
         within = {id(p) for _, own in self.blocks for p in own}
@@ -263,7 +274,7 @@ class Streamed:
         for p in self.rest if own is None else own:
             if p.grad is not None:
                 gradient, p.grad = p.grad, None
-                self.look(self.names[id(p)], gradient)
+                self.look(self.names[id(p)], gradient.to_dense())
 
 
 def _tied(model: nn.Module) -> set[int]:
