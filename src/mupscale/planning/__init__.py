@@ -42,7 +42,14 @@ from mupscale.planning.large_models import Miniature, Resizing, is_large, roles_
 from mupscale.planning.making_plans import GrowsBy, plan, with_initial_of, with_initial_of_wide
 from mupscale.planning.residual_branches import BlockList, Writers, find_block_lists, find_writers, silence
 from mupscale.planning.role_registry import register_roles
-from mupscale.planning.silent_units import check_silent_units, find_past_norms, keeps_outputs, with_keeps
+from mupscale.planning.silent_units import (
+    Parting,
+    check_silent_units,
+    find_parting,
+    find_past_norms,
+    keeps_outputs,
+    with_keeps,
+)
 from mupscale.planning.tracing import (
     KeepDouble,
     Recorder,
@@ -69,6 +76,7 @@ __all__ = [
     "How",
     "KeepDouble",
     "Miniature",
+    "Parting",
     "Recorder",
     "Resizing",
     "Trials",
@@ -86,6 +94,7 @@ __all__ = [
     "default_init_at",
     "find_block_lists",
     "find_depth_size",
+    "find_parting",
     "find_past_norms",
     "find_uneven",
     "find_width_dims",
