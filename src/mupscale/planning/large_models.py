@@ -409,12 +409,7 @@ class Thinned:
 
 
 class Resizing:
-    """Two models of one class and depth, and the ratio of their widths.
-
-    >>> narrow, wide = nn.Linear(3, 8), nn.Linear(3, 12)
-    >>> Resizing(narrow, wide).copy(narrow, Fraction(2))
-    Linear(in_features=3, out_features=16, bias=True)
-    """
+    """Two models of one class and depth, and the ratio of their widths."""
 
     def __init__(self, narrow: nn.Module, wide: nn.Module) -> None:
         self.narrow, self.wide = naming.unwrap(narrow), naming.unwrap(wide)
@@ -692,22 +687,17 @@ class Miniature:
         self, shown: Plan, narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Role], how: How
     ) -> Plan:
         """The plan of the large models that this one of the small ones shows."""
-        learnt = self.roles(shown, roles)
+        learnt = self.patterns({escape(name): role for name, role in roles_of(shown).items()}, roles)
         planned = build_plan(narrow, wide, roles=learnt, how=how, assume=True)
         past = None if shown.past_norms is None else self.by_original(shown.past_norms)
         planned = planned if past is None else planned.with_initial("past_norms", past)
         return replace(planned, tried_by=shown.tried_by)
 
-    def roles(self, shown: Plan, given: Mapping[str, Role]) -> dict[str, Role]:
-        """By pattern, what was given, and else what a plan of the small models shows."""
-        by_name = self.by_original(roles_of(shown))
-        told = {name: role for name in by_name if (role := find_role(given, name)) is not None}
-        return {escape(name): role for name, role in {**by_name, **told}.items()} | dict(given)
-
     def patterns(self, learnt: Mapping[str, Role], given: Mapping[str, Role]) -> dict[str, Role]:
-        """By pattern, roles of the small models as those of the large ones; what was given comes behind."""
+        """By pattern, what was given for the large models, and else roles of the small ones."""
         found = {own: role for own in self.originals if (role := find_role(learnt, own)) is not None}
-        return {escape(name): role for name, role in self.by_original(found).items()} | dict(given)
+        by_name = {name: find_role(given, name) or role for name, role in self.by_original(found).items()}
+        return {escape(name): role for name, role in by_name.items()} | dict(given)
 
     def by_original(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """By the names of the large models, what is known by the small ones'."""
