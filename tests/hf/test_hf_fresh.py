@@ -484,3 +484,39 @@ def test_lossless_growth_goes_on_without_a_spike(tmp_path: Path) -> None:
     losses = [trained(wide, resumed, 1) for _ in range(10)]
     assert max(losses) <= before * 1.001
     assert losses[-1] < losses[0]
+
+
+SOUND: dict[str, Any] = {"conv_dim": (8, 8), "conv_kernel": (3, 3), "conv_stride": (2, 2), "num_feat_extract_layers": 2}
+SIZES: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "vocab_size": 29}
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a norm of a weight": (
+        "HubertModel",
+        {**SOUND, "num_hidden_layers": 1, "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2},
+        r"up to 'feature_projection.projection', and 'encoder.layer_norm' is the first .*weight_norm.*Grow by copies",
+    ),
+    "a rounded constant": (
+        "RecurrentGemmaForCausalLM",
+        {
+            "num_hidden_layers": 3,
+            "hidden_size": 40,
+            "lru_width": 40,
+            "num_key_value_heads": 1,
+            "attention_window_size": 8,
+        },
+        r"first to differ \(by \d.\de-0\d\)\. A difference this small .* bfloat16\. Grow hidden 4 times",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::mupscale.UncheckedPlan")
+@pytest.mark.parametrize("case", REFUSED)
+def test_where_silent_units_change_the_function_is_said_with_a_way_out(case: str, tmp_path: Path) -> None:
+    kind, config, said = REFUSED[case]
+    torch.manual_seed(0)
+    cls = getattr(transformers, kind)
+    models.randomised(cls(cls.config_class(**{**SIZES, **config}))).save_pretrained(tmp_path / "small")  # type: ignore[operator]
+    with pytest.raises(MupscaleError, match=said):
+        hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, grow=mu.Fresh(), progress=False)
+    way: dict[str, Any] = {"times": 2, "noise": 0.1} if kind == "HubertModel" else {"times": 4, "grow": mu.Fresh()}
+    assert hf.upscale(tmp_path / "small", tmp_path / "wide", **way, progress=False).comparison is not None

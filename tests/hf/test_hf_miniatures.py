@@ -219,6 +219,14 @@ def test_many_experts_are_a_few_in_a_miniature() -> None:
     assert miniatures.miniature_configs(EXPERTS, Times.of(2))[0]["num_experts"] == 4
 
 
+def test_feed_forward_layers_are_smaller_still_in_a_miniature() -> None:
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 2}
+    config = {"model_type": "llama", "hidden_size": 1024, "intermediate_size": 3584, **heads}
+    first, second = miniatures.miniature_configs(config, Times.of(2))
+    assert (first["hidden_size"], second["hidden_size"]) == (128, 256)
+    assert (first["intermediate_size"], second["intermediate_size"]) == (32, 64)
+
+
 @pytest.mark.slow
 def test_many_experts_are_planned_on_a_few() -> None:
     plan = ConfigFamily({**EXPERTS, "num_hidden_layers": 4}).plan(Times.of(2), initial=False)

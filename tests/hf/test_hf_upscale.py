@@ -497,7 +497,7 @@ def test_rounding_may_send_tokens_to_other_experts(zoo: Any, tmp_path: Path) -> 
 def test_an_architecture_that_does_not_exist(zoo: Any, tmp_path: Path) -> None:
     config = llama_config(model_type="gpt17", architectures=["GPT17ForCausalLM"])
     write_checkpoint(tmp_path / "small", config, llama_tensors(config))
-    with pytest.raises(MupscaleError, match=r"'gpt17' is not known to transformers"):
+    with pytest.raises(MupscaleError, match=r"'gpt17' is not known to transformers .* mupscale\.upscale\(narrow"):
         upscale(tmp_path / "small", tmp_path / "wide", exact=True)
     assert os.listdir(tmp_path) == ["small"]
 

@@ -152,6 +152,17 @@ def test_a_wrong_constant_or_order_at_full_size_is_named() -> None:
     )
 
 
+def test_no_two_units_of_generic_weights_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although there are fewer numbers than entries, since those of a row are not drawn anew for the next."""
+    monkeypatch.setattr(large_models, "_DRAWN", 101)
+    drawn = large_models.generic_weights(nn.Linear(20, 30))
+    weight, bias = drawn("weight"), drawn("bias")
+    assert (weight.shape, weight.unique().numel(), bias.unique().numel()) == ((30, 20), 101, 30)
+    assert weight.unique(dim=0).shape == weight.unique(dim=1).shape == (30, 20)
+    assert torch.linalg.matrix_rank(weight) == 20
+    assert torch.equal(weight, drawn("weight"))
+
+
 class Block(nn.Module):
     """A gate whose halves lie in pairs or one behind the other, by a flag or by nothing but its position."""
 

@@ -44,7 +44,7 @@ _BY_NORMS = (
 )
 _BY_OTHERS = "something reads new units without weights of its own, such as a mean"
 _EPS = ("eps", "epsilon", "variance_epsilon")
-_GROWN = 1e6  # times the rounding of float64: that of weights that were grown in float32, and some more
+_GROWN = 1e-4  # what weights that were grown in float32 may differ by, of their size
 _ROUNDING = {torch.float64: 1e-3, torch.float32: 1e-3}  # a norm's eps leaves a trace, too
 
 
@@ -192,7 +192,7 @@ def _possible_reasons(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: An
     parting = None
     with suppress(Exception):  # what cannot be run in float64, or has no memory
         small, batch = in_float64(narrow, inputs)
-        parting = find_parting(small, in_float64(wide, inputs, like=small)[0], batch, plan, loosened=_GROWN)
+        parting = find_parting(small, in_float64(wide, inputs, like=small)[0], batch, plan, _GROWN)
     likely, where = [_BY_NORMS, _BY_OTHERS], ""
     if parting is not None:
         where = str(parting) if parting.path else f"they agree up to '{parting.last}', and the model's outputs differ"

@@ -43,6 +43,7 @@ from mupscale.planning.making_plans import GrowsBy, plan, with_initial_of, with_
 from mupscale.planning.residual_branches import BlockList, Writers, find_block_lists, find_writers, silence
 from mupscale.planning.role_registry import register_roles
 from mupscale.planning.silent_units import (
+    Parting,
     check_silent_units,
     find_parting,
     find_past_norms,
@@ -75,6 +76,7 @@ __all__ = [
     "How",
     "KeepDouble",
     "Miniature",
+    "Parting",
     "Recorder",
     "Resizing",
     "Trials",

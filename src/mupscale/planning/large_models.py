@@ -57,6 +57,7 @@ _QUIET = 1e-3
 _SAMPLE = 1 << 14
 _TOLERANCE = 2e-3  # float32 through many blocks rounds by some 1e-6; a wrong order or constant is off by a good part
 _UNITS = 256  # of an axis, at most, whose gradients are compared
+_DRAWN = 4_194_301  # random numbers that weights are made of
 _FAINT = 1e-5  # of the largest gradient: rounding may be as large
 
 _in_full: ContextVar[bool] = ContextVar("in_full", default=False)
@@ -114,14 +115,21 @@ def check_at_full_size(narrow: nn.Module, wide: nn.Module, plan: Plan, batch: An
 
 
 def generic_weights(model: nn.Module) -> Weights:
-    """A function that draws a weight by its name, in float32 and as large as the model's; the same at every call."""
+    """A function that gives a weight by its name, in float32 and as large as the model's; the same at every call.
+
+    Its numbers are a stretch of one row of random ones, from a place of its own on, again and again: no two units are
+    alike, since that row's length is prime, and drawing them anew for each weight would take most of a check's time.
+    """
     ours = naming.parameters(model)
+    numbers = torch.rand(_DRAWN, generator=torch.Generator().manual_seed(0)).sub_(0.5)
 
     def drawn(name: str) -> Tensor:
-        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-        size = size_of(ours[name])
-        values = torch.rand(ours[name].shape, generator=generator, dtype=torch.float32)
-        return values.sub_(0.5).mul_(12**0.5 * (size if size >= _QUIET else 0.1)).to(ours[name].device)
+        size, start, end = size_of(ours[name]), zlib.crc32(name.encode()) % _DRAWN, 0
+        values = torch.empty(ours[name].numel())
+        while end < len(values):
+            part = values[end : end + _DRAWN - start].copy_(numbers[start : start + len(values) - end])
+            start, end = 0, end + len(part)
+        return values.mul_(12**0.5 * (size if size >= _QUIET else 0.1)).view(ours[name].shape).to(ours[name].device)
 
     return drawn
 
@@ -232,6 +240,9 @@ class Streamed:
             memo[id(buffer)] = buffer.detach().float() if buffer.is_floating_point() else buffer.detach().clone()
         self.model = copy.deepcopy(plain, memo)
         silence_dropout(self.model)
+        for module in self.model.modules():
+            if isinstance(module, nn.Embedding):
+                module.sparse = True  # a gradient of the few rows that were looked up, beside a readout's of all
         self.names = {id(p): name for name, p in naming.parameters(self.model).items()}
         self.blocks = _blocks(self.model) if in_blocks else []
         within = {id(p) for _, own in self.blocks for p in own}
@@ -263,7 +274,7 @@ class Streamed:
         for p in self.rest if own is None else own:
             if p.grad is not None:
                 gradient, p.grad = p.grad, None
-                self.look(self.names[id(p)], gradient)
+                self.look(self.names[id(p)], gradient.to_dense())
 
 
 def _tied(model: nn.Module) -> set[int]:
@@ -398,12 +409,7 @@ class Thinned:
 
 
 class Resizing:
-    """Two models of one class and depth, and the ratio of their widths.
-
-    >>> narrow, wide = nn.Linear(3, 8), nn.Linear(3, 12)
-    >>> Resizing(narrow, wide).copy(narrow, Fraction(2))
-    Linear(in_features=3, out_features=16, bias=True)
-    """
+    """Two models of one class and depth, and the ratio of their widths."""
 
     def __init__(self, narrow: nn.Module, wide: nn.Module) -> None:
         self.narrow, self.wide = naming.unwrap(narrow), naming.unwrap(wide)
@@ -681,22 +687,17 @@ class Miniature:
         self, shown: Plan, narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Role], how: How
     ) -> Plan:
         """The plan of the large models that this one of the small ones shows."""
-        learnt = self.roles(shown, roles)
+        learnt = self.patterns({escape(name): role for name, role in roles_of(shown).items()}, roles)
         planned = build_plan(narrow, wide, roles=learnt, how=how, assume=True)
         past = None if shown.past_norms is None else self.by_original(shown.past_norms)
         planned = planned if past is None else planned.with_initial("past_norms", past)
         return replace(planned, tried_by=shown.tried_by)
 
-    def roles(self, shown: Plan, given: Mapping[str, Role]) -> dict[str, Role]:
-        """By pattern, what was given, and else what a plan of the small models shows."""
-        by_name = self.by_original(roles_of(shown))
-        told = {name: role for name in by_name if (role := find_role(given, name)) is not None}
-        return {escape(name): role for name, role in {**by_name, **told}.items()} | dict(given)
-
     def patterns(self, learnt: Mapping[str, Role], given: Mapping[str, Role]) -> dict[str, Role]:
-        """By pattern, roles of the small models as those of the large ones; what was given comes behind."""
+        """By pattern, what was given for the large models, and else roles of the small ones."""
         found = {own: role for own in self.originals if (role := find_role(learnt, own)) is not None}
-        return {escape(name): role for name, role in self.by_original(found).items()} | dict(given)
+        by_name = {name: find_role(given, name) or role for name, role in self.by_original(found).items()}
+        return {escape(name): role for name, role in by_name.items()} | dict(given)
 
     def by_original(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """By the names of the large models, what is known by the small ones'."""

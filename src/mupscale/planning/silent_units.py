@@ -8,6 +8,7 @@ past the norms.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from mupscale.core import Axis, Entry, Plan, Role, copy_model, index_of_old, is_new, multiplier, naming, places
 from mupscale.planning.following import are_close
 from mupscale.planning.from_modules import build_plan, find_role, find_uneven
+from mupscale.planning.from_run import relative_difference
 from mupscale.planning.large_models import Streamed, generic_weights, in_single, is_large
 from mupscale.planning.tracing import (
     Recorder,
@@ -38,11 +40,12 @@ from mupscale.planning.trials import Trials
 from mupscale.system import MupscaleError, ways_out
 
 _MOST_TRIALS = 64
+_ALIKE = 1e-8  # in float64
 
 
 @dataclass(frozen=True)
 class Parting:
-    """The first module whose output differs at old units. last: the one with weights before it that agrees, or ''.
+    """The first module whose output differs at old units, and by how much. last: the one before it that agrees, or ''.
 
     weights: the module's own.
     """
@@ -50,12 +53,13 @@ class Parting:
     path: str
     last: str
     weights: Mapping[str, Entry]
+    relative: float
 
     def __str__(self) -> str:
         entry = None if self.matrix is None else self.weights[self.matrix]
         shapes = "" if entry is None else f" (weight {entry.narrow} → {entry.wide})"
         before = f"they agree up to '{self.last}', and " if self.last else ""
-        return f"{before}'{self.path or 'the model'}'{shapes} is the first to differ"
+        return f"{before}'{self.path or 'the model'}'{shapes} is the first to differ (by {self.relative:.1e})"
 
     @property
     def matrix(self) -> str | None:
@@ -64,20 +68,19 @@ class Parting:
 
 
 @torch.no_grad()
-def find_parting(small: nn.Module, large: nn.Module, batch: Any, plan: Plan, loosened: float = 100) -> Parting | None:
-    """Where two models part of which the wide one holds the narrow one's weights in the places of old units.
-
-    loosened: by how much more than float64's rounding may differ, as where weights were grown in float32.
-    """
+def find_parting(
+    small: nn.Module, large: nn.Module, batch: Any, plan: Plan, tolerance: float = _ALIKE
+) -> Parting | None:
+    """Where two models part of which the wide one holds the narrow one's weights in the places of old units."""
     ours, theirs = (_outputs(model, batch) for model in (small, large))
     last = ""
     for path in ours:
         weights = {name: entry for name, entry in plan.parameters.items() if name.rpartition(".")[0] == path}
-        same = _same_at_old_units(ours[path], theirs.get(path), weights, loosened)
-        if same:
-            last = path if any(len(entry.narrow) > 1 for entry in weights.values()) else last
-        elif same is False:
-            return Parting(path, last, weights)
+        off = _difference_at_old_units(ours[path], theirs.get(path), weights, tolerance)
+        if off is not None and not off <= tolerance:
+            return Parting(path, last, weights, off)
+        if off is not None and any(len(entry.narrow) > 1 for entry in weights.values()):
+            last = path
     return None
 
 
@@ -87,29 +90,30 @@ def _outputs(model: nn.Module, batch: Any) -> dict[str, Tensor]:
     return recorder.outputs
 
 
-def _same_at_old_units(
-    ours: Tensor, theirs: Tensor | None, weights: Mapping[str, Entry], loosened: float
-) -> bool | None:
-    """Whether the old units of a module's output are the narrow one's; None where their places are not known.
+def _difference_at_old_units(
+    ours: Tensor, theirs: Tensor | None, weights: Mapping[str, Entry], tolerance: float
+) -> float | None:
+    """How far the old units of a module's output are from the narrow one's; None where their places are not known.
 
-    A module that has weights of its own and is like the narrow one's in no order of its units differs.
+    What the module's own weights are multiplied by beside fresh units, for a constant that comes later, is no
+    difference. A module that has weights of its own and is like the narrow one's in no order of its units differs.
     """
     if theirs is None or ours.dim() != theirs.dim():
         return None
     grown = [d for d in range(ours.dim()) if ours.shape[d] != theirs.shape[d]]
     if len(grown) > 1:
         return None
-    if not grown:
-        return are_close(ours, theirs, loosened=loosened)
-    (dim,) = grown
-    n, wide = ours.shape[dim], theirs.shape[dim]
-    sizes = (n, wide)
-    known = {e.axes[d] for e in weights.values() for d in e.out if (e.narrow[d], e.wide[d]) == sizes}
-    blocks = (block for block in range(1, n + 1) if n % block == 0 and wide % block == 0)
-    for axis in known or (Axis(multiplier(n, wide), block) for block in blocks):
-        if are_close(ours, theirs[index_of_old(tuple(ours.shape), {dim: axis})], loosened=loosened):
-            return True
-    return False if weights else None
+    orders: list[dict[int, Axis]] = [{}]
+    if grown:
+        (dim,) = grown
+        n, wide = sizes = ours.shape[dim], theirs.shape[dim]
+        known = {e.axes[d] for e in weights.values() for d in e.out if (e.narrow[d], e.wide[d]) == sizes}
+        blocks = (block for block in range(1, n + 1) if n % block == 0 and wide % block == 0)
+        orders = [{dim: axis} for axis in known or [Axis(multiplier(n, wide), block) for block in blocks]]
+    keeps = {1.0, *(float(entry.keep) for entry in weights.values())}
+    at_old = (theirs[index_of_old(tuple(ours.shape), axes)] if axes else theirs for axes in orders)
+    off = min((relative_difference(ours * keep, old) for old in at_old for keep in keeps), default=math.inf)
+    return off if off <= tolerance or weights or not grown else None
 
 
 @torch.no_grad()

@@ -506,19 +506,7 @@ _SHAPES = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
 
 
 def without_copies(run: RecordedRun) -> RecordedRun:
-    """The run without copies of tensors that nothing is written into, its tensors numbered anew.
-
-    >>> from torch import nn
-    >>> from mupscale.planning.tracing import record_run
-    >>> class Flat(nn.Module):
-    ...     def forward(self, x):
-    ...         return x.transpose(1, 2).reshape(len(x), -1) + 1
-    >>> for heads in (1, 2):
-    ...     run = record_run(Flat(), torch.ones(2, 3, heads, 4))
-    ...     print([[op.name for op in each.operations] for each in (run, without_copies(run))])
-    [['transpose', 'view', 'add'], ['transpose', 'reshape', 'add']]
-    [['transpose', 'clone', '_unsafe_view', 'add'], ['transpose', 'reshape', 'add']]
-    """
+    """The run without copies of tensors that nothing is written into, its tensors numbered anew."""
     changed = _changed(run)
     same: dict[int, int] = {}  # the number of a copy: that of what it is a copy of
     kept = []

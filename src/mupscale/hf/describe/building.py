@@ -74,6 +74,9 @@ def own_class(config: Mapping[str, Any], name: str | None) -> Any:
 Config = Mapping[str, Any]
 """What a config.json holds."""
 
+IN_MEMORY = "upscale the model in memory: mupscale.upscale(narrow, wide, inputs=…) needs no config"
+"""What is left where transformers does not know a model, or nobody knows what to run it on: its code and a batch."""
+
 _SKETCHES: dict[str, nn.Module] = {}
 _MOST_SKETCHES = 12
 _SPARE = 500_000_000  # bytes
@@ -127,7 +130,7 @@ def model_class(config: Mapping[str, Any]) -> Any:
         )
     raise MupscaleError(
         f"{what} is not known to transformers {transformers.__version__}: correct config.json, or install a version "
-        f"that knows it"
+        f"that knows it. If you have the model's code, {IN_MEMORY}"
     )
 
 
@@ -250,7 +253,7 @@ def make_batches(
     except (AttributeError, TypeError):
         raise MupscaleError(
             f"{type(model).__name__} reads '{main}', but its config does not give the sizes of that input, so there is "
-            "nothing to compare the models on. Upscale the model in memory, with mupscale.plan and inputs="
+            f"nothing to compare the models on. With a batch of yours, {IN_MEMORY}"
         ) from None
     if main != "input_ids" and not _decodes(model):
         return signals
@@ -357,7 +360,7 @@ def _tokens(
     if not isinstance(getattr(decoder, "vocab_size", None), int):
         raise MupscaleError(
             f"{type(model).__name__} reads '{model.main_input_name}', neither tokens nor pixels, so there is nothing "
-            "to compare the models on. Upscale the model in memory, with mupscale.plan and inputs="
+            f"to compare the models on. With a batch of yours, {IN_MEMORY}"
         )
     vocabulary, pad = int(decoder.vocab_size), getattr(decoder, "pad_token_id", None)
     size = max(2, min(size, _positions(decoder, pad)))

@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mupscale.core import Plan, Role, Shape, naming
 from mupscale.growth import Copies, Fresh, upscale_untried
 from mupscale.hf.describe.building import (
+    IN_MEMORY,
     Batch,
     Config,
     build_model,
@@ -91,6 +92,7 @@ _FEW = 1 << 26  # numbers in a model that is built to be run
 _BYTES = 32  # for each number of the model itself, if that is run: it and a smaller one in float64, and their copies
 _FEW_EXPERTS = 4
 _SAME = 1e-8
+_FEW_NEURONS = 32
 _SMALLEST = 4  # units of a head: fewer could not be told from one
 
 
@@ -278,7 +280,7 @@ def batch_for(model: nn.Module) -> Batch:
     except Exception as error:  # whatever a model raises
         raise MupscaleError(
             f"{type(model).__name__} does not run on random inputs, so its units cannot be followed "
-            f"({in_one_line(error)})"
+            f"({in_one_line(error)}). With a batch on which it does, {IN_MEMORY}"
         ) from None
     return batch
 
@@ -313,7 +315,8 @@ def miniature_configs(config: Config, times: Times, more_layers: int = 0) -> lis
     divisors = [d for d in (1 << n for n in range(12, 0, -1)) if _divides(shallow, d)]
     error: MupscaleError | None = None
     for divisor in (*divisors, 1):  # a small model is its own miniature, and so is one that has none
-        pair = [_divided(shallow, d) for d in (divisor, max(1, divisor // 2))]
+        fewer = _fewer_neurons(shallow, divisor) if divisor > 1 and times != Times() else 1  # not for moments of draws
+        pair = [_divided(shallow, d, fewer) for d in (divisor, max(1, divisor // 2))]
         try:
             models = [(sketch_model(one), sketch_model(wide_config(one, times))) for one in pair[divisor == 1 :]]
         except MupscaleError as refused:
@@ -400,9 +403,18 @@ def _divides(config: Config, divisor: int) -> bool:
     return all(_divides(part, divisor) for part in parts)
 
 
-def _divided(config: Config, divisor: int) -> dict[str, Any]:
-    small = {n: _divided(value, divisor) if _is_part(n, value) else value for n, value in config.items()}
-    return {**small, **{name: max(min(_SMALLEST, value), value // divisor) for name, value in _dims(config)}}
+def _divided(config: Config, divisor: int, fewer: int) -> dict[str, Any]:
+    """The config with sizes that are so much smaller. fewer: by what there are fewer neurons of feed-forward layers."""
+    small = {n: _divided(value, divisor, fewer) if _is_part(n, value) else value for n, value in config.items()}
+    by = {name: divisor * (fewer if name in FIELDS["ffn"] else 1) for name, _ in _dims(config)}
+    return {**small, **{name: max(min(_SMALLEST, value), value // by[name]) for name, value in _dims(config)}}
+
+
+def _fewer_neurons(config: Config, divisor: int) -> int:
+    """By what feed-forward layers can be smaller still and keep a few neurons, which are alike: they cost the most."""
+    parts = [value for name, value in config.items() if _is_part(name, value)]
+    sizes = [value for one in (config, *parts) for name, value in _dims(one) if name in FIELDS["ffn"]]
+    return max(1, min(sizes, default=1) // (divisor * _FEW_NEURONS))
 
 
 def _shapes(model: nn.Module) -> dict[str, Shape]:

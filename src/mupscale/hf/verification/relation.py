@@ -43,7 +43,8 @@ from mupscale.hf.files import (
     plan_name,
     read_into,
 )
-from mupscale.system import MupscaleError
+from mupscale.planning import Parting
+from mupscale.system import MupscaleError, as_asked
 
 _AT_A_TIME = 1 << 22  # entries that are compared in double precision at a time
 
@@ -415,6 +416,7 @@ def _times_between(small: Source, wide: Source) -> Times:
 
 
 _EPS = ("eps", "variance_epsilon", "layer_norm_eps")
+_OF_ROUNDING = 2**-8  # of two numbers in bfloat16, at most
 
 
 @dataclass(frozen=True)
@@ -477,13 +479,20 @@ class FreshGrowth:
             return f"{kept}; it is not lossless, since {self._why}: {what} move by {moved:.1%}"
         return f"{kept}, lossless: {what} move by {moved:.1e}, through the norms' eps"
 
-    def notes(self, train: int, *, same: bool) -> list[str]:
-        """What was not compared, and what may be wrong where the outputs should be the `same` and are not."""
+    def notes(self, train: int, *, same: bool, parting: Parting | None = None) -> list[str]:
+        """What was not compared, and where the models part if the outputs should be the `same` and are not."""
         said = []
-        if not same:
+        if not same and parting is not None and parting.relative < _OF_ROUNDING:
             said.append(
-                "New units change the function even when they are switched off. Causes are norms after the residual "
-                "sum, norms that were not recognised, or constants that depend on the width. Keep hidden as it is."
+                f"With the new units switched off, {parting}. A difference this small comes from a constant that the "
+                "model rounds, such as √hidden in bfloat16. Grow hidden 4 times, at which it is exact."
+            )
+        elif not same:
+            where = "" if parting is None else f": {parting}"
+            said.append(
+                f"New units change the function even when they are switched off{where}. A norm over all units, also "
+                "one of a weight (weight_norm), or a constant of the width comes before that. Grow by copies "
+                f"({as_asked('grow=mupscale.Copies()', '--how copies')}), or keep hidden as it is."
             )
         if any(name.endswith("running_var") for name in self.relation.small.shapes):
             fresh = "New channels of BatchNorm have the running mean 0 and variance 1 of a fresh one"

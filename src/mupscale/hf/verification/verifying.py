@@ -43,6 +43,7 @@ from mupscale.planning import (
     Difference,
     KeepDouble,
     Recorder,
+    find_parting,
     first_differing_module,
     has_length_one,
     relative_difference,
@@ -523,7 +524,11 @@ class _Pair:
         if fresh.condition and self.first is None:  # on weights grown anew, which says nothing of files that differ
             fresh.silence(self.small, self.wide)
             self._add(self._outputs(), limits.without_noise, condition=fresh.condition)
-        self.notes += fresh.notes(self.train, same=all(row.ok for row in self.rows[before:]))
+        same = all(row.ok for row in self.rows[before:])
+        parted = None
+        if not same and fresh.condition:
+            parted = find_parting(self.small, self.wide, self.batches[0], fresh.plan, limits.without_noise)
+        self.notes += fresh.notes(self.train, same=same, parting=parted)
         told = fresh.as_recorded(*max(outputs.differences.items(), key=lambda item: item[1]))
         return self._comparison(outputs, as_recorded=told)
 
