@@ -66,13 +66,21 @@ def explanations(narrow: Tensor, wide: Tensor, hints: Iterable[Axis]) -> Iterato
     some = torch.arange(0, wide.numel(), max(1, wide.numel() // 16))
     spots = torch.unravel_index(some, wide.shape) if wide.dim() else ()
     few = wide.detach()[tuple(spot.to(wide.device) for spot in spots)].flatten()
-    for axes in itertools.chain(tried, _read_axes(narrow.detach(), wide.detach(), dims)):
+    found = False
+
+    def orders() -> Iterator[tuple[Axis, ...]]:
+        yield from tried
+        if not found:  # else it would show what was found once more
+            yield from _read_axes(narrow.detach(), wide.detach(), dims)
+
+    for axes in orders():
         by_dim = dict(zip(dims, axes, strict=True))
         units = [_source(by_dim[d], narrow.shape[d])[spot] if d in by_dim else spot for d, spot in enumerate(spots)]
         if not _may_be_multiples(narrow.detach()[tuple(u.to(narrow.device) for u in units)].flatten(), few):
             continue
         factor = factor_between(expand(narrow.detach(), by_dim), wide.detach())
         if factor is not None:
+            found = True
             yield by_dim, factor
 
 
@@ -941,7 +949,7 @@ def _with_other_orders(follower: Follower, position: int) -> Iterator[Guess]:
                 if isinstance(follower.attempt(position, other), Accepted):
                     for orders in (
                         *_traced_orders(follower, traced, changed, axis),
-                        *_orders_of_sources(follower, sources, n, axis),
+                        *_equal_blocks(follower, sources, axis),
                     ):
                         yield replace(follower.guess, axes={**follower.guess.axes, **orders})
 
@@ -961,24 +969,10 @@ def _traced_orders(
         yield _for_all_layers(follower, orders)
 
 
-def _orders_of_sources(follower: Follower, sources: frozenset[Dim], n: int, axis: Axis) -> Iterator[dict[Dim, Axis]]:
-    """The order that parameters' outputs must have for an activation of n units to have this one.
-
-    The activation may be a part of them, their blocks flattened with positions, or their heads.
-    """
+def _equal_blocks(follower: Follower, sources: frozenset[Dim], axis: Axis) -> Iterator[dict[Dim, Axis]]:
+    """Blocks of any one length for parameters' outputs, which are flattened with the batch, or in some other way."""
     sizes = {spot: follower.small.weights[spot[0]].shape[spot[1]] for spot in sources}
-    for is_section in (False, True):
-        orders = {}
-        for spot, size in sizes.items():
-            block = Fraction(axis.block * size, n)
-            if is_section and size > n:
-                block = Fraction(axis.block)
-            grows = follower.large.weights[spot[0]].shape[spot[1]] == size * axis.times
-            if grows and block.denominator == 1 and size % int(block) == 0 and not axis.sections:
-                orders[spot] = Axis(axis.times, int(block))
-        if orders:
-            yield _for_all_layers(follower, orders)
-    for length in range(1, max(sizes.values(), default=0) + 1):  # flattened with the batch, or in some other way
+    for length in range(1, max(sizes.values(), default=0) + 1):
         orders = {spot: Axis(axis.times, length) for spot, size in sizes.items() if size % length == 0}
         if orders and all(follower.large.weights[n].shape[d] == sizes[n, d] * axis.times for n, d in orders):
             yield _for_all_layers(follower, orders)
