@@ -57,6 +57,8 @@ def test_fresh_units_another_rate_and_another_rule_for_decay(tmp_path: Path) -> 
     grow = hf.GrowTrainerCallback(at=2, hidden=24, heads=6, kv=3, grow=mu.Fresh(), lr=1e-3, rules=rules)
     trainer = train(tmp_path, grow, steps=5)
     assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0.0, 0.1}
+    groups = hf.param_groups(tmp_path / "checkpoint-2", trainer.model, torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
+    assert {group["weight_decay"] for group in groups} == {0.1}  # by the rule that the folder records
     assert len({group["lr_factor"] for group in trainer.optimizer.param_groups}) > 1
     assert trainer.model.config.hidden_size == 24
     assert trainer.model.config.num_key_value_heads == 3

@@ -150,7 +150,7 @@ def test_the_file_holds_what_the_core_makes_in_memory(name: str, case: Case) -> 
     assert not list(case.folder.glob(".*"))
 
 
-def test_another_rule_for_decay_goes_along_and_is_told(case: Case) -> None:
+def test_another_rule_for_decay_goes_along_and_is_told(case: Case, tmp_path_factory: pytest.TempPathFactory) -> None:
     """In the file, in groups made anew, and by `inspect`."""
     rules = mu.RuleSet(decay="sqrt")
     optimizer = torch.optim.AdamW(case.small.parameters(), lr=0.01, weight_decay=0.3)
@@ -167,7 +167,17 @@ def test_another_rule_for_decay_goes_along_and_is_told(case: Case) -> None:
         pytest.approx(2**0.5)
     )
     assert overview.summary()[-1].startswith("with decay=sqrt copies do not go on exactly")
-    assert not any("decay=" in line for line in hf.inspect(case.folder, times=2, rules=rules).summary())  # fresh units
+    with_fresh_units = hf.inspect(case.folder, times=2, rules=rules).summary()
+    assert not any("decay=" in line for line in with_fresh_units)
+    assert any("weight decay follows the rule 'sqrt'" in line for line in with_fresh_units)
+    saved = {"optimizer": case.folder / "optimizer.pt", "verify": False, "progress": False}
+    with pytest.warns(UserWarning, match="decay=sqrt"):
+        wide = hf.upscale(
+            case.folder, tmp_path_factory.mktemp("rule") / "wide", times=2, exact=True, rules=rules, **saved
+        )
+    again = hf.param_groups(wide.path, case.wide, torch.optim.AdamW, lr=0.01, weight_decay=0.3)
+    assert {name: pytest.approx(group["weight_decay"]) for group in again for name, _ in group["params"]} == decays
+    assert "by the rule `sqrt`" in (wide.path / "README.md").read_text()
     with pytest.raises(mu.MupscaleError, match="give the saved optimizer, too"):
         hf.upscale(case.folder, case.folder / "out", rules=rules)
     with pytest.raises(mu.MupscaleError, match="growth to 4 layers keeps the learning rates of blocks"):

@@ -90,7 +90,9 @@ def describe_tokens(recipe: Recipe) -> list[str]:
     named = tokenizer.removeprefix("hf:")
     if recipe.start is None or (named != tokenizer and Path(named).resolve() == Path(recipe.start).resolve()):
         return []
+    has_one = (Path(recipe.start) / "tokenizer.json").is_file()
+    name = f" (data.tokenizer: hf:{recipe.start})" if has_one else ", and that folder has no tokenizer.json"
     return [
-        f"the recipe does not name the tokenizer of {recipe.start} (data.tokenizer: hf:{recipe.start}), so its tokens "
-        f"may differ from those that the model was trained on"
+        f"the recipe does not name the tokenizer of {recipe.start}{name}, so its tokens may differ from those that the "
+        f"model was trained on"
     ]

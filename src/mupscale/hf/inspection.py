@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from mupscale.core import Axis, Entry, Plan, RuleSet, Shape, shapes_in_words
+from mupscale.core import Axis, DecayRule, Entry, Plan, RuleSet, Shape, shapes_in_words
 from mupscale.growth import Copies, Deepen, Fresh, FreshValues, NewTensor, Operator, Part
 from mupscale.hf.describe import (
     AskedGrowth,
@@ -184,6 +184,7 @@ class Inspection:
     depth: DepthOverview | None = None
     inexact: str = ""
     mixture: tuple[InspectionRow, ...] = ()
+    decay: DecayRule = RuleSet.decay
 
     @property
     def groups(self) -> int:
@@ -225,7 +226,9 @@ class Inspection:
         """How many there are, and where their factors stand."""
         groups = f"{self.groups} parameter group{'s' * (self.groups != 1)}"
         where = "; its factors are in the last columns" if self.times != Times() or self.fresh is not None else ""
-        return f"{self.optimizer} gets {groups}{where}{'; the table of experts has theirs' if self._experts else ''}"
+        where += "; the table of experts has theirs" if self._experts else ""
+        where += "" if self.decay == RuleSet.decay else f"; weight decay follows the rule '{self.decay}'"
+        return f"{self.optimizer} gets {groups}{where}"
 
     def _columns(self) -> str:
         """What stands in the table's columns."""
@@ -415,6 +418,7 @@ def _inspect(
         fresh,
         losses,
         inexact=inexact_in_words(changes),
+        decay=rules.decay,
     )
 
 

@@ -272,6 +272,7 @@ class _Prepared:
     def record(self) -> Record:
         """mupscale.json of the larger checkpoint."""
         record = self.before or Record(self.source.config)
+        record = record if self.rules is None else replace(record, decay=self.rules.decay)
         for growth in self.steps:
             record = record.then(growth, self.recorded_plan if growth is self.growth else self.mixture)
         return record

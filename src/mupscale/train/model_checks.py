@@ -91,7 +91,8 @@ def cost_per_example(family: Family, width: WholeWidth, data: Data, recipe: Reci
     if data.classes is not None and outputs is not None and outputs < data.classes:
         raise MupscaleError(
             f"the model has {outputs} outputs, but the data has {data.classes} classes: set the model's number of "
-            f"outputs (vocab, classes, d_out) to at least that"
+            f"outputs (vocab, classes, d_out) to at least that, or, for text, take the model's own tokenizer "
+            f"(bytes have 257 classes: one ends a document)"
         )
     return cost
 

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
+from mupscale.core import RuleSet
 from mupscale.growth import Copies, word_of_operator
 from mupscale.hf.describe import Config, ConfigFamily, layers_of
-from mupscale.hf.files.record import RECORD_FILE, GrowthStep
+from mupscale.hf.files.record import RECORD_FILE, GrowthStep, Record
 from mupscale.hf.files.source import Source
 from mupscale.hf.files.stream import WeightShard, size_in_words, write_index
 from mupscale.system import MupscaleError, is_taken, make_folder, open_display, open_file, replace_text
@@ -153,8 +154,8 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _TRAINING = """\
 ## Training on
 
-`mupscale.json` knows by how much each parameter's learning rate, weight decay and eps change. Give it the values that
-were right for {right_for}:
+`mupscale.json` knows by how much each parameter's learning rate, weight decay and eps change{by_rule}. Give it the
+values that were right for {right_for}:
 
 ```python
 import torch, transformers
@@ -172,7 +173,8 @@ the plain norm depends on the width.
 
 _RESUME = """
 `optimizer.pt` holds the small model's optimizer, grown as well; this goes on with its groups, rates and state instead.
-A schedule is not in it: a Trainer or a new scheduler begins one from the start.
+A schedule is not in it: a Trainer or a new scheduler begins one from the start. Give the Trainer the optimizer
+(`optimizers=`): this folder is no checkpoint of its own that `resume_from_checkpoint` could take.
 
 ```python
 optimizer = hf.resume_optimizer("{folder}", model, torch.optim.AdamW)  # lr=1e-4 for another rate
@@ -207,7 +209,10 @@ def write_model_card(
     right_for = (
         "the model that was the first to grow, before this one's small model" if grew_before else "the small model"
     )
-    training = _TRAINING.format(folder=name, load=_load(config, name), resume=resume, right_for=right_for)
+    record = Record.find(folder)
+    rule = "" if record is None or record.decay == RuleSet.decay else f" (weight decay by the rule `{record.decay}`)"
+    load = _load(config, name)
+    training = _TRAINING.format(folder=name, load=load, resume=resume, right_for=right_for, by_rule=rule)
     text = f"# {name}\n\n{_story(source, growths, sizes, checked, base)}\n\n{training}"
     below = f"\n# Card of the small model, {_called(source, base)}\n\n{body.rstrip()}\n" if body.strip() else ""
     replace_text(folder / CARD_FILE, f"---\n{_front(fields, base, _task(config))}---\n\n{text}{below}")

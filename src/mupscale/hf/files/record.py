@@ -12,7 +12,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, get_args
 
-from mupscale.core import Axis, Plan, Shape, TensorSource
+from mupscale.core import Axis, DecayRule, Plan, RuleSet, Shape, TensorSource
 from mupscale.growth import (
     OPERATORS,
     Copies,
@@ -150,12 +150,13 @@ class Record:
     """The growths of a model from the first one on, whose config this is; none of one that has not grown.
 
     plan: of all growths in one, by the model's own names, where it is known. Of several growths it says by how much,
-    not where copies lie.
+    not where copies lie. decay: the rule of `RuleSet` by which weight decay grew.
     """
 
     config: Mapping[str, Any]
     growths: tuple[GrowthStep, ...] = ()
     plan: Plan | None = None
+    decay: DecayRule = RuleSet.decay
 
     @property
     def times(self) -> Times:
@@ -208,6 +209,7 @@ class Record:
             "growths": [growth.to_json() for growth in self.growths],
             "config": dict(self.config),
             "plan": None if self.plan is None else json.loads(self.plan.to_json()),
+            **({} if self.decay == RuleSet.decay else {"decay": self.decay}),
         }
         replace_text(folder / RECORD_FILE, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
@@ -224,7 +226,7 @@ class Record:
             plan = None if content["plan"] is None else Plan.from_json(json.dumps(content["plan"]))
             if not isinstance(content["config"], dict):
                 raise TypeError("its config is no mapping")
-            return cls(content["config"], growths, plan)
+            return cls(content["config"], growths, plan, RuleSet(decay=content.get("decay", RuleSet.decay)).decay)
         except OSError:
             raise MupscaleError(
                 f"there is no {RECORD_FILE} at {path}: give the folder that mupscale upscale wrote (a model saved "

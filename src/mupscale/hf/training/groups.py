@@ -346,7 +346,7 @@ def param_groups(
     `param_groups("path/to/wide", model, torch.optim.AdamW, lr=2e-5, groups=decay_groups(model, 0.1))`: groups as for
     torch, where parameters may be given by name. Schedulers that multiply each group's rate, as all of transformers'
     do, need nothing else; those that are given rates take mupscale.per_group(optimizer, lr). rules: as in
-    mupscale.param_groups.
+    mupscale.param_groups; if not given, weight decay follows the rule that the model grew by.
 
     >>> import tempfile, transformers
     >>> folder = tempfile.TemporaryDirectory()
@@ -361,7 +361,8 @@ def param_groups(
     [0.0005, 0.001]
     >>> folder.cleanup()
     """
-    return optim.param_groups(model, plan(path, model), optimizer_class, groups=groups, rules=rules, **hyper)
+    whole, rules = plan(path, model), rules or RuleSet(decay=Record.load(path).decay)
+    return optim.param_groups(model, whole, optimizer_class, groups=groups, rules=rules, **hyper)
 
 
 @checks_arguments

@@ -60,7 +60,7 @@ from mupscale.hf.files import (
 )
 from mupscale.hf.training import groups
 from mupscale.hf.training.groups import check_rules, match_plan, plan_for_model, shapes_of
-from mupscale.optim import FROM_GROUP, clip_grad_norm_, following_rules, widen_scheduler
+from mupscale.optim import DECAY_RULE, FROM_GROUP, clip_grad_norm_, following_rules, widen_scheduler
 from mupscale.system import (
     MupscaleError,
     Must,
@@ -438,6 +438,7 @@ class GrowTrainerCallback(InvariantClipping):
                 for group in grown_optimizer.param_groups:
                     group[FROM_GROUP] = from_group[group[FROM_GROUP]]
             record = record.then(step)
+        record = replace(record, decay=optimizer.param_groups[0].get(DECAY_RULE, record.decay))
         widened = None if scheduler is None else widen_scheduler(scheduler, grown_optimizer)
         model.__dict__.clear()
         model.__dict__.update(grown.__dict__)
