@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from mupscale.core import RuleSet
+from mupscale.family.tried_members import TriedMembers
 from mupscale.system.errors import MupscaleError
 from mupscale.train import (
     MAY_CHANGE,
@@ -421,13 +422,13 @@ def test_what_modules_do_not_tell_is_learnt_from_the_data(tmp_path: Path) -> Non
 def test_copies_are_tried_once_for_all_runs_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each run asks for its family; another model, other data or other sizes are tried by themselves."""
     tried = []
-    check = mu.Family._check_at
+    check = TriedMembers._check_at
 
-    def counted(family: mu.Family, *args: Any) -> None:
+    def counted(family: TriedMembers, *args: Any) -> None:
         tried.append(args[-1])
         check(family, *args)
 
-    monkeypatch.setattr(mu.Family, "_check_at", counted)
+    monkeypatch.setattr(TriedMembers, "_check_at", counted)
     model = Spec("mupscale.models.MLP", {"d_in": FEATURES, "d_out": CLASSES, "depth": 4})
     short: dict[str, Any] = {"model": model, "steps": 2, "grow": [Growth(1, 16, how="copies")]}
     for seed in range(3):

@@ -513,5 +513,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, Spec):
         return f"{value.class_path} with {value.init_args}"
     if isinstance(value, list):
-        return str([asdict(item) if isinstance(item, Growth) else item for item in value])
+        events = [{"at": one.at, **told_fields(one)} if isinstance(one, Growth) else one for one in value]
+        return str(events)
     return str(value)
