@@ -41,11 +41,7 @@ class Power:
 
     @property
     def margin(self) -> float:
-        """Half of a 95 % interval: the standard error times Student's factor, which is large for few measurements.
-
-        >>> round(Power(0.3, 0.1, freedom=2).margin, 2), round(Power(0.3, 0.1, freedom=60).margin, 2)
-        (0.43, 0.2)
-        """
+        """Half of a 95 % interval: the standard error times Student's factor, which is large for few measurements."""
         return self.error and self.error * (_FACTORS.get(self.freedom) or 1.96 + 2.7 / max(self.freedom, 1))
 
     def __str__(self) -> str:
@@ -62,9 +58,6 @@ def fit_power(values: Mapping[float, Sequence[float]]) -> Power:
 
     Its standard error counts how far seeds are from the line, and so how far the means are from it, too.
     What is zero at all sizes has power 0.
-
-    >>> print(fit_power({64: [1.0, 1.1], 128: [2.0, 1.9]}), fit_power({64: [1.0], 128: [2.0]}))
-    +0.89 ± 0.08 +1.00 ± ?
     """
     means = [sum(several) / len(several) for several in values.values()]
     if not all(math.isfinite(mean) for mean in means):
@@ -247,13 +240,6 @@ class CoordCheck:
     """The table of measurements, a verdict per layer, and a picture.
 
     axis: the size that the models differ in, and whose powers are fitted.
-
-    >>> rows = [Measurement(width, 0, 1, "hidden", size=1.0, change=width / 64) for width in (64, 128, 256)]
-    >>> print(CoordCheck(rows, "standard parametrisation"))
-    standard parametrisation: NOT flat over widths 64, 128, 256
-    module  size ∝ width^  change ∝ width^  verdict
-    hidden   +0.00 ± 0.00     +1.00 ± 0.00    grows
-    flat: power of the size at most 0.2 (it may shrink), of the change within ±0.2; ±: one standard error
     """
 
     rows: list[Measurement]

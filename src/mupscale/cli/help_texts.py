@@ -19,11 +19,7 @@ HELP_FILE = "help_texts.json"
 
 
 def stored_help(command: str, words: Sequence[str]) -> str | None:
-    """What `mupscale COMMAND --help` shows; None if more was asked, or nothing is stored for the command.
-
-    >>> print(stored_help("data info", ["--help"]).splitlines()[0])
-    usage: mupscale data info FOLDER | FILE [--target COLUMN] [--option VALUE …]
-    """
+    """What `mupscale COMMAND --help` shows; None if more was asked, or nothing is stored for the command."""
     if list(words) not in (["-h"], ["--help"], [HELP_ALL]):
         return None
     stored = json.loads(files(__package__).joinpath(HELP_FILE).read_text(encoding="utf-8"))

@@ -25,13 +25,7 @@ LAYOUT = f"UCI's covtype.data has no header and {FEATURES + 1} numbers a line, t
 
 
 class Table(Data):
-    """Any tensors that fit in memory: inputs and targets to train on, and to evaluate on.
-
-    >>> x, y = torch.randn(10, 3), torch.arange(10) % 2
-    >>> data = Table(Split(x[:8], y[:8], x[8:], y[8:]))
-    >>> data.size, data.classes
-    (8, 2)
-    """
+    """Any tensors that fit in memory: inputs and targets to train on, and to evaluate on."""
 
     def __init__(self, split: Split, classes: int | None = None) -> None:
         for part, x, y in (("training", split.train_x, split.train_y), ("test", split.test_x, split.test_y)):

@@ -136,19 +136,6 @@ class RunStack:
     flops_per_step: training FLOPs of one step of one run, None where the model's cost cannot be counted.
     norms: of the gradients in the last `advance`, before clipping (steps × runs); None where nothing is clipped.
     recipes: of the runs, in the order of all results; `replicas` may also have rows of dropped runs (`keep_runs`).
-
-    >>> import torch
-    >>> from mupscale.engine import RunStack
-    >>> from mupscale.train import Recipe, Spec
-    >>> model, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
-    >>> sgd = [Spec("torch.optim.SGD", {"lr": lr}) for lr in (0.1, 0.01)]
-    >>> recipes = [Recipe(model, data, optimizer, width=8, base=8, batch=20, steps=5) for optimizer in sgd]
-    >>> stack = RunStack(recipes, torch.device("cpu"))
-    >>> losses = stack.advance(5)
-    >>> losses.shape  # steps × runs
-    torch.Size([5, 2])
-    >>> bool(losses[-1, 0] < losses[-1, 1])  # the larger rate is ahead
-    True
     """
 
     def __init__(self, recipes: Sequence[Recipe], device: torch.device, data: Data | None = None) -> None:

@@ -61,22 +61,7 @@ def curve_from_json(points: Sequence[Sequence[float]]) -> list[tuple[int, float]
 
 
 def read_outcome(recipe: Recipe) -> Outcome | None:
-    """The outcome of a run that is over, read from its folder; None if it is not, or of another recipe.
-
-    >>> import tempfile
-    >>> from mupscale.engine import read_outcome, train_many
-    >>> from mupscale.train import Recipe, Spec
-    >>> model, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
-    >>> sgd = Spec("torch.optim.SGD", {"lr": 0.1})
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     recipe = Recipe(model, data, sgd, width=8, base=8, batch=20, steps=5, out=f"{folder}/run")
-    ...     before = read_outcome(recipe)
-    ...     outcomes = train_many([recipe])
-    ...     read_outcome(recipe) == outcomes[0]
-    True
-    >>> before is None
-    True
-    """
+    """The outcome of a run that is over, read from its folder; None if it is not, or of another recipe."""
     if recipe.out is None:
         return None
     folder = RunFolder(recipe.out)

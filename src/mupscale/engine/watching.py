@@ -36,9 +36,6 @@ def lowest_loss_bar(steps: int, runs: int = 1, *, visible: bool = True) -> Itera
     """A bar of the steps of so many runs, with the lowest loss among them and the time left, gone when they end.
 
     Where stderr is no terminal, a line now and then.
-
-    >>> with lowest_loss_bar(100, runs=2) as tell:
-    ...     tell(50, {0: 0.25, 1: float("nan")})
     """
     columns = ("wide bar", "count", "{task.fields[shown]}", "time", "left", "time left")
     display = open_display(columns, steps, visible=visible, transient=True, lines="stdout", shown="")

@@ -16,11 +16,7 @@ Rgb = tuple[float, float, float]
 
 
 def find_contrast(color: str, paper: str) -> float:
-    """How far two colours lie apart in brightness: 1 for the same, 21 for black and white (as WCAG counts it).
-
-    >>> find_contrast("#000000", "#ffffff"), round(find_contrast("#c98a1b", "#ffffff"), 1)
-    (21.0, 2.9)
-    """
+    """How far two colours lie apart in brightness: 1 for the same, 21 for black and white (as WCAG counts it)."""
     return _contrast(_rgb(color), _rgb(paper))
 
 
@@ -92,11 +88,6 @@ def save_figure(fig: Any, path: Path) -> Path:
     """Write the figure, in the format that the file's name says (PNG where it says none); an error names the file.
 
     A link of that name is replaced, and what it leads to stays.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     save_figure(figure()[0], Path(folder, "pictures", "empty.png")).is_file()
-    True
     """
     path = path if path.suffix else path.with_suffix(".png")
     kind = path.suffix.removeprefix(".")

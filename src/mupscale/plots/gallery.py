@@ -137,11 +137,7 @@ class Gallery:
 
 
 def recolour_for_dark(svg: str, more: Mapping[str, str] | None = None) -> str:
-    """The same picture for a dark page. more: colours beside the house's, or instead of them.
-
-    >>> recolour_for_dark('<path fill="#ffffff"/>')
-    '<path fill="#171c23"/>'
-    """
+    """The same picture for a dark page. more: colours beside the house's, or instead of them."""
     colors = {**_DARK, **(more or {})}
     return re.sub(r"#[0-9a-f]{6}\b", lambda match: colors.get(match[0], match[0]), svg)
 
@@ -172,9 +168,6 @@ def drop_partial_point(points: list[Point], status: str) -> list[Point]:
     """A curve without a last point that is the mean of far fewer steps than the others, and so jumps.
 
     One that diverged keeps it: it is where it ended.
-
-    >>> drop_partial_point([(100, 3.0), (200, 2.0), (300, 1.5), (310, 1.9)], "finished")
-    [(100, 3.0), (200, 2.0), (300, 1.5)]
     """
     if status == "diverged" or len(points) < 3:
         return points
@@ -230,13 +223,7 @@ def add_legend_below(ax: Any, columns: int = 2) -> None:
 
 @contextmanager
 def styled(salt: str) -> Iterator[None]:
-    """The report's colours and letters. salt: for names inside an SVG.
-
-    >>> import matplotlib
-    >>> with styled("loss"):
-    ...     matplotlib.rcParams["svg.hashsalt"]
-    'loss'
-    """
+    """The report's colours and letters. salt: for names inside an SVG."""
     matplotlib = require("matplotlib", reason="pictures need matplotlib")
     rc: Any = {**_STYLE, "svg.hashsalt": salt}
     with matplotlib.rc_context(rc):

@@ -20,12 +20,6 @@ def set_value_axis(ax: Any, values: Sequence[float], part: float = 0.8) -> None:
     """Make x logarithmic, labelled at these values as far as there is room; to zero, where that is one, it is linear.
 
     part: of the figure's width, which all axes have together.
-
-    >>> from mupscale.plots import figure
-    >>> _, ax = figure()
-    >>> set_value_axis(ax, [0.0, 0.1, 0.2])
-    >>> ax.get_xscale(), [label.get_text() for label in ax.get_xticklabels()]
-    ('symlog', ['0', '0.1', '0.2'])
     """
     xs = sorted(set(values))
     positive = [x for x in xs if x > 0]

@@ -22,11 +22,7 @@ def is_finite_number(value: object) -> TypeGuard[float]:
 
 
 def format_loss(value: Any) -> str:
-    """A loss or an accuracy: three digits after the point, more for small ones.
-
-    >>> format_loss(0.41234), format_loss(0.001234), format_loss(1234.5), format_loss(None)
-    ('0.412', '0.00123', '1,234.5', '–')
-    """
+    """A loss or an accuracy: three digits after the point, more for small ones."""
     if not is_finite_number(value):
         return _other(value)
     if value and abs(value) < 0.1:
@@ -35,11 +31,7 @@ def format_loss(value: Any) -> str:
 
 
 def format_setting(value: Any) -> str:
-    """A hyperparameter: at most three significant digits.
-
-    >>> format_setting(0.016), format_setting(1e-6), format_setting(2048)
-    ('0.016', '1e-6', '2,048')
-    """
+    """A hyperparameter: at most three significant digits."""
     return (
         _exponent(f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}")
         if is_finite_number(value)
@@ -48,11 +40,7 @@ def format_setting(value: Any) -> str:
 
 
 def format_factor(value: Any) -> str:
-    """A factor.
-
-    >>> format_factor(1.31), format_factor(23.55), format_factor(1250)
-    ('1.3×', '23.6×', '1,250×')
-    """
+    """A factor."""
     if not is_finite_number(value):
         return _other(value)
     if abs(value) < 10:
@@ -131,11 +119,7 @@ def choose_flops_unit(largest: float) -> tuple[float, str]:
 
 
 def format_flops(value: Any) -> str:
-    """A cost.
-
-    >>> format_flops(5.98e14), format_flops(2.5e7)
-    ('598 TFLOPs', '25 MFLOPs')
-    """
+    """A cost."""
     if not is_finite_number(value):
         return _other(value)
     size, name = choose_flops_unit(abs(value))
@@ -153,11 +137,7 @@ def format_count(value: Any) -> str:
 
 
 def format_duration(seconds: Any) -> str:
-    """A time.
-
-    >>> [format_duration(seconds) for seconds in (0.81, 123, 3840, 266400)]
-    ['0.8 s', '2 min 3 s', '1 h 4 min', '3 d 2 h']
-    """
+    """A time."""
     if not is_finite_number(seconds):
         return _other(seconds)
     if seconds < 9.95:
@@ -173,11 +153,7 @@ def format_duration(seconds: Any) -> str:
 
 
 def format_spread(values: Iterable[float]) -> str:
-    """Mean and range over seeds.
-
-    >>> format_spread([0.25, 0.5])
-    '0.375 (0.250 to 0.500)'
-    """
+    """Mean and range over seeds."""
     finite = [value for value in values if is_finite_number(value)]
     if not finite:
         return UNKNOWN
@@ -186,11 +162,7 @@ def format_spread(values: Iterable[float]) -> str:
 
 
 def safe_file_name(text: str) -> str:
-    """A safe name for a file: what is no letter, digit, dot or dash becomes a dash, and no dots lead.
-
-    >>> safe_file_name("Sweep 2: width 64 → 128")
-    'Sweep-2-width-64-128'
-    """
+    """A safe name for a file: what is no letter, digit, dot or dash becomes a dash, and no dots lead."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.")[:80] or "unnamed"
 
 

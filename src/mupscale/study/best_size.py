@@ -45,14 +45,6 @@ def forecast_size(
     """The better size at a budget, None where it is too close to call, and the cost from which the wide one is.
 
     cost: of a step at a width. overtakes: {low, value, high}; empty where lines do not meet.
-
-    >>> from mupscale.study.results import BudgetPoint, ContenderRuns
-    >>> ends = {"continued": [0.5, 0.4], "from-scratch": [0.8, 0.5]}
-    >>> points = {name: [BudgetPoint(c, 1, c, [end]) for c, end in zip((1, 2), both)] for name, both in ends.items()}
-    >>> small = SystemRuns(1, 2, 0.0, "FLOPs", [ContenderRuns(n, 1, 0.1, 0.0, each) for n, each in points.items()])
-    >>> told = forecast_size([small], 4, 8, budget=10.0, cost=float)
-    >>> told["best"], round(told["overtakes"]["value"])
-    (4, 60)
     """
     if any(runs.unit != "FLOPs" for runs in small):
         return {}
@@ -102,12 +94,7 @@ def _extrapolate(
 
 
 def write_size(told: Mapping[str, Any]) -> str:
-    """The better size in words.
-
-    >>> write_size({"narrow": 8, "wide": 32, "budget": 2e9, "best": 8, "overtakes": {}})
-    'At 2 GFLOPs in all, width 8 is a better size than 32. The small runs show no budget at which width 32 is better. \
-Growing does not beat the best size, trained from the start. It saves the compute already spent on the base model.'
-    """
+    """The better size in words."""
     narrow, wide, budget = Width.of(told["narrow"]), Width.of(told["wide"]), words.format_flops(told["budget"])
     at = told["overtakes"]
     when = f"The small runs show no budget at which {wide.phrase} is better"

@@ -306,11 +306,7 @@ CONTENDERS = (
 
 
 def contender_named(name: str) -> Contender:
-    """The contender of a name, or of an operator's word that no other one has.
-
-    >>> contender_named("lossless").phrase
-    'growing by lossless units'
-    """
+    """The contender of a name, or of an operator's word that no other one has."""
     for one in CONTENDERS:
         if one.name == name:
             return one

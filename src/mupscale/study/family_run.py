@@ -416,23 +416,7 @@ def count_words(count: int) -> str:
 
 
 def estimate_family(recipe: Recipe, settings: FamilySettings) -> str:
-    """The table that `mupscale family --dry-run` prints; nothing is written.
-
-    >>> from mupscale.train import Spec
-    >>> recipe = Recipe(
-    ...     model=Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
-    ...     data=Spec("mupscale.data.CoverTypeSample"),
-    ...     optimizer=Spec("torch.optim.AdamW", {"lr": 0.01}),
-    ...     width=16, base=16, steps=400, batch=100,
-    ... )
-    >>> print(estimate_family(recipe, FamilySettings(sizes=[16, 32, 64])))  # doctest: +ELLIPSIS
-    size  parameters  steps, trunk + branch  examples    FLOPs here   FLOPs alone
-      16       1,543              300 + 100    40,000  0.357 GFLOPs  0.357 GFLOPs
-      32       4,103              188 + 100    58,800  0.691 GFLOPs   0.96 GFLOPs
-      64      12,295              201 + 100    78,900   2.18 GFLOPs    2.9 GFLOPs
-    Three sizes for 0.77 of the FLOPs of training each (3.23 GFLOPs against 4.22 GFLOPs).
-    All of it takes about ... Times are estimates for this machine, from a few steps of each size. ...
-    """
+    """The table that `mupscale family --dry-run` prints; nothing is written."""
     planner = make_planner(recipe, settings)
     settings = planner.settings
     planned = planner.plan(settings.sizes, _own_rate(recipe), settings.fall, 0)
@@ -505,17 +489,6 @@ def run_family(
 
     The same call goes on where an earlier one was stopped; one more size trains only what is new. Under torchrun the
     processes train every stretch together. notes: what is to be kept in mind, for the page.
-
-    >>> from mupscale.train import Spec
-    >>> recipe = Recipe(
-    ...     model=Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
-    ...     data=Spec("mupscale.data.CoverTypeSample"),
-    ...     optimizer=Spec("torch.optim.AdamW", {"lr": 0.01}),
-    ...     width=16, base=16, steps=400, batch=100,
-    ... )
-    >>> run_family(recipe, FamilySettings(sizes=[16, 64], budget=[400, 20]), "runs/none")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: size 64 may spend 0.145 GFLOPs, and the trunk has spent ...
     """
     with join_processes(recipe.device, recipe.parallel) as processes:
         told = note if processes.main else _say_nothing
@@ -854,11 +827,7 @@ def _describe_rates(checks: Mapping[str, Check], lr: float, tuned: Sequence[Swee
 
 
 def describe_edge_of_tuning(lr: float, fall: float, tried: Sequence[tuple[float, float]]) -> list[str]:
-    """Whether the best values lie at the end of those that were tried, beyond which the trunk might end lower.
-
-    >>> describe_edge_of_tuning(0.2, 1.0, [(0.1, 1.0), (0.2, 1.0), (0.1, 0.7)])[0][:62]
-    "the trunk's best learning rate (0.2) is the highest that was t"
-    """
+    """Whether the best values lie at the end of those that were tried, beyond which the trunk might end lower."""
     rates, falls = sorted({rate for rate, _ in tried}), sorted({each for _, each in tried})
     notes = []
     if len(rates) > 1 and lr in (rates[0], rates[-1]):
@@ -876,11 +845,7 @@ def describe_edge_of_tuning(lr: float, fall: float, tried: Sequence[tuple[float,
 
 
 def describe_disorder(losses: Mapping[str, Sequence[float | None]]) -> list[str]:
-    """Which sizes ended above a smaller one, in the mean over seeds; losses: by size, smallest first.
-
-    >>> describe_disorder({"32": [1.2], "48": [1.3], "64": [1.1]})[0][:50]
-    'size 48 ended above size 32 (1.300 against 1.200):'
-    """
+    """Which sizes ended above a smaller one, in the mean over seeds; losses: by size, smallest first."""
     notes, best = list[str](), ("", math.inf)
     for size, some in losses.items():
         mean = math.nan if None in some else fmean(loss for loss in some if loss is not None)

@@ -41,12 +41,6 @@ class Stretch:
         change: a step, and the learning rate from there on
 
     Example:
-        >>> trunk = Stretch(width=64, steps=90, lr=0.01)
-        >>> decay = trunk.then(steps=30, schedule=Schedule("wsd", decay=30))
-        >>> [stretch.steps for stretch in decay.path]
-        [90, 30]
-        >>> decay.key == replace(decay, parent=replace(trunk, lr=0.02)).key  # another past, another model
-        False
     """
 
     width: WholeWidth
@@ -124,10 +118,6 @@ def branch_off(first: Stretch, steps: int, budgets: Sequence[float], kind: str, 
 
     Under wsd they share a constant phase, from which their decays branch off. Under other schedules a shorter run is
     no part of a longer one. kind: wsd, cosine, or recipe; own: the recipe's schedule.
-
-    >>> leaves = branch_off(Stretch(width=8, steps=0, lr=0.1, order=1), 80, [0.5, 1.0], "wsd", Schedule())
-    >>> {part: [stretch.steps for stretch in leaf.path] for part, leaf in leaves.items()}
-    {0.5: [30, 10], 1.0: [30, 30, 20]}
     """
     if kind != "wsd":
         schedule = own if kind == "recipe" else Schedule("cosine", warmup=own.warmup, floor=own.floor)

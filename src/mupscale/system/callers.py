@@ -17,12 +17,7 @@ _BY_COMMAND: ContextVar[bool] = ContextVar("by_command", default=False)
 
 @contextmanager
 def asked_by_command() -> Iterator[None]:
-    """While a command runs, messages name its options.
-
-    >>> with asked_by_command():
-    ...     setting("hidden", 48)
-    '--hidden 48'
-    """
+    """While a command runs, messages name its options."""
     token = _BY_COMMAND.set(True)
     try:
         yield

@@ -30,13 +30,6 @@ def require(module: str, *, reason: str, remedy: str = "") -> Any:
     """Import an optional package; where it is missing, say for what it is needed and how to install it.
 
     reason: the sentence before the pip command. remedy: what goes on after it, if there is another way.
-
-    >>> from mupscale.system import require
-    >>> require("json", reason="this needs json").dumps([1])
-    '[1]'
-    >>> require("absent_package", reason="this needs absent_package")
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: this needs absent_package: pip install absent_package
     """
     try:
         return import_module(module)

@@ -68,16 +68,7 @@ _named: list[str] = []
 
 @contextmanager
 def writing_into(folder: str | Path) -> Iterator[None]:
-    """Until the end, no link below this folder is followed to write or to remove.
-
-    >>> import tempfile
-    >>> from mupscale.system import open_file, writing_into
-    >>> with tempfile.TemporaryDirectory() as folder, writing_into(folder):
-    ...     Path(folder, "notes").symlink_to("/etc/passwd")
-    ...     open_file(Path(folder, "notes"), "a")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: .../notes is a link to /etc/passwd, and no link inside ... is followed ...
-    """
+    """Until the end, no link below this folder is followed to write or to remove."""
     place = os.path.abspath(folder)
     _named.append(place)
     try:
@@ -130,15 +121,7 @@ def check_links(path: Path) -> bool:
 
 
 def open_file(path: Path, mode: str, **options: Any) -> IO[Any]:
-    """A file to write into, as `open` gives it; below a folder that is written into, an ordinary one and no link.
-
-    >>> import tempfile
-    >>> from mupscale.system import open_file
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with open_file(Path(folder, "notes"), "w") as file:
-    ...         file.write("one line")
-    8
-    """
+    """A file to write into, as `open` gives it; below a folder that is written into, an ordinary one and no link."""
     is_below = check_links(path)
 
     def opener(name: str, flags: int) -> int:
@@ -155,14 +138,7 @@ _UNMOVED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # nor is
 
 
 def make_folder(path: Path) -> Path:
-    """The folder, made with those that it lies in where there is none.
-
-    >>> import tempfile
-    >>> from mupscale.system import make_folder
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     make_folder(Path(folder, "runs", "first")).is_dir()
-    True
-    """
+    """The folder, made with those that it lies in where there is none."""
     check_links(path)
     path.mkdir(parents=True, exist_ok=True)
     return path
@@ -225,17 +201,6 @@ def exclusive_lock(
 
     If one does, raise the refusal, or wait for it where none is given. before_waiting: called once, if it must wait.
     On Windows there is no such lock, and nobody waits. Whoever has it works in its folder: see `writing_into`.
-
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> from mupscale.system import exclusive_lock
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> path = Path(folder.name) / ".lock"
-    >>> with exclusive_lock(path), exclusive_lock(path, refusal="somebody else is writing here"):
-    ...     pass
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: somebody else is writing here
-    >>> folder.cleanup()
     """
     with writing_into(path.parent):
         yield from _locked(path, refusal, before_waiting)
@@ -287,17 +252,6 @@ class RunLock:
     """The lock of a folder, once it is taken; the second who asks is refused with the process that has it.
 
     Whoever has it works in the folder: see `writing_into`.
-
-    >>> import tempfile
-    >>> from mupscale.system import RunLock
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> lock = RunLock(Path(folder.name))
-    >>> RunLock(Path(folder.name))  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: process ... of this machine is training in ...: wait for it, or stop it
-    >>> lock.release()
-    >>> RunLock(Path(folder.name)).release()
-    >>> folder.cleanup()
     """
 
     def __init__(self, folder: Path, grace: float = GRACE) -> None:
@@ -410,19 +364,6 @@ def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
     """A temporary path beside this one; what is written there takes its place when it is whole and on the disk.
 
     A link of this name is replaced, and what it leads to stays. durable: whether to wait for the disk.
-
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> from mupscale.system import replacing
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> path = Path(folder.name) / "weights"
-    >>> with replacing(path) as temporary:
-    ...     size = temporary.write_bytes(b"12345")
-    ...     path.exists()
-    False
-    >>> path.read_bytes()
-    b'12345'
-    >>> folder.cleanup()
     """
     check_links(path.parent)
     temporary = path.with_name(f".{path.name}{_MARK}{_here()}-{os.getpid()}-{secrets.token_hex(4)}")
@@ -439,16 +380,7 @@ def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a text file that is, at every moment, the old one or the new one.
-
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> from mupscale.system import replace_text
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     replace_text(Path(folder) / "notes", "one line")
-    ...     (Path(folder) / "notes").read_text()
-    'one line'
-    """
+    """Write a text file that is, at every moment, the old one or the new one."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
@@ -477,19 +409,6 @@ def appearing(path: Path) -> Iterator[Path]:
 
     If anything goes wrong it goes away. Nobody can foresee its name; a file beside it, which is locked meanwhile, keeps
     it in mind, and what a killed process has left is cleared by the next one.
-
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> from mupscale.system import appearing
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> path = Path(folder.name) / "model"
-    >>> with appearing(path) as hidden:
-    ...     size = (hidden / "config.json").write_text("{}")
-    ...     path.exists()
-    False
-    >>> [file.name for file in path.iterdir()]
-    ['config.json']
-    >>> folder.cleanup()
     """
     place = path.absolute()
     memory = place.with_name(f".{place.name}.mupscale-partial.json")
@@ -540,14 +459,6 @@ def clear_leftovers(folder: Path, alone: bool = False) -> None:
 
     alone: whether nobody else writes there at this moment; else only what a process of this machine left that is dead,
     or what is older than a day.
-
-    >>> import tempfile
-    >>> from mupscale.system import clear_leftovers
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     (Path(folder) / ".weights.12345.tmp").touch()
-    ...     clear_leftovers(Path(folder), alone=True)
-    ...     list(Path(folder).iterdir())
-    []
     """
     if not folder.is_dir():
         return

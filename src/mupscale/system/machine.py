@@ -15,12 +15,7 @@ from mupscale.system.errors import MupscaleError
 
 
 def usable_cores() -> int:
-    """The cores that this process may run on, where the system tells; all of the machine's elsewhere.
-
-    >>> from mupscale.system import usable_cores
-    >>> usable_cores() >= 1
-    True
-    """
+    """The cores that this process may run on, where the system tells; all of the machine's elsewhere."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -76,10 +71,6 @@ def pausing_garbage_collection() -> Iterator[None]:
 
     The search looks at every container again and again while their number grows: torch's modules alone are hundreds
     of thousands, a long curve millions.
-
-    >>> with pausing_garbage_collection():
-    ...     gc.isenabled()
-    False
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -94,11 +85,6 @@ def available_memory(root: Path = Path("/")) -> int | None:
     """Bytes of main memory that can be had without swapping, within the container's limit; None if unknown.
 
     root: where /proc and /sys are.
-
-    >>> from mupscale.system import available_memory
-    >>> size = available_memory()
-    >>> size is None or size > 0
-    True
     """
     sizes = (_in_machine(root), _in_container(root), _in_unknown_system(root))
     return min((size for size in sizes if size is not None), default=None)
@@ -108,12 +94,6 @@ def describe_shortage(needed: int, free: int, spare: int = 0) -> str:
     """How much memory there is too little: both numbers are rounded so that the sentence is never a contradiction.
 
     spare: what is to be left to everything else.
-
-    >>> from mupscale.system import describe_shortage
-    >>> describe_shortage(21_460_000_000, 21_450_000_000)
-    '21.5 GB of memory, and 21.4 GB are free'
-    >>> describe_shortage(300_000_000, 700_000_000, spare=500_000_000)
-    '0.3 GB of memory, beside 0.5 GB for everything else, and 0.7 GB are free'
     """
     more = f", beside {_gigabytes(spare, math.ceil)} for everything else" if spare else ""
     return f"{_gigabytes(needed, math.ceil)} of memory{more}, and {_gigabytes(free, math.floor)} are free"

@@ -25,14 +25,7 @@ def derive(seed: int, *labels: object) -> int:
 
 
 def generator(seed: int, *labels: object) -> torch.Generator:
-    """A generator on the CPU, so that its numbers are the same whatever the device of their use.
-
-    >>> import torch
-    >>> from mupscale.system import generator
-    >>> first, again = (torch.randn(3, generator=generator(0, "noise")) for _ in range(2))
-    >>> torch.equal(first, again)
-    True
-    """
+    """A generator on the CPU, so that its numbers are the same whatever the device of their use."""
     import torch  # here, for `mupscale --help` has no use for it
 
     return torch.Generator().manual_seed(derive(seed, *labels))
@@ -40,16 +33,7 @@ def generator(seed: int, *labels: object) -> torch.Generator:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Inside, torch draws its random numbers from this seed; afterwards it goes on where it was on the CPU.
-
-    >>> import torch
-    >>> from mupscale.system import seeded
-    >>> with seeded(0):
-    ...     first = torch.randn(3)
-    >>> with seeded(0):
-    ...     print(torch.equal(first, torch.randn(3)))
-    True
-    """
+    """Inside, torch draws its random numbers from this seed; afterwards it goes on where it was on the CPU."""
     import torch
 
     with torch.random.fork_rng(devices=[]):

@@ -72,17 +72,7 @@ _CODES = {f"torch.{name}": code for code, name in _NAMES.items()}
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file; checksums of every tensor, and of the metadata's own entries, go into its header.
-
-    >>> import tempfile
-    >>> import torch
-    >>> from safetensors.torch import load_file
-    >>> from mupscale.system import write_tensors
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_tensors(Path(folder, "x.safetensors"), {"weight": torch.ones(2)}, {"made by": "hand"})
-    ...     load_file(Path(folder, "x.safetensors"))
-    {'weight': tensor([1., 1.])}
-    """
+    """Write a safetensors file; checksums of every tensor, and of the metadata's own entries, go into its header."""
     largest_first = dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize))  # so that all are aligned
     sums = {f"metadata/{name}": checksum(text.encode()) for name, text in metadata.items()}
     sums |= {f"tensor/{name}": _UNKNOWN for name in largest_first}

@@ -27,13 +27,7 @@ _loudness: Loudness = "normal"
 
 
 def set_loudness(loudness: Loudness) -> None:
-    """How much is shown from now on of how far something is: nothing (quiet), a bar or some lines, all lines (verbose).
-
-    >>> from mupscale.system import print_at_once, set_loudness
-    >>> set_loudness("quiet")
-    >>> print_at_once("2/7 base model")
-    >>> set_loudness("normal")
-    """
+    """How much is shown from now on of how far something is: nothing (quiet), a bar or some lines, all lines (verbose)."""
     global _loudness
     _loudness = loudness
 
@@ -45,10 +39,6 @@ def printable(text: str, *, lines: bool = False) -> str:
     """Text for a terminal, in which characters that would move its cursor or change its colours are written out.
 
     lines: line ends and tabulators stay as they are; else they are written out, too.
-
-    >>> from mupscale.system import printable
-    >>> printable("weight\\x1b[2J\\n")
-    'weight\\\\x1b[2J\\\\n'
     """
     pattern = _CONTROL if lines else re.compile(_CONTROL.pattern[:-1] + "\n\t]")
     return pattern.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
@@ -135,12 +125,7 @@ class SilentDisplay:
 
 
 def rough_time(seconds: float) -> str:
-    """Seconds for people, rounded up, as an estimate has them.
-
-    >>> from mupscale.system import rough_time
-    >>> rough_time(61), rough_time(7300)
-    ('2 min', '2.0 h')
-    """
+    """Seconds for people, rounded up, as an estimate has them."""
     if seconds < 60:
         return f"{math.ceil(seconds)} s"
     minutes = math.ceil(seconds / 60)
@@ -260,15 +245,6 @@ def open_display(
         it is, with {task.fields[NAME]} for a field. Lines tell the time left where it is among the columns.
     visible: False for nothing at all. transient: the bar is gone when it is closed. started: show it at once, and not
         only at the first update. fields: first values.
-
-    >>> from mupscale.system import open_display
-    >>> display = open_display(["bar", "count"], 3, lines="stdout", first_line_at_once=True)
-    >>> display.update(1, "1 of 3 is done")
-    1 of 3 is done
-    >>> display.update(2, "2 of 3 are done")
-    >>> display.update(3, "all are done", last=True)
-    all are done
-    >>> display.close()
     """
     visible = visible and _loudness != "quiet"
     if visible and sys.stderr.isatty() and _loudness != "verbose":
@@ -318,12 +294,6 @@ def wrap_text(text: str, width: int | None = None, hanging: str = "") -> str:
     """Sentences in lines of at most `width` characters (by default the terminal's), broken between words alone.
 
     hanging: what every line but the first of a paragraph begins with.
-
-    >>> from mupscale.system import wrap_text
-    >>> print(wrap_text("equivalent: largest relative difference 1.1e-15", 24))
-    equivalent: largest
-    relative difference
-    1.1e-15
     """
     width = terminal_width() if width is None else width
     if width is None:
@@ -336,12 +306,7 @@ def wrap_text(text: str, width: int | None = None, hanging: str = "") -> str:
 
 
 def shorten_middle(text: str, width: int) -> str:
-    """The text with its middle left out where it is longer than `width`.
-
-    >>> from mupscale.system import shorten_middle
-    >>> shorten_middle("model.layers.0–11.self_attn.q_proj.weight", 24)
-    'model.layers…proj.weight'
-    """
+    """The text with its middle left out where it is longer than `width`."""
     if len(text) <= width:
         return text
     left = (width - 1) // 2 + (width - 1) % 2
@@ -391,14 +356,7 @@ def _fitting_names(names: Sequence[str], width: int) -> list[str]:
 
 
 def name_of_group(names: Sequence[str]) -> str:
-    """One name for parameters that differ in numbers alone, such as layers 0 to 11.
-
-    >>> from mupscale.system import name_of_group
-    >>> name_of_group([f"layers.{i}.attn.q" for i in range(12)])
-    'layers.0–11.attn.q'
-    >>> name_of_group(["layers.0.weight", "layers.2.weight"])
-    'layers.0,2.weight'
-    """
+    """One name for parameters that differ in numbers alone, such as layers 0 to 11."""
     columns = [
         sorted(set(column)) for column in zip(*([int(n) for n in _NUMBER.findall(name)] for name in names), strict=True)
     ]
@@ -431,12 +389,6 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: in
     """Columns under their titles. Names, in the first column, are shortened where the table does not fit.
 
     left: how many columns are aligned to the left; the others hold numbers. width: by default the terminal's.
-
-    >>> from mupscale.system import text_table
-    >>> print(text_table(("parameter", "lr ×"), [("layers.0–3.weight", "0.25"), ("bias", "1")]))
-    parameter          lr ×
-    layers.0–3.weight  0.25
-    bias                  1
     """
     cells = [tuple(map(printable, row)) for row in (header, *rows)]
     width = terminal_width() if width is None else width
@@ -457,12 +409,7 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: in
 
 
 def html_table(header: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> str:
-    """The same for a notebook.
-
-    >>> from mupscale.system import html_table
-    >>> html_table(("parameter",), [("a<b",)], "one")
-    '<table><caption>one</caption><thead><tr><th>parameter</th></tr></thead><tbody><tr><td>a&lt;b</td></tr></tbody></table>'
-    """
+    """The same for a notebook."""
     head = "".join(f"<th>{html.escape(title)}</th>" for title in header)
     body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     said = f"<caption>{html.escape(caption)}</caption>" if caption else ""

@@ -75,18 +75,6 @@ def parse_record(kind: type[_Record], values: Any, where: object = "") -> _Recor
     Of a TypedDict the mapping itself, if its fields are right.
 
     where: the file that an error names.
-
-    >>> from dataclasses import dataclass
-    >>> from mupscale.system import parse_record
-    >>> @dataclass
-    ... class Point:
-    ...     step: int
-    ...     loss: float | None = None
-    >>> parse_record(Point, {"step": 3})
-    Point(step=3, loss=None)
-    >>> parse_record(Point, {"step": "x"}, "curve.json")
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: curve.json: 'step' is 'x', but must be a whole number
     """
     try:
         record: _Record = (_mapping if is_typeddict(kind) else _dataclass)(kind, values, "")

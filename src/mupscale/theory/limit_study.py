@@ -203,11 +203,7 @@ class LimitComparison:
 
 
 def fit_slope(widths: Sequence[float], errors: Sequence[float]) -> float:
-    """The power of n that fits errors best, by least squares in logarithms.
-
-    >>> round(fit_slope([100, 400, 1600], [0.2, 0.1, 0.05]), 6)
-    -0.5
-    """
+    """The power of n that fits errors best, by least squares in logarithms."""
     x, y = (torch.tensor(values, dtype=torch.float64).log() for values in (widths, errors))
     return float(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum())
 
@@ -228,11 +224,6 @@ def compare_with_limit(
 
     dense=False never forms their matrices (as in `Finite`): for networks that are too wide for memory. note: as in
     `limit`.
-
-    >>> experiment = Experiment(MLPSetup(3, "tanh"), *gaussian_batch(2), [Stage(1, 0.5), Stage(1, 0.5, 2, 0.5)])
-    >>> comparison = compare_with_limit(experiment, [16, 64], samples=400, seeds=2, networks=4)
-    >>> comparison.times, comparison.upscaled, comparison.widths, comparison.errors[0] > 0
-    (2, (1,), [16, 64], True)
     """
     if len(set(widths)) != len(widths) or any(n < 1 for n in widths):
         raise MupscaleError(f"widths are distinct numbers of units, 1 or more, not {', '.join(map(str, widths))}")
@@ -328,12 +319,7 @@ def worked_example(
     dense: bool = True,
     tick: Tick = ignore,
 ) -> WorkedExample:
-    """Example 1 or 2 with the loss (y − target)²/2: by its recursion, in the limit, and on finite networks.
-
-    >>> settings = Settings(lambda y: y - 1, lr=0.1, upscaled_lr=0.05, before=2, after=2, noise=(("A", 0.5),))
-    >>> worked_example(1, settings, 1.0, [], samples=100).difference < 1e-12
-    True
-    """
+    """Example 1 or 2 with the loss (y − target)²/2: by its recursion, in the limit, and on finite networks."""
     letters = {1: "CBA", 2: "DCBA"}[number]  # from the input to the readout
     settings = replace(settings, slope=lambda y: y - target)
     noise = [math.sqrt(settings.variance(letter)) for letter in letters]
@@ -514,11 +500,7 @@ def _losses_after_growth(whole: Experiment, estimate: Callable[..., Estimate]) -
 
 
 def best_way(ways: Sequence[WayToGrow], how: str) -> WayToGrow | None:
-    """The one of this kind with the lowest loss in the limit; None where all diverged, or there is none.
-
-    >>> best_way([WayToGrow(Stage(1, 0.1, 2), None, None)], "copies") is None
-    True
-    """
+    """The one of this kind with the lowest loss in the limit; None where all diverged, or there is none."""
     finished = [(float(way.limit.mean[-1]), i) for i, way in enumerate(ways) if way.limit and way.stage.how == how]
     return ways[min(finished)[1]] if finished else None
 
@@ -531,11 +513,7 @@ def list_ways(
     noises: Sequence[float],
     outgoing: Sequence[float],
 ) -> list[Stage]:
-    """All of them: copies with each noise where `times` is whole, fresh units with each amplitude; at each rate.
-
-    >>> [(stage.how, stage.lr) for stage in list_ways(1.5, 3, 0.5, [0.5, 1], [0.5], [1.0])]
-    [('fresh', 0.25), ('fresh', 0.5)]
-    """
+    """All of them: copies with each noise where `times` is whole, fresh units with each amplitude; at each rate."""
     if times <= 1 or not rates or min(rates) <= 0:
         raise MupscaleError(f"growing needs more than 1 time the width and rates above 0, not {times} and {rates}")
     ways: list[dict[str, Any]] = [{"times": times, "how": "fresh", "outgoing": a} for a in outgoing]

@@ -243,12 +243,6 @@ def measure_conditions(settings: Settings) -> list[ConditionCheck]:
     """When does noise leave the limit unchanged? The paper's conclusions, and the conditions that hold.
 
     The noise of A and D is the settings'; the loss of example 2 is linear, so that coefficients depend on nothing else.
-
-    >>> settings = Settings(lambda y: y - 1, lr=0.1, upscaled_lr=0.1, before=2, after=2, noise=(("A", 0.5), ("C", 0.3)))
-    >>> for check in measure_conditions(settings)[:2]:
-    ...     print(check.choice, "unchanged" if check.change < 1e-9 else "changed")
-    example 1, γ↑ = γ changed
-    example 1, γ↑ = matched_learning_rate unchanged
     """
     a, c, d = (math.sqrt(settings.variance(letter)) for letter in "ACD")
     sigma, lr = settings.sigma, settings.lr

@@ -90,11 +90,7 @@ class Callback:
 
 
 class JsonLines(Callback):
-    """Appends every line of metrics to a file. path: by default metrics-copy.jsonl in the run's folder.
-
-    >>> JsonLines("all-runs.jsonl").path
-    PosixPath('all-runs.jsonl')
-    """
+    """Appends every line of metrics to a file. path: by default metrics-copy.jsonl in the run's folder."""
 
     def __init__(self, path: str | None = None) -> None:
         self.path = None if path is None else Path(path)

@@ -68,11 +68,6 @@ class DcpFolder:
 
     tensors: what the index says of each. objects: the names of all that is no tensor. paths: where each of both lay in
     the nested dict that was saved.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     DcpFolder(save_dcp(f"{folder}/step-100", nn.Linear(2, 1))).read("model.weight").shape
-    torch.Size([1, 2])
     """
 
     def __init__(self, path: str | Path) -> None:

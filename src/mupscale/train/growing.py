@@ -38,16 +38,6 @@ def grow_model(
 
     data: on which copies are tried, unless that has been done. They show where units lie, for fresh ones as well.
     batches: inputs on which the running statistics of new channels are measured; copies have those of the old ones.
-
-    >>> import torch, mupscale as mu
-    >>> x, place = torch.randn(4, 3), Processes(torch.device("cpu"))
-    >>> family = Family(lambda width: nn.Sequential(nn.Linear(3, width), nn.Linear(width, 2)), 8, inputs=x)
-    >>> model = family.init(8)
-    >>> adamw, how = family.optimizer(model, torch.optim.AdamW, lr=0.1), (mu.Fresh(), mu.Identity())
-    >>> kept = {"seed": 0, "family": family, "processes": place, "data": None}
-    >>> wide, _ = grow_model(model, adamw, before=8, width=12, grow=how, **kept)
-    >>> wide[0].weight.shape
-    torch.Size([12, 3])
     """
     wider, _ = split_operators(grow)
     if data is not None:

@@ -59,11 +59,7 @@ class Filling:
 
     @property
     def filling(self) -> dict[str, Any]:
-        """These fields alone, by name.
-
-        >>> Growth(at=10, width=64, how="fresh").filling
-        {'how': 'fresh', 'noise': 0.0, 'noise_unit': 'init', 'outgoing': 1.0, 'deepen': 'identity'}
-        """
+        """These fields alone, by name."""
         return {field.name: getattr(self, field.name) for field in fields(Filling)}
 
     def build_operator(self) -> Operator:

@@ -144,12 +144,7 @@ class Processes:
 
 @contextmanager
 def join_processes(device: str, mode: Literal["ddp", "fsdp"]) -> Iterator[Processes]:
-    """Join the processes that torchrun has started, or be the only one; leave the process group as it was.
-
-    >>> with join_processes("cpu", "ddp") as processes:
-    ...     processes.world, processes.main
-    (1, True)
-    """
+    """Join the processes that torchrun has started, or be the only one; leave the process group as it was."""
     chosen = _device(device)
     world = number_in_environment("WORLD_SIZE", 1)
     if world == 1 and not (dist.is_available() and dist.is_initialized()):

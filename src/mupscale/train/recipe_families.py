@@ -91,11 +91,7 @@ def _build(spec: Spec, widths: Mapping[str, int | float]) -> nn.Module:
 
 
 def make_data(spec: Spec) -> Data:
-    """Load the data: a Data, or what `as_data` makes one of.
-
-    >>> make_data(Spec("mupscale.data.CoverTypeSample")).classes
-    7
-    """
+    """Load the data: a Data, or what `as_data` makes one of."""
     try:
         return as_data(spec.call(load_of_kind(spec.class_path, Data)))
     except MupscaleError as error:

@@ -32,15 +32,7 @@ _CHECKPOINT = re.compile(r"step-(\d{9})(\.safetensors)?")
 
 
 class RunFolder:
-    """The files of a run: `recipe.json`, `metrics.jsonl` and `checkpoints/step-….safetensors` (shards under FSDP).
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     run = RunFolder(folder)
-    ...     run.write({"kind": "train", "step": 10, "loss": 0.5})
-    ...     run.records()
-    [{'kind': 'train', 'step': 10, 'loss': 0.5}]
-    """
+    """The files of a run: `recipe.json`, `metrics.jsonl` and `checkpoints/step-….safetensors` (shards under FSDP)."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)

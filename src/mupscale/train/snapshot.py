@@ -43,11 +43,6 @@ class RunState:
         recipe: the recipe as plain values
         data: a fingerprint of the data
         threads: of torch, on whose number sums on a CPU depend in their last bits
-
-    >>> RunState(width=16).to_json()
-    {'width': 16}
-    >>> RunState.from_json({"width": 16, "step": 300}, Path("base.safetensors")).step
-    300
     """
 
     step: int | None = None
@@ -227,14 +222,7 @@ class Snapshot:
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """Open a checkpoint of either kind.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = checkpoint.save(Path(folder, "model.safetensors"), nn.Linear(2, 1), run={"width": 2})
-    ...     read_snapshot(path).run.width
-    2
-    """
+    """Open a checkpoint of either kind."""
     return Snapshot(path, checkpoint.load(path / _HEADER if path.is_dir() else path))
 
 

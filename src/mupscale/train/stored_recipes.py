@@ -45,11 +45,7 @@ def stored_values(recipe: Recipe, folder: str | Path) -> dict[str, Any]:
 
 
 def values_in(values: Mapping[str, Any], folder: str | Path) -> Mapping[str, Any]:
-    """Values that `stored_values` gave, read in a file of `folder`, wherever that is now.
-
-    >>> Path(values_in({"out": ".", "from": "../base"}, "moved/wide")["from"]) == Path("moved/base").resolve()
-    True
-    """
+    """Values that `stored_values` gave, read in a file of `folder`, wherever that is now."""
     if values.get("out") != _HERE:
         return values
     start = values.get("from")
@@ -240,14 +236,7 @@ class StoredRecipe:
 
 
 def packages_to_trust(recipe: Recipe) -> list[str]:
-    """The packages of one's own that a run names, which `mupscale resume` has to be told to trust.
-
-    >>> from mupscale.train import Spec
-    >>> model, data = Spec("mine.Net", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
-    >>> sgd = Spec("torch.optim.SGD", {"lr": 0.1})
-    >>> packages_to_trust(Recipe(model, data, sgd, width=16, base=16, steps=4, batch=32))
-    ['mine']
-    """
+    """The packages of one's own that a run names, which `mupscale resume` has to be told to trust."""
     paths = [recipe.model.class_path, recipe.data.class_path, recipe.optimizer.class_path, recipe.loss]
     callbacks = callback_specs(recipe.callbacks)
     paths += [spec.class_path for spec in callbacks]

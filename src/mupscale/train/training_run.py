@@ -163,14 +163,6 @@ def catch_stop_signals() -> Iterator[StopRequest]:
 
     One that nobody has obeyed is raised when the block ends, so that none is forgotten: after an error, too, which
     whoever calls might take for a reason to try something else.
-
-    >>> with catch_stop_signals() as stop:
-    ...     signal.raise_signal(signal.SIGINT)
-    ...     stop.obeyed = stop.asked  # by ending here
-    >>> with catch_stop_signals():
-    ...     signal.raise_signal(signal.SIGTERM)
-    Traceback (most recent call last):
-    mupscale.system.errors.Interrupted: interrupted after the last step of a run
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():  # signals reach the main thread alone
