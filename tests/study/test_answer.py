@@ -115,7 +115,7 @@ def test_the_ceiling_costs_more_and_takes_no_part_in_the_answer() -> None:
 def test_with_one_seed_the_sentence_says_so() -> None:
     losses = {name: [each[:1] for each in budgets] for name, budgets in four(1.5, 1.2, 1.1, 1.0).items()}
     sentence = answer_comparison(system_of(losses))["sentence"]
-    assert sentence.startswith("With one seed growing with fresh units ends lowest, growing from copies 10 % higher")
+    assert sentence.startswith("With one seed, growing with fresh units ends lowest, growing from copies 10 % higher")
 
 
 def test_where_starting_over_diverges_nothing_is_said_of_its_cost() -> None:

@@ -161,7 +161,8 @@ def means_of(plan: Plan, name: str) -> tuple[float, ...]:
     if name not in plan.means:
         raise MupscaleError(
             f"'{name}' starts as a pattern that is neither constant nor random, so the initial values of new units are "
-            "unknown. Grow by copies, or keep that axis as it is"
+            "unknown. Grow by copies, to a whole multiple of the width; or let the model start it at random, or at one "
+            "constant"
         )
     return plan.means[name]
 

@@ -102,6 +102,8 @@ def write_size(told: Mapping[str, Any]) -> str:
         when = f"{wide.phrase[0].upper()}{wide.phrase[1:]} is better from about {words.format_flops(at['value'])} on"
         if at["low"] < at["high"]:
             when += f" ({words.format_flops(at['low'])} to {words.format_flops(at['high'])})"
+        else:
+            when += " (one seed: no range)"
     if told["best"] is None:
         said = f"At {budget} in all, it is too close to call between {narrow.phrase} and {wide}"
     else:

@@ -821,8 +821,8 @@ def _describe_rates(checks: Mapping[str, Check], lr: float, tuned: Sequence[Swee
     if tuned or not rates:
         return []
     return [
-        f"from scratch, the best learning rate was {' and '.join(f'{rate:g}' for rate in rates)}, but the trunk "
-        f"trained at {lr:g}, untuned: a part of the difference may be the learning rate (family.tune)"
+        f"from scratch, the best learning rate was {' and '.join(f'{rate:g}' for rate in rates)}, and the trunk "
+        f"trained at {lr:g}, untuned. That favours from scratch: family.tune tunes the trunk, too"
     ]
 
 

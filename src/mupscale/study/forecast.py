@@ -149,9 +149,9 @@ def _write_forecast(values: Mapping[str, Any]) -> str:
     smallest, *others = map(Width.of, values["widths"])
     about = f"Forecast from {' and '.join([smallest.phrase, *map(str, others)])}"
     if values["without_rule"]:
-        names = " and ".join(contender_named(name).phrase for name in values["without_rule"])
+        *names, last = (contender_named(name).phrase for name in values["without_rule"])
         why = values["above_continued"][values["without_rule"][0]]["no_rule"]
-        return f"{about}: none for {names}, because {why}."
+        return f"{about}: none for {' and '.join([', '.join(names), last] if names else [last])}, because {why}."
     likeliest = [contender_named(name) for name in values["likeliest"]]
     if values["winner"] is None:
         *phrases, last = (one.phrase for one in likeliest)

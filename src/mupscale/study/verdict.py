@@ -193,7 +193,7 @@ def _write_sentence(runs: SystemRuns, values: Mapping[str, Any]) -> str:
 
     if runs.seeds < 2 and others:
         return (
-            f"With one seed {first.phrase} ends lowest, {others[0].phrase} {above(others[0])} higher: more seeds tell "
+            f"With one seed, {first.phrase} ends lowest, {others[0].phrase} {above(others[0])} higher: more seeds tell "
             f"whether that holds."
         )
     if values["decision"] is None:

@@ -27,7 +27,7 @@ _loudness: Loudness = "normal"
 
 
 def set_loudness(loudness: Loudness) -> None:
-    """How much is shown from now on of how far something is: nothing (quiet), a bar or some lines, all lines (verbose)."""
+    """How much is shown from now on of how far something is: nothing (quiet), a bar or some lines, or all (verbose)."""
     global _loudness
     _loudness = loudness
 
