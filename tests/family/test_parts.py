@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from mupscale.core import naming
+from mupscale.family.width_members import WidthMembers
 from mupscale.models import GPT2
 
 
@@ -65,11 +66,11 @@ def test_what_cannot_be_made_in_parts_is_noticed(model: type[nn.Module]) -> None
 
 def test_initial_values_of_a_large_model_are_measured_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """No more memory at once than the largest parameter's; what cannot be made so is made as a whole."""
-    module = sys.modules[mu.Family.__module__]
+    module = sys.modules[WidthMembers.__module__]
     held: list[int] = []
-    drawn = mu.Family.drawn_alone
+    drawn = WidthMembers.drawn_alone
 
-    def watched(family: mu.Family, width: int, seed: int, part: list[str]) -> nn.Module:
+    def watched(family: WidthMembers, width: int, seed: int, part: list[str]) -> nn.Module:
         model = drawn(family, width, seed, part)
         held.append(sum(p.numel() for p in model.parameters() if not p.is_meta))
         return model
@@ -77,13 +78,13 @@ def test_initial_values_of_a_large_model_are_measured_a_part_at_a_time(monkeypat
     def build(width: int) -> nn.Module:
         return GPT2(50, 8, width=width, head_dim=32, layers=2).double()
 
-    whole = mu.Family(build, 64).initial_std()
-    monkeypatch.setattr(mu.Family, "drawn_alone", watched)
+    whole = mu.Family(build, 64).at(0).initial_std()
+    monkeypatch.setattr(WidthMembers, "drawn_alone", watched)
     monkeypatch.setattr(module, "_MOST_NUMBERS", 1000)
-    parts = mu.Family(build, 64).initial_std()
+    parts = mu.Family(build, 64).at(0).initial_std()
     assert max(held) <= max(p.numel() for p in build(64).parameters())
     assert parts == pytest.approx(whole, rel=0.15, abs=1e-12)
     held.clear()
-    copied = mu.Family(CopiesItself, 64).initial_std()
+    copied = mu.Family(CopiesItself, 64).at(0).initial_std()
     assert max(held) == 3 * 64 * 64
     assert min(copied.values()) > 0

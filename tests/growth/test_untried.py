@@ -191,7 +191,7 @@ def test_a_rounded_size_is_named_with_what_helps_and_it_helps() -> None:
 
 def test_a_module_without_a_matrix_is_named_too_and_no_block_is_advised() -> None:
     x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
-    match = r"'norm' is the first to differ\. Either it is a norm"
+    match = r"'norm' is the first to differ \(by .*\)\. Either it is a norm"
     with without_resizing(), pytest.raises(mu.MupscaleError, match=match) as refused:
         mu.plan(Recurrent(4, norm=True), Recurrent(6, norm=True), inputs=x, grow=SILENT)
     assert "roles=" not in str(refused.value)

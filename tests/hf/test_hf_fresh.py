@@ -488,7 +488,7 @@ def test_lossless_growth_goes_on_without_a_spike(tmp_path: Path) -> None:
 
 SOUND: dict[str, Any] = {"conv_dim": (8, 8), "conv_kernel": (3, 3), "conv_stride": (2, 2), "num_feat_extract_layers": 2}
 SIZES: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "vocab_size": 29}
-REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+REFUSED_BY_A_RUN: dict[str, tuple[str, dict[str, Any], str]] = {
     "a norm of a weight": (
         "HubertModel",
         {**SOUND, "num_hidden_layers": 1, "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2},
@@ -510,9 +510,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::mupscale.UncheckedPlan")
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", REFUSED_BY_A_RUN)
 def test_where_silent_units_change_the_function_is_said_with_a_way_out(case: str, tmp_path: Path) -> None:
-    kind, config, said = REFUSED[case]
+    kind, config, said = REFUSED_BY_A_RUN[case]
     torch.manual_seed(0)
     cls = getattr(transformers, kind)
     models.randomised(cls(cls.config_class(**{**SIZES, **config}))).save_pretrained(tmp_path / "small")  # type: ignore[operator]

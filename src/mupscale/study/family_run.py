@@ -882,7 +882,7 @@ def write_family_sentence(saving: str, checks: Mapping[str, Check]) -> str:
 
     >>> check = Check(0.01, [1.0, 1.0], [0.99, 1.0], None, {})
     >>> write_family_sentence("Four sizes for 0.63 of the FLOPs of training each", {"64": check})
-    'Four sizes for 0.63 of the FLOPs of training each; checked at 64: 0.5 % lower (-1 to +0 %) than from scratch.'
+    'Four sizes for 0.63 of the FLOPs of training each; checked at 64: 0.5 % lower (-1 to 0 %) than from scratch.'
     """
     checked = [f"checked at {label}: {check.difference} than from scratch" for label, check in checks.items()]
     return "; ".join([saving, *checked]) + "."
