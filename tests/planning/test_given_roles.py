@@ -56,7 +56,7 @@ TIED: dict[str, Callable[[int], nn.Module]] = {
 # --- a role that does not hold
 WRONG = {
     "an input called an output": ({"out.weight": mu.Role(out=1)}, "given for 'out.weight', Role(out=1), does not"),
-    "by a pattern": ({"out.w*": mu.Role(out=1)}, "given for 'out.w*', Role(out=1), does not pass the check"),
+    "by a pattern": ({"out.w*": mu.Role(out=1)}, ", Role(out=1), does not pass the check"),
     "beside a right one": (
         {"hid.weight": mu.Role(out=0, in_=1), "out.weight": mu.Role(out=1)},
         "the role given for 'out.weight', Role(out=1), does not pass the check",
