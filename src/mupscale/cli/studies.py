@@ -251,7 +251,7 @@ def sweep_command(words: list[str]) -> int:
 @may_write_nothing("--dry-run")
 def transfer_check_command(words: list[str]) -> int:
     """mupscale transfer-check RECIPE."""
-    from mupscale.study import StudySettings, estimate_transfer_check, transfer_check, what_was_measured
+    from mupscale.study import StudySettings, TransferCheck, transfer_check, what_was_measured
 
     def extend(parser: Any) -> None:
         widths = get_type_hints(StudySettings)["widths"]
@@ -294,12 +294,11 @@ def transfer_check_command(words: list[str]) -> int:
         "lr": lr,
         "noise": noise,
         "seeds": settings.seeds,
-        "engine": settings.engine,
     }
     if options["dry_run"]:
-        show(estimate_transfer_check(recipe, **asked))
+        show(TransferCheck(recipe, **asked).describe(settings.engine))
         return 0
-    check = transfer_check(recipe, **asked, out=folder, note=print_at_once)
+    check = transfer_check(recipe, **asked, engine=settings.engine, out=folder, note=print_at_once)
     show(*map(wrap_text, [what_was_measured(check), *check["verdict"]]))
     print_place("Picture", save_transfer_picture(check, folder))
     return 0

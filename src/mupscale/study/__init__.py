@@ -36,8 +36,8 @@ from mupscale.study.settings import StudySettings
 from mupscale.study.training import COMMAND_FILE
 from mupscale.study.transfer import (
     TRANSFER_FILE,
+    TransferCheck,
     WidthLine,
-    estimate_transfer_check,
     read_width_line,
     transfer_check,
     what_was_measured,
@@ -61,6 +61,7 @@ __all__ = [
     "StudySettings",
     "StudySummary",
     "SystemRuns",
+    "TransferCheck",
     "WidthLine",
     "compare_rules",
     "contender_named",
@@ -68,7 +69,6 @@ __all__ = [
     "describe_plan",
     "estimate_family",
     "estimate_paper",
-    "estimate_transfer_check",
     "estimate_when",
     "find_cost_unit",
     "format_width",

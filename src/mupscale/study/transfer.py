@@ -58,7 +58,7 @@ def transfer_check(
         base_lr: the base models' learning rate; none takes the optimizer's
         note: is told what is done, line by line; without one, nothing shows how far it is
     """
-    asked = _Asked(recipe, widths, lrs, noises, lr, noise, seeds, base_lr)
+    asked = TransferCheck(recipe, widths, lrs, noises, lr, noise, seeds, base_lr)
     trainer = Trainer(asked.protocol, Path(out), "transfer", engine, note or (lambda text: None), stages=0)
     trainer.visible = note is not None
     large, lines, systems = asked.large, asked.lines, asked.systems
@@ -80,26 +80,9 @@ def transfer_check(
     return values
 
 
-def estimate_transfer_check(
-    recipe: Recipe,
-    *,
-    widths: Sequence[WholeWidth],
-    lrs: Sequence[float],
-    noises: Sequence[float],
-    lr: float,
-    noise: float,
-    seeds: int = 3,
-    base_lr: float | None = None,
-    engine: Engine = "auto",
-) -> str:
-    """A table of what `transfer_check` trains at each width, its cost and time; nothing is written."""
-    asked = _Asked(recipe, widths, lrs, noises, lr, noise, seeds, base_lr)
-    return describe_stages({one.label: asked.trials(one) for one in asked.systems}, asked.protocol, engine)
-
-
 @dataclass(frozen=True)
-class _Asked:
-    """What a check is asked for, and so what it trains."""
+class TransferCheck:
+    """What `transfer_check` trains; its arguments are those of that function."""
 
     recipe: Recipe
     widths: Sequence[WholeWidth]
@@ -107,8 +90,8 @@ class _Asked:
     noises: Sequence[float]
     lr: float
     noise: float
-    seeds: int
-    base_lr: float | None
+    seeds: int = 3
+    base_lr: float | None = None
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -145,6 +128,10 @@ class _Asked:
         """The grown models at a width: every cell with every seed."""
         return [system.leaf(COPIES, self.base_rate, *cell, seed) for cell in self.cells for seed in range(self.seeds)]
 
+    def describe(self, engine: Engine = "auto") -> str:
+        """A table of what is trained at each width, its cost and time."""
+        return describe_stages({one.label: self.trials(one) for one in self.systems}, self.protocol, engine)
+
 
 def _cells_by_axis(lrs: Sequence[float], noises: Sequence[float], lr: float, noise: float) -> dict[str, list[Cell]]:
     """What is tried, with one hyperparameter varied and the other fixed; a space refuses values that cannot be."""
@@ -156,7 +143,7 @@ def _cells_by_axis(lrs: Sequence[float], noises: Sequence[float], lr: float, noi
     }
 
 
-def _train_width(trainer: Trainer, system: System, asked: _Asked) -> dict[Cell, list[float | None]]:
+def _train_width(trainer: Trainer, system: System, asked: TransferCheck) -> dict[Cell, list[float | None]]:
     """The final training losses of each cell by seed; None for those that diverged."""
     width, seeds, cells = Width.of(system.narrow), asked.seeds, asked.cells
     with trainer.stage(f"base-{width.label}", f"width {width}: {count_of(seeds, 'base model')}"):

@@ -56,6 +56,7 @@ from mupscale.optim import (
     scale,
     traits_of,
 )
+from mupscale.planning import relative_difference
 from mupscale.system import MupscaleError, NotNegative, checks_arguments, open_file, replacing, warn
 
 _IN_BLOCK = re.compile(r"[^.]+\.\d+\.")  # the first of a name's numbered modules, as in model.layers.0.mlp
@@ -501,10 +502,7 @@ def _distance(expected: Any, found: Any) -> float:
     if expected is None or found is None:
         return math.inf
     a, b = (torch.as_tensor(value, dtype=torch.float64) for value in (expected, found))
-    if a.shape != b.shape:
-        return math.inf
-    off = float((a - b).norm()) / (float(a.norm()) or 1.0)
-    return off if math.isfinite(off) else math.inf
+    return relative_difference(a, b) if a.shape == b.shape else math.inf
 
 
 def _grown_optimizer(
