@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import FlopCounterMode
 
 from mupscale import checkpoint
@@ -585,6 +586,23 @@ def test_how_many_runs_fit() -> None:
     assert 0.7 * (1 << 30) / (6 * activations) < large < 0.7 * (1 << 30) / (1.5 * activations)
     assert free_memory(CPU) > 1 << 20
     assert [even_share(*those) for those in [(10, 10), (10, 9), (10, 3), (1, 5), (7, 1)]] == [10, 5, 3, 1, 1]
+
+
+def test_measuring_what_a_step_keeps_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autograd holds an operation's own result for ever if a hook hands it back: every stack would leave a step's."""
+    seen, hooks = list[StorageWeakRef](), torch.autograd.graph.saved_tensors_hooks
+
+    def spying(pack: Any, unpack: Any) -> Any:
+        def noted(tensor: torch.Tensor) -> Any:
+            seen.append(StorageWeakRef(tensor.untyped_storage()))
+            return pack(tensor)
+
+        return hooks(noted, unpack)
+
+    monkeypatch.setattr(torch.autograd.graph, "saved_tensors_hooks", spying)
+    runs_at_once(recipe(), CPU, Rows().to(CPU, torch.float64), 1 << 30)
+    assert seen
+    assert all(storage.expired() for storage in seen)
 
 
 # ------------------------------------------------------------------------------------------------ the fallback

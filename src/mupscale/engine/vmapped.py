@@ -128,17 +128,16 @@ class VmappedModel:
 
     def bytes_for_backward(self, row: Tensor, buffers: Named, x: Tensor, y: Tensor) -> int:
         """Bytes that a step of one run keeps for its backward pass."""
-        sizes: dict[int, int] = {}
+        kept: dict[int, torch.UntypedStorage] = {}
 
-        def count(tensor: Tensor) -> Tensor:
-            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
+        def keep(tensor: Tensor) -> None:  # not the tensor: an operation that holds its own result is never freed
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
 
         flat = row.detach().unsqueeze(0).clone().requires_grad_()
         held = {name: buffer.unsqueeze(0).clone() for name, buffer in buffers.items()}
-        with self.folded(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        with self.folded(), torch.autograd.graph.saved_tensors_hooks(keep, lambda nothing: nothing):
             self.losses(flat, held, x, y, shared=True)
-        return sum(sizes.values())
+        return sum(storage.nbytes() for storage in kept.values())
 
     def scores(self, flat: Tensor, buffers: Named, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Every run's mean loss on some examples, and how many targets it gets right; -1 where they are no classes."""
