@@ -445,7 +445,7 @@ class Follower:
         for number in op.refs:
             value = self.tensor(side, number, given).clone()
             if number in self.axes and value.is_floating_point():
-                value = torch.randn(value.shape, generator=generator, dtype=value.dtype)
+                value = torch.randn(value.shape, generator=generator, dtype=value.dtype).to(value.device)
             tensors[number] = value
         return op.run(tensors)
 
@@ -714,7 +714,7 @@ class Follower:
         outputs = {number: value for number, value in ours.outputs.items() if number in results}
         if not outputs:
             return True
-        push = {n: torch.randn(v.shape, generator=generator, dtype=v.dtype) for n, v in outputs.items()}
+        push = {n: torch.randn(v.shape, generator=generator, dtype=v.dtype).to(v.device) for n, v in outputs.items()}
         expanded = {}
         for number, value in push.items():
             by_dim, factor = results[number]
