@@ -58,7 +58,7 @@ class WidthMembers(TriedMembers):
         self._base_model = self.sketch(base)
         self._width_dims = find_width_dims(self.sketch, self._base)
         self.init_at = init_at or default_init_at(self._base, self._base_model, self._width_dims)
-        self._plans: dict[tuple[Width, int], Plan] = {}  # by width, and how much had been tried then
+        self._plans: dict[tuple[Width, Width, int], Plan] = {}  # by both widths, and how much had been tried then
         self._measured: dict[str, float] | None = None
         self._means: dict[str, tuple[float, ...]] = {}
         if tried is not None:
@@ -78,11 +78,15 @@ class WidthMembers(TriedMembers):
         """
         if isinstance(width, nn.Module):
             return self._noting_trial(self.between(self._base_model, width, how="mup"), self._base, width)
-        width, trials = Width.of(width), len(self.tried)
-        if (width, trials) not in self._plans:
-            plan = self.between(self._base_model, self.sketch(width), how="mup")
-            self._plans[width, trials] = self._noting_trial(plan, self._base, width)
-        return self._plans[width, trials]
+        return self._mup(self._base, Width.of(width))
+
+    def _mup(self, start: Width, width: Width) -> Plan:
+        """Every factor at a width relative to another; made once, as every draw at a width needs it."""
+        key = start, width, len(self.tried)
+        if key not in self._plans:
+            first = self._base_model if start == self._base else self.sketch(start)
+            self._plans[key] = self._noting_trial(self.between(first, self.sketch(width), how="mup"), start, width)
+        return self._plans[key]
 
     def widening(
         self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module, *, grow: Operator | None = None
@@ -129,7 +133,7 @@ class WidthMembers(TriedMembers):
         """
         if Width.of(width) == self.init_at:
             return
-        entries = self.between(self.sketch(self.init_at), self.sketch(width), how="mup").parameters
+        entries = self._mup(self.init_at, Width.of(width)).parameters
         measured = self.initial_std()
         reference: dict[str, nn.Parameter] = {}
         if any(std > 0 and not entries[name].axes for name, std in measured.items()):
