@@ -73,6 +73,7 @@ COST, THERE, LOSS = (
     "Cost of growing if you already have the base model",
     "Final loss of growing, compared with continuing the base model",
 )
+RATES = "Learning rate found for the large model, as the recipe's lr: 0.008 grown with fresh units, 0.008 from scratch."
 
 
 # ------------------------------------------------------------------------------------------------ does growing pay
@@ -84,6 +85,7 @@ def test_a_comparison_in_words() -> None:
         summary.answer["sentence"],
         "From 58.2 GFLOPs on (base model's cost included), growing with fresh units ends lower than continuing.",
         "At every budget, growing with fresh units ends lower than starting over.",
+        RATES,
     ]
     assert list(cards(summary)) == [COST, THERE, LOSS]
     assert cards(summary)[COST] == (
@@ -131,6 +133,7 @@ def test_forecast_alone() -> None:
     assert summary.sentences == [
         summary.forecast["sentence"],
         "This is only a forecast: the large models were not trained.",
+        RATES,
     ]
     said = "base model's cost included; growing with fresh units; in the middle 0.58×"
     assert cards(summary)[COST] == ("0.51× to 0.65×", said)
