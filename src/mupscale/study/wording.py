@@ -298,8 +298,10 @@ def _pay_tables(summary: StudySummary) -> Iterator[PageTable]:
         return
     held = summary.forecast["held"]
     judged = [row["held"] for row in held if row["held"] is not None]
+    size = summary.forecast.get("size", {}).get("sentence")
     about = [
         str(summary.forecast["sentence"]),
+        *([size] if size else []),
         *([f"{sum(judged)} of {len(judged)} forecasts were right."] if judged else []),
     ]
     head = ["what", "forecast", "measured", "right?"]
