@@ -19,11 +19,12 @@ WRITE = {"pay": write_pay_words, "paper": write_paper_words}
 
 
 def reword(path: Path) -> None:
-    """Write one summary again, in one line or in many as it was."""
-    summary = load_summary(path.parent)
-    is_one_line = path.read_text(encoding="utf-8").count("\n") == 1
-    layout = {"separators": (",", ":")} if is_one_line else {"indent": 1}
-    text = json.dumps(asdict(WRITE[summary.preset](summary)), **layout)  # type: ignore[arg-type]
+    """Write the words of one summary again, in one line or in many as it was; everything else stays."""
+    summary, text = load_summary(path.parent), path.read_text(encoding="utf-8")
+    stored, told = json.loads(text), asdict(WRITE[summary.preset](summary))
+    stored |= {name: told[name] for name in ("sentences", "cards", "measured", "tables", "stages")}
+    layout = {"separators": (",", ":")} if text.count("\n") == 1 else {"indent": 1}
+    text = json.dumps(stored, ensure_ascii=text.isascii(), **layout)  # type: ignore[arg-type]
     path.write_text(text + "\n", encoding="utf-8")
 
 

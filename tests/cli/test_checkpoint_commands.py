@@ -280,6 +280,7 @@ def test_a_fold_is_named(tmp_path: Path) -> None:
         (["inspect", "SMALL", "--times", "2", "--hidden", "32"], "either how much it grows"),
         (["inspect", "SMALL", "--optimizer", "adan"], "no optimizer 'adan'"),
         (["inspect", "SMALL", "--optimizer", "radam"], "RAdam"),
+        (["upscale", "SMALL", "OUT", "--optimizer", "a/optimizer.pt"], "A saved one is --optimizer-state FILE"),
         (["upscale", "SMALL", "OUT", "--dtype", "int8"], "float32, bfloat16, float16, float64, not int8"),
         (["upscale", "SMALL", "OUT", "--describe", "no_such_module"], "no_such_module"),
         (["upscale", "SMALL", "OUT", "--noice", "1"], "--noise"),

@@ -86,26 +86,15 @@ def test_exact_goes_alone(x: Tensor) -> None:
             mu.upscale(Net(8), Net(16), inputs=x, exact=True, **given)  # type: ignore[call-overload]
 
 
-class Ramp(Net):
-    """With a parameter that rises from unit to unit, which is nothing to draw."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__(width)
-        self.ramp = nn.Parameter(torch.linspace(0.5, 1.0, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The ramp stands before the readout."""
-        out: Tensor = self.layers[2](self.layers[1](self.layers[0](x)) * self.ramp)
-        return out
-
-
-def test_where_fresh_units_cannot_be_drawn_copies_are_named(x: Tensor) -> None:
+def test_where_fresh_units_cannot_be_drawn_copies_are_named() -> None:
     """Where they could not be copied either, or were not the default, nothing is said of them."""
-    with pytest.raises(mu.MupscaleError, match=r"'ramp' starts as a pattern .*can be copied here: grow=.*Copies\("):
-        mu.upscale(Ramp(8), Ramp(16), inputs=x)
-    for wide, grow in ((12, None), (16, mu.Fresh())):
-        with pytest.raises(mu.MupscaleError, match="'ramp'") as refused:
-            mu.upscale(Ramp(8), Ramp(wide), inputs=x, grow=grow)
+    with torch.device("meta"):  # where a model has no initial values
+        wide, wider = Net(12), Net(16)
+    with pytest.raises(mu.MupscaleError, match=r"need an initialisation .*can be copied here: grow=.*Copies\("):
+        mu.upscale(Net(8), wider)
+    for other, grow in ((wide, None), (wider, mu.Fresh())):
+        with pytest.raises(mu.MupscaleError, match="need an initialisation") as refused:
+            mu.upscale(Net(8), other, grow=grow)
         assert "can be copied here" not in str(refused.value)
 
 

@@ -96,7 +96,7 @@ def test_width_and_depth_in_one_command(tmp_path: Path, capsys: pytest.CaptureFi
     pytest.importorskip("jsonargparse")
     small, optimizer, _ = trained("llama", tmp_path / "small")
     words = ["upscale", str(tmp_path / "small"), str(tmp_path / "large"), "--times", "2", "--exact", "--layers", "5"]
-    assert main([*words, "--optimizer", str(tmp_path / "small" / "optimizer.pt")]) == 0
+    assert main([*words, "--optimizer-state", str(tmp_path / "small" / "optimizer.pt")]) == 0
     said = capsys.readouterr().out
     assert "kv 2 → 4) and 2 → 5 layers (identity)" in said.replace("\n", " ")
     assert "with copies (hidden 16 → 32" in said
@@ -192,8 +192,8 @@ def test_wrong_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--deepen", "stack"], "add --layers N"),
         (["--layers", "3", "--how", "stack", "--deepen", "identity"], "give one of them"),
         (["--layers", "3", "--deepen", "sideways"], "identity, stack or interleaved"),
-        (["--layers", "3", "--optimizer", f"{small}/config.json"], "was not written by torch.save"),
-        (["--layers", "3", "--optimizer", f"{small}/none.pt"], "no saved optimizer"),
+        (["--layers", "3", "--optimizer-state", f"{small}/config.json"], "was not written by torch.save"),
+        (["--layers", "3", "--optimizer-state", f"{small}/none.pt"], "no saved optimizer"),
     ):
         assert main(["upscale", small, out, *words]) in (1, 2)
         said = " ".join(capsys.readouterr().err.split())

@@ -69,20 +69,16 @@ def test_a_number_is_no_wide_model(given: dict[str, Any]) -> None:
 
 
 def test_bare_vectors_are_named_all_at_once_with_what_helps() -> None:
-    """At a multiple a batch helps; elsewhere a multiple, a family, or roles that mu.plan takes."""
-    at_multiple = refusal(Tokens(16))
+    """A batch, unless one was given, and roles that mu.plan takes."""
+    without = refusal(Tokens(16))
     with without_resizing():
         between = refusal(Tokens(12), inputs=TOKENS, fresh=lambda: Tokens(8), grow=mu.Fresh())
-    for said in (at_multiple, between):
+    for said in (without, between):
         assert "'blocks.0–1.alpha' (in Block, 8 → " in said
         assert "'blocks.0–1.beta'" in said
         assert "roles={'*.alpha': mupscale.Role(out=0)}" in said
-        assert "takes as plan=" in said
-    assert "Pass a batch, inputs=" in at_multiple
-    assert "Family(…" not in at_multiple
-    assert "a whole multiple of the width" in between
-    assert "mupscale.Family(…, inputs=…)" in between
-    assert "Pass a batch" not in between
+    assert "pass a small batch, inputs=" in without
+    assert "pass a small batch" not in between
 
 
 def test_each_thing_that_the_message_names_helps() -> None:
@@ -92,6 +88,34 @@ def test_each_thing_that_the_message_names_helps() -> None:
     plan = mu.plan(narrow, Tokens(12), roles={"*.alpha": mu.Role(out=0), "*.beta": mu.Role(out=0)}, **given)
     mu.upscale(narrow, Tokens(12), plan=plan, grow=grow)
     mu.Family(Tokens, base=8, inputs=TOKENS).upscale(narrow, width=12, grow=grow)
+
+
+class Pooled(nn.Module):
+    """A recurrent layer whose states are averaged by scores, which a bare vector gives."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.GRU(5, width, batch_first=True), nn.Linear(width, 2)
+        self.score = nn.Parameter(torch.randn(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Two numbers for each sequence."""
+        states, _ = self.rnn(x)
+        scores = (states @ self.score).softmax(1)
+        out: Tensor = self.head((states * scores[..., None]).sum(1))
+        return out
+
+
+def test_beside_a_recurrent_layer_a_run_shows_what_a_bare_vector_is() -> None:
+    """Gates are copied in several orders at once, which their module knows; a run says nothing of them."""
+    narrow, batch = Pooled(8), torch.randn(2, 3, 5)
+    plan = mu.plan(narrow, Pooled(12), inputs=batch, grow=mu.Fresh())
+    assert (plan["score"].in_, plan.checked) == ((0,), True)
+    assert mu.Family(Pooled, 8, inputs=batch).plan(12)["score"].in_ == (0,)
+    with pytest.raises(
+        mu.PlanError, match=r"whether 'score' \(in Pooled, 8 → 12\) is .* or summed over them\. To show"
+    ):
+        mu.plan(narrow, Pooled(12), grow=mu.Fresh())
 
 
 @pytest.mark.parametrize(

@@ -556,7 +556,7 @@ def test_what_may_be_summed_over_is_refused_without_a_batch(which: str) -> None:
             mu.plan(narrow, wide, roles=told)
         out, in_ = role.dims(9)
         assert f"roles={{'{name}': mupscale.Role(out={(out or in_)[0]})}}" in str(refused.value)
-        assert f"Role(in_={(out or in_)[0]}) where summed over" in str(refused.value)
+        assert f"Role(in_={(out or in_)[0]}) if it is summed over" in str(refused.value)
         assert "inputs=" in str(refused.value)
         told[name] = role
     assert_equivalent(narrow, wide, case.batches(), "adamw", roles=roles)

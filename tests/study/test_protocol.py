@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,14 @@ def test_a_dry_run_tries_fewer_where_memory_is_short(tmp_path: Path, monkeypatch
     room = 0
     table = estimate_paper(small(), settings(seeds=1, contenders=["copies"]), tmp_path / "dry")
     assert "Too big: one run does not fit into memory, so use a smaller batch or width." in table
+
+
+def test_a_dry_run_says_what_it_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dry_run, "_probe", lambda *_: 0.001)
+    estimate_paper(small(), settings(seeds=1, contenders=["copies"]), tmp_path / "dry")
+    assert re.match(r"To estimate the time: a few steps of width \d+ …", capsys.readouterr().err)
 
 
 def test_times_for_people() -> None:

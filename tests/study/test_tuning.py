@@ -33,13 +33,6 @@ def test_only_those_with_all_seeds_may_be_chosen() -> None:
     assert choose("fresh", cells, among={(0.2, 0.0), (0.4, 0.0)}).lr == 0.2
 
 
-@pytest.mark.parametrize(("losses", "word"), [([1.0, 2.0, 3.0], "smallest"), ([3.0, 2.0, 1.0], "largest")])
-def test_an_optimum_on_the_edge_is_said(losses: list[float], word: str) -> None:
-    cells = [Tried(lr, 0.0, [loss]) for lr, loss in zip((0.1, 0.2, 0.4), losses, strict=True)]
-    (remark,) = choose("continued", cells).remarks
-    assert f"is the {word} tried" in remark
-
-
 def test_all_diverged_is_one_sentence() -> None:
     with pytest.raises(MupscaleError, match=r"from-scratch: all 2 trials .* diverged.*0.1 to 0.2.*study.lrs"):
         choose("from-scratch", [Tried(0.1, 0.0, [None]), Tried(0.2, 0.0, [None])])

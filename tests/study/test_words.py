@@ -14,6 +14,7 @@ from mupscale import MupscaleError
 from mupscale.plots import words
 from mupscale.study import StudySummary, format_width
 from mupscale.study.results import Card, PageTable
+from mupscale.study.wording import write_pay_words
 from summaries import all_runs, diverged, example
 
 
@@ -73,6 +74,7 @@ COST, THERE, LOSS = (
     "Cost of growing if you already have the base model",
     "Final loss of growing, compared with continuing the base model",
 )
+RATES = "Learning rate found for the large model, as the recipe's lr: 0.008 grown with fresh units, 0.008 from scratch."
 
 
 # ------------------------------------------------------------------------------------------------ does growing pay
@@ -84,6 +86,7 @@ def test_a_comparison_in_words() -> None:
         summary.answer["sentence"],
         "From 58.2 GFLOPs on (base model's cost included), growing with fresh units ends lower than continuing.",
         "At every budget, growing with fresh units ends lower than starting over.",
+        RATES,
     ]
     assert list(cards(summary)) == [COST, THERE, LOSS]
     assert cards(summary)[COST] == (
@@ -97,6 +100,9 @@ def test_a_comparison_in_words() -> None:
         assert piece in said
     held, contenders = summary.tables
     assert held.about == [summary.forecast["sentence"], "8 of 8 forecasts were right."]
+    size = {**summary.forecast, "size": {"sentence": "Width 16 is a better size than 64."}}
+    sized, _ = write_pay_words(replace(summary, forecast=size)).tables
+    assert sized.about == [held.about[0], "Width 16 is a better size than 64.", held.about[1]]
     label = "grown with fresh units, cost compared with starting over, base model included"
     assert f"{label} 0.58× (0.51× to 0.65×) 0.63× yes" in rows(held)
     assert rows(contenders)[0] == "grown with fresh units 1,024 0.008 none 2,000 134 GFLOPs 0.518 (0.517 to 0.518)"
@@ -131,6 +137,7 @@ def test_forecast_alone() -> None:
     assert summary.sentences == [
         summary.forecast["sentence"],
         "This is only a forecast: the large models were not trained.",
+        RATES,
     ]
     said = "base model's cost included; growing with fresh units; in the middle 0.58×"
     assert cards(summary)[COST] == ("0.51× to 0.65×", said)

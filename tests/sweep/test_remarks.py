@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mupscale.sweep import Space, Sweep, Tried, edge_remarks, sweep_remarks
+from mupscale.sweep import Space, Sweep, Tried, joined_edges, sweep_remarks
 
 LRS, NOISES = (0.1, 0.2, 0.4), (0.5, 1.0, 2.0, 4.0)
 
@@ -75,7 +75,19 @@ def test_the_smallest_noise_above_zero_is_no_edge_since_zero_is_beyond_it() -> N
 def test_the_smallest_noise_is_an_edge_where_none_was_not_tried() -> None:
     tried = [Tried(lr, noise, [bowl(0.2, 0.5)(lr, noise)]) for lr in LRS for noise in (0.5, 1.0, 2.0)]
     best = Sweep("copies", tried, lr=0.2, noise=0.5)
-    assert list(edge_remarks(best)) == ["the best noise, 0.5, is the smallest tried: try 0.125, 0.25, 0.5"]
+    said = (
+        "the best noise is at the edge of the grid (copies: 0.5 is the smallest tried): add 0.125, 0.25 to study.noises"
+    )
+    assert joined_edges([best]) == [said]
+
+
+def test_edges_of_several_contenders_are_one_sentence_with_one_range() -> None:
+    """Their grid is one, so that it is to be widened on both sides."""
+    low, high = (Sweep(name, sweep(bowl(lr, 0.0)).trials) for name, lr in (("continued", 0.1), ("fresh", 0.4)))
+    assert joined_edges([low, high, Sweep("copies", sweep(bowl(0.2, 1.0)).trials)]) == [
+        "the best learning rate is at the edge of the grid (continued: 0.1 is the smallest tried; fresh: 0.4 is the "
+        "largest tried): add 0.025, 0.05, 0.8, 1.6 to study.lrs"
+    ]
 
 
 def test_grids_of_one_value_have_no_edges() -> None:

@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import mupscale as mu
 from mupscale import checkpoint
 from mupscale.core import is_new
 from mupscale.engine import train_many
 from mupscale.train import Checkpoints, Growth, run_recipe
-from small_runs import assert_same_run, checkpoints, column, metrics, recipe, step
+from mupscale.train.growing import grow_model
+from mupscale.train.processes import Processes
+from small_runs import CLASSES, FEATURES, Rows, assert_same_run, checkpoints, column, metrics, recipe, step
 
 MIXED = [Growth(5, 13, how="fresh"), Growth(9, 26, noise=0.5, how="paired"), Growth(14, 30, how="lossless")]
 
@@ -75,6 +78,58 @@ def test_statistics_of_new_channels_are_measured_in_the_loop(tmp_path: Path) -> 
     mean, variance = after["bn1.running_mean"], after["bn1.running_var"]
     assert bool((mean[new] != 0).all())
     assert bool(((variance[new] - 1).abs() > 0.01).all())
+
+
+class NormedBlock(nn.Module):
+    """A residual block with a BatchNorm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(width, width), nn.BatchNorm1d(width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What it reads, and more."""
+        out: Tensor = x + self.last(self.norm(self.first(x)).relu())
+        return out
+
+
+class Normed(nn.Module):
+    """A residual stream of such blocks."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(FEATURES, width), nn.Linear(width, CLASSES)
+        self.blocks = nn.Sequential(*(NormedBlock(width) for _ in range(depth)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A score for each class."""
+        out: Tensor = self.last(self.blocks(self.first(x)))
+        return out
+
+
+@pytest.mark.parametrize("how", ["fresh", "copies"])
+def test_statistics_of_new_channels_and_blocks_of_a_family_with_a_depth(how: str) -> None:
+    """What the block that was there has, goes on; new channels and the new block have means of the coming batches."""
+    family = mu.Family(Normed, {"width": 4, "depth": 1}, inputs=torch.randn(4, FEATURES))
+    model, data = family.init({"width": 4, "depth": 1}), Rows()
+    model.get_buffer("blocks.0.norm.running_mean").fill_(3.0)
+    grow: Any = (mu.Fresh() if how == "fresh" else mu.Copies(mu.GaussianNoise(0.5)), mu.Identity())
+    grown, _ = grow_model(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        before={"width": 4, "depth": 1},
+        width={"width": 8, "depth": 2},
+        grow=grow,
+        seed=0,
+        family=family,
+        processes=Processes(torch.device("cpu")),
+        data=None,
+        batches=[data.batch(0, 0, 16)[0]],
+    )
+    old, new = (grown.get_buffer(f"blocks.{number}.norm.running_mean") for number in range(2))
+    assert (old == 3).sum() == (4 if how == "fresh" else 8)
+    assert bool((old != 0).all())
+    assert bool((new != 0).all())
 
 
 def trained(tmp_path: Path, kind: str = "mlp") -> Path:

@@ -136,7 +136,7 @@ Grow a Hugging Face checkpoint in width, in depth, or in experts. The result is 
   mupscale upscale path/to/checkpoint path/to/wide --hidden 1536 --heads 24 --lossless
   mupscale upscale path/to/checkpoint path/to/wide --times hidden=2,ffn=3,heads=2 --how copies --noise 0.3 --seed 0
   mupscale upscale path/to/checkpoint path/to/wide --times 2 --exact
-  mupscale upscale path/to/checkpoint-500 path/to/wide --optimizer path/to/checkpoint-500/optimizer.pt
+  mupscale upscale path/to/checkpoint-500 path/to/wide --optimizer-state path/to/checkpoint-500/optimizer.pt
   mupscale upscale path/to/checkpoint path/to/deep --layers 24 --how identity
   mupscale upscale path/to/checkpoint path/to/large --times 2 --layers 24 --deepen stack
   mupscale upscale path/to/checkpoint path/to/mixture --experts 8 --top-k 2
@@ -211,8 +211,10 @@ def _upscale_parser() -> Any:
         help="dtype of the output: float32, bfloat16, float16 or float64 (default: unchanged)",
     )
     parser.add_argument("--shard-size", type=str, default="5GB", help="largest size of a weights file")
-    meaning = "a saved torch optimizer (optimizer.pt) to grow as well; of a DCP folder, its class, if it is not torch's"
-    parser.add_argument("--optimizer", type=str | None, help=meaning)
+    meaning = "a saved torch optimizer (optimizer.pt) to grow as well"
+    parser.add_argument("--optimizer-state", type=str | None, metavar="FILE", help=meaning)
+    meaning = "for a DCP folder: the class of its optimizer, if it is not torch's"
+    parser.add_argument("--optimizer", type=str | None, metavar="MODULE.CLASS", help=meaning)
     _add_rules(parser)
     parser.add_argument("--no-verify", action="store_true", help="do not compare the two models at the end")
     add_trust(parser)
@@ -256,7 +258,7 @@ def upscale_command(words: list[str]) -> int:
         seed=options.seed,
         shard_size=options.shard_size,
         dtype=options.dtype,
-        optimizer=options.optimizer,
+        optimizer=options.optimizer_state,
         rules=_rules(options),
         verify=not options.no_verify,
         trust_remote_code=options.trust_remote_code,
@@ -343,7 +345,7 @@ def inspect_command(words: list[str]) -> int:
     add_growth(parser)
     add_depth(parser)
     add_mixture(parser)
-    parser.add_argument("--optimizer", type=str, default="AdamW", help="the torch optimizer to show factors for")
+    parser.add_argument("--optimizer", type=str, default="AdamW", help="the class of torch.optim to show factors for")
     _add_rules(parser)
     add_trust(parser)
     add_dequantise(parser)

@@ -35,6 +35,8 @@ def add_dcp(parser: Any) -> None:
 def check_which(options: Any, parser: Any, dcp: bool) -> None:
     """An error where an option is for the other kind of checkpoint."""
     given = [name for name, value in vars(options).items() if value != parser.get_default(name)]
+    if not dcp and "optimizer" in given and hasattr(options, "optimizer_state"):
+        raise UsageError("--optimizer is the class of a DCP folder's optimizer. A saved one is --optimizer-state FILE")
     strange = [name for name in given if (name not in _FOR_BOTH if dcp else name in _DCP_OPTIONS)]
     if strange:
         kind = "Hugging Face checkpoints" if dcp else "folders of torch.distributed.checkpoint"

@@ -229,7 +229,8 @@ class Initial:
     """What a parameter starts with: the law that new units are drawn from, and what norms make of them.
 
     std, means: of a fresh μP initialisation at the wide width, where known; one mean for each of the equal parts of the
-    first axis: (0, 1, 0, 0) for an LSTM's bias whose forget gate starts at 1.
+    first axis: (0, 1, 0, 0) for an LSTM's bias whose forget gate starts at 1. What starts as a pattern, such as
+    decays that rise from unit to unit, has no means, (): new units take the values that the wide model is built with.
     norm: of a parameter of a norm over a growing axis, what that does: "layer" (centres and divides), "rms" (divides)
     or "group" (centres and divides groups of units) at its gain, and "bias" at the other.
     past_norms: the growing dimensions whose units no norm reads (outputs) or made (inputs); None if no run has

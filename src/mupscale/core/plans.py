@@ -200,6 +200,12 @@ class Plan:
         return known if self.fresh is not None else None
 
     @cached_property
+    def patterned(self) -> tuple[str, ...]:
+        """Parameters that grow and start as a pattern: new units take the values that the wide model is built with."""
+        means = self.means or {}
+        return tuple(n for n, e in self.parameters.items() if means.get(n) == () and e.stacked.narrow != e.wide)
+
+    @cached_property
     def norms(self) -> dict[str, str]:
         """Initial.norm of the parameters of norms."""
         return {name: one.norm for name, one in self.initial.items() if one.norm}

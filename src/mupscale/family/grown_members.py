@@ -40,6 +40,8 @@ def grow_member(
     large = narrow
     if width is not None:
         large, plan = _wider(family, model, width, grow, inputs)
+        if deepen is None and plan.mup and plan.patterned:
+            large = family.init_untried(width, seed)
         if deepen is None:  # copies have been tried on the batch
             inputs = None if grow.needs_multiples else family.inputs if inputs is None else inputs
     if deepen is not None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Literal, NamedTuple
 
@@ -47,7 +47,8 @@ class FreshValues:
 
     stream, seed: what the random numbers follow from. std, means: their spread and their means, as in Plan.
     keep: the factor of the old weights. outgoing: the factor of what leads from new inputs to old outputs.
-    new_outputs: whether new outputs are fresh, zero or the mean of the old ones.
+    new_outputs: whether new outputs are fresh, zero or the mean of the old ones. built: the wide tensor, where it
+    starts as a pattern, from which new units are taken in place of random numbers.
     """
 
     entry: Entry
@@ -58,6 +59,7 @@ class FreshValues:
     keep: float = 1.0
     outgoing: float = 1.0
     new_outputs: Literal["drawn", "zero", "mean"] = "drawn"
+    built: Tensor | None = None
 
 
 class FreshTensor:
@@ -137,7 +139,9 @@ class FreshTensor:
             self._write_old(out, region, old, read)
 
     def _draw(self, out: Tensor, region: Region) -> None:
-        if self.values.std == 0:
+        if self.values.built is not None:
+            out.copy_(self._cut(self.values.built, region))
+        elif self.values.std == 0:
             out.zero_()
         else:
             exact = torch.float64 if out.dtype == torch.float64 else torch.float32
@@ -207,7 +211,7 @@ class FreshTensor:
         """A row of an embedding that is zero throughout stands for padding, and stays zero."""
         narrow = self.entry.narrow
         rows = [d for d in range(len(narrow)) if d not in self.entry.axes]
-        if self.entry.in_ or len(rows) != 1 or len(narrow) != 2 or 0 in narrow:
+        if self.entry.in_ or len(rows) != 1 or len(narrow) != 2 or 0 in narrow or self.values.built is not None:
             return None
         (row,), count = rows, max(1, _SUMMED // narrow[1])
         parts = []
@@ -270,6 +274,8 @@ def _sum(values: Tensor, dim: int) -> Tensor:
 class Fresh(Operator):
     """New units beside the old ones, drawn as μP draws them at the wide width; any wider width will do.
 
+    What starts as a pattern over its units (torch.linspace) is not drawn: new units have the wide model's own values.
+
     outgoing: between 0 and 1, how much of its fresh weight a new unit has towards old ones. At 0 the function stays on
     every axis that no norm reads. lossless: the function stays on the axes that norms read, too, where a batch
     (inputs=) has shown who reads them; `upscale` tells by how much it does not.
@@ -298,7 +304,8 @@ class Fresh(Operator):
 
     def parameter(self, out: Tensor, narrow: Tensor, part: Part) -> None:
         """Fresh values, and the old weight in its places."""
-        FreshTensor(self.values(part)).fill(out, narrow)
+        built = out.clone() if part.name in part.plan.patterned else None
+        FreshTensor(replace(self.values(part), built=built)).fill(out, narrow)
 
     def values(self, part: Part) -> FreshValues:
         """What the wide parameter is filled with; `check` has seen the plan."""

@@ -60,8 +60,9 @@ class Operator(ABC):
     """How the wide model is filled. A growth of your own is a class with the method `parameter`.
 
     needs_multiples: whether every axis must grow by a whole factor; where not, any wider width will do.
-    Every method fills the whole of `out`, which has the wide shape and may hold anything before, except for buffers,
-    which hold the wide model's own values. What is left unwritten is an error, and no model is changed then.
+    Every method fills the whole of `out`, which has the wide shape and may hold anything before, except for buffers and
+    for parameters that start as a pattern (`Plan.patterned`), which hold the wide model's own values. What is left
+    unwritten is an error, and no model is changed then.
 
     >>> import torch, mupscale as mu
     >>> class Zeros(mu.Operator):  # new units start at zero

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mupscale.core import Plan, check_dtype, gather_whole, local_part, naming
+from mupscale.planning import no_pattern
 from mupscale.system import MupscaleError
 
 Tensors = nn.Module | Mapping[str, Tensor]
@@ -49,6 +50,8 @@ def _refuse_values_that_cannot_be_told(wide: nn.Module, sources: Mapping[str, Te
             f"'{new[0]}' of the deep model is on the meta device, but new blocks keep the values that the model is "
             "built with. Build it on a real device"
         )
+    if plan.mup and (patterned := [name for name in plan.patterned if targets[name].is_meta]):
+        raise no_pattern(patterned[0])
     unsaved = [name for name, buffer in naming.buffers(wide).items() if buffer.is_meta and name not in sources]
     if unsaved:
         raise MupscaleError(

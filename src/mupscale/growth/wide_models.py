@@ -81,11 +81,12 @@ def _has_statistics(module: nn.Module) -> bool:
 
 
 def _put_back(norm: Any, path: str, before: dict[str, Tensor], plan: Plan | None) -> None:
-    """Give old channels, and the count of batches, what they had."""
+    """Give old channels, their copies, and the count of batches, what they had."""
     for local, buffer in norm.named_buffers(recurse=False):
         name = f"{path}.{local}".strip(".")
         if buffer.dim() == 0:
             buffer.copy_(before[name])
-        elif plan is not None and name in plan.buffers:
-            index = index_of_old(plan.buffers[name].narrow, plan.buffers[name].axes)
+        elif plan is not None and name in plan.buffers and plan.sources[name].is_taken:
+            entry = plan.buffers[name]
+            index = index_of_old(entry.narrow, entry.axes) if plan.mup else ...
             buffer[index] = before[name][index]

@@ -89,10 +89,10 @@ def _write(
     if ours and not is_sharded(target) and source.device == target.device:
         method(target.detach(), source, part)
         return
-    is_buffer = part.name in part.plan.buffers
+    has_values = part.name in part.plan.buffers or part.name in part.plan.patterned
     out = (
         gather_whole(target.detach()).to(source.device, copy=True)
-        if is_buffer
+        if has_values
         else unwritten(part.entry.wide, target.dtype, source.device, operator)
     )
     method(out, source, part)

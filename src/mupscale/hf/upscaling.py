@@ -290,7 +290,7 @@ def _prepare(
     rules: RuleSet | None,
 ) -> _Prepared:
     if rules is not None and optimizer is None:
-        raise MupscaleError("rules are about an optimizer's decay: give the saved optimizer, too (--optimizer)")
+        raise MupscaleError("rules are about an optimizer's decay: give the saved optimizer, too (--optimizer-state)")
     check_place(out, source)
     if deeper is not None and deeper.layers is not None:
         find_record(source)

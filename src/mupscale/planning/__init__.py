@@ -35,6 +35,7 @@ from mupscale.planning.initial import (
     initial_means,
     initial_std,
     means_of,
+    no_pattern,
     rescale_spread,
     with_initial,
 )
@@ -110,6 +111,7 @@ __all__ = [
     "kind_of_norm",
     "learn_roles",
     "means_of",
+    "no_pattern",
     "plan",
     "register_roles",
     "relative_difference",

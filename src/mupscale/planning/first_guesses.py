@@ -391,11 +391,6 @@ class Uncertain(NamedTuple):
     wide: tuple[int, ...]
     dim: int
 
-    @property
-    def is_multiple(self) -> bool:
-        """Whether copies of its units would fit, so that a run of the models could show what it is."""
-        return self.narrow[self.dim] > 0 and self.wide[self.dim] % self.narrow[self.dim] == 0
-
 
 def check_certain(uncertain: Mapping[str, Uncertain]) -> None:
     """Refuse parameters of which nobody can tell whether they are read along their width or give it, all at once."""
@@ -413,20 +408,14 @@ def check_certain(uncertain: Mapping[str, Uncertain]) -> None:
     local = names[0].rpartition(".")[2]
     pattern = f"*.{local}" if len(names) > 1 and not local.isdigit() else names[0]
     parts = "; a weight_norm's gain wants a fold of in_^-1/2, too" if first.kind == "ParametrizationList" else ""
-    multiples = all(each.is_multiple for each in uncertain.values())
-    batch = "Pass a batch, inputs=, to mupscale.plan, upscale or Family, and a run of the model shows it"
-    between = (
-        "A run of the model may show it at a whole multiple of the width. Choose one, with inputs=, or use "
-        "mupscale.Family(…, inputs=…), which learns it for every width"
-    )
+    batch = "pass a small batch, inputs="
     say_it = (
-        f"give its role, roles={{'{pattern}': mupscale.Role(out={first.dim})}} where given and Role(in_={first.dim}) "
-        f"where summed over, to mupscale.Family or to mupscale.plan, whose result upscale takes as plan={parts}"
+        f"make the plan (mupscale.plan) or the Family with roles={{'{pattern}': mupscale.Role(out={first.dim})}} if it "
+        f"is added or multiplied, and Role(in_={first.dim}) if it is summed over{parts}"
     )
-    ways = {"inputs": batch} if multiples else {"no_inputs": between}  # a batch that was given is not enough there
     raise PlanError(
-        f"{', '.join(shown)}{more} may be added to (or multiplied with) hidden units, or summed over them. The modules "
-        f"do not show which{ways_out('. ', **ways, roles=say_it)}"
+        f"the modules do not show whether {', '.join(shown)}{more} is added to (or multiplied with) hidden units, or "
+        f"summed over them{ways_out('. To show it, ', inputs=batch, roles=say_it)}"
     )
 
 

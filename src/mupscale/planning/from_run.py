@@ -455,11 +455,15 @@ class _Search:
         return not _same_run(before, self.wide_run)
 
     def roles(self, guess: Guess) -> dict[str, Role]:
-        """What the pass that came through says of every weight that met data; an error where no guess helps."""
+        """What the pass that came through says of every weight that met data; an error where no guess helps.
+
+        Nothing of a weight that is copied in several orders at once, as a recurrent layer's: its module knows it.
+        """
         self.passes = 0
         follower, _ = self._get_past(*self.follow(guess), [guess])
         seen = {name: written for name, written in follower.written.items() if name not in follower.unseen}
-        return {name: _role(name, written, follower.guess) for name, written in seen.items()}
+        roles = {name: _role(name, written, follower.guess) for name, written in seen.items()}
+        return {name: role for name, role in roles.items() if role is not None}
 
     def _get_past(
         self, follower: Follower, stuck: Stuck | None, tried: list[Guess], goal: int | None = None
@@ -544,11 +548,11 @@ def _guess_of(plan: Plan | None) -> Guess:
     )
 
 
-def _role(name: str, written: Written, guess: Guess) -> Role:
+def _role(name: str, written: Written, guess: Guess) -> Role | None:
     fold, offset = guess.folds.get(name, (1.0, 0.0))
     inputs, outputs = ([written.axes[d] for d in dims] for dims in (written.inputs, written.outputs))
     if any(axis.sections for axis in inputs) or any(len(set(axes)) > 1 for axes in (inputs, outputs)):
-        raise MupscaleError(f"'{name}' would be copied in several orders at once{ways_out(roles='pass roles= for it')}")
+        return None
     return Role(
         out=written.outputs,
         in_=written.inputs,

@@ -82,6 +82,7 @@ def all_tensors(model: nn.Module) -> dict[str, Tensor]:
 _FEW_NUMBERS, _ENOUGH_NUMBERS = 4, 256  # of a parameter in one model, and in all that are drawn
 _SMALL_MODEL = 10_000  # numbers of a model that may be drawn often
 _PIECE = 1 << 20  # numbers that are measured in double precision at a time
+_MONOTONE = 8  # numbers of which no random draw is sorted
 _MOST_PARTS = 16  # equal parts of an axis with a constant each, such as the gates of a recurrent layer
 
 
@@ -115,17 +116,32 @@ def initial_means(
 ) -> dict[str, tuple[float, ...]]:
     """Mean of each parameter over freshly initialised models, for each of the equal parts that constants have.
 
-    A mean that may be an accident of the draws is 0. A constant pattern that is no sequence of equal parts is left out.
+    A mean that may be an accident of the draws is 0. What starts as a pattern, which is nothing to draw, has none: ().
     """
     means = {}
     for name, std in stds.items():
+        first = draws[0][name].detach()
         if std == 0:
-            parts = _constant_parts(draws[0][name].detach())
-            if parts is not None:
-                means[name] = parts
+            means[name] = _constant_parts(first)
+        elif len(draws) == 1 and _has_pattern(first):
+            means[name] = ()
         else:
             means[name] = (mean_of([draw[name] for draw in draws], std),)
     return means
+
+
+def _has_pattern(values: Tensor) -> bool:
+    """Whether one draw shows that it is none: along an axis it repeats, is sorted, or neighbours are alike."""
+    for d in range(values.dim()):
+        steps = values.diff(dim=d)
+        if not steps.numel():
+            continue
+        if not steps.any() or (values.shape[d] >= _MONOTONE and bool((steps >= 0).all() or (steps <= 0).all())):
+            return True
+        alike = 1 - float(steps.float().square().mean() / (2 * values.float().var(correction=0)))
+        if alike > 6 / math.sqrt(steps.numel()):
+            return True
+    return False
 
 
 def mean_of(draws: Sequence[Tensor], std: float) -> float:
@@ -151,7 +167,7 @@ def with_initial(
 
 
 def means_of(plan: Plan, name: str) -> tuple[float, ...]:
-    """The initial means of a parameter whose new units are to be drawn; an error where they are not known."""
+    """The initial means of a parameter of which there are new units; an error where nothing is known of these."""
     if plan.fresh is None or plan.means is None:
         raise MupscaleError(
             "fresh units need an initialisation to be drawn from. Build the wide model on a real device, with its own "
@@ -159,12 +175,17 @@ def means_of(plan: Plan, name: str) -> tuple[float, ...]:
             "builds it); or use a Family; or grow by copies (grow=mupscale.Copies(…))"
         )
     if name not in plan.means:
-        raise MupscaleError(
-            f"'{name}' starts as a pattern that is neither constant nor random, so the initial values of new units are "
-            "unknown. Grow by copies, to a whole multiple of the width; or let the model start it at random, or at one "
-            "constant"
-        )
+        raise no_pattern(name)
     return plan.means[name]
+
+
+def no_pattern(name: str) -> MupscaleError:
+    """The error where new units of what starts as a pattern have no wide model to take their values from."""
+    return MupscaleError(
+        f"'{name}' starts as a pattern, neither constant nor random, so new units take the values that the wide model "
+        "is built with; but no such model is in memory here. Grow by copies, to a whole multiple of the width. For "
+        "models of your own: build the wide one on a real device, and grow with mupscale.upscale(narrow, wide)"
+    )
 
 
 def rescale_spread(p: Tensor, std: float, fold: float, *, centred: bool) -> None:
@@ -178,17 +199,17 @@ def rescale_spread(p: Tensor, std: float, fold: float, *, centred: bool) -> None
         p.sub_(center).mul_(std / spread).add_(center * fold)
 
 
-def _constant_parts(values: Tensor) -> tuple[float, ...] | None:
-    """The constants of the fewest equal parts along the first axis; none where there are too many of them."""
+def _constant_parts(values: Tensor) -> tuple[float, ...]:
+    """The constants of the fewest equal parts along the first axis; () where they are too many, or of one unit each."""
     if values.numel() == 0:
         return (0.0,)
     rows = values.double().reshape(len(values) if values.dim() else 1, -1)
-    for count in range(1, min(_MOST_PARTS, len(rows)) + 1):
+    for count in range(1, min(_MOST_PARTS, max(1, len(rows) // 2)) + 1):
         if len(rows) % count == 0:
             parts = rows.reshape(count, -1)
             if bool((parts == parts[:, :1]).all()):
                 return tuple(float(value) for value in parts[:, 0])
-    return None
+    return ()
 
 
 def _variance(p: Tensor) -> float:

@@ -9,7 +9,7 @@ from fractions import Fraction
 from glob import escape
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor, nn
+from torch import nn
 
 from mupscale.core import Plan, Role, gather_whole, naming
 from mupscale.planning.from_modules import How, build_plan, find_uneven
@@ -26,8 +26,6 @@ from mupscale.planning.large_models import Resizing, find_miniatures, in_full_pr
 from mupscale.planning.silent_units import check_silent_units, find_past_norms, keeps_outputs, with_keeps
 from mupscale.planning.trials import Trials
 from mupscale.system import MupscaleError, checks_arguments, not_advising, seeded
-
-_MONOTONE = 8  # numbers of which no random draw is sorted
 
 
 @runtime_checkable
@@ -135,29 +133,13 @@ def with_initial_of(widening: Plan, fresh: nn.Module | Callable[[], nn.Module]) 
 
 
 def with_initial_of_wide(widening: Plan, wide: nn.Module) -> Plan:
-    """The plan with the initial values of the wide model, as its author built it; unchanged where it has no memory.
-
-    A parameter that follows a pattern (one that rises along an axis, or repeats) is left out: it is nothing to draw.
-    """
+    """The plan with the initial values of the wide model, as its author built it; unchanged where it has no memory."""
     values = {name: gather_whole(p.detach()) for name, p in naming.parameters(wide).items()}
     if any(value.is_meta or not value.isfinite().all() for value in values.values()):
         return widening
     draw = {name: nn.Parameter(value, requires_grad=False) for name, value in values.items()}
     stds = initial_std([draw])
-    means = initial_means([draw], stds)
-    is_drawn = {n for n in means if stds[n] == 0 or not _has_pattern(values[n])}
-    drawn = {n: mean for n, mean in means.items() if n in is_drawn}
-    return widening.with_initial("std", stds).with_initial("means", drawn)
-
-
-def _has_pattern(values: Tensor) -> bool:
-    for d in range(values.dim()):
-        steps = values.diff(dim=d)
-        if not steps.numel():
-            continue
-        if not steps.any() or (values.shape[d] >= _MONOTONE and bool((steps >= 0).all() or (steps <= 0).all())):
-            return True
-    return False
+    return widening.with_initial("std", stds).with_initial("means", initial_means([draw], stds))
 
 
 def _plan_by_running(narrow: nn.Module, wide: nn.Module, trials: Trials, roles: dict[str, Role], how: How) -> Plan:

@@ -15,7 +15,7 @@ from mupscale.core import Width
 from mupscale.engine import NotStackable, RunStack
 from mupscale.study.training import Ground
 from mupscale.study.tree import Stretch, list_stretches
-from mupscale.system import MupscaleError, rough_time
+from mupscale.system import Display, MupscaleError, open_display, rough_time
 from mupscale.train import Seeds, Silence, TrainingRun, join_processes, matmul_precision
 
 _STEPS = 5  # that are measured, after as many that are not
@@ -30,12 +30,12 @@ def describe_stages(stages: Mapping[str, Sequence[Stretch]], ground: Ground, eng
     """
     trained: set[str] = set()
     rows: list[tuple[str, int, float, float | None]] = []
-    clock = Stopwatch(ground, engine)
-    for name, leaves in stages.items():
-        new = [stretch for stretch in list_stretches(leaves) if stretch.key not in trained and stretch.start is None]
-        trained |= {stretch.key for stretch in new}
-        cost = math.fsum(ground.cost(stretch) for stretch in new)
-        rows.append((name, len({leaf.key for leaf in leaves}), cost, clock.measure(new)))
+    with Stopwatch(ground, engine) as clock:
+        for name, leaves in stages.items():
+            new = [one for one in list_stretches(leaves) if one.key not in trained and one.start is None]
+            trained |= {one.key for one in new}
+            cost = math.fsum(ground.cost(one) for one in new)
+            rows.append((name, len({leaf.key for leaf in leaves}), cost, clock.measure(new)))
     total, unit, wide = math.fsum(row[2] for row in rows), ground.unit, max(len(name) for name in stages) + 4
     lines = [
         f"{name:<{wide}}{count:>5} {'model' if count == 1 else 'models':<6}  {cost:9.3g} {unit}  {cost / total:6.1%}"
@@ -63,12 +63,24 @@ def _about(seconds: float | None) -> str:
 
 @dataclass
 class Stopwatch:
-    """Measures a few steps of each size. speeds: seconds of a step of one run, by its cost and how many run at once."""
+    """Measures a few steps of each size, and as a context shows which.
+
+    speeds: seconds of a step of one run, by its cost and how many run at once.
+    """
 
     ground: Ground
     engine: str
     speeds: dict[tuple[float, int], float] = field(default_factory=dict)
     failure: str = ""
+    display: Display = field(default_factory=lambda: open_display((), visible=False))
+
+    def __enter__(self) -> Stopwatch:
+        columns = ["To estimate the time: a few steps of {task.fields[size]}", "time"]
+        self.display = open_display(columns, transient=True, lines="stderr", first_line_at_once=True, size="each size")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.display.close()
 
     @cached_property
     def evaluation_steps(self) -> float:
@@ -81,6 +93,8 @@ class Stopwatch:
         total, evaluated = 0.0, self.evaluation_steps if self.ground.measure == "held-out" else 0.0
         for label in dict.fromkeys(Width.of(one.width).label for one in stretches):
             same = [one for one in stretches if Width.of(one.width).label == label]
+            size = Width.of(same[0].width).phrase
+            self.display.update(len(self.speeds), f"To estimate the time: a few steps of {size} …", size=size)
             seconds = self._seconds_per_step(same)
             if seconds is None:
                 return None

@@ -428,8 +428,8 @@ def estimate_family(recipe: Recipe, settings: FamilySettings) -> str:
         cost = math.fsum(map(planner.ground.cost, list_stretches(stretches)))
         lines.append(f"{name}: {words.format_flops(cost)} more, {cost / together:.2f} of the family's")
     leaves = [leaf for some in ([one.leaf for one in planned], *extra.values()) for leaf in some]
-    clock = Stopwatch(planner.ground, settings.engine)
-    seconds = clock.measure([stretch for stretch in list_stretches(leaves) if stretch.start is None])
+    with Stopwatch(planner.ground, settings.engine) as clock:
+        seconds = clock.measure([stretch for stretch in list_stretches(leaves) if stretch.start is None])
     if settings.seeds > 1:
         lines.append(f"All of it {settings.seeds} times, once for each seed.")
     time = "" if seconds is None else f"All of it takes about {rough_time(settings.seeds * seconds)}. "

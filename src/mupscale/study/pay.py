@@ -39,7 +39,7 @@ from mupscale.study.training import Ground, MakeGround, Note, Trainer
 from mupscale.study.tree import Candidate, Stretch, list_stretches
 from mupscale.study.verdict import answer_comparison
 from mupscale.study.wording import write_pay_words
-from mupscale.sweep import Sweep, Tried, edge_remarks
+from mupscale.sweep import Sweep, Tried, joined_edges
 from mupscale.system import MupscaleError, print_at_once, recipe_entry
 from mupscale.train import Recipe, describe_start, stored_values
 
@@ -148,7 +148,11 @@ class PayStudy:
                 small=small,
                 forecast=forecast,
                 stages=list(trainer.spent.values()),
-                notes=[*self.notes, *(remark for one in tuning.values() for remark in one.remarks)],
+                notes=[
+                    *self.notes,
+                    *(remark for one in tuning.values() for remark in one.remarks),
+                    *joined_edges(tuning.values()),
+                ],
             )
             if not forecast_only:
                 write_pay_words(summary).save(self.folder)
@@ -480,8 +484,7 @@ def choose(name: str, tried: Sequence[Tried], among: set[tuple[float, float]] | 
             best = min(safe, key=lambda number: means[number])
         else:
             remarks.append(f"{name}: the best learning rate, {tried[best].lr:g}, is the last before divergence")
-    found = Sweep(name, list(tried), lr=tried[best].lr, noise=tried[best].noise)
-    return replace(found, remarks=[*remarks, *(f"{name}: {remark}" for remark in edge_remarks(found))])
+    return Sweep(name, list(tried), lr=tried[best].lr, noise=tried[best].noise, remarks=remarks)
 
 
 def _is_next_to_divergence(cell: Tried, tried: Sequence[Tried]) -> bool:

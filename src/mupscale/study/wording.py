@@ -145,6 +145,7 @@ def write_pay_words(summary: StudySummary) -> StudySummary:
     else:
         sentences = [str(summary.answer["sentence"]), *_break_evens(summary.answer, summary.large)]
         cards = list(_answer_cards(summary, summary.large))
+    sentences += _rates_found(summary)
     return replace(
         summary,
         sentences=sentences,
@@ -181,17 +182,20 @@ def _answer_cards(summary: StudySummary, large: SystemRuns) -> Iterator[Card]:
         yield Card(LOSS, "unknown", "continuing the base model diverged, or was left out")
 
 
-def _forecast_cards(forecast: Mapping[str, Any]) -> Iterator[Card]:
-    """Of the grown model that the forecast sees lowest; of the first where there is none of any."""
+def _lowest_grown(forecast: Mapping[str, Any]) -> str | None:
+    """The grown model that the forecast sees lowest; the first where there is none of any."""
     above = {name: one for name, one in forecast["above_continued"].items() if contender_named(name).is_grown}
-    grown = min(above, key=lambda name: above[name].get("value", float("inf")), default=None)
-    if grown is None:
+    return min(above, key=lambda name: above[name].get("value", float("inf")), default=None)
+
+
+def _forecast_cards(forecast: Mapping[str, Any]) -> Iterator[Card]:
+    if (grown := _lowest_grown(forecast)) is None:
         return
     phrase, costs = contender_named(grown).phrase, forecast["cost"].get(grown, {})
     for what, one, shown in (
         (COST, costs.get("charged"), words.format_times),
         (COST_THERE, costs.get("there"), words.format_times),
-        (LOSS, above[grown], words.format_change),
+        (LOSS, forecast["above_continued"][grown], words.format_change),
     ):
         if not one:
             yield Card(what, "unknown", f"{phrase}; training from scratch was left out")
@@ -226,6 +230,15 @@ def _break_evens(answer: Mapping[str, Any], large: SystemRuns) -> Iterator[str]:
         charged = " (base model's cost included)" if "charged" in ways else ""
         start = f"From {format_cost(large, even['cost'] or 0.0)} on{charged}"
         yield f"{'At every budget' if even['kind'] == 'always' else start}, {grown} ends lower than {what}."
+
+
+def _rates_found(summary: StudySummary) -> Iterator[str]:
+    """The learning rates of the large model: from scratch, and grown in the way that the cards are about."""
+    grown = summary.answer["grown"] if summary.large is not None else _lowest_grown(summary.forecast)
+    found = {one.name: words.format_setting(one.best.lr) for one in summary.tuned}
+    rates = [f"{found[n]} {contender_named(n).label}" for n in (grown, FROM_SCRATCH.name) if n in found]
+    if rates:
+        yield f"Learning rate found for the large model, as the recipe's lr: {', '.join(rates)}."
 
 
 def _pay_measuring(summary: StudySummary) -> Iterator[str]:
@@ -285,8 +298,10 @@ def _pay_tables(summary: StudySummary) -> Iterator[PageTable]:
         return
     held = summary.forecast["held"]
     judged = [row["held"] for row in held if row["held"] is not None]
+    size = summary.forecast.get("size", {}).get("sentence")
     about = [
         str(summary.forecast["sentence"]),
+        *([size] if size else []),
         *([f"{sum(judged)} of {len(judged)} forecasts were right."] if judged else []),
     ]
     head = ["what", "forecast", "measured", "right?"]

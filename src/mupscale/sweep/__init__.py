@@ -16,7 +16,7 @@ from mupscale.sweep.space import (
     SweepJob,
     Tried,
     check_learning_rates,
-    edge_remarks,
+    joined_edges,
     sweep_remarks,
 )
 
@@ -27,7 +27,7 @@ __all__ = [
     "SweepJob",
     "Tried",
     "check_learning_rates",
-    "edge_remarks",
+    "joined_edges",
     "run_sweep",
     "sweep_remarks",
 ]

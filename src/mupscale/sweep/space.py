@@ -239,7 +239,7 @@ def sweep_remarks(sweep: Sweep) -> list[str]:
     """What a person should know before they trust the optimum: sentences, those that matter most first."""
     found: list[str] = []
     if sweep.finished:
-        found = [*_zero_noise(sweep), *_near_divergence(sweep), *edge_remarks(sweep)]
+        found = [*_zero_noise(sweep), *_near_divergence(sweep), *_edge_remarks(sweep)]
         found += _edges_without_noise(sweep)
     ends = {"diverged": "diverged", "stopped": "stopped early by pruning"}
     counts = {how: sum(trial.status == status for trial in sweep.trials) for status, how in ends.items()}
@@ -297,16 +297,56 @@ def _diverged_beside(sweep: Sweep, trial: Tried) -> Tried | None:
     return None
 
 
-def edge_remarks(sweep: Sweep) -> Iterator[str]:
-    """The optimum on the edge of the grid, and the range to try next in the grid's own ratio."""
+class _Edge(NamedTuple):
+    """An optimum on the edge of the grid, which goes on there in this ratio."""
+
+    what: str
+    best: float
+    which: str
+    edge: float
+    ratio: float
+
+    @property
+    def where(self) -> str:
+        """What the optimum is among the values that were tried."""
+        by = f"is the {self.which} tried"
+        return by if self.best == self.edge else f"lies next to {self.edge:.3g}, the {self.which} tried"
+
+    def beyond(self, first: int = 1) -> list[float]:
+        """The two values to try next; with 0 the edge before them."""
+        return [self.edge * self.ratio**i for i in range(first, 3)]
+
+
+def _listed(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:.3g}" for value in sorted(values))
+
+
+def _edge_remarks(sweep: Sweep) -> Iterator[str]:
+    """The optimum on the edge of the grid, and the range to try next."""
+    for one in _edges(sweep):
+        yield f"the best {one.what}, {one.best:.3g}, {one.where}: try {_listed(one.beyond(0))}"
+
+
+def joined_edges(sweeps: Iterable[Sweep]) -> list[str]:
+    """The same of several sweeps over one grid: a sentence for all learning rates, and one for all noise levels."""
+    found, told = [(sweep.name, edge) for sweep in sweeps for edge in _edges(sweep)], []
+    for what, setting in {"learning rate": "study.lrs", "noise": "study.noises"}.items():
+        if edges := [(name, edge) for name, edge in found if edge.what == what]:
+            whose = "; ".join(f"{name}: {edge.best:.3g} {edge.where}" for name, edge in edges)
+            more = _listed({value for _, edge in edges for value in edge.beyond()})
+            told.append(f"the best {what} is at the edge of the grid ({whose}): add {more} to {setting}")
+    return told
+
+
+def _edges(sweep: Sweep) -> Iterator[_Edge]:
     best, has_zero = sweep.best, any(trial.noise == 0 for trial in sweep.trials)  # which a space always has
     noises = [noise for noise in sweep.grid.noises if noise or has_zero]
     for what, value, tried in (("learning rate", best.lr, sweep.grid.lrs), (sweep.second, best.noise, noises)):
         at = _nearest(tried, value)
         if len(tried) > 1 and at == 0 < tried[0]:  # below no noise there is nothing
-            yield _edge(what, value, "smallest", tried[0], tried[0] / tried[1])
+            yield _Edge(what, value, "smallest", tried[0], tried[0] / tried[1])
         if len(tried) > 1 and at == len(tried) - 1:
-            yield _edge(what, value, "largest", tried[-1], tried[-1] / tried[-2] if tried[-2] else 2.0)
+            yield _Edge(what, value, "largest", tried[-1], tried[-1] / tried[-2] if tried[-2] else 2.0)
 
 
 def _edges_without_noise(sweep: Sweep) -> Iterator[str]:
@@ -318,13 +358,7 @@ def _edges_without_noise(sweep: Sweep) -> Iterator[str]:
     others = [other for other, trial in zeros if trial.lr != zero.lr]
     if not others or min(others) - loss >= CLOSE * abs(loss):
         alone = replace(sweep, trials=[zero], space=Space(sweep.grid.lrs))
-        yield from (f"without noise, {remark}" for remark in edge_remarks(alone))
-
-
-def _edge(what: str, best: float, which: str, edge: float, ratio: float) -> str:
-    further = sorted(edge * ratio**i for i in range(3))
-    where = f"is the {which} tried" if best == edge else f"lies next to {edge:.3g}, the {which} tried"
-    return f"the best {what}, {best:.3g}, {where}: try {', '.join(f'{value:.3g}' for value in further)}"
+        yield from (f"without noise, {remark}" for remark in _edge_remarks(alone))
 
 
 def _nearest(values: Sequence[float], value: float) -> int:

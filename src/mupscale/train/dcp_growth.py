@@ -41,7 +41,7 @@ from mupscale.growth import (
     refuse_nonfinite,
 )
 from mupscale.optim import NORM_FACTOR, GroupBuilder, recognise_optimizer, traits_of
-from mupscale.planning import initial_means, initial_std
+from mupscale.planning import initial_means, initial_std, no_pattern
 from mupscale.system import (
     MupscaleError,
     appearing,
@@ -309,6 +309,8 @@ class _Growing:
         self.operator = growth.build_operator()
         self.narrow, self.wide = narrow, wide
         check_operator(self.operator, plan)
+        if plan.mup and plan.patterned:
+            raise no_pattern(plan.patterned[0])
         self.prefix = source.model_prefix
         self.tensors: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
         self.objects: dict[str, bytes] = {}

@@ -37,7 +37,7 @@ def grow_model(
     """The model and its optimizer at the new width, which may say a depth; `before` is the one that it has.
 
     data: on which copies are tried, unless that has been done. They show where units lie, for fresh ones as well.
-    batches: inputs on which the running statistics of new channels are measured; copies have those of the old ones.
+    batches: inputs on which the running statistics of new channels and blocks are measured; copies have the old ones'.
     """
     wider, _ = split_operators(grow)
     if data is not None:
@@ -49,10 +49,11 @@ def grow_model(
         model, optimizer, width=width, grow=grow, exact=exact, seed=seed, place=processes.place
     )
     assert grown is not None
-    has_statistics = any(isinstance(m, nn.modules.batchnorm._NormBase) for m in wide.modules())
-    if not wider.needs_multiples and has_statistics and family.depth_size is None:
-        measure_statistics(wide, batches, family.widening(model, wide, grow=wider))
-        processes.reshard(wide)
+    if any(isinstance(m, nn.modules.batchnorm._NormBase) for m in wide.modules()):
+        plan = family.growth_plan(before, width, grow)
+        if not wider.needs_multiples or plan.has_new_parts:
+            measure_statistics(wide, batches, plan)
+            processes.reshard(wide)
     return wide, grown
 
 

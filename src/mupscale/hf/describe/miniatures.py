@@ -632,8 +632,8 @@ def _start(config: str) -> _Start:
             mean = float(drawn.mean())
             means[name] = (mean if abs(mean) > _SMALL * stds[name] else 0.0,)
         else:  # a pattern, such as a table of sinusoids, has no mean to speak of; new columns of a table start at 0
-            constant = initial_means([{name: first}], {name: 0.0})
-            means |= constant if constant or first.dim() == 1 else {name: (0.0,)}
+            constant = initial_means([{name: first}], {name: 0.0})[name]
+            means |= {name: constant or (0.0,)} if constant or first.dim() != 1 else {}
     return _Start({name: tuple(p.shape) for name, p in draws[0].items()}, stds, means)
 
 

@@ -370,7 +370,7 @@ def param_groups(
 def resume_optimizer(
     path: str | Path, model: nn.Module, optimizer_class: type[Optimizer], *, lr: NotNegative | None = None
 ) -> Optimizer:
-    """The optimizer of an upscaled checkpoint, with the groups and state that `mupscale upscale --optimizer` widened.
+    """The optimizer of an upscaled checkpoint, with the groups and state that `upscale --optimizer-state` widened.
 
     path: the checkpoint's folder, or the optimizer's file. lr: another learning rate, in the small model's units; of a
     run whose schedule has ended at 0 it must be given, unless a new schedule begins: without it there is a warning.

@@ -318,7 +318,7 @@ class GrowTrainerCallback(InvariantClipping):
         if args.world_size > 1 or args.deepspeed or args.torch_compile:
             raise MupscaleError(
                 "GrowTrainerCallback grows a model in one process, uncompiled. With several processes, stop at this "
-                "step, widen the checkpoint with mupscale upscale --optimizer, and continue from it"
+                "step, widen the checkpoint with mupscale upscale --optimizer-state, and continue from it"
             )
         if self.plan is not None:  # resumed after the growth
             self.switch_off_theirs(args)

@@ -384,7 +384,7 @@ _BATCHES = 8  # of training, used in turn
 _OF_STATE = 1e-6  # what state in float32 may be rounded by
 _STATE_ADVICE = (
     "The wide optimizer's file does not hold what the small one's becomes: it was changed or trained since, or another "
-    "saved optimizer was grown (--optimizer)."
+    "saved optimizer was grown (--optimizer-state)."
 )
 _FILES_ADVICE = (
     "It does not match the small one, grown as mupscale.json says: the file was changed or trained since, SMALL is a "
@@ -605,7 +605,10 @@ def _compare_optimizer(relation: Relation, rows: list[ComparisonRow], notes: lis
         notes.append(f"Not compared: {OPTIMIZER_FILE}, since {relation.small.folder} holds none.")
         return None
     if len(wider) > 1 or len(relation.deepened) > 1 or (wider and relation.growths[0] is not wider[0]):
-        notes.append(f"Not compared: {OPTIMIZER_FILE}, since it grew several times.")
+        notes.append(
+            f"Not compared: {OPTIMIZER_FILE}, since the model grew {len(relation.growths)} times between the two "
+            "folders. To compare it, run mupscale verify on the two folders of each growth."
+        )
         return None
     width, deeper = (next(iter(growths), None) for growths in (wider, relation.deepened))
     times, grow = (Times(), None) if width is None else (width.times, width.grow)
