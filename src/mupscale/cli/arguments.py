@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import itertools
 import re
 import sys
 from argparse import SUPPRESS, ArgumentError
@@ -17,7 +16,7 @@ from typing import Any, TextIO, Union, get_args, get_origin
 from mupscale.cli.spelling import HELP_ALL, as_the_parser_has_them, with_hyphens, with_underscores
 from mupscale.system import MupscaleError, printable, read_regular, show
 
-MOST_BYTES, MOST_VALUES, MOST_DEPTH = 1 << 20, 100_000, 100
+MOST_BYTES = 1 << 20
 Given = tuple[str, str | None]  # --name, and its value if it has one
 
 
@@ -52,7 +51,6 @@ def _print_message(message: str, file: TextIO | None = None) -> None:
 
 def parse_arguments(parser: Any, arguments: Sequence[str]) -> Any:
     """The parsed options, or a UsageError."""
-    check_words(arguments)
     words = _with_lists(as_the_parser_has_them(arguments, parser._option_string_actions), parser)
     try:
         return parser.parse_args(words)
@@ -92,7 +90,6 @@ def read_yaml(path: str) -> dict[str, Any]:
     yaml = installed("yaml")
     try:
         text = read_regular(path, MOST_BYTES).decode("utf-8")
-        check_expansion(text, path)
         values = yaml.safe_load(text)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
@@ -107,46 +104,6 @@ def read_yaml(path: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UsageError(f"{path} holds no options: it must be a YAML mapping such as 'width: 512'")
     return values
-
-
-def check_words(words: Iterable[str]) -> None:
-    """Refuse options whose values, as YAML, stand for far more than is written."""
-    for word in words:
-        if ("&" in word and "*" in word) or word.count("[") + word.count("{") > MOST_DEPTH:
-            check_expansion(word, "an option")
-
-
-def check_expansion(text: str, where: str) -> None:
-    """Refuse YAML whose aliases (*name) stand for far more than is written, or for themselves."""
-    yaml = installed("yaml")
-    if _brackets(text) > MOST_DEPTH:  # of which the parser takes seconds for a hundred
-        raise UsageError(f"{where}: its brackets are nested more than {MOST_DEPTH} deep, which is the most")
-    sizes: dict[int, int] = {}
-
-    def size(node: Any) -> int:
-        if id(node) not in sizes:
-            sizes[id(node)] = MOST_VALUES + 1  # what it counts as inside itself
-            inner = node.value if isinstance(node, yaml.CollectionNode) else []
-            parts = [part for each in inner for part in (each if isinstance(each, tuple) else (each,))]
-            sizes[id(node)] = 1 + sum(map(size, parts))
-        return sizes[id(node)]
-
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return  # whoever reads it says so
-    try:
-        is_too_large = root is not None and size(root) > MOST_VALUES
-    except RecursionError:
-        is_too_large = True
-    if is_too_large:
-        raise UsageError(f"{where}: its aliases (*) stand for more than {MOST_VALUES:,} values, which is the most")
-
-
-def _brackets(text: str) -> int:
-    """How deep brackets are nested, those in texts and comments included."""
-    steps = (1 if sign in "[{" else -1 for sign in re.findall(r"[\[\]{}]", text))
-    return max(itertools.accumulate(steps), default=0)
 
 
 def read_value(text: str | None) -> Any:

@@ -13,7 +13,6 @@ from typing import Any
 from mupscale.cli.arguments import (
     Given,
     UsageError,
-    check_words,
     join_options,
     make_parser,
     parse_arguments,
@@ -67,7 +66,6 @@ def read_recipe_values(
     names += [value or "" for name, value in options if name == "--config"]
     files = {file: read_yaml(file) for file in map(find_recipe, names)}
     options = [(name, value) for name, value in options if name != "--config"]
-    check_words(words)
     allow_named_classes(options)
     allow_modules(named_classes(list(files.values())))
     _announce_data(files.values(), options)

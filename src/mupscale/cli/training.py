@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal, cast
 from mupscale.cli.arguments import (
     Given,
     UsageError,
-    check_words,
     join_options,
     parse_arguments,
     separate_options,
@@ -169,7 +168,6 @@ def read_run(words: Sequence[str]) -> Recipe:
     parser = RESUME.parser()
     parser.set_defaults({name: value for name, value in stored.to_json().items() if name in changeable})
     trust, others = _separate_trust(options)
-    check_words(words)
     trust += stored.packages_if_own()
     allow_modules(trust)
     allow_named_classes(others)
