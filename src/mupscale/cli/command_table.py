@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from mupscale.cli.arguments import UsageError
-from mupscale.cli.failures import failure_sentence, give_up_stdout, has_current_folder, prepare_streams, print_failure
+from mupscale.cli.failures import failure_sentence, give_up_stdout, prepare_streams, print_failure
 from mupscale.cli.own_modules import finding_own_modules
 from mupscale.cli.spelling import HELP_ALL, with_hyphens
 from mupscale.system import VERSION, Interrupted, asked_by_command, check_installed, set_loudness, show, wrap_text
@@ -144,8 +144,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _dispatch(words: list[str], shows_origin: bool) -> int:
     """Find the command, and run it."""
-    if not has_current_folder():  # without one not even torch can be imported
-        return print_failure("mupscale: the current folder does not exist any more: go to another one (cd)", 1)
     if not words or words[0] in ("-h", "--help", HELP_ALL, "help"):
         show(_overview(COMMANDS))
         return 0
