@@ -8,7 +8,6 @@ from pathlib import Path
 from mupscale.system.callers import as_asked, setting
 from mupscale.system.errors import MupscaleError
 
-_MOST_DIGITS = 18
 _MOST_STEPS = 8  # of which a message gives the names
 
 
@@ -73,14 +72,10 @@ def parse_multipliers(text: str) -> int | dict[str, int]:
 
 
 def _whole_number(word: str, text: str) -> int:
-    if not re.fullmatch(r"\d+", word):
+    if not re.fullmatch(r"\d{1,18}", word):
         raise MupscaleError(
             f"{setting('times', text)}: '{word}' is no whole number, as in {setting('times', 2)} or "
             f"{setting('times', 'hidden=2,ffn=3,heads=2')}; fresh units take sizes between multiples by name, as in "
             f"{as_asked('hidden=1536, heads=24', '--hidden 1536 --heads 24')}"
-        )
-    if len(word) > _MOST_DIGITS:
-        raise MupscaleError(
-            f"{setting('times')}: a number of {len(word):,} digits is too large; {_MOST_DIGITS} are the most"
         )
     return int(word)
