@@ -282,12 +282,14 @@ def _parameters(path: str) -> list[_Parameter]:
     if isinstance(called, ast.FunctionDef):
         words, bases = called.args, []
         named = [*words.args, *words.kwonlyargs]
-        defaults = [*words.defaults, *words.kw_defaults]
-        defaults = [None] * (len(named) - len(defaults)) + defaults
+        defaults: list[ast.expr | None] = [*words.defaults, *words.kw_defaults]
+        defaults[:0] = [None] * (len(named) - len(defaults))
         fields = [(word.arg, word.annotation, usual) for word, usual in zip(named, defaults, strict=True)]
     else:
         fields = [
-            (each.target.id, each.annotation, each.value) for each in found.body if isinstance(each, ast.AnnAssign)
+            (ast.unparse(each.target), each.annotation, each.value)
+            for each in found.body
+            if isinstance(each, ast.AnnAssign)
         ]
         bases = [each for base in found.bases for each in _parameters(f"{module}.{base.id}")]
     read = [
