@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mupscale.system.doors import checks_arguments
 from mupscale.system.errors import MupscaleError
+from mupscale.system.typed_values import checks_arguments
 
 if TYPE_CHECKING:
     from torch import Tensor
