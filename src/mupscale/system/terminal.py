@@ -17,7 +17,7 @@ import traceback
 import warnings
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_OF_PACE = 5.0  # over which is measured how fast something goes, before the time left is told
@@ -85,8 +85,8 @@ def show_table(table: Any, width: int) -> None:
     Console(width=width).print(table)
 
 
-class Display(Protocol):
-    """Shows how far something is, until it is closed."""
+class Display:
+    """Shows how far something is, until it is closed; this one shows nothing, and others what they say."""
 
     def update(
         self, done: float, line: str = "", *, total: float | None = None, last: bool = False, **fields: Any
@@ -106,24 +106,6 @@ class Display(Protocol):
         """Stop showing."""
 
 
-class SilentDisplay:
-    """Shows nothing."""
-
-    def update(
-        self, done: float, line: str = "", *, total: float | None = None, last: bool = False, **fields: Any
-    ) -> None:
-        """Nothing."""
-
-    def advance(self, amount: float = 1) -> None:
-        """Nothing."""
-
-    def note(self, text: str, line: str | None = None) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
-
-
 def rough_time(seconds: float) -> str:
     """Seconds for people, rounded up, as an estimate has them."""
     if seconds < 60:
@@ -132,7 +114,7 @@ def rough_time(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
-class LineDisplay:
+class LineDisplay(Display):
     """A line every few seconds, and one for whatever happens once. total: for lines that tell the time left, too."""
 
     def __init__(self, stream: Stream, *, total: float | None = None, first_at_once: bool = False) -> None:
@@ -166,18 +148,12 @@ class LineDisplay:
             return ""
         return f", about {rough_time(self.pace * (self.total - done))} left"
 
-    def advance(self, amount: float = 1) -> None:
-        """Nothing: there is no line for it."""
-
     def note(self, text: str, line: str | None = None) -> None:
         """A line."""
         show(text if line is None else line, stream=self.stream)
 
-    def close(self) -> None:
-        """Nothing."""
 
-
-class BarDisplay:
+class BarDisplay(Display):
     """A bar of rich's on stderr. Columns are named as in `open_display`."""
 
     def __init__(
@@ -254,7 +230,7 @@ def open_display(
             pass
     if visible and lines is not None:
         return LineDisplay(lines, total=total if "time left" in columns else None, first_at_once=first_line_at_once)
-    return SilentDisplay()
+    return Display()
 
 
 def print_at_once(text: str, stream: Stream = "stdout") -> None:
