@@ -15,11 +15,11 @@ from dataclasses import MISSING, Field, dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
-from mupscale.cli.arguments import join_options, make_parser, parse_arguments, separate_options
+from mupscale.cli.arguments import UsageError, join_options, make_parser, parse_arguments, separate_options
 from mupscale.cli.spelling import HELP_ALL, fill_help, with_hyphens
-from mupscale.system import terminal_width, wrap_text
+from mupscale.system import MupscaleError, Must, check_argument, terminal_width, wrap_text
 
 _Run = TypeVar("_Run", bound=Callable[[list[str]], int])
 _COLUMN = 30  # where help on an option begins, at most
@@ -37,8 +37,8 @@ class Row(NamedTuple):
 class Option(NamedTuple):
     """An option of a command's own; or an argument, where its name has no hyphens.
 
-    type: bool is a flag, which stands without a value; None is help alone, of what is added to the parser elsewhere.
-    default: without one the value may be null.
+    type: bool is a flag, which stands without a value; None is help alone, of what is added to the parser elsewhere. It
+    may demand more than the parser knows to check (Annotated with a Must). default: without one the value may be null.
     """
 
     name: str
@@ -47,6 +47,23 @@ class Option(NamedTuple):
     default: Any = None
     metavar: str = ""
 
+    @property
+    def kind(self) -> Any:
+        """Its type, without what is demanded beyond it."""
+        return _bare(self.type)
+
+    @property
+    def dest(self) -> str:
+        """What the parser calls it."""
+        return self.name.removeprefix("--").replace("-", "_")
+
+    def check(self, value: Any) -> None:
+        """Refuse a value that is not what is demanded."""
+        try:
+            check_argument(self.type | None if self.default is None else self.type, value, self.name)
+        except MupscaleError as error:
+            raise UsageError(str(error)) from None
+
     def add_to(self, parser: Any) -> None:
         """Let the parser take it."""
         if self.type is bool:
@@ -54,7 +71,7 @@ class Option(NamedTuple):
         elif not self.name.startswith("-"):
             parser.add_argument(self.name, type=self.type, help=self.help)
         elif self.type is not None:
-            kind = self.type | None if self.default is None else self.type
+            kind = self.kind | None if self.default is None else self.kind
             parser.add_argument(self.name, type=kind, default=self.default, help=self.help)
 
     def rows(self) -> Iterator[Row]:
@@ -66,8 +83,10 @@ class Option(NamedTuple):
         elif self.type in (bool, None):
             yield Row(_OPTIONS, f"{self.name} {self.metavar}".rstrip(), self.help)
         else:
-            row = _row(_OPTIONS, self.name, _Parameter("", self.type | None, self.default, self.help), self.metavar)
-            is_long = get_origin(self.type) is list and self.default is not None and not self.metavar
+            is_list = get_origin(self.kind) is list
+            kind = self.kind | None if is_list else self.kind
+            row = _row(_OPTIONS, self.name, _Parameter("", kind, self.default, self.help), self.metavar)
+            is_long = is_list and self.default is not None and not self.metavar
             yield row._replace(option=f"{row.option} …") if is_long else row  # of which several may follow
 
 
@@ -146,7 +165,15 @@ class CommandLine:
     def read(self, words: Sequence[str]) -> tuple[list[str], Any]:
         """The words that stand alone, and the parsed options."""
         alone, options = separate_options(words, self.flags)
-        return alone, parse_arguments(self.parser(), join_options(options))
+        return alone, self.parse(join_options(options))
+
+    def parse(self, words: Sequence[str]) -> Any:
+        """The parsed options, where nothing else stands."""
+        parsed = parse_arguments(self.parser(), words)
+        for part in self.parts:
+            if isinstance(part, Option) and part.type is not part.kind:
+                part.check(parsed[part.dest])
+        return parsed
 
     def rows(self, everything: bool = True) -> list[Row]:
         """The lines of its help; of its main options alone, unless everything is asked for."""
@@ -172,6 +199,17 @@ class CommandLine:
                 lines += [f"{'':<{column}}{line}" for line in about]
             sections.append("\n".join(lines))
         return "\n\n".join(sections)
+
+
+def at_least(number: int) -> Any:
+    """A whole number of so much or more."""
+    return Annotated[int, Must(f"{number} or more", lambda value: bool(value >= number))]
+
+
+def _bare(hint: Any) -> Any:
+    if get_origin(hint) is Annotated:
+        return _bare(get_args(hint)[0])
+    return list[_bare(*get_args(hint))] if get_origin(hint) is list else hint  # type: ignore[misc]
 
 
 def option_names(option: str) -> list[str]:

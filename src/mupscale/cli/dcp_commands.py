@@ -34,7 +34,7 @@ def check_which(options: Any, line: CommandLine, dcp: bool) -> None:
     """An error where an option is for the other kind of checkpoint."""
     for each in line.parts:
         assert isinstance(each, Option)
-        name = each.name.removeprefix("--").replace("-", "_")
+        name = each.dest
         is_strange = name not in _FOR_BOTH and each not in DCP if dcp else each in DCP
         if is_strange and options[name] is not False and options[name] != each.default:
             kind = "Hugging Face checkpoints" if dcp else "folders of torch.distributed.checkpoint"

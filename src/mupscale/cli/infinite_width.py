@@ -10,12 +10,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 
-from mupscale.cli.arguments import UsageError, installed, parse_arguments
-from mupscale.cli.command_lines import CommandLine, Option
+from mupscale.cli.arguments import UsageError, installed
+from mupscale.cli.command_lines import CommandLine, Option, at_least
 from mupscale.cli.output_places import may_write_nothing, print_place
-from mupscale.system import Diverged, MupscaleError, open_display, show, show_table, terminal_width, wrap_text
+from mupscale.system import (
+    NOT_EMPTY,
+    Diverged,
+    MupscaleError,
+    Must,
+    NotNegative,
+    Positive,
+    open_display,
+    show,
+    show_table,
+    terminal_width,
+    wrap_text,
+)
 
 if TYPE_CHECKING:
     from mupscale.sweep import Space, Sweep
@@ -31,20 +43,28 @@ if TYPE_CHECKING:
     )
 
 
-def _network_options(lr: float = 0.5) -> tuple[Option, ...]:
+_LEVELS = Annotated[list[NotNegative], NOT_EMPTY]
+_FOUR = Annotated[list[NotNegative], Must("four numbers, for the weights A B C D", lambda values: len(values) == 4)]
+_DISTINCT = Annotated[
+    list[int], Must("distinct numbers of 2 or more", lambda k: bool(k) and min(k) > 1 and len({*k}) == len(k))
+]
+_MORE = Annotated[float, Must("more than 1", lambda value: value > 1)]
+
+
+def _network_options(lr: float = 0.5, after: int = 0) -> tuple[Option, ...]:
     return (
         Option("--activation", str, "linear, relu, tanh or gelu", "tanh"),
         Option("--layers", int, "number of weight layers, including input and output", 3),
-        Option("--sigma", list[float], "σ̄ of the initial weights: one number, or one per layer", [1.0]),
+        Option("--sigma", _LEVELS, "σ̄ of the initial weights: one number, or one per layer", [1.0]),
         Option("--frozen", list[int], "layers that do not learn; 1 is the input layer", []),
-        Option("--optimizer", str, "sgd, sign or adam (those two need few --samples)", "sgd"),
+        Option("--optimizer", Literal["sgd", "sign", "adam"], "sign and adam need few --samples", "sgd"),
         Option("--momentum", float, "momentum of sgd and sign", 0.0),
         Option("--inputs", int, "inputs in the synthetic batch", 4),
         Option("--features", int, "features of an input", 8),
         Option("--seed", int, "seed of the batch", 0),
-        Option("--lr", float, "learning rate before upscaling", lr),
-        Option("--steps", int, "steps before upscaling", 5),
-        Option("--after", int, "steps after it", 5),
+        Option("--lr", NotNegative, "learning rate before upscaling", lr),
+        Option("--steps", at_least(0), "steps before upscaling", 5),
+        Option("--after", at_least(after), "steps after it", 5),
     )
 
 
@@ -52,15 +72,15 @@ def _finite_options(networks: int, widths: list[int]) -> tuple[Option, ...]:
     meaning = "sample the finite networks without storing their matrices: same distribution, cost linear in n"
     return (
         Option("--widths", list[int], "widths n of the finite networks", widths),
-        Option("--networks", int, "number of finite networks per width", networks),
+        Option("--networks", at_least(2), "number of finite networks per width", networks),
         Option("--revealed", bool, meaning),
     )
 
 
 def _limit_options(samples: int, seeds: int) -> tuple[Option, ...]:
     return (
-        Option("--samples", int, "Monte Carlo samples of the limit", samples),
-        Option("--seeds", int, "number of seeds of the limit, for its standard error", seeds),
+        Option("--samples", at_least(2), "Monte Carlo samples of the limit", samples),
+        Option("--seeds", at_least(2), "number of seeds of the limit, for its standard error", seeds),
         Option("--device", str, "cpu or cuda (default: a GPU if there is one)"),
     )
 
@@ -79,18 +99,18 @@ forms, the infinite-width limit and finite networks, and shows when noise leaves
   mupscale limit examples                                                40 seconds of one core
   mupscale limit examples --times 3 --noise 0.7 0.3 0.4 0.55 --widths 256 512 1024 2048 4096 --revealed""",
     (
-        Option("--lr", float, "learning rate before the upscaling, γ", 0.06),
-        Option("--upscaled-lr", float, "learning rate after it, γ↑", 0.06),
-        Option("--steps", int, "updates before the upscaling", 8),
-        Option("--after", int, "updates after it", 8),
-        Option("--times", int, "k: how many times wider", 2),
+        Option("--lr", NotNegative, "learning rate before the upscaling, γ", 0.06),
+        Option("--upscaled-lr", NotNegative, "learning rate after it, γ↑", 0.06),
+        Option("--steps", at_least(0), "updates before the upscaling", 8),
+        Option("--after", at_least(1), "updates after it", 8),
+        Option("--times", at_least(1), "k: how many times wider", 2),
         Option(
             "--noise",
-            list[float],
+            _FOUR,
             "noise σ̄_Δ of the weights A B C D; A is the output layer",
             [0.8, 0.5, 0.4, 0.3],
         ),
-        Option("--sigma", float, "σ̄ of the initial weights", 1.0),
+        Option("--sigma", NotNegative, "σ̄ of the initial weights", 1.0),
         Option("--x", float, "the one input", 1.0),
         Option("--target", float, "the loss is (y − target)²/2", 1.0),
         *_finite_options(networks=48, widths=[256, 512, 1024]),
@@ -114,9 +134,9 @@ The batch is synthetic: random directions of length 1, and targets drawn from N(
 σ̄_Δ and learning rates follow μP, so both mean the same at every width.""",
     (
         *_network_options(),
-        Option("--times", list[int], "factors by which to grow, one after another", [2]),
-        Option("--noise", list[float], "noise σ̄_Δ: one number, or one per layer, input layer first", [0.5]),
-        Option("--upscaled-lr", float, "learning rate after upscaling (default: --lr)"),
+        Option("--times", Annotated[list[at_least(1)], NOT_EMPTY], "factors by which to grow, one after another", [2]),
+        Option("--noise", _LEVELS, "noise σ̄_Δ: one number, or one per layer, input layer first", [0.5]),
+        Option("--upscaled-lr", NotNegative, "learning rate after upscaling (default: --lr)"),
         *_finite_options(networks=16, widths=[256, 512, 1024, 2048]),
         *_limit_options(samples=20_000, seeds=4),
         _out_option("limit/mlp"),
@@ -136,8 +156,8 @@ growing), but no network is trained.
 
 Zero noise is always tried: it is the same as continuing without upscaling.""",
     (
-        *_network_options(),
-        Option("--times", list[int], "factors by which to grow, one sweep each", [2]),
+        *_network_options(after=1),
+        Option("--times", _DISTINCT, "factors by which to grow, one sweep each", [2]),
         Option("--noises", list[float], "noise levels σ̄_Δ to try, in addition to 0", [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]),
         Option(
             "--lrs",
@@ -164,13 +184,13 @@ infinite width, and on real networks? A picture shows the best of each.
 Learning rates are multiples of --lr, the base model's. The amplitude a (--outgoing) is the scale of the weights from
 new units into old ones. Zero noise is always tried: it is the same as continuing without growing.""",
     (
-        *_network_options(lr=1.0),  # the best for the base model that goes on without growth
-        Option("--times", float, "r: how many times wider; copies need a whole number", 2.0),
+        *_network_options(lr=1.0, after=1),  # the best for the base model that goes on without growth
+        Option("--times", _MORE, "r: how many times wider; copies need a whole number", 2.0),
         Option("--noises", list[float], "noise levels σ̄_Δ of copies to try, in addition to 0", [0.5, 1.0, 2.0]),
         Option("--outgoing", list[float], "amplitudes of fresh units to try", [0.0, 0.5, 1.0]),
         Option(
             "--rates",
-            list[float],
+            Annotated[list[Positive], NOT_EMPTY],
             "learning rates after the growth, as multiples of --lr",
             [0.25, 0.5, 1.0, 2.0],
         ),
@@ -181,51 +201,9 @@ new units into old ones. Zero noise is always tried: it is the same as continuin
 )
 
 
-def read_examples_options(words: Sequence[str]) -> Any:
-    """The options of `mupscale limit examples`."""
-    options = _parse(EXAMPLES, words)
-    if len(options.noise) != 4:
-        raise UsageError(f"--noise takes four numbers, for the weights A B C D, not {len(options.noise)}")
-    _check_at_least(options, steps=0, after=1, times=1, networks=2)
-    _check_not_negative(options, "noise", "sigma", "lr", "upscaled_lr")
-    return options
-
-
-def read_mlp_options(words: Sequence[str]) -> Any:
-    """The options of `mupscale limit mlp`."""
-    options = _parse(MLP, words)
-    _check_at_least(options, steps=0, after=0, samples=2, seeds=2, networks=2)
-    _check_not_negative(options, "noise", "sigma", "lr", "upscaled_lr")
-    if not options.times or min(options.times) < 1:
-        raise UsageError(f"--times takes whole numbers of 1 or more, not {_joined(options.times) or 'nothing'}")
-    return options
-
-
-def read_sweep_options(words: Sequence[str]) -> Any:
-    """The options of `mupscale limit sweep`."""
-    options = _parse(SWEEP, words)
-    _check_at_least(options, steps=0, after=1, samples=2, seeds=2)
-    _check_not_negative(options, "sigma", "lr")
-    if not options.times or min(options.times) < 2 or len(set(options.times)) < len(options.times):
-        raise UsageError(f"--times takes distinct numbers of 2 or more, not {_joined(options.times) or 'nothing'}")
-    return options
-
-
-def read_grow_options(words: Sequence[str]) -> Any:
-    """The options of `mupscale limit grow`."""
-    options = _parse(GROW, words)
-    _check_at_least(options, steps=0, after=1, samples=2, seeds=2, networks=2)
-    _check_not_negative(options, "sigma", "lr")
-    if not options.times > 1:
-        raise UsageError(f"--times is {options.times:g}, but must be more than 1")
-    if not options.rates or min(options.rates) <= 0:
-        raise UsageError(f"--rates takes numbers above 0, not {_joined(options.rates) or 'nothing'}")
-    return options
-
-
 def _parse(line: CommandLine, words: Sequence[str]) -> Any:
-    lists = [part.name for part in line.parts if isinstance(part, Option) and get_origin(part.type) is list]
-    return parse_arguments(line.parser(), gather_lists(words, lists))
+    lists = [part.name for part in line.parts if isinstance(part, Option) and get_origin(part.kind) is list]
+    return line.parse(gather_lists(words, lists))
 
 
 def gather_lists(words: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -256,10 +234,7 @@ def make_network(options: Any) -> MLPSetup:
         raise UsageError(f"--frozen names layer {wrong[0]}, but layers are numbered from 1 to {options.layers}")
     trained = [layer + 1 not in options.frozen for layer in range(options.layers)]
     sigma = options.sigma[0] if len(options.sigma) == 1 else options.sigma
-    optimizers = {"sgd": None, "sign": Sign(), "adam": Adam()}
-    if options.optimizer not in optimizers:
-        raise UsageError(f"--optimizer is {options.optimizer}, but must be one of {', '.join(optimizers)}")
-    entrywise = optimizers[options.optimizer]
+    entrywise = {"sgd": None, "sign": Sign(), "adam": Adam()}[options.optimizer]
     return MLPSetup(options.layers, options.activation, sigma, trained, options.momentum, entrywise=entrywise)
 
 
@@ -284,24 +259,6 @@ def choose_device(options: Any) -> str | None:
 def settings_of(options: Any) -> dict[str, Any]:
     """What results.json says about how they came about."""
     return {name: value for name, value in options.as_dict().items() if name not in ("out", "config")}
-
-
-def _check_at_least(options: Any, **least: int) -> None:
-    for name, value in least.items():
-        if options[name] < value:
-            raise UsageError(f"--{name} is {options[name]}, but must be {value} or more")
-
-
-def _check_not_negative(options: Any, *names: str) -> None:
-    for name in names:
-        values = options[name] if isinstance(options[name], list) else [options[name]]
-        if not values or not all(value is None or 0 <= value < math.inf for value in values):
-            option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} takes numbers of 0 or more, not {_joined(values) or 'nothing'}")
-
-
-def _joined(values: Sequence[Any]) -> str:
-    return " ".join(map(str, values))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -447,7 +404,7 @@ def _standard_error(values: Sequence[float]) -> float:
 @EXAMPLES.command
 def limit_examples_command(words: list[str]) -> int:
     """mupscale limit examples."""
-    options = read_examples_options(words)
+    options = _parse(EXAMPLES, words)
     from mupscale.theory import limit_pictures, limit_study, measure_conditions
 
     settings = _example_settings(options)
@@ -500,7 +457,7 @@ def _example_settings(options: Any) -> Settings:
 @MLP.command
 def limit_mlp_command(words: list[str]) -> int:
     """mupscale limit mlp."""
-    options = read_mlp_options(words)
+    options = _parse(MLP, words)
     from mupscale.theory import Experiment, Stage, limit_pictures, limit_study
 
     noise = options.noise[0] if len(options.noise) == 1 else options.noise
@@ -533,7 +490,7 @@ def limit_mlp_command(words: list[str]) -> int:
 @SWEEP.command
 def limit_sweep_command(words: list[str]) -> int:
     """mupscale limit sweep."""
-    options = read_sweep_options(words)
+    options = _parse(SWEEP, words)
     from mupscale.sweep import Space
     from mupscale.theory import Experiment, Stage, limit_pictures, limit_study
 
@@ -582,7 +539,7 @@ def _run_sweeps(
 @GROW.command
 def limit_grow_command(words: list[str]) -> int:
     """mupscale limit grow."""
-    options = read_grow_options(words)
+    options = _parse(GROW, words)
     from mupscale.theory import (
         Experiment,
         Stage,
