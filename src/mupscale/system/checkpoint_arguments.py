@@ -12,13 +12,7 @@ _MOST_STEPS = 8  # of which a message gives the names
 
 
 def check_has_config(folder: Path) -> None:
-    """Refuse a folder without a config.json; of a Trainer's folder, name the newest checkpoint.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = (Path(folder) / "config.json").write_text("{}")
-    ...     check_has_config(Path(folder))
-    """
+    """Refuse a folder without a config.json; of a Trainer's folder, name the newest checkpoint."""
     if (folder / "config.json").exists():
         return
     advice = "give the folder that save_pretrained wrote, or one of the hub"
@@ -31,11 +25,7 @@ def check_has_config(folder: Path) -> None:
 
 
 def is_dcp_folder(path: str | Path) -> bool:
-    """Whether torch.distributed.checkpoint has written this folder; an error where it holds such folders instead.
-
-    >>> is_dcp_folder("nowhere")
-    False
-    """
+    """Whether torch.distributed.checkpoint has written this folder; an error where it holds such folders instead."""
     path = Path(path)
     if (path / ".metadata").is_file() or (path / "config.json").exists():
         return (path / ".metadata").is_file()
@@ -48,11 +38,7 @@ def is_dcp_folder(path: str | Path) -> bool:
 
 
 def is_taken(place: Path) -> bool:
-    """Whether something stands where a folder is to appear; an empty folder does not count.
-
-    >>> is_taken(Path("nowhere"))
-    False
-    """
+    """Whether something stands where a folder is to appear; an empty folder does not count."""
     return place.is_symlink() or (place.exists() and (not place.is_dir() or any(place.iterdir())))
 
 

@@ -29,12 +29,7 @@ from mupscale.system.json_files import read_json
 
 
 def machine_name() -> str:
-    """This machine, and the process namespace in it: where process numbers mean the same.
-
-    >>> from mupscale.system import machine_name
-    >>> machine_name() == machine_name()
-    True
-    """
+    """This machine, and the process namespace in it: where process numbers mean the same."""
     space = ""
     with suppress(OSError):
         space = os.readlink("/proc/self/ns/pid")
@@ -42,13 +37,7 @@ def machine_name() -> str:
 
 
 def is_process_alive(pid: int) -> bool:
-    """Whether a process of this machine still runs; yes where one cannot ask without ending it (Windows).
-
-    >>> import os
-    >>> from mupscale.system import is_process_alive
-    >>> is_process_alive(os.getpid())
-    True
-    """
+    """Whether a process of this machine still runs; yes where one cannot ask without ending it (Windows)."""
     if os.name == "nt":
         return True
     try:
@@ -78,12 +67,7 @@ def writing_into(folder: str | Path) -> Iterator[None]:
 
 
 def writes_into(argument: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """For a function that works in the folder which is its argument of this name: `writing_into`, all the while.
-
-    >>> from mupscale.system import writes_into
-    >>> @writes_into("out")
-    ... def train(steps, out): ...
-    """
+    """For a function that works in the folder which is its argument of this name: `writing_into`, all the while."""
 
     def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
         parameters = signature(function)
@@ -99,12 +83,7 @@ def writes_into(argument: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]
 
 
 def check_links(path: Path) -> bool:
-    """Whether a path is below a folder that is written into; an error if any part of it there is a link.
-
-    >>> from mupscale.system import check_links
-    >>> check_links(Path("nowhere"))
-    False
-    """
+    """Whether a path is below a folder that is written into; an error if any part of it there is a link."""
     place = os.path.abspath(path)
     folders = [folder for folder in _named if place.startswith(os.path.join(folder, ""))]
     if not folders:
@@ -178,13 +157,7 @@ def move(path: Path, target: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """See to it that what was renamed in a folder is on the disk; nothing where folders cannot be synced.
-
-    >>> import tempfile
-    >>> from mupscale.system import sync_folder
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     sync_folder(Path(folder))
-    """
+    """See to it that what was renamed in a folder is on the disk; nothing where folders cannot be synced."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -386,15 +359,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, values: Any) -> Path:
-    """Write plain values as a JSON file, whole or not at all, in a folder that is made; an error names the file.
-
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> from mupscale.system import write_json
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_json(Path(folder) / "values.json", {"width": 8}).read_text()
-    '{\\n "width": 8\\n}\\n'
-    """
+    """Write plain values as a JSON file, whole or not at all, in a folder that is made; an error names the file."""
     try:
         make_folder(path.parent)
         replace_text(path, json.dumps(values, indent=1) + "\n")
@@ -494,15 +459,7 @@ def _sync(folder: Path) -> None:
 
 
 def fingerprint_files(paths: Iterable[Path]) -> str:
-    """Eight digits that change with any byte of the files, in their order.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder, "weights")
-    ...     _ = path.write_bytes(b"weights")
-    ...     fingerprint_files([path])
-    '1ad27358'
-    """
+    """Eight digits that change with any byte of the files, in their order."""
     total = 0
     for path in paths:
         with open(path, "rb") as file:

@@ -56,15 +56,7 @@ def show(*texts: str, stream: Stream = "stdout", end: str = "\n") -> None:
 
 
 def show_foreign_errors() -> None:
-    """Let warnings, and errors that end the program, be shown as all that is printed: both may quote files.
-
-    >>> from mupscale.system import show_foreign_errors
-    >>> before = warnings.formatwarning, sys.excepthook
-    >>> show_foreign_errors()
-    >>> warnings.formatwarning("a name\x1b[2J", UserWarning, "models.py", 3, "")
-    'models.py:3: UserWarning: a name\\\\x1b[2J\\n'
-    >>> warnings.formatwarning, sys.excepthook = before
-    """
+    """Let warnings, and errors that end the program, be shown as all that is printed: both may quote files."""
     warnings.formatwarning = lambda *what, **more: printable(_format_warning(*what, **more), lines=True)
     sys.excepthook = lambda *error: show("".join(traceback.format_exception(*error)), stream="stderr", end="")
 
@@ -73,13 +65,7 @@ _format_warning = warnings.formatwarning
 
 
 def show_table(table: Any, width: int) -> None:
-    """Print a table of rich's, with its colours where there is a terminal.
-
-    >>> from rich.table import Table
-    >>> from mupscale.system import show_table
-    >>> show_table(Table("step", box=None, padding=0), 4)
-    step
-    """
+    """Print a table of rich's, with its colours where there is a terminal."""
     from rich.console import Console
 
     Console(width=width).print(table)
@@ -234,11 +220,7 @@ def open_display(
 
 
 def print_at_once(text: str, stream: Stream = "stdout") -> None:
-    """Print a line without waiting for the next, for whoever looks on.
-
-    >>> print_at_once("3/7 base models")
-    3/7 base models
-    """
+    """Print a line without waiting for the next, for whoever looks on."""
     if _loudness != "quiet":
         show(text, stream=stream)
 
@@ -251,15 +233,7 @@ _NUMBERS = re.compile(r"[\d–,]+|\*")
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal, or what COLUMNS says; None where the output is a file or a pipe: then nothing is cut.
-
-    >>> import os
-    >>> from mupscale.system import terminal_width
-    >>> os.environ["COLUMNS"] = "72"
-    >>> terminal_width()
-    72
-    >>> del os.environ["COLUMNS"]
-    """
+    """Columns of the terminal, or what COLUMNS says; None where the output is a file or a pipe: then nothing is cut."""
     told = os.environ.get("COLUMNS", "")
     if sys.stdout.isatty() or (told.isdigit() and int(told) > 0):
         return shutil.get_terminal_size().columns
