@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from mupscale.system import Display, open_display
-from mupscale.system.terminal import BarDisplay, Display, LineDisplay
+from mupscale.system.terminal import BarDisplay, LineDisplay
 
 
 def test_lines_come_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,12 @@ from typing import IO, Any, ParamSpec, TypeVar
 from mupscale.system.errors import MupscaleError
 from mupscale.system.json_files import read_json
 
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 
 def machine_name() -> str:
     """This machine, and the process namespace in it: where process numbers mean the same."""
@@ -176,32 +182,34 @@ def exclusive_lock(
     On Windows there is no such lock, and nobody waits. Whoever has it works in its folder: see `writing_into`.
     """
     with writing_into(path.parent):
-        yield from _locked(path, refusal, before_waiting)
+        if fcntl is None:
+            yield
+            return
+        file = _lock_file(path, None if refusal is not None else before_waiting)
+        if file is None:
+            raise MupscaleError(refusal)
+        with file:
+            yield
 
 
-def _locked(path: Path, refusal: str | None, before_waiting: Callable[[], object]) -> Iterator[None]:
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    waited = False
+def _lock_file(path: Path, before_waiting: Callable[[], object] | None = None) -> IO[str] | None:
+    """The file, open and locked as long as it is; None where another process has it, and nobody is to wait."""
     while True:
-        with open_file(path, "a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                if refusal is not None:
-                    raise MupscaleError(refusal) from None
-                if not waited:
-                    before_waiting()
-                waited = True
-                fcntl.flock(file, fcntl.LOCK_EX)
-            if is_at(file, path):
-                yield
-                return
-            if refusal is not None:
-                raise MupscaleError(refusal)
+        file: IO[str] = open_file(path, "a+", encoding="utf-8")
+        if fcntl is None:
+            return file
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if before_waiting is None:
+                file.close()
+                return None
+            before_waiting()
+            before_waiting = bool  # nothing: it is said once
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if is_at(file, path):
+            return file
+        file.close()  # who had it before has removed it meanwhile
 
 
 def is_at(file: IO[str], path: Path) -> bool:
@@ -268,24 +276,6 @@ class RunLock:
                 self.path.unlink()
             self._held.close()
             self.file = None
-
-
-def _lock_file(path: Path) -> IO[str] | None:
-    """The file, open and locked; None where another process has it."""
-    while True:
-        file: IO[str] = open_file(path, "a+", encoding="utf-8")  # it is open as long as the lock is held
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:  # Windows
-            return file
-        except OSError:
-            file.close()
-            return None
-        if is_at(file, path):
-            return file
-        file.close()  # who had it before has removed it meanwhile
 
 
 def _owner(path: Path) -> dict[str, Any] | None:
