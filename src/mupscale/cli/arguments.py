@@ -9,7 +9,6 @@ import sys
 from argparse import SUPPRESS, ArgumentError
 from collections.abc import Iterable, Sequence
 from functools import partial
-from importlib import import_module
 from types import NoneType, UnionType
 from typing import Any, TextIO, Union, get_args, get_origin
 
@@ -24,21 +23,11 @@ class UsageError(MupscaleError):
     """A command line or a file of options that cannot be understood, in one line."""
 
 
-def installed(name: str) -> Any:
-    """A module that the command line needs, which is installed with mupscale, though something may have removed it."""
-    try:
-        return import_module(name)
-    except ImportError:
-        package = {"yaml": "PyYAML"}.get(name, name.partition(".")[0])
-        raise MupscaleError(f"the command line needs {package}: pip install {package}") from None
-
-
 def make_parser(command: str) -> Any:
     """A jsonargparse parser, which shows help on classes alone (--model.help); see CommandLine for all other help."""
-    installed("yaml")  # without it jsonargparse would read JSON alone
-    parser = installed("jsonargparse").ArgumentParser(
-        prog=f"mupscale {command}", exit_on_error=False, allow_abbrev=False
-    )
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(prog=f"mupscale {command}", exit_on_error=False, allow_abbrev=False)
     parser._print_message = _print_message  # argparse's own says nothing where the help cannot be written
     dump = parser.dump  # without a format for --print-config alone, whose recipe may be somebody's file
     parser.dump = lambda *what, **how: (str if "format" in how else partial(printable, lines=True))(dump(*what, **how))
@@ -87,7 +76,8 @@ def _takes_list(action: Any) -> bool:
 
 def read_yaml(path: str) -> dict[str, Any]:
     """A file of options as plain values, before anything is known about them."""
-    yaml = installed("yaml")
+    import yaml
+
     try:
         text = read_regular(path, MOST_BYTES).decode("utf-8")
         values = yaml.safe_load(text)
@@ -108,7 +98,8 @@ def read_yaml(path: str) -> dict[str, Any]:
 
 def read_value(text: str | None) -> Any:
     """The value of an option; None where it is no YAML, which the parser will say better."""
-    yaml = installed("yaml")
+    import yaml
+
     try:
         return yaml.safe_load(text or "")
     except (yaml.YAMLError, ValueError, RecursionError):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import re
 import statistics
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 
-from mupscale.cli.arguments import UsageError, installed
+from mupscale.cli.arguments import UsageError
 from mupscale.cli.command_lines import CommandLine, Option, at_least
 from mupscale.cli.output_places import may_write_nothing, print_place
 from mupscale.system import (
@@ -266,7 +265,9 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 
     On a narrow terminal sentences are broken and numbers never are: the table is rather wider than the terminal.
     """
-    table = installed("rich.table").Table(title=title, title_justify="left")
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
     cells, least = [tuple(row) for row in rows], 1
     for number, name in enumerate(columns):
         sentences = number == 0 and len(columns) == 3
@@ -613,8 +614,6 @@ def _memory_errors_in_words() -> Iterator[None]:
 @contextmanager
 def _bar(total: int, what: str) -> Iterator[Callable[[], None]]:
     """How much is done and how long it will take, where stderr is a terminal; elsewhere a line now and then."""
-    if sys.stderr.isatty():
-        installed("rich.progress")
     columns = ("wide bar", "count", what, "time", "left", "time left")
     display, done = open_display(columns, total, transient=True, lines="stderr"), 0
 

@@ -296,7 +296,7 @@ def _choose_dtype(dtype: str | None, vocab_size: int) -> str:
 
 @contextmanager
 def shown_progress() -> Iterator[Progress]:
-    """A bar where stderr is a terminal and rich is installed, a line now and then elsewhere."""
+    """A bar where stderr is a terminal, a line now and then elsewhere."""
     columns = ("description", "bar", "percentage", "time left", "{task.fields[tokens]:,} tokens")
     display = open_display(columns, 100, started=False, lines="stderr", tokens=0)  # one that waits shows nothing
 

@@ -201,7 +201,7 @@ def open_display(
     first_line_at_once: bool = False,
     **fields: Any,
 ) -> Display:
-    """A bar where stderr is a terminal and rich is installed; else lines on the stream that is named, or nothing.
+    """A bar where stderr is a terminal; else lines on the stream that is named, or nothing.
 
     columns: description, bar, wide bar, percentage, count, bytes, bytes/s, time, time left; anything else is shown as
         it is, with {task.fields[NAME]} for a field. Lines tell the time left where it is among the columns.
@@ -210,10 +210,7 @@ def open_display(
     """
     visible = visible and _loudness != "quiet"
     if visible and sys.stderr.isatty() and _loudness != "verbose":
-        try:
-            return BarDisplay(columns, total, transient=transient, started=started, fields=fields)
-        except ImportError:  # something has removed rich
-            pass
+        return BarDisplay(columns, total, transient=transient, started=started, fields=fields)
     if visible and lines is not None:
         return LineDisplay(lines, total=total if "time left" in columns else None, first_at_once=first_line_at_once)
     return Display()
