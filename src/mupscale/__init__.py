@@ -10,11 +10,7 @@ import os
 import sys
 
 if sys.argv[:1] == ["-m"] and "mupscale" in sys.orig_argv:  # files of the current folder must not stand in for others
-    try:
-        current_folder = os.getcwd()
-    except FileNotFoundError:  # it was deleted, and Python has left it out
-        current_folder = ""
-    sys.path[:1] = [entry for entry in sys.path[:1] if entry != current_folder]
+    sys.path[:1] = [entry for entry in sys.path[:1] if entry != os.getcwd()]
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -95,11 +95,6 @@ def test_a_file_with_the_name_of_a_recipe_that_ships(folder: Path, capsys: pytes
     assert "mupscale.models.MLP" in capsys.readouterr().out
 
 
-def test_aliases_in_an_option(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(capsys, "train", RECIPE, "--model", hostile_folders.BOMB)
-    assert "100,000 values, which is the most" in said
-
-
 def test_texts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = [refused(capsys, "data", "tokenize", str(path), "out") for path in hostile_folders.hostile_texts(folder)]
     assert "more than 200 times as many" in said[0]

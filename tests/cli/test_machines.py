@@ -115,13 +115,6 @@ def test_a_file_where_a_folder_belongs(here: Path, capsys: pytest.CaptureFixture
     assert "file" in said(capsys, [*SHORT, "--out", "file/run"])
 
 
-def test_a_deleted_current_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "gone").mkdir()
-    os.chdir(here / "gone")
-    (here / "gone").rmdir()
-    assert "the current folder does not exist any more" in said(capsys, SHORT)
-
-
 @pytest.mark.parametrize("words", [["--help"], ["recipes"], ["train", "--help"]])
 def test_streams_that_are_closed_or_ascii(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for stdout in (None, io.TextIOWrapper(io.BytesIO(), encoding="ascii")):

@@ -379,15 +379,6 @@ def test_only_the_first_process_complains(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(("module", "package"), [("jsonargparse", "jsonargparse"), ("yaml", "PyYAML")])
-def test_without_what_it_is_installed_with(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, module: str, package: str
-) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    said = line(capsys, ["train", "mine.yaml"], 1)
-    assert said == f"mupscale train: the command line needs {package}: pip install {package}"
-
-
 def test_ctrl_c_before_training(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "slow.py").write_text("raise KeyboardInterrupt\n")
     assert main(["train", "mine.yaml", "--model", "slow.Net"]) == 130

@@ -79,7 +79,7 @@ def test_help_has_hyphens_and_fits_80_columns(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    options = options_of(COMMANDS[command].run)
+    options = options_of(COMMANDS[command].load())
     assert not [name for name in options if "_" in name]
     if command == "recipes":
         main([command])
@@ -165,7 +165,9 @@ def test_a_refused_run_overwrites_nothing(own_folder: Path) -> None:
 
 
 def test_completion_in_bash(own_folder: Path) -> None:
-    script = completion_script("bash", {name: COMMANDS[name].run for name in ("upscale", "limit mlp", "recipes")})
+    script = completion_script(
+        "bash", {name: options_of(COMMANDS[name].load()) for name in ("upscale", "limit mlp", "recipes")}
+    )
     (own_folder / "complete.sh").write_text(script)
 
     def complete(*words: str) -> list[str]:
@@ -184,7 +186,7 @@ def test_completion_in_bash(own_folder: Path) -> None:
 
 
 def test_completion_for_other_shells(capsys: pytest.CaptureFixture[str]) -> None:
-    runs = {name: COMMANDS[name].run for name in ("upscale", "recipes")}
+    runs = {name: options_of(COMMANDS[name].load()) for name in ("upscale", "recipes")}
     assert "#compdef mupscale" in completion_script("zsh", runs)
     assert "-l shard-size" in completion_script("fish", runs)
     assert main(["--completion", "powershell"]) == 2
@@ -229,7 +231,7 @@ def advised_options() -> dict[str, str]:
 
 def test_the_advice_in_errors_names_options_that_exist() -> None:
     """Those of a class in a recipe (--optimizer.lr) depend on the class, so the class alone is looked for."""
-    options = {"--debug", "--help"}.union(*(options_of(command.run) for command in COMMANDS.values()))
+    options = {"--debug", "--help"}.union(*(options_of(command.load()) for command in COMMANDS.values()))
     advised = advised_options()
     assert {"--study.retries", "--study.engine", "--trust", "--out"} <= advised.keys()
     classes = ("--model.", "--data.", "--optimizer.", "--schedule.")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mupscale.cli import main
-from mupscale.cli.studies import read_study
+from mupscale.cli.studies import RUN, read_study
 from mupscale.study import StudySettings, run_paper, usual_contenders
 from mupscale.train import Recipe
 from paper_runs import Commanded, read, run_quietly, settings, small, written
@@ -46,9 +46,7 @@ def test_contenders_are_added_to_those_that_take_part_already(flags: list[str], 
     def asked(*words: str, how: StudySettings | None = None) -> list[str]:
         recipe = str(written(tmp_path / "other.yaml", short(), how))
         given = [recipe, *flags, *words]
-        return read_study(
-            "run", "", given, lambda parser: parser.add_argument("--paper", action="store_true"), ("--paper",)
-        ).settings.contenders
+        return read_study(RUN, given).settings.contenders
 
     usual = usual_contenders(paper=bool(flags))
     assert asked() == []  # which the preset reads as the usual ones
@@ -230,7 +228,7 @@ def test_a_run_takes_what_a_sweep_has_found(file: str, capsys: pytest.CaptureFix
     assert main(["sweep", file, "--out", "run"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("For the large models: learning rate 0.0")
     assert not list(Path("run/stretches").glob("width-8-*"))
-    asked = read_study("run", "", [file, "--out", "run"], lambda parser: None, ())
+    asked = read_study(RUN, [file, "--out", "run"])
     lines: list[str] = []
     summary = run_paper(asked.recipe, asked.settings, "run", note=lines.append)
     assert sum(line.endswith(": done already") for line in lines) == 3

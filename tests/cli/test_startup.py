@@ -8,15 +8,16 @@ import os
 import re
 import subprocess
 import sys
+from argparse import SUPPRESS
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import mupscale
+from mupscale.cli.command_lines import option_names
 from mupscale.cli.command_table import COMMANDS
-from mupscale.cli.help_texts import HELP_FILE, stored_help
-from mupscale.cli.spelling import MAIN_OPTIONS
+from mupscale.cli.recipe_options import RECIPE, _recipe_parser
 
 SOURCE = Path(__file__).parents[2] / "src"
 HEAVY = ("torch", "numpy", "safetensors", "transformers", "optuna", "matplotlib")
@@ -75,20 +76,35 @@ def test_answers_without_torch(number: int, answers: list[tuple[str, list[str]]]
     assert not heavy
 
 
-@pytest.mark.quick("80---help-all")
-@pytest.mark.parametrize(("columns", "asked"), [("60", "--help"), ("80", "--help-all"), ("120", "--help")])
-def test_the_stored_help_is_what_the_parsers_show(
-    columns: str, asked: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", columns)
-    stored = json.loads((SOURCE / "mupscale" / "cli" / HELP_FILE).read_text(encoding="utf-8"))
-    for command in stored:
-        with pytest.raises(SystemExit):
-            COMMANDS[command].run([asked])
-        assert capsys.readouterr().out.rstrip("\n") == stored_help(command, [asked]), "python tools/store_help.py"
+LINES = {name: line for name, command in COMMANDS.items() if (line := getattr(command.load(), "line", None))}
 
 
-@pytest.mark.parametrize("command", MAIN_OPTIONS)
+@pytest.mark.parametrize("command", LINES)
+def test_help_is_of_what_the_parser_takes(command: str) -> None:
+    """The parser has classes, and help their sources: names, meanings, defaults and what is required are the same."""
+    line = LINES[command]
+    reads_recipes = RECIPE[0] in line.parts
+    parser = _recipe_parser(line, ["width"]) if reads_recipes else line.parser()
+    shown = {name: row for row in line.rows() for name in option_names(row.option) or [row.option]}
+    taken = {
+        name.removeprefix("--").removeprefix("-").replace("_", "-"): action
+        for action in parser._actions
+        if action.help != SUPPRESS and type(action).__name__ != "_ActionConfigLoad"  # --schedule FILE and the like
+        for name in action.option_strings or [action.dest]
+    }
+    assert shown.keys() - {"help-all"} == taken.keys()
+    own = {"h", "help", *(name for part in RECIPE for name in option_names(part[0]) if reads_recipes and not part[1])}
+    for name in taken.keys() - own:
+        meaning, action = " ".join((taken[name].help or "").split()), taken[name]
+        if name.endswith(".help"):
+            continue
+        is_silent = action.default is False or action.default in (None, SUPPRESS, []) or "(default" in meaning
+        end = "" if is_silent or not action.option_strings else f" (default: {action.default})"
+        required = " (required)" if action.required and action.option_strings else ""
+        assert shown[name].meaning == meaning + (required or end)
+
+
+@pytest.mark.parametrize("command", [name for name, line in LINES.items() if line.main])
 def test_help_shows_the_options_that_matter_and_help_all_the_rest(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,14 +113,9 @@ def test_help_shows_the_options_that_matter_and_help_all_the_rest(
         with pytest.raises(SystemExit):
             COMMANDS[command].run([asked])
         shown[asked] = re.findall(r"^  (?:-h, )?(--[\w.-]+)", capsys.readouterr().out, re.M)
-    assert {f"--{name}" for name in MAIN_OPTIONS[command].split()} | {"--help", "--help-all"} == set(shown["--help"])
+    assert {f"--{name}" for name in LINES[command].main.split()} | {"--help", "--help-all"} == set(shown["--help"])
     assert len(shown["--help"]) <= 13
     assert len(shown["--help-all"]) > 40
-
-
-def test_help_that_names_more_is_the_parsers_own() -> None:
-    assert stored_help("train", ["mlp-covtype-tiny", "--help"]) is None
-    assert stored_help("upscale", ["--help"]) is None
 
 
 def test_importing_the_package_does_not_import_torch() -> None:

@@ -78,7 +78,7 @@ def test_every_document_is_packed_once_in_order(tmp_path: Path, tokenizer: str) 
     assert train == [text for text in texts if text not in validation]
     assert validation == [text for text in texts if text not in train]
     index = Index.read(out)
-    assert index.empty == 9
+    assert index.empty_documents_skipped == 9
     assert index.vocab_size == (257 if tokenizer == "bytes" else 280)
     assert sorted(file.name for file in out.iterdir()) == [
         "index.json",
@@ -94,8 +94,8 @@ def test_a_learnt_vocabulary_has_not_seen_the_validation_documents(tmp_path: Pat
 
     source = corpus(tmp_path / "a.jsonl")
     out = pack(str(source), tmp_path / "out", "bpe:280", validation=0.3)
-    assert Index.read(out).fingerprint == BPE.learn(decoded(out, "train"), 280).fingerprint
-    assert Index.read(out).fingerprint != BPE.learn(texts_in(source), 280).fingerprint
+    assert Index.read(out).tokenizer["fingerprint"] == BPE.learn(decoded(out, "train"), 280).fingerprint
+    assert Index.read(out).tokenizer["fingerprint"] != BPE.learn(texts_in(source), 280).fingerprint
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe:280"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,14 +102,19 @@ def test_a_source_is_packed_on_first_use_and_opened_afterwards(tmp_path: Path) -
             Text(tokens, **{**options, name: value})  # type: ignore[arg-type]
 
 
+def write_index(folder: Path, dtype: str, vocab_size: int, tokens: tuple[int, int]) -> None:
+    parts: dict[str, Any] = {
+        name: [TokenShard(f"{name}-00000.bin", count, 1)]
+        for name, count in zip(("train", "validation"), tokens, strict=True)
+    }
+    more: dict[str, Any] = {"tokenizer": {}, "made_from": {}, "empty_documents_skipped": 0, **parts}
+    Index(dtype=dtype, vocab_size=vocab_size, end_of_text=0, **more).write(folder)
+
+
 def test_a_vocabulary_that_needs_32_bits(tmp_path: Path) -> None:
     (tmp_path / "train-00000.bin").write_bytes(np.arange(70_000, 70_100, dtype="<u4").tobytes())
     (tmp_path / "validation-00000.bin").write_bytes(np.arange(50, dtype="<u4").tobytes())
-    shards = {
-        "train": [TokenShard("train-00000.bin", 100, 1)],
-        "validation": [TokenShard("validation-00000.bin", 50, 1)],
-    }
-    Index("uint32", 80_000, 0, "", {}, 0, shards).write(tmp_path)  # type: ignore[arg-type]
+    write_index(tmp_path, "uint32", 80_000, tokens=(100, 50))
     x, y = Text(str(tmp_path), context=10).examples(torch.tensor([8]))
     assert x[0].tolist() == list(range(70_080, 70_090))
     assert y[0].tolist() == list(range(70_081, 70_091))
@@ -121,11 +127,7 @@ def test_a_file_larger_than_memory_is_opened_and_read_where_asked(tmp_path: Path
         file.seek(2 * (size - 5))
         file.write(np.arange(1, 6, dtype="<u2").tobytes())
     (tmp_path / "validation-00000.bin").write_bytes(bytes(2 * 5000))
-    shards = {
-        "train": [TokenShard("train-00000.bin", size, 1)],
-        "validation": [TokenShard("validation-00000.bin", 5000, 1)],
-    }
-    Index("uint16", 257, 256, "", {}, 0, shards).write(tmp_path)  # type: ignore[arg-type]
+    write_index(tmp_path, "uint16", 257, tokens=(size, 5000))
     text = Text(str(tmp_path), context=1023)
     x, y = text.examples(torch.tensor([0, text.size - 1]))
     assert x.shape == (2, 1023)
@@ -174,7 +176,7 @@ def edited(packed: Path, **changes: object) -> str:
 
 
 def test_an_index_of_another_version(packed: Path) -> None:
-    with pytest.raises(MupscaleError, match=r"index\.json is of version 2, and this mupscale reads version 1"):
+    with pytest.raises(MupscaleError, match=r"it is of version 2, and this mupscale reads version 1"):
         Text(edited(packed, version=2), context=10)
 
 
@@ -187,12 +189,12 @@ def test_names_that_lead_out_of_the_folder(packed: Path, name: object) -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"dtype": "float64"}, "'float64' is missing"),
+        ({"dtype": "float64"}, "'dtype' is 'float64', but must be uint16 or uint32"),
         ({"vocab_size": 70_000}, "uint16 holds no vocabulary of 70000"),
-        ({"vocab_size": "many"}, "not supported between"),
-        ({"train": 3}, "not iterable"),
-        ({"train": [{"file": "train-00000.bin", "tokens": -1, "documents": 1}]}, "has -1 tokens"),
-        ({"tokenizer": None}, "not subscriptable"),
+        ({"vocab_size": "many"}, "'vocab_size' is 'many', but must be a whole number"),
+        ({"train": 3}, "'train' is 3, but must be a list"),
+        ({"train": [{"file": "train-00000.bin", "tokens": -1, "documents": 1}]}, r"'train\[0\].tokens' is -1"),
+        ({"tokenizer": None}, "'tokenizer' is None, but must be a mapping"),
     ],
 )
 def test_a_damaged_index(packed: Path, changes: dict[str, object], complaint: str) -> None:

@@ -18,10 +18,6 @@ MLP = {"class_path": "mupscale.models.MLP", "init_args": {"d_in": 54, "d_out": 7
 DATA = {"class_path": "mupscale.data.CoverTypeSample", "init_args": {}}
 SGD = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}
 RECIPE = {"model": MLP, "data": DATA, "optimizer": SGD, "width": 8, "base": 8, "steps": 2, "batch": 20}
-BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{after}: &{after} [{', '.join([f'*{before}'] * 9)}]\n"
-    for before, after in zip("abcdefgh", "bcdefghi", strict=True)
-)
 
 
 def hostile_runs(folder: Path) -> list[Path]:
@@ -88,9 +84,6 @@ def hostile_recipes(folder: Path) -> list[Path]:
     """Recipes in YAML that stand for more than they say."""
     folder.mkdir(exist_ok=True)
     texts = {
-        "aliases": BOMB,
-        "itself": "model: &a [*a]\n",
-        "deep": "model: " + "[" * 1_500,
         "digits": f"steps: {'9' * 5000}\n",
         "python": f"model: !!python/object/apply:os.system ['touch {folder / 'ran'}']\n",
         "list": "[1, 2]",

@@ -19,7 +19,7 @@ import torch
 from comparison_runs import compare_quietly, facts, few, growing, least, sit
 from mupscale import checkpoint
 from mupscale.cli import main
-from mupscale.cli.studies import read_study
+from mupscale.cli.studies import RUN, read_study
 from mupscale.engine.stacked_training import StackRun
 from mupscale.study import StudySummary, contender_named, load_summary, run_pay
 from mupscale.study.pay import PayStudy
@@ -53,7 +53,7 @@ def commanded(tmp_path_factory: pytest.TempPathFactory) -> Commanded:
             patch.setattr("mupscale.report.page.make_page", lambda *given: "")  # whose tests draw it
             assert main(["run", str(path), "--out", str(run), *flags]) == 0
         said.append(output.getvalue())
-    recipe = read_study("run", "", [str(path)], lambda parser: None, ()).recipe
+    recipe = read_study(RUN, [str(path)]).recipe
     return Commanded(run, recipe, *said)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mupscale.cli.studies import read_study
+from mupscale.cli.studies import RUN, read_study
 from mupscale.study import StudySettings, run_paper, run_sweeps
 from mupscale.study.training import Trainer
 from mupscale.system.errors import MupscaleError
@@ -107,7 +107,7 @@ def test_ctrl_c_is_one_sentence_and_the_same_command_goes_on(whole: tuple[Path, 
         said = log.read_text().splitlines()[-1]
         assert said.startswith("mupscale run: interrupted")
         assert said.endswith("run the same command again, and it goes on where it was")
-    asked = read_study("run", "", words, lambda parser: None, ())
+    asked = read_study(RUN, words)
     ours, theirs = run_paper(asked.recipe, asked.settings, tmp_path / "run", note=quiet), read(whole[0])
     assert facts(replace(ours, recipe={})) == facts(replace(theirs, recipe={}))
 

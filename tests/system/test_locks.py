@@ -1,16 +1,14 @@
 """The lock on a file, between processes and within one."""
 
-import builtins
 import signal
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from mupscale.system import MupscaleError, exclusive_lock
+from mupscale.system import MupscaleError, exclusive_lock, files
 from processes import Script
 
 linux = pytest.mark.skipif(sys.platform == "win32", reason="there are no locks")
@@ -97,13 +95,6 @@ def test_what_goes_wrong_inside_is_raised_and_the_lock_freed(tmp_path: Path) -> 
 
 
 def test_where_there_are_no_locks_nobody_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name == "fcntl":
-            raise ImportError(name)
-        return original(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr(files, "fcntl", None)
     with exclusive_lock(tmp_path / ".lock"), exclusive_lock(tmp_path / ".lock", refusal="taken"):
         assert not (tmp_path / ".lock").exists()

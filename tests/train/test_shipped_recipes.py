@@ -12,7 +12,7 @@ pytest.importorskip("jsonargparse")
 
 from mupscale.cli import main
 from mupscale.cli.shipped_list import shipped_recipes
-from mupscale.cli.studies import read_study
+from mupscale.cli.studies import RUN, read_study
 from mupscale.cli.training import read_recipe
 from mupscale.core import Width
 from mupscale.study.paper import PaperStudy
@@ -62,7 +62,7 @@ MLPS = [path for path in RECIPES if path.stem.startswith("mlp")]
 @pytest.mark.parametrize("path", with_slow(RECIPES, MLPS), ids=lambda path: path.stem)
 def test_recipe_tells_where_to_tune(path: Path, tmp_path: Path) -> None:
     """Its section `study` is one, for widths that are smaller than its own and can be upscaled as it is."""
-    recipe, settings, _ = read_study("run", "", [str(path)], lambda parser: None, ())
+    recipe, settings, _ = read_study(RUN, [str(path)])
     PaperStudy(recipe, settings, tmp_path / "run")
     assert settings.widths
     assert all(Width.of(width).size < Width.of(recipe.width).size for width in settings.widths)

@@ -4,58 +4,30 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import itertools
 import re
 import sys
 from argparse import SUPPRESS, ArgumentError
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from importlib import import_module
 from types import NoneType, UnionType
 from typing import Any, TextIO, Union, get_args, get_origin
 
-from mupscale.cli.spelling import (
-    HELP_ALL,
-    HELP_COLUMN,
-    MAIN_OPTIONS,
-    as_the_parser_has_them,
-    fill_help,
-    is_main_option,
-    with_hyphens,
-    with_underscores,
-)
-from mupscale.system import MupscaleError, printable, read_regular, show, terminal_width, wrap_text
+from mupscale.cli.spelling import HELP_ALL, as_the_parser_has_them, with_hyphens, with_underscores
+from mupscale.system import MupscaleError, printable, read_regular, show
 
-MOST_BYTES, MOST_VALUES, MOST_DEPTH = 1 << 20, 100_000, 100
-Option = tuple[str, str | None]  # --name, and its value if it has one
+MOST_BYTES = 1 << 20
+Given = tuple[str, str | None]  # --name, and its value if it has one
 
 
 class UsageError(MupscaleError):
     """A command line or a file of options that cannot be understood, in one line."""
 
 
-def installed(name: str) -> Any:
-    """A module that the command line needs, which is installed with mupscale, though something may have removed it."""
-    try:
-        return import_module(name)
-    except ImportError:
-        package = {"yaml": "PyYAML"}.get(name, name.partition(".")[0])
-        raise MupscaleError(f"the command line needs {package}: pip install {package}") from None
+def make_parser(command: str) -> Any:
+    """A jsonargparse parser, which shows help on classes alone (--model.help); see CommandLine for all other help."""
+    from jsonargparse import ArgumentParser
 
-
-def make_parser(command: str, usage: str, about: str) -> Any:
-    """A jsonargparse parser; `about` is shown as it is written, so it can hold examples."""
-    installed("yaml")  # without it jsonargparse would read JSON alone
-    parser = installed("jsonargparse").ArgumentParser(
-        prog=f"mupscale {command}",
-        usage=f"mupscale {command} {usage}",
-        description=about,
-        formatter_class=_formatter(),
-        exit_on_error=False,
-        allow_abbrev=False,
-    )
-    all_options = "show all options" if command in MAIN_OPTIONS else SUPPRESS
-    parser.add_argument(HELP_ALL, action="help", help=all_options)
+    parser = ArgumentParser(prog=f"mupscale {command}", exit_on_error=False, allow_abbrev=False)
     parser._print_message = _print_message  # argparse's own says nothing where the help cannot be written
     dump = parser.dump  # without a format for --print-config alone, whose recipe may be somebody's file
     parser.dump = lambda *what, **how: (str if "format" in how else partial(printable, lines=True))(dump(*what, **how))
@@ -68,18 +40,7 @@ def _print_message(message: str, file: TextIO | None = None) -> None:
 
 def parse_arguments(parser: Any, arguments: Sequence[str]) -> Any:
     """The parsed options, or a UsageError."""
-    for action in parser._actions:
-        if type(action).__name__ == "_ActionConfigLoad":  # --schedule FILE and the like: not worth a line of help
-            action.help = SUPPRESS
-        elif "--print_config" in action.option_strings:
-            action.help, action.metavar = "print the whole recipe and exit", ""
-    check_words(arguments)
     words = _with_lists(as_the_parser_has_them(arguments, parser._option_string_actions), parser)
-    if {"-h", "--help"} & set(words):  # and not otherwise: what is suppressed is left out of the values, too
-        command = parser.prog.removeprefix("mupscale ")
-        for action in parser._actions:
-            if action.option_strings and not is_main_option(command, action.option_strings):
-                action.help = SUPPRESS
     try:
         return parser.parse_args(words)
     except ArgumentError as error:
@@ -115,10 +76,10 @@ def _takes_list(action: Any) -> bool:
 
 def read_yaml(path: str) -> dict[str, Any]:
     """A file of options as plain values, before anything is known about them."""
-    yaml = installed("yaml")
+    import yaml
+
     try:
         text = read_regular(path, MOST_BYTES).decode("utf-8")
-        check_expansion(text, path)
         values = yaml.safe_load(text)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
@@ -135,60 +96,21 @@ def read_yaml(path: str) -> dict[str, Any]:
     return values
 
 
-def check_words(words: Iterable[str]) -> None:
-    """Refuse options whose values, as YAML, stand for far more than is written."""
-    for word in words:
-        if ("&" in word and "*" in word) or word.count("[") + word.count("{") > MOST_DEPTH:
-            check_expansion(word, "an option")
-
-
-def check_expansion(text: str, where: str) -> None:
-    """Refuse YAML whose aliases (*name) stand for far more than is written, or for themselves."""
-    yaml = installed("yaml")
-    if _brackets(text) > MOST_DEPTH:  # of which the parser takes seconds for a hundred
-        raise UsageError(f"{where}: its brackets are nested more than {MOST_DEPTH} deep, which is the most")
-    sizes: dict[int, int] = {}
-
-    def size(node: Any) -> int:
-        if id(node) not in sizes:
-            sizes[id(node)] = MOST_VALUES + 1  # what it counts as inside itself
-            inner = node.value if isinstance(node, yaml.CollectionNode) else []
-            parts = [part for each in inner for part in (each if isinstance(each, tuple) else (each,))]
-            sizes[id(node)] = 1 + sum(map(size, parts))
-        return sizes[id(node)]
-
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return  # whoever reads it says so
-    try:
-        is_too_large = root is not None and size(root) > MOST_VALUES
-    except RecursionError:
-        is_too_large = True
-    if is_too_large:
-        raise UsageError(f"{where}: its aliases (*) stand for more than {MOST_VALUES:,} values, which is the most")
-
-
-def _brackets(text: str) -> int:
-    """How deep brackets are nested, those in texts and comments included."""
-    steps = (1 if sign in "[{" else -1 for sign in re.findall(r"[\[\]{}]", text))
-    return max(itertools.accumulate(steps), default=0)
-
-
 def read_value(text: str | None) -> Any:
     """The value of an option; None where it is no YAML, which the parser will say better."""
-    yaml = installed("yaml")
+    import yaml
+
     try:
         return yaml.safe_load(text or "")
     except (yaml.YAMLError, ValueError, RecursionError):
         return None
 
 
-def separate_options(arguments: Sequence[str], flags: Iterable[str]) -> tuple[list[str], list[Option]]:
+def separate_options(arguments: Sequence[str], flags: Iterable[str]) -> tuple[list[str], list[Given]]:
     """Words that stand alone, and the options with their values; only `flags` have none."""
     flags = {"-h", "--help", with_underscores(HELP_ALL), *map(with_underscores, flags)}
     alone: list[str] = []
-    options: list[Option] = []
+    options: list[Given] = []
     rest = list(arguments)
     while rest:
         word = rest.pop(0)
@@ -202,7 +124,7 @@ def separate_options(arguments: Sequence[str], flags: Iterable[str]) -> tuple[li
     return alone, options
 
 
-def join_options(options: Iterable[Option]) -> list[str]:
+def join_options(options: Iterable[Given]) -> list[str]:
     """Options as the words that a parser takes."""
     return [word for name, value in options for word in ((name,) if value is None else (name, value))]
 
@@ -319,38 +241,3 @@ def _meant(name: str, names: Iterable[str], before: str = "", after: str = "") -
 
 def _joined(text: str) -> str:
     return " ".join(text.split())
-
-
-def _formatter() -> Callable[..., Any]:
-    """Help with what each option means and its default; types show as N and X, and no list of all torch modules."""
-    from jsonargparse import DefaultHelpFormatter
-
-    class Formatter(DefaultHelpFormatter):  # type: ignore[misc]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{"max_help_position": HELP_COLUMN, "width": terminal_width() or 120, **kwargs})
-
-        def _get_help_string(self, action: Any) -> str:
-            text = action.help or ""
-            if action.required and action.option_strings:
-                return f"{text} (required)"
-            silent = action.default in (None, SUPPRESS) or action.default is False or action.default == []
-            if silent or "(default" in text or not action.option_strings:
-                return text
-            return f"{text} (default: %(default)s)"
-
-        def _get_default_metavar_for_optional(self, action: Any) -> str:
-            kind = str(getattr(action, "_typehint", None) or action.type)
-            return "X" if "float" in kind else "N" if "int" in kind else "VALUE"
-
-        def _format_action_invocation(self, action: Any) -> str:
-            text = with_hyphens(super()._format_action_invocation(action))
-            return re.sub(r"^(\S+) (\S+), (\S+) \2$", r"\1, \3 \2", text)  # as from Python 3.13 on
-
-        def _format_usage(self, *args: Any, **kwargs: Any) -> str:
-            usage = " ".join(super()._format_usage(*args, **kwargs).split())
-            return wrap_text(usage, self._width, hanging=" " * 7) + "\n\n"
-
-        def _fill_text(self, text: str, width: int, indent: str) -> str:
-            return fill_help(text, self._width)
-
-    return Formatter

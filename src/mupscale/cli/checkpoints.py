@@ -8,9 +8,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mupscale.cli.arguments import UsageError, join_options, make_parser, parse_arguments, separate_options
+from mupscale.cli.arguments import UsageError
+from mupscale.cli.command_lines import CommandLine, Option
 from mupscale.cli.dcp_commands import (
-    add_dcp,
+    DCP,
+    DCP_OPTIMIZER,
     check_which,
     inspect_dcp_folder,
     upscale_dcp_folder,
@@ -67,68 +69,56 @@ def check_before_imports(path: str, options: Any) -> dict[str, Any]:
     return depth
 
 
-def add_times(parser: Any) -> None:
-    """By how much, and where a description lies."""
-    meaning = (
-        "factor by which the width grows: 2, or hidden=2,ffn=3,heads=2 (kv for key/value heads; what you leave out"
-    )
-    meaning += " stays). For a model of several parts: text=2,vision.ffn=3 (default: 2, unless you give a size below)"
-    parser.add_argument("--times", type=str | None, default=None, help=meaning)
-    add_describe(parser)
+_DESCRIBE = Option(
+    "--describe",
+    str,
+    "your Python module that says what tensors of your own are (mupscale.hf.register)",
+    metavar="MODULE",
+)
+_TRUST = Option("--trust-remote-code", bool, "allow the checkpoint to run its own model or tokenizer code")
+_DEQUANTISE = Option("--dequantise", bool, "read a quantised GGUF file as float32; the rounding of its weights remains")
+_RULES = Option("--rules", str, "rules for the optimizer, such as decay=fixed")
+_GROWTH = (
+    Option(
+        "--times",
+        str,
+        "factor by which the width grows: 2, or hidden=2,ffn=3,heads=2 (kv for key/value heads; what you leave out "
+        "stays). For a model of several parts: text=2,vision.ffn=3 (default: 2, unless you give a size below)",
+    ),
+    _DESCRIBE,
+    Option(
+        "--how",
+        str,
+        "how to fill new units: fresh (new ones; the default), lossless (the same as --lossless), copies (with "
+        "--noise or --exact) or paired (copies whose noise cancels at first); for comparison net2net or naive. "
+        "If only --layers is given: identity, stack or interleaved",
+    ),
+    Option("--hidden", str, "hidden size of the large model, instead of --times"),
+    Option("--ffn", str, "size of its feed-forward layers (default: unchanged)"),
+    Option("--heads", str, "number of its attention heads; head_dim does not change"),
+    Option("--kv", str, "number of its key/value heads (default: they grow with the heads)"),
+    Option(
+        "--outgoing",
+        float,
+        "scale of the weights from fresh units into old ones, 0 to 1 (default: 1, as initialised)",
+    ),
+    Option("--lossless", bool, "fresh units that leave the outputs unchanged at first"),
+    Option("--layers", int, "number of layers of the large model; can be combined with a width"),
+    Option("--deepen", str, "what new layers are, if the width grows as well: identity, stack or interleaved"),
+    Option(
+        "--experts", int, "make a mixture of so many experts, each a copy of the feed-forward layer or of an expert"
+    ),
+    Option(
+        "--top-k",
+        int,
+        "number of experts that each token uses (default: 2, or as many more as there are more experts)",
+    ),
+)
 
-
-def add_trust(parser: Any) -> None:
-    """Whether code of the checkpoint's own runs."""
-    meaning = "allow the checkpoint to run its own model or tokenizer code"
-    parser.add_argument("--trust-remote-code", action="store_true", help=meaning)
-
-
-def add_growth(parser: Any) -> None:
-    """By which operator, to which sizes."""
-    meaning = "how to fill new units: fresh (new ones; the default), lossless (the same as --lossless), copies (with"
-    meaning += " --noise or --exact) or paired (copies whose noise cancels at first); for comparison net2net or naive."
-    meaning += " If only --layers is given: identity, stack or interleaved"
-    parser.add_argument("--how", type=str | None, default=None, help=meaning)
-    parser.add_argument("--hidden", type=str | None, help="hidden size of the large model, instead of --times")
-    parser.add_argument("--ffn", type=str | None, help="size of its feed-forward layers (default: unchanged)")
-    parser.add_argument("--heads", type=str | None, help="number of its attention heads; head_dim does not change")
-    parser.add_argument(
-        "--kv", type=str | None, help="number of its key/value heads (default: they grow with the heads)"
-    )
-    outgoing = "scale of the weights from fresh units into old ones, 0 to 1 (default: 1, as initialised)"
-    parser.add_argument("--outgoing", type=float | None, help=outgoing)
-    parser.add_argument("--lossless", action="store_true", help="fresh units that leave the outputs unchanged at first")
-
-
-def add_depth(parser: Any) -> None:
-    """How many layers, and what new ones are."""
-    meaning = "number of layers of the large model; can be combined with a width"
-    parser.add_argument("--layers", type=int | None, help=meaning)
-    meaning = "what new layers are, if the width grows as well: identity, stack or interleaved"
-    parser.add_argument("--deepen", type=str | None, help=meaning)
-
-
-def add_mixture(parser: Any) -> None:
-    """Experts of a mixture."""
-    meaning = "make a mixture of this many experts, each a copy of the feed-forward layer or of an expert"
-    parser.add_argument("--experts", type=int | None, help=meaning)
-    meaning = "number of experts that each token uses (default: 2, or as many more as there are more experts)"
-    parser.add_argument("--top-k", type=int | None, help=meaning)
-
-
-def add_dequantise(parser: Any) -> None:
-    """Whether quantised numbers are read as float32."""
-    meaning = "read a quantised GGUF file as float32; the rounding of its weights remains"
-    parser.add_argument("--dequantise", action="store_true", help=meaning)
-
-
-def add_describe(parser: Any) -> None:
-    """Where a description lies."""
-    meaning = "your Python module that says what tensors of your own are (mupscale.hf.register)"
-    parser.add_argument("--describe", type=str | None, metavar="MODULE", help=meaning)
-
-
-UPSCALE = """\
+UPSCALE = CommandLine(
+    "upscale",
+    "CHECKPOINT OUT [--option VALUE …]",
+    """\
 Grow a Hugging Face checkpoint in width, in depth, or in experts. The result is an ordinary checkpoint.
 
   mupscale upscale path/to/checkpoint path/to/wide --times 2
@@ -166,17 +156,54 @@ divide the work.
 
 Tensors are processed in pieces, so a model of any size needs little memory. The file mupscale.json next to the weights
 lets mupscale.hf.param_groups set the learning rate of every parameter from the small model's. OUT appears only when it
-is complete. If the command stops early, the next one removes what it left behind."""
+is complete. If the command stops early, the next one removes what it left behind.""",
+    (
+        *_GROWTH,
+        Option("--noise", float, "noise of copies; 1 is the size of a fresh initialisation"),
+        Option("--exact", bool, "copies without noise: a replica of the small model, for verification"),
+        Option("--seed", int, "seed of the noise or the fresh units", 0),
+        Option("--dtype", str, "dtype of the output: float32, bfloat16, float16 or float64 (default: unchanged)"),
+        Option("--shard-size", str, "largest size of a weights file", "5GB"),
+        Option("--optimizer-state", str, "a saved torch optimizer (optimizer.pt) to grow as well", metavar="FILE"),
+        DCP_OPTIMIZER,
+        _RULES,
+        Option("--no-verify", bool, "do not compare the two models at the end"),
+        _TRUST,
+        Option("--overwrite", bool, "replace OUT if mupscale wrote it"),
+        Option("--threads", int, "number of threads (default: one per core)"),
+        _DEQUANTISE,
+        *DCP,
+    ),
+)
 
-VERIFY = """\
+VERIFY = CommandLine(
+    "verify",
+    "SMALL WIDE [--option VALUE …]",
+    """\
 Check that two checkpoints compute the same, and still do after training. The exit status is 0 if they do and 1 if not.
 Noise and fresh units change the outputs. In that case the command reports by how much, and checks everything else
 against mupscale.json. Of two DCP folders, it lists the tensors that are not what the small one becomes.
 
   mupscale verify path/to/checkpoint path/to/wide
-  mupscale verify path/to/checkpoint path/to/wide --dtype float64 --train 20 --text book.txt"""
+  mupscale verify path/to/checkpoint path/to/wide --dtype float64 --train 20 --text book.txt""",
+    (
+        Option("--dtype", str, "dtype of the computation: float32 or float64", "float32"),
+        Option("--train", int, "also compare the models over this many training steps", 0),
+        Option("--text", str, "a text file to compare them on (default: random tokens)"),
+        Option("--tokens", int, "number of tokens in each text", 64),
+        Option("--tolerance", float, "largest allowed relative difference (default: depends on the dtype)"),
+        Option("--seed", int, "seed of the random tokens", 0),
+        _TRUST,
+        _DESCRIBE,
+        _DEQUANTISE,
+        *DCP,
+    ),
+)
 
-INSPECT = """\
+INSPECT = CommandLine(
+    "inspect",
+    "CHECKPOINT [--option VALUE …]",
+    """\
 Show what upscaling would do: a table of tensors with their axes, their scaling rule and the optimizer's factors.
 
   mupscale inspect path/to/checkpoint
@@ -189,48 +216,22 @@ Show what upscaling would do: a table of tensors with their axes, their scaling 
 `2× by 64` means that an axis becomes twice as long, in blocks of 64 units such as attention heads. A rule is three
 numbers: the factor by which the output grows, the factor by which the input grows, and a constant that is multiplied
 into the weight. For fresh units the table shows the factor of old weights, the initialisation of new ones (± standard
-deviation, or a constant), and the scale of the weights from new units into old ones."""
+deviation, or a constant), and the scale of the weights from new units into old ones.""",
+    (
+        *_GROWTH,
+        Option("--optimizer", str, "the class of torch.optim to show factors for", "AdamW"),
+        _RULES,
+        _TRUST,
+        _DEQUANTISE,
+        *DCP,
+    ),
+)
 
 
-def _upscale_parser() -> Any:
-    """All options of mupscale upscale."""
-    parser = make_parser("upscale", "CHECKPOINT OUT [--option VALUE …]", UPSCALE)
-    add_times(parser)
-    add_growth(parser)
-    add_depth(parser)
-    add_mixture(parser)
-    meaning = "noise of copies; 1 is the size of a fresh initialisation"
-    parser.add_argument("--noise", type=float | None, default=None, help=meaning)
-    parser.add_argument(
-        "--exact", action="store_true", help="copies without noise: a replica of the small model, for verification"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the noise or the fresh units")
-    parser.add_argument(
-        "--dtype",
-        type=str | None,
-        help="dtype of the output: float32, bfloat16, float16 or float64 (default: unchanged)",
-    )
-    parser.add_argument("--shard-size", type=str, default="5GB", help="largest size of a weights file")
-    meaning = "a saved torch optimizer (optimizer.pt) to grow as well"
-    parser.add_argument("--optimizer-state", type=str | None, metavar="FILE", help=meaning)
-    meaning = "for a DCP folder: the class of its optimizer, if it is not torch's"
-    parser.add_argument("--optimizer", type=str | None, metavar="MODULE.CLASS", help=meaning)
-    _add_rules(parser)
-    parser.add_argument("--no-verify", action="store_true", help="do not compare the two models at the end")
-    add_trust(parser)
-    parser.add_argument("--overwrite", action="store_true", help="replace OUT if mupscale wrote it")
-    parser.add_argument("--threads", type=int | None, help="number of threads (default: one per core)")
-    add_dequantise(parser)
-    add_dcp(parser)
-    return parser
-
-
+@UPSCALE.command
 def upscale_command(words: list[str]) -> int:
     """mupscale upscale SOURCE OUT."""
-    flags = ("--no-verify", "--lossless", "--exact", "--overwrite", "--trust-remote-code", "--dequantise")
-    parser = _upscale_parser()
-    (path, out), options = _paths(parser, words, ("CHECKPOINT", "OUT"), flags=flags)
-    check_which(options, parser, is_dcp_folder(path))
+    (path, out), options = _paths(UPSCALE, words)
     if is_dcp_folder(path):
         place = _check_place(Path(out), options.overwrite)
         said = upscale_dcp_folder(path, place, options)
@@ -245,24 +246,12 @@ def upscale_command(words: list[str]) -> int:
     upscaled = upscale(
         _checkpoint(path, options),
         place,
-        times=options.times,
-        hidden=options.hidden,
-        ffn=options.ffn,
-        heads=options.heads,
-        kv=options.kv,
-        grow=_operator(options, options.noise),
-        exact=options.exact,
         **depth,
-        experts=options.experts,
-        top_k=options.top_k,
-        seed=options.seed,
-        shard_size=options.shard_size,
-        dtype=options.dtype,
+        **_taken_over(options, *_ALIKE, "exact", "seed", "shard_size", "dtype", "threads"),
         optimizer=options.optimizer_state,
+        grow=_operator(options, options.noise),
         rules=_rules(options),
         verify=not options.no_verify,
-        trust_remote_code=options.trust_remote_code,
-        threads=options.threads,
         note=lambda line: print_at_once(wrap_text(printable(line)), "stderr"),
     )
     if place != Path(out):
@@ -301,23 +290,10 @@ def _replace_folder(new: Path, old: Path) -> None:
     remove(aside)
 
 
+@VERIFY.command
 def verify_command(words: list[str]) -> int:
     """mupscale verify SMALL WIDE."""
-    parser = make_parser("verify", "SMALL WIDE [--option VALUE …]", VERIFY)
-    parser.add_argument("--dtype", type=str, default="float32", help="dtype of the computation: float32 or float64")
-    parser.add_argument("--train", type=int, default=0, help="also compare the models over this many training steps")
-    parser.add_argument("--text", type=str | None, help="a text file to compare them on (default: random tokens)")
-    parser.add_argument("--tokens", type=int, default=64, help="number of tokens in each text")
-    parser.add_argument(
-        "--tolerance", type=float | None, help="largest allowed relative difference (default: depends on the dtype)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random tokens")
-    add_trust(parser)
-    add_describe(parser)
-    add_dequantise(parser)
-    add_dcp(parser)
-    (small, wide), options = _paths(parser, words, ("SMALL", "WIDE"), flags=("--trust-remote-code", "--dequantise"))
-    check_which(options, parser, is_dcp_folder(small))
+    (small, wide), options = _paths(VERIFY, words)
     if is_dcp_folder(small):
         return verify_dcp_folders(small, wide, options)
     from mupscale.hf import verify
@@ -326,33 +302,16 @@ def verify_command(words: list[str]) -> int:
     report = verify(
         _checkpoint(small, options),
         _checkpoint(wide, options),
-        dtype=options.dtype,
-        train=options.train,
-        text=options.text,
-        tokens=options.tokens,
-        tolerance=options.tolerance,
-        seed=options.seed,
-        trust_remote_code=options.trust_remote_code,
+        **_taken_over(options, "dtype", "train", "text", "tokens", "tolerance", "seed", "trust_remote_code"),
     )
     show(str(report))
     return 0 if report.ok else 1
 
 
+@INSPECT.command
 def inspect_command(words: list[str]) -> int:
     """mupscale inspect CHECKPOINT."""
-    parser = make_parser("inspect", "CHECKPOINT [--option VALUE …]", INSPECT)
-    add_times(parser)
-    add_growth(parser)
-    add_depth(parser)
-    add_mixture(parser)
-    parser.add_argument("--optimizer", type=str, default="AdamW", help="the class of torch.optim to show factors for")
-    _add_rules(parser)
-    add_trust(parser)
-    add_dequantise(parser)
-    add_dcp(parser)
-    flags = ("--lossless", "--trust-remote-code", "--dequantise")
-    (path,), options = _paths(parser, words, ("CHECKPOINT",), flags=flags)
-    check_which(options, parser, is_dcp_folder(path))
+    (path,), options = _paths(INSPECT, words)
     if is_dcp_folder(path):
         return inspect_dcp_folder(path, options)
     _describe(options.describe)
@@ -361,25 +320,21 @@ def inspect_command(words: list[str]) -> int:
 
     overview = inspect(
         _checkpoint(path, options),
-        times=options.times,
-        hidden=options.hidden,
-        ffn=options.ffn,
-        heads=options.heads,
-        kv=options.kv,
-        grow=_operator(options),
         **depth,
-        experts=options.experts,
-        top_k=options.top_k,
-        optimizer=options.optimizer,
+        **_taken_over(options, *_ALIKE, "optimizer"),
+        grow=_operator(options),
         rules=_rules(options),
-        trust_remote_code=options.trust_remote_code,
     )
     show(str(overview))
     return 0
 
 
-def _add_rules(parser: Any) -> None:
-    parser.add_argument("--rules", type=str | None, help="rules for the optimizer, such as decay=fixed")
+_ALIKE = ("times", "hidden", "ffn", "heads", "kv", "experts", "top_k", "trust_remote_code")
+
+
+def _taken_over(options: Any, *names: str) -> dict[str, Any]:
+    """Options that are arguments of the same name."""
+    return {name: options[name] for name in names}
 
 
 def _rules(options: Any) -> Any:
@@ -433,10 +388,11 @@ def _describe(module: str | None) -> None:
         raise UsageError(f"--describe {module}: the module raises {type(error).__name__}: {error}") from error
 
 
-def _paths(parser: Any, words: list[str], names: tuple[str, ...], flags: tuple[str, ...] = ()) -> tuple[list[str], Any]:
-    """The paths that stand alone, and the parsed options."""
-    paths, options = separate_options(words, flags=flags)
-    parsed = parse_arguments(parser, join_options(options))
+def _paths(line: CommandLine, words: list[str]) -> tuple[list[str], Any]:
+    """The paths that the usage names, and the parsed options."""
+    paths, options = line.read(words)
+    names = line.usage.partition(" [")[0].split()
     if len(paths) != len(names):
         raise UsageError(f"give {' and '.join(names)}" + (f", not {' '.join(paths)}" if paths else ""))
-    return paths, parsed
+    check_which(options, line, is_dcp_folder(paths[0]))
+    return paths, options

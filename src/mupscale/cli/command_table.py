@@ -1,8 +1,8 @@
 """The command `mupscale`: one table from a command's name to the function that runs it.
 
 A new command is a function of the words behind its name, which returns the exit status and imports what it needs
-itself, and one line in COMMANDS. Words are parsed by `make_parser` and `parse_arguments` of cli.arguments; what a
-person can mend is raised as a MupscaleError, or as a UsageError where the command line itself is wrong.
+itself, and one line in COMMANDS. What it takes is a CommandLine, of which it is the `command`. What a person can mend
+is raised as a MupscaleError, or as a UsageError where the command line itself is wrong.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mupscale.cli.arguments import UsageError
-from mupscale.cli.failures import failure_sentence, give_up_stdout, has_current_folder, prepare_streams, print_failure
-from mupscale.cli.help_texts import stored_help
+from mupscale.cli.failures import failure_sentence, give_up_stdout, prepare_streams, print_failure
 from mupscale.cli.own_modules import finding_own_modules
-from mupscale.cli.spelling import HELP_ALL
+from mupscale.cli.spelling import HELP_ALL, with_hyphens
 from mupscale.system import VERSION, Interrupted, asked_by_command, check_installed, set_loudness, show, wrap_text
 
 
@@ -35,17 +34,25 @@ class Command(NamedTuple):
     resumable: bool = False
     needs: tuple[str, ...] = ()
 
+    def load(self) -> Any:
+        """The function that runs it; its `line` says what it takes, if it takes anything."""
+        module, name = self.function.split(".")
+        return getattr(import_module(f"mupscale.cli.{module}"), name)
+
     def run(self, words: list[str]) -> int:
-        """Import what runs the command, and run it."""
-        if not _DRAWS_NOTHING & set(words):
+        """Run the command, or show its help."""
+        function, given = self.load(), {*map(with_hyphens, words)}
+        if {"-h", "--help", HELP_ALL} & given and hasattr(function, "line"):
+            show(function.line.help(everything=HELP_ALL in given))
+            raise SystemExit(0)  # as a parser ends
+        if not _DRAWS_NOTHING & given:
             asked = (need.partition(" ") for need in self.needs)
             check_installed([package for package, _, option in asked if option in ("", *words)], "this command")
-        module, name = self.function.split(".")
-        return int(getattr(import_module(f"mupscale.cli.{module}"), name)(words))
+        return int(function(words))
 
 
 _PICTURES = ("matplotlib",)
-_DRAWS_NOTHING = {"-h", "--help", "--help-all", "--dry-run", "--print-config", "--print_config", "--watch"}
+_DRAWS_NOTHING = {"--dry-run", "--print-config", "--watch"}
 COMMANDS = {
     "train": Command("train the model that a recipe describes", "training.train_command"),
     "resume": Command("resume a run from its last checkpoint", "training.resume_command"),
@@ -137,8 +144,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _dispatch(words: list[str], shows_origin: bool) -> int:
     """Find the command, and run it."""
-    if not has_current_folder():  # without one not even torch can be imported
-        return print_failure("mupscale: the current folder does not exist any more: go to another one (cd)", 1)
     if not words or words[0] in ("-h", "--help", HELP_ALL, "help"):
         show(_overview(COMMANDS))
         return 0
@@ -158,9 +163,6 @@ def _run(name: str, words: list[str], shows_origin: bool) -> int:
     command = COMMANDS[name]
     again = "; run the same command again, and it goes on where it was" if command.resumable else ""
     try:
-        if text := stored_help(name, words):
-            show(text)
-            raise SystemExit(0)  # as a parser ends
         with finding_own_modules():
             return command.run(words)
     except BrokenPipeError:
@@ -175,10 +177,10 @@ def _run(name: str, words: list[str], shows_origin: bool) -> int:
 
 def _complete(shell: str) -> int:
     """Print the script that completes command lines in a shell."""
-    from mupscale.cli.completion import completion_script
+    from mupscale.cli.completion import completion_script, options_of
 
     try:
-        show(completion_script(shell, {name: command.run for name, command in COMMANDS.items()}), end="")
+        show(completion_script(shell, {name: options_of(command.load()) for name, command in COMMANDS.items()}), end="")
     except UsageError as error:
         return print_failure(f"mupscale: {error}", 2)
     return 0

@@ -1,16 +1,14 @@
-"""`mupscale --completion bash|zsh|fish`: a script for the shell, made from the commands' own help."""
+"""`mupscale --completion bash|zsh|fish`: a script for the shell, made from what the commands take."""
 
 from __future__ import annotations
 
-import io
-import re
 import shlex
-from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout, suppress
+from collections.abc import Mapping
+from typing import Any
 
 from mupscale.cli.arguments import UsageError
+from mupscale.cli.command_lines import option_names
 from mupscale.cli.shipped_list import shipped_recipes
-from mupscale.cli.spelling import HELP_ALL
 
 SHELLS = ("bash", "zsh", "fish")
 _TAKE_RECIPES = ("train", "run", "sweep", "transfer-check")
@@ -54,11 +52,10 @@ complete -c mupscale -n __fish_use_subcommand -f -a '{commands}'
 """
 
 
-def completion_script(shell: str, commands: Mapping[str, Callable[[list[str]], int]]) -> str:
-    """The script for a shell; commands: what runs each, which is asked for its help."""
+def completion_script(shell: str, options: Mapping[str, list[str]]) -> str:
+    """The script for a shell; options: those of each command."""
     if shell not in SHELLS:
         raise UsageError(f"there is completion for {', '.join(SHELLS)}, not for {shell or 'nothing'}")
-    options = {name: options_of(run) for name, run in commands.items()}
     recipes = list(shipped_recipes())
     words = {n: [*own, *(recipes if n in _TAKE_RECIPES else [])] for n, own in options.items()}
     first = list(dict.fromkeys([*(name.split()[0] for name in words), *_GLOBAL]))
@@ -67,13 +64,11 @@ def completion_script(shell: str, commands: Mapping[str, Callable[[list[str]], i
     return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](first, words)
 
 
-def options_of(run: Callable[[list[str]], int]) -> list[str]:
-    """The options that a command's help shows."""
-    shown = io.StringIO()
-    with redirect_stdout(shown), suppress(SystemExit):
-        run([HELP_ALL])
-    names = re.findall(r"^  (?:-\w, )?(--[a-z][\w.+-]*)", shown.getvalue(), re.M)
-    return sorted({name for name in names if not name.endswith(".help")})
+def options_of(command: Any) -> list[str]:
+    """The options that the function of a command takes."""
+    rows = command.line.rows() if hasattr(command, "line") else []
+    names = {name for row in rows for name in option_names(row.option)}
+    return sorted(f"--{name}" for name in names if len(name) > 1 and not name.endswith((".help", "+")))
 
 
 def _cases(words: Mapping[str, list[str]], indent: str, action: str) -> str:

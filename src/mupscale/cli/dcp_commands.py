@@ -10,37 +10,42 @@ from pathlib import Path
 from typing import Any
 
 from mupscale.cli.arguments import UsageError
+from mupscale.cli.command_lines import CommandLine, Option
 from mupscale.cli.own_modules import allow_modules
 from mupscale.system import MupscaleError, print_at_once, printable, show, text_table, wrap_text
 
-_DCP_OPTIONS = ("model", "inputs", "from", "to", "base")
 _EXPERTS = ("experts", "top_k")
-_FOR_BOTH = {*_DCP_OPTIONS, *_EXPERTS, "how", "noise", "exact", "outgoing", "deepen", "seed", "optimizer", "overwrite"}
+_FOR_BOTH = {*_EXPERTS, "how", "noise", "exact", "outgoing", "deepen", "seed", "optimizer", "overwrite"}
+
+DCP = tuple(
+    Option(f"--{name}", str, f"for a DCP folder: {meaning}", metavar=metavar)
+    for name, metavar, meaning in (
+        ("model", "MODULE.FUNCTION", "your function that builds the model from its sizes, such as llama.build"),
+        ("inputs", "MODULE.FUNCTION", "your function that returns a small batch, on which small models are tried"),
+        ("to", "SIZES", "the sizes to grow to, such as dim=512,heads=8,layers=12"),
+        ("from", "SIZES", "the sizes of its model (default: what the function has as defaults)"),
+        ("base", "SIZES", "sizes of a small model that is tried instead of a large one (default: as --from)"),
+    )
+)
+"""Of a folder of torch.distributed.checkpoint: the model, which it does not describe."""
+DCP_OPTIMIZER = Option(
+    "--optimizer", str, "for a DCP folder: the class of its optimizer, if it is not torch's", metavar="MODULE.CLASS"
+)
 
 
-def add_dcp(parser: Any) -> None:
-    """Of a folder of torch.distributed.checkpoint: the model, which it does not describe."""
-    meaning = "for a DCP folder: your function that builds the model from its sizes, such as llama.build"
-    parser.add_argument("--model", type=str | None, metavar="MODULE.FUNCTION", help=meaning)
-    meaning = "for a DCP folder: your function that returns a small batch, on which small models are tried"
-    parser.add_argument("--inputs", type=str | None, metavar="MODULE.FUNCTION", help=meaning)
-    meaning = "for a DCP folder: the sizes to grow to, such as dim=512,heads=8,layers=12"
-    parser.add_argument("--to", type=str | None, metavar="SIZES", help=meaning)
-    meaning = "for a DCP folder: the sizes of its model (default: what the function has as defaults)"
-    parser.add_argument("--from", type=str | None, metavar="SIZES", help=meaning)
-    meaning = "for a DCP folder: sizes of a small model that is tried instead of a large one (default: as --from)"
-    parser.add_argument("--base", type=str | None, metavar="SIZES", help=meaning)
-
-
-def check_which(options: Any, parser: Any, dcp: bool) -> None:
+def check_which(options: Any, line: CommandLine, dcp: bool) -> None:
     """An error where an option is for the other kind of checkpoint."""
-    given = [name for name, value in vars(options).items() if value != parser.get_default(name)]
-    if not dcp and "optimizer" in given and hasattr(options, "optimizer_state"):
-        raise UsageError("--optimizer is the class of a DCP folder's optimizer. A saved one is --optimizer-state FILE")
-    strange = [name for name in given if (name not in _FOR_BOTH if dcp else name in _DCP_OPTIONS)]
-    if strange:
-        kind = "Hugging Face checkpoints" if dcp else "folders of torch.distributed.checkpoint"
-        raise UsageError(f"--{strange[0].replace('_', '-')} is for {kind}: leave it out")
+    for each in line.parts:
+        assert isinstance(each, Option)
+        name = each.dest
+        is_strange = name not in _FOR_BOTH and each not in DCP if dcp else each in (*DCP, DCP_OPTIMIZER)
+        if is_strange and options[name] is not False and options[name] != each.default:
+            if each is DCP_OPTIMIZER:
+                raise UsageError(
+                    f"{each.name} is the class of a DCP folder's optimizer. A saved one is --optimizer-state FILE"
+                )
+            kind = "Hugging Face checkpoints" if dcp else "folders of torch.distributed.checkpoint"
+            raise UsageError(f"{each.name} is for {kind}: leave it out")
 
 
 def upscale_dcp_folder(path: str, out: Path, options: Any) -> str:

@@ -43,15 +43,6 @@ def _of_the_system(error: OSError) -> str:
     return f"{error.filename}: {reason}" if error.filename else str(reason)
 
 
-def has_current_folder() -> bool:
-    """Whether the folder that the command was started in is still there."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        return False
-    return True
-
-
 def _first_words(error: BaseException) -> str:
     """The kind of an error and what it says, on one line."""
     try:

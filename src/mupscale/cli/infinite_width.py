@@ -5,16 +5,28 @@ from __future__ import annotations
 import math
 import re
 import statistics
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 
-from mupscale.cli.arguments import UsageError, installed, make_parser, parse_arguments
+from mupscale.cli.arguments import UsageError
+from mupscale.cli.command_lines import CommandLine, Option, at_least
 from mupscale.cli.output_places import may_write_nothing, print_place
-from mupscale.system import Diverged, MupscaleError, open_display, show, show_table, terminal_width, wrap_text
+from mupscale.system import (
+    NOT_EMPTY,
+    Diverged,
+    MupscaleError,
+    Must,
+    NotNegative,
+    Positive,
+    open_display,
+    show,
+    show_table,
+    terminal_width,
+    wrap_text,
+)
 
 if TYPE_CHECKING:
     from mupscale.sweep import Space, Sweep
@@ -30,14 +42,85 @@ if TYPE_CHECKING:
     )
 
 
-EXAMPLES = """\
+_LEVELS = Annotated[list[NotNegative], NOT_EMPTY]
+_FOUR = Annotated[list[NotNegative], Must("four numbers, for the weights A B C D", lambda values: len(values) == 4)]
+_DISTINCT = Annotated[
+    list[int], Must("distinct numbers of 2 or more", lambda k: bool(k) and min(k) > 1 and len({*k}) == len(k))
+]
+_MORE = Annotated[float, Must("more than 1", lambda value: value > 1)]
+
+
+def _network_options(lr: float = 0.5, after: int = 0) -> tuple[Option, ...]:
+    return (
+        Option("--activation", str, "linear, relu, tanh or gelu", "tanh"),
+        Option("--layers", int, "number of weight layers, including input and output", 3),
+        Option("--sigma", _LEVELS, "σ̄ of the initial weights: one number, or one per layer", [1.0]),
+        Option("--frozen", list[int], "layers that do not learn; 1 is the input layer", []),
+        Option("--optimizer", Literal["sgd", "sign", "adam"], "sign and adam need few --samples", "sgd"),
+        Option("--momentum", float, "momentum of sgd and sign", 0.0),
+        Option("--inputs", int, "inputs in the synthetic batch", 4),
+        Option("--features", int, "features of an input", 8),
+        Option("--seed", int, "seed of the batch", 0),
+        Option("--lr", NotNegative, "learning rate before upscaling", lr),
+        Option("--steps", at_least(0), "steps before upscaling", 5),
+        Option("--after", at_least(after), "steps after it", 5),
+    )
+
+
+def _finite_options(networks: int, widths: list[int]) -> tuple[Option, ...]:
+    meaning = "sample the finite networks without storing their matrices: same distribution, cost linear in n"
+    return (
+        Option("--widths", list[int], "widths n of the finite networks", widths),
+        Option("--networks", at_least(2), "number of finite networks per width", networks),
+        Option("--revealed", bool, meaning),
+    )
+
+
+def _limit_options(samples: int, seeds: int) -> tuple[Option, ...]:
+    return (
+        Option("--samples", at_least(2), "Monte Carlo samples of the limit", samples),
+        Option("--seeds", at_least(2), "number of seeds of the limit, for its standard error", seeds),
+        Option("--device", str, "cpu or cuda (default: a GPU if there is one)"),
+    )
+
+
+def _out_option(folder: str) -> Option:
+    return Option("--out", str, "folder for pictures and results.json", folder)
+
+
+EXAMPLES = CommandLine(
+    "limit examples",
+    "[--option VALUE …]",
+    """\
 The paper's two worked examples: linear MLPs whose input and output layers are frozen. The command compares closed
 forms, the infinite-width limit and finite networks, and shows when noise leaves the limit unchanged.
 
   mupscale limit examples                                                40 seconds of one core
-  mupscale limit examples --times 3 --noise 0.7 0.3 0.4 0.55 --widths 256 512 1024 2048 4096 --revealed"""
+  mupscale limit examples --times 3 --noise 0.7 0.3 0.4 0.55 --widths 256 512 1024 2048 4096 --revealed""",
+    (
+        Option("--lr", NotNegative, "learning rate before the upscaling, γ", 0.06),
+        Option("--upscaled-lr", NotNegative, "learning rate after it, γ↑", 0.06),
+        Option("--steps", at_least(0), "updates before the upscaling", 8),
+        Option("--after", at_least(1), "updates after it", 8),
+        Option("--times", at_least(1), "k: how many times wider", 2),
+        Option(
+            "--noise",
+            _FOUR,
+            "noise σ̄_Δ of the weights A B C D; A is the output layer",
+            [0.8, 0.5, 0.4, 0.3],
+        ),
+        Option("--sigma", NotNegative, "σ̄ of the initial weights", 1.0),
+        Option("--x", float, "the one input", 1.0),
+        Option("--target", float, "the loss is (y − target)²/2", 1.0),
+        *_finite_options(networks=48, widths=[256, 512, 1024]),
+        _out_option("limit/examples"),
+    ),
+)
 
-MLP = """\
+MLP = CommandLine(
+    "limit mlp",
+    "[--option VALUE …]",
+    """\
 Train an MLP, upscale it and continue training: in the limit of infinite width, with error bars, and on real networks
 of several widths n. The networks approach the limit as n^(-1/2).
 
@@ -47,9 +130,22 @@ of several widths n. The networks approach the limit as n^(-1/2).
   mupscale limit mlp --times 2 2 --after 4                                 upscaled twice, 4 steps after each
 
 The batch is synthetic: random directions of length 1, and targets drawn from N(0, 1). Noise is the paper's
-σ̄_Δ and learning rates follow μP, so both mean the same at every width."""
+σ̄_Δ and learning rates follow μP, so both mean the same at every width.""",
+    (
+        *_network_options(),
+        Option("--times", Annotated[list[at_least(1)], NOT_EMPTY], "factors by which to grow, one after another", [2]),
+        Option("--noise", _LEVELS, "noise σ̄_Δ: one number, or one per layer, input layer first", [0.5]),
+        Option("--upscaled-lr", NotNegative, "learning rate after upscaling (default: --lr)"),
+        *_finite_options(networks=16, widths=[256, 512, 1024, 2048]),
+        *_limit_options(samples=20_000, seeds=4),
+        _out_option("limit/mlp"),
+    ),
+)
 
-SWEEP = """\
+SWEEP = CommandLine(
+    "limit sweep",
+    "[--option VALUE …]",
+    """\
 Find the noise and learning rate with the lowest final loss at infinite width. This is the paper's Sweep 2 (after
 growing), but no network is trained.
 
@@ -57,9 +153,26 @@ growing), but no network is trained.
   mupscale limit sweep --noises 1 2 4 8 --lrs 0.25 0.5 1 2 --times 2
   mupscale limit sweep --times 2 4 --activation relu --after 10 --out limit/relu      one sweep for each k
 
-Zero noise is always tried: it is the same as continuing without upscaling."""
+Zero noise is always tried: it is the same as continuing without upscaling.""",
+    (
+        *_network_options(after=1),
+        Option("--times", _DISTINCT, "factors by which to grow, one sweep each", [2]),
+        Option("--noises", list[float], "noise levels σ̄_Δ to try, in addition to 0", [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]),
+        Option(
+            "--lrs",
+            list[float],
+            "learning rates to try after upscaling",
+            [0.06, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0],
+        ),
+        *_limit_options(samples=4000, seeds=2),
+        _out_option("limit/sweep"),
+    ),
+)
 
-GROW = """\
+GROW = CommandLine(
+    "limit grow",
+    "[--option VALUE …]",
+    """\
 Compare noisy copies with fresh units, each at several learning rates. Which has the lower final loss in the limit of
 infinite width, and on real networks? A picture shows the best of each.
 
@@ -68,176 +181,28 @@ infinite width, and on real networks? A picture shows the best of each.
   mupscale limit grow --times 1.5 --rates 0.5 1 --widths 64 256 1024 --revealed     not a multiple: only fresh units
 
 Learning rates are multiples of --lr, the base model's. The amplitude a (--outgoing) is the scale of the weights from
-new units into old ones. Zero noise is always tried: it is the same as continuing without growing."""
-
-_LISTS = ("--widths", "--noise", "--noises", "--lrs", "--times", "--frozen", "--sigma", "--outgoing", "--rates")
-"""Options that take several numbers."""
-
-
-def read_examples_options(words: Sequence[str]) -> Any:
-    """The options of `mupscale limit examples`."""
-    parser = make_parser("limit examples", "[--option VALUE …]", EXAMPLES)
-    parser.add_argument("--lr", type=float, default=0.06, help="learning rate before the upscaling, γ")
-    parser.add_argument("--upscaled-lr", type=float, default=0.06, help="learning rate after it, γ↑")
-    parser.add_argument("--steps", type=int, default=8, help="updates before the upscaling")
-    parser.add_argument("--after", type=int, default=8, help="updates after it")
-    parser.add_argument("--times", type=int, default=2, help="k: how many times wider")
-    parser.add_argument(
-        "--noise",
-        type=list[float],
-        metavar="X …",
-        default=[0.8, 0.5, 0.4, 0.3],
-        help="noise σ̄_Δ of the weights A B C D; A is the output layer",
-    )
-    parser.add_argument("--sigma", type=float, default=1.0, help="σ̄ of the initial weights")
-    parser.add_argument("--x", type=float, default=1.0, help="the one input")
-    parser.add_argument("--target", type=float, default=1.0, help="the loss is (y − target)²/2")
-    _add_finite_options(parser, networks=48, widths=[256, 512, 1024])
-    _add_out_option(parser, "limit/examples")
-    options = _parse(parser, words, scalars=("--times", "--sigma"))
-    if len(options.noise) != 4:
-        raise UsageError(f"--noise takes four numbers, for the weights A B C D, not {len(options.noise)}")
-    _check_at_least(options, steps=0, after=1, times=1, networks=2)
-    _check_not_negative(options, "noise", "sigma", "lr", "upscaled_lr")
-    return options
+new units into old ones. Zero noise is always tried: it is the same as continuing without growing.""",
+    (
+        *_network_options(lr=1.0, after=1),  # the best for the base model that goes on without growth
+        Option("--times", _MORE, "r: how many times wider; copies need a whole number", 2.0),
+        Option("--noises", list[float], "noise levels σ̄_Δ of copies to try, in addition to 0", [0.5, 1.0, 2.0]),
+        Option("--outgoing", list[float], "amplitudes of fresh units to try", [0.0, 0.5, 1.0]),
+        Option(
+            "--rates",
+            Annotated[list[Positive], NOT_EMPTY],
+            "learning rates after the growth, as multiples of --lr",
+            [0.25, 0.5, 1.0, 2.0],
+        ),
+        *_finite_options(networks=16, widths=[64, 128, 256, 512]),
+        *_limit_options(samples=4000, seeds=2),
+        _out_option("limit/grow"),
+    ),
+)
 
 
-def read_mlp_options(words: Sequence[str]) -> Any:
-    """The options of `mupscale limit mlp`."""
-    parser = make_parser("limit mlp", "[--option VALUE …]", MLP)
-    _add_network_options(parser)
-    parser.add_argument(
-        "--times", type=list[int], metavar="N …", default=[2], help="factors by which to grow, one after another"
-    )
-    parser.add_argument(
-        "--noise",
-        type=list[float],
-        metavar="X …",
-        default=[0.5],
-        help="noise σ̄_Δ: one number, or one per layer, input layer first",
-    )
-    parser.add_argument("--upscaled-lr", type=float | None, help="learning rate after upscaling (default: --lr)")
-    _add_finite_options(parser, networks=16, widths=[256, 512, 1024, 2048])
-    _add_limit_options(parser, samples=20_000, seeds=4)
-    _add_out_option(parser, "limit/mlp")
-    options = _parse(parser, words)
-    _check_at_least(options, steps=0, after=0, samples=2, seeds=2, networks=2)
-    _check_not_negative(options, "noise", "sigma", "lr", "upscaled_lr")
-    if not options.times or min(options.times) < 1:
-        raise UsageError(f"--times takes whole numbers of 1 or more, not {_joined(options.times) or 'nothing'}")
-    return options
-
-
-def read_sweep_options(words: Sequence[str]) -> Any:
-    """The options of `mupscale limit sweep`."""
-    parser = make_parser("limit sweep", "[--option VALUE …]", SWEEP)
-    _add_network_options(parser)
-    parser.add_argument(
-        "--times", type=list[int], metavar="N …", default=[2], help="factors by which to grow, one sweep each"
-    )
-    parser.add_argument(
-        "--noises",
-        type=list[float],
-        metavar="X …",
-        default=[0.5, 1.0, 2.0, 4.0, 8.0, 16.0],
-        help="noise levels σ̄_Δ to try, in addition to 0",
-    )
-    parser.add_argument(
-        "--lrs",
-        type=list[float],
-        metavar="X …",
-        default=[0.06, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0],
-        help="learning rates to try after upscaling",
-    )
-    _add_limit_options(parser, samples=4000, seeds=2)
-    _add_out_option(parser, "limit/sweep")
-    options = _parse(parser, words)
-    _check_at_least(options, steps=0, after=1, samples=2, seeds=2)
-    _check_not_negative(options, "sigma", "lr")
-    if not options.times or min(options.times) < 2 or len(set(options.times)) < len(options.times):
-        raise UsageError(f"--times takes distinct numbers of 2 or more, not {_joined(options.times) or 'nothing'}")
-    return options
-
-
-def read_grow_options(words: Sequence[str]) -> Any:
-    """The options of `mupscale limit grow`."""
-    parser = make_parser("limit grow", "[--option VALUE …]", GROW)
-    _add_network_options(parser, lr=1.0)  # the best for the base model that goes on without growth
-    parser.add_argument("--times", type=float, default=2.0, help="r: how many times wider; copies need a whole number")
-    parser.add_argument(
-        "--noises",
-        type=list[float],
-        metavar="X …",
-        default=[0.5, 1.0, 2.0],
-        help="noise levels σ̄_Δ of copies to try, in addition to 0",
-    )
-    parser.add_argument(
-        "--outgoing", type=list[float], metavar="X …", default=[0.0, 0.5, 1.0], help="amplitudes of fresh units to try"
-    )
-    parser.add_argument(
-        "--rates",
-        type=list[float],
-        metavar="X …",
-        default=[0.25, 0.5, 1.0, 2.0],
-        help="learning rates after the growth, as multiples of --lr",
-    )
-    _add_finite_options(parser, networks=16, widths=[64, 128, 256, 512])
-    _add_limit_options(parser, samples=4000, seeds=2)
-    _add_out_option(parser, "limit/grow")
-    options = _parse(parser, words, scalars=("--times",))
-    _check_at_least(options, steps=0, after=1, samples=2, seeds=2, networks=2)
-    _check_not_negative(options, "sigma", "lr")
-    if not options.times > 1:
-        raise UsageError(f"--times is {options.times:g}, but must be more than 1")
-    if not options.rates or min(options.rates) <= 0:
-        raise UsageError(f"--rates takes numbers above 0, not {_joined(options.rates) or 'nothing'}")
-    return options
-
-
-def _add_network_options(parser: Any, lr: float = 0.5) -> None:
-    parser.add_argument("--activation", type=str, default="tanh", help="linear, relu, tanh or gelu")
-    parser.add_argument("--layers", type=int, default=3, help="number of weight layers, including input and output")
-    parser.add_argument(
-        "--sigma",
-        type=list[float],
-        metavar="X …",
-        default=[1.0],
-        help="σ̄ of the initial weights: one number, or one per layer",
-    )
-    parser.add_argument(
-        "--frozen", type=list[int], metavar="N …", default=[], help="layers that do not learn; 1 is the input layer"
-    )
-    parser.add_argument("--optimizer", type=str, default="sgd", help="sgd, sign or adam (those two need few --samples)")
-    parser.add_argument("--momentum", type=float, default=0.0, help="momentum of sgd and sign")
-    parser.add_argument("--inputs", type=int, default=4, help="inputs in the synthetic batch")
-    parser.add_argument("--features", type=int, default=8, help="features of an input")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the batch")
-    parser.add_argument("--lr", type=float, default=lr, help="learning rate before upscaling")
-    parser.add_argument("--steps", type=int, default=5, help="steps before upscaling")
-    parser.add_argument("--after", type=int, default=5, help="steps after it")
-
-
-def _add_finite_options(parser: Any, networks: int, widths: list[int]) -> None:
-    parser.add_argument(
-        "--widths", type=list[int], metavar="N …", default=widths, help="widths n of the finite networks"
-    )
-    parser.add_argument("--networks", type=int, default=networks, help="number of finite networks per width")
-    meaning = "sample the finite networks without storing their matrices: same distribution, cost linear in n"
-    parser.add_argument("--revealed", action="store_true", help=meaning)
-
-
-def _add_limit_options(parser: Any, samples: int, seeds: int) -> None:
-    parser.add_argument("--samples", type=int, default=samples, help="Monte Carlo samples of the limit")
-    parser.add_argument("--seeds", type=int, default=seeds, help="number of seeds of the limit, for its standard error")
-    parser.add_argument("--device", type=str | None, help="cpu or cuda (default: a GPU if there is one)")
-
-
-def _add_out_option(parser: Any, folder: str) -> None:
-    parser.add_argument("--out", type=str, default=folder, help="folder for pictures and results.json")
-
-
-def _parse(parser: Any, words: Sequence[str], scalars: tuple[str, ...] = ()) -> Any:
-    return parse_arguments(parser, gather_lists(words, [name for name in _LISTS if name not in scalars]))
+def _parse(line: CommandLine, words: Sequence[str]) -> Any:
+    lists = [part.name for part in line.parts if isinstance(part, Option) and get_origin(part.kind) is list]
+    return line.parse(gather_lists(words, lists))
 
 
 def gather_lists(words: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -268,10 +233,7 @@ def make_network(options: Any) -> MLPSetup:
         raise UsageError(f"--frozen names layer {wrong[0]}, but layers are numbered from 1 to {options.layers}")
     trained = [layer + 1 not in options.frozen for layer in range(options.layers)]
     sigma = options.sigma[0] if len(options.sigma) == 1 else options.sigma
-    optimizers = {"sgd": None, "sign": Sign(), "adam": Adam()}
-    if options.optimizer not in optimizers:
-        raise UsageError(f"--optimizer is {options.optimizer}, but must be one of {', '.join(optimizers)}")
-    entrywise = optimizers[options.optimizer]
+    entrywise = {"sgd": None, "sign": Sign(), "adam": Adam()}[options.optimizer]
     return MLPSetup(options.layers, options.activation, sigma, trained, options.momentum, entrywise=entrywise)
 
 
@@ -298,30 +260,14 @@ def settings_of(options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.as_dict().items() if name not in ("out", "config")}
 
 
-def _check_at_least(options: Any, **least: int) -> None:
-    for name, value in least.items():
-        if options[name] < value:
-            raise UsageError(f"--{name} is {options[name]}, but must be {value} or more")
-
-
-def _check_not_negative(options: Any, *names: str) -> None:
-    for name in names:
-        values = options[name] if isinstance(options[name], list) else [options[name]]
-        if not values or not all(value is None or 0 <= value < math.inf for value in values):
-            option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} takes numbers of 0 or more, not {_joined(values) or 'nothing'}")
-
-
-def _joined(values: Sequence[Any]) -> str:
-    return " ".join(map(str, values))
-
-
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """A table; the first of three columns holds sentences.
 
     On a narrow terminal sentences are broken and numbers never are: the table is rather wider than the terminal.
     """
-    table = installed("rich.table").Table(title=title, title_justify="left")
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
     cells, least = [tuple(row) for row in rows], 1
     for number, name in enumerate(columns):
         sentences = number == 0 and len(columns) == 3
@@ -455,10 +401,11 @@ def _standard_error(values: Sequence[float]) -> float:
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
-@may_write_nothing("--revealed")
+@may_write_nothing
+@EXAMPLES.command
 def limit_examples_command(words: list[str]) -> int:
     """mupscale limit examples."""
-    options = read_examples_options(words)
+    options = _parse(EXAMPLES, words)
     from mupscale.theory import limit_pictures, limit_study, measure_conditions
 
     settings = _example_settings(options)
@@ -507,10 +454,11 @@ def _example_settings(options: Any) -> Settings:
     )
 
 
-@may_write_nothing("--revealed")
+@may_write_nothing
+@MLP.command
 def limit_mlp_command(words: list[str]) -> int:
     """mupscale limit mlp."""
-    options = read_mlp_options(words)
+    options = _parse(MLP, words)
     from mupscale.theory import Experiment, Stage, limit_pictures, limit_study
 
     noise = options.noise[0] if len(options.noise) == 1 else options.noise
@@ -539,10 +487,11 @@ def limit_mlp_command(words: list[str]) -> int:
     return _write_results(gallery.folder, {"settings": settings_of(options), "meeting": comparison.to_json()})
 
 
-@may_write_nothing("--revealed")
+@may_write_nothing
+@SWEEP.command
 def limit_sweep_command(words: list[str]) -> int:
     """mupscale limit sweep."""
-    options = read_sweep_options(words)
+    options = _parse(SWEEP, words)
     from mupscale.sweep import Space
     from mupscale.theory import Experiment, Stage, limit_pictures, limit_study
 
@@ -587,10 +536,11 @@ def _run_sweeps(
         ]
 
 
-@may_write_nothing("--revealed")
+@may_write_nothing
+@GROW.command
 def limit_grow_command(words: list[str]) -> int:
     """mupscale limit grow."""
-    options = read_grow_options(words)
+    options = _parse(GROW, words)
     from mupscale.theory import (
         Experiment,
         Stage,
@@ -664,8 +614,6 @@ def _memory_errors_in_words() -> Iterator[None]:
 @contextmanager
 def _bar(total: int, what: str) -> Iterator[Callable[[], None]]:
     """How much is done and how long it will take, where stderr is a terminal; elsewhere a line now and then."""
-    if sys.stderr.isatty():
-        installed("rich.progress")
     columns = ("wide bar", "count", what, "time", "left", "time left")
     display, done = open_display(columns, total, transient=True, lines="stderr"), 0
 

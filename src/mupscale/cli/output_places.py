@@ -19,28 +19,22 @@ def says_nothing_is_written(out: object) -> bool:
     return out is None or str(out).lower() in NOTHING
 
 
-def may_write_nothing(*flags: str) -> Callable[[Callable[[list[str]], int]], Callable[[list[str]], int]]:
-    """For a command with an option --out: with `none` it works in a folder that is gone when it ends.
+def may_write_nothing(run: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
+    """For a command with an option --out: with `none` it works in a folder that is gone when it ends."""
 
-    flags: its options that stand without a value.
-    """
+    @wraps(run)
+    def command(words: list[str]) -> int:
+        given = [value for name, value in separate_options(words, run.line.flags)[1] if name == "--out"]  # type: ignore[attr-defined]
+        if not given or str(given[-1]).lower() not in NOTHING:
+            return run(words)
+        with tempfile.TemporaryDirectory(prefix="mupscale-") as folder:
+            _thrown_away.append(Path(folder))
+            try:
+                return run([*words, "--out", str(Path(folder, "out"))])
+            finally:
+                _thrown_away.pop()
 
-    def decorate(run: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
-        @wraps(run)
-        def command(words: list[str]) -> int:
-            given = [value for name, value in separate_options(words, flags)[1] if name == "--out"]
-            if not given or str(given[-1]).lower() not in NOTHING:
-                return run(words)
-            with tempfile.TemporaryDirectory(prefix="mupscale-") as folder:
-                _thrown_away.append(Path(folder))
-                try:
-                    return run([*words, "--out", str(Path(folder, "out"))])
-                finally:
-                    _thrown_away.pop()
-
-        return command
-
-    return decorate
+    return command
 
 
 def print_place(what: str, path: str | Path) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, get_type_hints
+from types import MappingProxyType
+from typing import Any
 
 from mupscale.cli.arguments import (
-    Option,
+    Given,
     UsageError,
-    check_words,
     join_options,
     make_parser,
     parse_arguments,
@@ -20,44 +20,64 @@ from mupscale.cli.arguments import (
     read_yaml,
     separate_options,
 )
+from mupscale.cli.command_lines import CommandLine, Option, Section
 from mupscale.cli.output_places import says_nothing_is_written
 from mupscale.cli.own_modules import allow_modules, named_classes
 from mupscale.cli.shipped_list import find_recipe
 from mupscale.system import MupscaleError
 
-NO_GROWTH: Option = ("--grow", "[]")
+NO_GROWTH: Given = ("--grow", "[]")
 """Drops the growth events read so far."""
 
 
-def read_recipe_values(
-    command: str,
-    usage: str,
-    about: str,
-    words: Sequence[str],
-    extend: Callable[[Any], None],
-    flags: Sequence[str],
-) -> dict[str, Any]:
-    """Read recipes (files, or names of those that ship) and the options that take precedence over them.
+_CLASSES = {
+    "model": "mupscale.models.MLP, ResNet18, GPT2, or a module of your own",
+    "data": "mupscale.data.TableFile, Text …, or your own Dataset or function",
+    "optimizer": "torch.optim.SGD, AdamW …; give lr, weight decay and eps for the base width",
+}
+RECIPE: tuple[Option | Section, ...] = (
+    Option("--config", None, "a recipe file; the same as naming it without --config", metavar="FILE"),
+    Option("--print-config", None, "print the whole recipe and exit"),
+    *(
+        option
+        for name, meaning in _CLASSES.items()
+        for option in (
+            Option(f"--{name}.help", None, "show the options of such a class", metavar="CLASS"),
+            Option(f"--{name}", None, meaning, metavar="CLASS"),
+        )
+    ),
+    Section("mupscale.train.Recipe", skip=frozenset({*_CLASSES, "start", "start_width"})),
+    Option("--from", str, "start from this checkpoint or run, and upscale it to `width`", metavar="PATH"),
+    Option("--from-width", int | dict[str, int], "width of that checkpoint, if it does not record it"),
+)
+"""What every command takes that reads a recipe."""
 
-    extend: adds what a command has beside a recipe's own entries. flags: options that stand without a value.
-    """
-    names, options = separate_options(words, flags=(*flags, "--print_config"))
+
+def recipe_usage(more: str = "") -> str:
+    """How such a command is used."""
+    return f"RECIPE.yaml [more.yaml …] [--option VALUE …] {more}".rstrip()
+
+
+def read_recipe_values(
+    line: CommandLine, words: Sequence[str], defaults: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """Read recipes (files, or names of those that ship) and the options that take precedence over them."""
+    names, options = separate_options(words, flags=(*line.flags, "--print_config"))
     names += [value or "" for name, value in options if name == "--config"]
     files = {file: read_yaml(file) for file in map(find_recipe, names)}
     options = [(name, value) for name, value in options if name != "--config"]
-    check_words(words)
     allow_named_classes(options)
     allow_modules(named_classes(list(files.values())))
     _announce_data(files.values(), options)
     if not files and not options:
         raise UsageError("give a recipe, such as mlp-covtype-tiny (mupscale recipes lists all of them)")
-    parser = _recipe_parser(command, usage, about, _width_arguments(files.values(), options))
-    extend(parser)
+    parser = _recipe_parser(line, _width_arguments(files.values(), options))
+    parser.set_defaults(dict(defaults))
     if files:
         name = "+".join(Path(file).stem for file in files)
         # A run of `train` and a family are folders of different kinds, so one recipe gives them different names.
-        parser.set_defaults(out=str(Path("runs", f"{name}-family" if command == "family" else name)))
-    recipes: list[Option] = []
+        parser.set_defaults(out=str(Path("runs", f"{name}-family" if line.name == "family" else name)))
+    recipes: list[Given] = []
     for file, values in files.items():
         recipes += [*([NO_GROWTH] if "grow" in values else []), ("--config", file), *_paths_of_run(file, values)]
     read = plain_values(parser, parse_arguments(parser, join_options([*recipes, *replace_growth(options)])))
@@ -66,7 +86,7 @@ def read_recipe_values(
     return read
 
 
-def _announce_data(files: Iterable[dict[str, Any]], options: Iterable[Option]) -> None:
+def _announce_data(files: Iterable[dict[str, Any]], options: Iterable[Given]) -> None:
     """Let a recipe's data be any function: the parser takes those alone that say, by an annotation, that they give it.
 
     What the function gives is looked at when it is called.
@@ -83,13 +103,13 @@ def _announce_data(files: Iterable[dict[str, Any]], options: Iterable[Option]) -
                 target.__annotations__["return"] = Data
 
 
-def allow_named_classes(options: Iterable[Option]) -> None:
+def allow_named_classes(options: Iterable[Given]) -> None:
     """Let classes that are named on the command line be found in the current folder."""
     for name, value in options:
         allow_modules(named_classes(read_value(value), name.removeprefix("--")))
 
 
-def _paths_of_run(file: str, values: dict[str, Any]) -> list[Option]:
+def _paths_of_run(file: str, values: dict[str, Any]) -> list[Given]:
     """The paths of a recipe that lies in a run's folder, where they lead from here."""
     from mupscale.train import values_in
 
@@ -99,39 +119,28 @@ def _paths_of_run(file: str, values: dict[str, Any]) -> list[Option]:
     return [(f"--{name}", placed[name]) for name in ("out", "from") if placed.get(name) != values.get(name)]
 
 
-def _recipe_parser(command: str, usage: str, about: str, width_arguments: Iterable[str]) -> Any:
+def _recipe_parser(line: CommandLine, width_arguments: Iterable[str]) -> Any:
     """A parser of everything in a recipe; the model's width arguments come from `width`, so they are no options."""
     from torch import nn
     from torch.optim import Optimizer
 
+    import mupscale.train  # noqa: F401  which loads mupscale.models, so that MLP alone is enough of a name
     from mupscale.data import Data
-    from mupscale.train import Recipe  # which loads mupscale.models, so that MLP alone is enough of a name
 
-    parser = make_parser(command, f"RECIPE.yaml [more.yaml …] [--option VALUE …] {usage}".rstrip(), about)
-    parser.add_argument("--config", action="config", help="a recipe file; the same as naming it without --config")
-    for name, base, skip, meaning in (
-        ("model", nn.Module, set(width_arguments), "mupscale.models.MLP, ResNet18, GPT2, or a module of your own"),
-        ("data", (Data, *Data.sources), set(), "mupscale.data.TableFile, Text …, or your own Dataset or function"),
-        (
-            "optimizer",
-            Optimizer,
-            {"params"},
-            "torch.optim.SGD, AdamW …; give lr, weight decay and eps for the base width",
-        ),
+    parser = make_parser(line.name)
+    parser.add_argument("--config", action="config")
+    for name, base, skip in (
+        ("model", nn.Module, set(width_arguments)),
+        ("data", (Data, *Data.sources), set()),
+        ("optimizer", Optimizer, {"params"}),
     ):
-        parser.add_subclass_arguments(
-            base, name, as_group=False, skip=skip, required=True, fail_untyped=False, metavar="CLASS", help=meaning
-        )
-    parser.add_class_arguments(Recipe, as_group=False, skip={"model", "data", "optimizer", "start", "start_width"})
-    parser.add_argument(
-        "--from", type=str | None, metavar="PATH", help="start from this checkpoint or run, and upscale it to `width`"
-    )
-    width = get_type_hints(Recipe)["start_width"]
-    parser.add_argument("--from_width", type=width, help="width of that checkpoint, if it does not record it")
+        parser.add_subclass_arguments(base, name, as_group=False, skip=skip, required=True, fail_untyped=False)
+    for part in line.parts:
+        part.add_to(parser)
     return parser
 
 
-def replace_growth(options: Iterable[Option]) -> Iterator[Option]:
+def replace_growth(options: Iterable[Given]) -> Iterator[Given]:
     """Let `--grow` replace the growth events of a recipe: jsonargparse would merge them, one by one."""
     for name, value in options:
         if name == NO_GROWTH[0]:
@@ -139,7 +148,7 @@ def replace_growth(options: Iterable[Option]) -> Iterator[Option]:
         yield name, value
 
 
-def _width_arguments(files: Iterable[dict[str, Any]], options: Iterable[Option]) -> set[str]:
+def _width_arguments(files: Iterable[dict[str, Any]], options: Iterable[Given]) -> set[str]:
     """Names of the model's arguments that `width` sets; they must be known before the rest can be read."""
     width: Any = None
     for values in files:

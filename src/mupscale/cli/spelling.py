@@ -6,29 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
-HELP_COLUMN = 30
-"""Where help on an option begins, at most."""
-
 HELP_ALL = "--help-all"
-MAIN_OPTIONS = {
-    "train": "out resume overwrite from width steps grow device precision tensorboard print-config",
-    "run": "dry-run forecast paper when from out device study.seeds study.widths study.contenders study.storage",
-    "family": "sizes check dry-run from out device family.budget family.unit family.how family.seeds",
-    "sweep": "worker storage retries out device study.widths study.lrs study.noises study.small-seeds study.sampler",
-    "transfer-check": "widths at-lr at-noise compare batches durations out device study.seeds study.lrs "
-    "study.grown-lrs",
-}
-"""The options of commands with many that `--help` shows; `--help-all` shows all."""
-
-
-def is_main_option(command: str, names: Iterable[str]) -> bool:
-    """Whether `mupscale COMMAND --help` shows an option, called by any of these names.
-
-    >>> is_main_option("run", ["--paper"]), is_main_option("run", ["--study.prune"]), is_main_option("verify", ["--x"])
-    (True, False, True)
-    """
-    main = {"-h", "--help", HELP_ALL, *(f"--{name}" for name in MAIN_OPTIONS.get(command, "").split())}
-    return command not in MAIN_OPTIONS or any(with_hyphens(name) in main for name in names)
 
 
 def with_underscores(name: str) -> str:

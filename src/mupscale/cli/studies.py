@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import shlex
 from argparse import SUPPRESS
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mupscale.cli.arguments import (
-    UsageError,
-    join_options,
-    make_parser,
-    parse_arguments,
-    read_value,
-    separate_options,
-)
+from mupscale.cli.arguments import UsageError, read_value
+from mupscale.cli.command_lines import CommandLine, Option, Section
 from mupscale.cli.hugging_face_base import base_checkpoint, describe_tokens, is_hugging_face, with_hugging_face_base
 from mupscale.cli.output_places import may_write_nothing, print_place
-from mupscale.cli.recipe_options import read_recipe_values
+from mupscale.cli.recipe_options import RECIPE, read_recipe_values, recipe_usage
 from mupscale.system import number_in_environment, pausing_garbage_collection, print_at_once, show, wrap_text
 
 if TYPE_CHECKING:
     from mupscale.study import StudySettings, StudySummary
     from mupscale.train import Recipe
 
-RUN = """\
+_DRY_RUN = Option("--dry-run", bool, "show what would be trained, but train nothing")
+_STUDY = (
+    *RECIPE,
+    Section("mupscale.study.StudySettings", "study"),
+    Option("--family", dict, SUPPRESS),  # whose section may stand in the same file
+)
+RUN = CommandLine(
+    "run",
+    recipe_usage(),
+    """\
 Does growing pay? Compare four ways to spend the same FLOPs (the contenders): train from scratch, continue the base
 model, grow it with copies, or grow it with fresh units. All follow one schedule, each at its own tuned learning rate.
 
@@ -43,9 +46,21 @@ model, grow it with copies, or grow it with fresh units. All follow one schedule
 
 The recipe's growth event sets the two widths and how long each model trains. Learning rates and noise are tuned at
 small widths; the recipe's section `study` can set which ones. If a run stops, repeat the command, and it continues
-where it stopped. If you add seeds or contenders later, only the new ones train."""
+where it stopped. If you add seeds or contenders later, only the new ones train.""",
+    (
+        *_STUDY,
+        _DRY_RUN,
+        Option("--forecast", bool, "train only small models, and forecast the answer"),
+        Option("--paper", bool, "repeat the paper's comparison"),
+        Option("--when", bool, "compare growing early and late"),
+    ),
+    main="dry-run forecast paper when from out device study.seeds study.widths study.contenders study.storage",
+)
 
-FAMILY = """\
+FAMILY = CommandLine(
+    "family",
+    recipe_usage(),
+    """\
 Train every size of a model in one run. The run (the trunk) trains the smallest size, grows to the next and continues.
 At each size, a copy of the trunk (a branch) decays its learning rate to zero and gives a finished model. The cost of a
 size includes everything that the trunk has spent so far.
@@ -60,9 +75,22 @@ size includes everything that the trunk has spent so far.
 Each finished size is an ordinary run in OUT/sizes. A transformers model is also saved as a Hugging Face folder with a
 model card (OUT/sizes/SIZE/hf). The recipe's section `family` sets everything else, such as budgets and learning rates.
 If the run stops, repeat the command, and it continues. Under torchrun all processes train each model together, with
-the recipe's parallel: ddp or fsdp."""
+the recipe's parallel: ddp or fsdp.""",
+    (
+        *RECIPE,
+        Section("mupscale.study.StudySettings", "study"),
+        Section("mupscale.study.FamilySettings", "family"),
+        _DRY_RUN,
+        Option("--sizes", str, "sizes to train, such as 32,48,64,96"),
+        Option("--check", str, "sizes to also train from scratch: 64,96, all or none"),
+    ),
+    main="sizes check dry-run from out device family.budget family.unit family.how family.seeds",
+)
 
-SWEEP = """\
+SWEEP = CommandLine(
+    "sweep",
+    recipe_usage(),
+    """\
 Run only the tuning: the paper's Sweep 1 (before growing) and Sweep 2 (after) at small widths. Several machines can
 share one study:
 
@@ -70,9 +98,20 @@ share one study:
   mupscale sweep recipes/mlp-covtype.yaml --storage postgresql+psycopg://user@host/studies --worker
   mupscale run recipes/mlp-covtype.yaml --paper --study.storage postgresql+psycopg://user@host/studies
 
-Each worker takes free trials until none are left. If you kill a worker, another one repeats its unfinished trials."""
+Each worker takes free trials until none are left. If you kill a worker, another one repeats its unfinished trials.""",
+    (
+        *_STUDY,
+        Option("--worker", bool, "join a study that other workers share"),
+        Option("--storage", str, "where the study is stored: the same as --study.storage"),
+        Option("--retries", int, "how often to repeat a trial whose worker died (default: no limit)"),
+    ),
+    main="worker storage retries out device study.widths study.lrs study.noises study.small-seeds study.sampler",
+)
 
-TRANSFER_CHECK = """\
+TRANSFER_CHECK = CommandLine(
+    "transfer-check",
+    recipe_usage(),
+    """\
 Do the best learning rate and noise stay the same as the width grows? This command grows base models of several widths.
 It measures the loss for each learning rate at a fixed noise, and for each noise at a fixed learning rate. The verdict
 says by how many grid steps the best value moves.
@@ -88,30 +127,46 @@ seconds.
 With --compare it compares rule sets instead: it trains models from scratch at several widths, batches or numbers of
 steps, each with every learning rate. Three numbers say how well the best rate transfers with each rule set.
 
-  mupscale transfer-check mlp-covtype-demo --compare '[default, decay=fixed]' --widths '[8, 32]' --study.seeds 2"""
+  mupscale transfer-check mlp-covtype-demo --compare '[default, decay=fixed]' --widths '[8, 32]' --study.seeds 2""",
+    (
+        *_STUDY,
+        Option(
+            "--widths", list[int | dict[str, int]], "widths of the base models (default: the recipe's, small and large)"
+        ),
+        Option("--at-lr", float, "learning rate while noise varies (default: the growth event's, or lr)"),
+        Option("--at-noise", float, "noise while the learning rate varies (default: the growth event's)"),
+        Option("--compare", list[str], "rule sets to compare, such as '[default, decay=fixed]'"),
+        Option("--batches", list[int], "compare them over batches instead of widths"),
+        Option("--durations", list[int], "compare them over numbers of steps instead"),
+        _DRY_RUN,
+    ),
+    main="widths at-lr at-noise compare batches durations out device study.seeds study.lrs study.grown-lrs",
+)
 
-REPORT = """\
+REPORT = CommandLine(
+    "report",
+    "RUN [RUN …] [--out FOLDER] [--watch]",
+    """\
 Write a page with the results of mupscale run: the answer, the models that were compared, their costs, loss curves and
 tuning. The page opens from disk and needs no network.
 
   mupscale report runs/mlp-covtype-demo                       one study
   mupscale report runs/adamw runs/sgd --out both              two studies side by side
-  mupscale report runs/mlp-covtype-demo --watch               show the losses in a browser while it trains"""
+  mupscale report runs/mlp-covtype-demo --watch               show the losses in a browser while it trains""",
+    (
+        Option("--out", str, "folder for the page and its pictures (default: RUN/report)"),
+        Option("--watch", bool, "show the losses in a browser, on this machine only"),
+        Option("--port", int, "port of that page", 6007),
+    ),
+)
 
 
-@may_write_nothing("--dry-run", "--forecast", "--paper", "--when")
+@may_write_nothing
+@RUN.command
 def run_command(words: list[str]) -> int:
     """mupscale run RECIPE."""
-    flags = ("--dry-run", "--forecast", "--paper", "--when")
-
-    def extend(parser: Any) -> None:
-        parser.add_argument("--dry-run", action="store_true", help="show what would be trained, but train nothing")
-        parser.add_argument("--forecast", action="store_true", help="train only small models, and forecast the answer")
-        parser.add_argument("--paper", action="store_true", help="repeat the paper's comparison")
-        parser.add_argument("--when", action="store_true", help="compare growing early and late")
-
-    given = words if "--paper" in words else with_hugging_face_base(words, flags)
-    asked = read_study("run", RUN, given, extend, flags)
+    given = words if "--paper" in words else with_hugging_face_base(words, RUN.flags)
+    asked = read_study(RUN, given)
     if sum(asked.options[name] for name in ("forecast", "paper", "when")) > 1:
         raise UsageError("--forecast, --paper and --when exclude each other: give one of them")
     preset = _run_paper if asked.options["paper"] else _run_when if asked.options["when"] else _run_pay
@@ -120,20 +175,15 @@ def run_command(words: list[str]) -> int:
     return 0 if summary is None else _tell(summary, folder)
 
 
-@may_write_nothing("--dry-run")
+@may_write_nothing
+@FAMILY.command
 def family_command(words: list[str]) -> int:
     """mupscale family RECIPE."""
     from mupscale.study import FamilySettings, estimate_family, run_family
 
-    def extend(parser: Any) -> None:
-        parser.add_class_arguments(FamilySettings, "family")
-        parser.add_argument("--dry-run", action="store_true", help="show what would be trained, but train nothing")
-        parser.add_argument("--sizes", type=str | None, help="sizes to train, such as 32,48,64,96")
-        parser.add_argument("--check", type=str | None, help="sizes to also train from scratch: 64,96, all or none")
-
-    from_folder = with_hugging_face_base(words, ("--dry-run",), unasked=("width", "base_steps"))
+    from_folder = with_hugging_face_base(words, FAMILY.flags, unasked=("width", "base_steps"))
     without_growth = [*from_folder, "--grow", "[]"]  # the sizes say where the trunk grows
-    recipe, _, options = read_study("family", FAMILY, without_growth, extend, ("--dry-run",))
+    recipe, _, options = read_study(FAMILY, without_growth)
     given = dict(options["family"])
     if options["sizes"] is not None:
         given["sizes"] = _read_sizes("--sizes", options["sizes"])
@@ -218,20 +268,14 @@ def _own_checkpoint(recipe: Recipe, folder: Path) -> Recipe:
     return base_checkpoint(recipe, folder) if is_hugging_face(recipe.start) else recipe
 
 
-@may_write_nothing("--worker")
+@may_write_nothing
+@SWEEP.command
 def sweep_command(words: list[str]) -> int:
     """mupscale sweep RECIPE."""
     from mupscale.study import run_sweeps
     from mupscale.sweep import sweep_remarks
 
-    def extend(parser: Any) -> None:
-        parser.add_argument("--worker", action="store_true", help="join a study that other workers share")
-        parser.add_argument("--storage", type=str | None, help="where the study is stored: the same as --study.storage")
-        parser.add_argument(
-            "--retries", type=int | None, help="how often to repeat a trial whose worker died (default: no limit)"
-        )
-
-    recipe, settings, options = read_study("sweep", SWEEP, words, extend, ("--worker",))
+    recipe, settings, options = read_study(SWEEP, words)
     for name in ("storage", "retries"):
         if options[name] is not None:
             settings = replace(settings, **{name: options[name]})
@@ -248,30 +292,13 @@ def sweep_command(words: list[str]) -> int:
     return 0
 
 
-@may_write_nothing("--dry-run")
+@may_write_nothing
+@TRANSFER_CHECK.command
 def transfer_check_command(words: list[str]) -> int:
     """mupscale transfer-check RECIPE."""
-    from mupscale.study import StudySettings, TransferCheck, transfer_check, what_was_measured
+    from mupscale.study import TransferCheck, transfer_check, what_was_measured
 
-    def extend(parser: Any) -> None:
-        widths = get_type_hints(StudySettings)["widths"]
-        parser.add_argument(
-            "--widths", type=widths | None, help="widths of the base models (default: the recipe's, small and large)"
-        )
-        parser.add_argument(
-            "--at-lr", type=float | None, help="learning rate while noise varies (default: the growth event's, or lr)"
-        )
-        parser.add_argument(
-            "--at-noise", type=float | None, help="noise while the learning rate varies (default: the growth event's)"
-        )
-        parser.add_argument(
-            "--compare", type=list[str] | None, help="rule sets to compare, such as '[default, decay=fixed]'"
-        )
-        parser.add_argument("--batches", type=list[int] | None, help="compare them over batches instead of widths")
-        parser.add_argument("--durations", type=list[int] | None, help="compare them over numbers of steps instead")
-        parser.add_argument("--dry-run", action="store_true", help="show what would be trained, but train nothing")
-
-    recipe, settings, options = read_study("transfer-check", TRANSFER_CHECK, words, extend, ("--dry-run",))
+    recipe, settings, options = read_study(TRANSFER_CHECK, words)
     from mupscale.report import save_transfer_picture  # before anything is trained, for what it lacks to be told
 
     folder, growth = Path(recipe.out or "runs/study"), recipe.grow[0] if recipe.grow else None
@@ -325,14 +352,10 @@ def _compare_rules(recipe: Recipe, settings: StudySettings, options: dict[str, A
     return 0
 
 
+@REPORT.command
 def report_command(words: list[str]) -> int:
     """mupscale report RUN …"""
-    runs, options = separate_options(words, flags=("--watch",))
-    parser = make_parser("report", "RUN [RUN …] [--out FOLDER] [--watch]", REPORT)
-    parser.add_argument("--out", type=str | None, help="folder for the page and its pictures (default: RUN/report)")
-    parser.add_argument("--watch", action="store_true", help="show the losses in a browser, on this machine only")
-    parser.add_argument("--port", type=int, default=6007, help="port of that page")
-    parsed = parse_arguments(parser, join_options(options))
+    runs, parsed = REPORT.read(words)
     out = parsed.out
     if not runs:
         raise UsageError("give the folder of at least one run, such as runs/mlp-covtype-demo")
@@ -365,32 +388,24 @@ class StudyArguments(NamedTuple):
     options: dict[str, Any]
 
 
-def read_study(
-    command: str, about: str, words: Sequence[str], extend: Callable[[Any], None], flags: Sequence[str]
-) -> StudyArguments:
-    """Read the words behind `mupscale run` and the like; extend: adds the options that a command has of its own."""
+def read_study(line: CommandLine, words: Sequence[str]) -> StudyArguments:
+    """Read the words behind `mupscale run` and the like."""
     from mupscale.study import StudySettings, usual_contenders
     from mupscale.train import Recipe
 
-    if command != "family" and number_in_environment("WORLD_SIZE", 1) > 1:
+    if line is not FAMILY and number_in_environment("WORLD_SIZE", 1) > 1:
         raise UsageError(
             "a study runs in one process: to use many machines, start mupscale sweep --worker --storage URL on each, "
             "without torchrun"
         )
 
-    def complete(parser: Any) -> None:
-        parser.add_class_arguments(StudySettings, "study")
-        if any(word.partition("=")[0] == "--study.contenders+" for word in words):
-            # an empty list means the usual contenders, but to append needs them spelled out
-            usual = usual_contenders(paper=command == "sweep" or "--paper" in words)
-            parser.set_defaults({"study.contenders": usual})
-        if command != "family":  # whose section may stand in the same file
-            parser.add_argument("--family", type=dict, help=SUPPRESS)
-        extend(parser)
-
-    values = read_recipe_values(command, "", about, words, complete, flags=flags)
+    defaults = {}
+    if any(word.partition("=")[0] == "--study.contenders+" for word in words):
+        # an empty list means the usual contenders, but to append needs them spelled out
+        defaults["study.contenders"] = usual_contenders(paper=line is SWEEP or "--paper" in words)
+    values = read_recipe_values(line, words, defaults)
     settings = StudySettings(**values.pop("study"))
     keys = {*Recipe.__dataclass_fields__, "from", "from_width"}
     options = {name: values.pop(name) for name in list(values) if name not in keys}
     recipe = Recipe.from_json(values)
-    return StudyArguments(recipe if command == "family" else replace(recipe, callbacks=[]), settings, options)
+    return StudyArguments(recipe if line is FAMILY else replace(recipe, callbacks=[]), settings, options)

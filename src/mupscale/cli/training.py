@@ -6,25 +6,44 @@ import os
 from argparse import SUPPRESS
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from mupscale.cli.arguments import (
-    Option,
+    Given,
     UsageError,
-    check_words,
     join_options,
-    make_parser,
     parse_arguments,
     separate_options,
 )
+from mupscale.cli.command_lines import CommandLine, Option, Section, value_of
 from mupscale.cli.own_modules import allow_modules
-from mupscale.cli.recipe_options import allow_named_classes, plain_values, read_recipe_values, replace_growth
+from mupscale.cli.recipe_options import (
+    RECIPE,
+    allow_named_classes,
+    plain_values,
+    read_recipe_values,
+    recipe_usage,
+    replace_growth,
+)
 from mupscale.system import pausing_garbage_collection, print_at_once, printable, read_regular, show
 
 if TYPE_CHECKING:
     from mupscale.train import Recipe, Result, StoredRecipe
 
-TRAIN = """\
+OTHER_SECTIONS = ("study", "family")
+"""Of a recipe's file, for `mupscale run` and `mupscale family`."""
+TRUST = "a package or module whose classes the recipe may load; you can give this option several times"
+
+
+def _changeable() -> set[str]:
+    """What may be another at a resume."""
+    return {*value_of("mupscale.train.MAY_CHANGE"), "grow"} - {"out"}
+
+
+TRAIN = CommandLine(
+    "train",
+    recipe_usage("[--resume | --overwrite]"),
+    """\
 Train the model that a recipe describes. The recipe can grow the model in the middle of the run.
 
   mupscale train recipes/mlp-covtype-tiny.yaml                      ten seconds of one core
@@ -34,9 +53,20 @@ Train the model that a recipe describes. The recipe can grow the model in the mi
 
 You can override every entry of a recipe with an option. If you give several recipes, later ones override earlier ones.
 To use your own model, optimizer or data, give its import path (class_path); the current folder is searched, too.
---print-config shows the whole recipe with all its defaults."""
+--print-config shows the whole recipe with all its defaults.""",
+    (
+        *RECIPE,
+        Option("--resume", bool, "resume from the last checkpoint", SUPPRESS),
+        Option("--overwrite", bool, "replace a run that is already in the folder", SUPPRESS),
+        *(Option(f"--{section}", dict, SUPPRESS) for section in OTHER_SECTIONS),
+    ),
+    main="out resume overwrite from width steps grow device precision tensorboard print-config",
+)
 
-RESUME = """\
+RESUME = CommandLine(
+    "resume",
+    "RUN [--option VALUE …]",
+    """\
 Resume a run from its last checkpoint, exactly where it stopped.
 
   mupscale resume runs/mlp-covtype
@@ -45,20 +75,28 @@ Resume a run from its last checkpoint, exactly where it stopped.
 
 A run that you started on this machine can load your own classes. A run from anywhere else can load only classes of
 mupscale, torch.nn and torch.optim, and of packages that you name with --trust. The options below can change when you
-resume. Everything else stays as it was."""
+resume. Everything else stays as it was.""",
+    (
+        Section("mupscale.train.Recipe", only=_changeable, required=False),
+        Option("--trust", list[str], TRUST, [], metavar="PACKAGE"),
+    ),
+)
 
-CURVES = """\
+CURVES = CommandLine(
+    "curves",
+    "RUN [RUN …] [--option VALUE …]",
+    """\
 Plot the losses of several runs in one picture, with marks where they grew.
 
-  mupscale curves runs/mlp-covtype-tiny runs/wide --against flops --out curves.png"""
+  mupscale curves runs/mlp-covtype-tiny runs/wide --against flops --out curves.png""",
+    (Section("mupscale.train.draw_curves", skip=frozenset({"runs"})),),
+)
 
-OTHER_SECTIONS = ("study", "family")
-"""Of a recipe's file, for `mupscale run` and `mupscale family`."""
-TRUST = "a package or module whose classes the recipe may load; you can give this option several times"
 Beginning = Literal["new", "resume", "overwrite"]
 _STATUS = {"finished": 0, "diverged": 3, "interrupted": 130}
 
 
+@TRAIN.command
 def train_command(words: list[str]) -> int:
     """mupscale train RECIPE."""
     from mupscale.train import run_recipe
@@ -67,6 +105,7 @@ def train_command(words: list[str]) -> int:
     return _tell_end(run_recipe(recipe, resume=begin == "resume", overwrite=begin == "overwrite"))
 
 
+@RESUME.command
 def resume_command(words: list[str]) -> int:
     """mupscale resume RUN."""
     from mupscale.train import run_recipe
@@ -85,18 +124,16 @@ def _tell_end(result: Result) -> int:
     return _STATUS[result.status]
 
 
+@CURVES.command
 def curves_command(words: list[str]) -> int:
     """mupscale curves RUN …"""
     from mupscale.train import draw_curves
 
-    runs, options = separate_options(words, flags=())
-    parser = make_parser("curves", "RUN [RUN …] [--option VALUE …]", CURVES)
-    parser.add_function_arguments(draw_curves, as_group=False, skip={"runs"})
-    settings = parse_arguments(parser, join_options(options)).as_dict()
+    runs, settings = CURVES.read(words)
     if not runs:
         raise UsageError("give the folder of at least one run")
     with pausing_garbage_collection():
-        show(f"Picture: {draw_curves(runs, **settings)}")
+        show(f"Picture: {draw_curves(runs, **settings.as_dict())}")
     return 0
 
 
@@ -104,17 +141,7 @@ def read_recipe(words: Sequence[str]) -> tuple[Recipe, Beginning]:
     """The recipe that the words behind `mupscale train` describe, and what to do with a run that is there already."""
     from mupscale.train import Recipe
 
-    def extend(parser: Any) -> None:
-        parser.add_argument("--resume", action="store_true", default=SUPPRESS, help="resume from the last checkpoint")
-        parser.add_argument(
-            "--overwrite", action="store_true", default=SUPPRESS, help="replace a run that is already in the folder"
-        )
-        for section in OTHER_SECTIONS:
-            parser.add_argument(f"--{section}", type=dict, help=SUPPRESS)
-
-    values = read_recipe_values(
-        "train", "[--resume | --overwrite]", TRAIN, words, extend, flags=("--resume", "--overwrite")
-    )
+    values = read_recipe_values(TRAIN, words)
     for section in OTHER_SECTIONS:
         values.pop(section, None)
     asked = [name for name in ("resume", "overwrite") if values.pop(name, False)]
@@ -125,39 +152,31 @@ def read_recipe(words: Sequence[str]) -> tuple[Recipe, Beginning]:
 
 def read_run(words: Sequence[str]) -> Recipe:
     """The recipe of a run to resume, with what the words behind `mupscale resume` change."""
-    from mupscale.train import MAY_CHANGE, Recipe
+    from mupscale.train import Recipe
 
     runs, options = separate_options(words, flags=())
-    if len(runs) != 1 and not {"-h", "--help", "--help_all"} & {name for name, _ in options}:
+    if len(runs) != 1:
         raise UsageError("give the folder of one run" + (f", not {len(runs)}: {', '.join(runs)}" if runs else ""))
-    stored = _stored_recipe(Path(runs[0])) if runs else None
-    values = {} if stored is None else stored.to_json()
-    changeable = (MAY_CHANGE - {"out"}) | {"grow"}
+    stored, changeable = _stored_recipe(Path(runs[0])), _changeable()
     for name, _ in options:
         field = name.lstrip("-").split(".")[0]
-        if values and field in {*Recipe.__dataclass_fields__, "from", "from_width"} - changeable:
+        if field in {*Recipe.__dataclass_fields__, "from", "from_width"} - changeable:
             raise UsageError(
                 f"{field} cannot change in the middle of a run. Start a new run from it: "
                 f"mupscale train RECIPE --from {runs[0]} {name} …"
             )
-    parser = make_parser("resume", "RUN [--option VALUE …]", RESUME)
-    parser.add_class_arguments(Recipe, as_group=False, skip=set(Recipe.__dataclass_fields__) - changeable)
-    for action in parser._actions:
-        action.required = False
-    parser.set_defaults({name: value for name, value in values.items() if name in changeable})
-    parser.add_argument("--trust", type=list[str], default=[], metavar="PACKAGE", help=TRUST)
+    parser = RESUME.parser()
+    parser.set_defaults({name: value for name, value in stored.to_json().items() if name in changeable})
     trust, others = _separate_trust(options)
-    check_words(words)
-    trust += [] if stored is None else stored.packages_if_own()
+    trust += stored.packages_if_own()
     allow_modules(trust)
     allow_named_classes(others)
     changed = plain_values(parser, parse_arguments(parser, join_options(replace_growth(others))))
     del changed["trust"]
-    assert stored is not None  # without a run there is only the help, and the parser has shown it
     return Recipe.from_json({**stored.load(trust).to_json(), **changed, "out": runs[0]}, stored.path)
 
 
-def _separate_trust(options: Sequence[Option]) -> tuple[list[str], list[Option]]:
+def _separate_trust(options: Sequence[Given]) -> tuple[list[str], list[Given]]:
     """The packages behind --trust, which may be given several times, and all other options."""
     packages = [name for option, value in options if option == "--trust" for name in (value or "").split(",")]
     for name in packages:

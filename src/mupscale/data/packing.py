@@ -42,6 +42,7 @@ from mupscale.system import (
     exclusive_lock,
     make_folder,
     open_display,
+    parse_record,
     printable,
     read_json,
     remove,
@@ -134,10 +135,8 @@ class _Position:
     @classmethod
     def read(cls, path: Path) -> _Position:
         try:
-            values = read_json(path)
-            shards = {part: [TokenShard(**shard) for shard in values["shards"][part]] for part in PARTS}
-            return cls(values["begun_with"], (values["after"][0], values["after"][1]), values["empty"], shards)
-        except (ValueError, KeyError, TypeError, IndexError, MupscaleError) as error:
+            return parse_record(cls, read_json(path))
+        except MupscaleError as error:
             raise MupscaleError(f"{path} is damaged ({error}): remove {path.parent} and start again") from None
 
     def write(self, path: Path) -> None:
@@ -208,13 +207,14 @@ class _Packing:
                 opened.callback(writer.close)
             self._write(opened.enter_context(closing(_in_order(self._encode, _batches(self._pieces()), workers))))
         Index(
-            self.dtype,
-            self.tokenizer.vocab_size,
-            self.tokenizer.end_of_text,
-            self.tokenizer.fingerprint,
-            self.made_from,
-            self.position.empty,
-            self.position.shards,
+            dtype=self.dtype,
+            vocab_size=self.tokenizer.vocab_size,
+            end_of_text=self.tokenizer.end_of_text,
+            tokenizer={"file": TOKENIZER, "fingerprint": self.tokenizer.fingerprint},
+            made_from=self.made_from,
+            empty_documents_skipped=self.position.empty,
+            train=self.position.shards["train"],
+            validation=self.position.shards["validation"],
         ).write(self.out)
 
     def _write(self, batches: Iterable[list[tuple[_Piece, NDArray[Any]]]]) -> None:
@@ -296,7 +296,7 @@ def _choose_dtype(dtype: str | None, vocab_size: int) -> str:
 
 @contextmanager
 def shown_progress() -> Iterator[Progress]:
-    """A bar where stderr is a terminal and rich is installed, a line now and then elsewhere."""
+    """A bar where stderr is a terminal, a line now and then elsewhere."""
     columns = ("description", "bar", "percentage", "time left", "{task.fields[tokens]:,} tokens")
     display = open_display(columns, 100, started=False, lines="stderr", tokens=0)  # one that waits shows nothing
 
@@ -406,8 +406,8 @@ def info(tokens: str, **table: Any) -> None:
     }
     for part in PARTS:
         rows[part] = f"{index.tokens(part):,} tokens, documents: {index.documents(part):,}, files: {len(shards[part])}"
-    if index.empty:
-        rows["skipped"] = f"{index.empty:,} empty documents"
+    if index.empty_documents_skipped:
+        rows["skipped"] = f"{index.empty_documents_skipped:,} empty documents"
     beginning = load_tokenizer(folder / TOKENIZER).decode(shards["train"][0][:400].tolist())
     lines = [printable(line) for line in beginning.strip().splitlines()[:4]]
     show(*(f"{name:<12}{printable(value)}" for name, value in rows.items()))

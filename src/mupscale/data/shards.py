@@ -7,53 +7,65 @@ index is written last, so a folder that has one is complete.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Annotated, Any, Literal
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from mupscale.system import MupscaleError, derive, open_file, read_json, remove, replace_text
+from mupscale.system import (
+    NOT_EMPTY,
+    MupscaleError,
+    Must,
+    derive,
+    open_file,
+    parse_record,
+    read_json,
+    remove,
+    write_json,
+)
 
 Part = Literal["train", "validation"]
 PARTS: tuple[Part, ...] = ("train", "validation")
 INDEX, TOKENIZER, PROGRESS = "index.json", "tokenizer.json", "progress.json"
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 _VERSION = 1
+_NAME = Must("the name of a shard", lambda value: bool(re.fullmatch(r"(train|validation)-\d{5,}\.bin", value)))
+_Count = Annotated[int, Must("a whole number of 0 or more", lambda value: value >= 0)]
 
 
 @dataclass
 class TokenShard:
     """One file: how many tokens it has, and how many documents end in it."""
 
-    file: str
-    tokens: int = 0
-    documents: int = 0
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"(train|validation)-\d{5,}\.bin", self.file):
-            raise ValueError(f"{self.file!r} is no name of a shard")
-        if not all(isinstance(count, int) and count >= 0 for count in (self.tokens, self.documents)):
-            raise ValueError(f"{self.file} has {self.tokens} tokens and {self.documents} documents")
+    file: Annotated[str, _NAME]
+    tokens: _Count = 0
+    documents: _Count = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Index:
-    """What a folder holds; `made_from` is the source and the options it was packed with."""
+    """What a folder holds, as its file has it; `made_from` is the source and the options it was packed with."""
 
-    dtype: str
-    vocab_size: int
-    end_of_text: int
-    fingerprint: str
+    version: int = _VERSION
+    dtype: Annotated[str, Must(" or ".join(DTYPES), DTYPES.__contains__)]
+    vocab_size: _Count
+    end_of_text: _Count
+    tokenizer: dict[str, str]
     made_from: dict[str, Any]
-    empty: int
-    shards: dict[Part, list[TokenShard]]
+    empty_documents_skipped: _Count
+    train: Annotated[list[TokenShard], NOT_EMPTY]
+    validation: Annotated[list[TokenShard], NOT_EMPTY]
+
+    @property
+    def shards(self) -> dict[Part, list[TokenShard]]:
+        """The shards of each part."""
+        return {"train": self.train, "validation": self.validation}
 
     def tokens(self, part: Part) -> int:
         """Tokens in a part."""
@@ -65,49 +77,21 @@ class Index:
 
     def write(self, folder: Path) -> None:
         """To its file, which makes the folder complete."""
-        content = {
-            "version": _VERSION,
-            "dtype": self.dtype,
-            "vocab_size": self.vocab_size,
-            "end_of_text": self.end_of_text,
-            "tokenizer": {"file": TOKENIZER, "fingerprint": self.fingerprint},
-            "made_from": self.made_from,
-            "empty_documents_skipped": self.empty,
-            "train": [asdict(shard) for shard in self.shards["train"]],
-            "validation": [asdict(shard) for shard in self.shards["validation"]],
-        }
-        replace_text(folder / INDEX, json.dumps(content, indent=1) + "\n")
+        write_json(folder / INDEX, asdict(self))
 
     @classmethod
     def read(cls, folder: Path) -> Index:
         """From its file."""
         path = folder / INDEX
         try:
-            content = _index_content(path)
-            if content["version"] != _VERSION:
-                raise MupscaleError(
-                    f"{path} is of version {content['version']}, and this mupscale reads version {_VERSION}: pack the "
-                    f"text again, or install the version that packed it"
-                )
-            if not isinstance(content["made_from"], dict):
-                raise ValueError("it does not say what it was made from")
-            if not all(content[part] for part in PARTS):
-                raise ValueError("a part has no shard")
-            if 1 << 8 * DTYPES[content["dtype"]].itemsize < content["vocab_size"]:
-                raise ValueError(f"{content['dtype']} holds no vocabulary of {content['vocab_size']}")
-            shards = {part: [TokenShard(**shard) for shard in content[part]] for part in PARTS}
-            numbers = (content["vocab_size"], content["end_of_text"], content["empty_documents_skipped"])
-            if not all(type(number) is int and 0 <= number < 1 << 63 for number in numbers):
-                raise ValueError("its counts are no whole numbers")
-            return cls(
-                content["dtype"],
-                content["vocab_size"],
-                content["end_of_text"],
-                content["tokenizer"]["fingerprint"],
-                content["made_from"],
-                content["empty_documents_skipped"],
-                shards,
-            )
+            content = read_json(path)
+            version = content.get("version", _VERSION) if isinstance(content, dict) else _VERSION
+            if version != _VERSION:
+                raise MupscaleError(f"it is of version {version}, and this mupscale reads version {_VERSION}")
+            index = parse_record(cls, content)
+            if 1 << 8 * DTYPES[index.dtype].itemsize < index.vocab_size:
+                raise MupscaleError(f"{index.dtype} holds no vocabulary of {index.vocab_size}")
+            return index
         except FileNotFoundError:
             if (folder / PROGRESS).exists():
                 raise MupscaleError(
@@ -116,9 +100,9 @@ class Index:
             raise MupscaleError(
                 f"there are no packed tokens in {folder}: make them with `mupscale data tokenize SOURCE {folder}`"
             ) from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            what = f"{error} is missing" if isinstance(error, KeyError) else error
-            raise MupscaleError(f"{path} is no index of packed tokens: {what}; pack the text again") from None
+        except (OSError, MupscaleError) as error:
+            why = str(error).removeprefix(f"{path} is ")
+            raise MupscaleError(f"{path} is no index of packed tokens: {why}; pack the text again") from None
 
     def open(self, folder: Path, part: Part) -> list[NDArray[Any]]:
         """A part's shards, mapped into memory: nothing is read yet."""
@@ -233,13 +217,6 @@ class ShardWriter:
             with self._file:
                 self.sync()
             self._file = None
-
-
-def _index_content(path: Path) -> Any:
-    try:
-        return read_json(path)
-    except MupscaleError as error:
-        raise ValueError(str(error).removeprefix(f"{path} is ")) from None
 
 
 def check_packed_with(folder: Path, options: dict[str, Any], expected: dict[str, Any]) -> None:

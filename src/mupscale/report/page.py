@@ -5,7 +5,6 @@ One HTML file that needs nothing else; its pieces are the macros of page.html, a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -192,12 +191,10 @@ def _stages(summary: StudySummary) -> Iterator[list[str]]:
 
 
 def _recipe(summary: StudySummary) -> str:
-    """As YAML where PyYAML is there; JSON is YAML, too."""
+    """As YAML."""
+    import yaml
+
     values = {**summary.recipe, "family" if summary.preset == "family" else "study": summary.settings}
-    try:
-        import yaml
-    except ImportError:
-        return json.dumps(values, indent=2, ensure_ascii=False)
     return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100))
 
 

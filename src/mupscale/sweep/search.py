@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import secrets
@@ -25,13 +24,12 @@ from mupscale.system import (
     clear_leftovers,
     is_process_alive,
     machine_name,
-    make_folder,
     move,
     parse_record,
     read_json,
     remove,
-    replace_text,
     show,
+    write_json,
 )
 
 Note = Callable[[str], None]
@@ -400,14 +398,8 @@ class TrialBatch:
 
     def write(self) -> None:
         """Write which trials are trained, and their results."""
-        if self.path is None:
-            return
-        make_folder(self.path.parent)
-        values = {name: value for name, value in asdict(self).items() if name != "folder"}
-        try:
-            replace_text(self.path, json.dumps(values) + "\n")
-        except OSError as error:
-            raise MupscaleError(f"{self.path} cannot be written: {error.strerror or error}; free some space") from None
+        if self.path is not None:
+            write_json(self.path, {name: value for name, value in asdict(self).items() if name != "folder"})
 
     def remove_files(self) -> None:
         """Remove the files: the storage has the results, or the trials are free again."""

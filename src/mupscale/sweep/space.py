@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Annotated, Any, Literal, NamedTuple
 
 from mupscale.data import Data
-from mupscale.system import NOT_EMPTY, Diverged, Finite, MupscaleError, Positive
+from mupscale.system import NOT_EMPTY, Diverged, Finite, MupscaleError, NotNegative, Positive, check_argument
 from mupscale.train import MAY_CHANGE, Recipe
 
 
@@ -378,5 +378,4 @@ def check_learning_rates(lrs: Sequence[float]) -> None:
 
 def _check_numbers(what: str, values: Iterable[float]) -> None:
     for value in values:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise MupscaleError(f"{value!r} is no {what} for a sweep: it must be a number, 0 or more and finite")
+        check_argument(NotNegative, value, f"a {what} of a sweep")

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mupscale.sweep.pruning import RULES
 from mupscale.sweep.space import Cell, Sweep, SweepJob, Tried
 from mupscale.sweep.storage import Storage, load_optuna
-from mupscale.system import MupscaleError, parse_record, show_short
+from mupscale.system import MupscaleError, parse_record
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -395,10 +395,7 @@ def trial_state(trial: FrozenTrial) -> TrialState:
 def _cell_of(trial: FrozenTrial) -> Cell | None:
     """Its hyperparameters, as far as they are known yet."""
     if "cell" in trial.user_attrs:
-        cell = trial.user_attrs["cell"]
-        if not isinstance(cell, list | tuple) or len(cell) != 2 or not all(type(x) in (int, float) for x in cell):
-            raise MupscaleError(f"trial {trial.number} of the study: its cell is {show_short(cell)}, not two numbers")
-        return Cell(*cell)
+        return parse_record(Cell, trial.user_attrs["cell"], f"trial {trial.number} of the study: its cell")
     second = next((name for name in ("noise", "embeddings") if name in trial.params), None)
     return Cell(trial.params["lr"], trial.params[second]) if second and "lr" in trial.params else None
 

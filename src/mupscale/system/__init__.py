@@ -3,7 +3,6 @@
 errors    the one error of the library
 files     files and folders that are whole or absent: the one door for writing and deleting, and locks
 json_files  values of a bounded size from files that somebody else may have written, packed or not
-typed_records  such values into dataclasses, field by field
 machine   cores, memory, and numbers that a launcher sets
 seeds     random streams by name
 terminal  the one place that prints: results, tables and sentences that fit, progress as a bar, lines or nothing
@@ -11,13 +10,12 @@ tensor_files  tensors as safetensors, with checksums; tensors that torch.save wr
 extras    optional packages, and how to install them
 callers   how whoever asked says a thing, in Python or to a command, and on which line
 user_key  a key of this user's, to recognise what was written here
-doors     what public functions are given, checked by their type hints
+typed_values  arguments of public functions, and such values that become dataclasses, by their type hints
 checkpoint_arguments  a checkpoint, a place and multipliers as a person names them, looked at before torch is imported
 """
 
 from mupscale.system.callers import as_asked, asked_by_command, not_advising, recipe_entry, setting, warn, ways_out
 from mupscale.system.checkpoint_arguments import check_has_config, is_dcp_folder, is_taken, parse_multipliers
-from mupscale.system.doors import check_argument, checks_arguments
 from mupscale.system.errors import Diverged, Interrupted, MupscaleError, PlanError, ReplicaWarning, UncheckedPlan
 from mupscale.system.extras import EXTRAS, check_installed, require
 from mupscale.system.files import (
@@ -70,12 +68,14 @@ from mupscale.system.terminal import (
     text_table,
     wrap_text,
 )
-from mupscale.system.typed_records import (
+from mupscale.system.typed_values import (
     NOT_EMPTY,
     Finite,
     Must,
     NotNegative,
     Positive,
+    check_argument,
+    checks_arguments,
     parse_record,
     show_short,
     told_fields,

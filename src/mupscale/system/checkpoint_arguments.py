@@ -8,18 +8,11 @@ from pathlib import Path
 from mupscale.system.callers import as_asked, setting
 from mupscale.system.errors import MupscaleError
 
-_MOST_DIGITS = 18
 _MOST_STEPS = 8  # of which a message gives the names
 
 
 def check_has_config(folder: Path) -> None:
-    """Refuse a folder without a config.json; of a Trainer's folder, name the newest checkpoint.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = (Path(folder) / "config.json").write_text("{}")
-    ...     check_has_config(Path(folder))
-    """
+    """Refuse a folder without a config.json; of a Trainer's folder, name the newest checkpoint."""
     if (folder / "config.json").exists():
         return
     advice = "give the folder that save_pretrained wrote, or one of the hub"
@@ -32,11 +25,7 @@ def check_has_config(folder: Path) -> None:
 
 
 def is_dcp_folder(path: str | Path) -> bool:
-    """Whether torch.distributed.checkpoint has written this folder; an error where it holds such folders instead.
-
-    >>> is_dcp_folder("nowhere")
-    False
-    """
+    """Whether torch.distributed.checkpoint has written this folder; an error where it holds such folders instead."""
     path = Path(path)
     if (path / ".metadata").is_file() or (path / "config.json").exists():
         return (path / ".metadata").is_file()
@@ -49,11 +38,7 @@ def is_dcp_folder(path: str | Path) -> bool:
 
 
 def is_taken(place: Path) -> bool:
-    """Whether something stands where a folder is to appear; an empty folder does not count.
-
-    >>> is_taken(Path("nowhere"))
-    False
-    """
+    """Whether something stands where a folder is to appear; an empty folder does not count."""
     return place.is_symlink() or (place.exists() and (not place.is_dir() or any(place.iterdir())))
 
 
@@ -73,14 +58,10 @@ def parse_multipliers(text: str) -> int | dict[str, int]:
 
 
 def _whole_number(word: str, text: str) -> int:
-    if not re.fullmatch(r"\d+", word):
+    if not re.fullmatch(r"\d{1,18}", word):
         raise MupscaleError(
             f"{setting('times', text)}: '{word}' is no whole number, as in {setting('times', 2)} or "
             f"{setting('times', 'hidden=2,ffn=3,heads=2')}; fresh units take sizes between multiples by name, as in "
             f"{as_asked('hidden=1536, heads=24', '--hidden 1536 --heads 24')}"
-        )
-    if len(word) > _MOST_DIGITS:
-        raise MupscaleError(
-            f"{setting('times')}: a number of {len(word):,} digits is too large; {_MOST_DIGITS} are the most"
         )
     return int(word)

@@ -27,14 +27,15 @@ from typing import IO, Any, ParamSpec, TypeVar
 from mupscale.system.errors import MupscaleError
 from mupscale.system.json_files import read_json
 
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 
 def machine_name() -> str:
-    """This machine, and the process namespace in it: where process numbers mean the same.
-
-    >>> from mupscale.system import machine_name
-    >>> machine_name() == machine_name()
-    True
-    """
+    """This machine, and the process namespace in it: where process numbers mean the same."""
     space = ""
     with suppress(OSError):
         space = os.readlink("/proc/self/ns/pid")
@@ -42,13 +43,7 @@ def machine_name() -> str:
 
 
 def is_process_alive(pid: int) -> bool:
-    """Whether a process of this machine still runs; yes where one cannot ask without ending it (Windows).
-
-    >>> import os
-    >>> from mupscale.system import is_process_alive
-    >>> is_process_alive(os.getpid())
-    True
-    """
+    """Whether a process of this machine still runs; yes where one cannot ask without ending it (Windows)."""
     if os.name == "nt":
         return True
     try:
@@ -78,12 +73,7 @@ def writing_into(folder: str | Path) -> Iterator[None]:
 
 
 def writes_into(argument: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """For a function that works in the folder which is its argument of this name: `writing_into`, all the while.
-
-    >>> from mupscale.system import writes_into
-    >>> @writes_into("out")
-    ... def train(steps, out): ...
-    """
+    """For a function that works in the folder which is its argument of this name: `writing_into`, all the while."""
 
     def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
         parameters = signature(function)
@@ -99,12 +89,7 @@ def writes_into(argument: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]
 
 
 def check_links(path: Path) -> bool:
-    """Whether a path is below a folder that is written into; an error if any part of it there is a link.
-
-    >>> from mupscale.system import check_links
-    >>> check_links(Path("nowhere"))
-    False
-    """
+    """Whether a path is below a folder that is written into; an error if any part of it there is a link."""
     place = os.path.abspath(path)
     folders = [folder for folder in _named if place.startswith(os.path.join(folder, ""))]
     if not folders:
@@ -178,13 +163,7 @@ def move(path: Path, target: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """See to it that what was renamed in a folder is on the disk; nothing where folders cannot be synced.
-
-    >>> import tempfile
-    >>> from mupscale.system import sync_folder
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     sync_folder(Path(folder))
-    """
+    """See to it that what was renamed in a folder is on the disk; nothing where folders cannot be synced."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -203,32 +182,34 @@ def exclusive_lock(
     On Windows there is no such lock, and nobody waits. Whoever has it works in its folder: see `writing_into`.
     """
     with writing_into(path.parent):
-        yield from _locked(path, refusal, before_waiting)
+        if fcntl is None:
+            yield
+            return
+        file = _lock_file(path, None if refusal is not None else before_waiting)
+        if file is None:
+            raise MupscaleError(refusal)
+        with file:
+            yield
 
 
-def _locked(path: Path, refusal: str | None, before_waiting: Callable[[], object]) -> Iterator[None]:
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    waited = False
+def _lock_file(path: Path, before_waiting: Callable[[], object] | None = None) -> IO[str] | None:
+    """The file, open and locked as long as it is; None where another process has it, and nobody is to wait."""
     while True:
-        with open_file(path, "a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                if refusal is not None:
-                    raise MupscaleError(refusal) from None
-                if not waited:
-                    before_waiting()
-                waited = True
-                fcntl.flock(file, fcntl.LOCK_EX)
-            if is_at(file, path):
-                yield
-                return
-            if refusal is not None:
-                raise MupscaleError(refusal)
+        file: IO[str] = open_file(path, "a+", encoding="utf-8")
+        if fcntl is None:
+            return file
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if before_waiting is None:
+                file.close()
+                return None
+            before_waiting()
+            before_waiting = bool  # nothing: it is said once
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if is_at(file, path):
+            return file
+        file.close()  # who had it before has removed it meanwhile
 
 
 def is_at(file: IO[str], path: Path) -> bool:
@@ -295,24 +276,6 @@ class RunLock:
                 self.path.unlink()
             self._held.close()
             self.file = None
-
-
-def _lock_file(path: Path) -> IO[str] | None:
-    """The file, open and locked; None where another process has it."""
-    while True:
-        file: IO[str] = open_file(path, "a+", encoding="utf-8")  # it is open as long as the lock is held
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:  # Windows
-            return file
-        except OSError:
-            file.close()
-            return None
-        if is_at(file, path):
-            return file
-        file.close()  # who had it before has removed it meanwhile
 
 
 def _owner(path: Path) -> dict[str, Any] | None:
@@ -386,15 +349,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, values: Any) -> Path:
-    """Write plain values as a JSON file, whole or not at all, in a folder that is made; an error names the file.
-
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> from mupscale.system import write_json
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_json(Path(folder) / "values.json", {"width": 8}).read_text()
-    '{\\n "width": 8\\n}\\n'
-    """
+    """Write plain values as a JSON file, whole or not at all, in a folder that is made; an error names the file."""
     try:
         make_folder(path.parent)
         replace_text(path, json.dumps(values, indent=1) + "\n")
@@ -494,15 +449,7 @@ def _sync(folder: Path) -> None:
 
 
 def fingerprint_files(paths: Iterable[Path]) -> str:
-    """Eight digits that change with any byte of the files, in their order.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder, "weights")
-    ...     _ = path.write_bytes(b"weights")
-    ...     fingerprint_files([path])
-    '1ad27358'
-    """
+    """Eight digits that change with any byte of the files, in their order."""
     total = 0
     for path in paths:
         with open(path, "rb") as file:

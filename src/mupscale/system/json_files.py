@@ -44,17 +44,6 @@ def open_gzip(path: Path, raw: IO[bytes] | None = None) -> IO[bytes]:
     """A gzip file to be read, of which no more is unpacked than 200 times its size (64 MiB of a small one).
 
     raw: the file where it is open already.
-
-    >>> import gzip, tempfile
-    >>> from pathlib import Path
-    >>> from mupscale.system import open_gzip
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "zeros.gz"
-    ...     size = path.write_bytes(gzip.compress(b"0" * 70_000_000))
-    ...     with open_gzip(path) as file:
-    ...         content = file.read()
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: ...zeros.gz has ... bytes and unpacks to more than 200 times as many, ...
     """
     packed = path.stat().st_size if raw is None else os.fstat(raw.fileno()).st_size
     source = gzip.GzipFile(path) if raw is None else gzip.GzipFile(fileobj=raw)
@@ -70,27 +59,12 @@ def read_json(path: str | Path, *, most: int = MOST_BYTES) -> Any:
     """The values in a JSON file; an OSError where it cannot be opened, and a sentence for whatever else is wrong.
 
     most: bytes that such a file may have.
-
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> from mupscale.system import read_json
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "values.json"
-    ...     size = path.write_text('{"steps": [1, 2]}')
-    ...     read_json(path)
-    {'steps': [1, 2]}
     """
     return parse_json(read_regular(path, most), path)
 
 
 def read_regular(path: str | Path, most: int = MOST_BYTES) -> bytes:
-    """The bytes of an ordinary file of a bounded size: a pipe would be waited for, and a device never ends.
-
-    >>> from mupscale.system import read_regular
-    >>> read_regular("/dev/zero")
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: /dev/zero is a device, not a file
-    """
+    """The bytes of an ordinary file of a bounded size: a pipe would be waited for, and a device never ends."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(handle, "rb") as file:
         status = os.fstat(handle)

@@ -20,12 +20,7 @@ def usable_cores() -> int:
 
 
 def number_in_environment(name: str, default: int) -> int:
-    """A whole number that torchrun sets, such as WORLD_SIZE; the default where it is not set.
-
-    >>> from mupscale.system import number_in_environment
-    >>> number_in_environment("NUMBER_THAT_NOBODY_SETS", 1)
-    1
-    """
+    """A whole number that torchrun sets, such as WORLD_SIZE; the default where it is not set."""
     text = os.environ.get(name, "").strip()
     if not text:
         return default
@@ -56,12 +51,7 @@ _NO_MEMORY = re.compile(r"can't allocate memory|out of memory|not enough memory|
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, Python's, torch's or the driver's, says that there is no memory left.
-
-    >>> from mupscale.system import is_out_of_memory
-    >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory")), is_out_of_memory(KeyError("x"))
-    (True, False)
-    """
+    """Whether an error, Python's, torch's or the driver's, says that there is no memory left."""
     return isinstance(error, MemoryError) or bool(_NO_MEMORY.search(str(error)))
 
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mupscale.system.doors import checks_arguments
 from mupscale.system.errors import MupscaleError
+from mupscale.system.typed_values import checks_arguments
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,13 +90,6 @@ def check_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *,
     """Refuse what was read from a file if it is not what was written; whether there are checksums that tell.
 
     required: a file without any is refused, too.
-
-    >>> from mupscale.system import check_tensors
-    >>> sums = {"checksums": '{"tensor/weight": "00000001"}'}
-    >>> import torch
-    >>> check_tensors({"weight": torch.ones(2)}, sums)
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: the checksum of 'weight' is not that of its values
     """
     if CHECKSUMS not in metadata:
         if required:

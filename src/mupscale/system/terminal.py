@@ -17,7 +17,7 @@ import traceback
 import warnings
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_OF_PACE = 5.0  # over which is measured how fast something goes, before the time left is told
@@ -56,15 +56,7 @@ def show(*texts: str, stream: Stream = "stdout", end: str = "\n") -> None:
 
 
 def show_foreign_errors() -> None:
-    """Let warnings, and errors that end the program, be shown as all that is printed: both may quote files.
-
-    >>> from mupscale.system import show_foreign_errors
-    >>> before = warnings.formatwarning, sys.excepthook
-    >>> show_foreign_errors()
-    >>> warnings.formatwarning("a name\x1b[2J", UserWarning, "models.py", 3, "")
-    'models.py:3: UserWarning: a name\\\\x1b[2J\\n'
-    >>> warnings.formatwarning, sys.excepthook = before
-    """
+    """Let warnings, and errors that end the program, be shown as all that is printed: both may quote files."""
     warnings.formatwarning = lambda *what, **more: printable(_format_warning(*what, **more), lines=True)
     sys.excepthook = lambda *error: show("".join(traceback.format_exception(*error)), stream="stderr", end="")
 
@@ -73,20 +65,14 @@ _format_warning = warnings.formatwarning
 
 
 def show_table(table: Any, width: int) -> None:
-    """Print a table of rich's, with its colours where there is a terminal.
-
-    >>> from rich.table import Table
-    >>> from mupscale.system import show_table
-    >>> show_table(Table("step", box=None, padding=0), 4)
-    step
-    """
+    """Print a table of rich's, with its colours where there is a terminal."""
     from rich.console import Console
 
     Console(width=width).print(table)
 
 
-class Display(Protocol):
-    """Shows how far something is, until it is closed."""
+class Display:
+    """Shows how far something is, until it is closed; this one shows nothing, and others what they say."""
 
     def update(
         self, done: float, line: str = "", *, total: float | None = None, last: bool = False, **fields: Any
@@ -106,24 +92,6 @@ class Display(Protocol):
         """Stop showing."""
 
 
-class SilentDisplay:
-    """Shows nothing."""
-
-    def update(
-        self, done: float, line: str = "", *, total: float | None = None, last: bool = False, **fields: Any
-    ) -> None:
-        """Nothing."""
-
-    def advance(self, amount: float = 1) -> None:
-        """Nothing."""
-
-    def note(self, text: str, line: str | None = None) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
-
-
 def rough_time(seconds: float) -> str:
     """Seconds for people, rounded up, as an estimate has them."""
     if seconds < 60:
@@ -132,7 +100,7 @@ def rough_time(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
-class LineDisplay:
+class LineDisplay(Display):
     """A line every few seconds, and one for whatever happens once. total: for lines that tell the time left, too."""
 
     def __init__(self, stream: Stream, *, total: float | None = None, first_at_once: bool = False) -> None:
@@ -166,18 +134,12 @@ class LineDisplay:
             return ""
         return f", about {rough_time(self.pace * (self.total - done))} left"
 
-    def advance(self, amount: float = 1) -> None:
-        """Nothing: there is no line for it."""
-
     def note(self, text: str, line: str | None = None) -> None:
         """A line."""
         show(text if line is None else line, stream=self.stream)
 
-    def close(self) -> None:
-        """Nothing."""
 
-
-class BarDisplay:
+class BarDisplay(Display):
     """A bar of rich's on stderr. Columns are named as in `open_display`."""
 
     def __init__(
@@ -239,7 +201,7 @@ def open_display(
     first_line_at_once: bool = False,
     **fields: Any,
 ) -> Display:
-    """A bar where stderr is a terminal and rich is installed; else lines on the stream that is named, or nothing.
+    """A bar where stderr is a terminal; else lines on the stream that is named, or nothing.
 
     columns: description, bar, wide bar, percentage, count, bytes, bytes/s, time, time left; anything else is shown as
         it is, with {task.fields[NAME]} for a field. Lines tell the time left where it is among the columns.
@@ -248,21 +210,14 @@ def open_display(
     """
     visible = visible and _loudness != "quiet"
     if visible and sys.stderr.isatty() and _loudness != "verbose":
-        try:
-            return BarDisplay(columns, total, transient=transient, started=started, fields=fields)
-        except ImportError:  # something has removed rich
-            pass
+        return BarDisplay(columns, total, transient=transient, started=started, fields=fields)
     if visible and lines is not None:
         return LineDisplay(lines, total=total if "time left" in columns else None, first_at_once=first_line_at_once)
-    return SilentDisplay()
+    return Display()
 
 
 def print_at_once(text: str, stream: Stream = "stdout") -> None:
-    """Print a line without waiting for the next, for whoever looks on.
-
-    >>> print_at_once("3/7 base models")
-    3/7 base models
-    """
+    """Print a line without waiting for the next, for whoever looks on."""
     if _loudness != "quiet":
         show(text, stream=stream)
 
@@ -275,15 +230,7 @@ _NUMBERS = re.compile(r"[\d–,]+|\*")
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal, or what COLUMNS says; None where the output is a file or a pipe: then nothing is cut.
-
-    >>> import os
-    >>> from mupscale.system import terminal_width
-    >>> os.environ["COLUMNS"] = "72"
-    >>> terminal_width()
-    72
-    >>> del os.environ["COLUMNS"]
-    """
+    """Columns of the terminal, or what COLUMNS says; None where the output is a file or a pipe: then nothing is cut."""
     told = os.environ.get("COLUMNS", "")
     if sys.stdout.isatty() or (told.isdigit() and int(told) > 0):
         return shutil.get_terminal_size().columns

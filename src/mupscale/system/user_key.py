@@ -27,11 +27,7 @@ def sign(text: str) -> str | None:
 
 
 def is_signed(text: str, signature: str) -> bool:
-    """Whether `sign` gave this signature for this text, to this user on this machine.
-
-    >>> is_signed("this", sign("this")), is_signed("that", sign("this"))
-    (True, False)
-    """
+    """Whether `sign` gave this signature for this text, to this user on this machine."""
     key = _read_key()
     return key is not None and hmac.compare_digest(_signature(key, text).encode(), signature.encode())
 

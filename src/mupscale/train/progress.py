@@ -21,7 +21,7 @@ class Progress(Protocol):
 
 
 def make_progress(steps: int, unit: str, *, visible: bool) -> Progress:
-    """The bar where stderr is a terminal and rich is installed; nothing at all in processes that do not print.
+    """The bar where stderr is a terminal; nothing at all in processes that do not print.
 
     >>> progress = make_progress(100, "samples", visible=False)
     >>> progress.update({"kind": "train", "step": 1, "loss": 2.3}, speed=1e4)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from operator import attrgetter
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from mupscale.core import RuleSet, WholeWidth, Width
 from mupscale.data import Data
 from mupscale.family import Family
 from mupscale.optim import default_hyper
-from mupscale.system import MupscaleError, parse_record, show_short, told_fields
+from mupscale.system import MupscaleError, check_argument, parse_record, show_short, told_fields
 from mupscale.train.class_paths import Spec, load_of_kind
 from mupscale.train.growth_events import (
     DEPTH_SIZES,
@@ -33,12 +33,8 @@ from mupscale.train.recipe_families import family_of, make_data
 
 def check_choices(part: Any, where: str = "") -> None:
     """Fields that are one of a few words are: on the command line the parser checks that, in Python and JSON nobody."""
-    kind: type = type(part)
-    for name, (choices, others) in _fields_of_words(kind).items():
-        value = getattr(part, name)
-        if value not in choices and not isinstance(value, others):
-            allowed = f"{', '.join(choices[:-1])} or {choices[-1]}"
-            raise MupscaleError(f"{where}{name} is {value!r}, but must be {allowed}")
+    for name, hint in _fields_of_words(type(part)).items():
+        check_argument(hint, getattr(part, name), f"{where}{name}")
 
 
 def check_not_negative(what: str, value: float | dict[str, float] | None) -> None:
@@ -60,19 +56,8 @@ def check_rate(arguments: Mapping[str, Any]) -> None:
 
 
 @cache
-def _fields_of_words(part: type) -> dict[str, tuple[list[str], tuple[type, ...]]]:
-    """A class's fields that are one of a few words: which, and whether they may be true or false, or None, instead."""
-    hints = {name: hint for name, hint in get_type_hints(part).items() if _choices(hint)}
-    others = {
-        name: tuple(kind for kind in (bool, type(None)) if kind in get_args(hint)) for name, hint in hints.items()
-    }
-    return {name: (_choices(hint), others[name]) for name, hint in hints.items()}
-
-
-def _choices(hint: Any) -> list[str]:
-    if get_origin(hint) is Literal:
-        return list(get_args(hint))
-    return [choice for part in get_args(hint) for choice in _choices(part)]
+def _fields_of_words(part: type) -> dict[str, Any]:
+    return {name: hint for name, hint in get_type_hints(part).items() if "Literal[" in str(hint)}
 
 
 @dataclass(frozen=True)

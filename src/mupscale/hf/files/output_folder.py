@@ -109,7 +109,7 @@ def failure_of_writing(out: Path, error: OSError) -> str:
 
 @contextmanager
 def bytes_bar(total: int, visible: bool) -> Iterator[Callable[[int], None]]:
-    """Bytes and time left, where stderr is a terminal and rich is installed; yields what to call with bytes."""
+    """Bytes and time left, where stderr is a terminal; yields what to call with bytes."""
     columns = ("wide bar", "bytes", "bytes/s", "left", "time left")
     display = open_display(columns, total, visible=visible, transient=True)
     try:
