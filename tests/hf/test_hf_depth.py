@@ -14,8 +14,8 @@ transformers = pytest.importorskip("transformers")
 
 from hf_models import CONFIGS, EAGER, build, inputs, loss, randomised, tiny  # noqa: E402
 from mupscale import hf  # noqa: E402
-from mupscale.hf.describe import deep_config, layer_origins, writers_of  # noqa: E402
-from mupscale.hf.files import open_source  # noqa: E402
+from mupscale.hf.depths import deep_config, layer_origins, writers_of  # noqa: E402
+from mupscale.hf.source import open_source  # noqa: E402
 from mupscale.planning import KeepDouble, in_double  # noqa: E402
 from mupscale.system import MupscaleError  # noqa: E402
 from slow_cases import with_slow  # noqa: E402

@@ -22,9 +22,10 @@ import mupscale as mu  # noqa: E402
 from hf_files import read_checkpoint, write_llama  # noqa: E402
 from mupscale import MupscaleError, hf  # noqa: E402
 from mupscale.core import index_of_old  # noqa: E402
-from mupscale.hf.describe import ConfigFamily, Times  # noqa: E402
-from mupscale.hf.files import stream  # noqa: E402
-from mupscale.hf.files.record import GrowthStep, Record  # noqa: E402
+from mupscale.hf import stream  # noqa: E402
+from mupscale.hf.config_family import ConfigFamily  # noqa: E402
+from mupscale.hf.multipliers import Times  # noqa: E402
+from mupscale.hf.record import GrowthStep, Record  # noqa: E402
 from mupscale.hf.upscaling import Upscaled  # noqa: E402
 from slow_cases import with_slow  # noqa: E402
 

@@ -32,8 +32,8 @@ from hf_files import (
     write_llama,
     write_zeros,
 )
-from mupscale.hf.describe.multipliers import Times
-from mupscale.hf.files.record import GrowthStep, Record
+from mupscale.hf.multipliers import Times
+from mupscale.hf.record import GrowthStep, Record
 from mupscale.hf.upscaling import Upscaled, upscale
 from mupscale.system.errors import MupscaleError
 from mupscale.system.files import appearing

@@ -16,9 +16,10 @@ import mupscale as mu  # noqa: E402
 from hf_models import build, inputs, loss, randomised, tiny  # noqa: E402
 from mupscale import hf  # noqa: E402
 from mupscale.cli.command_table import main  # noqa: E402
-from mupscale.hf.files import Record, open_source  # noqa: E402
-from mupscale.hf.verification.relation import relate  # noqa: E402
-from mupscale.hf.verification.verifying import _compare_optimizer  # noqa: E402
+from mupscale.hf.record import Record  # noqa: E402
+from mupscale.hf.relation import relate  # noqa: E402
+from mupscale.hf.source import open_source  # noqa: E402
+from mupscale.hf.verifying import _compare_optimizer  # noqa: E402
 from mupscale.system import MupscaleError  # noqa: E402
 
 TOKENS = {"input_ids": torch.arange(14).view(2, 7) % 11}

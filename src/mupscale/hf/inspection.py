@@ -13,13 +13,11 @@ from torch.optim import Optimizer
 
 from mupscale.core import Axis, DecayRule, Entry, Plan, RuleSet, Shape, shapes_in_words
 from mupscale.growth import Copies, Deepen, Fresh, FreshValues, NewTensor, Operator, Part
-from mupscale.hf.describe import (
-    AskedGrowth,
-    Config,
-    ConfigFamily,
+from mupscale.hf.building import Config, runs_trusted_code, sketch_model
+from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.config_fields import AskedGrowth, Size, settle_growth
+from mupscale.hf.depths import (
     ExpertCounts,
-    Size,
-    Times,
     check_depth,
     depth_operator,
     experts_config,
@@ -28,14 +26,14 @@ from mupscale.hf.describe import (
     plan_experts_files,
     plan_layers,
     plan_mixture,
-    runs_trusted_code,
     settle_experts,
-    settle_growth,
-    sketch_model,
 )
-from mupscale.hf.files import Record, Source, open_source, plan_growth, shorten_number, then_parts
-from mupscale.hf.training import match_plan
-from mupscale.hf.verification import find_record
+from mupscale.hf.groups import match_plan
+from mupscale.hf.multipliers import Times
+from mupscale.hf.record import Record, plan_growth, then_parts
+from mupscale.hf.relation import find_record
+from mupscale.hf.source import Source, open_source
+from mupscale.hf.stream import shorten_number
 from mupscale.optim import DECAY_RULE, Traits, change_of_decay, default_hyper, inexact_in_words, traits_of
 from mupscale.system import (
     MupscaleError,

@@ -12,10 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.hf.describe import PARTS, ConfigFamily, Times, build_model, quiet_transformers
-from mupscale.hf.files import Source, copy_companions, open_source, read_config
-from mupscale.hf.training import find_optimizer_file, resume_optimizer
-from mupscale.hf.verification import load_pretrained
+from mupscale.hf.building import build_model, quiet_transformers
+from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.groups import find_optimizer_file, resume_optimizer
+from mupscale.hf.multipliers import PARTS, Times
+from mupscale.hf.output_folder import copy_companions
+from mupscale.hf.source import Source, open_source, read_config
+from mupscale.hf.verifying import load_pretrained
 from mupscale.system import MupscaleError, checks_arguments
 
 

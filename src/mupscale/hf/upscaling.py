@@ -14,44 +14,27 @@ import torch
 
 from mupscale.core import Plan, RuleSet
 from mupscale.growth import Deepen, Fresh, Noise, Operator, SignalNoise, replica_in_words
-from mupscale.hf.describe import (
-    AskedGrowth,
-    ConfigFamily,
-    Size,
-    Times,
-    check_depth,
-    check_nothing_missing,
-    experts_of,
-    layers_of,
-    memory_shortage,
-    plan_mixture,
-    require_transformers,
-    runs_trusted_code,
-    settle_experts,
-    settle_growth,
-)
-from mupscale.hf.files import (
-    GrowthStep,
-    Record,
-    Source,
-    WeightShard,
-    arrange_shards,
+from mupscale.hf.building import memory_shortage, require_transformers, runs_trusted_code
+from mupscale.hf.config_family import ConfigFamily, check_nothing_missing
+from mupscale.hf.config_fields import AskedGrowth, Size, settle_growth
+from mupscale.hf.depths import check_depth, experts_of, layers_of, plan_mixture, settle_experts
+from mupscale.hf.groups import find_optimizer_file, widen_optimizer_file
+from mupscale.hf.multipliers import Times
+from mupscale.hf.output_folder import (
     bytes_bar,
     check_place,
     check_space,
     dtype_of_output,
     failure_of_writing,
-    open_source,
-    plan_growth,
-    shorten_number,
-    size_in_words,
     write_companions,
     write_model_card,
-    write_shards,
 )
-from mupscale.hf.training import find_optimizer_file, widen_optimizer_file
-from mupscale.hf.verification import Comparison, find_record, is_exact, needed_bytes
-from mupscale.hf.verification import verify as compare
+from mupscale.hf.record import GrowthStep, Record, plan_growth
+from mupscale.hf.relation import find_record, is_exact
+from mupscale.hf.source import Source, open_source
+from mupscale.hf.stream import WeightShard, arrange_shards, shorten_number, size_in_words, write_shards
+from mupscale.hf.verifying import Comparison, needed_bytes
+from mupscale.hf.verifying import verify as compare
 from mupscale.system import MupscaleError, ReplicaWarning, appearing, checks_arguments, warn
 
 __all__ = ["Upscaled"]

@@ -13,15 +13,8 @@ from typing import Any
 
 from mupscale.core import Number
 from mupscale.growth import Fresh, Noise, Operator, choose_operator, is_replica
-from mupscale.hf.describe.building import Config, sketch_model, transformers_config
-from mupscale.hf.describe.multipliers import (
-    Times,
-    check_groups,
-    grown,
-    how_to_grow_alike,
-    sizes_by_part,
-    times_to_parts,
-)
+from mupscale.hf.building import Config, sketch_model, transformers_config
+from mupscale.hf.multipliers import Times, check_groups, grown, how_to_grow_alike, sizes_by_part, times_to_parts
 from mupscale.system import MupscaleError, setting
 
 _FIELDS = {

@@ -12,10 +12,10 @@ from typing import Any, Literal, NamedTuple
 
 from mupscale.core import Axis, Constants, Entry, Initial, Plan, Shape, TensorSource, naming
 from mupscale.growth import DEPTH_OPERATORS, Deepen, DepthOperator, Place
-from mupscale.hf.describe.building import Config, sketch_model, transformers_config
-from mupscale.hf.describe.config_family import ConfigFamily, InModel, names_in_model
-from mupscale.hf.describe.miniatures import LAYER, LAYERS, find_residual_writers
-from mupscale.hf.describe.multipliers import Times
+from mupscale.hf.building import Config, sketch_model, transformers_config
+from mupscale.hf.config_family import ConfigFamily, InModel, names_in_model
+from mupscale.hf.miniatures import LAYER, LAYERS, find_residual_writers
+from mupscale.hf.multipliers import Times
 from mupscale.system import MupscaleError, as_asked
 
 _FIRST_ALONE = re.compile(r".*\.relative_attention_bias\..*")  # which the first layer has for all

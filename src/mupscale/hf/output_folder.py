@@ -18,10 +18,12 @@ import torch
 
 from mupscale.core import RuleSet
 from mupscale.growth import Copies, word_of_operator
-from mupscale.hf.describe import Config, ConfigFamily, layers_of
-from mupscale.hf.files.record import RECORD_FILE, GrowthStep, Record
-from mupscale.hf.files.source import Source
-from mupscale.hf.files.stream import WeightShard, size_in_words, write_index
+from mupscale.hf.building import Config
+from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.depths import layers_of
+from mupscale.hf.record import RECORD_FILE, GrowthStep, Record
+from mupscale.hf.source import Source
+from mupscale.hf.stream import WeightShard, size_in_words, write_index
 from mupscale.system import MupscaleError, is_taken, make_folder, open_display, open_file, replace_text
 
 _DTYPES: dict[str, torch.dtype] = {n: getattr(torch, n) for n in ("float32", "bfloat16", "float16", "float64")}

@@ -38,7 +38,7 @@ from mupscale.growth import (
     refuse_nonfinite,
     unit_std,
 )
-from mupscale.hf.files.source import Source, StoredTensor, make_header, raw_bytes, read_into
+from mupscale.hf.source import Source, StoredTensor, make_header, raw_bytes, read_into
 from mupscale.system import MupscaleError, open_file, replace_text, show_short, usable_cores
 
 _SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}

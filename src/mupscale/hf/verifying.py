@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from mupscale.checks import verify as train_both
 from mupscale.core import Axis, Entry, Plan, naming
 from mupscale.growth import is_replica, widen
-from mupscale.hf.describe import (
+from mupscale.hf.building import (
     Batch,
-    Times,
     in_one_line,
     make_batches,
     memory_shortage,
@@ -27,18 +26,14 @@ from mupscale.hf.describe import (
     quiet_transformers,
     runs_trusted_code,
     transformers_config,
-    with_layers,
 )
-from mupscale.hf.files import OPTIMIZER_FILE, Source, open_source, plan_growth
-from mupscale.hf.training import compare_optimizer_file, decay_groups, match_plan
-from mupscale.hf.verification.relation import (
-    FreshGrowth,
-    Relation,
-    is_exact,
-    relate,
-    rounding_limit,
-    tensor_differences,
-)
+from mupscale.hf.depths import with_layers
+from mupscale.hf.groups import compare_optimizer_file, decay_groups, match_plan
+from mupscale.hf.multipliers import Times
+from mupscale.hf.output_folder import OPTIMIZER_FILE
+from mupscale.hf.record import plan_growth
+from mupscale.hf.relation import FreshGrowth, Relation, is_exact, relate, rounding_limit, tensor_differences
+from mupscale.hf.source import Source, open_source
 from mupscale.planning import (
     Difference,
     KeepDouble,

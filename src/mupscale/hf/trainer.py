@@ -35,31 +35,16 @@ from mupscale.growth import (
     replica_in_words,
     upscale_untried,
 )
-from mupscale.hf.describe import (
-    AskedGrowth,
-    Config,
-    ConfigFamily,
-    Times,
-    check_depth,
-    depth_operator,
-    names_in_model,
-    plan_layers,
-    quiet_transformers,
-    require_transformers,
-    settle_growth,
-    writers_of,
-)
-from mupscale.hf.files import (
-    CARD_FILE,
-    GrowthStep,
-    Record,
-    count_from_first,
-    open_source,
-    sizes_in_words,
-    write_size_card,
-)
-from mupscale.hf.training import groups
-from mupscale.hf.training.groups import check_rules, match_plan, plan_for_model, shapes_of
+from mupscale.hf import groups
+from mupscale.hf.building import Config, quiet_transformers, require_transformers
+from mupscale.hf.config_family import ConfigFamily, names_in_model
+from mupscale.hf.config_fields import AskedGrowth, settle_growth
+from mupscale.hf.depths import check_depth, depth_operator, plan_layers, writers_of
+from mupscale.hf.groups import check_rules, match_plan, plan_for_model, shapes_of
+from mupscale.hf.multipliers import Times
+from mupscale.hf.output_folder import CARD_FILE, sizes_in_words, write_size_card
+from mupscale.hf.record import GrowthStep, Record, count_from_first
+from mupscale.hf.source import open_source
 from mupscale.optim import DECAY_RULE, FROM_GROUP, clip_grad_norm_, following_rules, widen_scheduler
 from mupscale.system import (
     MupscaleError,

@@ -32,17 +32,13 @@ from mupscale.growth import (
     upscale_untried,
     word_of_operator,
 )
-from mupscale.hf.describe import Config, ConfigFamily, Times, experts_of, grown, layers_of
-from mupscale.hf.files import (
-    RECORD_FILE,
-    GrowthStep,
-    Record,
-    Source,
-    StoredTensor,
-    plan_growth,
-    plan_name,
-    read_into,
-)
+from mupscale.hf.building import Config
+from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.depths import experts_of, layers_of
+from mupscale.hf.multipliers import Times, grown
+from mupscale.hf.record import RECORD_FILE, GrowthStep, Record, plan_growth
+from mupscale.hf.source import Source, StoredTensor, read_into
+from mupscale.hf.stream import plan_name
 from mupscale.planning import Parting
 from mupscale.system import MupscaleError, as_asked
 

@@ -35,17 +35,12 @@ from mupscale.growth import (
     refuse_nonfinite,
     state_factor,
 )
-from mupscale.hf.describe import (
-    Config,
-    ConfigFamily,
-    Times,
-    grown,
-    model_class,
-    plan_mixture,
-    sketch_model,
-    with_layers,
-)
-from mupscale.hf.files import GrowthStep, Record, Source, then_parts
+from mupscale.hf.building import Config, model_class, sketch_model
+from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.depths import plan_mixture, with_layers
+from mupscale.hf.multipliers import Times, grown
+from mupscale.hf.record import GrowthStep, Record, then_parts
+from mupscale.hf.source import Source
 from mupscale.optim import (
     DECAY_RULE,
     FROM_GROUP,

@@ -24,17 +24,10 @@ from mupscale.growth import (
     as_noise,
     word_of_operator,
 )
-from mupscale.hf.describe import (
-    Config,
-    ConfigFamily,
-    ExpertCounts,
-    Times,
-    deep_config,
-    experts_config,
-    plan_experts_files,
-    plan_layers,
-    with_layers,
-)
+from mupscale.hf.building import Config
+from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.depths import ExpertCounts, deep_config, experts_config, plan_experts_files, plan_layers, with_layers
+from mupscale.hf.multipliers import Times
 from mupscale.planning import with_initial
 from mupscale.system import MupscaleError, read_json, replace_text
 
