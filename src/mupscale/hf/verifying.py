@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mupscale.checks import verify as train_both
 from mupscale.core import Axis, Entry, Plan, naming
-from mupscale.growth import is_replica, widen
+from mupscale.growth import widen
 from mupscale.hf.building import (
     Batch,
     in_one_line,
@@ -31,7 +31,7 @@ from mupscale.hf.depths import with_layers
 from mupscale.hf.groups import compare_optimizer_file, decay_groups, match_plan
 from mupscale.hf.multipliers import Times
 from mupscale.hf.output_folder import OPTIMIZER_FILE
-from mupscale.hf.record import plan_growth
+from mupscale.hf.record import GrowthStep, Record
 from mupscale.hf.relation import FreshGrowth, Relation, is_exact, relate, rounding_limit, tensor_differences
 from mupscale.hf.source import Source, open_source
 from mupscale.planning import (
@@ -602,14 +602,13 @@ def _compare_optimizer(relation: Relation, rows: list[ComparisonRow], notes: lis
     if len(wider) > 1 or len(relation.deepened) > 1 or (wider and relation.growths[0] is not wider[0]):
         notes.append(f"Not compared: {OPTIMIZER_FILE}, since it grew several times.")
         return None
-    width, deeper = (next(iter(growths), None) for growths in (wider, relation.deepened))
-    times, grow = (Times(), None) if width is None else (width.times, width.grow)
-    drawn, recorded = grow is not None and not is_replica(grow), relation.plan if deeper is None else None
-    source = relation.small
+    width, deeper = next(iter(wider), GrowthStep(Times())), next(iter(relation.deepened), None)
+    source, recorded = relation.small, relation.plan if deeper is None else None
     try:
-        given = source.config, times, source.shapes
-        plan = plan_growth(relation.before, *given, recorded=recorded, initial=drawn)[1]
-        name, far = compare_optimizer_file(small, wide, source, relation.wide.config, times, plan, grow, deeper)
+        before = relation.before or Record(source.config)
+        plan = width.plan_files(source.shapes, source.config, before, recorded)[1]
+        grown = width.times, plan, width.grow, deeper
+        name, far = compare_optimizer_file(small, wide, source, relation.wide.config, *grown)
     except MupscaleError as error:
         notes.append(f"Not compared: {OPTIMIZER_FILE}, since {error}")
         return None
