@@ -532,7 +532,7 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
     names = [f"{i}" for i in range(8)]
     entry = mu.Entry((size, size), (2 * size, 2 * size), {0: mu.Axis(2, side="out"), 1: mu.Axis(2, side="in")})
     halves = partial(entry.widened, torch.ones(size, size), factor=0.5)
-    pieces = {n: {"exp_avg": training.StateTensor(torch.ones(size, size), entry.wide, halves)} for n in names}
+    pieces = {n: {"exp_avg": training.StateTensor(entry.wide, torch.float32, halves)} for n in names}
     groups = [{"lr": 0.1, "params": list(range(8)), "param_names": names}]
     before, peak, done = _anonymous(), [0], threading.Event()
 
