@@ -157,7 +157,6 @@ def test_the_same_for_any_threads_shards_and_pieces(
     monkeypatch.setattr("mupscale.growth.draws._BLOCK", 1 << 12)  # of which small pieces draw many in vain
     expected = run(tmp_path / "usual", tensors, plan, noise=noise)
     monkeypatch.setattr(stream, "_PIECE", piece)
-    monkeypatch.setattr(stream, "_NOISY_PIECE", piece)
     assert same(expected, run(tmp_path, tensors, plan, noise=noise, threads=threads, shard_size=shard_size))
 
 
