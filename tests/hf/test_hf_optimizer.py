@@ -442,7 +442,7 @@ def test_resuming_something_else_is_refused(case: Case) -> None:
         training.resume_optimizer(case.out, case.wide, torch.optim.SGD)
     with pytest.raises(mu.MupscaleError, match="it belongs to a different model"):
         training.resume_optimizer(case.path, case.wide, torch.optim.AdamW)
-    with pytest.raises(mu.MupscaleError, match="there is no optimizer at"):
+    with pytest.raises(mu.MupscaleError, match="there is no saved optimizer at"):
         training.resume_optimizer(case.folder / "nowhere", case.wide, torch.optim.AdamW)
 
 
@@ -464,7 +464,7 @@ def test_bad_files(case: Case) -> None:
         assert not case.out.exists()
         assert not list(case.folder.glob(".*"))
 
-    refused("there is no optimizer at")
+    refused("there is no saved optimizer at")
     case.path.write_bytes(pickle.dumps({"state": os.system}))
     refused("cannot be loaded safely")
     torch.save({"state": {}, "param_groups": [{"params": [], "hook": os.system}]}, case.path)

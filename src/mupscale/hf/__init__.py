@@ -24,7 +24,7 @@ from mupscale.hf.language_model import LanguageModel, hidden_size, load_language
 from mupscale.hf.multipliers import Times
 from mupscale.hf.record import Record
 from mupscale.hf.source import Source, is_gguf, read_gguf
-from mupscale.hf.upscaling import Upscaled, deepen_checkpoint, upscale
+from mupscale.hf.upscaling import Upscaled, upscale
 from mupscale.hf.verifying import Comparison, verify
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ __all__ = [
     "Times",
     "Upscaled",
     "decay_groups",
-    "deepen_checkpoint",
     "hidden_size",
     "inspect",
     "is_gguf",

@@ -31,6 +31,7 @@ from mupscale.hf.building import Config, model_class, sketch_model
 from mupscale.hf.config_family import ConfigFamily
 from mupscale.hf.depths import plan_mixture, with_layers
 from mupscale.hf.multipliers import Times
+from mupscale.hf.output_folder import OPTIMIZER_FILE
 from mupscale.hf.record import GrowthStep, Record, then_parts
 from mupscale.hf.source import Source
 from mupscale.optim import (
@@ -164,9 +165,6 @@ def refuse_untrainable(model: nn.Module) -> None:
             )
 
 
-OPTIMIZER = "optimizer.pt"
-
-
 @checks_arguments
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Names in two groups, as transformers' Trainer makes them: weight decay for all but biases and norms.
@@ -204,9 +202,9 @@ class SavedOptimizer:
 
 def find_optimizer_file(path: str | Path) -> Path:
     """The file of a saved optimizer, or optimizer.pt in a folder."""
-    file = Path(path) / "optimizer.pt" if Path(path).is_dir() else Path(path)
+    file = Path(path) / OPTIMIZER_FILE if Path(path).is_dir() else Path(path)
     if not file.is_file():
-        raise MupscaleError(f"there is no saved optimizer at {file}")
+        raise MupscaleError(f"there is no saved optimizer at {file}: give what torch.save wrote of its state_dict()")
     return file
 
 
@@ -237,9 +235,7 @@ def read_optimizer(path: Path, model: nn.Module, *, mmap: bool = False) -> Saved
 
 
 def _load(path: Path, mmap: bool) -> dict[str, Any]:
-    if not path.is_file():
-        raise MupscaleError(f"there is no optimizer at {path}: give the file that torch.save wrote of its state_dict()")
-    with path.open("rb") as file:
+    with find_optimizer_file(path).open("rb") as file:
         if not file.read(2).startswith((b"PK", b"\x80")):  # a zip file, or a pickle of earlier versions of torch
             raise MupscaleError(f"{path} was not written by torch.save. Give the optimizer.pt beside the weights")
     try:
@@ -382,8 +378,7 @@ def resume_optimizer(
     >>> folder.cleanup()
     """
     refuse_untrainable(model)
-    path = Path(path)
-    saved = read_optimizer(path / OPTIMIZER if path.is_dir() else path, model)
+    saved = read_optimizer(find_optimizer_file(path), model)
     own, held = traits_of(optimizer_class), {key for state in saved.states.values() for key in state}
     if strangers := held - {*own.state, *own.as_is}:
         raise MupscaleError(

@@ -12,15 +12,11 @@ import torch
 from torch.optim import Optimizer
 
 from mupscale.core import Axis, DecayRule, Entry, Plan, RuleSet, Shape, shapes_in_words
-from mupscale.growth import Deepen, Fresh, FreshValues, NewTensor, Operator, Part
+from mupscale.growth import DEPTH_OPERATORS, Deepen, Fresh, FreshValues, NewTensor, Operator, Part
 from mupscale.hf.building import Config, runs_trusted_code, sketch_model
 from mupscale.hf.config_family import ConfigFamily
-from mupscale.hf.config_fields import Size
-from mupscale.hf.depths import (
-    depth_operator,
-    experts_of,
-    layers_of,
-)
+from mupscale.hf.config_fields import Size, sizes_of
+from mupscale.hf.depths import experts_of, layers_of
 from mupscale.hf.groups import match_plan
 from mupscale.hf.multipliers import Times
 from mupscale.hf.record import GrowthStep, Record, settle_growth, then_parts
@@ -78,7 +74,7 @@ def _overview(config: Config, deeper: GrowthStep, plan: Plan, shapes: Mapping[st
         return DepthOverview("experts", experts, plan, numbers[1] - numbers[0])
     assert deeper.layers is not None
     before, how = layers_of(config) or 0, deeper.deepen
-    old = [n for n, place in enumerate(depth_operator(how).places(before, deeper.layers)) if not place.is_new]
+    old = [n for n, place in enumerate(DEPTH_OPERATORS[how].places(before, deeper.layers)) if not place.is_new]
     start = "write nothing into the residual stream yet, so they change nothing at first"
     if how != "identity":
         start = f"are copies, {_COPIED[how]}, which changes the function"
@@ -175,25 +171,25 @@ class Inspection:
         return len({tuple(factors.items()) for factors in trained})
 
     @property
+    def _is_wider(self) -> bool:
+        return self.depth is None or self.times != Times() or self.fresh is not None
+
+    @property
     def _experts(self) -> list[InspectionRow]:
         """What shares its gradient with copies of itself, and so has other factors than its width gives."""
         return [row for row in self.mixture if row.entry.constants.depth != 1]
 
     def summary(self) -> list[str]:
         """A few sentences."""
-        before, after = map(shorten_number, self.numbers)
-        how = f"--times {self.times}" if self.fresh is None else "fresh units"
-        origin = f"{self.model_type} (planned by running miniatures of it), {before}"
-        lines = [f"{origin} → {after} parameters with {how}"]
+        few, many = self.numbers
+        how = [f"--times {self.times}" if self.fresh is None else "fresh units"] if self._is_wider else []
+        lines = list[str]()
         if self.depth is not None:
-            wider = [f"--times {self.times}"] if self.times != Times() and self.fresh is None else []
-            wider += ["fresh units"] if self.fresh is not None else []
-            after = shorten_number(self.numbers[1] + self.depth.new_numbers)
-            how = " and ".join([*wider, self.depth.what])
-            lines[0] = f"{origin} → {after} parameters with {how}"
-            lines += self.depth.sentences
-            if self.times == Times() and self.fresh is None:
-                return [*lines, *self._history(), *([self._groups()] if self.mixture else [])]
+            many, how, lines = many + self.depth.new_numbers, [*how, self.depth.what], [*self.depth.sentences]
+        numbers = f"{shorten_number(few)} → {shorten_number(many)} parameters with {' and '.join(how)}"
+        lines = [f"{self.model_type} (planned by running miniatures of it), {numbers}", *lines]
+        if not self._is_wider:
+            return [*lines, *self._history(), *([self._groups()] if self.mixture else [])]
         lines += [", ".join(f"{name} {a} → {b}" for name, (a, b) in self.sizes.items())]
         folds = [row.label for row in self.rows if row.entry.fold != 1]
         lines += self._fresh_lines()
@@ -206,7 +202,7 @@ class Inspection:
     def _groups(self) -> str:
         """How many there are, and where their factors stand."""
         groups = f"{self.groups} parameter group{'s' * (self.groups != 1)}"
-        where = "; its factors are in the last columns" if self.times != Times() or self.fresh is not None else ""
+        where = "; its factors are in the last columns" if self._is_wider else ""
         where += "; the table of experts has theirs" if self._experts else ""
         where += "" if self.decay == RuleSet.decay else f"; weight decay follows the rule '{self.decay}'"
         return f"{self.optimizer} gets {groups}{where}"
@@ -254,7 +250,7 @@ class Inspection:
 
     def __str__(self) -> str:
         """The table, in two parts where the terminal is too narrow for one, and the summary."""
-        tables = [] if self.depth is not None and self.times == Times() and self.fresh is None else [self.table()]
+        tables = [self.table()] if self._is_wider else []
         tables += [] if self.depth is None else [self.depth.table()]
         if experts := [(row.label, *map(_short, row.factors.values())) for row in self._experts]:
             tables.append(text_table(("experts, in the model", *_factor_names(self.mixture)), experts, left=1))
@@ -378,7 +374,7 @@ def _inspect(
     family.check_grown(plan, times)
     wide = family.wide_config(times)
     sizes = {n: (config.get(n), v) for n, v in wide.items() if config.get(n) != v and not isinstance(v, dict)}
-    before, after = family.sizes(), ConfigFamily(wide).sizes()
+    before, after = sizes_of(config), sizes_of(wide)
     sizes |= {n: (a, after[n]) for n, a in before.items() if "." in n and a != after[n]}  # of parts
     entries = plan.parameters.values()
     numbers = (sum(math.prod(e.narrow) for e in entries), sum(math.prod(e.wide) for e in entries))

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from mupscale.hf.building import build_model, quiet_transformers
 from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.config_fields import parts_of
 from mupscale.hf.groups import find_optimizer_file, resume_optimizer
 from mupscale.hf.multipliers import PARTS, Times
 from mupscale.hf.output_folder import copy_companions
@@ -58,7 +59,7 @@ def config_at(folder: str | Path, width: int) -> dict[str, Any]:
     """A folder's config.json with another hidden size, and all that goes with it."""
     config = read_config(Path(folder))
     family, hidden = ConfigFamily(config), hidden_size(folder)
-    now = family.parts()
+    now = parts_of(config)
     if width == hidden:
         return dict(config)
     ratio = Fraction(width, hidden)
@@ -82,7 +83,7 @@ def hidden_size(folder: str | Path) -> int:
     16
     """
     config = read_config(Path(folder))
-    sizes = ConfigFamily(config).parts()
+    sizes = parts_of(config)
     if "hidden" not in sizes:
         raise MupscaleError(f"config.json in {folder} has no hidden size that can change")
     return sizes["hidden"]

@@ -23,7 +23,6 @@ from mupscale.growth import (
     Noise,
     Operator,
     SignalNoise,
-    Unit,
     as_noise,
     choose_operator,
     is_replica,
@@ -88,24 +87,15 @@ class GrowthStep:
         return self.times != Times() and not self.draws
 
     @property
-    def _gaussian(self) -> GaussianNoise:
+    def noise(self) -> GaussianNoise:
+        """What copies were given."""
         noise = getattr(self.grow, "noise", None)
         return noise if isinstance(noise, GaussianNoise) else GaussianNoise(0.0)
-
-    @property
-    def noise(self) -> float | Mapping[str, float]:
-        """How much noise copies were given."""
-        return self._gaussian.std
 
     @property
     def is_width(self) -> bool:
         """Whether it became wider, and not deeper or a mixture."""
         return self.layers is None and self.experts is None
-
-    @property
-    def unit(self) -> Unit:
-        """The unit of that noise."""
-        return self._gaussian.unit
 
     def with_noise_as_it_was(self) -> GrowthStep:
         """The step for the record: signal-normalised noise, once given, as the constants that it amounted to."""
@@ -146,13 +136,13 @@ class GrowthStep:
 
     def to_json(self) -> dict[str, Any]:
         """As mupscale.json has it."""
-        content: dict[str, Any] = {"times": self.times.to_json(), "noise": self.noise, "seed": self.seed}
-        content["unit"] = self.unit
+        noise = {"noise": self.noise.std, "seed": self.seed, "unit": self.noise.unit}
+        content: dict[str, Any] = {"times": self.times.to_json(), **noise}
         if self.experts is not None:
             return {**content, "how": "experts", **asdict(self.experts)}
         if self.layers is not None:
             return {**content, "how": self.deepen, "layers": self.layers}
-        if self.grow == Copies(self._gaussian):
+        if self.grow == Copies(self.noise):
             return content
         told = {field.name: getattr(self.grow, field.name) for field in fields(self.grow) if field.name != "noise"}  # type: ignore[arg-type]
         return {**content, "how": word_of_operator(self.grow), **told, "sizes": dict(self.sizes)}

@@ -18,17 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from mupscale.core import Axis, Entry, Plan, expand, index_of_old, places
-from mupscale.growth import (
-    Copies,
-    Fresh,
-    NewTensor,
-    Part,
-    is_replica,
-    upscale_untried,
-    word_of_operator,
-)
+from mupscale.growth import Copies, Fresh, NewTensor, Part, is_replica, upscale_untried, word_of_operator
 from mupscale.hf.building import Config
 from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.config_fields import parts_of, sizes_of
 from mupscale.hf.depths import experts_of, layers_of
 from mupscale.hf.multipliers import Times, grown
 from mupscale.hf.record import RECORD_FILE, GrowthStep, Record
@@ -357,7 +350,7 @@ def _config_after(config: Config, growths: tuple[GrowthStep, ...]) -> Config | N
 def _sizes(config: Config) -> dict[str, Any]:
     layers = layers_of(config)
     experts = {} if (counts := experts_of(config)) == (1, 1) else dict(zip(("experts", "top_k"), counts, strict=True))
-    return {**ConfigFamily(config).sizes(), **({} if layers is None else {"layers": layers}), **experts}
+    return {**sizes_of(config), **({} if layers is None else {"layers": layers}), **experts}
 
 
 def _same_sizes(one: Config | None, other: Config) -> bool:
@@ -376,7 +369,7 @@ def _sizes_in_words(config: Config) -> str:
 
 def _times_between(small: Source, wide: Source) -> Times:
     """Without a record: by the ratios of the configs."""
-    few, many = (ConfigFamily(source.config).parts() for source in (small, wide))
+    few, many = (parts_of(source.config) for source in (small, wide))
     if (
         "hidden" in few
         and few.keys() == many.keys() <= {"hidden", "ffn", "heads", "kv"}

@@ -25,6 +25,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from mupscale import checkpoint
 from mupscale.core import Plan, RuleSet, naming
 from mupscale.growth import (
+    DEPTH_OPERATORS,
     Deepen,
     NewTensor,
     Operator,
@@ -34,14 +35,15 @@ from mupscale.growth import (
     upscale_untried,
 )
 from mupscale.hf import groups
-from mupscale.hf.building import quiet_transformers, require_transformers
+from mupscale.hf.building import require_transformers
 from mupscale.hf.config_family import ConfigFamily, names_in_model
-from mupscale.hf.depths import depth_operator, writers_of
+from mupscale.hf.depths import writers_of
 from mupscale.hf.groups import check_rules, match_plan, plan_for_model, shapes_of
 from mupscale.hf.multipliers import Times
-from mupscale.hf.output_folder import CARD_FILE, sizes_in_words, write_size_card
+from mupscale.hf.output_folder import CARD_FILE, OPTIMIZER_FILE, sizes_in_words, write_size_card
 from mupscale.hf.record import GrowthStep, Record, count_from_first, settle_growth
 from mupscale.hf.source import open_source
+from mupscale.hf.verifying import load_pretrained
 from mupscale.optim import DECAY_RULE, FROM_GROUP, clip_grad_norm_, following_rules, widen_scheduler
 from mupscale.system import (
     MupscaleError,
@@ -194,12 +196,12 @@ def model_like(model: Any, config: Mapping[str, Any]) -> nn.Module:
 def deepen_in_memory(
     model: Any, optimizer: Optimizer, step: GrowthStep, record: Record, lr: float | None = None
 ) -> tuple[nn.Module, Optimizer]:
-    """The model with more layers, whose new weights are those that `deepen_checkpoint` would write, and its optimizer.
+    """The model with more layers, whose new weights are those that `hf.upscale` would write, and its optimizer.
 
     record: of the model before that. lr: as in `upscale`.
     """
     config = model.config.to_dict()
-    deep, operator = model_like(model, step.config_after(config)), depth_operator(step.deepen)
+    deep, operator = model_like(model, step.config_after(config)), DEPTH_OPERATORS[step.deepen]
     made, _ = step.plan_files(shapes_of(model), config, record)
     for name, p in naming.parameters(deep).items():
         if (new := NewTensor.of(name, made, step.seed)) is not None:
@@ -288,8 +290,7 @@ class GrowTrainerCallback(InvariantClipping):
 
     def _check_loaded(self, model: nn.Module, tensors: dict[str, Any], *rest: Any) -> None:
         """Refuse weights of another size, or of another number of layers, than the model has before its growth."""
-        own, names = model.state_dict(), names_in_model(model, tensors)
-        loaded = tensors.keys() if names is None else {one.names[0] for one in names.values()}
+        own, loaded = model.state_dict(), {one.names[0] for one in names_in_model(model, tensors).values()}
         differs = any(own[name].shape != tensor.shape for name, tensor in tensors.items() if name in own)
         differs |= self.asked["layers"] is not None and not loaded <= own.keys()
         if self.plan is None and differs:
@@ -380,7 +381,7 @@ class GrowTrainerCallback(InvariantClipping):
         if isinstance(earlier, GrowTrainerCallback) and earlier.at == self.at:
             return
         model.save_pretrained(folder)
-        torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+        torch.save(optimizer.state_dict(), folder / OPTIMIZER_FILE)
 
     def _warn_of_the_same_rate(self, optimizer: Optimizer) -> None:
         """lr= is easily taken for a rate that the schedule is to begin with."""
@@ -476,13 +477,9 @@ def _load_renamed(model: Any, folder: Path) -> None:
     The Trainer loads by the model's names alone, and would leave such parameters as they are: GPT-NeoX's readout, or a
     mixture's experts.
     """
-    if open_source(folder).tensors.keys() <= model.state_dict().keys():
-        return
-    with quiet_transformers():
-        whole, told = type(model).from_pretrained(folder, dtype=model.dtype, output_loading_info=True)
-    if missing := sorted(told["missing_keys"]):
-        raise MupscaleError(f"{folder} lacks '{missing[0]}', so the run cannot continue from it. Remove that folder")
-    model.load_state_dict(whole.state_dict())
+    source = open_source(folder)
+    if not source.tensors.keys() <= model.state_dict().keys():
+        model.load_state_dict(load_pretrained(source, model.dtype).model.state_dict())
 
 
 def _size(model: Any) -> dict[str, int]:

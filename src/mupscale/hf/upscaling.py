@@ -16,11 +16,12 @@ from mupscale.core import Plan, RuleSet
 from mupscale.growth import Deepen, Fresh, Noise, Operator, SignalNoise, replica_in_words
 from mupscale.hf.building import memory_shortage, require_transformers, runs_trusted_code
 from mupscale.hf.config_family import ConfigFamily, check_nothing_missing
-from mupscale.hf.config_fields import Size
+from mupscale.hf.config_fields import Size, parts_of, sizes_of
 from mupscale.hf.depths import experts_of, layers_of
 from mupscale.hf.groups import find_optimizer_file, widen_optimizer_file
 from mupscale.hf.multipliers import Times
 from mupscale.hf.output_folder import (
+    OPTIMIZER_FILE,
     bytes_bar,
     check_place,
     check_space,
@@ -125,12 +126,13 @@ def upscale(
     hidden … kv: sizes of the wide model, instead of times; what is not named stays; of a model of several parts
     {"text": 1024}. grow: `Fresh()`, the default, which takes any wider size; or `Copies(noise)`, for which `noise=` is
     short, in multiples of a fresh initialisation's. exact: copies without noise, which compute the same for ever, for
-    verification. layers: how many it gets, new ones being what deepen says (`deepen_checkpoint`); with layers alone the
-    width stays. experts: how many copies in place of each feed-forward layer (LLaMA and Mistral as Mixtral, Qwen3 as
-    Qwen3-MoE), or of a mixture's experts, with top_k of them active for a token, and a router that is drawn, or zero if
-    exact. dtype: of the output, else each tensor's own. optimizer: a saved one that goes along, and rules: by which its
-    weight decay grows. verify: compare both, if memory allows. trust_remote_code: run the checkpoint's own code. note:
-    called with lines about what is done, and what to keep in mind, which are warnings otherwise.
+    verification. layers: how many it gets; with layers alone the width stays. deepen: what new ones are, identity (they
+    write nothing into the residual stream, so the function stays), stack (all layers again on top) or interleaved (each
+    copy behind its layer). experts: how many copies in place of each feed-forward layer (LLaMA and Mistral as Mixtral,
+    Qwen3 as Qwen3-MoE), or of a mixture's experts, with top_k of them active for a token, and a router that is drawn,
+    or zero if exact. dtype: of the output, else each tensor's own. optimizer: a saved one that goes along, and rules:
+    by which its weight decay grows. verify: compare both, if memory allows. trust_remote_code: run the checkpoint's own
+    code. note: called with lines about what is done, and what to keep in mind, which are warnings otherwise.
 
     >>> import tempfile, transformers
     >>> folder = tempfile.TemporaryDirectory()
@@ -160,39 +162,6 @@ def upscale(
         note(replica_in_words())
     prepared = _prepare(small, out, width, deeper, shard_size, dtype_of_output(dtype), optimizer, rules)
     return _carry_out(prepared, out, verify, threads, progress, note)
-
-
-@checks_arguments
-def deepen_checkpoint(
-    source: str | Path | Source,
-    out: str | Path,
-    *,
-    layers: int,
-    how: Deepen = "identity",
-    seed: int = 0,
-    shard_size: int | str = "5GB",
-    optimizer: str | Path | None = None,
-    verify: bool = True,
-    progress: bool = True,
-    note: Callable[[str], None] | None = None,
-) -> Upscaled:
-    """Write the checkpoint with so many layers into the folder `out`: `upscale` with `layers=` alone.
-
-    how: identity (new layers write nothing into the residual stream, the function stays), stack (all layers again on
-    top) or interleaved (each copy behind its layer). optimizer … note: as in `upscale`. New layers that are to be
-    identity and are not are an error.
-
-    >>> import tempfile, transformers
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> config = transformers.GPT2Config(n_embd=8, n_layer=2, n_head=2, n_positions=16, vocab_size=11)
-    >>> transformers.GPT2LMHeadModel(config).save_pretrained(f"{folder.name}/small")
-    >>> deepened = deepen_checkpoint(f"{folder.name}/small", f"{folder.name}/deep", layers=3, progress=False)
-    >>> deepened.layers, deepened.comparison.ok
-    ((2, 3), True)
-    >>> folder.cleanup()
-    """
-    told: dict[str, Any] = {"shard_size": shard_size, "optimizer": optimizer, "verify": verify, "progress": progress}
-    return upscale(source, out, layers=layers, deepen=how, seed=seed, note=note, **told)
 
 
 def _warn_of_replica(line: str) -> None:
@@ -231,7 +200,7 @@ class _Prepared:
     @property
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Of the parts that can grow, before and after."""
-        now, then = (ConfigFamily(config).parts() for config in (self.source.config, self.config))
+        now, then = (parts_of(config) for config in (self.source.config, self.config))
         sizes = {part: (size, then[part]) for part, size in now.items()}
         if self.deeper is not None and self.deeper.layers is not None:
             sizes["layers"] = (layers_of(self.source.config) or 0, self.deeper.layers)
@@ -277,7 +246,7 @@ def _prepare(
         grown = width.times, recorded_plan
         widen_optimizer_file(file, None, source, *grown, grow=width.grow, deeper=deeper, rules=rules)
     if deeper is None or width.times != Times() or dtype is not None or width.draws:
-        steps = [replace(width, sizes=ConfigFamily(config).sizes())]
+        steps = [replace(width, sizes=sizes_of(config))]
         record = record.then(steps[0], recorded_plan)
     if deeper is not None:
         shapes = {name: plan[plan.names[name]].wide for name in source.shapes}
@@ -330,7 +299,7 @@ def _write(
     if prepared.optimizer is not None:
         grown = width.times, prepared.recorded_plan
         more: dict[str, Any] = {"grow": width.grow, "deeper": prepared.deeper, "rules": prepared.rules}
-        widen_optimizer_file(prepared.optimizer, folder / "optimizer.pt", prepared.source, *grown, **more)
+        widen_optimizer_file(prepared.optimizer, folder / OPTIMIZER_FILE, prepared.source, *grown, **more)
     return comparison, why
 
 
