@@ -24,7 +24,7 @@ import transformers
 from torch import Tensor, nn
 
 from mupscale import Fresh, MupscaleError, hf
-from mupscale.hf.describe import make_batches, quiet_transformers
+from mupscale.hf.building import make_batches, quiet_transformers
 from mupscale.planning import KeepDouble, tensors_in
 
 PAGE = Path(__file__).parent.parent / "docs" / "huggingface-tried.md"

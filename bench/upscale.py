@@ -41,7 +41,7 @@ def write_llama(folder: Path, size: str, *, zeros: bool = False) -> None:
     """config.json and model.safetensors of a LLaMA with head_dim 64; zeros take no room on the disk."""
     import torch
 
-    from mupscale.hf.files.source import make_header, raw_bytes
+    from mupscale.hf.source import make_header, raw_bytes
 
     hidden, layers, ffn, kv = SIZES[size]
     config = {
@@ -129,7 +129,7 @@ def ours_fresh(source: Path, out: Path, threads: int | None, *, lossless: bool =
 
 
 def output_bytes(source: Path) -> int:
-    from mupscale.hf.files.source import open_source
+    from mupscale.hf.source import open_source
 
     shapes = open_source(source).shapes.values()
     return 4 * sum(math.prod(n if n == 32000 else 2 * n for n in shape) for shape in shapes)

@@ -31,7 +31,7 @@ NOTEBOOKS = sorted((ROOT / "docs").glob("**/*.ipynb"))
 @pytest.fixture(autouse=True)
 def architectures_stay() -> Iterator[None]:
     """What a page registers is forgotten after it, so that no other test meets it."""
-    from mupscale.hf.describe import GIVEN
+    from mupscale.hf.config_family import GIVEN
 
     yield
     GIVEN.clear()

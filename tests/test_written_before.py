@@ -119,7 +119,7 @@ def test_the_record_of_an_upscaled_checkpoint(folder: Path) -> None:
     record = hf.Record.load(folder / "wide")
     content = json.loads((folder / "wide" / "mupscale.json").read_text())
     assert record.config["model_type"] == "gpt2"
-    assert [growth.noise for growth in record.growths] == [0.1]
+    assert [growth.noise.std for growth in record.growths] == [0.1]
     (folder / "again").mkdir()
     record.save(folder / "again")
     assert json.loads((folder / "again" / "mupscale.json").read_text()) == content

@@ -302,7 +302,7 @@ def test_tensors_of_ones_own_in_one_file(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """--describe imports a module that says what they are."""
-    from mupscale.hf.describe import GIVEN
+    from mupscale.hf.config_family import GIVEN
 
     config, tensors = json.loads((small / "config.json").read_text()), read_checkpoint(small)
     write_checkpoint(small, config, {**tensors, "probe.weight": torch.ones(3, config["hidden_size"])})

@@ -26,7 +26,7 @@ from mupscale.cli.arguments import read_yaml
 from mupscale.cli.training import read_recipe, read_run
 from mupscale.data import info, tokenize
 from mupscale.engine import read_outcome
-from mupscale.hf.files import Record
+from mupscale.hf.record import Record
 from mupscale.models import MLP
 from mupscale.report.tuning import load_transfer_check
 from mupscale.study import load_summary

@@ -19,7 +19,7 @@ import hostile_folders
 from hf_files import llama_config, write_checkpoint
 from mupscale import Role, hf
 from mupscale.cli import main
-from mupscale.hf.describe import GIVEN
+from mupscale.hf.config_family import GIVEN
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 RECIPE = "mlp-covtype-tiny"

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from mupscale.core import Entry, Plan
 from mupscale.data import tinyshakespeare
-from mupscale.hf.describe import ConfigFamily, Times
-from mupscale.hf.files.source import make_header
+from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.multipliers import Times
+from mupscale.hf.source import make_header
 
 TOKENS = 90  # of the tokenizer in `folder_with_tokenizer`
 

@@ -18,7 +18,8 @@ import mupscale as mu
 from hf_more_models import GROUPED, MORE, POSITIONS, SIZES, TEXT, TIMES, VOCAB
 from mupscale import Plan
 from mupscale.checks import Report
-from mupscale.hf.describe import ConfigFamily, Times
+from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.multipliers import Times
 from mupscale.planning import KeepDouble, relative_difference
 
 transformers.logging.set_verbosity_error()

@@ -15,8 +15,10 @@ import hf_models as models  # noqa: E402
 from mupscale import Axis, Fresh, MupscaleError  # noqa: E402
 from mupscale.core import places  # noqa: E402
 from mupscale.hf import param_groups, upscale, verify  # noqa: E402
-from mupscale.hf.describe import ConfigFamily, Times  # noqa: E402
-from mupscale.hf.files import Record, open_source  # noqa: E402
+from mupscale.hf.config_family import ConfigFamily  # noqa: E402
+from mupscale.hf.multipliers import Times  # noqa: E402
+from mupscale.hf.record import Record  # noqa: E402
+from mupscale.hf.source import open_source  # noqa: E402
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ pytest.importorskip("accelerate")
 import mupscale as mu  # noqa: E402
 from hf_trainer_runs import rates, small_llama, train  # noqa: E402
 from mupscale import MupscaleError, hf  # noqa: E402
-from mupscale.hf.files import Record  # noqa: E402
+from mupscale.hf.record import Record  # noqa: E402
 
 CONSTANT = {"lr_scheduler_type": "constant", "save_strategy": "steps", "save_steps": 1}
 

@@ -21,21 +21,17 @@ from hf_files import plan_wrongly  # noqa: E402
 from hf_models import build, randomised, tiny  # noqa: E402
 from mupscale import GaussianNoise, MupscaleError  # noqa: E402
 from mupscale.core import Entry  # noqa: E402
-from mupscale.hf.describe import ConfigFamily, memory_shortage  # noqa: E402
-from mupscale.hf.describe.building import (  # noqa: E402
+from mupscale.hf.building import (  # noqa: E402
     make_batches,
+    memory_shortage,
     quiet_transformers,
     sketch_model,
 )
-from mupscale.hf.describe.multipliers import Times  # noqa: E402
-from mupscale.hf.files.source import open_source  # noqa: E402
+from mupscale.hf.config_family import ConfigFamily  # noqa: E402
+from mupscale.hf.multipliers import Times  # noqa: E402
+from mupscale.hf.source import open_source  # noqa: E402
 from mupscale.hf.upscaling import upscale  # noqa: E402
-from mupscale.hf.verification.verifying import (  # noqa: E402
-    compare_outputs,
-    load_pretrained,
-    needed_bytes,
-    verify,
-)
+from mupscale.hf.verifying import compare_outputs, load_pretrained, needed_bytes, verify  # noqa: E402
 
 Q = "model.layers.0.self_attn.q_proj.weight"
 

@@ -16,7 +16,9 @@ import hf_models as models  # noqa: E402
 import mupscale as mu  # noqa: E402
 from mupscale import Rule  # noqa: E402
 from mupscale.core.axes import expand  # noqa: E402
-from mupscale.hf.describe import ConfigFamily, Times, sketch_model  # noqa: E402
+from mupscale.hf.building import sketch_model  # noqa: E402
+from mupscale.hf.config_family import ConfigFamily  # noqa: E402
+from mupscale.hf.multipliers import Times  # noqa: E402
 from slow_cases import with_slow  # noqa: E402
 
 HEADS = [(name, head) for name in models.CONFIGS for head in models.heads_of(name)]

@@ -14,8 +14,8 @@ transformers = pytest.importorskip("transformers")
 
 from hf_models import CONFIGS, EAGER, build, inputs, loss, randomised, tiny  # noqa: E402
 from mupscale import hf  # noqa: E402
-from mupscale.hf.describe import deep_config, layer_origins, writers_of  # noqa: E402
-from mupscale.hf.files import open_source  # noqa: E402
+from mupscale.hf.depths import deep_config, layer_origins, writers_of  # noqa: E402
+from mupscale.hf.source import open_source  # noqa: E402
 from mupscale.planning import KeepDouble, in_double  # noqa: E402
 from mupscale.system import MupscaleError  # noqa: E402
 from slow_cases import with_slow  # noqa: E402
@@ -44,7 +44,7 @@ def stored(folder: Path) -> dict[str, Any]:
 def test_identity_keeps_the_function(name: str, tmp_path: Path) -> None:
     """In float64 to 1e-12; layers keep their kinds, and each kind its place."""
     config = saved(name, tmp_path / "small", torch.float64)
-    deepened = hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=5, verify=False)
+    deepened = hf.upscale(tmp_path / "small", tmp_path / "deep", layers=5, verify=False)
     assert deepened.layers == (1 if name == "whisper" else 2, 5)  # whose decoder has 2
     report = hf.verify(tmp_path / "small", tmp_path / "deep", dtype="float64")
     assert report.ok
@@ -61,7 +61,7 @@ def test_identity_keeps_the_function(name: str, tmp_path: Path) -> None:
 def test_old_layers_have_their_gradients_and_new_ones_learn(name: str, tmp_path: Path) -> None:
     """In float64: output projections move at the first step, all other weights of new layers at the second."""
     config = saved(name, tmp_path / "small", torch.float64)
-    hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=3, verify=False)
+    hf.upscale(tmp_path / "small", tmp_path / "deep", layers=3, verify=False)
     kind = type(build(config))
     batch, plain = in_double(inputs(config, count=1)[0]), {"dtype": torch.float64, **EAGER}
     with KeepDouble():
@@ -92,7 +92,7 @@ def test_new_layers_start_as_the_models_own_initialisation(name: str, tmp_path: 
     wide = {"hidden_size": 64, "d_model": 64, "n_embd": 64, "num_heads": 32 if name == "mamba2" else 4}
     wide = {field: size for field, size in wide.items() if field in CONFIGS[name][2]}
     config = saved(name, tmp_path / "small", **wide)
-    hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=3, verify=False)
+    hf.upscale(tmp_path / "small", tmp_path / "deep", layers=3, verify=False)
     fresh = build(config)
     theirs = type(fresh).from_pretrained(tmp_path / "deep", dtype=torch.float32)  # type: ignore[attr-defined]
     origins = layer_origins(list(dict(fresh.named_parameters())), "identity", 3)
@@ -121,9 +121,9 @@ def test_post_norm_is_refused_and_stacks(name: str, tmp_path: Path) -> None:
     with pytest.raises(
         MupscaleError, match=rf"layers of {name} cannot .* normalises the stream .*post-norm.*take 'stack'"
     ):
-        hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=4)
+        hf.upscale(tmp_path / "small", tmp_path / "deep", layers=4)
     assert not (tmp_path / "deep").exists()
-    stacked = hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=4, how="stack")
+    stacked = hf.upscale(tmp_path / "small", tmp_path / "deep", layers=4, deepen="stack")
     assert stacked.difference is not None
     assert stacked.difference > 1e-3
     assert "copied layers move" in str(stacked)
@@ -135,19 +135,19 @@ def test_a_first_layer_that_holds_less_is_not_copied(tmp_path: Path) -> None:
     saved("modernbert", tmp_path / "small")
     for how in ("stack", "interleaved"):
         with pytest.raises(MupscaleError, match=r"do not all hold the same .*attn_norm.weight'; take 'identity'"):
-            hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=4, how=how)  # type: ignore[arg-type]
-    hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=3)
+            hf.upscale(tmp_path / "small", tmp_path / "deep", layers=4, deepen=how)  # type: ignore[arg-type]
+    hf.upscale(tmp_path / "small", tmp_path / "deep", layers=3)
     both = hf.upscale(tmp_path / "deep", tmp_path / "large", times=2, layers=5, exact=True)  # once more, and wider
     assert both.comparison is not None
     assert both.comparison.ok
     saved("modernbert", tmp_path / "one", num_hidden_layers=1)
     with pytest.raises(MupscaleError, match=r"nothing would be 'model.layers.1.attn_norm.weight'$"):
-        hf.deepen_checkpoint(tmp_path / "one", tmp_path / "other", layers=2)
+        hf.upscale(tmp_path / "one", tmp_path / "other", layers=2)
 
 
 def test_stack_says_by_how_much_outputs_change(tmp_path: Path) -> None:
     saved("llama", tmp_path / "small")
-    stacked = hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=4, how="stack", shard_size="4kB")
+    stacked = hf.upscale(tmp_path / "small", tmp_path / "deep", layers=4, deepen="stack", shard_size="4kB")
     assert stacked.difference is not None
     assert stacked.difference > 0.01
     assert len(list((tmp_path / "deep").glob("model-*.safetensors"))) > 1
@@ -160,15 +160,15 @@ def test_stack_says_by_how_much_outputs_change(tmp_path: Path) -> None:
 def test_settings_of_single_layers(tmp_path: Path) -> None:
     """Lists of numbers of layers, every how many have experts, and how many plain ones come first."""
     saved("qwen3_moe", tmp_path / "moe", mlp_only_layers=[], decoder_sparse_step=2)
-    hf.deepen_checkpoint(tmp_path / "moe", tmp_path / "deep", layers=5)
+    hf.upscale(tmp_path / "moe", tmp_path / "deep", layers=5)
     assert (stored(tmp_path / "deep")["mlp_only_layers"], stored(tmp_path / "deep")["decoder_sparse_step"]) == (
         [0, 1],
         1,
     )
     saved("deepseek_v2", tmp_path / "first")
     with pytest.raises(MupscaleError, match="first 1 layers of this model are plain"):
-        hf.deepen_checkpoint(tmp_path / "first", tmp_path / "stacked", layers=4, how="stack")
-    hf.deepen_checkpoint(tmp_path / "first", tmp_path / "doubled", layers=4, how="interleaved")
+        hf.upscale(tmp_path / "first", tmp_path / "stacked", layers=4, deepen="stack")
+    hf.upscale(tmp_path / "first", tmp_path / "doubled", layers=4, deepen="interleaved")
     assert stored(tmp_path / "doubled")["first_k_dense_replace"] == 2
 
 
@@ -177,7 +177,7 @@ def test_verification_sees_what_was_changed(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     saved("llama", tmp_path / "small")
-    hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=3, verify=False)
+    hf.upscale(tmp_path / "small", tmp_path / "deep", layers=3, verify=False)
     file = tmp_path / "deep" / "model.safetensors"
     right = load_file(file)
     for name in ("2.mlp.down_proj", "0.mlp.up_proj", "2.mlp.up_proj"):
@@ -196,7 +196,7 @@ def test_verification_sees_what_was_changed(tmp_path: Path) -> None:
 def test_lists_of_a_config_that_are_as_long_as_there_are_layers(tmp_path: Path) -> None:
     """Convolutions, limits and tokens are not the layers', however many there are of each."""
     saved("wav2vec2", tmp_path / "sound")
-    hf.deepen_checkpoint(tmp_path / "sound", tmp_path / "deep", layers=3, how="stack", verify=False)
+    hf.upscale(tmp_path / "sound", tmp_path / "deep", layers=3, deepen="stack", verify=False)
     assert [stored(tmp_path / "deep")[field] for field in ("conv_dim", "tdnn_kernel")] == [[6, 10], [2, 1]]
     deep = deep_config({"model_type": "mamba2", "num_hidden_layers": 2, "time_step_limit": [0.0, 9.0]}, "stack", 4)
     assert deep["time_step_limit"] == [0.0, 9.0]
@@ -206,27 +206,27 @@ def test_refused(tmp_path: Path) -> None:
     saved("llama", tmp_path / "llama")
     for layers in (1, 2):
         with pytest.raises(MupscaleError, match=f"has 2 layers. A deeper model needs more than that, not {layers}"):
-            hf.deepen_checkpoint(tmp_path / "llama", tmp_path / "other", layers=layers)
-    with pytest.raises(MupscaleError, match="how= is 'sideways', but must be 'identity', 'stack' or 'interleaved'"):
-        hf.deepen_checkpoint(tmp_path / "llama", tmp_path / "other", layers=3, how="sideways")  # type: ignore[arg-type]
+            hf.upscale(tmp_path / "llama", tmp_path / "other", layers=layers)
+    with pytest.raises(MupscaleError, match="deepen= is 'sideways', but must be 'identity', 'stack' or 'interleaved'"):
+        hf.upscale(tmp_path / "llama", tmp_path / "other", layers=3, deepen="sideways")  # type: ignore[arg-type]
     with pytest.raises(MupscaleError, match="are for a wider model"):
         hf.upscale(tmp_path / "llama", tmp_path / "other", layers=3, noise=1.0)
     config = stored(tmp_path / "llama")
     (tmp_path / "llama" / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
     with pytest.raises(MupscaleError, match=r"layers of .* were not found: its config says 3, but its files have 2"):
-        hf.deepen_checkpoint(tmp_path / "llama", tmp_path / "other", layers=4)
+        hf.upscale(tmp_path / "llama", tmp_path / "other", layers=4)
     assert not (tmp_path / "other").exists()
     opt, _ = tiny("opt", do_layer_norm_before=False)
     build(opt).save_pretrained(tmp_path / "opt")  # type: ignore[operator]
     saved("wav2vec2", tmp_path / "wav2vec2", do_stable_layer_norm=False)
     for name in ("opt", "wav2vec2"):
         with pytest.raises(MupscaleError, match=f"layers of {name} cannot .*post-norm"):
-            hf.deepen_checkpoint(tmp_path / name, tmp_path / "other", layers=4)
+            hf.upscale(tmp_path / name, tmp_path / "other", layers=4)
     weighted = {"architectures": ["WhisperForAudioClassification"], "use_weighted_layer_sum": True}
     whisper, _ = tiny("whisper", **weighted, classifier_proj_size=6)
     build(whisper).save_pretrained(tmp_path / "whisper")  # type: ignore[operator]
     with pytest.raises(MupscaleError, match=r"'layer_weights' of .* weighs the output of each layer"):
-        hf.deepen_checkpoint(tmp_path / "whisper", tmp_path / "other", layers=4)
+        hf.upscale(tmp_path / "whisper", tmp_path / "other", layers=4)
 
 
 def test_inspection(tmp_path: Path) -> None:
@@ -239,6 +239,6 @@ def test_inspection(tmp_path: Path) -> None:
     assert both.depth is not None
     assert both.depth.plan.sources["model.layers.3.mlp.up_proj.weight"].name == "model.layers.1.mlp.up_proj.weight"
     assert "all layers again on top" in str(both)
-    hf.deepen_checkpoint(tmp_path / "llama", tmp_path / "deep", layers=3, verify=False)
+    hf.upscale(tmp_path / "llama", tmp_path / "deep", layers=3, verify=False)
     assert "grown before, to 3 layers (identity)" in str(hf.inspect(tmp_path / "deep"))
     assert open_source(tmp_path / "deep").config["num_hidden_layers"] == 3

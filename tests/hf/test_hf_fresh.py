@@ -22,9 +22,10 @@ import mupscale as mu  # noqa: E402
 from hf_files import read_checkpoint, write_llama  # noqa: E402
 from mupscale import MupscaleError, hf  # noqa: E402
 from mupscale.core import index_of_old  # noqa: E402
-from mupscale.hf.describe import ConfigFamily, Times  # noqa: E402
-from mupscale.hf.files import stream  # noqa: E402
-from mupscale.hf.files.record import GrowthStep, Record  # noqa: E402
+from mupscale.hf import stream  # noqa: E402
+from mupscale.hf.config_family import ConfigFamily  # noqa: E402
+from mupscale.hf.multipliers import Times  # noqa: E402
+from mupscale.hf.record import GrowthStep, Record  # noqa: E402
 from mupscale.hf.upscaling import Upscaled  # noqa: E402
 from slow_cases import with_slow  # noqa: E402
 
@@ -93,7 +94,7 @@ def test_pieces_shards_and_threads_do_not_matter(
     write_llama(tmp_path / "small", dtype)
     sizes = {"hidden": 24, "heads": 6, "ffn": 13}
     grow(tmp_path / "small", tmp_path / "whole", OPERATORS[operator], threads=1, **sizes)
-    monkeypatch.setattr(stream, "_FRESH_PIECE", 50)
+    monkeypatch.setattr(stream, "_PIECE", 50)
     grow(tmp_path / "small", tmp_path / "cut", OPERATORS[operator], threads=3, shard_size="2KB", **sizes)
     whole, cut = read_checkpoint(tmp_path / "whole"), read_checkpoint(tmp_path / "cut")
     assert len(list((tmp_path / "cut").glob("*.safetensors"))) > 1
@@ -106,7 +107,7 @@ def test_the_means_of_a_layer_norms_units_do_not_depend_on_pieces(
 ) -> None:
     save_small(tmp_path / "small", "phi")
     grow(tmp_path / "small", tmp_path / "whole", mu.Fresh(lossless=True))
-    monkeypatch.setattr(stream, "_FRESH_PIECE", 7)
+    monkeypatch.setattr(stream, "_PIECE", 7)
     grow(tmp_path / "small", tmp_path / "cut", mu.Fresh(lossless=True), threads=2)
     whole, cut = read_checkpoint(tmp_path / "whole"), read_checkpoint(tmp_path / "cut")
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
@@ -117,7 +118,7 @@ def test_a_row_of_padding_stays_zero(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with torch.no_grad():
         small.model.embed_tokens.weight[5] = 0.0  # type: ignore[union-attr, operator, index]
     small.save_pretrained(tmp_path / "small")  # type: ignore[operator]
-    monkeypatch.setattr(stream, "_FRESH_PIECE", 10)
+    monkeypatch.setattr(stream, "_PIECE", 10)
     grow(tmp_path / "small", tmp_path / "wide")
     table = read_checkpoint(tmp_path / "wide")["model.embed_tokens.weight"]
     assert [i for i, row in enumerate(table) if bool((row == 0).all())] == [5]

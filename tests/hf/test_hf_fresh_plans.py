@@ -18,8 +18,8 @@ import hf_models as models  # noqa: E402
 import mupscale as mu  # noqa: E402
 from mupscale import MupscaleError, Plan  # noqa: E402
 from mupscale.core import index_of_old, places  # noqa: E402
-from mupscale.hf.describe import ConfigFamily, Times  # noqa: E402
-from mupscale.hf.describe.multipliers import times_to  # noqa: E402
+from mupscale.hf.config_family import ConfigFamily  # noqa: E402
+from mupscale.hf.multipliers import Times, times_to  # noqa: E402
 from mupscale.planning import relative_difference  # noqa: E402
 from slow_cases import with_slow  # noqa: E402
 

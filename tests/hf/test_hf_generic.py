@@ -16,14 +16,15 @@ transformers = pytest.importorskip("transformers")
 
 from hf_models import randomised  # noqa: E402
 from mupscale import Copies, Fresh, MupscaleError, Role, hf  # noqa: E402
-from mupscale.hf.describe import GIVEN, ConfigFamily, Times, config_family  # noqa: E402
-from mupscale.hf.describe.building import quiet_transformers  # noqa: E402
-from mupscale.hf.describe.config_family import InModel, plan_for_files  # noqa: E402
-from mupscale.hf.files.record import Record  # noqa: E402
-from mupscale.hf.files.source import open_source  # noqa: E402
+from mupscale.hf import config_family  # noqa: E402
+from mupscale.hf.building import quiet_transformers  # noqa: E402
+from mupscale.hf.config_family import GIVEN, ConfigFamily, InModel, plan_for_files  # noqa: E402  # noqa: E402
 from mupscale.hf.inspection import inspect  # noqa: E402
+from mupscale.hf.multipliers import Times  # noqa: E402
+from mupscale.hf.record import Record  # noqa: E402
+from mupscale.hf.source import open_source  # noqa: E402
 from mupscale.hf.upscaling import upscale  # noqa: E402
-from mupscale.hf.verification.verifying import Comparison, load_pretrained, verify  # noqa: E402
+from mupscale.hf.verifying import Comparison, load_pretrained, verify  # noqa: E402
 from slow_cases import with_slow  # noqa: E402
 
 SIZES = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 29}
@@ -182,7 +183,7 @@ def test_a_feed_forward_size_that_follows_from_the_hidden_size(tmp_path: Path) -
 def test_a_model_without_a_miniature_is_run_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or it is refused, where memory is too small for that, or nobody knows what it is to be run on."""
     small = saved(tmp_path / "small", *EXACT["arcee"])
-    monkeypatch.setattr("mupscale.hf.describe.miniatures._FEW", 10)
+    monkeypatch.setattr("mupscale.hf.miniatures._FEW", 10)
     assert "(planned by running miniatures of it)" in str(inspect(small, grow=Copies()))
     assert upscale(small, tmp_path / "wide", progress=False, exact=True).comparison is not None
     monkeypatch.setattr("mupscale.system.available_memory", lambda: 600_000_000 - 100_000_000)

@@ -141,7 +141,7 @@ def test_more_layers_go_on_where_the_shallow_model_was(tmp_path: Path) -> None:
     report = hf.verify(narrow, deep, dtype="float64")
     assert report.ok
     assert "the function is the same" in report.verdict
-    hf.deepen_checkpoint(narrow, tmp_path / "deep", layers=5, verify=False, progress=False)
+    hf.upscale(narrow, tmp_path / "deep", layers=5, verify=False, progress=False)
     in_memory, in_files = (transformers.LlamaForCausalLM.from_pretrained(f) for f in (deep, tmp_path / "deep"))
     assert all(torch.equal(p, in_files.get_parameter(n)) for n, p in in_memory.named_parameters())
     new = grown.model.get_parameter("model.layers.1.mlp.down_proj.weight")

@@ -16,7 +16,7 @@ pytest.importorskip("accelerate")
 import mupscale as mu  # noqa: E402
 from hf_trainer_runs import losses, rates, small_llama, train  # noqa: E402
 from mupscale import MupscaleError, hf  # noqa: E402
-from mupscale.hf.files import Record  # noqa: E402
+from mupscale.hf.record import Record  # noqa: E402
 
 TOKENS = torch.arange(8)[None]
 

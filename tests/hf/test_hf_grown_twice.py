@@ -20,9 +20,12 @@ import mupscale as mu  # noqa: E402
 from hf_files import read_checkpoint  # noqa: E402
 from mupscale import MupscaleError, Plan, hf  # noqa: E402
 from mupscale.core import index_of_old  # noqa: E402
-from mupscale.hf.describe import ConfigFamily, Times, sketch_model  # noqa: E402
-from mupscale.hf.files import GrowthStep, Record, count_from_first, open_source  # noqa: E402
-from mupscale.hf.training import match_plan  # noqa: E402
+from mupscale.hf.building import sketch_model  # noqa: E402
+from mupscale.hf.config_family import ConfigFamily  # noqa: E402
+from mupscale.hf.groups import match_plan  # noqa: E402
+from mupscale.hf.multipliers import Times  # noqa: E402
+from mupscale.hf.record import GrowthStep, Record, count_from_first  # noqa: E402
+from mupscale.hf.source import open_source  # noqa: E402
 
 TIED = {"tie_word_embeddings": True}
 NOISY, FRESH = mu.Copies(0.5), mu.Fresh()

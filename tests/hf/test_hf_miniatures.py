@@ -17,8 +17,11 @@ import mupscale as mu  # noqa: E402
 from mupscale import Axis, Plan, Rule, UncheckedPlan  # noqa: E402
 from mupscale.checks.equivalence import Report  # noqa: E402
 from mupscale.core import naming  # noqa: E402
-from mupscale.hf.describe import ConfigFamily, Times, build_model, miniatures  # noqa: E402
-from mupscale.hf.describe.miniatures import initial_law  # noqa: E402
+from mupscale.hf import miniatures  # noqa: E402
+from mupscale.hf.building import build_model  # noqa: E402
+from mupscale.hf.config_family import ConfigFamily  # noqa: E402
+from mupscale.hf.miniatures import initial_law  # noqa: E402
+from mupscale.hf.multipliers import Times  # noqa: E402
 from slow_cases import with_slow  # noqa: E402
 
 SGD: dict[str, Any] = {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.01}

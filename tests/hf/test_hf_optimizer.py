@@ -20,13 +20,12 @@ from torch.optim import Optimizer
 
 import mupscale as mu
 from mupscale import hf
-from mupscale.hf import training
-from mupscale.hf.describe import ConfigFamily
-from mupscale.hf.describe.multipliers import Times
-from mupscale.hf.files.record import GrowthStep, Record
-from mupscale.hf.files.source import Source, open_source
-from mupscale.hf.training import groups as module
-from mupscale.hf.training.groups import match_plan, read_optimizer, widen_optimizer_file
+from mupscale.hf import groups as training
+from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.groups import match_plan, read_optimizer, widen_optimizer_file
+from mupscale.hf.multipliers import Times
+from mupscale.hf.record import GrowthStep, Record
+from mupscale.hf.source import Source, open_source
 from mupscale.planning import KeepDouble
 from slow_cases import with_slow
 
@@ -443,7 +442,7 @@ def test_resuming_something_else_is_refused(case: Case) -> None:
         training.resume_optimizer(case.out, case.wide, torch.optim.SGD)
     with pytest.raises(mu.MupscaleError, match="it belongs to a different model"):
         training.resume_optimizer(case.path, case.wide, torch.optim.AdamW)
-    with pytest.raises(mu.MupscaleError, match="there is no optimizer at"):
+    with pytest.raises(mu.MupscaleError, match="there is no saved optimizer at"):
         training.resume_optimizer(case.folder / "nowhere", case.wide, torch.optim.AdamW)
 
 
@@ -465,7 +464,7 @@ def test_bad_files(case: Case) -> None:
         assert not case.out.exists()
         assert not list(case.folder.glob(".*"))
 
-    refused("there is no optimizer at")
+    refused("there is no saved optimizer at")
     case.path.write_bytes(pickle.dumps({"state": os.system}))
     refused("cannot be loaded safely")
     torch.save({"state": {}, "param_groups": [{"params": [], "hook": os.system}]}, case.path)
@@ -510,7 +509,7 @@ def test_room_is_taken_before_the_file_is_mapped(case: Case, monkeypatch: pytest
     sparse.touch()
     os.truncate(sparse, 1 << 20)
     assert sparse.stat().st_blocks * 512 < 1 << 20
-    module._reserve(sparse)
+    training._reserve(sparse)
     assert sparse.stat().st_blocks * 512 >= 1 << 20
     optimizer = torch.optim.AdamW(case.small.parameters(), lr=1e-2)
     train(case.small, optimizer, batches(1))
@@ -519,7 +518,7 @@ def test_room_is_taken_before_the_file_is_mapped(case: Case, monkeypatch: pytest
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(module, "_reserve", full)
+    monkeypatch.setattr(training, "_reserve", full)
     with pytest.raises(mu.MupscaleError, match=r"No space left on device.*; is there room for it on the disk"):
         case.widened()
     assert not case.out.exists()
@@ -533,7 +532,7 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
     names = [f"{i}" for i in range(8)]
     entry = mu.Entry((size, size), (2 * size, 2 * size), {0: mu.Axis(2, side="out"), 1: mu.Axis(2, side="in")})
     halves = partial(entry.widened, torch.ones(size, size), factor=0.5)
-    pieces = {n: {"exp_avg": module.StateTensor(torch.ones(size, size), entry.wide, halves)} for n in names}
+    pieces = {n: {"exp_avg": training.StateTensor(entry.wide, torch.float32, halves)} for n in names}
     groups = [{"lr": 0.1, "params": list(range(8)), "param_names": names}]
     before, peak, done = _anonymous(), [0], threading.Event()
 
@@ -543,7 +542,7 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    module.write_optimizer(tmp_path / "out.pt", groups, pieces)
+    training.write_optimizer(tmp_path / "out.pt", groups, pieces)
     done.set()
     watcher.join()
     written = (tmp_path / "out.pt").stat().st_size

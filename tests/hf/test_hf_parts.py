@@ -16,11 +16,11 @@ from hf_models import randomised  # noqa: E402
 from mupscale import Fresh, MupscaleError  # noqa: E402
 from mupscale.cli import main  # noqa: E402
 from mupscale.hf import inspect, verify  # noqa: E402
-from mupscale.hf.describe import settle_growth  # noqa: E402
-from mupscale.hf.describe.building import make_batches, quiet_transformers  # noqa: E402
-from mupscale.hf.files import Record, open_source  # noqa: E402
+from mupscale.hf.building import make_batches, quiet_transformers  # noqa: E402
+from mupscale.hf.record import Record, settle_growth  # noqa: E402
+from mupscale.hf.source import open_source  # noqa: E402
 from mupscale.hf.upscaling import upscale  # noqa: E402
-from mupscale.hf.verification.verifying import load_pretrained  # noqa: E402
+from mupscale.hf.verifying import load_pretrained  # noqa: E402
 
 SIZES: dict[str, Any] = {
     "hidden_size": 16,

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from mupscale import MupscaleError
-from mupscale.hf.describe import ConfigFamily, Times
-from mupscale.hf.files.record import GrowthStep, Record
+from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.multipliers import Times
+from mupscale.hf.record import GrowthStep, Record
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 20, "num_attention_heads": 4, "head_dim": 4}
 

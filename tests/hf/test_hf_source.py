@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hf_files import llama_config, llama_tensors, write_checkpoint, write_index, write_llama
-from mupscale.hf.files.source import DTYPES, Source, StoredTensor, make_header, open_source, raw_bytes, read_header
+from mupscale.hf.source import DTYPES, Source, StoredTensor, make_header, open_source, raw_bytes, read_header
 from mupscale.system.errors import MupscaleError
 
 

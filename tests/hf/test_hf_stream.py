@@ -17,11 +17,11 @@ from torch import Tensor, nn
 import mupscale as mu
 from hf_files import llama_config, llama_tensors, read_checkpoint, write_checkpoint
 from mupscale.core import Axis, Constants, Entry, Initial, Plan, expand
-from mupscale.hf.describe import ConfigFamily
-from mupscale.hf.describe.multipliers import Times
-from mupscale.hf.files import stream
-from mupscale.hf.files.source import open_source
-from mupscale.hf.files.stream import arrange_shards, parse_size, pieces, plan_names, write_index, write_shards
+from mupscale.hf import stream
+from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.multipliers import Times
+from mupscale.hf.source import open_source
+from mupscale.hf.stream import arrange_shards, parse_size, pieces, plan_names, write_index, write_shards
 from mupscale.system.errors import MupscaleError
 
 
@@ -157,7 +157,6 @@ def test_the_same_for_any_threads_shards_and_pieces(
     monkeypatch.setattr("mupscale.growth.draws._BLOCK", 1 << 12)  # of which small pieces draw many in vain
     expected = run(tmp_path / "usual", tensors, plan, noise=noise)
     monkeypatch.setattr(stream, "_PIECE", piece)
-    monkeypatch.setattr(stream, "_NOISY_PIECE", piece)
     assert same(expected, run(tmp_path, tensors, plan, noise=noise, threads=threads, shard_size=shard_size))
 
 

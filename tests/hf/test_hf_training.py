@@ -13,17 +13,17 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from mupscale import hf
-from mupscale.hf import training
-from mupscale.hf.describe import ConfigFamily
-from mupscale.hf.describe.multipliers import Times
-from mupscale.hf.files.record import GrowthStep, Record
-from mupscale.hf.training.groups import match_plan
+from mupscale.hf import groups as training
+from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.groups import match_plan
+from mupscale.hf.multipliers import Times
+from mupscale.hf.record import GrowthStep, Record
 from mupscale.planning import KeepDouble
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from mupscale.hf.training.trainer import Clip  # noqa: E402
+from mupscale.hf.trainer import Clip  # noqa: E402
 from slow_cases import with_slow  # noqa: E402
 
 SIZES = {

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from mupscale import MupscaleError  # noqa: E402
 from mupscale.cli import main  # noqa: E402
 from mupscale.hf import inspect, upscale, verify  # noqa: E402
-from mupscale.hf.describe.building import quiet_transformers  # noqa: E402
+from mupscale.hf.building import quiet_transformers  # noqa: E402
 
 CONFIGURATION = """
 from transformers import PretrainedConfig

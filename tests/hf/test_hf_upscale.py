@@ -32,8 +32,8 @@ from hf_files import (
     write_llama,
     write_zeros,
 )
-from mupscale.hf.describe.multipliers import Times
-from mupscale.hf.files.record import GrowthStep, Record
+from mupscale.hf.multipliers import Times
+from mupscale.hf.record import GrowthStep, Record
 from mupscale.hf.upscaling import Upscaled, upscale
 from mupscale.system.errors import MupscaleError
 from mupscale.system.files import appearing
@@ -460,7 +460,7 @@ def test_theory_noise_is_recorded_and_verified(zoo: Any, tmp_path: Path) -> None
     made = upscale(tmp_path / "small", tmp_path / "wide", noise=mu.GaussianNoise(0.01, unit="theory"), dtype="float64")
     assert made.comparison is not None
     assert made.comparison.ok
-    assert Record.load(tmp_path / "wide").growths[0].unit == "theory"
+    assert Record.load(tmp_path / "wide").growths[0].noise.unit == "theory"
 
 
 def test_a_checkpoint_that_lacks_a_layer_is_not_kept(zoo: Any, tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ import mupscale as mu  # noqa: E402
 from hf_models import build, inputs, loss, randomised, tiny  # noqa: E402
 from mupscale import hf  # noqa: E402
 from mupscale.cli.command_table import main  # noqa: E402
-from mupscale.hf.files import Record, open_source  # noqa: E402
-from mupscale.hf.verification.relation import relate  # noqa: E402
-from mupscale.hf.verification.verifying import _compare_optimizer  # noqa: E402
+from mupscale.hf.record import Record  # noqa: E402
+from mupscale.hf.relation import relate  # noqa: E402
+from mupscale.hf.source import open_source  # noqa: E402
+from mupscale.hf.verifying import _compare_optimizer  # noqa: E402
 from mupscale.system import MupscaleError  # noqa: E402
 
 TOKENS = {"input_ids": torch.arange(14).view(2, 7) % 11}
@@ -59,7 +60,7 @@ def test_the_optimizer_goes_on_as_in_memory(name: str, how: Any, tmp_path: Path)
     """The file's state and three steps of training are those of mu.upscale."""
     small, optimizer, batches = trained(name, tmp_path / "small", trainer_groups=name == "gpt2")
     file = tmp_path / "small" / "optimizer.pt"
-    hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=3, how=how, optimizer=file, verify=False)
+    hf.upscale(tmp_path / "small", tmp_path / "deep", layers=3, deepen=how, optimizer=file, verify=False)
     deep = loaded(tmp_path / "deep", small)
     resumed = hf.resume_optimizer(tmp_path / "deep", deep, torch.optim.AdamW)
     other = loaded(tmp_path / "deep", small)
@@ -79,7 +80,7 @@ def test_the_optimizer_goes_on_as_in_memory(name: str, how: Any, tmp_path: Path)
 def test_the_trainers_own_optimizer_takes_the_file(tmp_path: Path) -> None:
     """Two groups, with and without weight decay, stay two groups in the model's order."""
     small, _, _ = trained("gpt2", tmp_path / "small", trainer_groups=True)
-    hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=3, optimizer=tmp_path / "small", verify=False)
+    hf.upscale(tmp_path / "small", tmp_path / "deep", layers=3, optimizer=tmp_path / "small", verify=False)
     deep = loaded(tmp_path / "deep", small)
     named = dict(deep.named_parameters())
     groups: Any = [{**g, "params": [named[n] for n in g["params"]]} for g in hf.decay_groups(deep, 0.1)]
@@ -130,11 +131,11 @@ def test_either_order_and_once_more(tmp_path: Path) -> None:
     """Deeper then wider, wider then deeper: the function stays, and new layers have μP's spread at their width."""
     config, _ = tiny("llama", hidden_size=64, intermediate_size=64)
     randomised(build(config)).save_pretrained(tmp_path / "small")  # type: ignore[operator]
-    hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=3, verify=False)
+    hf.upscale(tmp_path / "small", tmp_path / "deep", layers=3, verify=False)
     hf.upscale(tmp_path / "deep", tmp_path / "deep-wide", times=4, verify=False, progress=False, exact=True)
     hf.upscale(tmp_path / "small", tmp_path / "wide", times=4, verify=False, progress=False, exact=True)
-    hf.deepen_checkpoint(tmp_path / "wide", tmp_path / "wide-deep", layers=4, seed=1, verify=False)
-    hf.deepen_checkpoint(tmp_path / "wide-deep", tmp_path / "more", layers=6, how="stack", verify=False)
+    hf.upscale(tmp_path / "wide", tmp_path / "wide-deep", layers=4, seed=1, verify=False)
+    hf.upscale(tmp_path / "wide-deep", tmp_path / "more", layers=6, deepen="stack", verify=False)
     for small, large in (("small", "deep-wide"), ("small", "wide-deep"), ("wide-deep", "more")):
         report = hf.verify(tmp_path / small, tmp_path / large, dtype="float64")
         assert report.ok, (small, large)
@@ -210,7 +211,7 @@ def test_an_optimizer_of_another_model_is_refused_before_anything_is_written(tmp
     stranger = nn.Linear(3, 3)
     torch.save(torch.optim.AdamW(stranger.parameters()).state_dict(), tmp_path / "other.pt")
     with pytest.raises(MupscaleError, match="it belongs to a different model"):
-        hf.deepen_checkpoint(tmp_path / "small", tmp_path / "deep", layers=3, optimizer=tmp_path / "other.pt")
+        hf.upscale(tmp_path / "small", tmp_path / "deep", layers=3, optimizer=tmp_path / "other.pt")
     assert not (tmp_path / "deep").exists()
 
 

@@ -16,7 +16,7 @@ from torch import nn
 import mupscale as mu
 from crepe_growth import compare
 from mupscale import data, hf
-from mupscale.hf.describe import GIVEN
+from mupscale.hf.config_family import GIVEN
 from published import crepe, folder_of, tones
 
 pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore")]  # of other libraries, about their own future

@@ -4,31 +4,38 @@
 `resume_optimizer`, `Clip`, `GrowTrainerCallback` and `BranchTrainerCallback` are for training; `LanguageModel` is a
 folder's model at any width, for recipes; `register` says what a run of a model cannot show.
 
-Imports go one way: describe (configs and their plans) → files (checkpoints on disk) → training (groups, clipping,
-optimizers) → verification (is it the same model?) → inspection, upscaling, language_model.
+Imports go one way. What is known of a checkpoint before any weight is read: multipliers (by how much each part grows),
+building (the model that a config.json names, and what it is run on), config_fields (what grows in a config), miniatures
+(small models of its kind, and what a run of them shows), config_family (the plan of a checkpoint by all of these),
+depths (more layers, or experts). Its files: source (where tensors lie), stream (the wide ones, filled in pieces),
+record (mupscale.json), output_folder (what else lies there). Training: groups (parameter groups, saved optimizers),
+trainer (callbacks of transformers' Trainer). Is it the same model: relation (the growths between two checkpoints),
+verifying. And the verbs: inspection, upscaling, language_model.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mupscale.hf.describe import Times, register
-from mupscale.hf.files import Record, Source, is_gguf, read_gguf
+from mupscale.hf.config_family import register
+from mupscale.hf.groups import decay_groups, param_groups, plan, resume_optimizer
 from mupscale.hf.inspection import Inspection, inspect
 from mupscale.hf.language_model import LanguageModel, hidden_size, load_language_model, load_language_optimizer
-from mupscale.hf.training import decay_groups, param_groups, plan, resume_optimizer
-from mupscale.hf.upscaling import Upscaled, deepen_checkpoint, upscale
-from mupscale.hf.verification import Comparison, verify
+from mupscale.hf.multipliers import Times
+from mupscale.hf.record import Record
+from mupscale.hf.source import Source, is_gguf, read_gguf
+from mupscale.hf.upscaling import Upscaled, upscale
+from mupscale.hf.verifying import Comparison, verify
 
 if TYPE_CHECKING:
-    from mupscale.hf.training import BranchTrainerCallback, Clip, GrowTrainerCallback
+    from mupscale.hf.trainer import BranchTrainerCallback, Clip, GrowTrainerCallback
 
 
 def __getattr__(name: str) -> Any:
     if name in ("BranchTrainerCallback", "Clip", "GrowTrainerCallback"):  # they import transformers
-        from mupscale.hf import training
+        from mupscale.hf import trainer
 
-        return getattr(training, name)
+        return getattr(trainer, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -44,7 +51,6 @@ __all__ = [
     "Times",
     "Upscaled",
     "decay_groups",
-    "deepen_checkpoint",
     "hidden_size",
     "inspect",
     "is_gguf",

@@ -12,30 +12,17 @@ import torch
 from torch.optim import Optimizer
 
 from mupscale.core import Axis, DecayRule, Entry, Plan, RuleSet, Shape, shapes_in_words
-from mupscale.growth import Copies, Deepen, Fresh, FreshValues, NewTensor, Operator, Part
-from mupscale.hf.describe import (
-    AskedGrowth,
-    Config,
-    ConfigFamily,
-    ExpertCounts,
-    Size,
-    Times,
-    check_depth,
-    depth_operator,
-    experts_config,
-    experts_of,
-    layers_of,
-    plan_experts_files,
-    plan_layers,
-    plan_mixture,
-    runs_trusted_code,
-    settle_experts,
-    settle_growth,
-    sketch_model,
-)
-from mupscale.hf.files import Record, Source, open_source, plan_growth, shorten_number, then_parts
-from mupscale.hf.training import match_plan
-from mupscale.hf.verification import find_record
+from mupscale.growth import DEPTH_OPERATORS, Deepen, Fresh, FreshValues, NewTensor, Operator, Part
+from mupscale.hf.building import Config, runs_trusted_code, sketch_model
+from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.config_fields import Size, sizes_of
+from mupscale.hf.depths import experts_of, layers_of
+from mupscale.hf.groups import match_plan
+from mupscale.hf.multipliers import Times
+from mupscale.hf.record import GrowthStep, Record, settle_growth, then_parts
+from mupscale.hf.relation import find_record
+from mupscale.hf.source import Source, open_source
+from mupscale.hf.stream import shorten_number
 from mupscale.optim import DECAY_RULE, Traits, change_of_decay, default_hyper, inexact_in_words, traits_of
 from mupscale.system import (
     MupscaleError,
@@ -73,41 +60,31 @@ class DepthOverview:
         return text_table(("new tensors", "count", "start as"), rows, left=1)
 
 
-def overview_of_depth(
-    source: Source, layers: int, how: Deepen, times: Times, shapes: Mapping[str, Shape]
-) -> DepthOverview:
-    """What becomes of this checkpoint, which first becomes wider by `times`, to these shapes."""
-    record = find_record(source)
-    check_depth(source.config, how, layers, source.tensors, source.folder)
-    first: Config = source.config if record is None else record.first_config
-    times = times if record is None else record.times * times
-    before = layers_of(source.config) or 0
-    old = [n for n, place in enumerate(depth_operator(how).places(before, layers)) if not place.is_new]
-    plan = plan_layers(shapes, how, layers, first, times)
-    new_numbers = sum(math.prod(entry.wide) for entry in plan.parameters.values() if entry.source.is_new)
+def _overview(config: Config, deeper: GrowthStep, plan: Plan, shapes: Mapping[str, Shape]) -> DepthOverview:
+    """What becomes of a checkpoint of this config that has grown to these shapes, by this plan for its files."""
+    numbers = [sum(map(math.prod, some)) for some in (shapes.values(), (e.wide for e in plan.parameters.values()))]
+    if deeper.experts is not None:
+        few, counts = experts_of(config)[0], deeper.experts
+        changed = "no output" if counts.keeps_function(config) else "the outputs"
+        experts = (
+            f"experts {few} → {counts.experts}, of which a token uses {counts.top_k}: a checkpoint of "
+            f"{deeper.config_after(config)['model_type']}",
+            f"experts are copies of {'the feed-forward layer' if few == 1 else 'experts'}, which changes {changed}",
+        )
+        return DepthOverview("experts", experts, plan, numbers[1] - numbers[0])
+    assert deeper.layers is not None
+    before, how = layers_of(config) or 0, deeper.deepen
+    old = [n for n, place in enumerate(DEPTH_OPERATORS[how].places(before, deeper.layers)) if not place.is_new]
     start = "write nothing into the residual stream yet, so they change nothing at first"
     if how != "identity":
         start = f"are copies, {_COPIED[how]}, which changes the function"
     sentences = (
-        f"layers {before} → {layers} ({how}): the trained ones become layers {_ranges(old)} of the large model. The "
-        "table lists the others, which are new",
+        f"layers {before} → {deeper.layers} ({how}): the trained ones become layers {_ranges(old)} of the large model. "
+        "The table lists the others, which are new",
         f"new layers {start}",
         "more layers change no learning rate",
     )
-    return DepthOverview("more layers", sentences, plan, new_numbers)
-
-
-def overview_of_experts(source: Source, asked: ExpertCounts, shapes: Mapping[str, Shape]) -> DepthOverview:
-    """What becomes of this checkpoint, which first grows to these shapes, as a mixture of so many experts."""
-    plan, few = plan_experts_files(shapes, source.config, asked), experts_of(source.config)[0]
-    numbers = [sum(map(math.prod, some)) for some in (shapes.values(), (e.wide for e in plan.parameters.values()))]
-    changed = "no output" if asked.keeps_function(source.config) else "the outputs"
-    sentences = (
-        f"experts {few} → {asked.experts}, of which a token uses {asked.top_k}: a checkpoint of "
-        f"{experts_config(source.config, asked)['model_type']}",
-        f"experts are copies of {'the feed-forward layer' if few == 1 else 'experts'}, which changes {changed}",
-    )
-    return DepthOverview("experts", sentences, plan, numbers[1] - numbers[0])
+    return DepthOverview("more layers", sentences, plan, numbers[1] - numbers[0])
 
 
 def _start(tensor: NewTensor | None) -> str:
@@ -194,25 +171,25 @@ class Inspection:
         return len({tuple(factors.items()) for factors in trained})
 
     @property
+    def _is_wider(self) -> bool:
+        return self.depth is None or self.times != Times() or self.fresh is not None
+
+    @property
     def _experts(self) -> list[InspectionRow]:
         """What shares its gradient with copies of itself, and so has other factors than its width gives."""
         return [row for row in self.mixture if row.entry.constants.depth != 1]
 
     def summary(self) -> list[str]:
         """A few sentences."""
-        before, after = map(shorten_number, self.numbers)
-        how = f"--times {self.times}" if self.fresh is None else "fresh units"
-        origin = f"{self.model_type} (planned by running miniatures of it), {before}"
-        lines = [f"{origin} → {after} parameters with {how}"]
+        few, many = self.numbers
+        how = [f"--times {self.times}" if self.fresh is None else "fresh units"] if self._is_wider else []
+        lines = list[str]()
         if self.depth is not None:
-            wider = [f"--times {self.times}"] if self.times != Times() and self.fresh is None else []
-            wider += ["fresh units"] if self.fresh is not None else []
-            after = shorten_number(self.numbers[1] + self.depth.new_numbers)
-            how = " and ".join([*wider, self.depth.what])
-            lines[0] = f"{origin} → {after} parameters with {how}"
-            lines += self.depth.sentences
-            if self.times == Times() and self.fresh is None:
-                return [*lines, *self._history(), *([self._groups()] if self.mixture else [])]
+            many, how, lines = many + self.depth.new_numbers, [*how, self.depth.what], [*self.depth.sentences]
+        numbers = f"{shorten_number(few)} → {shorten_number(many)} parameters with {' and '.join(how)}"
+        lines = [f"{self.model_type} (planned by running miniatures of it), {numbers}", *lines]
+        if not self._is_wider:
+            return [*lines, *self._history(), *([self._groups()] if self.mixture else [])]
         lines += [", ".join(f"{name} {a} → {b}" for name, (a, b) in self.sizes.items())]
         folds = [row.label for row in self.rows if row.entry.fold != 1]
         lines += self._fresh_lines()
@@ -225,7 +202,7 @@ class Inspection:
     def _groups(self) -> str:
         """How many there are, and where their factors stand."""
         groups = f"{self.groups} parameter group{'s' * (self.groups != 1)}"
-        where = "; its factors are in the last columns" if self.times != Times() or self.fresh is not None else ""
+        where = "; its factors are in the last columns" if self._is_wider else ""
         where += "; the table of experts has theirs" if self._experts else ""
         where += "" if self.decay == RuleSet.decay else f"; weight decay follows the rule '{self.decay}'"
         return f"{self.optimizer} gets {groups}{where}"
@@ -273,7 +250,7 @@ class Inspection:
 
     def __str__(self) -> str:
         """The table, in two parts where the terminal is too narrow for one, and the summary."""
-        tables = [] if self.depth is not None and self.times == Times() and self.fresh is None else [self.table()]
+        tables = [self.table()] if self._is_wider else []
         tables += [] if self.depth is None else [self.depth.table()]
         if experts := [(row.label, *map(_short, row.factors.values())) for row in self._experts]:
             tables.append(text_table(("experts, in the model", *_factor_names(self.mixture)), experts, left=1))
@@ -353,51 +330,51 @@ def inspect(
     gpt2 (planned by running miniatures of it), 88 → 176 parameters with fresh units
     >>> temporary.cleanup()
     """
-    source = open_source(path)
+    source, rules = open_source(path), rules or RuleSet()
     cls = find_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
-    parts = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
-    counts = None
-    if experts is not None or top_k is not None:
-        counts = settle_experts(source.config, experts or 0, top_k, source.folder, layers=layers)
-    if (layers is not None or counts) and times is None and grow is None and not any(parts.values()):
-        times, grow = 1, Copies()
-    asked = settle_growth(source.config, times=times, sizes=parts, grow=grow)
-    plan, record = _plan(source, asked), find_record(source)
-    made = _inspect(source, plan, record, asked, cls, rules or RuleSet())
-    if layers is None and counts is None:
+    width, deeper = settle_growth(
+        source.config,
+        source.tensors,
+        source.folder,
+        times=times,
+        sizes={"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv},
+        grow=grow,
+        layers=layers,
+        deepen=deepen,
+        experts=experts,
+        top_k=top_k,
+    )
+    record = find_record(source)
+    first = record or Record(source.config)
+    plan, by_model = width.plan_files(source.shapes, source.config, first)
+    made = _inspect(source, plan, record, width, cls, rules)
+    if deeper is None:
         return made
     shapes = {name: plan[plan.names[name]].wide for name in source.shapes}
-    if layers is None:
-        assert counts is not None
-        family = ConfigFamily(source.config)
-        width = match_plan(sketch_model(source.config), family.plan(asked.times, initial=False))
-        whole = then_parts(width, plan_mixture(family.wide_config(asked.times), shapes, counts)[0])
-        mixture = _rows(whole, traits_of(cls), {**default_hyper(cls, {}), DECAY_RULE: (rules or RuleSet()).decay})
-        return replace(made, depth=overview_of_experts(source, counts, shapes), mixture=tuple(mixture))
-    return replace(made, depth=overview_of_depth(source, layers, deepen, asked.times, shapes))
-
-
-def _plan(source: Source, asked: AskedGrowth) -> Plan:
-    """For the tensors of the files."""
-    drawn = not asked.operator.needs_multiples
-    first = find_record(source) if drawn else None
-    return plan_growth(first, source.config, asked.times, source.shapes, initial=drawn)[0]
+    parts, mixture = deeper.plan_files(shapes, width.config_after(source.config), first.then(width))
+    made = replace(made, depth=_overview(source.config, deeper, parts, shapes))
+    if mixture is None or by_model is None:
+        return made
+    whole = then_parts(match_plan(sketch_model(source.config), by_model), mixture)
+    return replace(
+        made, mixture=tuple(_rows(whole, traits_of(cls), {**default_hyper(cls, {}), DECAY_RULE: rules.decay}))
+    )
 
 
 def _inspect(
     source: Source,
     plan: Plan,
     record: Record | None,
-    asked: AskedGrowth,
+    width: GrowthStep,
     optimizer: type[Optimizer],
     rules: RuleSet,
 ) -> Inspection:
-    config, times, fresh, family = source.config, asked.times, asked.fresh, ConfigFamily(source.config)
-    asked.operator.check(plan)
+    config, times, fresh, family = source.config, width.times, width.fresh, ConfigFamily(source.config)
+    width.grow.check(plan)
     family.check_grown(plan, times)
     wide = family.wide_config(times)
     sizes = {n: (config.get(n), v) for n, v in wide.items() if config.get(n) != v and not isinstance(v, dict)}
-    before, after = family.sizes(), ConfigFamily(wide).sizes()
+    before, after = sizes_of(config), sizes_of(wide)
     sizes |= {n: (a, after[n]) for n, a in before.items() if "." in n and a != after[n]}  # of parts
     entries = plan.parameters.values()
     numbers = (sum(math.prod(e.narrow) for e in entries), sum(math.prod(e.wide) for e in entries))

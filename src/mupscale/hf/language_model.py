@@ -12,10 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.hf.describe import PARTS, ConfigFamily, Times, build_model, quiet_transformers
-from mupscale.hf.files import Source, copy_companions, open_source, read_config
-from mupscale.hf.training import find_optimizer_file, resume_optimizer
-from mupscale.hf.verification import load_pretrained
+from mupscale.hf.building import build_model, quiet_transformers
+from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.config_fields import parts_of
+from mupscale.hf.groups import find_optimizer_file, resume_optimizer
+from mupscale.hf.multipliers import PARTS, Times
+from mupscale.hf.output_folder import copy_companions
+from mupscale.hf.source import Source, open_source, read_config
+from mupscale.hf.verifying import load_pretrained
 from mupscale.system import MupscaleError, checks_arguments
 
 
@@ -55,7 +59,7 @@ def config_at(folder: str | Path, width: int) -> dict[str, Any]:
     """A folder's config.json with another hidden size, and all that goes with it."""
     config = read_config(Path(folder))
     family, hidden = ConfigFamily(config), hidden_size(folder)
-    now = family.parts()
+    now = parts_of(config)
     if width == hidden:
         return dict(config)
     ratio = Fraction(width, hidden)
@@ -79,7 +83,7 @@ def hidden_size(folder: str | Path) -> int:
     16
     """
     config = read_config(Path(folder))
-    sizes = ConfigFamily(config).parts()
+    sizes = parts_of(config)
     if "hidden" not in sizes:
         raise MupscaleError(f"config.json in {folder} has no hidden size that can change")
     return sizes["hidden"]

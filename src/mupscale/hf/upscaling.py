@@ -14,44 +14,28 @@ import torch
 
 from mupscale.core import Plan, RuleSet
 from mupscale.growth import Deepen, Fresh, Noise, Operator, SignalNoise, replica_in_words
-from mupscale.hf.describe import (
-    AskedGrowth,
-    ConfigFamily,
-    Size,
-    Times,
-    check_depth,
-    check_nothing_missing,
-    experts_of,
-    layers_of,
-    memory_shortage,
-    plan_mixture,
-    require_transformers,
-    runs_trusted_code,
-    settle_experts,
-    settle_growth,
-)
-from mupscale.hf.files import (
-    GrowthStep,
-    Record,
-    Source,
-    WeightShard,
-    arrange_shards,
+from mupscale.hf.building import memory_shortage, require_transformers, runs_trusted_code
+from mupscale.hf.config_family import ConfigFamily, check_nothing_missing
+from mupscale.hf.config_fields import Size, parts_of, sizes_of
+from mupscale.hf.depths import experts_of, layers_of
+from mupscale.hf.groups import find_optimizer_file, widen_optimizer_file
+from mupscale.hf.multipliers import Times
+from mupscale.hf.output_folder import (
+    OPTIMIZER_FILE,
     bytes_bar,
     check_place,
     check_space,
     dtype_of_output,
     failure_of_writing,
-    open_source,
-    plan_growth,
-    shorten_number,
-    size_in_words,
     write_companions,
     write_model_card,
-    write_shards,
 )
-from mupscale.hf.training import find_optimizer_file, widen_optimizer_file
-from mupscale.hf.verification import Comparison, find_record, is_exact, needed_bytes
-from mupscale.hf.verification import verify as compare
+from mupscale.hf.record import GrowthStep, Record, settle_growth
+from mupscale.hf.relation import find_record, is_exact
+from mupscale.hf.source import Source, open_source
+from mupscale.hf.stream import WeightShard, arrange_shards, shorten_number, size_in_words, write_shards
+from mupscale.hf.verifying import Comparison, needed_bytes
+from mupscale.hf.verifying import verify as compare
 from mupscale.system import MupscaleError, ReplicaWarning, appearing, checks_arguments, warn
 
 __all__ = ["Upscaled"]
@@ -142,12 +126,13 @@ def upscale(
     hidden … kv: sizes of the wide model, instead of times; what is not named stays; of a model of several parts
     {"text": 1024}. grow: `Fresh()`, the default, which takes any wider size; or `Copies(noise)`, for which `noise=` is
     short, in multiples of a fresh initialisation's. exact: copies without noise, which compute the same for ever, for
-    verification. layers: how many it gets, new ones being what deepen says (`deepen_checkpoint`); with layers alone the
-    width stays. experts: how many copies in place of each feed-forward layer (LLaMA and Mistral as Mixtral, Qwen3 as
-    Qwen3-MoE), or of a mixture's experts, with top_k of them active for a token, and a router that is drawn, or zero if
-    exact. dtype: of the output, else each tensor's own. optimizer: a saved one that goes along, and rules: by which its
-    weight decay grows. verify: compare both, if memory allows. trust_remote_code: run the checkpoint's own code. note:
-    called with lines about what is done, and what to keep in mind, which are warnings otherwise.
+    verification. layers: how many it gets; with layers alone the width stays. deepen: what new ones are, identity (they
+    write nothing into the residual stream, so the function stays), stack (all layers again on top) or interleaved (each
+    copy behind its layer). experts: how many copies in place of each feed-forward layer (LLaMA and Mistral as Mixtral,
+    Qwen3 as Qwen3-MoE), or of a mixture's experts, with top_k of them active for a token, and a router that is drawn,
+    or zero if exact. dtype: of the output, else each tensor's own. optimizer: a saved one that goes along, and rules:
+    by which its weight decay grows. verify: compare both, if memory allows. trust_remote_code: run the checkpoint's own
+    code. note: called with lines about what is done, and what to keep in mind, which are warnings otherwise.
 
     >>> import tempfile, transformers
     >>> folder = tempfile.TemporaryDirectory()
@@ -158,59 +143,25 @@ def upscale(
     >>> folder.cleanup()
     """
     small, out, note = open_source(source), Path(out), note or _warn_of_replica
-    sizes, deeper = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}, None
-    how: dict[str, Any] = {"grow": grow, "noise": noise, "exact": exact}
-    if layers is not None or experts is not None or top_k is not None:
-        deeper = GrowthStep(Times(), seed=seed, layers=layers, deepen=deepen)
-        if experts is not None or top_k is not None:
-            counts = settle_experts(small.config, experts or 0, top_k, small.folder, exact=exact, layers=layers)
-            deeper = replace(deeper, experts=counts)
-        if times is None and all(size is None for size in sizes.values()):
-            if grow is not None or noise is not None or (exact and layers is not None):
-                among = "" if layers is not None else ". Noise among experts is for models in memory (docs/experts.md)"
-                raise MupscaleError(
-                    "noise, fresh units and other ways to grow are for a wider model, which more layers or experts "
-                    f"alone do not make: give a width as well (--times 2), or leave them out{among}"
-                )
-            times, how = 1, {"exact": True}
-    asked = settle_growth(small.config, times=times, sizes=sizes, **how)
-    if not exact and asked.is_replica:
+    width, deeper = settle_growth(
+        small.config,
+        small.tensors,
+        small.folder,
+        times=times,
+        sizes={"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv},
+        grow=grow,
+        noise=noise,
+        exact=exact,
+        seed=seed,
+        layers=layers,
+        deepen=deepen,
+        experts=experts,
+        top_k=top_k,
+    )
+    if not exact and width.is_replica:
         note(replica_in_words())
-    prepared = _prepare(small, out, asked, deeper, seed, shard_size, dtype_of_output(dtype), optimizer, rules)
+    prepared = _prepare(small, out, width, deeper, shard_size, dtype_of_output(dtype), optimizer, rules)
     return _carry_out(prepared, out, verify, threads, progress, note)
-
-
-@checks_arguments
-def deepen_checkpoint(
-    source: str | Path | Source,
-    out: str | Path,
-    *,
-    layers: int,
-    how: Deepen = "identity",
-    seed: int = 0,
-    shard_size: int | str = "5GB",
-    optimizer: str | Path | None = None,
-    verify: bool = True,
-    progress: bool = True,
-    note: Callable[[str], None] | None = None,
-) -> Upscaled:
-    """Write the checkpoint with so many layers into the folder `out`: `upscale` with `layers=` alone.
-
-    how: identity (new layers write nothing into the residual stream, the function stays), stack (all layers again on
-    top) or interleaved (each copy behind its layer). optimizer … note: as in `upscale`. New layers that are to be
-    identity and are not are an error.
-
-    >>> import tempfile, transformers
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> config = transformers.GPT2Config(n_embd=8, n_layer=2, n_head=2, n_positions=16, vocab_size=11)
-    >>> transformers.GPT2LMHeadModel(config).save_pretrained(f"{folder.name}/small")
-    >>> deepened = deepen_checkpoint(f"{folder.name}/small", f"{folder.name}/deep", layers=3, progress=False)
-    >>> deepened.layers, deepened.comparison.ok
-    ((2, 3), True)
-    >>> folder.cleanup()
-    """
-    told: dict[str, Any] = {"shard_size": shard_size, "optimizer": optimizer, "verify": verify, "progress": progress}
-    return upscale(source, out, layers=layers, deepen=how, seed=seed, note=note, **told)
 
 
 def _warn_of_replica(line: str) -> None:
@@ -223,24 +174,22 @@ def _warn_of_replica(line: str) -> None:
 class _Prepared:
     """All that is settled before the first tensor is read.
 
-    plan: in width, by the names in the files. recorded_plan: by the model's, which mupscale.json holds. growth: in
-    width; None if that stays. deeper: to more layers or experts, if it gets any. mixture: the plan of these, by the
-    model's names.
+    config: of the larger checkpoint, and record: its mupscale.json. plan: in width, by the names in the files.
+    recorded_plan: by the model's. width, deeper: first it grows in width, if only by 1, so that new layers and routers
+    are drawn at the new one. steps: those of the two that are on record.
     """
 
     source: Source
     config: dict[str, Any]
+    record: Record
     plan: Plan
-    recorded_plan: Plan
-    before: Record | None
+    recorded_plan: Plan | None
     shards: list[WeightShard]
-    asked: AskedGrowth
-    growth: GrowthStep | None
+    width: GrowthStep
     deeper: GrowthStep | None
-    seed: int
+    steps: list[GrowthStep]
     optimizer: Path | None
     rules: RuleSet | None
-    mixture: Plan | None = None
 
     @property
     def numbers(self) -> tuple[int, int]:
@@ -251,7 +200,7 @@ class _Prepared:
     @property
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Of the parts that can grow, before and after."""
-        now, then = (ConfigFamily(config).parts() for config in (self.source.config, self.config))
+        now, then = (parts_of(config) for config in (self.source.config, self.config))
         sizes = {part: (size, then[part]) for part, size in now.items()}
         if self.deeper is not None and self.deeper.layers is not None:
             sizes["layers"] = (layers_of(self.source.config) or 0, self.deeper.layers)
@@ -264,26 +213,12 @@ class _Prepared:
         """Of the weights' files."""
         return sum(shard.bytes for shard in self.shards)
 
-    @property
-    def steps(self) -> list[GrowthStep]:
-        """First in width, so that new layers and routers are drawn at the new one."""
-        return [growth for growth in (self.growth, self.deeper) if growth is not None]
-
-    def record(self) -> Record:
-        """mupscale.json of the larger checkpoint."""
-        record = self.before or Record(self.source.config)
-        record = record if self.rules is None else replace(record, decay=self.rules.decay)
-        for growth in self.steps:
-            record = record.then(growth, self.recorded_plan if growth is self.growth else self.mixture)
-        return record
-
 
 def _prepare(
     source: Source,
     out: Path,
-    asked: AskedGrowth,
+    width: GrowthStep,
     deeper: GrowthStep | None,
-    seed: int,
     shard_size: int | str,
     dtype: torch.dtype | None,
     optimizer: str | Path | None,
@@ -292,43 +227,38 @@ def _prepare(
     if rules is not None and optimizer is None:
         raise MupscaleError("rules are about an optimizer's decay: give the saved optimizer, too (--optimizer-state)")
     check_place(out, source)
-    if deeper is not None and deeper.layers is not None:
-        find_record(source)
-        check_depth(source.config, deeper.deepen, deeper.layers, source.tensors, source.folder)
-    family, times = ConfigFamily(source.config), asked.times
     check_nothing_missing(source.config, source.shapes, source.folder)
-    measured = asked.needs_initial
-    before = find_record(source)
-    plan, recorded_plan = plan_growth(before, source.config, times, source.shapes, initial=measured)
-    config = family.wide_config(times)
-    asked.operator.check(plan)
+    record, steps, parts = find_record(source) or Record(source.config), list[GrowthStep](), None
+    record = record if rules is None else replace(record, decay=rules.decay)
+    plan, recorded_plan = width.plan_files(source.shapes, source.config, record)
+    config = width.config_after(source.config)
+    width.grow.check(plan)
     if dtype is not None:
         fields = [name for name in ("dtype", "torch_dtype") if name in config] or ["dtype"]
         config.update(dict.fromkeys(fields, str(dtype).removeprefix("torch.")))
-    if isinstance(getattr(asked.operator, "noise", None), SignalNoise):
+    if isinstance(getattr(width.grow, "noise", None), SignalNoise):
         raise MupscaleError(
             "signal-normalised noise needs whole tensors, but a checkpoint is widened in pieces. Use GaussianNoise, "
             "with the constants that SignalNoise finds in memory (.effective) if you need them"
         )
     file = None if optimizer is None else find_optimizer_file(optimizer)
     if file is not None:
-        widen_optimizer_file(file, None, source, times, recorded_plan, grow=asked.operator, deeper=deeper, rules=rules)
-    growth, parts = None, None
-    if deeper is None or times != Times() or dtype is not None or measured:
-        growth = GrowthStep(times, asked.operator, seed, ConfigFamily(config).sizes())
-    settled = asked, growth, deeper, seed, file, rules
-    prepared = _Prepared(source, config, plan, recorded_plan, before, [], *settled)
+        grown = width.times, recorded_plan
+        widen_optimizer_file(file, None, source, *grown, grow=width.grow, deeper=deeper, rules=rules)
+    if deeper is None or width.times != Times() or dtype is not None or width.draws:
+        steps = [replace(width, sizes=sizes_of(config))]
+        record = record.then(steps[0], recorded_plan)
     if deeper is not None:
         shapes = {name: plan[plan.names[name]].wide for name in source.shapes}
-        record = before if growth is None else (before or Record(source.config)).then(growth, recorded_plan)
-        parts = deeper.plan_files(shapes, config, record)
-        mixture = None if deeper.experts is None else plan_mixture(config, shapes, deeper.experts)[0]
-        prepared = replace(prepared, config=deeper.config_after(config), mixture=mixture)
-        check_nothing_missing(prepared.config, parts.parameters, f"the checkpoint that grew {deeper}")
-    shards = arrange_shards(source, plan, parts=parts, seed=seed, dtype=dtype, shard_size=shard_size)
-    prepared = replace(prepared, shards=shards)
+        parts, mixture = deeper.plan_files(shapes, config, record)
+        config, record = deeper.config_after(config), record.then(deeper, mixture)
+        steps.append(deeper)
+        check_nothing_missing(config, parts.parameters, f"the checkpoint that grew {deeper}")
+    shards = arrange_shards(source, plan, parts=parts, seed=width.seed, dtype=dtype, shard_size=shard_size)
+    settled = shards, width, deeper, steps, file, rules
+    prepared = _Prepared(source, config, record, plan, recorded_plan, *settled)
     few, many = prepared.numbers
-    family.check_grown(plan, times)
+    ConfigFamily(source.config).check_grown(plan, width.times)
     check_space(out, source, prepared.bytes, 0 if file is None else file.stat().st_size * many // max(1, few))
     return prepared
 
@@ -344,10 +274,10 @@ def _carry_out(
             write_model_card(folder, out.name, prepared.source, *made, checked)
     except OSError as error:
         raise MupscaleError(failure_of_writing(out, error)) from None
-    asked, written = prepared.asked, (prepared.numbers, prepared.bytes, len(prepared.shards))
+    width, written = prepared.width, (prepared.numbers, prepared.bytes, len(prepared.shards))
     deepen = None if prepared.deeper is None or prepared.deeper.layers is None else prepared.deeper.deepen
     carried = prepared.optimizer is not None
-    return Upscaled(out, asked.times, *written, comparison, why, asked.fresh, prepared.sizes, deepen, carried)
+    return Upscaled(out, width.times, *written, comparison, why, width.fresh, prepared.sizes, deepen, carried)
 
 
 def _write(
@@ -356,20 +286,20 @@ def _write(
     """Everything that belongs into the output's folder; the comparison, or why there is none."""
     write_companions(folder, prepared.source, prepared.config, prepared.shards)
     comparison, why = None, "verification is off"
-    grow, fresh = prepared.asked.operator, prepared.asked.fresh
-    prepared.record().save(folder)
+    width, fresh = prepared.width, prepared.width.fresh
+    prepared.record.save(folder)
     with bytes_bar(prepared.bytes, progress) as advance:
         to_write = prepared.shards, folder, prepared.plan
-        write_shards(*to_write, grow=grow, seed=prepared.seed, threads=threads, advance=advance)
+        write_shards(*to_write, grow=width.grow, seed=width.seed, threads=threads, advance=advance)
     if verify:
         comparison, why = _compare(prepared, folder, note)
     if comparison is None and fresh is not None and fresh.lossless:
-        reasons = ConfigFamily(prepared.source.config).obstacles(prepared.asked.times, prepared.plan)
+        reasons = ConfigFamily(prepared.source.config).obstacles(width.times, prepared.plan)
         why += f"; it is not lossless, since {reasons[0]}" if reasons else ""
     if prepared.optimizer is not None:
-        grown = prepared.asked.times, prepared.recorded_plan
-        more: dict[str, Any] = {"grow": prepared.asked.operator, "deeper": prepared.deeper, "rules": prepared.rules}
-        widen_optimizer_file(prepared.optimizer, folder / "optimizer.pt", prepared.source, *grown, **more)
+        grown = width.times, prepared.recorded_plan
+        more: dict[str, Any] = {"grow": width.grow, "deeper": prepared.deeper, "rules": prepared.rules}
+        widen_optimizer_file(prepared.optimizer, folder / OPTIMIZER_FILE, prepared.source, *grown, **more)
     return comparison, why
 
 

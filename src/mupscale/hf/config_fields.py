@@ -1,4 +1,4 @@
-"""What grows in a config: fields by their usual names, in each of its parts; and what is asked of an upscaling.
+"""What grows in a config: fields by their usual names, in each of its parts.
 
 A config of several parts has others in it (text_config, vision_config); a list holds the sizes of stages.
 """
@@ -8,20 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from mupscale.core import Number
-from mupscale.growth import Fresh, Noise, Operator, choose_operator, is_replica
-from mupscale.hf.describe.building import Config, sketch_model, transformers_config
-from mupscale.hf.describe.multipliers import (
-    Times,
-    check_groups,
-    grown,
-    how_to_grow_alike,
-    sizes_by_part,
-    times_to_parts,
-)
+from mupscale.hf.building import Config, sketch_model, transformers_config
+from mupscale.hf.multipliers import Times, grown, how_to_grow_alike
 from mupscale.system import MupscaleError, setting
 
 _FIELDS = {
@@ -241,57 +232,3 @@ Size = int | str | Mapping[str, int]
 
 Sizes = Mapping[str, Size | None]
 """By hidden, ffn, heads and kv; None for what is not asked for."""
-
-
-@dataclass(frozen=True)
-class AskedGrowth:
-    """By how much a model grows, and how."""
-
-    times: Times
-    operator: Operator
-
-    @property
-    def fresh(self) -> Fresh | None:
-        """How it grows by fresh units; None if it does not."""
-        return self.operator if isinstance(self.operator, Fresh) else None
-
-    @property
-    def is_replica(self) -> bool:
-        """Whether the wide model would be copies without noise."""
-        return self.times != Times() and is_replica(self.operator)
-
-    @property
-    def needs_initial(self) -> bool:
-        """Whether anything is drawn, for which initial values have to be known."""
-        return not is_replica(self.operator)
-
-
-def settle_growth(
-    config: Config,
-    *,
-    times: int | str | Mapping[str, int] | Times | None = None,
-    sizes: Sizes | None = None,
-    grow: Operator | None = None,
-    noise: Noise | None = None,
-    exact: bool = False,
-) -> AskedGrowth:
-    """The growth that is meant by multipliers or sizes, an operator or noise; twice as wide if nothing is said.
-
-    exact: by copies without noise.
-    """
-    operator, wanted = choose_operator(grow, noise, exact=exact), sizes_by_part(sizes or {})
-    if wanted and times is not None:
-        raise MupscaleError("give either how much it grows (times) or its new sizes (hidden, ffn, heads, kv)")
-    by_how_much = Times.of(2 if times is None else times, part_names(config))
-    if by_how_much.parts and not part_names(config):
-        raise MupscaleError(
-            f"{setting('times', str(by_how_much))}: a {config.get('model_type')} model has no parts; hidden, ffn, "
-            f"heads and kv grow"
-        )
-    fresh = not operator.needs_multiples
-    if wanted:
-        by_how_much = times_to_parts(wanted, parts_of(config), fresh=fresh)
-    else:
-        by_how_much = by_how_much.for_units(fresh=fresh)
-        by_how_much = check_groups(by_how_much, parts_of(config)) if fresh else by_how_much
-    return AskedGrowth(by_how_much, operator)

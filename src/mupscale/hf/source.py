@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from mupscale.core import Shape
-from mupscale.hf.describe import check_sizes, in_one_line, quiet_transformers, require_transformers
+from mupscale.hf.building import in_one_line, quiet_transformers, require_transformers
+from mupscale.hf.config_family import check_sizes
 from mupscale.system import (
     MupscaleError,
     check_has_config,

@@ -25,41 +25,25 @@ from torch.optim.lr_scheduler import LambdaLR
 from mupscale import checkpoint
 from mupscale.core import Plan, RuleSet, naming
 from mupscale.growth import (
-    Copies,
+    DEPTH_OPERATORS,
     Deepen,
     NewTensor,
     Operator,
-    SignalNoise,
     choose_operator,
     plan_depth,
     replica_in_words,
     upscale_untried,
 )
-from mupscale.hf.describe import (
-    AskedGrowth,
-    Config,
-    ConfigFamily,
-    Times,
-    check_depth,
-    depth_operator,
-    names_in_model,
-    plan_layers,
-    quiet_transformers,
-    require_transformers,
-    settle_growth,
-    writers_of,
-)
-from mupscale.hf.files import (
-    CARD_FILE,
-    GrowthStep,
-    Record,
-    count_from_first,
-    open_source,
-    sizes_in_words,
-    write_size_card,
-)
-from mupscale.hf.training import groups
-from mupscale.hf.training.groups import check_rules, match_plan, plan_for_model, shapes_of
+from mupscale.hf import groups
+from mupscale.hf.building import require_transformers
+from mupscale.hf.config_family import ConfigFamily, names_in_model
+from mupscale.hf.depths import writers_of
+from mupscale.hf.groups import check_rules, match_plan, plan_for_model, shapes_of
+from mupscale.hf.multipliers import Times
+from mupscale.hf.output_folder import CARD_FILE, OPTIMIZER_FILE, sizes_in_words, write_size_card
+from mupscale.hf.record import GrowthStep, Record, count_from_first, settle_growth
+from mupscale.hf.source import open_source
+from mupscale.hf.verifying import load_pretrained
 from mupscale.optim import DECAY_RULE, FROM_GROUP, clip_grad_norm_, following_rules, widen_scheduler
 from mupscale.system import (
     MupscaleError,
@@ -210,16 +194,15 @@ def model_like(model: Any, config: Mapping[str, Any]) -> nn.Module:
 
 @torch.no_grad()
 def deepen_in_memory(
-    model: Any, optimizer: Optimizer, step: GrowthStep, first: Config, times: Times, lr: float | None = None
+    model: Any, optimizer: Optimizer, step: GrowthStep, record: Record, lr: float | None = None
 ) -> tuple[nn.Module, Optimizer]:
-    """The model with more layers, whose new weights are those that `deepen_checkpoint` would write, and its optimizer.
+    """The model with more layers, whose new weights are those that `hf.upscale` would write, and its optimizer.
 
-    first, times: the config of the first small model, and by how much this one is wider. lr: as in `upscale`.
+    record: of the model before that. lr: as in `upscale`.
     """
-    assert step.layers is not None
     config = model.config.to_dict()
-    deep, operator = model_like(model, step.config_after(config)), depth_operator(step.deepen)
-    made = plan_layers(shapes_of(model), step.deepen, step.layers, first, times)
+    deep, operator = model_like(model, step.config_after(config)), DEPTH_OPERATORS[step.deepen]
+    made, _ = step.plan_files(shapes_of(model), config, record)
     for name, p in naming.parameters(deep).items():
         if (new := NewTensor.of(name, made, step.seed)) is not None:
             p.copy_(new.whole(tuple(p.shape), p.dtype))
@@ -284,10 +267,17 @@ class GrowTrainerCallback(InvariantClipping):
                 f"lr={lr!r}"
             )
         check_rules(rules, layers)
-        self.at, self.times, self.grow, self.noise, self.exact, self.seed = at, times, grow, noise, exact, seed
-        self.lr, self.scale_lr = lr, scale_lr
-        self.sizes = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
-        self.layers, self.deepen, self.rules = layers, deepen, rules or RuleSet()
+        self.at, self.exact, self.lr, self.scale_lr, self.rules = at, exact, lr, scale_lr, rules or RuleSet()
+        self.asked: dict[str, Any] = {
+            "times": times,
+            "sizes": {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv},
+            "layers": layers,
+            "deepen": deepen,
+            "grow": grow,
+            "noise": noise,
+            "exact": exact,
+            "seed": seed,
+        }
         self._loading: Any = None
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -300,10 +290,9 @@ class GrowTrainerCallback(InvariantClipping):
 
     def _check_loaded(self, model: nn.Module, tensors: dict[str, Any], *rest: Any) -> None:
         """Refuse weights of another size, or of another number of layers, than the model has before its growth."""
-        own, names = model.state_dict(), names_in_model(model, tensors)
-        loaded = tensors.keys() if names is None else {one.names[0] for one in names.values()}
+        own, loaded = model.state_dict(), {one.names[0] for one in names_in_model(model, tensors).values()}
         differs = any(own[name].shape != tensor.shape for name, tensor in tensors.items() if name in own)
-        differs |= self.layers is not None and not loaded <= own.keys()
+        differs |= self.asked["layers"] is not None and not loaded <= own.keys()
         if self.plan is None and differs:
             raise MupscaleError(
                 f"this checkpoint holds the model that grew after step {self.at}, but this Trainer's model has not "
@@ -325,9 +314,9 @@ class GrowTrainerCallback(InvariantClipping):
         elif state.global_step < self.at:
             earlier = [one for one in growths_of(kwargs["model"]) if one.at < self.at and one.plan is None]
             if not earlier:  # else it cannot be judged yet
-                asked = self._asked(kwargs["model"])
-                _family_of(kwargs["model"]).plan(asked.times, initial=False)
-                if asked.is_replica and not self.exact:
+                width, _ = self._asked(kwargs["model"])
+                _family_of(kwargs["model"]).plan(width.times, initial=False)
+                if width.is_replica and not self.exact:
                     warn(replica_in_words(), ReplicaWarning)
             if state.max_steps < self.at:
                 warn(
@@ -392,7 +381,7 @@ class GrowTrainerCallback(InvariantClipping):
         if isinstance(earlier, GrowTrainerCallback) and earlier.at == self.at:
             return
         model.save_pretrained(folder)
-        torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+        torch.save(optimizer.state_dict(), folder / OPTIMIZER_FILE)
 
     def _warn_of_the_same_rate(self, optimizer: Optimizer) -> None:
         """lr= is easily taken for a rate that the schedule is to begin with."""
@@ -402,15 +391,9 @@ class GrowTrainerCallback(InvariantClipping):
                 f"rates from here on, give lr={self.lr / 2:g}"
             )
 
-    def _asked(self, model: nn.Module) -> AskedGrowth:
+    def _asked(self, model: nn.Module) -> tuple[GrowthStep, GrowthStep | None]:
         config = model.config.to_dict()  # type: ignore[union-attr, operator]
-        if self.layers is not None:
-            is_wider = self.times is not None or self.grow is not None or any(self.sizes.values())
-            check_depth(config, self.deepen, self.layers, shapes_of(model), "the model")
-            if not is_wider:
-                return settle_growth(config, times=1, exact=True)
-        how: dict[str, Any] = {"grow": self.grow, "noise": self.noise, "exact": self.exact}
-        return settle_growth(config, times=self.times, sizes=self.sizes, **how)
+        return settle_growth(config, shapes_of(model), **self.asked)
 
     def _grow(self, model: nn.Module, optimizer: Optimizer, scheduler: Any) -> None:
         with following_rules(optimizer, self.rules):
@@ -418,26 +401,25 @@ class GrowTrainerCallback(InvariantClipping):
 
     def _grow_in_place(self, model: nn.Module, optimizer: Optimizer, scheduler: Any) -> None:
         """Grow all three in place, since the Trainer's loop holds on to them."""
-        asked, config = self._asked(model), model.config.to_dict()  # type: ignore[union-attr, operator]
+        (width, deeper), config = self._asked(model), model.config.to_dict()  # type: ignore[union-attr, operator]
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         config |= {"architectures": [type(model).__name__], "dtype": dtype}  # a config has them once it was saved
         earlier, lr = find_in_charge(model), self._new_rate(optimizer)
         record = (earlier and earlier.record) or Record(config)
-        grown, grown_optimizer, is_wider = nn.Module.__new__(type(model)), optimizer, asked.times != Times()
+        grown, grown_optimizer, is_wider = nn.Module.__new__(type(model)), optimizer, width.times != Times()
         grown.__dict__.update(model.__dict__)
-        if is_wider or self.layers is None:
-            grown, grown_optimizer = self._wider(grown, optimizer, asked, record, lr if self.layers is None else None)
-            record = self._record_width(record, config, asked)
-        if self.layers is not None:
-            step = GrowthStep(Times(), seed=self.seed, layers=self.layers, deepen=self.deepen)
+        if is_wider or deeper is None:
+            family = ConfigFamily(config)
+            plan = count_from_first(record, family.plan(width.times, initial=width.draws))
+            grown, grown_optimizer = _wider(grown, optimizer, width, family, plan, lr if deeper is None else None)
+            record = record.then(width.with_noise_as_it_was(), plan)
+        if deeper is not None:
             from_group = [group.get(FROM_GROUP) for group in grown_optimizer.param_groups]
-            grown, grown_optimizer = deepen_in_memory(
-                grown, grown_optimizer, step, record.first_config, record.times, lr
-            )
+            grown, grown_optimizer = deepen_in_memory(grown, grown_optimizer, deeper, record, lr)
             if is_wider:  # schedulers go by the groups of the first optimizer
                 for group in grown_optimizer.param_groups:
                     group[FROM_GROUP] = from_group[group[FROM_GROUP]]
-            record = record.then(step)
+            record = record.then(deeper)
         record = replace(record, decay=optimizer.param_groups[0].get(DECAY_RULE, record.decay))
         widened = None if scheduler is None else widen_scheduler(scheduler, grown_optimizer)
         model.__dict__.clear()
@@ -461,29 +443,19 @@ class GrowTrainerCallback(InvariantClipping):
             )
         return rates[0] * self.scale_lr
 
-    def _record_width(self, record: Record, config: Config, asked: AskedGrowth) -> Record:
-        """The record after a growth in width; what is drawn counts from the first model, where this one grew before."""
-        operator = asked.operator
-        if isinstance(operator, Copies) and isinstance(operator.noise, SignalNoise):
-            operator = replace(operator, noise=operator.noise.effective or 0.0)
-        step = GrowthStep(asked.times, operator, self.seed)
-        plan = ConfigFamily(config).plan(asked.times, initial=not operator.needs_multiples)
-        return record.then(step, count_from_first(record, plan))
 
-    def _wider(
-        self, narrow: nn.Module, optimizer: Optimizer, asked: AskedGrowth, record: Record, lr: float | None
-    ) -> tuple[nn.Module, Optimizer]:
-        family = _family_of(narrow)
-        plan = count_from_first(record, match_plan(narrow, family.plan(asked.times)))
-        asked.operator.check(plan)
-        wide = model_like(narrow, family.wide_config(asked.times))
-        _, grown = upscale_untried(narrow, wide, plan, optimizer, grow=asked.operator, lr=lr, seed=self.seed)
-        assert grown is not None
-        is_lossless = asked.fresh is not None and asked.fresh.lossless
-        reasons = family.obstacles(asked.times, plan) if is_lossless else []
-        if reasons:
-            warn(f"the growth is not lossless: {'; '.join(reasons)}")
-        return wide, grown
+def _wider(
+    narrow: nn.Module, optimizer: Optimizer, width: GrowthStep, family: ConfigFamily, plan: Plan, lr: float | None
+) -> tuple[nn.Module, Optimizer]:
+    plan = match_plan(narrow, plan)
+    width.grow.check(plan)
+    wide = model_like(narrow, family.wide_config(width.times))
+    _, grown = upscale_untried(narrow, wide, plan, optimizer, grow=width.grow, lr=lr, seed=width.seed)
+    assert grown is not None
+    is_lossless = width.fresh is not None and width.fresh.lossless
+    if reasons := family.obstacles(width.times, plan) if is_lossless else []:
+        warn(f"the growth is not lossless: {'; '.join(reasons)}")
+    return wide, grown
 
 
 def _family_of(model: Any) -> ConfigFamily:
@@ -505,13 +477,9 @@ def _load_renamed(model: Any, folder: Path) -> None:
     The Trainer loads by the model's names alone, and would leave such parameters as they are: GPT-NeoX's readout, or a
     mixture's experts.
     """
-    if open_source(folder).tensors.keys() <= model.state_dict().keys():
-        return
-    with quiet_transformers():
-        whole, told = type(model).from_pretrained(folder, dtype=model.dtype, output_loading_info=True)
-    if missing := sorted(told["missing_keys"]):
-        raise MupscaleError(f"{folder} lacks '{missing[0]}', so the run cannot continue from it. Remove that folder")
-    model.load_state_dict(whole.state_dict())
+    source = open_source(folder)
+    if not source.tensors.keys() <= model.state_dict().keys():
+        model.load_state_dict(load_pretrained(source, model.dtype).model.state_dict())
 
 
 def _size(model: Any) -> dict[str, int]:

@@ -20,17 +20,10 @@ from torch import nn
 
 from mupscale.core import Axis, Constants, Entry, Initial, Plan, Role, Shape, naming
 from mupscale.growth import obstacles, without_gains
-from mupscale.hf.describe.building import Config, sketch_model
-from mupscale.hf.describe.config_fields import (
-    FIELDS,
-    HEAD_DIM,
-    ffn_that_follows_hidden,
-    parts_of,
-    sizes_of,
-    wide_config,
-)
-from mupscale.hf.describe.miniatures import LAYERS, initial_law, moves_outputs, plan_by_miniatures
-from mupscale.hf.describe.multipliers import Times, grown
+from mupscale.hf.building import Config, sketch_model
+from mupscale.hf.config_fields import FIELDS, HEAD_DIM, ffn_that_follows_hidden, parts_of, sizes_of, wide_config
+from mupscale.hf.miniatures import LAYERS, initial_law, moves_outputs, plan_by_miniatures
+from mupscale.hf.multipliers import Times, grown
 from mupscale.planning import with_initial
 from mupscale.system import MupscaleError, checks_arguments, not_advising, setting, show_short
 
@@ -90,8 +83,8 @@ class InModel:
     in_a_row: bool = True
 
 
-def names_in_model(model: nn.Module, names: Iterable[str]) -> dict[str, InModel] | None:
-    """By transformers' own table of what is called otherwise in files, or split; None where it has none."""
+def names_in_model(model: nn.Module, names: Collection[str]) -> dict[str, InModel]:
+    """By transformers' own table of what is called otherwise in files, or split."""
     try:
         from transformers import conversion_mapping
         from transformers import core_model_loading as loading
@@ -103,7 +96,7 @@ def names_in_model(model: nn.Module, names: Iterable[str]) -> dict[str, InModel]
         found = {n: loading.rename_source_key(n, renamed, converted, prefix, own) for n in names}
         return {n: _all_targets(first, pattern, converted) for n, (first, pattern) in found.items()}
     except (ImportError, AttributeError, TypeError):  # another version of transformers
-        return None
+        return {name: InModel((name,)) for name in names}
 
 
 def _all_targets(first: str, pattern: str | None, converted: Iterable[Any]) -> InModel:
@@ -125,7 +118,7 @@ def plan_for_files(
     shapes: of the narrow checkpoint's tensors. grown_sizes: what sizes of the model become, for tensors that it lacks.
     """
     model = sketch_model(config)
-    names = names_in_model(model, shapes) or {name: InModel((name,)) for name in shapes}
+    names = names_in_model(model, shapes)
     ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     entries: dict[str, Entry] = {}
     whole: dict[str, str] = {}
@@ -160,7 +153,7 @@ def plan_for_files(
 def names_beside(config: Config, plan: Plan, shapes: Mapping[str, Shape]) -> list[str]:
     """Names in files of which the plan of the model tells nothing, nor anybody else."""
     model = sketch_model(config)
-    names = names_in_model(model, shapes) or {name: InModel((name,)) for name in shapes}
+    names = names_in_model(model, shapes)
     ignored = [_OLD, *map(re.compile, getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())]
     given = GIVEN.get(str(config.get("model_type")), {})
     return [
@@ -283,10 +276,7 @@ def check_sizes(config: Mapping[str, Any], shapes: Mapping[str, Shape], folder: 
 def check_nothing_missing(config: Mapping[str, Any], names: Collection[str], folder: object) -> None:
     """Refuse files that lack a parameter of the model that transformers builds from the config."""
     model = sketch_model(config)
-    held = names_in_model(model, names)
-    if held is None:  # by this version of transformers
-        return
-    given = {name for tensor in held.values() for name in tensor.names}
+    given = {name for tensor in names_in_model(model, names).values() for name in tensor.names}
     ignored = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_missing", None) or ()]
     groups: dict[int, list[str]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -311,14 +301,6 @@ class ConfigFamily:
         """config.json of the wide model."""
         return wide_config(self.config, times)
 
-    def sizes(self) -> dict[str, Any]:
-        """Every size that can grow, and head_dim, by the names of their fields."""
-        return sizes_of(self.config)
-
-    def parts(self) -> dict[str, int]:
-        """The sizes that can be asked for: hidden, ffn, heads and kv, as far as the config has them."""
-        return parts_of(self.config)
-
     def is_tied(self) -> bool:
         """Whether the model has a readout that is its embedding."""
         model: Any = sketch_model(self.config)
@@ -331,7 +313,7 @@ class ConfigFamily:
     def obstacles(self, times: Times, plan: Plan) -> list[str]:
         """Why a growth by this plan that is to keep the function cannot; empty where it can, or nothing is known."""
         wide = self.wide_config(times)
-        widths = {n for name, n in self.sizes().items() if isinstance(n, int) and wide.get(name) != n}
+        widths = {n for name, n in sizes_of(self.config).items() if isinstance(n, int) and wide.get(name) != n}
         reasons = [*obstacles(nn.Module(), plan), *without_gains(naming.modules(sketch_model(self.config)), widths)]
         with suppress(MupscaleError):  # no miniature grows so, and a comparison may tell
             if not reasons and plan.norms and moves_outputs(self.config, times):
@@ -362,10 +344,7 @@ class ConfigFamily:
     ) -> Plan:
         """The plan for the tensors of the files, which have these narrow shapes. recorded: by the model's names."""
         by_model = self.plan(times, initial=initial) if recorded is None else recorded
-        now, then = (
-            self.parts(),
-            ConfigFamily(self.wide_config(times)).parts() if times != Times() else self.parts(),
-        )
+        now, then = (parts_of(each) for each in (self.config, self.wide_config(times)))
         sizes = {size: then[part] for part, size in reversed(now.items())}
         strangers = names_beside(self.config, by_model, shapes)
         if strangers and (other := class_with(self.config, strangers)):

@@ -18,10 +18,12 @@ import torch
 
 from mupscale.core import RuleSet
 from mupscale.growth import Copies, word_of_operator
-from mupscale.hf.describe import Config, ConfigFamily, layers_of
-from mupscale.hf.files.record import RECORD_FILE, GrowthStep, Record
-from mupscale.hf.files.source import Source
-from mupscale.hf.files.stream import WeightShard, size_in_words, write_index
+from mupscale.hf.building import Config
+from mupscale.hf.config_fields import parts_of
+from mupscale.hf.depths import layers_of
+from mupscale.hf.record import RECORD_FILE, GrowthStep, Record
+from mupscale.hf.source import Source
+from mupscale.hf.stream import WeightShard, size_in_words, write_index
 from mupscale.system import MupscaleError, is_taken, make_folder, open_display, open_file, replace_text
 
 _DTYPES: dict[str, torch.dtype] = {n: getattr(torch, n) for n in ("float32", "bfloat16", "float16", "float64")}
@@ -227,7 +229,7 @@ def write_size_card(folder: Path, name: str, config: Config, story: str) -> None
 
 def sizes_in_words(config: Config) -> dict[str, int]:
     """The sizes of a config's model that can grow, under the names that a reader knows."""
-    sizes = {**ConfigFamily(config).parts(), "layers": layers_of(config)}
+    sizes = {**parts_of(config), "layers": layers_of(config)}
     return {_PARTS.get(part, part): size for part, size in sizes.items() if size is not None}
 
 
@@ -288,8 +290,8 @@ def _how(growth: GrowthStep) -> str:
         how = f"trained units stayed and new ones were drawn beside them ({kind}fresh units, seed {growth.seed})"
     elif type(growth.grow) is not Copies:
         how = f"new units were made by {word_of_operator(growth.grow)} (seed {growth.seed})"
-    elif growth.noise:
-        how = f"units were copied, and noise was added (level {growth.noise}, seed {growth.seed})"
+    elif growth.noise.std:
+        how = f"units were copied, and noise was added (level {growth.noise.std}, seed {growth.seed})"
     else:
         how = (
             "units were copied without noise, so it computes what the small model computes, and stays a replica of it "

@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mupscale.core import Plan, Role, Shape, naming
 from mupscale.growth import Copies, Fresh, upscale_untried
-from mupscale.hf.describe.building import (
+from mupscale.hf.building import (
     IN_MEMORY,
     Batch,
     Config,
@@ -43,7 +43,7 @@ from mupscale.hf.describe.building import (
     sketch_model,
     transformers_config,
 )
-from mupscale.hf.describe.config_fields import (
+from mupscale.hf.config_fields import (
     FIELDS,
     HEAD_DIM,
     growable_form,
@@ -53,7 +53,7 @@ from mupscale.hf.describe.config_fields import (
     parts_of,
     wide_config,
 )
-from mupscale.hf.describe.multipliers import Times
+from mupscale.hf.multipliers import Times
 from mupscale.planning import (
     How,
     KeepDouble,

@@ -1,12 +1,13 @@
-"""mupscale.json, beside a wide checkpoint: how it grew, so that a learning rate of the small model can be used on.
+"""One growth of a checkpoint: as it is asked for, planned, and kept in mupscale.json beside the wide checkpoint.
 
-Initial values of a model that grows once more count from the first model, too.
+That file tells how it grew, so that a learning rate of the small model can be used on. Initial values of a model that
+grows once more count from the first model, too.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import reduce
 from pathlib import Path
@@ -19,24 +20,31 @@ from mupscale.growth import (
     Deepen,
     Fresh,
     GaussianNoise,
+    Noise,
     Operator,
-    Unit,
+    SignalNoise,
     as_noise,
+    choose_operator,
+    is_replica,
     word_of_operator,
 )
-from mupscale.hf.describe import (
-    Config,
-    ConfigFamily,
+from mupscale.hf.building import Config
+from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.config_fields import Sizes, part_names, parts_of
+from mupscale.hf.depths import (
     ExpertCounts,
-    Times,
+    check_depth,
     deep_config,
     experts_config,
     plan_experts_files,
     plan_layers,
+    plan_mixture,
+    settle_experts,
     with_layers,
 )
+from mupscale.hf.multipliers import Times, check_groups, sizes_by_part, times_to_parts
 from mupscale.planning import with_initial
-from mupscale.system import MupscaleError, read_json, replace_text
+from mupscale.system import MupscaleError, read_json, replace_text, setting
 
 RECORD_FILE = "mupscale.json"
 _FORMAT = "mupscale.hf/2"
@@ -69,24 +77,31 @@ class GrowthStep:
         return self.grow if isinstance(self.grow, Fresh) else None
 
     @property
-    def _gaussian(self) -> GaussianNoise:
-        noise = getattr(self.grow, "noise", None)
-        return noise if isinstance(noise, GaussianNoise) else GaussianNoise(0.0)
+    def draws(self) -> bool:
+        """Whether anything is drawn, for which initial values have to be known."""
+        return not is_replica(self.grow)
 
     @property
-    def noise(self) -> float | Mapping[str, float]:
-        """How much noise copies were given."""
-        return self._gaussian.std
+    def is_replica(self) -> bool:
+        """Whether the wide model is copies without noise."""
+        return self.times != Times() and not self.draws
+
+    @property
+    def noise(self) -> GaussianNoise:
+        """What copies were given."""
+        noise = getattr(self.grow, "noise", None)
+        return noise if isinstance(noise, GaussianNoise) else GaussianNoise(0.0)
 
     @property
     def is_width(self) -> bool:
         """Whether it became wider, and not deeper or a mixture."""
         return self.layers is None and self.experts is None
 
-    @property
-    def unit(self) -> Unit:
-        """The unit of that noise."""
-        return self._gaussian.unit
+    def with_noise_as_it_was(self) -> GrowthStep:
+        """The step for the record: signal-normalised noise, once given, as the constants that it amounted to."""
+        if isinstance(self.grow, Copies) and isinstance(self.grow.noise, SignalNoise):
+            return replace(self, grow=replace(self.grow, noise=self.grow.noise.effective or 0.0))
+        return self
 
     def __str__(self) -> str:
         """For a message: by 2 in width, or to 24 layers."""
@@ -102,26 +117,32 @@ class GrowthStep:
             return deep_config(config, self.deepen, self.layers)
         return ConfigFamily(config).wide_config(self.times)
 
-    def plan_files(self, shapes: Mapping[str, Shape], config: Config, record: Record | None) -> Plan:
-        """What the files are made of that this growth in depth or experts makes of those of the model with this config.
+    def plan_files(
+        self, shapes: Mapping[str, Shape], config: Config, record: Record, recorded: Plan | None = None
+    ) -> tuple[Plan, Plan | None]:
+        """The plan for the tensors of the files, and the one by the model's names for `Record.then`, if it takes one.
 
-        shapes: of these. record: of that model, where it has grown before.
+        shapes: of the files before this growth, whose model has this config. record: of that model, from whose first
+        one initial values are counted. recorded: the plan by the model's names, where it is known.
         """
         if self.experts is not None:
-            return plan_experts_files(shapes, config, self.experts)
-        assert self.layers is not None
-        first, times = (config, Times()) if record is None else (record.first_config, record.times)
-        return plan_layers(shapes, self.deepen, self.layers, first, times)
+            return plan_experts_files(shapes, config, self.experts), plan_mixture(config, shapes, self.experts)[0]
+        if self.layers is not None:
+            return plan_layers(shapes, self.deepen, self.layers, record.first_config, record.times), None
+        family = ConfigFamily(config)
+        by_model = family.plan(self.times, initial=self.draws) if recorded is None else recorded
+        by_model = count_from_first(record, by_model)
+        return family.plan_files(self.times, shapes, recorded=by_model), by_model
 
     def to_json(self) -> dict[str, Any]:
         """As mupscale.json has it."""
-        content: dict[str, Any] = {"times": self.times.to_json(), "noise": self.noise, "seed": self.seed}
-        content["unit"] = self.unit
+        noise = {"noise": self.noise.std, "seed": self.seed, "unit": self.noise.unit}
+        content: dict[str, Any] = {"times": self.times.to_json(), **noise}
         if self.experts is not None:
             return {**content, "how": "experts", **asdict(self.experts)}
         if self.layers is not None:
             return {**content, "how": self.deepen, "layers": self.layers}
-        if self.grow == Copies(self._gaussian):
+        if self.grow == Copies(self.noise):
             return content
         told = {field.name: getattr(self.grow, field.name) for field in fields(self.grow) if field.name != "noise"}  # type: ignore[arg-type]
         return {**content, "how": word_of_operator(self.grow), **told, "sizes": dict(self.sizes)}
@@ -282,22 +303,55 @@ def count_from_first(record: Record, plan: Plan) -> Plan:
     return with_initial(plan, entries, stds, means)
 
 
-def plan_growth(
-    record: Record | None,
+def settle_growth(
     config: Config,
-    times: Times,
-    shapes: Mapping[str, Shape],
+    names: Collection[str] = (),
+    folder: object = "the model",
     *,
-    recorded: Plan | None = None,
-    initial: bool = True,
-) -> tuple[Plan, Plan]:
-    """The plan of a checkpoint's growth for the tensors of its files, and the one that mupscale.json holds.
+    times: int | str | Mapping[str, int] | Times | None = None,
+    sizes: Sizes | None = None,
+    grow: Operator | None = None,
+    noise: Noise | None = None,
+    exact: bool = False,
+    seed: int = 0,
+    layers: int | None = None,
+    deepen: Deepen = "identity",
+    experts: int | None = None,
+    top_k: int | None = None,
+) -> tuple[GrowthStep, GrowthStep | None]:
+    """The growth in width that is meant by multipliers or sizes, an operator or noise; and one to layers or experts.
 
-    record: from whose first model initial values are counted; None to count from the checkpoint itself. recorded and
-    initial: as in `ConfigFamily.plan_files`.
+    Twice as wide if nothing is said; with layers or experts alone the width stays. exact: by copies without noise.
+    names, folder: of the checkpoint's tensors, and where it lies.
     """
-    family = ConfigFamily(config)
-    by_model = family.plan(times, initial=initial) if recorded is None else recorded
-    if record is not None:
-        by_model = count_from_first(record, by_model)
-    return family.plan_files(times, shapes, recorded=by_model), by_model
+    wanted, deeper = sizes_by_part(sizes or {}), None
+    if experts is not None or top_k is not None:
+        counts = settle_experts(config, experts or 0, top_k, folder, exact=exact, layers=layers)
+        deeper = GrowthStep(Times(), seed=seed, experts=counts)
+    elif layers is not None:
+        check_depth(config, deepen, layers, names, folder)
+        deeper = GrowthStep(Times(), seed=seed, layers=layers, deepen=deepen)
+    if deeper is not None and times is None and not wanted:
+        if grow is not None or noise is not None or (exact and layers is not None):
+            among = "" if layers is not None else ". Noise among experts is for models in memory (docs/experts.md)"
+            raise MupscaleError(
+                "noise, fresh units and other ways to grow are for a wider model, which more layers or experts alone "
+                f"do not make: give a width as well (--times 2), or leave them out{among}"
+            )
+        times, exact = 1, True
+    operator = choose_operator(grow, noise, exact=exact)
+    if wanted and times is not None:
+        raise MupscaleError("give either how much it grows (times) or its new sizes (hidden, ffn, heads, kv)")
+    by_how_much = Times.of(2 if times is None else times, part_names(config))
+    if by_how_much.parts and not part_names(config):
+        raise MupscaleError(
+            f"{setting('times', str(by_how_much))}: a {config.get('model_type')} model has no parts; hidden, ffn, "
+            f"heads and kv grow"
+        )
+    fresh = not operator.needs_multiples
+    if wanted:
+        by_how_much = times_to_parts(wanted, parts_of(config), fresh=fresh)
+    else:
+        by_how_much = by_how_much.for_units(fresh=fresh)
+        by_how_much = check_groups(by_how_much, parts_of(config)) if fresh else by_how_much
+    return GrowthStep(by_how_much, operator, seed), deeper

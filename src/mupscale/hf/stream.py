@@ -38,7 +38,7 @@ from mupscale.growth import (
     refuse_nonfinite,
     unit_std,
 )
-from mupscale.hf.files.source import Source, StoredTensor, make_header, raw_bytes, read_into
+from mupscale.hf.source import Source, StoredTensor, make_header, raw_bytes, read_into
 from mupscale.system import MupscaleError, open_file, replace_text, show_short, usable_cores
 
 _SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -190,10 +190,8 @@ def write_index(shards: Sequence[WeightShard], folder: Path) -> None:
     replace_text(folder / "model.safetensors.index.json", json.dumps(content, indent=2) + "\n")
 
 
-_PIECE = 1 << 20  # wide entries that are made at a time
+_PIECE = 1 << 20  # wide entries that are made at a time; noise comes in blocks, and one that is cut is drawn twice
 _WRITE = 1 << 17  # bytes that are written at a time: larger writes cost Linux up to five times as much
-_NOISY_PIECE = 1 << 20  # noise comes in blocks, and a piece that cuts them draws some in vain
-_FRESH_PIECE = 1 << 20  # as wide entries, among which old ones are put
 _MOST_THREADS = 16
 
 
@@ -240,44 +238,18 @@ def write_shards(
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             for shard in shards:
-                tasks = _tasks(shard, plan, grow or Copies(), seed)
-                _write_shard(shard, folder, grow or Copies(), tasks, seed, pool, threads, advance)
+                with open_file(folder / shard.file, "wb") as file:
+                    file.write(shard.head)
+                    file.truncate(shard.bytes)
+                work = _Work(_tasks(shard, plan, grow or Copies(), seed), folder / shard.file, grow or Copies(), seed)
+                futures = [pool.submit(work.off, advance) for _ in range(threads)]
+                try:
+                    for future in futures:
+                        future.result()
+                finally:
+                    work.stopped = True
     finally:
         torch.set_num_threads(ours)
-
-
-def _write_shard(
-    shard: WeightShard,
-    folder: Path,
-    grow: Operator,
-    every_task: Iterator[_Task],
-    seed: int,
-    pool: ThreadPoolExecutor,
-    threads: int,
-    advance: Callable[[int], None],
-) -> None:
-    path = folder / shard.file
-    with open_file(path, "wb") as file:
-        file.write(shard.head)
-        file.truncate(shard.bytes)
-    tasks, write_lock = _SharedTasks(every_task), threading.Lock()
-
-    def work_off_tasks() -> None:
-        try:
-            with ExitStack() as open_files:
-                writer = _PieceWriter(path, grow, seed, write_lock, open_files)
-                for task in tasks:
-                    advance(writer.make(task))
-        except BaseException:
-            tasks.stop()
-            raise
-
-    futures = [pool.submit(work_off_tasks) for _ in range(threads)]
-    try:
-        for future in futures:
-            future.result()
-    finally:
-        tasks.stop()
 
 
 def _tasks(shard: WeightShard, plan: Plan, grow: Operator, seed: int) -> Iterator[_Task]:
@@ -290,40 +262,35 @@ def _tasks(shard: WeightShard, plan: Plan, grow: Operator, seed: int) -> Iterato
             yield from (_Task(tensor, piece) for piece in pieces(tensor.entry.narrow, axes, _PIECE))
         elif type(grow) is Fresh:
             fresh = FreshTensor(grow.values(part))
-            yield from (_Task(tensor, region, fresh=fresh) for region in fresh.regions(_FRESH_PIECE))
+            yield from (_Task(tensor, region, fresh=fresh) for region in fresh.regions(_PIECE))
         elif type(grow) is Copies and not grow.paired and isinstance(noise := as_noise(grow.noise), GaussianNoise):
             level = noise.of(tensor.name) if tensor.name in plan.parameters else 0.0  # buffers have none
             std = level * unit_std(plan, tensor.name, noise.unit) if level else 0.0
-            for piece in pieces(tensor.entry.narrow, axes, _NOISY_PIECE if std else _PIECE):
-                yield _Task(tensor, piece, std)
+            yield from (_Task(tensor, piece, std) for piece in pieces(tensor.entry.narrow, axes, _PIECE))
         else:
             yield _Task(tensor, Piece(0, tensor.entry.narrow, {}, (0,)), whole=part)
 
 
-def _exact(dtype: torch.dtype) -> torch.dtype:
-    """What sums and products of such numbers are computed in."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+class _Work:
+    """Tasks of one file that several threads take one by one, until there are none or one of them fails."""
 
+    def __init__(self, tasks: Iterator[_Task], path: Path, grow: Operator, seed: int) -> None:
+        self._tasks, self._path, self._grow, self._seed = tasks, path, grow, seed
+        self._take, self._write, self.stopped = threading.Lock(), threading.Lock(), False
 
-class _SharedTasks:
-    """Tasks that several threads take one by one, until there are none or a thread stops them."""
+    def off(self, advance: Callable[[int], None]) -> None:
+        """Take tasks and do them, in one thread."""
+        try:
+            with ExitStack() as open_files:
+                writer = _PieceWriter(self._path, self._grow, self._seed, self._write, open_files)
+                while (task := self._next()) is not None:
+                    advance(writer.make(task))
+        finally:
+            self.stopped = True  # for all: there are no more, or this one has failed
 
-    def __init__(self, tasks: Iterator[_Task]) -> None:
-        self._tasks, self._lock, self._stopped = tasks, threading.Lock(), False
-
-    def __iter__(self) -> Iterator[_Task]:
-        return self
-
-    def __next__(self) -> _Task:
-        with self._lock:
-            if self._stopped:
-                raise StopIteration
-            return next(self._tasks)
-
-    def stop(self) -> None:
-        """Give out no more tasks; those under way are finished."""
-        with self._lock:
-            self._stopped = True
+    def _next(self) -> _Task | None:
+        with self._take:
+            return None if self.stopped else next(self._tasks, None)
 
 
 def pieces(shape: Shape, axes: Mapping[int, Axis], size: int, start: int = 0, at: int = 0) -> Iterator[Piece]:
@@ -397,7 +364,7 @@ class _PieceWriter:
 
     def _make_whole(self, job: WideTensor, part: Part, piece: Piece) -> int:
         narrow = self._refuse_nonfinite(self._read(job.source, piece), job)
-        narrow = narrow.to(_exact(narrow.dtype))
+        narrow = narrow.to(torch.promote_types(narrow.dtype, torch.float32))
         out = torch.full(job.entry.wide, math.nan, dtype=narrow.dtype)
         self._grow.parameter(out, narrow, part)
         check_written(job.name, out, self._grow)
@@ -418,7 +385,7 @@ class _PieceWriter:
         narrow = self._read(job.source, piece)
         if not narrow.is_floating_point():
             return self._write(narrow, job, piece.at[0])
-        exact = _exact(narrow.dtype)
+        exact = torch.promote_types(narrow.dtype, torch.float32)
         self._refuse_nonfinite(narrow, job)
         # rounding comes once, at the end: what is only copied and scaled may stay in its own dtype
         if narrow.dtype != exact and (level or entry.shift or narrow.dtype != job.target.dtype):
@@ -444,7 +411,9 @@ class _PieceWriter:
         return self._refuse_overflow(self._buffer("rounded", wide.shape, dtype).copy_(wide), job)
 
     def _refuse_nonfinite(self, narrow: Tensor, job: WideTensor) -> Tensor:
-        total = float(narrow.sum(dtype=_exact(narrow.dtype)))  # a quick look; sums of large numbers may overflow
+        total = float(
+            narrow.sum(dtype=torch.promote_types(narrow.dtype, torch.float32))
+        )  # a quick look; sums of large numbers may overflow
         if not math.isfinite(total):
             refuse_nonfinite({job.name: narrow})
         return narrow

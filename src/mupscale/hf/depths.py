@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from mupscale.core import Axis, Constants, Entry, Initial, Plan, Shape, TensorSource, naming
-from mupscale.growth import DEPTH_OPERATORS, Deepen, DepthOperator, Place
-from mupscale.hf.describe.building import Config, sketch_model, transformers_config
-from mupscale.hf.describe.config_family import ConfigFamily, InModel, names_in_model
-from mupscale.hf.describe.miniatures import LAYER, LAYERS, find_residual_writers
-from mupscale.hf.describe.multipliers import Times
+from mupscale.growth import DEPTH_OPERATORS, Deepen, Place
+from mupscale.hf.building import Config, sketch_model, transformers_config
+from mupscale.hf.config_family import ConfigFamily, names_in_model
+from mupscale.hf.miniatures import LAYER, LAYERS, find_residual_writers
+from mupscale.hf.multipliers import Times
 from mupscale.system import MupscaleError, as_asked
 
 _FIRST_ALONE = re.compile(r".*\.relative_attention_bias\..*")  # which the first layer has for all
@@ -24,13 +24,6 @@ _NUMBERS_OF_LAYERS = ("mlp_only_layers", "moe_layers")
 _NO_LAYERS = re.compile(  # lists that may be as long as there are layers, and are of something else
     r"architectures|time_step_limit|(mlp|ssm)_multipliers|.*(token|label|conv|tdnn|kernel|stride|stage|channel|patch).*"
 )
-
-
-def depth_operator(how: str) -> DepthOperator:
-    """The operator that a word names."""
-    if how not in DEPTH_OPERATORS:
-        raise MupscaleError(f"new layers are identity, stack or interleaved, not {how!r}")
-    return DEPTH_OPERATORS[how]
 
 
 def layers_of(config: Config) -> int | None:
@@ -50,8 +43,8 @@ def layer_origins(names: Collection[str], how: Deepen, layers: int) -> dict[str,
     counts = {match["list"]: 0 for match in matches.values()}
     for match in matches.values():
         counts[match["list"]] = max(counts[match["list"]], int(match["number"]) + 1)
-    places = {path: depth_operator(how).places(count, layers) for path, count in counts.items()}
-    if not depth_operator(how).copies:
+    places = {path: DEPTH_OPERATORS[how].places(count, layers) for path, count in counts.items()}
+    if not DEPTH_OPERATORS[how].copies:
         places |= {path: _not_after_the_first(places[path]) for path in _lists_whose_first_lacks(matches.values())}
     origins: dict[str, TensorSource] = {}
     for name in names:
@@ -86,10 +79,10 @@ def plan_layers(shapes: Mapping[str, Shape], how: Deepen, layers: int, first: Co
     shapes: of the shallow files, or of its model's parameters. first, times: the config of the first small model, with
     the layers that there are since, and by how much this one is wider.
     """
-    sources, initial, copies = layer_origins(shapes, how, layers), dict[str, Initial](), depth_operator(how).copies
+    sources, initial, copies = layer_origins(shapes, how, layers), dict[str, Initial](), DEPTH_OPERATORS[how].copies
     if not copies:
         plan, model, writers = ConfigFamily(first).plan(times), sketch_model(first), find_residual_writers(first)[0]
-        in_model = names_in_model(model, shapes) or {name: InModel((name,)) for name in shapes}
+        in_model = names_in_model(model, shapes)
         for name, source in sources.items():
             own = in_model[source.name].names[0]
             if not source.is_new or own not in plan.names:  # the latter are constants
@@ -108,7 +101,7 @@ def with_layers(plan: Plan, how: Deepen, layers: int) -> Plan:
     sources, entries = layer_origins(plan.parameters, how, layers), dict[str, Entry]()
     for name, source in sources.items():
         entry = plan.parameters[source.name]
-        if source.is_new and not depth_operator(how).copies:
+        if source.is_new and not DEPTH_OPERATORS[how].copies:
             source = TensorSource(source.name, "drawn")
         names = entry.names if name == source.name else (name,)
         entries[name] = replace(entry, names=names, source=entry.source.then(source))
@@ -130,7 +123,7 @@ def deep_config(config: Config, how: Deepen, layers: int) -> dict[str, Any]:
     before = layers_of(config)
     if before is None:
         raise MupscaleError(f"this config.json of a {config.get('model_type')} model does not say how many layers")
-    places, deep = depth_operator(how).places(before, layers), dict(config)
+    places, deep = DEPTH_OPERATORS[how].places(before, layers), dict(config)
     loaded = vars(transformers_config(config))
     for name, value in {**loaded, **config}.items():
         if name in _NUMBERS_OF_LAYERS and isinstance(value, list):
@@ -154,7 +147,7 @@ def deep_config(config: Config, how: Deepen, layers: int) -> dict[str, Any]:
 
 def _fitting_places(config: Config, how: Deepen, places: Sequence[Place]) -> Sequence[Place]:
     """The places of layers by what they hold, which the model tells."""
-    if depth_operator(how).copies:
+    if DEPTH_OPERATORS[how].copies:
         return places
     names = list(naming.parameters(sketch_model(config)))
     lacks = _lists_whose_first_lacks([match for name in names if (match := LAYER.fullmatch(name))])
@@ -170,7 +163,7 @@ _ONE_FOR_EACH_LAYER = re.compile(r"layer_weights")  # the weights of a sum over 
 
 def check_depth(config: Config, how: Deepen, layers: int, names: Collection[str], folder: object) -> None:
     """An error where this checkpoint cannot be made so deep in this way."""
-    kind, operator = str(config.get("model_type")), depth_operator(how)
+    kind, operator = str(config.get("model_type")), DEPTH_OPERATORS[how]
     if not operator.copies:
         written, reasons = find_residual_writers(config)
         if reasons or not written:
@@ -377,11 +370,11 @@ def plan_mixture(
     """
     files, times = plan_experts_files(shapes, config, asked), asked.experts // experts_of(config)[0]
     small, large = sketch_model(config), sketch_model(experts_config(config, asked))
-    before, after = (names_in_model(m, names) or {} for m, names in ((small, shapes), (large, files.parameters)))
+    before, after = (names_in_model(m, names) for m, names in ((small, shapes), (large, files.parameters)))
     made: dict[str, dict[str, TensorSource]] = {}
     for name, source in files.sources.items():
-        own = before.get(source.name, InModel((source.name,))).names[0]
-        made.setdefault(after.get(name, InModel((name,))).names[0], {}).setdefault(own, source)
+        own = before[source.name].names[0]
+        made.setdefault(after[name].names[0], {}).setdefault(own, source)
     ours, entries, joined = naming.parameters(small), dict[str, Entry](), dict[str, tuple[str, ...]]()
     tied = {group[0]: group for group in naming.aliases(large.named_parameters(remove_duplicate=False))}
     shared = times if times < asked.experts or asked.router == "drawn" else asked.top_k

@@ -18,44 +18,26 @@ import torch
 from torch import Tensor, nn
 
 from mupscale.core import Axis, Entry, Plan, expand, index_of_old, places
-from mupscale.growth import (
-    Copies,
-    Fresh,
-    GaussianNoise,
-    NewTensor,
-    Operator,
-    Part,
-    as_noise,
-    is_replica,
-    standard_normal,
-    unit_std,
-    upscale_untried,
-    word_of_operator,
-)
-from mupscale.hf.describe import Config, ConfigFamily, Times, experts_of, grown, layers_of
-from mupscale.hf.files import (
-    RECORD_FILE,
-    GrowthStep,
-    Record,
-    Source,
-    StoredTensor,
-    plan_growth,
-    plan_name,
-    read_into,
-)
+from mupscale.growth import Copies, Fresh, NewTensor, Part, is_replica, upscale_untried, word_of_operator
+from mupscale.hf.building import Config
+from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.config_fields import parts_of, sizes_of
+from mupscale.hf.depths import experts_of, layers_of
+from mupscale.hf.multipliers import Times, grown
+from mupscale.hf.record import RECORD_FILE, GrowthStep, Record
+from mupscale.hf.source import Source, StoredTensor, read_into
+from mupscale.hf.stream import plan_name
 from mupscale.planning import Parting
 from mupscale.system import MupscaleError, as_asked
 
 _AT_A_TIME = 1 << 22  # entries that are compared in double precision at a time
 
 
-@dataclass(frozen=True)
-class PlannedGrowth:
-    """One growth of a checkpoint, in width or to more layers: its plan, by the names in the files; what was drawn."""
+class PlannedGrowth(NamedTuple):
+    """One growth of a checkpoint, and its plan by the names in the files."""
 
+    growth: GrowthStep
     plan: Plan
-    grow: Operator
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -99,7 +81,7 @@ def _trace(name: str, small: Source, steps: Sequence[PlannedGrowth]) -> _History
         planned = name if step.plan.has_new_parts else plan_name(name, step.plan)
         entry, source = step.plan[planned], step.plan.sources[planned]
         is_new = is_new or source.is_new
-        if drawn is None and (drawn := NewTensor.of(planned, step.plan, step.seed)) is not None:
+        if drawn is None and (drawn := NewTensor.of(planned, step.plan, step.growth.seed)) is not None:
             shape = entry.wide
         if drawn is None and (entry.axes or not step.plan.has_new_parts):  # of new parts, those with more rows
             ways.append((step, planned))
@@ -127,7 +109,7 @@ def _difference(name: str, grown: StoredTensor, history: _History, limit: float)
         whole = _relative_difference(expected, wide)
         once = len(ways) + (drawn is not None) <= 1
         if whole < best.whole or once:
-            old = _is_old(ways) if any(not step.grow.needs_multiples for step, _ in ways) else None
+            old = _is_old(ways) if any(not step.growth.grow.needs_multiples for step, _ in ways) else None
             both = (0.0, whole) if history.in_new_layer else (whole, 0.0)
             if old is not None and not history.in_new_layer:
                 new = _relative_difference(expected[~old], wide[~old])
@@ -143,7 +125,7 @@ def _is_old(ways: Sequence[tuple[PlannedGrowth, str]]) -> Tensor:
     old = torch.ones(ways[0][0].plan[ways[0][1]].narrow, dtype=torch.bool)
     for step, planned in ways:
         entry = step.plan[planned]
-        if step.grow.needs_multiples:
+        if step.growth.grow.needs_multiples:
             old = expand(old, entry.axes)
         else:
             among = torch.zeros(entry.wide, dtype=torch.bool)
@@ -180,20 +162,13 @@ def _grown(name: str, narrow: Tensor, planned: str, step: PlannedGrowth, dtype: 
         raise MupscaleError(f"'{name}' has shape {tuple(narrow.shape)}, but should have {entry.narrow} by the config")
     if not narrow.is_floating_point():
         return narrow
-    exact, part = _exact(narrow.dtype), Part(planned, step.plan, step.seed)
-    if type(step.grow) is not Copies or step.grow.paired:
-        out = torch.empty(entry.wide, dtype=dtype if isinstance(step.grow, Fresh) else exact)
-        step.grow.parameter(out, narrow if isinstance(step.grow, Fresh) else narrow.to(exact), part)
-        return out.to(dtype)
-    noise, wide = as_noise(step.grow.noise), entry.widened(narrow.to(exact, copy=True), overwrite=True)
-    if isinstance(noise, GaussianNoise) and planned in step.plan.parameters and noise.of(planned):
-        level = noise.of(planned) * unit_std(step.plan, planned, noise.unit)
-        wide.add_(standard_normal(entry.wide, exact, step.seed, planned), alpha=level)
-    return wide.to(dtype)
-
-
-def _exact(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
+    grow = step.growth.grow
+    exact = dtype if isinstance(grow, Fresh) else torch.promote_types(narrow.dtype, torch.float32)
+    out = torch.empty(entry.wide, dtype=exact)
+    grow.parameter(
+        out, narrow if isinstance(grow, Fresh) else narrow.to(exact), Part(planned, step.plan, step.growth.seed)
+    )
+    return out.to(dtype)
 
 
 def _read(stored: StoredTensor) -> Tensor:
@@ -289,21 +264,13 @@ class Relation:
 
     def steps(self) -> Iterator[PlannedGrowth]:
         """Each growth with its plan, for the tensors of the files."""
-        config, shapes, record = self.small.config, self.small.shapes, self.before
+        config, shapes, record = self.small.config, self.small.shapes, self.before or Record(self.small.config)
+        recorded = self.plan if len(self.growths) == 1 else None
         for growth in self.growths:
-            by_model = None
-            if not growth.is_width:
-                plan = growth.plan_files(shapes, config, record)
-                yield PlannedGrowth(plan, Copies(), growth.seed)
-                shapes = {name: entry.wide for name, entry in plan.parameters.items()}
-            else:
-                recorded = self.plan if len(self.growths) == 1 else None
-                fresh = not is_replica(growth.grow)
-                plan, by_model = plan_growth(record, config, growth.times, shapes, recorded=recorded, initial=fresh)
-                yield PlannedGrowth(plan, growth.grow, growth.seed)
-                shapes = {name: plan[plan.names.get(name, name)].wide for name in shapes}
-            record = (record or Record(config)).then(growth, by_model)
-            config = growth.config_after(config)
+            plan, by_model = growth.plan_files(shapes, config, record, recorded)
+            yield PlannedGrowth(growth, plan)
+            shapes = {name: plan[plan.names[name]].wide for name in (shapes if growth.is_width else plan.parameters)}
+            record, config = record.then(growth, by_model), growth.config_after(config)
 
     def whole_plan(self) -> Plan:
         """All that became wider, by the names of the small model's parameters."""
@@ -383,7 +350,7 @@ def _config_after(config: Config, growths: tuple[GrowthStep, ...]) -> Config | N
 def _sizes(config: Config) -> dict[str, Any]:
     layers = layers_of(config)
     experts = {} if (counts := experts_of(config)) == (1, 1) else dict(zip(("experts", "top_k"), counts, strict=True))
-    return {**ConfigFamily(config).sizes(), **({} if layers is None else {"layers": layers}), **experts}
+    return {**sizes_of(config), **({} if layers is None else {"layers": layers}), **experts}
 
 
 def _same_sizes(one: Config | None, other: Config) -> bool:
@@ -402,7 +369,7 @@ def _sizes_in_words(config: Config) -> str:
 
 def _times_between(small: Source, wide: Source) -> Times:
     """Without a record: by the ratios of the configs."""
-    few, many = (ConfigFamily(source.config).parts() for source in (small, wide))
+    few, many = (parts_of(source.config) for source in (small, wide))
     if (
         "hidden" in few
         and few.keys() == many.keys() <= {"hidden", "ffn", "heads", "kv"}

@@ -2,12 +2,13 @@
 
 And a saved torch optimizer, `optimizer.pt` of transformers' Trainer for one: which of its parameters is which, which
 optimizer it is of, and the same widened. Such a state is larger than its model, so neither side is held in memory: the
-narrow one is mapped, and the wide one is written into the mapped file itself, tensor by tensor.
+narrow one is mapped, and the wide one is written into the mapped file, one tensor at a time.
 """
 
 from __future__ import annotations
 
 import errno
+import inspect
 import math
 import mmap
 import os
@@ -25,27 +26,14 @@ from torch.optim import Optimizer
 
 from mupscale import optim
 from mupscale.core import Axis, Entry, Initial, Plan, RuleSet, Shape, expand, laid_out_like, naming
-from mupscale.growth import (
-    Copies,
-    Operator,
-    StatePart,
-    axes_of_state,
-    initial_state,
-    is_scalar,
-    refuse_nonfinite,
-    state_factor,
-)
-from mupscale.hf.describe import (
-    Config,
-    ConfigFamily,
-    Times,
-    grown,
-    model_class,
-    plan_mixture,
-    sketch_model,
-    with_layers,
-)
-from mupscale.hf.files import GrowthStep, Record, Source, then_parts
+from mupscale.growth import Copies, Operator, Part, axes_of_state, grow_state, is_scalar, state_factor
+from mupscale.hf.building import Config, model_class, sketch_model
+from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.depths import plan_mixture, with_layers
+from mupscale.hf.multipliers import Times
+from mupscale.hf.output_folder import OPTIMIZER_FILE
+from mupscale.hf.record import GrowthStep, Record, then_parts
+from mupscale.hf.source import Source
 from mupscale.optim import (
     DECAY_RULE,
     FROM_GROUP,
@@ -177,9 +165,6 @@ def refuse_untrainable(model: nn.Module) -> None:
             )
 
 
-OPTIMIZER = "optimizer.pt"
-
-
 @checks_arguments
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Names in two groups, as transformers' Trainer makes them: weight decay for all but biases and norms.
@@ -217,9 +202,9 @@ class SavedOptimizer:
 
 def find_optimizer_file(path: str | Path) -> Path:
     """The file of a saved optimizer, or optimizer.pt in a folder."""
-    file = Path(path) / "optimizer.pt" if Path(path).is_dir() else Path(path)
+    file = Path(path) / OPTIMIZER_FILE if Path(path).is_dir() else Path(path)
     if not file.is_file():
-        raise MupscaleError(f"there is no saved optimizer at {file}")
+        raise MupscaleError(f"there is no saved optimizer at {file}: give what torch.save wrote of its state_dict()")
     return file
 
 
@@ -250,9 +235,7 @@ def read_optimizer(path: Path, model: nn.Module, *, mmap: bool = False) -> Saved
 
 
 def _load(path: Path, mmap: bool) -> dict[str, Any]:
-    if not path.is_file():
-        raise MupscaleError(f"there is no optimizer at {path}: give the file that torch.save wrote of its state_dict()")
-    with path.open("rb") as file:
+    with find_optimizer_file(path).open("rb") as file:
         if not file.read(2).startswith((b"PK", b"\x80")):  # a zip file, or a pickle of earlier versions of torch
             raise MupscaleError(f"{path} was not written by torch.save. Give the optimizer.pt beside the weights")
     try:
@@ -395,8 +378,7 @@ def resume_optimizer(
     >>> folder.cleanup()
     """
     refuse_untrainable(model)
-    path = Path(path)
-    saved = read_optimizer(path / OPTIMIZER if path.is_dir() else path, model)
+    saved = read_optimizer(find_optimizer_file(path), model)
     own, held = traits_of(optimizer_class), {key for state in saved.states.values() for key in state}
     if strangers := held - {*own.state, *own.as_is}:
         raise MupscaleError(
@@ -483,10 +465,7 @@ def compare_optimizer_file(
     far = {f"{name}/{key}": math.inf for name, state in found.states.items() for key in state}
     for name, parts in pieces.items():
         for key, part in parts.items():
-            expected = part
-            if isinstance(part, StateTensor):
-                expected = torch.empty(part.shape, dtype=part.value.dtype)
-                part.write(expected)
+            expected = part.make() if isinstance(part, StateTensor) else part
             far[f"{name}/{key}"] = _distance(expected, found.states.get(name, {}).get(key))
     ours = {name: group for group in groups for name in group["param_names"]}
     for names, group in found.groups:
@@ -536,10 +515,11 @@ def _grown_optimizer(
         later, joined = plan_mixture(wide, source.shapes, deeper.experts)
         whole = then_parts(plan, later)
     cls, pieces = optimizer_class or narrow.optimizer_class(), dict[str, dict[str, Any]]()
+    one = _one_of(cls, narrow.groups[0][1])
     for name in order:
         origin = whole.sources[name]
         if origin.is_taken and origin.name in narrow.states:
-            made = [dict(_pieces(n, narrow, plan, cls, grow or Copies())) for n in joined.get(name, (origin.name,))]
+            made = [dict(_pieces(n, narrow, plan, one, grow or Copies())) for n in joined.get(name, (origin.name,))]
             pieces[name] = made[0] if name not in later.parameters else _in_parts(name, made, narrow, later[name], cls)
     added = groups_by_rules([hyper for _, hyper in narrow.groups], rules or RuleSet())
     kept = zip(narrow.groups, added, strict=True)
@@ -569,32 +549,35 @@ def _groups(
 
 @dataclass(frozen=True)
 class StateTensor:
-    """One state tensor: its narrow values, its wide shape, and what writes the wide values."""
+    """One state tensor of the wide optimizer, and what makes it."""
 
-    value: Tensor
-    shape: tuple[int, ...]
-    write: Callable[[Tensor], object]
+    shape: Shape
+    dtype: torch.dtype
+    make: Callable[[], Tensor]
+
+
+def _one_of(cls: type[Optimizer], hyper: Mapping[str, Any]) -> Optimizer:
+    """An optimizer of this class, which tells what new entries of a state start with."""
+    needed = [n for n, p in inspect.signature(cls).parameters.items() if p.default is p.empty and n in hyper]
+    build: Callable[..., Optimizer] = cls
+    return build([nn.Parameter(torch.zeros(1, 1))], **{name: hyper[name] for name in needed})
 
 
 def _pieces(
-    name: str, narrow: SavedOptimizer, plan: Plan, cls: type[Optimizer], grow: Operator
+    name: str, narrow: SavedOptimizer, plan: Plan, optimizer: Optimizer, grow: Operator
 ) -> Iterator[tuple[str, Any]]:
     """A parameter's state by key: tensors as pieces, anything else as it will be."""
-    entry, traits, hyper = plan.parameters[name], traits_of(cls), _group_of(name, narrow)
+    entry, traits, hyper = plan.parameters[name], traits_of(type(optimizer)), _group_of(name, narrow)
     for key, value in narrow.states.get(name, {}).items():
-        factor = state_factor(name, key, entry, hyper, traits)
+        like = torch.empty(1, dtype=value.dtype if isinstance(value, Tensor) else None).expand(entry.wide)
+        make = partial(grow_state, key, value, Part(name, plan, 0), like, hyper, traits, grow, optimizer)
         if not isinstance(value, Tensor):
-            yield key, scale(value, factor) if isinstance(value, float) else value
+            yield key, make()
             continue
-        if is_scalar(value, entry):
-            yield key, StateTensor(value, tuple(value.shape), partial(_write_number, value, factor))
-            continue
-        axes = axes_of_state(key, value, entry)
-        shape = tuple(grown(n, axes[d].times) if d in axes else n for d, n in enumerate(value.shape))
-        start = partial(_initial, cls, hyper, key, len(entry.narrow))
-        by_entry = partial(_factor_of, name, key, hyper, traits)
-        part = StatePart(name, plan, 0, key, tuple(value.shape), axes, start, by_entry, key in traits.rates)
-        yield key, StateTensor(value, shape, partial(_write_grown, value, part, grow))
+        state_factor(name, key, entry, hyper, traits)  # a state that is unknown is refused now, before anything is made
+        axes = {} if is_scalar(value, entry) else axes_of_state(f"{name}/{key}", value, entry)
+        shape = tuple(entry.wide[d] if d in axes else n for d, n in enumerate(value.shape))
+        yield key, StateTensor(shape, value.dtype, make)
 
 
 def _group_of(name: str, narrow: SavedOptimizer) -> Mapping[str, Any]:
@@ -607,51 +590,29 @@ def _in_parts(
     """A parameter's state of these, one behind the other, shared and copied as the later entry says."""
     hyper, traits, parts = _group_of(later.source.name or name, narrow), traits_of(cls), dict[str, Any]()
     for key, first in made[0].items():
-        label, factor = f"{name}/{key}", state_factor(name, key, later, hyper, traits)
+        factor = state_factor(name, key, later, hyper, traits)
         held = [one[key] for one in made if isinstance(one.get(key), StateTensor)]
         if not isinstance(first, StateTensor):
             parts[key] = scale(first, factor) if isinstance(first, float) else first
-        elif is_scalar(first.value, later) or later.wide == later.narrow:
-            parts[key] = replace(first, write=partial(_write_joined, label, [first], {}, factor))
+        elif is_scalar(torch.empty(first.shape, device="meta"), later) or later.wide == later.narrow:
+            parts[key] = replace(first, make=partial(_joined, [first], first.shape, {}, factor))
         elif len(held) < len(made) or any(one.shape != later.narrow for one in held):
             raise MupscaleError(
-                f"the optimizer state '{label}' has shape {first.shape}, but an expert has {later.narrow}: this "
+                f"the optimizer state '{name}/{key}' has shape {first.shape}, but an expert has {later.narrow}: this "
                 "optimizer keeps no number for every weight. Start a new optimizer for the mixture"
             )
         else:
-            write = partial(_write_joined, label, held, later.axes, factor)
-            parts[key] = StateTensor(first.value, later.wide, write)
+            parts[key] = StateTensor(later.wide, first.dtype, partial(_joined, held, later.wide, later.axes, factor))
     return parts
 
 
-def _write_joined(
-    label: str, held: Sequence[StateTensor], axes: Mapping[int, Axis], factor: float, out: Tensor
-) -> None:
-    """Tensors one behind the other, or a single one; and copies of them where `out` has a dimension more in front."""
+def _joined(held: Sequence[StateTensor], shape: Shape, axes: Mapping[int, Axis], factor: float) -> Tensor:
+    """Tensors one behind the other, or a single one; and copies of them where the whole has a dimension more."""
+    out = torch.empty(shape, dtype=held[0].dtype)
     dim = out.dim() - len(held[0].shape)
     for part, one in zip(out.split([one.shape[0] for one in held], dim) if held[1:] else [out], held, strict=True):
-        refuse_nonfinite({label: one.value})
-        grown = torch.empty(one.shape, dtype=one.value.dtype)
-        one.write(grown)
-        part.copy_(expand(grown if factor == 1 else grown.mul_(factor), axes))
-
-
-def _write_number(value: Tensor, factor: float, out: Tensor) -> None:
-    out.copy_(scale(value, factor))
-
-
-def _write_grown(value: Tensor, part: StatePart, grow: Operator, out: Tensor) -> None:
-    grow.state(out, value, part)
-
-
-def _factor_of(name: str, key: str, hyper: Mapping[str, Any], traits: Traits, entry: Entry) -> float:
-    return state_factor(name, key, entry, hyper, traits)
-
-
-def _initial(cls: type[Optimizer], hyper: Mapping[str, Any], key: str, ndim: int) -> float:
-    """What a new optimizer of this class starts the state with."""
-    build: Callable[[Any], Optimizer] = cls
-    return initial_state(build([nn.Parameter(torch.zeros(1))]), hyper, ndim).get(key, 0.0)
+        part.copy_(expand(scale(one.make(), factor), axes))
+    return out
 
 
 def write_optimizer(out: Path, groups: Sequence[dict[str, Any]], pieces: Mapping[str, Mapping[str, Any]]) -> None:
@@ -662,7 +623,7 @@ def write_optimizer(out: Path, groups: Sequence[dict[str, Any]], pieces: Mapping
     numbers = {n: i for group in groups for n, i in zip(group["param_names"], group["params"], strict=True)}
     room = {
         numbers[name]: {
-            key: torch.empty(part.shape, dtype=part.value.dtype) if isinstance(part, StateTensor) else part
+            key: torch.empty(part.shape, dtype=part.dtype) if isinstance(part, StateTensor) else part
             for key, part in parts.items()
         }
         for name, parts in sorted(pieces.items(), key=lambda item: numbers[item[0]])
@@ -680,8 +641,7 @@ def write_optimizer(out: Path, groups: Sequence[dict[str, Any]], pieces: Mapping
         for name, parts in pieces.items():
             for key, part in parts.items():
                 if isinstance(part, StateTensor):
-                    refuse_nonfinite({f"{name}/{key}": part.value})
-                    part.write(mapped["state"][numbers[name]][key])
+                    mapped["state"][numbers[name]][key].copy_(part.make())
         for group, target in zip(groups, mapped["param_groups"], strict=True):
             for key in (key for key, value in group.items() if isinstance(value, Tensor)):
                 target[key].copy_(group[key])

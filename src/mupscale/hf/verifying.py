@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from mupscale.checks import verify as train_both
 from mupscale.core import Axis, Entry, Plan, naming
-from mupscale.growth import is_replica, widen
-from mupscale.hf.describe import (
+from mupscale.growth import widen
+from mupscale.hf.building import (
     Batch,
-    Times,
     in_one_line,
     make_batches,
     memory_shortage,
@@ -27,18 +26,14 @@ from mupscale.hf.describe import (
     quiet_transformers,
     runs_trusted_code,
     transformers_config,
-    with_layers,
 )
-from mupscale.hf.files import OPTIMIZER_FILE, Source, open_source, plan_growth
-from mupscale.hf.training import compare_optimizer_file, decay_groups, match_plan
-from mupscale.hf.verification.relation import (
-    FreshGrowth,
-    Relation,
-    is_exact,
-    relate,
-    rounding_limit,
-    tensor_differences,
-)
+from mupscale.hf.depths import with_layers
+from mupscale.hf.groups import compare_optimizer_file, decay_groups, match_plan
+from mupscale.hf.multipliers import Times
+from mupscale.hf.output_folder import OPTIMIZER_FILE
+from mupscale.hf.record import GrowthStep, Record
+from mupscale.hf.relation import FreshGrowth, Relation, is_exact, relate, rounding_limit, tensor_differences
+from mupscale.hf.source import Source, open_source
 from mupscale.planning import (
     Difference,
     KeepDouble,
@@ -208,14 +203,14 @@ def compare_outputs(
     for batch in batches:
         small = run_model(ours, batch, "the small model")
         wide = run_model(theirs, batch, "the wide model")
-        if old_units is not None:
-            wide = {name: _pick(t, small[name], old_units) if name in small else t for name, t in wide.items()}
-        elif plan is not None:
-            wide = _side_by_side(wide, widths_of(small), plan)
+        means = dict[str, Tensor]()
         for name, tensor in small.items():
-            off = relative_difference(_copy_units(tensor, wide[name]), wide[name]) if name in wide else math.inf
+            off = math.inf
+            if name in wide:
+                copies = _copies(_old_units(wide[name], tensor, old_units), tensor.shape, plan)
+                off, means[name] = relative_difference(tensor.unsqueeze(-1).expand_as(copies), copies), copies.mean(-1)
             worst[name] = max(worst.get(name, 0.0), off)
-        for side, outputs in enumerate((small, _average_copies(wide, widths_of(small)))):
+        for side, outputs in enumerate((small, means)):
             losses[side] += float(loss_of(ours, outputs, batch)) / len(batches)
     return OutputComparison(worst, (losses[0], losses[1]))
 
@@ -232,66 +227,38 @@ def run_model(model: nn.Module, batch: Batch, which: str = "the model") -> dict[
     return {name: t for name, t in outputs.items() if isinstance(t, Tensor) and t.is_floating_point() and t.dim()}
 
 
-def _pick(wide: Tensor, small: Tensor, old_units: Callable[[int], Tensor]) -> Tensor:
-    """The old units of a hidden state."""
-    if wide.shape == small.shape or wide.shape[:-1] != small.shape[:-1] or wide.shape[-1] < small.shape[-1]:
+def _old_units(wide: Tensor, small: Tensor, places: Callable[[int], Tensor] | None) -> Tensor:
+    """The old units of a hidden state, where there are new ones beside them."""
+    if places is None or wide.shape[:-1] != small.shape[:-1] or wide.shape[-1] <= small.shape[-1]:
         return wide
-    return wide.index_select(-1, old_units(small.shape[-1]).to(wide.device))
+    return wide.index_select(-1, places(small.shape[-1]).to(wide.device))
 
 
-def _side_by_side(wide: dict[str, Tensor], widths: dict[str, int], plan: Plan) -> dict[str, Tensor]:
-    """The copies of each hidden unit one behind the other; they lie where most weights of such sizes have them."""
-    ordered = dict(wide)
-    for name, t in wide.items():
-        axes = Counter(
-            (axis.block, axis.sections)
-            for entry in plan.parameters.values()
-            for d, axis in entry.axes.items()
-            if (entry.narrow[d], entry.wide[d]) == (widths.get(name), t.shape[-1])
-        )
-        if axes and (most := max(axes, key=axes.__getitem__)) != (1, ()):
-            axis = Axis(t.shape[-1] // widths[name], *most)
-            ordered[name] = t.index_select(-1, axis.source(widths[name]).argsort(stable=True).to(t.device))
-    return ordered
+def _copies(wide: Tensor, small: torch.Size, plan: Plan | None) -> Tensor:
+    """An output of the wide model with one dimension more, the copies of each hidden unit: their mean is the unit.
 
-
-def _copy_units(small: Tensor, wide: Tensor) -> Tensor:
-    """A hidden state as the wide model should have it: every unit as often as the last axis has grown."""
-    if small.shape[:-1] != wide.shape[:-1] or wide.shape[-1] % small.shape[-1]:
+    They lie where most weights of such sizes have them. Those of a vector of length 1, whose length stays, are smaller
+    by the root of their number, by which they are multiplied here.
+    """
+    n, times = small[-1], wide.shape[-1] // small[-1]
+    if wide.shape[:-1] != small[:-1] or wide.shape[-1] % n:
         raise MupscaleError(
-            f"the outputs of the two models have shapes {tuple(small.shape)} and {tuple(wide.shape)}: WIDE is not an "
+            f"the outputs of the two models have shapes {tuple(small)} and {tuple(wide.shape)}: WIDE is not an "
             "upscaled version of SMALL"
         )
-    copies = small.repeat_interleave(wide.shape[-1] // small.shape[-1], -1)
-    return copies * _shrinkage(small, wide)
-
-
-def _shrinkage(small: Tensor, wide: Tensor) -> float:
-    """What copies are multiplied by: of vectors of length 1, whose length stays, by the root of their number."""
-    if small.shape[-1] == wide.shape[-1] or not (
-        has_length_one(small, slack=_UNIT) and has_length_one(wide, slack=_UNIT)
-    ):
-        return 1.0
-    return float((small.shape[-1] / wide.shape[-1]) ** 0.5)
-
-
-def widths_of(outputs: dict[str, Tensor]) -> dict[str, int]:
-    """The size of each output's last axis."""
-    return {name: t.shape[-1] for name, t in outputs.items()}
-
-
-def _average_copies(outputs: dict[str, Tensor], widths: dict[str, int]) -> dict[str, Tensor]:
-    """The mean over each unit's copies: a readout that divides by the width, so that losses are the same."""
-    return {
-        name: t if t.shape[-1] == widths[name] else _mean_of_copies(t, widths[name])
-        for name, t in outputs.items()
-        if name in widths
-    }
-
-
-def _mean_of_copies(wide: Tensor, width: int) -> Tensor:
-    mean: Tensor = wide.unflatten(-1, (width, -1)).mean(-1)
-    return mean * (wide.shape[-1] / width) ** 0.5 if has_length_one(wide, slack=_UNIT) else mean
+    if times == 1:
+        return wide.unsqueeze(-1)
+    places = Counter(
+        (axis.block, axis.sections)
+        for entry in ({} if plan is None else plan.parameters).values()
+        for d, axis in entry.axes.items()
+        if (entry.narrow[d], entry.wide[d]) == (n, wide.shape[-1])
+    )
+    axis = Axis(times, *max(places, key=places.__getitem__, default=(1, ())))
+    copies: Tensor = wide.index_select(-1, axis.source(n).argsort(stable=True).to(wide.device)).unflatten(
+        -1, (n, times)
+    )
+    return copies * times**0.5 if has_length_one(wide, slack=_UNIT) else copies
 
 
 def loss_of(model: nn.Module, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
@@ -325,12 +292,11 @@ def first_difference(
 
 
 @contextmanager
-def plain_outputs(model: nn.Module, widths: dict[str, int], plan: Plan) -> Iterator[None]:
-    """While it is entered, the model gives out a dict of tensors of the small model's shapes."""
+def plain_outputs(model: nn.Module, shapes: Mapping[str, torch.Size], plan: Plan) -> Iterator[None]:
+    """While it is entered, the model gives out a dict of tensors of the small model's shapes: means over copies."""
 
     def plain(module: nn.Module, inputs: Any, outputs: Any) -> dict[str, Tensor]:
-        known = {name: t for name, t in outputs.items() if name in widths}
-        return _average_copies(_side_by_side(known, widths, plan), widths)
+        return {name: _copies(t, shapes[name], plan).mean(-1) for name, t in outputs.items() if name in shapes}
 
     handle = model.register_forward_hook(plain)
     try:
@@ -348,8 +314,8 @@ def compare_training(
     """Both trained side by side: Theorem 'Dynamic equivalence' on the checkpoints themselves."""
     optimizer, clip = _optimizer(ours, batches[0])
     with torch.no_grad():
-        widths = widths_of(run_model(ours, batches[0]))
-    with plain_outputs(ours, widths, plan), plain_outputs(theirs, widths, plan):
+        shapes = {name: t.shape for name, t in run_model(ours, batches[0]).items()}
+    with plain_outputs(ours, shapes, plan), plain_outputs(theirs, shapes, plan):
         turns = (batches[i % len(batches)] for i in range(steps + 1))
         report = train_both(
             ours,
@@ -610,14 +576,13 @@ def _compare_optimizer(relation: Relation, rows: list[ComparisonRow], notes: lis
             "folders. To compare it, run mupscale verify on the two folders of each growth."
         )
         return None
-    width, deeper = (next(iter(growths), None) for growths in (wider, relation.deepened))
-    times, grow = (Times(), None) if width is None else (width.times, width.grow)
-    drawn, recorded = grow is not None and not is_replica(grow), relation.plan if deeper is None else None
-    source = relation.small
+    width, deeper = next(iter(wider), GrowthStep(Times())), next(iter(relation.deepened), None)
+    source, recorded = relation.small, relation.plan if deeper is None else None
     try:
-        given = source.config, times, source.shapes
-        plan = plan_growth(relation.before, *given, recorded=recorded, initial=drawn)[1]
-        name, far = compare_optimizer_file(small, wide, source, relation.wide.config, times, plan, grow, deeper)
+        before = relation.before or Record(source.config)
+        plan = width.plan_files(source.shapes, source.config, before, recorded)[1]
+        grown = width.times, plan, width.grow, deeper
+        name, far = compare_optimizer_file(small, wide, source, relation.wide.config, *grown)
     except MupscaleError as error:
         notes.append(f"Not compared: {OPTIMIZER_FILE}, since {error}")
         return None
