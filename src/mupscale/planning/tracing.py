@@ -257,18 +257,18 @@ class RecordedRun:
     outputs: list[int] = field(default_factory=list)
 
 
-def record_run(model: nn.Module, inputs: Any) -> RecordedRun:
-    """Run the model on a batch and note every tensor operation."""
+def record_run(model: nn.Module, inputs: Any, watch: Watch = lambda _: nullcontext()) -> OperationRecorder:
+    """Run the model on a batch and note every tensor operation. watch: what else is done meanwhile."""
     recorder = OperationRecorder(model, call_arguments(inputs))
-    with module_paths(model, recorder.path), recorder:
+    with module_paths(model, recorder.path), watch(recorder), recorder:
         output = run_in_float64(model, inputs)
     recorder.run.outputs = [recorder.number(t) for t in tensors_in(output)]
-    return recorder.run
+    return recorder
 
 
 def runs_norms(model: nn.Module, inputs: Any) -> bool:
     """Whether a model divides by the size of something on a batch, as norms do, whatever they are called."""
-    return any(_NORMS.search(operation.name) for operation in record_run(*in_float64(model, inputs)).operations)
+    return any(_NORMS.search(operation.name) for operation in record_run(*in_float64(model, inputs)).run.operations)
 
 
 def run_in_float64(model: nn.Module, inputs: Any, seed: int = 0) -> Any:
@@ -432,6 +432,9 @@ class OperationRecorder(TorchDispatchMode):
             results.append((self.numbers[id(x)] if is_numbered else self._new(x)) if isinstance(x, Tensor) else None)
         self.run.operations.append(Operation(func, numbered[0], numbered[1], tuple(results), self.path[-1]))
         return output
+
+
+Watch = Callable[[OperationRecorder], AbstractContextManager[None]]
 
 
 def _memory(tensor: Tensor) -> tuple[Any, ...]:
