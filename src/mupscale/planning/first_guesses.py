@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -112,9 +112,16 @@ def attention_roles(narrow: nn.Module, wide: nn.Module, path: str) -> Roles:
         )
     assert few is not None  # complete projections tell it
     assert many is not None
+
+    def edited(names: Iterable[str], **change: Any) -> Roles:
+        """The roles that these descendants have anyway, changed, under dotted names."""
+        pairs = {name: tuple(naming.modules(model)[name] for model in (narrow, wide)) for name in names}
+        own = {name: function(*pair) for name, pair in pairs.items() if (function := registered(pair[0])) is not None}
+        return {f"{n}.{parameter}": replace(role, **change) for n in own for parameter, role in own[n].items()}
+
     if few != many:
-        return _growing_head_dim(narrow, wide, projections, small, large, multiplier(few, many), where)
-    return _growing_heads(narrow, wide, projections, small, large, few, where)
+        return _growing_head_dim(edited, projections, small, large, multiplier(few, many), where)
+    return _growing_heads(edited, projections, small, large, few, where)
 
 
 def _inner_attention(module: nn.Module) -> str:
@@ -172,6 +179,13 @@ class _Projections:
     def complete(self) -> bool:
         return bool(self.out) and bool(self.fused or (self.query and self.key_value))
 
+    def named_norms(self, pattern: re.Pattern[str]) -> list[str]:
+        return [name for name in self.norms if pattern.match(name.rsplit(".", 1)[-1])]
+
+    def gains(self, pattern: re.Pattern[str]) -> list[str]:
+        """The parameters of norms that are called so."""
+        return [f"{n}.{p}" for n in self.named_norms(pattern) for p, _ in self.norms[n].named_parameters(recurse=False)]
+
     def head_dim(self, attention: _Attention) -> int | None:
         """head_dim as the projections' sizes give it, for modules that do not store it."""
         if self.query:
@@ -217,8 +231,7 @@ def _in_features(module: nn.Module) -> int:
 
 
 def _growing_heads(
-    narrow: nn.Module,
-    wide: nn.Module,
+    edited: Callable[..., Roles],
     projections: _Projections,
     small: _Attention,
     large: _Attention,
@@ -231,38 +244,30 @@ def _growing_heads(
             f"{where}: query heads grow {grow} times and key/value heads {kv_grow} times. Grow both by the same factor "
             "(whole groups), or keep the key/value heads as they are"
         )
-    heads, kv_heads = int(small.heads), int(small.kv_heads)
-    group = heads // kv_heads if kv_grow == grow else 1
-    query, key = group * head_dim, head_dim
-    sections = ((heads * head_dim, query), *((kv_heads * head_dim, key),) * 2)
-    roles: dict[str, Role] = {}
-    change: list[tuple[tuple[str, ...], Callable[[Role], Role]]] = [
-        (projections.query, lambda role: replace(role, out_block=query)),
-        (projections.key_value, lambda role: replace(role, out_block=key)),
-        (projections.out, lambda role: replace(role, in_block=query)),
-        (projections.fused, lambda role: replace(role, out_block=key if group == 1 else sections)),
-    ]
     if kv_grow == 1 and grow != 1 and projections.fused:
         raise MupscaleError(
             f"{where}: query heads grow and key/value heads do not, in one fused projection. It would need two "
             "learning rates in one tensor. Grow both, or use separate projections"
         )
-    for names, edit in change:
-        for name in names:
-            by_head = (lambda role: replace(role, out_block=query + 2 * key)) if _FUSED_BY_HEAD.search(name) else edit
-            roles.update(_edited(narrow, wide, name, by_head))
-    for name, norm in projections.norms.items():  # a norm across all heads sits on the heads' wire
-        last = name.rsplit(".", 1)[-1]
-        block = query if _QUERY_NORM.match(last) else key if _KEY_NORM.match(last) else None
-        if block is not None:
-            for parameter, _ in norm.named_parameters(recurse=False):
-                roles[f"{name}.{parameter}"] = Role(out=0, out_block=block)
+    heads, kv_heads = int(small.heads), int(small.kv_heads)
+    group = heads // kv_heads if kv_grow == grow else 1
+    query, key = group * head_dim, head_dim
+    sections = ((heads * head_dim, query), *((kv_heads * head_dim, key),) * 2)
+    by_head = [name for name in projections.fused if _FUSED_BY_HEAD.search(name)]
+    roles = {
+        **edited(projections.query, out_block=query),
+        **edited(projections.key_value, out_block=key),
+        **edited(projections.out, in_block=query),
+        **edited(projections.fused, out_block=key if group == 1 else sections),
+        **edited(by_head, out_block=query + 2 * key),
+    }
+    for pattern, block in ((_QUERY_NORM, query), (_KEY_NORM, key)):  # a norm across all heads sits on the heads' wire
+        roles |= dict.fromkeys(projections.gains(pattern), Role(out=0, out_block=block))
     return roles
 
 
 def _growing_head_dim(
-    narrow: nn.Module,
-    wide: nn.Module,
+    edited: Callable[..., Roles],
     projections: _Projections,
     small: _Attention,
     large: _Attention,
@@ -270,11 +275,6 @@ def _growing_head_dim(
     where: str,
 ) -> Roles:
     """What the scale lacks is folded into the queries; beside fresh units, old ones make up for all of its change."""
-
-    def edited(names: Sequence[str], **change: Any) -> dict[str, Role]:
-        parts = (_edited(narrow, wide, name, lambda role: replace(role, **change)) for name in names)
-        return {name: role for part in parts for name, role in part.items()}
-
     query, fused = projections.query, projections.fused
     both = f"{where}: heads and head_dim both grow. Grow only one of them" if small.heads != large.heads else ""
     roles = edited((*query, *projections.key_value, *fused, *projections.out), why_not=(both, both)) if both else {}
@@ -288,8 +288,7 @@ def _growing_head_dim(
     ratio = large.scale / small.scale
     fold = 1 / (float(grow) * ratio)
     fold = 1.0 if math.isclose(fold, 1.0, rel_tol=1e-6) else fold
-    norms = [name for name in projections.norms if _QUERY_NORM.match(name.rsplit(".", 1)[-1])]
-    gains = [f"{name}.{p}" for name in norms for p, _ in projections.norms[name].named_parameters(recurse=False)]
+    norms, gains = projections.named_norms(_QUERY_NORM), projections.gains(_QUERY_NORM)
     if gains:  # a factor before a norm would be normalised away
         return {**roles, **dict.fromkeys(gains, Role(out=0, fold=fold, keep=1 / ratio))}
     if query and not norms and not fused:
@@ -301,12 +300,10 @@ def _growing_head_dim(
         )
         return {**roles, **edited((*query, *fused), why_not=(both, both or why))}
     lacking = f"its query projection was not recognised by name ({', '.join(projections.linears)})"
-    if norms or fused:
-        lacking = (
-            f"'{norms[0]}', which its queries go through, has no gain"
-            if norms
-            else ("the query part of one fused tensor would need its own learning rate")
-        )
+    if fused:
+        lacking = "the query part of one fused tensor would need its own learning rate"
+    if norms:
+        lacking = f"'{norms[0]}', which its queries go through, has no gain"
     ways = f"pass roles= for all of it, with fold={fold:.6g} for the query's weight and bias"
     raise MupscaleError(
         f"{where}: head_dim grows {grow} times and the scale goes from {small.scale:.6g} to {large.scale:.6g}, not to "
@@ -314,14 +311,6 @@ def _growing_head_dim(
         f"{lacking}. Let attention scale as 1/head_dim (attention_multiplier in mupscale.models.GPT2), or grow the "
         f"number of heads{'' if norms or fused else ways_out(', or ', roles=ways)}"
     )
-
-
-def _edited(narrow: nn.Module, wide: nn.Module, name: str, edit: Callable[[Role], Role]) -> Roles:
-    """The roles that a descendant has anyway, each edited, under its dotted name."""
-    small, large = naming.modules(narrow)[name], naming.modules(wide)[name]
-    function = registered(small)
-    assert function is not None  # a linear layer
-    return {f"{name}.{parameter}": edit(role) for parameter, role in function(small, large).items()}
 
 
 _SHOWN = 3  # groups of parameters that a message names
