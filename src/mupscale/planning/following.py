@@ -310,7 +310,7 @@ class BackThrough:
         with torch.enable_grad():
             given = {name: side.weights[name].detach().requires_grad_() for name in names}
             own = {n: instead.get(n, side.values[n]).detach().requires_grad_() for n in op.refs if n in arguments}
-            self.leaves: dict[int | str, Tensor] = {**given, **own}
+            self.leaves: dict[int | str, Tensor] = dict((*given.items(), *own.items()))
             results = op.run({n: own[n] if n in own else find(side, n, given) for n in op.refs})
         self.outputs = {
             number: value
