@@ -14,7 +14,7 @@ initial            which dimensions are widths, and the standard deviations and 
 residual_branches  the blocks that a deep model has more of, and what in them writes into the residual stream
 """
 
-from mupscale.planning.first_guesses import bare_norms, kind_of_norm
+from mupscale.planning.first_guesses import bare_norms
 from mupscale.planning.from_modules import How, build_plan, find_uneven
 from mupscale.planning.from_run import (
     ROUNDING,
@@ -40,7 +40,7 @@ from mupscale.planning.initial import (
     with_initial,
 )
 from mupscale.planning.large_models import Miniature, Resizing, is_large, roles_of
-from mupscale.planning.making_plans import GrowsBy, plan, with_initial_of, with_initial_of_wide
+from mupscale.planning.making_plans import GrowsBy, plan, with_initial_of_wide
 from mupscale.planning.residual_branches import BlockList, Writers, find_block_lists, find_writers, silence
 from mupscale.planning.role_registry import register_roles
 from mupscale.planning.silent_units import (
@@ -108,7 +108,6 @@ __all__ = [
     "initial_std",
     "is_large",
     "keeps_outputs",
-    "kind_of_norm",
     "learn_roles",
     "means_of",
     "no_pattern",
@@ -127,7 +126,6 @@ __all__ = [
     "tensors_in",
     "warn_of_growing_outputs",
     "with_initial",
-    "with_initial_of",
     "with_initial_of_wide",
     "with_keeps",
 ]

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -112,9 +112,16 @@ def attention_roles(narrow: nn.Module, wide: nn.Module, path: str) -> Roles:
         )
     assert few is not None  # complete projections tell it
     assert many is not None
+
+    def edited(names: Iterable[str], **change: Any) -> Roles:
+        """The roles that these descendants have anyway, changed, under dotted names."""
+        pairs = {name: tuple(naming.modules(model)[name] for model in (narrow, wide)) for name in names}
+        own = {name: function(*pair) for name, pair in pairs.items() if (function := registered(pair[0])) is not None}
+        return {f"{n}.{parameter}": replace(role, **change) for n in own for parameter, role in own[n].items()}
+
     if few != many:
-        return _growing_head_dim(narrow, wide, projections, small, large, multiplier(few, many), where)
-    return _growing_heads(narrow, wide, projections, small, large, few, where)
+        return _growing_head_dim(edited, projections, small, large, multiplier(few, many), where)
+    return _growing_heads(edited, projections, small, large, few, where)
 
 
 def _inner_attention(module: nn.Module) -> str:
@@ -172,6 +179,13 @@ class _Projections:
     def complete(self) -> bool:
         return bool(self.out) and bool(self.fused or (self.query and self.key_value))
 
+    def named_norms(self, pattern: re.Pattern[str]) -> list[str]:
+        return [name for name in self.norms if pattern.match(name.rsplit(".", 1)[-1])]
+
+    def gains(self, pattern: re.Pattern[str]) -> list[str]:
+        """The parameters of norms that are called so."""
+        return [f"{n}.{p}" for n in self.named_norms(pattern) for p, _ in self.norms[n].named_parameters(recurse=False)]
+
     def head_dim(self, attention: _Attention) -> int | None:
         """head_dim as the projections' sizes give it, for modules that do not store it."""
         if self.query:
@@ -217,8 +231,7 @@ def _in_features(module: nn.Module) -> int:
 
 
 def _growing_heads(
-    narrow: nn.Module,
-    wide: nn.Module,
+    edited: Callable[..., Roles],
     projections: _Projections,
     small: _Attention,
     large: _Attention,
@@ -231,38 +244,30 @@ def _growing_heads(
             f"{where}: query heads grow {grow} times and key/value heads {kv_grow} times. Grow both by the same factor "
             "(whole groups), or keep the key/value heads as they are"
         )
-    heads, kv_heads = int(small.heads), int(small.kv_heads)
-    group = heads // kv_heads if kv_grow == grow else 1
-    query, key = group * head_dim, head_dim
-    sections = ((heads * head_dim, query), *((kv_heads * head_dim, key),) * 2)
-    roles: dict[str, Role] = {}
-    change: list[tuple[tuple[str, ...], Callable[[Role], Role]]] = [
-        (projections.query, lambda role: replace(role, out_block=query)),
-        (projections.key_value, lambda role: replace(role, out_block=key)),
-        (projections.out, lambda role: replace(role, in_block=query)),
-        (projections.fused, lambda role: replace(role, out_block=key if group == 1 else sections)),
-    ]
     if kv_grow == 1 and grow != 1 and projections.fused:
         raise MupscaleError(
             f"{where}: query heads grow and key/value heads do not, in one fused projection. It would need two "
             "learning rates in one tensor. Grow both, or use separate projections"
         )
-    for names, edit in change:
-        for name in names:
-            by_head = (lambda role: replace(role, out_block=query + 2 * key)) if _FUSED_BY_HEAD.search(name) else edit
-            roles.update(_edited(narrow, wide, name, by_head))
-    for name, norm in projections.norms.items():  # a norm across all heads sits on the heads' wire
-        last = name.rsplit(".", 1)[-1]
-        block = query if _QUERY_NORM.match(last) else key if _KEY_NORM.match(last) else None
-        if block is not None:
-            for parameter, _ in norm.named_parameters(recurse=False):
-                roles[f"{name}.{parameter}"] = Role(out=0, out_block=block)
+    heads, kv_heads = int(small.heads), int(small.kv_heads)
+    group = heads // kv_heads if kv_grow == grow else 1
+    query, key = group * head_dim, head_dim
+    sections = ((heads * head_dim, query), *((kv_heads * head_dim, key),) * 2)
+    by_head = [name for name in projections.fused if _FUSED_BY_HEAD.search(name)]
+    roles = {
+        **edited(projections.query, out_block=query),
+        **edited(projections.key_value, out_block=key),
+        **edited(projections.out, in_block=query),
+        **edited(projections.fused, out_block=key if group == 1 else sections),
+        **edited(by_head, out_block=query + 2 * key),
+    }
+    for pattern, block in ((_QUERY_NORM, query), (_KEY_NORM, key)):  # a norm across all heads sits on the heads' wire
+        roles |= dict.fromkeys(projections.gains(pattern), Role(out=0, out_block=block))
     return roles
 
 
 def _growing_head_dim(
-    narrow: nn.Module,
-    wide: nn.Module,
+    edited: Callable[..., Roles],
     projections: _Projections,
     small: _Attention,
     large: _Attention,
@@ -270,11 +275,6 @@ def _growing_head_dim(
     where: str,
 ) -> Roles:
     """What the scale lacks is folded into the queries; beside fresh units, old ones make up for all of its change."""
-
-    def edited(names: Sequence[str], **change: Any) -> dict[str, Role]:
-        parts = (_edited(narrow, wide, name, lambda role: replace(role, **change)) for name in names)
-        return {name: role for part in parts for name, role in part.items()}
-
     query, fused = projections.query, projections.fused
     both = f"{where}: heads and head_dim both grow. Grow only one of them" if small.heads != large.heads else ""
     roles = edited((*query, *projections.key_value, *fused, *projections.out), why_not=(both, both)) if both else {}
@@ -288,8 +288,7 @@ def _growing_head_dim(
     ratio = large.scale / small.scale
     fold = 1 / (float(grow) * ratio)
     fold = 1.0 if math.isclose(fold, 1.0, rel_tol=1e-6) else fold
-    norms = [name for name in projections.norms if _QUERY_NORM.match(name.rsplit(".", 1)[-1])]
-    gains = [f"{name}.{p}" for name in norms for p, _ in projections.norms[name].named_parameters(recurse=False)]
+    norms, gains = projections.named_norms(_QUERY_NORM), projections.gains(_QUERY_NORM)
     if gains:  # a factor before a norm would be normalised away
         return {**roles, **dict.fromkeys(gains, Role(out=0, fold=fold, keep=1 / ratio))}
     if query and not norms and not fused:
@@ -301,12 +300,10 @@ def _growing_head_dim(
         )
         return {**roles, **edited((*query, *fused), why_not=(both, both or why))}
     lacking = f"its query projection was not recognised by name ({', '.join(projections.linears)})"
-    if norms or fused:
-        lacking = (
-            f"'{norms[0]}', which its queries go through, has no gain"
-            if norms
-            else ("the query part of one fused tensor would need its own learning rate")
-        )
+    if fused:
+        lacking = "the query part of one fused tensor would need its own learning rate"
+    if norms:
+        lacking = f"'{norms[0]}', which its queries go through, has no gain"
     ways = f"pass roles= for all of it, with fold={fold:.6g} for the query's weight and bias"
     raise MupscaleError(
         f"{where}: head_dim grows {grow} times and the scale goes from {small.scale:.6g} to {large.scale:.6g}, not to "
@@ -314,14 +311,6 @@ def _growing_head_dim(
         f"{lacking}. Let attention scale as 1/head_dim (attention_multiplier in mupscale.models.GPT2), or grow the "
         f"number of heads{'' if norms or fused else ways_out(', or ', roles=ways)}"
     )
-
-
-def _edited(narrow: nn.Module, wide: nn.Module, name: str, edit: Callable[[Role], Role]) -> Roles:
-    """The roles that a descendant has anyway, each edited, under its dotted name."""
-    small, large = naming.modules(narrow)[name], naming.modules(wide)[name]
-    function = registered(small)
-    assert function is not None  # a linear layer
-    return {f"{name}.{parameter}": edit(role) for parameter, role in function(small, large).items()}
 
 
 _SHOWN = 3  # groups of parameters that a message names
@@ -348,39 +337,46 @@ def is_certain_output(module: nn.Module, name: str, tensor: Tensor, dim: int) ->
 
 def acts_unit_by_unit(module: nn.Module, name: str) -> bool:
     """Whether each entry of a leaf module's vector changes its own unit of the module's output and no other."""
-    vector = module._parameters.get(name)
-    if next(module.children(), None) is not None or vector is None:
+    if (vector := module._parameters.get(name)) is None:
         return False
     n = vector.numel()
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        try:
-            alone = _with_generic_weights(module)
-            changed = copy_model(alone)
-            changed.get_parameter(name)[0] += 1.0
-        except Exception:  # it cannot be copied, or keeps its weights elsewhere
-            return False
-        for shape, dim in (((3, n), 1), ((2, 3, n), 2), ((2, n, 3, 3), 1), ((2, n, 3), 1)):
-            x = torch.randn(shape, dtype=torch.float64)
-            try:
-                y, other = alone(x.clone()), changed(x.clone())
-            except Exception:  # it takes other arguments
-                continue
-            if isinstance(y, Tensor) and y.shape == x.shape:
-                differ = (y != other).transpose(0, dim).flatten(1).any(1)
-                return bool(differ[0]) and not bool(differ[1:].any())
+    for shape, dim in (((3, n), 1), ((2, 3, n), 2), ((2, n, 3, 3), 1), ((2, n, 3), 1)):
+
+        def is_its_own(call: _Call, shape: tuple[int, ...] = shape, dim: int = dim) -> bool | None:
+            x, drawn = torch.randn(shape).double(), 0.5 + torch.rand(n).double()
+            y, other = (call(x, {name: values}) for values in (drawn, drawn + (torch.arange(n) == 0)))
+            if not isinstance(y, Tensor) or y.shape != x.shape:
+                return None
+            differ = (y != other).transpose(0, dim).flatten(1).any(1)
+            return bool(differ[0]) and not bool(differ[1:].any())
+
+        if (answer := _ask_alone(module, is_its_own, None)) is not None:
+            return answer
     return False
 
 
-def _with_generic_weights(module: nn.Module) -> nn.Module:
-    """A copy in float64 and with memory, its vectors drawn."""
-    alone = copy_model(module).to_empty(device="cpu").double().eval()
-    torch.manual_seed(0)
-    for tensor in (*alone.parameters(), *alone.buffers()):
-        if tensor.is_floating_point():
-            tensor.copy_(0.5 + torch.rand(tensor.shape))
-        else:
-            tensor.zero_()
-    return alone
+_Call = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
+_Answer = TypeVar("_Answer")
+
+
+def _ask_alone(module: nn.Module, ask: Callable[[_Call], _Answer], otherwise: _Answer) -> _Answer:
+    """What is found by calling a leaf module by itself on some numbers, with given weights; otherwise, if it fails.
+
+    It is a copy in float64 and with memory that is called; no weight of the model changes, and no random state.
+    """
+    if next(module.children(), None) is not None:
+        return otherwise
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        try:
+            alone = copy_model(module).to_empty(device="cpu").double().eval()
+            theirs = dict(module.named_buffers())
+            for name, tensor in (*alone.named_parameters(), *alone.named_buffers()):
+                known = name in theirs and not theirs[name].is_meta
+                tensor.copy_(theirs[name] if known else 0.5 + torch.rand(tensor.shape))
+            return ask(lambda x, weights: functional_call(alone, dict(weights), (x.clone(),)))
+        except Exception:  # it takes other arguments, cannot be copied, or keeps its weights elsewhere
+            return otherwise
 
 
 class Uncertain(NamedTuple):
@@ -510,60 +506,32 @@ def norms_over_widths(modules: Mapping[str, nn.Module], entries: Mapping[str, En
 def offset_of_gain(module: nn.Module, name: str) -> int:
     """What a norm adds to the gain that it stores: 1 where its output is zero at a gain of −1, else 0."""
     own = dict(module.named_parameters(recurse=False))
-    if own[name].is_meta:
-        return 0
-    x = torch.randn(2, own[name].numel(), generator=torch.Generator().manual_seed(0)).to(own[name])
-    values = {n: torch.full_like(p, -1.0 if n == name else 0.0) for n, p in own.items()}
-    try:
-        with torch.no_grad():
-            return int(not functional_call(copy_model(module), values, (x,)).any())
-    except Exception:  # it takes other arguments
-        return 0
+    values = {n: torch.full(p.shape, -1.0 if n == name else 0.0).double() for n, p in own.items()}
+    x = (2, own[name].numel())
+    return _ask_alone(module, lambda call: int(not call(torch.randn(x).double(), values).any()), 0)
 
 
 def kind_of_norm(module: nn.Module) -> str:
-    """What a norm does to the axis it is over: "layer", "rms" or "group"; "" for what is none."""
-    if isinstance(module, nn.LayerNorm):
-        return "layer"
-    if isinstance(module, nn.RMSNorm):
-        return "rms"
-    if isinstance(module, nn.GroupNorm):
-        return "group"
-    own = list(module.named_parameters(recurse=False))
-    if isinstance(module, nn.modules.batchnorm._NormBase) or not own:
-        return ""
-    if "norm" not in type(module).__name__.lower():
-        return _kind_of_unnamed(module)
-    weight = own[0][1]
-    if weight.is_meta:
-        return _kind_by_name(module)
-    x = torch.randn(4, weight.numel(), generator=torch.Generator().manual_seed(0)).to(weight)
-    try:
-        with torch.no_grad():
-            y, shifted, scaled = module(x), module(x + _SHIFT), module(x * _SHIFT)
-    except Exception:  # it takes other arguments
-        return _kind_by_name(module)
-    if _are_close(y, shifted):
-        return "layer"
-    return "rms" if _are_close(y, scaled) else ""
+    """What a norm does to the axis it is over: "layer", "rms" or "group"; "" for what is none.
 
-
-def _kind_of_unnamed(module: nn.Module) -> str:
-    """The same of a module whose class is called something else: only what is certainly a norm is one.
-
-    It has a gain for every unit, and a bias at most. Its outputs are as large for larger inputs, of mean square 1 for a
-    gain of 1, and each depends on all inputs. It is called with weights of its own, and none of the model's change.
+    A module that is none of torch's is called with a gain of 1: outputs of a norm are as large for larger inputs, of
+    mean square 1, and each depends on all inputs. Only one that takes other arguments is told by its class's name.
     """
-    own = dict(module.named_parameters(recurse=False))
-    gain, *rest = own.values()
-    is_plain = not is_torchs_own(module) and not any(True for _ in module.children()) and not list(module.buffers())
-    if not is_plain or len(rest) > 1 or gain.dim() != 1 or gain.numel() < 2 or any(p.shape != gain.shape for p in rest):
+    for kind, cls in (("layer", nn.LayerNorm), ("rms", nn.RMSNorm), ("group", nn.GroupNorm)):
+        if isinstance(module, cls):
+            return kind
+    zeros = {name: torch.zeros(p.shape).double() for name, p in module.named_parameters(recurse=False)}
+    gain, units = next(((name, values.shape) for name, values in zeros.items()), ("", torch.Size()))
+    if isinstance(module, nn.modules.batchnorm._NormBase) or len(units) != 1 or units[0] < 2:
         return ""
-    with torch.random.fork_rng(devices=[]):
-        try:
-            return _kind_by_calling(copy_model(module).to_empty(device="cpu"), list(own), gain.numel())
-        except Exception:  # it takes other arguments
-            return ""
+    ones = {**zeros, gain: torch.ones(units).double()}
+
+    def kind_when_called(call: _Call) -> str:  # with the gain less without, since some gains are 1 + weight
+        return _kind_of_function(lambda x: torch.sub(call(x, ones), call(x, zeros)), units[0])
+
+    name = type(module).__name__.lower()
+    told = "rms" if "rms" in name and "norm" in name else "layer" if "layernorm" in name else ""
+    return _ask_alone(module, kind_when_called, told)
 
 
 def bare_norms(modules: Mapping[str, nn.Module], widths: Collection[int]) -> dict[str, str]:
@@ -578,20 +546,8 @@ def bare_norms(modules: Mapping[str, nn.Module], widths: Collection[int]) -> dic
     return found
 
 
-@torch.no_grad()
-def _kind_by_calling(module: nn.Module, names: list[str], units: int) -> str:
-    ones, zeros = ({name: torch.full((units,), value) for name in names} for value in (1.0, 0.0))
-    ones |= {name: zeros[name] for name in names[1:]}
-
-    def normed(values: torch.Tensor) -> torch.Tensor:
-        with_gain, without = (functional_call(module, weights, (values,)) for weights in (ones, zeros))
-        return torch.sub(with_gain, without)  # some gains are 1 + weight
-
-    return _kind_of_function(normed, units)
-
-
-def _kind_of_function(normed: Callable[[torch.Tensor], torch.Tensor], units: int) -> str:
-    x = torch.randn(4, units, generator=torch.Generator().manual_seed(0))
+def _kind_of_function(normed: Callable[[Tensor], Tensor], units: int) -> str:
+    x = torch.randn(4, units, generator=torch.Generator().manual_seed(0)).double()
     y, other = normed(x), normed(torch.cat([x[:, :1] * 9 * _SHIFT, x[:, 1:]], dim=1))
     if not _are_close(y, normed(x * _SHIFT)) or _are_close(y[:, 1:], other[:, 1:]):
         return ""
@@ -600,10 +556,5 @@ def _kind_of_function(normed: Callable[[torch.Tensor], torch.Tensor], units: int
     return "layer" if _are_close(y, normed(x + _SHIFT)) else "rms"
 
 
-def _kind_by_name(module: nn.Module) -> str:
-    name = type(module).__name__.lower()
-    return "rms" if "rms" in name else "layer" if "layernorm" in name else ""
-
-
-def _are_close(left: torch.Tensor, right: torch.Tensor) -> bool:
+def _are_close(left: Tensor, right: Tensor) -> bool:
     return left.shape == right.shape and float((left - right).abs().max()) <= 0.02 * float(left.abs().max())

@@ -307,21 +307,11 @@ class BackThrough:
         instead: Mapping[int, Tensor],
     ) -> None:
         op = side.run.operations[position]
-        changed = op.changes_arguments or "batch_norm" in op.name
         with torch.enable_grad():
-            self.leaves: dict[int | str, Tensor] = {}
-            tensors: dict[int, Tensor] = {}
-            for name in names:
-                self.leaves[name] = side.weights[name].detach().requires_grad_()
-            given = {name: self.leaves[name] for name in names}
-            for number in op.refs:
-                if number in arguments:
-                    value = instead.get(number, side.values[number])
-                    self.leaves[number] = tensor = value.detach().requires_grad_()
-                else:
-                    tensor = find(side, number, given)
-                tensors[number] = tensor.clone() if changed else tensor
-            results = op.run(tensors)
+            given = {name: side.weights[name].detach().requires_grad_() for name in names}
+            own = {n: instead.get(n, side.values[n]).detach().requires_grad_() for n in op.refs if n in arguments}
+            self.leaves: dict[int | str, Tensor] = dict((*given.items(), *own.items()))
+            results = op.run({n: own[n] if n in own else find(side, n, given) for n in op.refs})
         self.outputs = {
             number: value
             for number, value in zip(op.results, results, strict=True)
@@ -389,8 +379,6 @@ class Follower:
         if makers:
             op = side.run.operations[makers[-1]]
             tensors = {each: self.tensor(side, each, given, makers[-1]) for each in op.refs}
-            if op.changes_arguments:
-                tensors = {each: tensor.clone() for each, tensor in tensors.items()}
             value: Tensor = op.run(tensors)[op.results.index(number)]
             return value
         if number in side.values:
@@ -413,13 +401,10 @@ class Follower:
         return list(names)
 
     def results(self, side: Side, position: int, instead: Mapping[int, Tensor] | None = None) -> list[Any]:
-        """What an operation gives on one side, its arguments untouched."""
+        """What an operation gives on one side."""
         op = side.run.operations[position]
         tensors = {number: self.tensor(side, number) for number in op.refs} | dict(instead or {})
-        if op.changes_arguments or "batch_norm" in op.name:
-            tensors = {number: tensor.clone() for number, tensor in tensors.items()}
-        results = op.run(tensors)
-        return [torch.zeros_like(x) for x in tensors_of(results)] if "empty" in op.name else results
+        return op.run(tensors)
 
     def is_contracted(self, position: int, name: str, dim: int) -> bool:
         """Whether changing one unit of a weight changes all of the result, and not a part of it."""
@@ -443,7 +428,7 @@ class Follower:
         generator = torch.Generator().manual_seed(position)
         tensors = {}
         for number in op.refs:
-            value = self.tensor(side, number, given).clone()
+            value = self.tensor(side, number, given)
             if number in self.axes and value.is_floating_point():
                 value = torch.randn(value.shape, generator=generator, dtype=value.dtype).to(value.device)
             tensors[number] = value
@@ -508,9 +493,8 @@ class Follower:
     def _compute_constant(self, position: int) -> None:
         for side in (self.small, self.large):
             op = side.run.operations[position]
-            for number, value in zip(op.results, op.run(side.values), strict=True):
-                if number is not None:
-                    side.values[number] = torch.zeros_like(value) if "empty" in op.name else value
+            results = zip(op.results, op.run(side.values, in_place=True), strict=True)
+            side.values |= {number: value for number, value in results if number is not None}
         op = self.small.run.operations[position]
         _check_draws(op, *([side.values[n] for n in op.results if n is not None] for side in (self.small, self.large)))
 
@@ -578,7 +562,7 @@ class Follower:
             outputs = []
             for side in (self.small, self.large):
                 given = {zeroed: torch.zeros_like(side.weights[zeroed])}
-                tensors = {number: self.tensor(side, number, given).clone() for number in op.refs}
+                tensors = {number: self.tensor(side, number, given) for number in op.refs}
                 outputs.append(tensors_of(side.run.operations[position].run(tensors))[0])
             for name in choice:
                 del self.written[name]
@@ -745,12 +729,8 @@ class Follower:
         sources = self._sources(op)
         for side in (self.small, self.large):
             tensors = {number: self.tensor(side, number) for number in op.refs}
-            if "batch_norm" in op.name:
-                tensors = {n: t.clone() if self.kind(n) == "weight" else t for n, t in tensors.items()}
-            operation = side.run.operations[position]
-            for number, value in zip(op.results, operation.run(tensors), strict=True):
-                if number is not None and isinstance(value, Tensor):
-                    side.values[number] = torch.zeros_like(value) if "empty" in op.name else value
+            results = zip(op.results, side.run.operations[position].run(tensors, in_place=True), strict=True)
+            side.values |= {n: value for n, value in results if n is not None and isinstance(value, Tensor)}
         for number in op.results:
             if number is None:
                 continue
@@ -878,8 +858,6 @@ class SourceUnits:
             op = side.run.operations[position]
             given = {name: weights[name] for name, use in uses.items() if use == position}
             arguments = {n: again[n] if n in again else self.follower.tensor(side, n, given) for n in op.refs}
-            if op.changes_arguments or "batch_norm" in op.name:
-                arguments = {n: tensor.clone() for n, tensor in arguments.items()}
             results = zip(op.results, op.run(arguments), strict=True)
             again |= {n: value for n, value in results if n is not None and isinstance(value, Tensor)}
         return again[number], weights

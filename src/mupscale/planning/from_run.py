@@ -403,8 +403,8 @@ class _Search:
         self.large, _ = in_float64(wide, inputs, like=narrow)
         ours, theirs = saved_tensors(self.small), saved_tensors(self.large)
         check_same_names("the narrow model", ours, "the wide model", theirs, ONE_DEPTH, what="parameter or buffer")
-        self.narrow_run = record_run(self.small, self.batch)
-        self.wide_run = record_run(self.large, self.batch)
+        self.narrow_run = record_run(self.small, self.batch).run
+        self.wide_run = record_run(self.large, self.batch).run
         _check_own_weights(narrow, self.narrow_run)
         self.compared = _comparable(self.narrow_run, self.wide_run)
         self.has_recorded_again = False
@@ -449,7 +449,7 @@ class _Search:
             for name, weight in saved_tensors(self.large).items():
                 if name in follower.written:
                     weight.copy_(follower.large.weights[name])
-        self.wide_run = record_run(self.large, self.batch)
+        self.wide_run = record_run(self.large, self.batch).run
         self.has_recorded_again = True
         self.compared = _comparable(self.narrow_run, self.wide_run)
         return not _same_run(before, self.wide_run)

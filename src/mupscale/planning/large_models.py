@@ -248,7 +248,7 @@ class Streamed:
         within = {id(p) for _, own in self.blocks for p in own}
         self.rest = [p for p in self.model.parameters() if id(p) not in within]
         for block, own in self.blocks:
-            block.forward = _StreamedForward(self, block.forward, own)
+            block.forward = _streamed(self, block.forward, own)
 
     def fill(self, parameters: Iterable[nn.Parameter] | None = None) -> None:
         """Give these weights their values, or those that lie in no block."""
@@ -299,60 +299,44 @@ def _blocks(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
     return found
 
 
-class _StreamedForward:
+def _streamed(of: Streamed, forward: Callable[..., Any], own: list[nn.Parameter]) -> Callable[..., Any]:
     """A block's forward pass, with its weights drawn for it; run again for the backward pass."""
 
-    def __init__(self, of: Streamed, forward: Callable[..., Any], own: list[nn.Parameter]) -> None:
-        self.of, self.forward, self.own = of, forward, own
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
-            with self.of.filled(self.own):
-                return self.forward(*args, **kwargs)
+            with of.filled(own):
+                return forward(*args, **kwargs)
         flat, spec = tree_flatten((args, kwargs))
         places = [i for i, x in enumerate(flat) if isinstance(x, Tensor)]
-        call = _Call(self, flat, spec, places)
-        tensors = _Recomputed.apply(  # type: ignore[no-untyped-call]
-            call, torch.ones((), requires_grad=True), *(flat[i] for i in places)
-        )
-        return call.joined(list(tensors))
+        state, returned = torch.get_rng_state(), list[Any]()
 
+        def run(tensors: Sequence[Tensor]) -> list[Tensor]:
+            """The tensors that the block returns for these; its weights have to be there."""
+            given = dict(zip(places, tensors, strict=True))
+            args, kwargs = tree_unflatten([given.get(i, x) for i, x in enumerate(flat)], spec)
+            with torch.random.fork_rng(devices=[]):
+                torch.set_rng_state(state)
+                returned[:] = tree_flatten(forward(*args, **kwargs))
+            return [x for x in returned[0] if isinstance(x, Tensor)]
 
-class _Call:
-    """One call of a block: how its tensors go back into its arguments, and into what it returned."""
+        one = torch.ones((), requires_grad=True)
+        tensors = iter(_Recomputed.apply((of, own, run), one, *(flat[i] for i in places)))  # type: ignore[no-untyped-call]
+        result = tree_unflatten([next(tensors) if isinstance(x, Tensor) else x for x in returned[0]], returned[1])
+        returned.clear()
+        return result
 
-    def __init__(self, block: _StreamedForward, flat: list[Any], spec: Any, places: list[int]) -> None:
-        self.block, self.flat, self.spec, self.places = block, flat, spec, places
-        self.result: tuple[list[Any], Any] = ([], None)
-        self.state = torch.get_rng_state()
-
-    def run(self, tensors: list[Tensor]) -> list[Tensor]:
-        """The tensors that the block returns for these; its weights have to be there."""
-        flat = list(self.flat)
-        for place, tensor in zip(self.places, tensors, strict=True):
-            flat[place] = tensor
-        args, kwargs = tree_unflatten(flat, self.spec)
-        with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(self.state)
-            self.result = tree_flatten(self.block.forward(*args, **kwargs))
-        return [x for x in self.result[0] if isinstance(x, Tensor)]
-
-    def joined(self, tensors: list[Tensor]) -> Any:
-        """What the block returned, with these tensors."""
-        flat, spec = self.result
-        self.result = ([], None)
-        return tree_unflatten([tensors.pop(0) if isinstance(x, Tensor) else x for x in flat], spec)
+    return call
 
 
 class _Recomputed(torch.autograd.Function):
     """A block whose weights are there while it runs, and again while its gradients are computed."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, one: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.call = call
+    def forward(ctx: Any, block: Any, one: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.block = of, own, run = block
         ctx.save_for_backward(*tensors)
-        with call.block.of.filled(call.block.own), torch.no_grad():
-            outputs = call.run([t.detach() for t in tensors])
+        with of.filled(own), torch.no_grad():
+            outputs = run([t.detach() for t in tensors])
         ctx.first = [t.detach().clone() for t in outputs]
         ctx.mark_non_differentiable(*(t for t in outputs if not t.is_floating_point()))
         return tuple(outputs)
@@ -360,17 +344,17 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        block = ctx.call.block
+        of, own, run = ctx.block
         given = [t.detach().requires_grad_(t.is_floating_point()) for t in ctx.saved_tensors]
-        with block.of.filled(block.own), torch.enable_grad():
-            outputs = ctx.call.run(given)
+        with of.filled(own), torch.enable_grad():
+            outputs = run(given)
             if any(
                 not torch.allclose(a, b, rtol=1e-3, equal_nan=True) for a, b in zip(outputs, ctx.first, strict=True)
             ):
                 raise MupscaleError("a block does something else when it is run again")
             pairs = [(t, g) for t, g in zip(outputs, gradients, strict=True) if t.requires_grad and g is not None]
             torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
-            block.of.show(block.own)
+            of.show(own)
         return None, None, *(t.grad if t.requires_grad else None for t in given)
 
 

@@ -23,10 +23,8 @@ from mupscale.planning.tracing import (
     OperationRecorder,
     RecordedRun,
     Ref,
-    call_arguments,
     in_float64,
-    module_paths,
-    run_in_float64,
+    record_run,
     tensors_in,
 )
 from mupscale.planning.trials import check_not_empty
@@ -208,11 +206,8 @@ def run_with_blocks(model: nn.Module, paths: Sequence[str], inputs: Any, *, unti
     where the first of its parts is called, and ends where the next block of its list begins; of the last one of a list
     the end is not known. until_next: all blocks end there, since the model itself adds what they give to the stream.
     """
-    recorder = OperationRecorder(model, call_arguments(inputs))
     blocks = {path: BlockRun(path) for path in paths}
-    with module_paths(model, recorder.path), _marks(model, blocks, recorder), recorder:
-        output = run_in_float64(model, inputs)
-    recorder.run.outputs = [recorder.number(t) for t in tensors_in(output)]
+    recorder = record_run(model, inputs, lambda recorder: _marks(model, blocks, recorder))
     modules = naming.modules(model)
     called = sorted((block for block in blocks.values() if block.given), key=lambda block: block.first)
     lists: dict[str, list[BlockRun]] = {}

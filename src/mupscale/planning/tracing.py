@@ -232,18 +232,24 @@ class Operation:
         """Whether it draws random numbers; attention does so for dropout alone, which is off."""
         return torch.Tag.nondeterministic_seeded in self.function.tags and "attention" not in self.name
 
-    def run(self, tensors: Mapping[int, Tensor]) -> list[Any]:
-        """Its results, as a flat list, for these tensors in place of the arguments; of random ones always the same."""
+    def run(self, tensors: Mapping[int, Tensor], *, in_place: bool = False) -> list[Any]:
+        """Its results, as a flat list, for these tensors in place of the arguments, which stay as they are.
+
+        Random ones are always the same, and those without values are zeros. in_place: arguments that the operation
+        writes into do change; but never the statistics of a batch norm.
+        """
+        is_kept = "batch_norm" in self.name or (self.changes_arguments and not in_place)
+        given = {number: tensors[number].clone() if is_kept else tensors[number] for number in self.refs}
 
         def value(x: Any) -> Any:
             if isinstance(x, Ref):
-                return tensors[x.number]
+                return given[x.number]
             return type(x)(map(value, x)) if isinstance(x, list | tuple) else x
 
-        given = [tensors[number] for number in self.refs] if self.is_random else []
-        with drawing(self.results[0] or 0, given) if self.is_random else nullcontext():
+        with drawing(self.results[0] or 0, given.values()) if self.is_random else nullcontext():
             result = self.function(*map(value, self.args), **{name: value(x) for name, x in self.kwargs.items()})
-        return [result] if isinstance(result, Tensor) else tree_flatten(result)[0]
+        flat = [result] if isinstance(result, Tensor) else tree_flatten(result)[0]
+        return [torch.zeros_like(x) for x in flat] if "empty" in self.name else flat
 
 
 @dataclass
@@ -257,18 +263,18 @@ class RecordedRun:
     outputs: list[int] = field(default_factory=list)
 
 
-def record_run(model: nn.Module, inputs: Any) -> RecordedRun:
-    """Run the model on a batch and note every tensor operation."""
+def record_run(model: nn.Module, inputs: Any, watch: Watch = lambda _: nullcontext()) -> OperationRecorder:
+    """Run the model on a batch and note every tensor operation. watch: what else is done meanwhile."""
     recorder = OperationRecorder(model, call_arguments(inputs))
-    with module_paths(model, recorder.path), recorder:
+    with module_paths(model, recorder.path), watch(recorder), recorder:
         output = run_in_float64(model, inputs)
     recorder.run.outputs = [recorder.number(t) for t in tensors_in(output)]
-    return recorder.run
+    return recorder
 
 
 def runs_norms(model: nn.Module, inputs: Any) -> bool:
     """Whether a model divides by the size of something on a batch, as norms do, whatever they are called."""
-    return any(_NORMS.search(operation.name) for operation in record_run(*in_float64(model, inputs)).operations)
+    return any(_NORMS.search(operation.name) for operation in record_run(*in_float64(model, inputs)).run.operations)
 
 
 def run_in_float64(model: nn.Module, inputs: Any, seed: int = 0) -> Any:
@@ -432,6 +438,9 @@ class OperationRecorder(TorchDispatchMode):
             results.append((self.numbers[id(x)] if is_numbered else self._new(x)) if isinstance(x, Tensor) else None)
         self.run.operations.append(Operation(func, numbered[0], numbered[1], tuple(results), self.path[-1]))
         return output
+
+
+Watch = Callable[[OperationRecorder], AbstractContextManager[None]]
 
 
 def _memory(tensor: Tensor) -> tuple[Any, ...]:

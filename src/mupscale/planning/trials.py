@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mupscale.core import Role, naming
@@ -25,12 +24,15 @@ from mupscale.planning.following import largest_number
 from mupscale.planning.from_modules import find_role
 from mupscale.planning.large_models import Shapes, find_miniatures, in_full_precision, is_large
 from mupscale.planning.tracing import (
+    Operation,
+    Ref,
     call_arguments,
     gradient_loss,
     gradients_of,
     in_double,
     in_float64,
     outputs_in_float64,
+    record_run,
     run_in_float64,
 )
 from mupscale.system import MupscaleError, UncheckedPlan, name_of_group, pattern_of_name, warn
@@ -46,7 +48,7 @@ _LENGTHS: tuple[Callable[[int], int], ...] = (
     lambda n: n + 1,
 )
 _MOST_NUMBERS = 1 << 16  # in a tensor: a convolution makes many times as many of them
-_TABLES = {"embedding": 1, "_embedding_bag": 1, "_embedding_bag_forward_only": 1}  # looked up along the first dimension
+_TABLES = {"embedding", "_embedding_bag", "_embedding_bag_forward_only"}  # looked up along the first dimension
 
 
 class Leaves:
@@ -219,54 +221,41 @@ def _grown(tensor: Tensor, sizes: Mapping[int, int]) -> Tensor:
     return tensor
 
 
-class _Lookups(TorchDispatchMode):
-    """Notes which tensors of a batch look up rows of a table that does not depend on the batch."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.tables: dict[int, int] = {}
-        self.origins = {id(t): frozenset([i]) for i, t in enumerate(tensors)}
-        self.whole = {i for i, t in enumerate(tensors) if not t.is_floating_point() and t.dtype != torch.bool}
-        self.alive: list[Any] = []  # so that an id stands for one tensor
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        flat = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
-        output = func(*args, **(kwargs or {}))
-        self._note(str(func).split(".")[1], args)
-        origin = frozenset[int]().union(*(self.origins.get(id(x), frozenset()) for x in flat))
-        for x in tree_flatten(output)[0]:
-            if isinstance(x, Tensor):
-                self.alive.append(x)
-                self.origins[id(x)] = self.origins.get(id(x), frozenset()) | origin
-        return output
-
-    def _note(self, name: str, args: Any) -> None:
-        looked_up: list[tuple[Any, int]] = []
-        if name in _TABLES:
-            looked_up = [(args[1], 0)]
-        elif name == "index":
-            looked_up = [(index, dim) for dim, index in enumerate(args[1])]
-        elif name in ("index_select", "gather", "scatter", "scatter_"):
-            looked_up = [(args[2], args[1])]
-        for index, dim in looked_up:
-            if isinstance(index, Tensor) and index.dtype != torch.bool and not self.origins.get(id(args[0])):
-                for i in self.origins.get(id(index), frozenset()) & self.whole:
-                    self.tables[i] = min(args[0].shape[dim], self.tables.get(i, args[0].shape[dim]))
-
-
 @torch.no_grad()
 def find_tables(model: nn.Module, leaves: Leaves) -> dict[int, int]:
-    """Of the batch's tensors that look up rows of a table (tokens), by number, how many rows the smallest one has."""
-    if all(t.is_floating_point() or t.dtype == torch.bool for t in leaves.tensors):
-        return {}
-    lookups = _Lookups(leaves.tensors)
-    with suppress(Exception), lookups:  # whatever a model raises while it is watched: then less is known
-        run_in_float64(model, leaves.replaced(leaves.tensors))
-    return lookups.tables
+    """Of the batch's tensors that look up rows of a table (tokens), by number, how many rows the smallest one has.
+
+    A table does not depend on the batch.
+    """
+    tables = dict[int, int]()
+    whole = {id(t): i for i, t in enumerate(leaves.tensors) if not t.is_floating_point() and t.dtype != torch.bool}
+    if not whole:
+        return tables
+    with suppress(Exception):  # whatever a model raises while it is watched: then less is known
+        recorder = record_run(model, leaves.replaced(leaves.tensors))
+        values, origins = recorder.alive, {number: {number} for number in recorder.run.inputs}
+        for op in recorder.run.operations:
+            for index, dim in _lookups(op):
+                table = op.args[0].number
+                for number in origins.get(index.number, set()) if not origins.get(table) else ():
+                    if (i := whole.get(id(values[number]))) is not None and values[index.number].dtype != torch.bool:
+                        tables[i] = min(values[table].shape[dim], tables.get(i, values[table].shape[dim]))
+            origin = set[int]().union(*(origins.get(number, set()) for number in op.refs))
+            for number in (number for number in op.results if number is not None):
+                origins[number] = origins.get(number, set()) | origin
+    return tables
+
+
+def _lookups(op: Operation) -> list[tuple[Ref, int]]:
+    """The tensors by which an operation looks up entries of its first argument, each with the dimension."""
+    looked_up: list[tuple[Any, int]] = []
+    if op.name in _TABLES:
+        looked_up = [(op.args[1], 0)]
+    elif op.name == "index":
+        looked_up = [(index, dim) for dim, index in enumerate(op.args[1])]
+    elif op.name in ("index_select", "gather", "scatter", "scatter_"):
+        looked_up = [(op.args[2], op.args[1])]
+    return [(index, dim) for index, dim in looked_up if isinstance(index, Ref)]
 
 
 _VANISHES = 1e-10  # beside the largest gradient of the model: the check cannot tell this from nothing
