@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
 import mupscale as mu
 from mupscale.planning import initial_means, initial_std
-from mupscale.train import Growth, Recipe, Spec, run_recipe
+from mupscale.train import Growth, Recipe, Spec, run_recipe, upscale_dcp
 
 
 class Decays(nn.Module):
@@ -95,6 +98,15 @@ def test_without_a_wide_model_in_memory_it_is_refused() -> None:
         mu.MupscaleError, match=r"'decay' starts as a pattern, .* copies, .*: build the wide one on a real"
     ):
         mu.upscale(Decays(8), wide, plan)
+
+
+@pytest.mark.filterwarnings("ignore:.*single process")
+def test_a_folder_that_is_grown_tensor_by_tensor_is_refused_before_it_is_written(tmp_path: Path) -> None:
+    family = mu.Family(Decays, base={"width": 8}, inputs=BATCH)
+    dcp.save({"model": Decays(8).state_dict()}, checkpoint_id=str(tmp_path / "small"), no_dist=True)
+    with pytest.raises(mu.MupscaleError, match="'decay' starts as a pattern"):
+        upscale_dcp(tmp_path / "small", tmp_path / "wide", family, {"width": 8}, {"width": 16}, Growth(at=1, width=16))
+    assert not (tmp_path / "wide").exists()
 
 
 def test_what_is_a_pattern() -> None:

@@ -380,7 +380,7 @@ def test_grown_twice(tmp_path: Path) -> None:
     assert hf.verify(tmp_path / "middle", tmp_path / "wide").ok
     found = hf.verify(tmp_path / "small", tmp_path / "wide")
     assert found.ok
-    assert "Not compared: optimizer.pt, since the model grew 2 times" in " ".join(found.verdict.split())
+    assert "it grew several times" in found.verdict
     groups = hf.param_groups(tmp_path / "wide", load(tmp_path / "wide"), torch.optim.AdamW, lr=0.3)
     assert {round(group["lr"], 12) for group in groups} == {0.3, 0.1}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,8 @@ def test_verify_compares_a_saved_optimizer(name: str, tmp_path: Path) -> None:
     torch.save(content, file)
     assert "/exp_avg" in compared()[1]
     assert not notes
+    _compare_optimizer(replace(relation, growths=relation.growths * 2), [], notes)
+    assert f"optimizer.pt, since the model grew {2 * len(relation.growths)} times between" in notes.pop()
     (tmp_path / "small" / "optimizer.pt").unlink()
     compared()
     assert notes == [f"Not compared: optimizer.pt, since {tmp_path / 'small'} holds none."]

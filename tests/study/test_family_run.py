@@ -19,6 +19,7 @@ import torch
 
 from mupscale.cli import main
 from mupscale.core import Width
+from mupscale.growth import Copies, Fresh
 from mupscale.plots import words
 from mupscale.study import FamilySettings, StudySettings, StudySummary, estimate_family, run_family
 from mupscale.study.family_run import Check, describe_disorder, describe_edge_of_tuning, list_sizes, make_planner
@@ -107,6 +108,15 @@ def test_copies_with_noise_and_an_optimizer_that_starts_anew(tmp_path: Path) -> 
     ]
     assert [one[0] for one in ends] == [ends[0][0]] * 3
     assert len({one[1][0] for one in ends}) == 3
+
+
+def test_a_family_grows_by_every_setting_of_a_growth_event() -> None:
+    """Through its stretches to their recipes; a branch that goes on has none of them."""
+    planner = make_planner(small(), FamilySettings(sizes=[4, 6], outgoing=0.25))
+    grown = planner.plan([4, 6], 0.01, 1.0, 0)[1].trunk
+    assert planner.ground.recipe_of(grown, Path()).outgoing == 0.25
+    assert grown.build_operator() == Fresh(outgoing=0.25)
+    assert grown.then(steps=1).build_operator() == Copies(0.0)
 
 
 def test_a_size_whose_budget_is_spent_is_refused_with_the_nearest_that_works() -> None:

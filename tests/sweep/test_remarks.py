@@ -83,10 +83,11 @@ def test_the_smallest_noise_is_an_edge_where_none_was_not_tried() -> None:
 
 def test_edges_of_several_contenders_are_one_sentence_with_one_range() -> None:
     """Their grid is one, so that it is to be widened on both sides."""
-    low, high = (Sweep(name, sweep(bowl(lr, 0.0)).trials) for name, lr in (("continued", 0.1), ("fresh", 0.4)))
-    assert joined_edges([low, high, Sweep("copies", sweep(bowl(0.2, 1.0)).trials)]) == [
-        "the best learning rate is at the edge of the grid (continued: 0.1 is the smallest tried; fresh: 0.4 is the "
-        "largest tried): add 0.025, 0.05, 0.8, 1.6 to study.lrs"
+    rates = {"continued": 0.1, "fresh": 0.4, "from-scratch": 0.4}
+    found = [Sweep(name, sweep(bowl(lr, 0.0)).trials) for name, lr in rates.items()]
+    assert joined_edges([*found, Sweep("copies", sweep(bowl(0.2, 1.0)).trials)]) == [
+        "the best learning rate is at the edge of the grid (continued: 0.1 is the smallest tried; fresh, from-scratch: "
+        "0.4 is the largest tried): add 0.025, 0.05, 0.8, 1.6 to study.lrs"
     ]
 
 

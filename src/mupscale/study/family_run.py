@@ -53,7 +53,6 @@ from mupscale.system import (
 )
 from mupscale.train import (
     Filling,
-    Growth,
     Processes,
     Recipe,
     Schedule,
@@ -73,9 +72,11 @@ RATES, FALLS = (0.5, 1.0, 2.0), (0.7, 0.85, 1.0)
 """What tuning tries: multiples of the optimizer's learning rate, and factors by which it falls at a growth."""
 
 
-@dataclass(frozen=True)
-class FamilySettings:
+@dataclass(frozen=True, kw_only=True)
+class FamilySettings(Filling):
     """The section `family` of a recipe, for `mupscale family`.
+
+    The fields of `Filling` say how the trunk grows.
 
     Args:
         sizes: widths, such as [32, 48, 64, 96], or sizes by name, such as {width: 256, layers: 4}; smallest first
@@ -87,7 +88,6 @@ class FamilySettings:
         schedule: schedule of the trunk: constant, or one cosine that ends with the largest size
         fall: factor by which the learning rate falls at each growth
         how: how to fill new units, as in a growth event
-        noise: noise of copies; 1 is the size of a fresh initialisation
         state: whether to keep or reset the optimizer state when the trunk grows
         deepen: what new blocks are, as in a growth event
         tune: first try several values of lr and `fall` on the two smallest sizes, and use the best
@@ -112,7 +112,6 @@ class FamilySettings:
     schedule: Literal["constant", "cosine"] = "constant"
     fall: float = 1.0
     how: Literal["fresh", "lossless", "copies", "paired"] = "fresh"
-    noise: float = 0.0
     state: Literal["keep", "reset"] = "keep"
     deepen: Deepen = "interleaved"
     tune: bool = False
@@ -130,7 +129,7 @@ class FamilySettings:
         for name, part in {"fall": self.fall, "ends": 1.0 if self.ends is None else self.ends}.items():
             if not 0 < part <= 1:
                 raise MupscaleError(f"{recipe_entry(f'family.{name}')} is {part}, but must be above 0 and at most 1")
-        operator = Filling(how=self.how, noise=self.noise).build_operator()
+        operator = self.build_operator()
         if self.seeds < 1:
             raise MupscaleError(f"{recipe_entry('family.seeds')} is {self.seeds}, but must be at least 1")
         for value in self.budget if isinstance(self.budget, list) else [self.budget]:
@@ -246,7 +245,7 @@ class FamilyPlanner:
     def plan(self, sizes: Sequence[WholeWidth], lr: float, fall: float, seed: int) -> list[PlannedSize]:
         """The trunk and its branches; refused where a size's budget is spent before its trunk can begin."""
         planned, trunk, done = list[PlannedSize](), self.start, 0
-        growing = {name: getattr(self.settings, name) for name in ("how", "noise", "deepen", "state")}
+        growing = {**self.settings.filling, "state": self.settings.state}
         cuts = self._cut_budgets(sizes)
         whole = sum(cut.shared + cut.on for cut in cuts[:-1]) + cuts[-1].shared + cuts[-1].alone + cuts[-1].decay
         for number, (size, budget, cut) in enumerate(zip(sizes, self.budgets(sizes), cuts, strict=True)):
@@ -369,8 +368,7 @@ def make_planner(recipe: Recipe, settings: FamilySettings, make_ground: MakeGrou
 def _check_growths(recipe: Recipe, settings: FamilySettings) -> None:
     """Refuse a size that the one before cannot grow to, before the first is trained."""
     for smaller, larger in pairwise(settings.sizes):
-        growth = Growth(at=1, width=larger, how=settings.how, noise=settings.noise, deepen=settings.deepen)
-        recipe.family().check_growth(smaller, larger, growth.build_operators())
+        recipe.family().check_growth(smaller, larger, settings.build_operators())
 
 
 # ---------------------------------------------------------------------------------------------- before it is trained

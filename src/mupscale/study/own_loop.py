@@ -58,8 +58,7 @@ Train = Callable[[nn.Module, Optimizer, int, Callable[[int], float]], object]
 """Trains a model for so many steps; at each step its learning rates are to be multiplied by schedule(step)."""
 Trained = tuple[nn.Module, Optimizer]
 _END = "end.json"
-_GROWTH = {"how", "noise", "noise_unit", "deepen"}
-_UNDERSTOOD = {"width", "steps", "lr", "schedule", "seed", "order", "parent", "start"} | _GROWTH
+_UNDERSTOOD = {"width", "steps", "lr", "schedule", "seed", "order", "parent", "start", *Filling().filling}
 """The fields of a stretch that a loop of one's own can follow; one with others is refused, and not trained without."""
 
 
@@ -379,14 +378,13 @@ class _LoopTrainer(Trainer):
             group["lr"] *= stretch.lr / (own.lr if is_brought else before.lr)
         if not stretch.is_grown:
             return model, optimizer
-        growth = Filling(**{name: getattr(stretch, name) for name in _GROWTH})
         inputs = own.family.inputs
         return grow_model(
             model,
             optimizer,
             before=before.width,
             width=stretch.width,
-            grow=growth.build_operators(),
+            grow=stretch.build_operators(),
             seed=stretch.seed,
             family=own.family,
             processes=Processes(torch.device(own.device)),

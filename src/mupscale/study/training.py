@@ -30,6 +30,7 @@ from mupscale.system import (
 from mupscale.train import (
     MAY_CHANGE,
     Evaluation,
+    Filling,
     Growth,
     LoadedRecipe,
     Processes,
@@ -44,19 +45,7 @@ COMMAND_FILE = "command.txt"
 """In a study's folder: the command that began it, and that goes on with it."""
 POINTS = 40  # of a run's curve at least, where it has so many steps
 _OTHER_DATA = 10_000  # between the data seeds of two orders, so that each stretch goes on with batches of its own
-_OF_STRETCHES = {
-    "width",
-    "steps",
-    "schedule",
-    "grow",
-    "start",
-    "start_width",
-    "how",
-    "noise",
-    "noise_unit",
-    "deepen",
-    "state",
-}
+_OF_STRETCHES = {"width", "steps", "schedule", "grow", "start", "start_width", *Filling().filling, "state"}
 
 
 @dataclass(frozen=True)
@@ -136,12 +125,8 @@ class Ground(LoadedRecipe):
             out=str(folder / self.folder_name(stretch)),
             grow=rates,
             start=start,
-            how=stretch.how,
-            noise=stretch.noise,
-            noise_unit=stretch.noise_unit,
-            deepen=stretch.deepen,
             state=stretch.state,
-            **{"start_width": None, **self.watch(stretch), **changes},
+            **{"start_width": None, **stretch.filling, **self.watch(stretch), **changes},
         )
 
     def watch(self, stretch: Stretch) -> dict[str, Any]:

@@ -14,17 +14,18 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from mupscale.core import WholeWidth, Width
-from mupscale.growth import Deepen
 from mupscale.system import MupscaleError, told_fields
-from mupscale.train import NoiseLevel, Schedule
+from mupscale.train import Filling, Schedule
 
 DECAY = 4
 """The decay is one part in so many of a budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stretch:
+class Stretch(Filling):
     """One model size, trained for some steps under one piece of a schedule, from where its parent ended.
+
+    The fields of `Filling` say how the model grows on the way from its parent.
 
     Args:
         width: the size it trains at
@@ -35,7 +36,6 @@ class Stretch:
         order: which order of the data it sees; every stretch of a path has its own
         parent: the stretch whose end it starts from; without one it starts from an initialisation, or from `start`
         start: of a checkpoint from outside the study, which has no steps of its own: what its trainer calls it
-        how, noise, noise_unit, deepen: how the model grows on the way from its parent, as in a growth event
         state: whether it keeps the state of its parent's optimizer, or resets it
         base: the width whose rates it has, where that is not the recipe's
         change: a step, and the learning rate from there on
@@ -52,17 +52,15 @@ class Stretch:
     parent: Stretch | None = None
     start: str | None = None
     how: str = "copies"
-    noise: NoiseLevel = 0.0
-    noise_unit: Literal["init", "theory", "signal"] = "init"
-    deepen: Deepen = "identity"
     state: Literal["keep", "reset"] = "keep"
     base: WholeWidth | None = None
     change: tuple[int, float] | None = None
 
     def then(self, **changes: Any) -> Stretch:
         """The next stretch of the same model: same size, rate and seed, and the next order of the data."""
-        new: dict[str, Any] = {"how": "copies", "noise": 0.0, "deepen": "identity", "change": None, "start": None}
-        return replace(self, parent=self, **{"order": self.order + 1, **new, "state": "keep", **changes})
+        new: dict[str, Any] = {"order": self.order + 1, "state": "keep", "change": None, "start": None}
+        new |= {**Filling(how="copies").filling, "noise_unit": self.noise_unit}
+        return replace(self, parent=self, **{**new, **changes})
 
     @property
     def is_grown(self) -> bool:

@@ -331,9 +331,13 @@ def joined_edges(sweeps: Iterable[Sweep]) -> list[str]:
     """The same of several sweeps over one grid: a sentence for all learning rates, and one for all noise levels."""
     found, told = [(sweep.name, edge) for sweep in sweeps for edge in _edges(sweep)], []
     for what, setting in {"learning rate": "study.lrs", "noise": "study.noises"}.items():
-        if edges := [(name, edge) for name, edge in found if edge.what == what]:
-            whose = "; ".join(f"{name}: {edge.best:.3g} {edge.where}" for name, edge in edges)
-            more = _listed({value for _, edge in edges for value in edge.beyond()})
+        edges = dict[_Edge, list[str]]()
+        for name, edge in found:
+            if edge.what == what:
+                edges.setdefault(edge, []).append(name)
+        if edges:
+            whose = "; ".join(f"{', '.join(names)}: {edge.best:.3g} {edge.where}" for edge, names in edges.items())
+            more = _listed({value for edge in edges for value in edge.beyond()})
             told.append(f"the best {what} is at the edge of the grid ({whose}): add {more} to {setting}")
     return told
 
