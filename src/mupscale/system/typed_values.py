@@ -178,12 +178,15 @@ def _container(kind: Any, inner: tuple[Any, ...], value: Any, place: tuple[Any, 
         key, item = inner or (Any, Any)
         found = {name: _fit(item, each, (*place, name), plain) for name, each in value.items()}
         return {_key(key, name, place): each for name, each in found.items()} if plain else value
-    if _are_numbers(inner, value) if plain else not inner:
-        return kind(value) if plain else value
-    is_fixed = issubclass(kind, tuple) and inner and inner[-1] is not Ellipsis
-    hints = inner if is_fixed else itertools.repeat(inner[0] if inner else Any)
-    items = [_fit(hint, each, (*place, n), plain) for n, (hint, each) in enumerate(zip(hints, value, strict=False))]
-    return value if not plain else tuple(items) if issubclass(kind, tuple) else items
+    if not plain and not inner:
+        return value
+    is_tuple = issubclass(kind, tuple)
+    if not (plain and _are_numbers(inner, value)):
+        hints = inner if is_tuple and inner and inner[-1] is not Ellipsis else itertools.repeat((*inner, Any)[0])
+        each = enumerate(zip(hints, value, strict=False))
+        items = [_fit(hint, part, (*place, number), plain) for number, (hint, part) in each]
+        value = items if plain else value
+    return (tuple(value) if is_tuple else list(value)) if plain else value
 
 
 def _key(hint: Any, name: Any, place: tuple[Any, ...]) -> Any:
