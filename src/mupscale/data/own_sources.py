@@ -77,10 +77,10 @@ def as_data(
     (rows, collate), other = _indexed(train), None if test is None else _indexed(test)
     if other is None:
         chosen = choose_held_out(len(rows), held_out, split_seed, _name(rows))
-        split = (Subset(rows, part.nonzero()[:, 0].tolist()) for part in (~chosen, chosen))
-        return IndexedData(*split, collate, collate, inputs, target)
-    parts = (Subset(part, range(len(part))) for part in (rows, other[0]))
-    return IndexedData(*parts, collate, other[1], inputs, target)
+        train, test = (Subset(rows, part.nonzero()[:, 0].tolist()) for part in (~chosen, chosen))
+        return IndexedData(train, test, collate, collate, inputs, target)
+    train, test = (Subset(part, range(len(part))) for part in (rows, other[0]))
+    return IndexedData(train, test, collate, other[1], inputs, target)
 
 
 def _parts(source: Any) -> tuple[Any, Any]:
