@@ -296,7 +296,7 @@ def test_tables_are_whole_on_a_narrow_terminal(
         (["mlp", "--frozen", "4"], "--frozen names layer 4, but layers are numbered from 1 to 3"),
         (["mlp", "--noise", "-1"], "--noise[0] is -1.0, but must be a number that is finite and 0 or more"),
         (["mlp", "--noise", "1", "2"], "noise is one number or 3, one for each layer, not 2"),
-        (["mlp", "--times", "0"], "--times[0] is 0, but must be 1 or more"),
+        (["mlp", "--times", "0"], "--times is [0], but must be whole numbers of 1 or more"),
         (["mlp", "--networks", "1"], "--networks is 1, but must be 2 or more"),
         (["mlp", "--optimizer", "lion"], "optimizer is lion, but must be one of sgd, sign, adam"),
         (["mlp", "--samples", "50"], "50 samples"),

@@ -90,14 +90,14 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("growth at step 5", "head_dim 6 is not a multiple of 4", "Choose 4 or 8"),
     ),
     "noise at the start": ({"noise": -1.0}, ("noise is -1.0",)),
-    "schedule": ({"schedule": Schedule("linear")}, ("schedule.kind is 'linear'", "constant, cosine or wsd")),  # type: ignore[arg-type]
-    "precision": ({"precision": "fp16"}, ("precision is 'fp16'", "fp32, tf32, bf16 or fp64")),
-    "parallel": ({"parallel": "pipeline"}, ("parallel is 'pipeline'", "ddp or fsdp")),
+    "schedule": ({"schedule": Schedule("linear")}, ("schedule.kind is 'linear'", "'constant', 'cosine' or 'wsd'")),  # type: ignore[arg-type]
+    "precision": ({"precision": "fp16"}, ("precision is 'fp16'", "'fp32', 'tf32', 'bf16' or 'fp64'")),
+    "parallel": ({"parallel": "pipeline"}, ("parallel is 'pipeline'", "'ddp' or 'fsdp'")),
     "compile": ({"compile": "fast"}, ("compile is 'fast'", "default", "max-autotune")),
-    "precision, not at all": ({"precision": True}, ("precision is True", "fp32, tf32, bf16 or fp64")),
+    "precision, not at all": ({"precision": True}, ("precision is True", "'fp32', 'tf32', 'bf16' or 'fp64'")),
     "unit": (
         {"grow": [Growth(5, 16, noise=1.0, noise_unit="sigma")]},
-        ("growth at step 5", "noise_unit is 'sigma'", "init, theory or signal"),
+        ("growth at step 5", "noise_unit is 'sigma'", "'init', 'theory' or 'signal'"),
     ),  # type: ignore[arg-type]
 }
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _LEVELS = Annotated[list[NotNegative], NOT_EMPTY]
 _FOUR = Annotated[list[NotNegative], Must("four numbers, for the weights A B C D", lambda values: len(values) == 4)]
+_FACTORS = Annotated[list[int], Must("whole numbers of 1 or more", lambda k: bool(k) and min(k) > 0)]
 _DISTINCT = Annotated[
     list[int], Must("distinct numbers of 2 or more", lambda k: bool(k) and min(k) > 1 and len({*k}) == len(k))
 ]
@@ -133,7 +134,7 @@ The batch is synthetic: random directions of length 1, and targets drawn from N(
 σ̄_Δ and learning rates follow μP, so both mean the same at every width.""",
     (
         *_network_options(),
-        Option("--times", Annotated[list[at_least(1)], NOT_EMPTY], "factors by which to grow, one after another", [2]),
+        Option("--times", _FACTORS, "factors by which to grow, one after another", [2]),
         Option("--noise", _LEVELS, "noise σ̄_Δ: one number, or one per layer, input layer first", [0.5]),
         Option("--upscaled-lr", NotNegative, "learning rate after upscaling (default: --lr)"),
         *_finite_options(networks=16, widths=[256, 512, 1024, 2048]),

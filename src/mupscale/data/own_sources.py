@@ -16,6 +16,7 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    Subset,
     TensorDataset,
     default_collate,
 )
@@ -76,9 +77,10 @@ def as_data(
     (rows, collate), other = _indexed(train), None if test is None else _indexed(test)
     if other is None:
         chosen = choose_held_out(len(rows), held_out, split_seed, _name(rows))
-        split = ChosenRows(rows, (~chosen).nonzero()[:, 0]), ChosenRows(rows, chosen.nonzero()[:, 0])
-        return IndexedData(*split, collate, collate, inputs, target)
-    return IndexedData(ChosenRows(rows), ChosenRows(other[0]), collate, other[1], inputs, target)
+        train, test = (Subset(rows, part.nonzero()[:, 0].tolist()) for part in (~chosen, chosen))
+        return IndexedData(train, test, collate, collate, inputs, target)
+    train, test = (Subset(part, range(len(part))) for part in (rows, other[0]))
+    return IndexedData(train, test, collate, other[1], inputs, target)
 
 
 def _parts(source: Any) -> tuple[Any, Any]:
@@ -206,29 +208,6 @@ def _indexed(part: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
     return part, collate
 
 
-class ChosenRows:
-    """Some rows of a dataset, in order. rows: which; None for all."""
-
-    def __init__(self, dataset: Any, rows: Tensor | None = None) -> None:
-        self.dataset, self.rows = dataset, rows
-
-    def __len__(self) -> int:
-        return len(self.dataset) if self.rows is None else len(self.rows)
-
-    def place(self, row: int) -> int:
-        """Where a row of these is in the dataset."""
-        return row if self.rows is None else int(self.rows[row])
-
-    def __getitem__(self, row: int) -> Any:
-        place = self.place(row)
-        try:
-            return self.dataset[place]
-        except Exception as error:  # code of the user's
-            raise MupscaleError(
-                f"row {place} of {_name(self.dataset)} cannot be read: {type(error).__name__}: {error}"
-            ) from error
-
-
 class IndexedData(Data):
     """Examples that are read one by one when they are asked for, from anything with __len__ and __getitem__."""
 
@@ -236,8 +215,8 @@ class IndexedData(Data):
 
     def __init__(
         self,
-        train: ChosenRows,
-        test: ChosenRows,
+        train: Subset[Any],
+        test: Subset[Any],
         collate: Callable[[list[Any]], Any],
         test_collate: Callable[[list[Any]], Any],
         inputs: str | None,
@@ -282,19 +261,29 @@ class IndexedData(Data):
             yield self._read(self.test, self._test_collate, places, [derive(0, "row", row) for row in places])
 
     def _read(
-        self, part: ChosenRows, collate: Callable[[list[Any]], Any], rows: Sequence[int], draws: Sequence[int]
+        self, part: Subset[Any], collate: Callable[[list[Any]], Any], rows: Sequence[int], draws: Sequence[int]
     ) -> Batch:
         items = []
         with _drawing() as seed:
             for row, draw in zip(rows, draws, strict=True):
                 seed(draw)
-                items.append(part[row])
+                items.append(_row(part, row))
             try:
                 batch = collate(items)
             except (TypeError, RuntimeError, ValueError) as error:
                 raise MupscaleError(_explain(part, rows, items, error)) from error
         x, y = _pick(batch, *self._names, _name(part.dataset))
         return plain_inputs(x, self._dtype).to(self.device), plain_targets(y, self._dtype).to(self.device)
+
+
+def _row(part: Subset[Any], row: int) -> Any:
+    place = part.indices[row]
+    try:
+        return part.dataset[place]
+    except Exception as error:  # code of the user's
+        raise MupscaleError(
+            f"row {place} of {_name(part.dataset)} cannot be read: {type(error).__name__}: {error}"
+        ) from error
 
 
 @contextmanager
@@ -363,18 +352,18 @@ def _classes(dataset: Any, target: str | None) -> int | None:
     return len(classes) if isinstance(classes, list | tuple) else None
 
 
-def _explain(part: ChosenRows, rows: Sequence[int], items: Sequence[Any], error: Exception) -> str:
+def _explain(part: Subset[Any], rows: Sequence[int], items: Sequence[Any], error: Exception) -> str:
     """Which row does not go with the first, and how."""
     first = _shape(items[0])
     for row, item in zip(rows, items, strict=True):
         if (shape := _shape(item)) != first:
             return (
-                f"rows of {_name(part.dataset)} cannot be joined into a batch: row {part.place(row)} is {shape}, and "
-                f"row {part.place(rows[0])} is {first}; resize or pad them in the dataset, or give a DataLoader with a "
-                f"collate_fn"
+                f"rows of {_name(part.dataset)} cannot be joined into a batch: row {part.indices[row]} is {shape}, and "
+                f"row {part.indices[rows[0]]} is {first}; resize or pad them in the dataset, or give a DataLoader with "
+                f"a collate_fn"
             )
     return (
-        f"rows of {_name(part.dataset)} cannot be joined into a batch: row {part.place(rows[0])} is {first} "
+        f"rows of {_name(part.dataset)} cannot be joined into a batch: row {part.indices[rows[0]]} is {first} "
         f"({str(error).splitlines()[0][:100]}); return tensors, numpy arrays or numbers (for images, through a "
         f"transform such as torchvision's ToTensor)"
     )

@@ -103,9 +103,9 @@ def _path(place: Iterable[Any]) -> str:
 
 def _fit(hint: Any, value: Any, place: tuple[Any, ...], plain: bool) -> Any:
     """The value as its hint has it: itself as an argument, and what plain values become in a record."""
-    if type(value) is hint and not plain:  # as most are
+    if type(value) is hint and (hint is not int or not plain or _is_whole(value)):  # as most are
         return value
-    origin, inner = get_origin(hint), get_args(hint)
+    origin, inner = _origin_and_args(hint)
     if hint is Any or hint is object or isinstance(hint, TypeVar):
         return value
     if origin is NotRequired:
@@ -123,13 +123,19 @@ def _fit(hint: Any, value: Any, place: tuple[Any, ...], plain: bool) -> Any:
     return _container(origin or hint, inner, value, place, plain)
 
 
+@functools.cache
+def _origin_and_args(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(hint), get_args(hint)
+
+
 def _constrained(hint: Any, value: Any, place: tuple[Any, ...], plain: bool) -> Any:
     """A value of a type of which more is demanded."""
     kind, *musts = get_args(hint)
     try:
         fitting = _fit(kind, value, place, plain)
     except _Mismatch as error:
-        raise (_Mismatch(hint, value, place) if error.place == place else error) from None
+        is_inside = error.place != place or error.problem
+        raise (error if is_inside else _Mismatch(hint, value, place)) from None
     for must in musts:
         if not must.fits(fitting):
             raise _Mismatch(hint, value, place, must.be)
@@ -178,12 +184,15 @@ def _container(kind: Any, inner: tuple[Any, ...], value: Any, place: tuple[Any, 
         key, item = inner or (Any, Any)
         found = {name: _fit(item, each, (*place, name), plain) for name, each in value.items()}
         return {_key(key, name, place): each for name, each in found.items()} if plain else value
-    if _are_numbers(inner, value) if plain else not inner:
-        return kind(value) if plain else value
-    is_fixed = issubclass(kind, tuple) and inner and inner[-1] is not Ellipsis
-    hints = inner if is_fixed else itertools.repeat(inner[0] if inner else Any)
-    items = [_fit(hint, each, (*place, n), plain) for n, (hint, each) in enumerate(zip(hints, value, strict=False))]
-    return value if not plain else tuple(items) if issubclass(kind, tuple) else items
+    if not plain and not inner:
+        return value
+    is_tuple = issubclass(kind, tuple)
+    if not (plain and _are_numbers(inner, value)):
+        hints = inner if is_tuple and inner and inner[-1] is not Ellipsis else itertools.repeat((*inner, Any)[0])
+        each = enumerate(zip(hints, value, strict=False))
+        items = [_fit(hint, part, (*place, number), plain) for number, (hint, part) in each]
+        value = items if plain else value
+    return (tuple(value) if is_tuple else list(value)) if plain else value
 
 
 def _key(hint: Any, name: Any, place: tuple[Any, ...]) -> Any:
@@ -209,6 +218,7 @@ def _is_plain(hint: Any, value: Any) -> bool:
     return isinstance(value, Mapping if _has_fields(hint) or issubclass(kind, Mapping) else list | tuple)
 
 
+@functools.cache
 def _is_fixed(hint: Any) -> bool:
     """Whether it is a tuple of so many."""
     inner = get_args(hint)

@@ -33,7 +33,8 @@ from mupscale.train.recipe_families import family_of, make_data
 
 def check_choices(part: Any, where: str = "") -> None:
     """Fields that are one of a few words are: on the command line the parser checks that, in Python and JSON nobody."""
-    for name, hint in _fields_of_words(type(part)).items():
+    kind: type = type(part)
+    for name, hint in _fields_of_words(kind).items():
         check_argument(hint, getattr(part, name), f"{where}{name}")
 
 
