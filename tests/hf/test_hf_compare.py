@@ -27,8 +27,6 @@ from mupscale.hf.building import (  # noqa: E402
     quiet_transformers,
     sketch_model,
 )
-from mupscale.hf.config_family import ConfigFamily  # noqa: E402
-from mupscale.hf.multipliers import Times  # noqa: E402
 from mupscale.hf.source import open_source  # noqa: E402
 from mupscale.hf.upscaling import upscale  # noqa: E402
 from mupscale.hf.verifying import compare_outputs, load_pretrained, needed_bytes, verify  # noqa: E402
@@ -144,20 +142,6 @@ def test_saved_again_it_is_still_the_same(pair: tuple[Path, Path], tmp_path: Pat
     found = verify(pair[0], tmp_path / "again")
     assert found.ok
     assert found.rows[0].difference == 0
-
-
-def test_models_in_memory(float64: None) -> None:
-    config, _ = tiny("llama")
-    small, family = randomised(build(config)), ConfigFamily(config.to_dict())
-    wide, plan = build(family.wide_config(Times.of(2))), family.plan(Times.of(2), initial=False)
-    mu.widen(small, wide, plan)
-    for given in (None, plan):
-        found = verify(small, wide, train=2, plan=given)
-        assert found.ok
-        assert [row.tolerance for row in found.rows] == [1e-10, 1e-10]  # of their own dtype
-    with torch.no_grad():
-        wide.get_parameter(Q)[0, 0] += 0.1
-    assert not verify(small, wide).ok
 
 
 def test_without_a_record_the_configs_tell(pair: tuple[Path, Path], wide: Path) -> None:
@@ -331,7 +315,7 @@ def test_noise_is_drawn_again_and_found(pair: tuple[Path, Path], tmp_path: Path)
     noisy = grown(pair[0], tmp_path / "noisy", noise=0.3, seed=4)
     found = verify(pair[0], noisy, train=2)
     assert found.ok
-    assert found.noisy
+    assert found.as_recorded
     assert found.rows[0].difference < 1e-7
     assert 1e-3 < found.rows[1].difference < 1
     assert found.verdict.startswith("as recorded: the noise moves logits by ")
@@ -371,7 +355,7 @@ def test_noise_in_the_papers_units(pair: tuple[Path, Path], tmp_path: Path) -> N
     noisy = grown(pair[0], tmp_path / "noisy", noise=GaussianNoise(0.01, unit="theory"))
     found = verify(pair[0], noisy)
     assert found.ok
-    assert found.noisy
+    assert found.as_recorded
 
 
 @pytest.mark.slow
@@ -380,10 +364,10 @@ def test_noise_on_the_way(pair: tuple[Path, Path], tmp_path: Path) -> None:
     last = grown(noisy, tmp_path / "last")
     after = verify(noisy, last, train=2)
     assert after.ok
-    assert not after.noisy
+    assert not after.as_recorded
     both = verify(pair[0], last)
     assert both.ok
-    assert both.noisy
+    assert both.as_recorded
     edit(last, lambda tensors: tensors[Q].mul_(1.001))
     assert not verify(pair[0], last).ok
 

@@ -241,7 +241,7 @@ def test_two_growths_and_noise(tmp_path: Path) -> None:
     for first in (small, tmp_path / "middle"):
         found = verify(first, tmp_path / "last")
         assert found.ok, found
-        assert found.noisy
+        assert found.as_recorded
         assert found.rows[0].difference < 1e-6
         assert 1e-4 < found.rows[1].difference < 1
 

@@ -377,3 +377,9 @@ def test_gemmas_scale_is_a_buffer_of_the_dtype_the_model_is_built_in() -> None:
     for buffer in built:
         buffer.copy_(buffer.float().double())
     assert 1e-10 < pair.compare() < 1e-6
+
+
+def test_a_miniature_runs_in_short_chunks() -> None:
+    """Mamba 2 makes tensors of chunk × chunk × heads × states, of gigabytes at the 256 of its default."""
+    config = {"model_type": "mamba2", "hidden_size": 32, "num_heads": 8, "head_dim": 8, "num_hidden_layers": 2}
+    assert miniatures.shallow_config({**config, "n_groups": 1, "vocab_size": 64})["chunk_size"] == 8

@@ -85,7 +85,7 @@ _DIMS = re.compile(r"(_head_dim|_proj_dim|^state_size|_output_size|^lru_width)$"
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _PER_TOKEN = ("num_experts_per_tok", "moe_top_k", "num_experts_per_token")
 _GROUPS = ("n_group", "topk_group")  # of experts, which then stay
-_LENGTHS = {"max_source_positions": 16, "vocab_size": 64}  # tables that need not be long
+_LENGTHS = {"max_source_positions": 16, "vocab_size": 64, "chunk_size": 8}  # of tables and runs that need not be long
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer, or an expert
 _DEPTHS = (2, 3, 4, 6, 8, 12, 24, 48)
 _FEW = 1 << 26  # numbers in a model that is built to be run

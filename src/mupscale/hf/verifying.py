@@ -43,7 +43,6 @@ from mupscale.planning import (
     has_length_one,
     relative_difference,
 )
-from mupscale.planning import plan as plan_of_modules
 from mupscale.system import MupscaleError, checks_arguments, generator, html_table, text_table, wrap_text
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -87,7 +86,6 @@ class Comparison:
     rows: tuple[ComparisonRow, ...]
     losses: tuple[float, float]
     first: Difference | None = None
-    noisy: bool = False
     notes: tuple[str, ...] = ()
     as_recorded: str = ""
     inputs: str = RANDOM
@@ -109,9 +107,6 @@ class Comparison:
             lines += [str(self.first)] if self.first is not None else []
         elif self.as_recorded:
             lines = [f"as recorded: {self.as_recorded} ({losses})"]
-        elif self.noisy:
-            moved = next(row for row in self.rows if row.note)
-            lines = [f"as recorded: the noise moves {moved.what} by {moved.difference:.1%} ({losses})"]
         else:
             lines = [f"equivalent: largest relative difference {worst.difference:.1e} ({losses})"]
         return "\n".join([*lines, *self.notes])
@@ -183,6 +178,11 @@ class OutputComparison:
 
     differences: dict[str, float]
     losses: tuple[float, float]
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """The output that differs most, and by how much."""
+        return max(self.differences.items(), key=lambda item: item[1])
 
 
 @torch.no_grad()
@@ -357,14 +357,12 @@ _FILES_ADVICE = (
     "different checkpoint, or a different description made it."
 )
 
-Checkpoint = str | Path | Source | nn.Module
-
 
 @runs_trusted_code
 @checks_arguments
 def verify(
-    small: Checkpoint,
-    wide: Checkpoint,
+    small: str | Path | Source,
+    wide: str | Path | Source,
     *,
     dtype: str | torch.dtype = "float32",
     text: str | Path | None = None,
@@ -376,7 +374,7 @@ def verify(
     device: str | None = None,
     trust_remote_code: bool = False,
 ) -> Comparison:
-    """Compare two checkpoints (folders, or models already built): their files, their outputs, their training.
+    """Compare two checkpoints: their files, their outputs, their training.
 
     The tensors of WIDE are compared with those of SMALL, grown as mupscale.json says, noise included; and so is a saved
     optimizer (optimizer.pt) where both have one, with its state and learning rates. Both models then compute on the
@@ -399,21 +397,19 @@ def verify(
     >>> folder.cleanup()
     """
     _check_arguments(tolerance, tokens, train)
-    built = next((model for model in (small, wide) if isinstance(model, nn.Module)), None)
-    precision = _precision(dtype if built is None else next(built.parameters()).dtype)
-    relation = None if built is not None else relate(open_source(small), open_source(wide), plan)  # type: ignore[arg-type]
-    rows, first = ([], None) if relation is None else _compare_files(relation)
-    ours, theirs, notes = _both_models(small, wide, relation, precision, train, device)
-    if relation is not None and (relation.wide.folder / OPTIMIZER_FILE).exists():
+    precision, relation = _precision(dtype), relate(open_source(small), open_source(wide), plan)
+    rows, first = _compare_files(relation)
+    ours, theirs, notes = _both_models(relation, precision, train, device)
+    if (relation.wide.folder / OPTIMIZER_FILE).exists():
         first = first or _compare_optimizer(relation, rows, notes)
     batches = _batches(ours, relation, max(2, min(train + 1, _BATCHES)), tokens, seed, text, device, trust_remote_code)
     pair = _Pair(ours, theirs, relation, batches, train, rows, first, notes)
     with KeepDouble() if precision == torch.float64 else nullcontext():
-        if relation is not None and relation.deepened and relation.deepened_after_fresh is None:
+        if relation.deepened and relation.deepened_after_fresh is None:
             allowed = _limit_of_layers(relation, precision) if tolerance is None else tolerance
-            told = pair.compare_layers(relation, allowed)
+            told = pair.compare_layers(allowed)
         else:
-            plan = _plan_between(ours, theirs, relation, plan)
+            plan = _plan_between(ours, theirs, relation)
             told = pair.compare(plan, _limits(relation, plan, precision, tolerance))
     return replace(told, inputs=RANDOM if text is None else "the text")
 
@@ -440,35 +436,30 @@ class _Pair:
 
     small: nn.Module
     wide: nn.Module
-    relation: Relation | None
+    relation: Relation
     batches: list[Batch]
     train: int
     rows: list[ComparisonRow]
     first: Difference | None
     notes: list[str]
 
-    @property
-    def movers(self) -> list[str]:
-        """What makes the larger model compute something else, in words."""
-        return [] if self.relation is None else self.relation.movers
-
     def _outputs(self, plan: Plan | None = None) -> OutputComparison:
         """On the first batches."""
-        old_units = None if self.relation is None or self.relation.fresh is None else self.relation.old_units
+        old_units = None if self.relation.fresh is None else self.relation.old_units
         return compare_outputs(self.small, self.wide, self.batches[:2], old_units, plan)
 
     def _add(self, outputs: OutputComparison, allowed: float, note: str = "", condition: str = "") -> None:
         each = outputs.differences.items()
         self.rows += [ComparisonRow(f"{what}{condition}", off, allowed, note) for what, off in each]
 
-    def _comparison(self, outputs: OutputComparison, *, noisy: bool = False, as_recorded: str = "") -> Comparison:
-        return Comparison(tuple(self.rows), outputs.losses, self.first, noisy, tuple(self.notes), as_recorded)
+    def _comparison(self, outputs: OutputComparison, as_recorded: str = "") -> Comparison:
+        return Comparison(tuple(self.rows), outputs.losses, self.first, tuple(self.notes), as_recorded)
 
     def compare(self, plan: Plan, limits: _Limits) -> Comparison:
         """Outputs and training: of copies, with noise or without, or of fresh units."""
-        if self.relation is not None and self.relation.fresh is not None:
+        if self.relation.fresh is not None:
             return self._compare_fresh(FreshGrowth(self.relation, self.relation.fresh, plan), limits)
-        outputs, movers = self._outputs(plan), " and ".join(self.movers)
+        outputs, movers = self._outputs(plan), " and ".join(self.relation.movers)
         self._add(outputs, limits.as_they_are, f"moved by {movers}" if movers else "")
         without = f", without the {movers}" if movers else ", before rounding" if limits.rounded else ""
         without = "" if plan.mup else without  # which no copies stand for
@@ -481,7 +472,8 @@ class _Pair:
             trained = self.small, self.wide, plan, self.batches, self.train, limits.in_training
             row, self.first = compare_training(*trained)
             self.rows.append(replace(row, what=f"{row.what}{without}"))
-        return self._comparison(outputs, noisy=self.relation is not None and self.relation.noisy)
+        what, moved = next(iter(outputs.differences.items()))
+        return self._comparison(outputs, f"the noise moves {what} by {moved:.1%}" if self.relation.noisy else "")
 
     def _compare_fresh(self, fresh: FreshGrowth, limits: _Limits) -> Comparison:
         """Outputs as they are, and once more where they must be the same."""
@@ -495,26 +487,25 @@ class _Pair:
         if not same and fresh.condition:
             parted = find_parting(self.small, self.wide, self.batches[0], fresh.plan, limits.without_noise)
         self.notes += fresh.notes(self.train, same=same, parting=parted)
-        told = fresh.as_recorded(*max(outputs.differences.items(), key=lambda item: item[1]))
-        return self._comparison(outputs, as_recorded=told)
+        return self._comparison(outputs, fresh.as_recorded(*outputs.worst))
 
-    def compare_layers(self, relation: Relation, allowed: float) -> Comparison:
+    def compare_layers(self, allowed: float) -> Comparison:
         """Outputs: the same where new layers are identity and experts copies, moved where anything is not.
 
         Training is never compared: new layers and experts learn what the small model has not.
         """
-        outputs, movers = self._outputs(), " and ".join(self.movers)
+        outputs, movers = self._outputs(), " and ".join(self.relation.movers)
         self._add(outputs, allowed, f"moved by {movers}" if movers else "")
-        what, moved = max(outputs.differences.items(), key=lambda item: item[1])
+        what, moved = outputs.worst
         told = f"{movers} {'moves' if movers == 'noise' else 'move'} {what} by {moved:.1%}" if movers else ""
         if not movers and all(row.ok for row in self.rows):
-            if any(growth.layers is not None for growth in relation.growths):
+            if any(growth.layers is not None for growth in self.relation.growths):
                 self.notes.append("New layers write nothing into the residual stream yet, so the function is the same.")
-            if any(growth.experts is not None for growth in relation.growths):
+            if any(growth.experts is not None for growth in self.relation.growths):
                 self.notes.append("All copies of an expert compute the same, so the function is the same.")
         if self.train:
             self.notes.append("Training is not compared: new layers and experts learn from the first step on.")
-        return self._comparison(outputs, as_recorded=told)
+        return self._comparison(outputs, told)
 
 
 def _limit_of_layers(relation: Relation, precision: torch.dtype) -> float:
@@ -591,60 +582,45 @@ def _compare_optimizer(relation: Relation, rows: list[ComparisonRow], notes: lis
 
 
 def _both_models(
-    small: Checkpoint,
-    wide: Checkpoint,
-    relation: Relation | None,
-    precision: torch.dtype,
-    train: int,
-    device: str | None,
+    relation: Relation, precision: torch.dtype, train: int, device: str | None
 ) -> tuple[nn.Module, nn.Module, list[str]]:
     """The models themselves, and what there is to say of them."""
-    if relation is not None:
-        shortage = memory_shortage(needed_bytes(relation.small, relation.wide, precision, train))
-        if shortage and device is None:
-            name = str(precision).removeprefix("torch.")
-            raise MupscaleError(f"comparing the two models in {name} takes {shortage}")
-    loaded = []
-    for checkpoint in (small, wide) if relation is None else (relation.small, relation.wide):
-        if isinstance(checkpoint, nn.Module):
-            loaded.append(Loaded(checkpoint, ()))
-        else:
-            loaded.append(load_pretrained(open_source(checkpoint), precision, device=device))
+    shortage = memory_shortage(needed_bytes(relation.small, relation.wide, precision, train))
+    if shortage and device is None:
+        name = str(precision).removeprefix("torch.")
+        raise MupscaleError(f"comparing the two models in {name} takes {shortage}")
+    loaded = [load_pretrained(source, precision, device=device) for source in (relation.small, relation.wide)]
     notes = []
     if unused := loaded[0].unused:
-        more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
         kind = type(loaded[0].model).__name__
-        notes.append(f"Not in the outputs: '{unused[0]}'{more}, which {kind} does not use.")
+        notes.append(f"Not in the outputs: '{unused[0]}'{_more(unused)}, which {kind} does not use.")
     for one in loaded:
         if hasattr(one.model.config, "use_cache"):
             one.model.config.use_cache = False
     return loaded[0].model, loaded[1].model, notes
 
 
-def _plan_between(ours: nn.Module, theirs: nn.Module, relation: Relation | None, plan: Plan | None) -> Plan:
-    if relation is not None:
-        plan = match_plan(ours, relation.whole_plan())
-        if (deeper := relation.deepened_after_fresh) is not None:
-            plan = with_layers(plan, deeper.deepen, deeper.layers or 0)
-    elif plan is None:
-        plan = plan_of_modules(ours, theirs)
+def _plan_between(ours: nn.Module, theirs: nn.Module, relation: Relation) -> Plan:
+    plan = match_plan(ours, relation.whole_plan())
+    if (deeper := relation.deepened_after_fresh) is not None:
+        plan = with_layers(plan, deeper.deepen, deeper.layers or 0)
     plan.check(ours, "narrow")
     plan.check(theirs)
     return plan
 
 
-def _limits(relation: Relation | None, plan: Plan, precision: torch.dtype, tolerance: float | None) -> _Limits:
+def _limits(relation: Relation, plan: Plan, precision: torch.dtype, tolerance: float | None) -> _Limits:
     """The tolerance, where one is given; else what the computation rounds, and what the files had to round."""
-    noisy = relation is not None and (relation.noisy or relation.fresh is not None)
+    moved, fresh = relation.noisy or relation.fresh is not None, relation.fresh
     if tolerance is not None:
         return _Limits(tolerance, tolerance, tolerance)
     exact, trained = TOLERANCE[precision], TOLERANCE[precision] * (10 if precision == torch.float32 else 1)
-    rewritten = noisy and not (relation is not None and relation.fresh is not None and relation.fresh.lossless)
-    eps = 0.0 if relation is None or rewritten else _rounding_of_files(relation, plan.parameters)
+    rewritten = moved and not (fresh is not None and fresh.lossless)
+    eps = 0.0 if rewritten else _rounding_of_files(relation, plan.parameters)
     rounded = max(exact, 8 * eps)
-    if relation is not None and relation.fresh is not None:  # new units are not drawn again in memory
-        return _Limits(math.inf if noisy else rounded, rounded, max(trained, 32 * eps))
-    return _Limits(math.inf if noisy else rounded, exact, trained, rounded=rounded > exact)
+    if fresh is not None:  # new units are not drawn again in memory
+        return _Limits(math.inf, rounded, max(trained, 32 * eps))
+    return _Limits(math.inf if moved else rounded, exact, trained, rounded=rounded > exact)
 
 
 def _rounding_of_files(relation: Relation, entries: Mapping[str, Entry]) -> float:
@@ -660,7 +636,7 @@ def _rounding_of_files(relation: Relation, entries: Mapping[str, Entry]) -> floa
 
 def _batches(
     model: nn.Module,
-    relation: Relation | None,
+    relation: Relation,
     count: int,
     tokens: int,
     seed: int,
@@ -669,9 +645,8 @@ def _batches(
     trust_remote_code: bool,
 ) -> list[Batch]:
     words = None if text is None else _read_text(Path(text))
-    folder = None if relation is None else relation.small.folder
-    trusted = {"trust_remote_code": trust_remote_code}
-    batches = make_batches(model, count, tokens, seed=seed, text=words, folder=folder, **trusted)
+    given: dict[str, Any] = {"folder": relation.small.folder, "trust_remote_code": trust_remote_code}
+    batches = make_batches(model, count, tokens, seed=seed, text=words, **given)
     dtype = next(model.parameters()).dtype
     return [
         {name: value.to(device, dtype if value.is_floating_point() else None) for name, value in batch.items()}
