@@ -13,7 +13,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 from hf_models import CONFIGS, EAGER, build, inputs, loss, randomised, tiny  # noqa: E402
-from mupscale import hf  # noqa: E402
+from mupscale import Copies, Fresh, hf  # noqa: E402
 from mupscale.hf.depths import deep_config, layer_origins, writers_of  # noqa: E402
 from mupscale.hf.source import open_source  # noqa: E402
 from mupscale.planning import KeepDouble, in_double  # noqa: E402
@@ -211,6 +211,8 @@ def test_refused(tmp_path: Path) -> None:
         hf.upscale(tmp_path / "llama", tmp_path / "other", layers=3, deepen="sideways")  # type: ignore[arg-type]
     with pytest.raises(MupscaleError, match="are for a wider model"):
         hf.upscale(tmp_path / "llama", tmp_path / "other", layers=3, noise=1.0)
+    with pytest.raises(MupscaleError, match="are for a wider model"):
+        hf.inspect(tmp_path / "llama", layers=3, grow=Fresh())
     config = stored(tmp_path / "llama")
     (tmp_path / "llama" / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
     with pytest.raises(MupscaleError, match=r"layers of .* were not found: its config says 3, but its files have 2"):
@@ -239,6 +241,7 @@ def test_inspection(tmp_path: Path) -> None:
     assert both.depth is not None
     assert both.depth.plan.sources["model.layers.3.mlp.up_proj.weight"].name == "model.layers.1.mlp.up_proj.weight"
     assert "all layers again on top" in str(both)
+    assert "--times 2" in str(hf.inspect(tmp_path / "llama", grow=Copies(0.3)))  # what noise is measured by is known
     hf.upscale(tmp_path / "llama", tmp_path / "deep", layers=3, verify=False)
     assert "grown before, to 3 layers (identity)" in str(hf.inspect(tmp_path / "deep"))
     assert open_source(tmp_path / "deep").config["num_hidden_layers"] == 3

@@ -323,15 +323,8 @@ class ConfigFamily:
     @not_advising("roles", "register", "inputs", "no_inputs")  # which no function or command for checkpoints takes
     def plan(self, times: Times, *, initial: bool = True) -> Plan:
         """The plan by the model's own names. initial: with what new units start with, which copies do not need."""
-        if times == Times():
-            return self.plan_unchanged() if initial else self._unchanged()
-        planned = plan_by_miniatures(self.config, times)
+        planned = self._unchanged() if times == Times() else plan_by_miniatures(self.config, times)
         return with_initial(planned, planned.parameters, *initial_law(self.config)) if initial else planned
-
-    def plan_unchanged(self) -> Plan:
-        """A plan by which nothing grows, with what the model's parameters start with."""
-        unchanged = self._unchanged()
-        return with_initial(unchanged, unchanged.parameters, *initial_law(self.config))
 
     def _unchanged(self) -> Plan:
         model = sketch_model(self.config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -344,58 +344,42 @@ def inspect(
         experts=experts,
         top_k=top_k,
     )
-    record = find_record(source)
-    first = record or Record(source.config)
-    plan, by_model = width.plan_files(source.shapes, source.config, first)
-    made = _inspect(source, plan, record, width, cls, rules)
-    if deeper is None:
-        return made
-    shapes = {name: plan[plan.names[name]].wide for name in source.shapes}
-    parts, mixture = deeper.plan_files(shapes, width.config_after(source.config), first.then(width))
-    made = replace(made, depth=_overview(source.config, deeper, parts, shapes))
-    if mixture is None or by_model is None:
-        return made
-    whole = then_parts(match_plan(sketch_model(source.config), by_model), mixture)
-    return replace(
-        made, mixture=tuple(_rows(whole, traits_of(cls), {**default_hyper(cls, {}), DECAY_RULE: rules.decay}))
-    )
-
-
-def _inspect(
-    source: Source,
-    plan: Plan,
-    record: Record | None,
-    width: GrowthStep,
-    optimizer: type[Optimizer],
-    rules: RuleSet,
-) -> Inspection:
-    config, times, fresh, family = source.config, width.times, width.fresh, ConfigFamily(source.config)
+    config, family, record = source.config, ConfigFamily(source.config), find_record(source)
+    first, fresh = record or Record(config), width.fresh
+    plan, by_model = width.plan_files(source.shapes, config, first)
     width.grow.check(plan)
-    family.check_grown(plan, times)
-    wide = family.wide_config(times)
+    family.check_grown(plan, width.times)
+    wide = width.config_after(config)
     sizes = {n: (config.get(n), v) for n, v in wide.items() if config.get(n) != v and not isinstance(v, dict)}
     before, after = sizes_of(config), sizes_of(wide)
     sizes |= {n: (a, after[n]) for n, a in before.items() if "." in n and a != after[n]}  # of parts
     entries = plan.parameters.values()
-    numbers = (sum(math.prod(e.narrow) for e in entries), sum(math.prod(e.wide) for e in entries))
-    hyper, changes = {**default_hyper(optimizer, {}), DECAY_RULE: rules.decay}, dict[tuple[str, float], list[str]]()
-    rows = _rows(plan, traits_of(optimizer), hyper, fresh)
+    traits, hyper = traits_of(cls), {**default_hyper(cls, {}), DECAY_RULE: rules.decay}
+    rows, changes = _rows(plan, traits, hyper, fresh), dict[tuple[str, float], list[str]]()
     for row in rows:
         changes.setdefault((rules.decay, row.decay_change), []).append(row.label)
-    losses = () if fresh is None else tuple(family.obstacles(times, plan))
+    depth, mixture = None, list[InspectionRow]()
+    if deeper is not None:
+        shapes = {name: plan[plan.names[name]].wide for name in source.shapes}
+        parts, later = deeper.plan_files(shapes, wide, first.then(width))
+        depth = _overview(config, deeper, parts, shapes)
+        if later is not None and by_model is not None:
+            mixture = _rows(then_parts(match_plan(sketch_model(config), by_model), later), traits, hyper)
     return Inspection(
         source.folder,
         family.model_type,
-        times,
-        optimizer.__name__,
+        width.times,
+        cls.__name__,
         sizes,
         tuple(rows),
-        numbers,
+        (sum(math.prod(e.narrow) for e in entries), sum(math.prod(e.wide) for e in entries)),
         record,
         fresh,
-        losses,
-        inexact=inexact_in_words(changes),
-        decay=rules.decay,
+        () if fresh is None else tuple(family.obstacles(width.times, plan)),
+        depth,
+        inexact_in_words(changes),
+        tuple(mixture),
+        rules.decay,
     )
 
 

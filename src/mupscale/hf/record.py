@@ -292,7 +292,7 @@ def count_from_first(record: Record, plan: Plan) -> Plan:
     """
     if plan.fresh is None or not record.widenings:
         return plan
-    first, so_far = ConfigFamily(record.first_config).plan_unchanged(), in_no_blocks(record.whole_plan())
+    first, so_far = ConfigFamily(record.first_config).plan(Times()), in_no_blocks(record.whole_plan())
     assert first.fresh is not None
     assert first.means is not None
     now = in_no_blocks(plan).parameters

@@ -1,7 +1,7 @@
 """How a wide checkpoint came from a small one: the growths that lie between them, their plans, and what they move.
 
-The tensors of its files are the small one's, grown, with the noise or the units that were drawn for them. That needs no
-model and no transformers, one tensor at a time, and names the tensor that is wrong. New units change what a model
+The tensors of its files are the small one's, grown, with the noise or the units that were drawn for them. They are
+compared one at a time, and the one that is wrong is named. New units change what a model
 computes unless the growth was lossless, and even then the eps of a norm leaves a trace. That config and plan are right
 shows when new units are silenced, in memory, and each norm's eps goes with its width.
 """
@@ -102,10 +102,7 @@ def _difference(name: str, grown: StoredTensor, history: _History, limit: float)
             dtype = grown.dtype if number == len(ways) else between
             expected = _grown(name, expected, planned, step, dtype)
         if expected.shape != wide.shape:
-            raise MupscaleError(
-                f"the wide checkpoint is not an upscaled version of the small one: '{name}' should have shape "
-                f"{tuple(expected.shape)}, but has {tuple(wide.shape)}"
-            )
+            raise _unrelated(f"'{name}' should have shape {tuple(expected.shape)}, but has {tuple(wide.shape)}")
         whole = _relative_difference(expected, wide)
         once = len(ways) + (drawn is not None) <= 1
         if whole < best.whole or once:
@@ -150,10 +147,7 @@ def _check_names(ours: Collection[str], theirs: Collection[str]) -> None:
     """ours: as the small checkpoint's become. theirs: the wide one's."""
     for one, other, which, whose in ((ours, theirs, "wide", "small"), (theirs, ours, "small", "wide")):
         if lacking := {*one} - {*other}:
-            raise MupscaleError(
-                f"the wide checkpoint is not an upscaled version of the small one: the {which} one lacks "
-                f"'{min(lacking)}', which the {whose} one has"
-            )
+            raise _unrelated(f"the {which} one lacks '{min(lacking)}', which the {whose} one has")
 
 
 def _grown(name: str, narrow: Tensor, planned: str, step: PlannedGrowth, dtype: torch.dtype) -> Tensor:

@@ -55,12 +55,16 @@ _LONGEST_HEADER = 100_000_000  # what safetensors itself reads
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor's place in a file: it starts at this byte, counted from the beginning of the file."""
+    """A tensor's place in a file: it starts at this byte, counted from the beginning of the file.
+
+    within: a temporary folder that must live as long as this does.
+    """
 
     file: Path
     dtype: torch.dtype
     shape: Shape
     start: int
+    within: object = field(default=None, repr=False, compare=False)
 
     @property
     def numel(self) -> int:
@@ -176,15 +180,11 @@ _BESIDE = ("*.json", "*.txt", "*.model", "*.jinja", "README.md")
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint's folder, its config.json, and the place of each tensor.
-
-    resources: what must live as long as this does, such as a folder of converted files.
-    """
+    """A checkpoint's folder, its config.json, and the place of each tensor."""
 
     folder: Path
     config: dict[str, Any]
     tensors: dict[str, StoredTensor]
-    resources: tuple[object, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -226,12 +226,10 @@ def open_source(path: str | Path | Source) -> Source:
             f"{folder} holds a LoRA or another PEFT adapter, which cannot be widened by itself. Merge it into its "
             "model with merge_and_unload(), and save that"
         )
-    config = read_config(folder)
-    resources: list[object] = []
-    tensors = _find_tensors(folder, resources)
+    config, tensors = read_config(folder), _find_tensors(folder)
     if not tensors:
         raise MupscaleError(f"the weights in {folder} hold no tensors. Download or copy them again")
-    source = Source(folder, config, tensors, tuple(resources))
+    source = Source(folder, config, tensors)
     check_sizes(config, source.shapes, folder)
     return source
 
@@ -275,14 +273,14 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _find_tensors(folder: Path, resources: list[object]) -> dict[str, StoredTensor]:
+def _find_tensors(folder: Path) -> dict[str, StoredTensor]:
     """As transformers looks for them: one file before an index, safetensors before pickles."""
     for single in ("model.safetensors", "pytorch_model.bin"):
         index = folder / f"{single}.index.json"
         if (folder / single).exists():
-            return _read_file(folder / single, resources)
+            return _read_file(folder / single)
         if index.exists():
-            return _read_index(folder, index, resources)
+            return _read_index(folder, index)
     if shards := sorted(f.name for f in folder.iterdir() if _SHARD.fullmatch(f.name)):
         raise MupscaleError(f"{folder} holds {shards[0]} but no index of its shards. Download or copy that file, too")
     raise MupscaleError(
@@ -290,7 +288,7 @@ def _find_tensors(folder: Path, resources: list[object]) -> dict[str, StoredTens
     )
 
 
-def _read_index(folder: Path, index: Path, resources: list[object]) -> dict[str, StoredTensor]:
+def _read_index(folder: Path, index: Path) -> dict[str, StoredTensor]:
     weight_map = _read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise MupscaleError(f"{index} has no usable weight_map. Download or copy it again")
@@ -314,7 +312,7 @@ def _read_index(folder: Path, index: Path, resources: list[object]) -> dict[str,
         )
     tensors: dict[str, StoredTensor] = {}
     for file in files:
-        held = _read_file(folder / file, resources)
+        held = _read_file(folder / file)
         named = {name for name, where in weight_map.items() if where == file}
         if absent := named - held.keys():
             raise MupscaleError(f"{index} places '{min(absent)}' in {file}, which has no such tensor")
@@ -324,11 +322,11 @@ def _read_index(folder: Path, index: Path, resources: list[object]) -> dict[str,
     return tensors
 
 
-def _read_file(path: Path, resources: list[object]) -> dict[str, StoredTensor]:
-    return read_header(path) if path.suffix == ".safetensors" else _read_pickled(path, resources)
+def _read_file(path: Path) -> dict[str, StoredTensor]:
+    return read_header(path) if path.suffix == ".safetensors" else _read_pickled(path)
 
 
-def _read_pickled(path: Path, resources: list[object]) -> dict[str, StoredTensor]:
+def _read_pickled(path: Path) -> dict[str, StoredTensor]:
     """Tensors of a torch.save file, read where they lie; those of an old format are converted first."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -338,7 +336,7 @@ def _read_pickled(path: Path, resources: list[object]) -> dict[str, StoredTensor
     for name, tensor in content.items():
         offset = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
         if offset is None or not tensor.is_contiguous():
-            return _convert(path, resources)
+            return _convert(path)
         start = offset + tensor.storage_offset() * tensor.element_size()
         tensors[name] = StoredTensor(path, tensor.dtype, tuple(tensor.shape), start)
     return tensors
@@ -365,10 +363,9 @@ class TemporaryFolder:
         weakref.finalize(self, shutil.rmtree, self.name, ignore_errors=True)
 
 
-def _convert(path: Path, resources: list[object]) -> dict[str, StoredTensor]:
+def _convert(path: Path) -> dict[str, StoredTensor]:
     """The whole file is in memory for a moment, as old formats want it; afterwards it lies on the disk."""
     folder = TemporaryFolder()
-    resources.append(folder)
     converted, content = Path(folder.name) / "converted.safetensors", _state_dict(path)
     first, _ = make_header({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in content.items()})
     try:
@@ -381,7 +378,7 @@ def _convert(path: Path, resources: list[object]) -> dict[str, StoredTensor]:
             f"{path} is of an old format and must be converted, but {folder.name} has no room for that "
             f"({error.strerror}): set TMPDIR to a folder on a larger disk"
         ) from None
-    return read_header(converted)
+    return {name: replace(stored, within=folder) for name, stored in read_header(converted).items()}
 
 
 def _download(name: str) -> Path:
@@ -435,7 +432,7 @@ def read_gguf(path: str | Path) -> Source:
     except Exception as error:  # whatever the loader makes of the file
         raise MupscaleError(f"transformers cannot read {file}: {in_one_line(error)}") from None
     opened = open_source(folder)
-    return replace(opened, resources=(*opened.resources, place))
+    return replace(opened, tensors={name: replace(one, within=place) for name, one in opened.tensors.items()})
 
 
 def _save(model: torch.nn.Module, folder: Path) -> None:

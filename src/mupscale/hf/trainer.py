@@ -83,7 +83,7 @@ class InvariantClipping(require_transformers().TrainerCallback):  # type: ignore
 
     def is_in_charge(self, model: nn.Module) -> bool:
         """Whether no other has made the model what it is now."""
-        return find_in_charge(model) is self
+        return _IN_CHARGE.get(model) is self
 
     def switch_off_theirs(self, args: Any) -> None:
         """Have the Trainer not clip; its max_grad_norm is ours, where we were given none."""
@@ -129,7 +129,7 @@ def save_pretrained(self: Any, save_directory: Any, *args: Any, **kwargs: Any) -
     As a method of the model it is copied and pickled with it.
     """
     saved = type(self).save_pretrained(self, save_directory, *args, **kwargs)
-    one = find_in_charge(self)
+    one = _IN_CHARGE.get(self)
     if one is not None and one.record is not None and kwargs.get("is_main_process", True):
         one.record.save(Path(save_directory))
     return saved
@@ -143,11 +143,6 @@ def say_in_log(state: Any, text: str, **values: Any) -> None:
 
 
 _IN_CHARGE: WeakKeyDictionary[nn.Module, InvariantClipping] = WeakKeyDictionary()
-
-
-def find_in_charge(model: nn.Module) -> InvariantClipping | None:
-    """Who clips this model."""
-    return _IN_CHARGE.get(model)
 
 
 @checks_arguments
@@ -176,7 +171,7 @@ class Clip(InvariantClipping):
         if args.deepspeed:
             raise MupscaleError("DeepSpeed hides the gradients, so Clip cannot clip them. Train with DDP or FSDP2")
         self.switch_off_theirs(args)
-        if find_in_charge(kwargs["model"]) in (None, self):
+        if _IN_CHARGE.get(kwargs["model"]) in (None, self):
             self.begin(kwargs["model"])
 
     def begin(self, model: nn.Module) -> None:
@@ -315,7 +310,7 @@ class GrowTrainerCallback(InvariantClipping):
             earlier = [one for one in growths_of(kwargs["model"]) if one.at < self.at and one.plan is None]
             if not earlier:  # else it cannot be judged yet
                 width, _ = self._asked(kwargs["model"])
-                _family_of(kwargs["model"]).plan(width.times, initial=False)
+                ConfigFamily(_config_of(kwargs["model"])).plan(width.times, initial=False)
                 if width.is_replica and not self.exact:
                     warn(replica_in_words(), ReplicaWarning)
             if state.max_steps < self.at:
@@ -343,7 +338,7 @@ class GrowTrainerCallback(InvariantClipping):
         growths = {self, *(one for one in callbacks if isinstance(one, GrowTrainerCallback))}
         for growth in sorted(growths, key=lambda one: one.at):
             if step >= growth.at and growth.plan is None:
-                if clip is not None and find_in_charge(trainer.model) is None:
+                if clip is not None and _IN_CHARGE.get(trainer.model) is None:
                     clip.begin(trainer.model)
                 growth._grow(trainer.model, trainer.create_optimizer(), None)  # its values are the checkpoint's soon
         _load_renamed(trainer.model, folder)
@@ -377,7 +372,7 @@ class GrowTrainerCallback(InvariantClipping):
 
     def _save_narrow(self, folder: Path, model: Any, optimizer: Optimizer) -> None:
         """The model before the growths of this step; checkpoint-… would count for the Trainer's rotation."""
-        earlier = find_in_charge(model)
+        earlier = _IN_CHARGE.get(model)
         if isinstance(earlier, GrowTrainerCallback) and earlier.at == self.at:
             return
         model.save_pretrained(folder)
@@ -392,35 +387,29 @@ class GrowTrainerCallback(InvariantClipping):
             )
 
     def _asked(self, model: nn.Module) -> tuple[GrowthStep, GrowthStep | None]:
-        config = model.config.to_dict()  # type: ignore[union-attr, operator]
-        return settle_growth(config, shapes_of(model), **self.asked)
+        return settle_growth(_config_of(model), shapes_of(model), **self.asked)
 
     def _grow(self, model: nn.Module, optimizer: Optimizer, scheduler: Any) -> None:
-        with following_rules(optimizer, self.rules):
-            self._grow_in_place(model, optimizer, scheduler)
-
-    def _grow_in_place(self, model: nn.Module, optimizer: Optimizer, scheduler: Any) -> None:
         """Grow all three in place, since the Trainer's loop holds on to them."""
-        (width, deeper), config = self._asked(model), model.config.to_dict()  # type: ignore[union-attr, operator]
-        dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-        config |= {"architectures": [type(model).__name__], "dtype": dtype}  # a config has them once it was saved
-        earlier, lr = find_in_charge(model), self._new_rate(optimizer)
+        (width, deeper), config = self._asked(model), _config_of(model)
+        earlier, lr = _IN_CHARGE.get(model), self._new_rate(optimizer)
         record = (earlier and earlier.record) or Record(config)
         grown, grown_optimizer, is_wider = nn.Module.__new__(type(model)), optimizer, width.times != Times()
         grown.__dict__.update(model.__dict__)
-        if is_wider or deeper is None:
-            family = ConfigFamily(config)
-            plan = count_from_first(record, family.plan(width.times, initial=width.draws))
-            grown, grown_optimizer = _wider(grown, optimizer, width, family, plan, lr if deeper is None else None)
-            record = record.then(width.with_noise_as_it_was(), plan)
-        if deeper is not None:
-            from_group = [group.get(FROM_GROUP) for group in grown_optimizer.param_groups]
-            grown, grown_optimizer = deepen_in_memory(grown, grown_optimizer, deeper, record, lr)
-            if is_wider:  # schedulers go by the groups of the first optimizer
-                for group in grown_optimizer.param_groups:
-                    group[FROM_GROUP] = from_group[group[FROM_GROUP]]
-            record = record.then(deeper)
-        record = replace(record, decay=optimizer.param_groups[0].get(DECAY_RULE, record.decay))
+        with following_rules(optimizer, self.rules):
+            if is_wider or deeper is None:
+                family = ConfigFamily(config)
+                plan = count_from_first(record, family.plan(width.times, initial=width.draws))
+                grown, grown_optimizer = _wider(grown, optimizer, width, family, plan, lr if deeper is None else None)
+                record = record.then(width.with_noise_as_it_was(), plan)
+            if deeper is not None:
+                from_group = [group.get(FROM_GROUP) for group in grown_optimizer.param_groups]
+                grown, grown_optimizer = deepen_in_memory(grown, grown_optimizer, deeper, record, lr)
+                if is_wider:  # schedulers go by the groups of the first optimizer
+                    for group in grown_optimizer.param_groups:
+                        group[FROM_GROUP] = from_group[group[FROM_GROUP]]
+                record = record.then(deeper)
+            record = replace(record, decay=optimizer.param_groups[0].get(DECAY_RULE, record.decay))
         widened = None if scheduler is None else widen_scheduler(scheduler, grown_optimizer)
         model.__dict__.clear()
         model.__dict__.update(grown.__dict__)
@@ -458,8 +447,10 @@ def _wider(
     return wide, grown
 
 
-def _family_of(model: Any) -> ConfigFamily:
-    return ConfigFamily({**model.config.to_dict(), "architectures": [type(model).__name__]})
+def _config_of(model: Any) -> dict[str, Any]:
+    """The model's config as it is once it was saved, with the class and the dtype."""
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return {**model.config.to_dict(), "architectures": [type(model).__name__], "dtype": dtype}
 
 
 _GROWTHS: WeakKeyDictionary[nn.Module, list[GrowTrainerCallback]] = WeakKeyDictionary()

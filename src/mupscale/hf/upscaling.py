@@ -14,7 +14,7 @@ import torch
 
 from mupscale.core import Plan, RuleSet
 from mupscale.growth import Deepen, Fresh, Noise, Operator, SignalNoise, replica_in_words
-from mupscale.hf.building import memory_shortage, require_transformers, runs_trusted_code
+from mupscale.hf.building import memory_shortage, runs_trusted_code
 from mupscale.hf.config_family import ConfigFamily, check_nothing_missing
 from mupscale.hf.config_fields import Size, parts_of, sizes_of
 from mupscale.hf.depths import experts_of, layers_of
@@ -266,49 +266,36 @@ def _prepare(
 def _carry_out(
     prepared: _Prepared, out: Path, verify: bool, threads: int | None, progress: bool, note: Callable[[str], None]
 ) -> Upscaled:
+    source, width, deeper, sizes = prepared.source, prepared.width, prepared.deeper, prepared.sizes
+    comparison, why = None, "verification is off"
     try:
         with appearing(out) as folder:
-            comparison, why = _write(prepared, folder, verify, threads, progress, note)
+            write_companions(folder, source, prepared.config, prepared.shards)
+            prepared.record.save(folder)
+            with bytes_bar(prepared.bytes, progress) as advance:
+                to_write = prepared.shards, folder, prepared.plan
+                write_shards(*to_write, grow=width.grow, seed=width.seed, threads=threads, advance=advance)
+            if verify:
+                comparison, why = _compare(prepared, folder, note)
+            if comparison is None and width.fresh is not None and width.fresh.lossless:
+                reasons = ConfigFamily(source.config).obstacles(width.times, prepared.plan)
+                why += f"; it is not lossless, since {reasons[0]}" if reasons else ""
+            if prepared.optimizer is not None:
+                grown = source, width.times, prepared.recorded_plan
+                more: dict[str, Any] = {"grow": width.grow, "deeper": deeper, "rules": prepared.rules}
+                widen_optimizer_file(prepared.optimizer, folder / OPTIMIZER_FILE, *grown, **more)
             checked = f"not made, since {why}." if comparison is None else comparison.verdict
-            made = prepared.config, prepared.steps, prepared.sizes
-            write_model_card(folder, out.name, prepared.source, *made, checked)
+            write_model_card(folder, out.name, source, prepared.config, prepared.steps, sizes, checked)
     except OSError as error:
         raise MupscaleError(failure_of_writing(out, error)) from None
-    width, written = prepared.width, (prepared.numbers, prepared.bytes, len(prepared.shards))
-    deepen = None if prepared.deeper is None or prepared.deeper.layers is None else prepared.deeper.deepen
+    written = prepared.numbers, prepared.bytes, len(prepared.shards)
+    deepen = None if deeper is None or deeper.layers is None else deeper.deepen
     carried = prepared.optimizer is not None
-    return Upscaled(out, width.times, *written, comparison, why, width.fresh, prepared.sizes, deepen, carried)
-
-
-def _write(
-    prepared: _Prepared, folder: Path, verify: bool, threads: int | None, progress: bool, note: Callable[[str], None]
-) -> tuple[Comparison | None, str]:
-    """Everything that belongs into the output's folder; the comparison, or why there is none."""
-    write_companions(folder, prepared.source, prepared.config, prepared.shards)
-    comparison, why = None, "verification is off"
-    width, fresh = prepared.width, prepared.width.fresh
-    prepared.record.save(folder)
-    with bytes_bar(prepared.bytes, progress) as advance:
-        to_write = prepared.shards, folder, prepared.plan
-        write_shards(*to_write, grow=width.grow, seed=width.seed, threads=threads, advance=advance)
-    if verify:
-        comparison, why = _compare(prepared, folder, note)
-    if comparison is None and fresh is not None and fresh.lossless:
-        reasons = ConfigFamily(prepared.source.config).obstacles(width.times, prepared.plan)
-        why += f"; it is not lossless, since {reasons[0]}" if reasons else ""
-    if prepared.optimizer is not None:
-        grown = width.times, prepared.recorded_plan
-        more: dict[str, Any] = {"grow": width.grow, "deeper": prepared.deeper, "rules": prepared.rules}
-        widen_optimizer_file(prepared.optimizer, folder / OPTIMIZER_FILE, prepared.source, *grown, **more)
-    return comparison, why
+    return Upscaled(out, width.times, *written, comparison, why, width.fresh, sizes, deepen, carried)
 
 
 def _compare(prepared: _Prepared, folder: Path, note: Callable[[str], None]) -> tuple[Comparison | None, str]:
     """Compare the two models, if they fit into memory; a difference where there must be none is an error."""
-    try:
-        require_transformers()
-    except MupscaleError as error:
-        return None, str(error)
     source, wide = prepared.source, open_source(folder)
     if shortage := memory_shortage(needed_bytes(source, wide)):
         return None, f"the two models need {shortage}"
