@@ -6,6 +6,7 @@ import copy
 import random
 import warnings
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import numpy
@@ -577,6 +578,24 @@ def test_what_checkpoints_of_transformers_do(name: str) -> None:
     x = torch.randint(0, 9, (2, 6)) if has_tokens else torch.randn(2, 6, 5, dtype=torch.float64)
     plan = mu.plan(narrow, wide, inputs=x)
     assert_exact(narrow, wide, plan, x)
+
+
+class ManyFactors(nn.Module):
+    """One matrix that is the product of eight: their orders together are more than any list of them could hold."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 4 * k), nn.Linear(4 * k, 2)
+        self.factors = nn.ParameterList(nn.Parameter(torch.randn(4 * k, 4 * k) / 2) for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(torch.tanh(self.first(x) @ reduce(torch.matmul, self.factors)))
+        return out
+
+
+@pytest.mark.slow
+def test_orders_of_many_weights_in_one_operation_are_not_all_listed() -> None:
+    assert mu.plan(ManyFactors(1), ManyFactors(2), inputs=torch.randn(6, 5)).checked
 
 
 def test_a_scale_of_the_models_own_is_left_to_the_wide_model() -> None:
