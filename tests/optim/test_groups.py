@@ -512,6 +512,27 @@ def test_every_scheduler_goes_on_from_another_rate(name: str) -> None:
         assert rates == pytest.approx([ratio * expected] * len(rates), rel=1e-9, abs=1e-15)
 
 
+@pytest.mark.parametrize("stopped", [False, True])
+def test_groups_keep_their_ratio_where_the_rate_changes(stopped: bool) -> None:
+    """lr= is the first group's rate; a group that trains at a fifth of it, or not at all, goes on so."""
+    narrow, wide, plan = pair()
+    first, second, *rest = narrow.parameters()
+    groups = [{"params": [first]}, {"params": [second], "lr": 0.02}, {"params": rest, "lr": 0.0}]
+    optimizer = optim.SGD(groups, lr=0.1)
+    scheduler = sched.LambdaLR(optimizer, lambda epoch: float(epoch == 0 or not stopped))
+    optimizer.step()
+    scheduler.step()
+    grown = grow_optimizer(optimizer, narrow, wide, plan, lr=0.05)
+    shares = {0: 1.0, 1: 0.2, 2: 0.0}
+    for group in grown.param_groups:
+        expected = 0.05 * shares[group["from_group"]] * group["lr_factor"]
+        assert group["lr"] == pytest.approx(expected, rel=1e-12)
+    if not stopped:
+        mu.widen_scheduler(scheduler, grown).step()
+        assert all(group["lr"] == 0 for group in grown.param_groups if group["from_group"] == 2)
+        assert mu.per_group(grown, 0.5) == pytest.approx([10 * group["lr"] for group in grown.param_groups])
+
+
 def test_another_rate_where_a_schedule_is_at_zero() -> None:
     narrow, wide, plan = pair()
     optimizer = optim.SGD(narrow.parameters(), lr=0.1)

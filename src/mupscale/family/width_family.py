@@ -436,7 +436,7 @@ class Family(BuiltMembers):
         """The model and its optimizer at a larger width, or depth; the family need not have made them.
 
         lr: another learning rate from now on: at the base width, or, of an optimizer that the family did not make, at
-        the model's own width.
+        the model's own width. It is the first group's; groups with rates of their own keep their ratio to it.
         scheduler: of the optimizer; the same schedule at the same point comes back as the third, as from `upscale`.
         grow: how new units are filled: `Fresh()`, the default, or `Copies(noise)`, for which `noise=` is short; what
         new blocks are: `Identity()`, the default, or `Stack()`; or a pair, (Fresh(), Stack()), where both grow.

@@ -120,8 +120,9 @@ def upscale(
     A plan that you give says what it was made for, fresh units or copies.
     The wide optimizer has the narrow one's class, hyperparameters (as they are now) and state, all rescaled.
     scheduler: of the optimizer; the same schedule at the same point, for the wide one (`widen_scheduler`).
-    lr: another learning rate from now on, in the units of a group with lr_factor 1. With a scheduler it takes the place
-    of the rate at this moment, not of the peak, and the schedule goes on from there with all its rates in that ratio.
+    lr: another learning rate from now on, in the units of a group with lr_factor 1. It is the first group's; groups
+    with rates of their own keep their ratio to it. With a scheduler it takes the place of the rate at this moment, not
+    of the peak, and the schedule goes on from there with all its rates in that ratio.
     inputs: a small batch, as in `plan`. Copies by this plan are then checked on it before anything is changed: outputs
     and gradients in float64, with generic weights. So is a plan for fresh units: outputs, with the new units silent.
     `Fresh(lossless=True)` is measured on it and warns if outputs differ. Without a batch that was tried, it warns.

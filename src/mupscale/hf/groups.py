@@ -40,6 +40,7 @@ from mupscale.optim import (
     GroupBuilder,
     Traits,
     groups_by_rules,
+    rate_shares,
     recognise_optimizer,
     scale,
     traits_of,
@@ -386,8 +387,8 @@ def resume_optimizer(
         )
     parameters = naming.parameters(model)
     groups = [{"params": [(n, parameters[n]) for n in names], **hyper} for names, hyper in saved.groups]
-    for group in groups if lr is not None else ():
-        group["lr"] = scale(lr, group.get("lr_factor", 1.0))
+    for group, share in zip(groups, rate_shares(groups), strict=True) if lr is not None else ():
+        group["lr"] = scale(lr * share, group.get("lr_factor", 1.0))
         group.pop("initial_lr", None)
     if not any(group.get("lr", 1.0) for group in groups):
         _warn_of_no_rate(saved.path, groups)

@@ -26,6 +26,7 @@ from mupscale.optim.groups import (
     make_optimizer,
     param_groups,
     per_group,
+    rate_shares,
     recognise_optimizer,
 )
 from mupscale.optim.muon_with_adamw import MuonAdamW, muon_groups
@@ -52,6 +53,7 @@ __all__ = [
     "muon_groups",
     "param_groups",
     "per_group",
+    "rate_shares",
     "recognise_optimizer",
     "register_optimizer",
     "saved_schedule",

@@ -113,6 +113,8 @@ def grown_groups(
 ) -> list[dict[str, Any]]:
     """The narrow optimizer's groups as they are now, for the wide model; `lr` (at lr_factor 1) replaces today's rate.
 
+    Groups that have learning rates of their own keep their ratio to the first one's (`rate_shares`).
+
     copies: whether the wide model is made of copies, which a rule for weight decay may keep from going on exactly: then
     there is a warning.
 
@@ -135,12 +137,13 @@ def grown_groups(
     if copies:
         builder.warn_of_inexact_decay()
     grown, order = builder.groups(), {name: number for number, name in enumerate(parameters)}
+    shares = rate_shares(optimizer.param_groups)
     for group in grown:
         if len(names) < len(parameters):
             group["params"].sort(key=lambda named: order[named[0]])
         if lr is not None:
-            before, group["lr"] = float(group["lr"]), scale(lr, group["lr_factor"])
-            group[RATE_CHANGE] = float(group["lr"]) / before if before else math.inf
+            before, group["lr"] = float(group["lr"]), scale(lr * shares[group[FROM_GROUP]], group["lr_factor"])
+            group[RATE_CHANGE] = float(group["lr"]) / before if before else math.inf if group["lr"] else 1.0
             group.pop("initial_lr", None)  # a new scheduler begins at today's rate
             group |= {key: scale(group[key], group[RATE_CHANGE]) for key in FOLLOW_LR if key in group}
     return grown
@@ -209,13 +212,28 @@ def _not_of_the_model(p: Tensor, model: nn.Module) -> MupscaleError:
 def per_group(optimizer: Optimizer, lr: NotNegative) -> list[float]:
     """A learning rate at lr_factor 1 as one absolute rate per group, for schedulers that take lists of rates.
 
+    Groups that have learning rates of their own keep their ratio to the first one's.
+
     >>> import mupscale as mu
     >>> narrow, wide = nn.Linear(3, 8), nn.Linear(3, 32)
     >>> optimizer = mu.make_optimizer(wide, mu.plan(narrow, wide), torch.optim.SGD, lr=0.1)
     >>> mu.per_group(optimizer, 0.5)  # for OneCycleLR(optimizer, max_lr=...)
     [2.0]
     """
-    return [lr * group.get("lr_factor", 1.0) for group in optimizer.param_groups]
+    groups = optimizer.param_groups
+    return [lr * share * group.get("lr_factor", 1.0) for share, group in zip(rate_shares(groups), groups, strict=True)]
+
+
+def rate_shares(groups: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Each group's learning rate at lr_factor 1, as a multiple of the first one's that is not 0.
+
+    Where a schedule has brought all of them to 0, the rates that it began with tell.
+    """
+    for key in ("lr", "initial_lr"):
+        rates = [float(group.get(key, 0.0)) / group.get("lr_factor", 1.0) for group in groups]
+        if first := next((rate for rate in rates if rate), 0.0):
+            return [1.0 if math.isclose(rate, first) else rate / first for rate in rates]
+    return [1.0] * len(groups)
 
 
 def default_hyper(optimizer: type[Optimizer], hyper: Hyper) -> dict[str, Any]:
