@@ -371,32 +371,6 @@ def test_word2vec_is_seen_to_grow_and_learns_its_constant_from_a_batch() -> None
 
 
 @pytest.mark.quick("separate heads grow")
-@pytest.mark.parametrize("name", ["separate heads grow", "tied readout behind a norm", "table times sqrt(width)"])
-def test_a_pass_goes_on_where_its_guess_begins_to_differ(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it takes over from the pass before is what it would find itself."""
-    from mupscale.planning.following import Follower
-
-    starts: list[int] = []
-    go_on_from = Follower.go_on_from
-
-    def noted(follower: Follower, earlier: Follower) -> None:
-        go_on_from(follower, earlier)
-        starts.append(follower.start)
-
-    pattern = next(p for p in PATTERNS if p.name == name)
-
-    def plan() -> mu.Plan:
-        torch.manual_seed(0)
-        narrow, wide = pattern.build(1).double(), pattern.build(2).double()
-        return mu.plan(narrow, wide, inputs=in_double(pattern.inputs()))
-
-    monkeypatch.setattr(Follower, "go_on_from", noted)
-    found = plan()
-    assert max(starts) > 0
-    monkeypatch.setattr(Follower, "go_on_from", lambda follower, earlier: None)
-    assert plan() == found
-
-
 class Recurrent(nn.Module):
     """A state that is written in place in eval mode, so that gradients can be had in training mode alone."""
 

@@ -217,12 +217,6 @@ class Guess:
     products: bool = False
     own_constants: bool = False
 
-    def differences(self, other: Guess) -> set[str]:
-        """The parameters of which the two assume something else."""
-        dims = {dim for dim in {*self.axes, *other.axes} if self.axes.get(dim) != other.axes.get(dim)}
-        folds = {name for name in {*self.folds, *other.folds} if self.folds.get(name) != other.folds.get(name)}
-        return {name for name, _ in dims} | folds
-
     def fold(self, name: str) -> float:
         """The constant folded into a parameter."""
         return self.folds.get(name, (1.0, 0.0))[0]
@@ -352,9 +346,7 @@ class Follower:
                     side.values[number] = leaf.detach().clone()
         self.guess = guess
         self.written: dict[str, Written] = {}
-        self.written_at: dict[str, int] = {}
         self.unseen: set[str] = set()  # weights that met no data: experts without a token
-        self.start = 0
         for number in small.run.inputs:
             self.note(number, {}, 1.0, {})
         for name, ours in small.weights.items():
@@ -437,32 +429,9 @@ class Follower:
     def note(self, number: int, axes: Mapping[int, Axis], scale: float, sources: Mapping[int, frozenset[Dim]]) -> None:
         self.axes[number], self.scales[number], self.sources[number] = dict(axes), scale, dict(sources)
 
-    def go_on_from(self, earlier: Follower) -> None:
-        """Take over what another pass found before the first operation for which the two guess differently."""
-        changed = self.guess.differences(earlier.guess)
-        operations = self.small.run.operations
-        uses = (i for i, op in enumerate(operations) if changed and not changed.isdisjoint(earlier.weights_of(op)))
-        start = next(uses, 0)
-        if self.guess.products != earlier.guess.products or any(op.changes_arguments for op in operations[start:]):
-            return  # what was written into is no longer what it was
-        computed = {number for op in operations[:start] for number in op.results if number is not None}
-        for side, theirs in ((self.small, earlier.small), (self.large, earlier.large)):
-            side.values |= {number: value for number, value in theirs.values.items() if number in computed}
-        for number in computed & earlier.axes.keys():
-            self.note(number, earlier.axes[number], earlier.scales[number], earlier.sources[number])
-        self.makers = {number: makers for number, makers in earlier.makers.items() if number in computed}
-        for name, position in earlier.written_at.items():
-            if position < start:
-                self.written[name], self.written_at[name] = earlier.written[name], position
-                self.large.weights[name] = earlier.large.weights[name]
-        self.unseen = {name for name in earlier.unseen if name in self.written_at}
-        self.start = start
-
     def follow(self) -> Stuck | None:
         """Go through the operations; where it gets stuck, or None."""
         for position, op in enumerate(self.small.run.operations):
-            if position < self.start:
-                continue
             kinds = {self.kind(number) for number in op.refs}
             is_weight = "data" not in kinds and "weight" in kinds
             if is_weight and not (self.guess.products and len(self.weights_of(op)) > 1):
@@ -702,7 +671,6 @@ class Follower:
     def _accept(self, position: int, accepted: Accepted) -> None:
         """Compute the operation for good on both sides."""
         self._write(accepted.written)
-        self.written_at |= dict.fromkeys(accepted.written, position)
         op = self.small.run.operations[position]
         if any(self.small.values[number].numel() == 0 for number in op.refs if number in self.axes):
             self.unseen |= set(accepted.written)

@@ -407,14 +407,10 @@ class _Search:
         self.wide_run = record_run(self.large, self.batch).run
         _check_own_weights(narrow, self.narrow_run)
         self.compared = _comparable(self.narrow_run, self.wide_run)
-        self.has_recorded_again = False
         self.passes = 0
 
-    def follow(self, guess: Guess, earlier: Follower | None = None) -> tuple[Follower, Stuck | None]:
-        """One pass; where the wide model went another way (experts), again with the weights known by then.
-
-        earlier: a pass under another guess, of which what does not depend on the difference is taken over.
-        """
+    def follow(self, guess: Guess) -> tuple[Follower, Stuck | None]:
+        """One pass; where the wide model went another way (experts), again with the weights known by then."""
         self.passes += 1
         reached = -1
         while True:
@@ -428,8 +424,6 @@ class _Search:
                 for run, model in ((narrow_run, self.small), (wide_run, self.large))
             )
             follower = Follower(small, large, guess)
-            if earlier is not None and not self.has_recorded_again:
-                follower.go_on_from(earlier)
             stuck = follower.follow()
             is_whole = shared == max(len(narrow_run.operations), len(wide_run.operations))
             is_fixed = is_whole and not any(op.depends_on_values for op in narrow_run.operations)
@@ -450,7 +444,6 @@ class _Search:
                 if name in follower.written:
                     weight.copy_(follower.large.weights[name])
         self.wide_run = record_run(self.large, self.batch).run
-        self.has_recorded_again = True
         self.compared = _comparable(self.narrow_run, self.wide_run)
         return not _same_run(before, self.wide_run)
 
@@ -474,7 +467,7 @@ class _Search:
                 if better in tried:
                     continue
                 tried.append(better)
-                other, where = self.follow(better, follower)
+                other, where = self.follow(better)
                 if where is not None and self._is_elsewhere(follower, stuck, where):
                     with suppress(MupscaleError):
                         other, where = self._get_past(other, where, tried, stuck.position)
