@@ -158,10 +158,15 @@ def _roles_of_all_widths(config: Config, times: Times, shown: Shown) -> Mapping[
     return shown.roles[1]
 
 
-def _growing(config: Config, times: Times) -> list[tuple[bool, ...]]:
-    """Of each parameter, which dimensions grow."""
-    ours, theirs = (sketch_model(one).parameters() for one in (config, wide_config(config, times)))
-    return [tuple(map(operator.ne, a.shape, b.shape)) for a, b in zip(ours, theirs, strict=True)]
+def _growing(config: Config, times: Times) -> dict[str, tuple[bool, ...]]:
+    """Of each parameter of the wide model, which dimensions grow; of one that the small one lacks, none.
+
+    More heads may be more parameters, as where each has a norm of its own.
+    """
+    ours, theirs = (dict(sketch_model(one).named_parameters()) for one in (config, wide_config(config, times)))
+    return {
+        name: tuple(map(operator.ne, ours[name].shape, p.shape)) if name in ours else () for name, p in theirs.items()
+    }
 
 
 def learn(config: Config, times: Times) -> Shown:
