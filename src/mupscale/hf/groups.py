@@ -387,9 +387,10 @@ def resume_optimizer(
         )
     parameters = naming.parameters(model)
     groups = [{"params": [(n, parameters[n]) for n in names], **hyper} for names, hyper in saved.groups]
-    for group, share in zip(groups, rate_shares(groups), strict=True) if lr is not None else ():
-        group["lr"] = scale(lr * share, group.get("lr_factor", 1.0))
-        group.pop("initial_lr", None)
+    if lr is not None:
+        for group, share in zip(groups, rate_shares(groups), strict=True):
+            group["lr"] = scale(lr * share, group.get("lr_factor", 1.0))
+            group.pop("initial_lr", None)
     if not any(group.get("lr", 1.0) for group in groups):
         _warn_of_no_rate(saved.path, groups)
     build: Callable[[Any], Optimizer] = optimizer_class
