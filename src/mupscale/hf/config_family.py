@@ -330,7 +330,9 @@ class ConfigFamily:
         model = sketch_model(self.config)
         shapes = {name: tuple(p.shape) for name, p in naming.parameters(model).items()}
         groups = naming.aliases(model.named_parameters(remove_duplicate=False))
-        return Plan({n[0]: Entry(shapes[n[0]], shapes[n[0]], names=n) for n in groups}, tried_by="copies")
+        kept = model.state_dict().keys()
+        buffers = {n: Entry(tuple(b.shape), tuple(b.shape), names=(n,)) for n, b in model.named_buffers() if n in kept}
+        return Plan({n[0]: Entry(shapes[n[0]], shapes[n[0]], names=n) for n in groups}, buffers, tried_by="copies")
 
     def plan_files(
         self, times: Times, shapes: Mapping[str, Shape], *, recorded: Plan | None = None, initial: bool = True

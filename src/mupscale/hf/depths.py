@@ -90,7 +90,7 @@ def plan_layers(shapes: Mapping[str, Shape], how: Deepen, layers: int, first: Co
             law = plan.initial.get(plan.names[own], Initial())
             if own in writers:
                 sources[name] = TensorSource(source.name, "silent", writers[own])
-            elif len(means := {*(law.means or (0.0,))}) == 1:
+            elif law.means and len(means := {*law.means}) == 1:  # a pattern, which has none, is the old layer's
                 sources[name], initial[name] = TensorSource(source.name, "drawn"), Initial(law.std or 0.0, (*means,))
     entries = {n: Entry(shapes[s.name], shapes[s.name], names=(n,), source=s) for n, s in sources.items()}
     return Plan(entries, {}, initial, mup=not copies)
