@@ -114,7 +114,8 @@ def obstacles(narrow: nn.Module, plan: Plan, wide: nn.Module | None = None) -> l
     if unsettled := [name for name, entry in plan.parameters.items() if _is_read_unsettled(name, entry, plan)]:
         more = f" (and {len(unsettled) - 1} more)" if len(unsettled) > 1 else ""
         reasons.append(
-            f"new units of '{unsettled[0]}'{more} are random, and a norm reads what they cause, as behind a gate: a product of units"
+            f"new units of '{unsettled[0]}'{more} are random, and a norm reads what they cause, as behind a gate: a "
+            "product of units"
         )
     widths = {e.narrow[d] for e in plan.parameters.values() for d, axis in e.axes.items() if axis.times != 1}
     grown = naming.modules(narrow)
