@@ -79,7 +79,7 @@ def count_flops(module: nn.Module, *inputs: object) -> int:
     modes = [part.training for part in parts]
     module.eval()
     try:
-        with torch.no_grad(), _plain_kernels(), FlopCounterMode(display=False) as counter, _NoteFFTs() as ffts:
+        with torch.no_grad(), _plain_kernels(), FlopCounterMode(display=False) as counter, _NoteFFTs() as ffts:  # type: ignore[no-untyped-call]
             module(*inputs)
     finally:
         for part, training in zip(parts, modes, strict=True):
