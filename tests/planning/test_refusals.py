@@ -190,6 +190,8 @@ def test_constants_of_the_width_are_named_as_the_reason(projected: bool) -> None
     match = r"computes from its width, .*: register the table as a buffer \(register_buffer\) .* or try fresh units"
     with pytest.raises(mu.MupscaleError, match=match):
         mu.plan(Sinusoids(2, projected), Sinusoids(4, projected), inputs=x)
+    with pytest.raises(mu.MupscaleError, match=r"Either a constant depends on the width .*register_buffer"):
+        mu.plan(Sinusoids(4, projected), Sinusoids(6, projected), inputs=x, grow=mu.Fresh())
 
 
 class Picky(nn.Module):
