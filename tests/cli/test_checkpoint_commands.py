@@ -122,6 +122,7 @@ def test_fresh_units_at_sizes_that_are_no_multiples(
         ("--lossless --noise 1", "--noise is for copies"),
         ("--exact --noise 1", "--exact copies every unit without noise: leave out --how and --noise"),
         ("--times 1.5", "'1.5' is no whole number, as in --times 2 or"),
+        ("--times 1.5", "by name, as in --hidden 1536 --ffn 6144 --heads 24"),
         ("--how fresh --lossless --outgoing 0.5", "--lossless and --outgoing both set how fresh units start"),
         ("--how lossless --outgoing 0.5", "--lossless and --outgoing both set how fresh units start"),
         ("--how fresh --outgoing 2", "--outgoing is 2.0, but must be a number between 0 and 1"),

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mupscale.cli import main
-from mupscale.cli.studies import RUN, read_study
+from mupscale.cli.arguments import UsageError
+from mupscale.cli.studies import FAMILY, RUN, read_study
 from mupscale.study import StudySettings, run_paper, usual_contenders
 from mupscale.train import Recipe
 from paper_runs import Commanded, read, run_quietly, settings, small, written
@@ -52,6 +53,34 @@ def test_contenders_are_added_to_those_that_take_part_already(flags: list[str], 
     assert asked() == []  # which the preset reads as the usual ones
     assert asked("--study.contenders+", "net2net") == asked("--study.contenders+=net2net") == [*usual, "net2net"]
     assert asked("--study.contenders+", "net2net", how=SETTINGS) == [*SETTINGS.contenders, "net2net"]
+
+
+def test_a_list_whose_default_is_computed_is_added_to_that_default(tmp_path: Path) -> None:
+    recipe = str(written(tmp_path / "other.yaml", short()))
+    lr = read_study(RUN, [recipe]).recipe.optimizer.init_args["lr"]
+    grid = [lr * factor for factor in (0.25, 0.5, 1, 2, 4)]
+    assert read_study(RUN, [recipe, "--study.lrs+", "[9, 10]"]).settings.lrs == [*grid, 9, 10]
+    assert read_study(RUN, [recipe, "--study.lrs", "1", "--study.lrs+=2"]).settings.lrs == [1, 2]
+    assert read_study(RUN, [recipe, "--study.grown-lrs+", "[9]"]).settings.grown_lrs == [*grid, 9]
+    family = read_study(
+        FAMILY, [recipe, "--family.lrs+", "[9]", "--family.check_lrs+", "[8]", "--family.check+", "[4]"]
+    )
+    assert family.options["family"]["lrs"] == [*grid[1:4], 9]
+    assert family.options["family"]["check_lrs"] == [*grid[1:4], 8]
+    assert family.options["family"]["check"] == [4]  # where empty means none
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["--study.widths+", "[4]"], "1/4 of the base model's width"),
+        (["--family.tune", "true", "--family.check-lrs+", "[0.1]"], "the trunk's, times"),  # known when tuned
+    ],
+)
+def test_a_list_whose_default_is_not_known_yet_is_not_added_to(words: list[str], meant: str, tmp_path: Path) -> None:
+    recipe = str(written(tmp_path / "other.yaml", short()))
+    with pytest.raises(UsageError, match=rf"stands for a default \(.*{meant}.*\): give the whole list, --"):
+        read_study(FAMILY, [recipe, *words])
 
 
 @pytest.mark.slow

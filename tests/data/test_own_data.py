@@ -392,3 +392,25 @@ def test_data_info_adds_up_what_is_given_again_and_names_a_file_that_is_not_ther
     assert '"skip": ["id", "garden"]' in capsys.readouterr().out
     assert main(["data", "info", "nofile.csv"]) == 1
     assert "there is no file or folder nofile.csv" in capsys.readouterr().err
+
+
+def test_rows_of_another_file_are_encoded_as_those_that_were_trained_on(tmp_path: Path) -> None:
+    lines = [f"{1.5 * n},{('red', 'green')[n % 2]},{n % 2},{'ab'[n % 2]}" for n in range(20)]
+    head, train, new = "height,colour,wet,kind", tmp_path / "train.csv", tmp_path / "new.csv"
+    train.write_text("\n".join([head, *lines]))
+    data = TableFile(str(train), target="kind")
+    new.write_text("\n".join([head.removesuffix(",kind"), *(line[:-2] for line in lines)]))  # without a target
+    x = data.encode(str(new))
+    for row in data.split.train_x:
+        assert (x - row).abs().sum(1).min() < 1e-6
+    for cells, message in {
+        "1,blue,0": "no training row has colour=blue",
+        "1,red,2": "other numbers than 0 and 1",
+        ",red,0": "line 2, column 'height': the cell is empty: fill it",
+    }.items():
+        new.write_text(f"height,colour,wet\n{cells}\n2,red,1")
+        with pytest.raises(MupscaleError, match=message):
+            data.encode(str(new))
+    new.write_text("height,wet\n1,0")
+    with pytest.raises(MupscaleError, match="has no column 'colour'"):
+        data.encode(str(new))

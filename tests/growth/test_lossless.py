@@ -129,7 +129,7 @@ def test_a_family_tries_it_once_on_small_members() -> None:
 def test_a_family_says_by_how_much_and_why() -> None:
     family = mu.Family(Recurrent, base=16, inputs=torch.randn(6, 20))
     with pytest.warns(
-        UserWarning, match=r"outputs differ by [\d.]+ of their size .*'gru.weight_ih_l0' .* a norm reads"
+        UserWarning, match=r"outputs differ by [\d.]+ % on the batch.*'gru.weight_ih_l0' .* a norm reads .* a gate"
     ):
         family.upscale(family.init(16), width=24, grow=LOSSLESS)
 

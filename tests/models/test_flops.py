@@ -16,6 +16,7 @@ from mupscale.models import (
     mlp_flops,
     resnet18_flops,
 )
+from mupscale.models.flop_counts import _warn_uncounted
 from mupscale.study.verdict import speedup
 from mupscale.system.errors import MupscaleError
 
@@ -196,3 +197,25 @@ def test_count_flops_restores_the_mode_after_an_error() -> None:
     with pytest.raises(RuntimeError):
         count_flops(model, torch.zeros(1, 4))
     assert model.training
+
+
+class Filter(nn.Module):
+    """A product of units in the frequency domain, and a matrix."""
+
+    def __init__(self, mixed: bool) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 8) if mixed else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.head(torch.fft.irfft(torch.fft.rfft(x) ** 2, n=8))
+        return y
+
+
+@pytest.mark.parametrize(
+    ("mixed", "told", "flops"), [(True, "FFTs of the model are left out", 384), (False, "its FLOPs are 0", 0)]
+)
+def test_what_is_not_counted_is_said_once(mixed: bool, told: str, flops: int) -> None:
+    _warn_uncounted.cache_clear()
+    with pytest.warns(UserWarning, match=told):
+        assert count_flops(Filter(mixed), torch.ones(1, 8)) == flops
+    assert count_flops(Filter(mixed).to("meta"), torch.ones(1, 8, device="meta")) == flops

@@ -126,6 +126,7 @@ def test_the_same_page_for_another_preset(tmp_path: Path) -> None:
         "grown from copies 0.008 2 0.624 20 0 3",
         "Small models behind the forecast",
         "Full-size contenders 400 TFLOPs 90 %",
+        "study: widths: - 32 - 64 lrs: - 0.0",  # which the settings leave empty
     ]
     assert_in_order(Seen(write_report([write(tmp_path / "run", summary)])).text, wanted)
     text = Seen(write_report([write(tmp_path / "forecast", forecast_only(summary))])).text

@@ -43,6 +43,20 @@ def test_the_range_goes_over_both_rules(budget: float, best: int | None) -> None
     assert words[best] in told["sentence"]
 
 
+def test_one_seed_has_no_range_and_no_definite_answer() -> None:
+    one_seed = [system(2, 1.0), system(4, 8.0)]
+    for runs in one_seed:
+        for contender in runs.contenders:
+            for point in contender.points:
+                del point.losses[1:]
+    told = forecast_size(one_seed, 8, 16, 200.0, square)
+    assert told["overtakes"]["low"] == told["overtakes"]["value"] == told["overtakes"]["high"]
+    assert (
+        "width 16 may be a better size than 8. Width 16 is better from about 90.5 FLOPs on. That is from one seed, "
+        in (told["sentence"].replace("\N{NO-BREAK SPACE}", " "))
+    )
+
+
 def test_lines_that_do_not_meet() -> None:
     told = forecast_size([system(2, 1.0, (-0.5, -0.1))], 8, 16, 100.0, square)
     assert told["best"] == 8

@@ -299,10 +299,12 @@ def losses(summary: StudySummary) -> list[Any]:
 
 
 def test_rate_and_fall_are_tuned_on_the_two_smallest_sizes(tmp_path: Path) -> None:
-    chosen = run_family(
-        small(), FamilySettings(sizes=[4, 6], tune=True, lrs=[1e-5, 0.01]), tmp_path / "run", note=quiet
-    )
+    said = list[str]()
+    asked, note = FamilySettings(sizes=[4, 6], tune=True, lrs=[1e-5, 0.01]), said.append
+    chosen = run_family(small(), asked, tmp_path / "run", note=note)
     assert chosen.answer["lr"] == 0.01
+    assert sum("is finished (the tuning stage trained it): loss" in line for line in said) == 2
+    assert "set family.lrs to [1e-05, 0.01, 10]" in chosen.notes[0]
     assert chosen.answer["fall"] in (0.7, 0.85, 1.0)
     (search,) = chosen.tuned
     assert len(search.trials) == 6
@@ -312,6 +314,12 @@ def test_rate_and_fall_are_tuned_on_the_two_smallest_sizes(tmp_path: Path) -> No
     assert chosen.stages[1].cost == 0, "both sizes were trained in the tuning"
     best = min(search.trials, key=lambda one: one.loss or math.inf)
     assert (best.lr, best.noise) == (search.lr, search.noise) == (chosen.answer["lr"], chosen.answer["fall"])
+    said.clear()
+    worse = run_family(small(), replace(asked, lrs=[1e-5]), tmp_path / "run", note=note)
+    for number, (size, (before,), (after,)) in enumerate(zip([4, 6], losses(chosen), losses(worse), strict=True)):
+        told = f"{size}-before-1 now. It ended at a held-out loss of {before:.4f}, the new one at {after:.4f}"
+        assert sum(told in line for line in said) == 1
+        assert worse.notes[number].endswith(f"{told}: the new one is worse")
 
 
 def test_from_a_trained_model_whose_flops_are_charged_or_sunk(tmp_path: Path) -> None:
@@ -400,6 +408,9 @@ def test_a_larger_size_that_ends_above_a_smaller_one_is_said() -> None:
         "size 8 ended above size 4 (1.300 against 1.100)",
         "size 10 ended above size 4 (1.200 against 1.100)",
     ]
+    assert all("another learning rate (family.tune)" in each for each in said)
+    (tuned,) = describe_disorder({"4": [1.0], "8": [1.4]}, tuned=True)
+    assert tuned.endswith("it may need a larger budget (family.budget), or more data")
 
 
 def test_a_best_rate_at_the_end_of_the_grid_is_said() -> None:

@@ -74,7 +74,10 @@ COST, THERE, LOSS = (
     "Cost of growing if you already have the base model",
     "Final loss of growing, compared with continuing the base model",
 )
-RATES = "Learning rate found for the large model, as the recipe's lr: 0.008 grown with fresh units, 0.008 from scratch."
+RATES = (
+    "Learning rate found for the large model, as the recipe's lr: 0.008 grown with fresh units; "
+    "0.008 grown from copies; 0.008 from scratch."
+)
 
 
 # ------------------------------------------------------------------------------------------------ does growing pay

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from mupscale.cli.arguments import (
@@ -24,6 +24,7 @@ from mupscale.cli.command_lines import CommandLine, Option, Section
 from mupscale.cli.output_places import says_nothing_is_written
 from mupscale.cli.own_modules import allow_modules, named_classes
 from mupscale.cli.shipped_list import find_recipe
+from mupscale.cli.spelling import with_underscores
 from mupscale.system import MupscaleError
 
 NO_GROWTH: Given = ("--grow", "[]")
@@ -59,9 +60,12 @@ def recipe_usage(more: str = "") -> str:
 
 
 def read_recipe_values(
-    line: CommandLine, words: Sequence[str], defaults: Mapping[str, Any] = MappingProxyType({})
+    line: CommandLine, words: Sequence[str], usual: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: {}
 ) -> dict[str, Any]:
-    """Read recipes (files, or names of those that ship) and the options that take precedence over them."""
+    """Read recipes (files, or names of those that ship) and the options that take precedence over them.
+
+    usual: of values read, what the lists stand for that are empty, by their dotted names.
+    """
     names, options = separate_options(words, flags=(*line.flags, "--print_config"))
     names += [value or "" for name, value in options if name == "--config"]
     files = {file: read_yaml(file) for file in map(find_recipe, names)}
@@ -72,7 +76,6 @@ def read_recipe_values(
     if not files and not options:
         raise UsageError("give a recipe, such as mlp-covtype-tiny (mupscale recipes lists all of them)")
     parser = _recipe_parser(line, _width_arguments(files.values(), options))
-    parser.set_defaults(dict(defaults))
     if files:
         name = "+".join(Path(file).stem for file in files)
         # A run of `train` and a family are folders of different kinds, so one recipe gives them different names.
@@ -80,10 +83,39 @@ def read_recipe_values(
     recipes: list[Given] = []
     for file, values in files.items():
         recipes += [*([NO_GROWTH] if "grow" in values else []), ("--config", file), *_paths_of_run(file, values)]
-    read = plain_values(parser, parse_arguments(parser, join_options([*recipes, *replace_growth(options)])))
+
+    def parse(options: Iterable[Given]) -> dict[str, Any]:
+        return plain_values(parser, parse_arguments(parser, join_options([*recipes, *replace_growth(options)])))
+
+    adding = [name.removesuffix("+") for name, _ in options if name.endswith("+")]
+    if adding:
+        before = parse(option for option in options if not option[0].endswith("+"))
+        options = [*_spell_out(line, dict.fromkeys(adding), before, usual(before)), *options]
+    read = parse(options)
     if says_nothing_is_written(read.get("out")):
         read["out"] = None
     return read
+
+
+def _spell_out(
+    line: CommandLine, names: Iterable[str], values: Mapping[str, Any], usual: Mapping[str, Any]
+) -> Iterator[Given]:
+    """The lists that are added to: an empty one may stand for a default, which must be there for that."""
+    for name in names:
+        dotted, found = name.removeprefix("--"), values
+        for key in dotted.split("."):
+            found = found.get(key, {}) if isinstance(found, Mapping) else {}
+        if found:
+            continue
+        if dotted in usual:
+            yield name, json.dumps(usual[dotted])
+            continue
+        meant = (row.meaning for row in line.rows() if with_underscores(row.option).startswith(f"{name},"))
+        if stands_for := re.search(r"\(default: (?!\[)(.+?)\)", next(meant, "")):
+            raise UsageError(
+                f"{name}+ adds to {dotted}, which is empty and stands for a default ({stands_for[1]}): give the whole "
+                f"list, {name} '[…]'"
+            )
 
 
 def _announce_data(files: Iterable[dict[str, Any]], options: Iterable[Given]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from argparse import SUPPRESS
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -390,7 +390,7 @@ class StudyArguments(NamedTuple):
 
 def read_study(line: CommandLine, words: Sequence[str]) -> StudyArguments:
     """Read the words behind `mupscale run` and the like."""
-    from mupscale.study import StudySettings, usual_contenders
+    from mupscale.study import FamilySettings, StudySettings, usual_contenders
     from mupscale.train import Recipe
 
     if line is not FAMILY and number_in_environment("WORLD_SIZE", 1) > 1:
@@ -399,11 +399,21 @@ def read_study(line: CommandLine, words: Sequence[str]) -> StudyArguments:
             "without torchrun"
         )
 
-    defaults = {}
-    if any(word.partition("=")[0] == "--study.contenders+" for word in words):
-        # an empty list means the usual contenders, but to append needs them spelled out
-        defaults["study.contenders"] = usual_contenders(paper=line is SWEEP or "--paper" in words)
-    values = read_recipe_values(line, words, defaults)
+    def usual(values: Mapping[str, Any]) -> dict[str, Any]:
+        """What empty lists stand for, where that is known before anything is trained or built."""
+        lists: dict[str, Any] = {
+            "study.contenders": usual_contenders(paper=line is SWEEP or values.get("paper", False))
+        }
+        lr = values["optimizer"]["init_args"].get("lr")
+        if isinstance(lr, int | float):
+            lists["study.lrs"] = StudySettings().rates(lr)
+            lists["study.grown_lrs"] = values["study"]["lrs"] or lists["study.lrs"]
+            lists["family.lrs"] = FamilySettings().rates(lr)
+            if not (values.get("family") or {}).get("tune"):
+                lists["family.check_lrs"] = FamilySettings().check_rates(lr)
+        return lists
+
+    values = read_recipe_values(line, words, usual)
     settings = StudySettings(**values.pop("study"))
     keys = {*Recipe.__dataclass_fields__, "from", "from_width"}
     options = {name: values.pop(name) for name in list(values) if name not in keys}

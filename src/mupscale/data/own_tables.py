@@ -11,6 +11,7 @@ import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from types import MappingProxyType
@@ -138,20 +139,37 @@ class TableFile(Table):
         settings = TableSettings(
             target, inputs, skip or (), task, categories or (), missing, standardise, held_out, split_seed
         )
-        takes_words = settings.takes_words
-        parts = [read_columns(Path(file).expanduser(), takes_words) for file in (path, test) if file is not None]
-        self._take(encode_columns(parts[0], parts[1] if test is not None else None, settings))
+        self._take(partial(_read_files, [path] if test is None else [path, test], settings), settings)
 
     @classmethod
     def of(cls, train: Columns, test: Columns | None, settings: TableSettings) -> TableFile:
         """The same from columns that are in memory."""
         table = cls.__new__(cls)
-        table._take(encode_columns(train, test, settings))
+        table._take(partial(list, [train] if test is None else [train, test]), settings)
         return table
 
-    def _take(self, encoded: EncodedTable) -> None:
+    def _take(self, read: Callable[[], list[Columns]], settings: TableSettings) -> None:
+        self._read, self._settings = read, settings
+        encoded = encode_columns(*read(), settings=settings)
         self.inputs, self.labels = encoded.inputs, encoded.labels
         Table.__init__(self, encoded.split, len(encoded.labels) or None)
+
+    def encode(self, path: str) -> Tensor:
+        """The inputs of another file's rows, as those that were trained on: for predictions. It needs no target.
+
+        Numbers are standardised by the training rows of this table, which is read once more.
+        """
+        more = read_columns(Path(path).expanduser(), self._settings.takes_words)
+        x, shown, train = _encode_more(self._read(), more, self._settings)
+        if unknown := [name for name in shown if name not in self.inputs]:
+            raise MupscaleError(f"{path}: no training row has {unknown[0]}, so the model has no input for it")
+        if not torch.allclose(x[: len(train)][train], self.split.train_x.cpu().float(), atol=0.05):
+            raise MupscaleError(f"{path}: a column holds other numbers than 0 and 1, which are all it has to train on")
+        return x[len(train) :]
+
+
+def _read_files(paths: Sequence[str], settings: TableSettings) -> list[Columns]:
+    return [read_columns(Path(path).expanduser(), settings.takes_words) for path in paths]
 
 
 def read_columns(path: Path, takes_words: Callable[[str], bool] = lambda name: False) -> Columns:
@@ -292,7 +310,23 @@ def columns_of(name: str, values: Mapping[str, Any]) -> Columns:
     return Columns(name, {str(key): _as_column(np.asarray(value)) for key, value in values.items()})
 
 
-def encode_columns(train: Columns, test: Columns | None, settings: TableSettings) -> EncodedTable:
+def _encode_more(parts: Sequence[Columns], more: Columns, settings: TableSettings) -> tuple[Tensor, list[str], Tensor]:
+    """Inputs of a table and of further rows behind them, their names, and which of the table's rows are to train on."""
+    target = _find_target(parts[0], settings)
+    names = _find_inputs(parts[0], target, settings)
+    for name in names:
+        if name not in more.values:
+            raise MupscaleError(f"{more.name} has no column {name!r}, which {parts[0].name} has")
+        if settings.missing != "mean" and (gap := _gaps(more.values[name])).any():
+            more.refuse(name, int(gap.argmax()), "the cell is empty: fill it, or train with missing: mean")
+    parts = [_filled(part, [*names, target], settings) for part in parts]
+    train = ~_held_out(parts, settings)
+    mixed = {name: _joined(name, [*parts, more]) for name in names}
+    fitted = torch.cat([train, torch.zeros(more.rows, dtype=torch.bool)])
+    return *_encode_inputs(mixed, [*parts, more], fitted, settings), train
+
+
+def encode_columns(train: Columns, test: Columns | None = None, *, settings: TableSettings) -> EncodedTable:
     """The numbers that a model sees."""
     target = _find_target(train, settings)
     names = _find_inputs(train, target, settings)

@@ -32,6 +32,7 @@ from mupscale.planning import (
     runs_norms,
     tensors_in,
 )
+from mupscale.plots import words
 from mupscale.system import MupscaleError, UncheckedPlan, warn
 
 UNTRIED = (
@@ -112,7 +113,10 @@ def obstacles(narrow: nn.Module, plan: Plan, wide: nn.Module | None = None) -> l
             reasons.append(f"LayerNorms and RMSNorms read the same axis of {sizes[0]} units")
     if unsettled := [name for name, entry in plan.parameters.items() if _is_read_unsettled(name, entry, plan)]:
         more = f" (and {len(unsettled) - 1} more)" if len(unsettled) > 1 else ""
-        reasons.append(f"new units of '{unsettled[0]}'{more} are random, and a norm reads what they cause")
+        reasons.append(
+            f"new units of '{unsettled[0]}'{more} are random, and a norm reads what they cause, as behind a gate: a "
+            "product of units"
+        )
     widths = {e.narrow[d] for e in plan.parameters.values() for d, axis in e.axes.items() if axis.times != 1}
     grown = naming.modules(narrow)
     if wide is not None:
@@ -153,13 +157,13 @@ def warn_of_loss(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any = N
             warn(UNTRIED, UncheckedPlan)
         return
     try:
-        difference, rounding = difference_of_outputs(narrow, wide, inputs)
+        largest, share = difference_of_outputs(narrow, wide, inputs)
     except Exception as error:  # the models have grown already, and need not run here
         warn(f"this growth has not been tried: {error}", UncheckedPlan)
         return
-    if difference > rounding:
+    if largest > 1:
         why = "; ".join(reasons) or _why_by_eps(narrow, wide, plan, inputs)
-        warn(f"the growth is not lossless: outputs differ by {difference:.2g} of their size on the batch. {why}")
+        warn(f"the growth is not lossless: outputs differ by {words.format_share(share)} on the batch. {why}")
 
 
 def _why_by_eps(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> str:
@@ -172,9 +176,9 @@ def _why_by_eps(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> 
                 before[path, key] = eps
                 setattr(modules[path], key, eps * gain_factor(name, plan) ** 2)
     try:
-        difference, rounding = difference_of_outputs(narrow, wide, inputs) if before else (math.inf, 0.0)
+        largest = difference_of_outputs(narrow, wide, inputs)[0] if before else math.inf
         exact = [(path, key, getattr(modules[path], key)) for path, key in before]
-        if difference > rounding:
+        if largest > 1:
             return _possible_reasons(narrow, wide, plan, inputs)
     finally:
         for (path, key), eps in before.items():
@@ -206,8 +210,9 @@ def _possible_reasons(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: An
 
 @torch.no_grad()
 def difference_of_outputs(narrow: nn.Module, wide: nn.Module, batch: Any) -> tuple[float, float]:
-    """By how much the outputs of two models differ, relative to their size, and how much rounding and eps may explain.
+    """How much the outputs of two models differ: at most, in units of what rounding and eps may explain; and in norm.
 
+    The norm of the difference is given as a share of the norm of the narrow model's outputs.
     The batch is taken to the device of each model, and to its precision if that is one for all parameters.
     """
     outputs = []
@@ -221,7 +226,9 @@ def difference_of_outputs(narrow: nn.Module, wide: nn.Module, batch: Any) -> tup
                 module.training = training
     before, after = (gather_whole(output).double() for output in outputs)
     size = float(before.square().mean().sqrt()) or 1.0
-    return float((after - before).abs().max()) / size, _ROUNDING.get(outputs[0].dtype, 0.05)
+    off = after - before
+    largest = float(off.abs().max()) / size / _ROUNDING.get(outputs[0].dtype, 0.05)
+    return largest, float(off.square().mean().sqrt()) / size
 
 
 def _as_model_takes_it(model: nn.Module, batch: Any) -> Any:

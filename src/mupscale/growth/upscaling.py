@@ -36,6 +36,7 @@ from mupscale.planning import (
     with_initial_of_wide,
 )
 from mupscale.planning import plan as make_plan
+from mupscale.plots import words
 from mupscale.system import (
     MupscaleError,
     NotNegative,
@@ -266,9 +267,9 @@ def upscale_by_plan(
     is_changed = any(source.value or source.kind == "copy" for source in plan.sources.values())
     is_kept = plan.checked and is_replica(operator) and not is_changed
     if inputs is not None and _copies_blocks(plan) and not is_kept:
-        difference, _ = difference_of_outputs(narrow, wide, inputs)
+        _, share = difference_of_outputs(narrow, wide, inputs)
         what = "what is new in experts changes" if plan.has_experts else "copied blocks change"
-        warn(f"{what} the function: outputs differ by {difference:.2g} of their size")
+        warn(f"{what} the function: outputs differ by {words.format_share(share)} on the batch")
     return wide, grown
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, warn
 
 # A multiply-accumulate is two FLOPs forward and four backward (input gradient and weight gradient).
 FLOPS_PER_MAC = 6
@@ -65,7 +68,7 @@ def count_flops(module: nn.Module, *inputs: object) -> int:
 
     Counts the matrix products and convolutions of a forward pass in eval mode without gradients, times three:
     a backward pass costs twice the forward one. Leaves modes, buffers and gradients as they were. On the meta
-    device it costs nothing, however large the model.
+    device it costs nothing, however large the model. Nothing else counts; a model that runs FFTs is warned of, once.
 
     >>> count_flops(nn.Linear(1000, 1000, device="meta"), torch.empty(1, 1000, device="meta"))
     6000000
@@ -76,12 +79,34 @@ def count_flops(module: nn.Module, *inputs: object) -> int:
     modes = [part.training for part in parts]
     module.eval()
     try:
-        with torch.no_grad(), _plain_kernels(), FlopCounterMode(display=False) as counter:
+        with torch.no_grad(), _plain_kernels(), FlopCounterMode(display=False) as counter, _NoteFFTs() as ffts:  # type: ignore[no-untyped-call]
             module(*inputs)
     finally:
         for part, training in zip(parts, modes, strict=True):
             part.training = training
-    return 3 * int(counter.get_total_flops())
+    counted = 3 * int(counter.get_total_flops())
+    if ffts.seen or not counted:
+        _warn_uncounted(bool(counted))
+    return counted
+
+
+class _NoteFFTs(TorchDispatchMode):
+    """Sees whether Fourier transforms are run."""
+
+    seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen = self.seen or "_fft_" in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+@cache
+def _warn_uncounted(some: bool) -> None:
+    """Once in a process: a study counts the same model at every size."""
+    what = (
+        "FFTs of the model are left out" if some else "none of the model's operations are counted, and its FLOPs are 0"
+    )
+    warn(f"{what}: FLOPs are those of matrix products and convolutions. Costs that are compared may be off")
 
 
 @contextmanager

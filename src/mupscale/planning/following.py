@@ -1018,9 +1018,11 @@ def refusal(follower: Follower, stuck: Stuck, how: How | None = None) -> Mupscal
     shapes = [f"{_shape(follower.small, n)} → {_shape(follower.large, n)}" for n in op.refs if _grows(follower, n)]
     what = f"{where} ({op.name} of {', '.join(shapes) or 'what does not grow'})"
     if _uses_numbers_of_the_width(follower, op.refs):
+        table = "register the table as a buffer (register_buffer) instead of computing it in forward"
+        tables = {"table": table, **{name: way for name, way in ways.items() if name != "roles"}}
         return MupscaleError(
             f"{what} uses numbers that the model computes from its width, as sinusoids of positions are, and those of "
-            f"the wide model are no copies of the narrow one's{advice}"
+            f"the wide model are no copies of the narrow one's{ways_out(**tables)}"
         )
     return MupscaleError(
         f"in {what} the wide units are not copies of the narrow ones, in any order that was tried{advice}"

@@ -184,8 +184,10 @@ def _remedies(parting: Parting | None, found: str) -> str:
         "three: out_block, such as ((32, 16), (16, 8), (16, 8)) for heads of 8 in pairs (docs/extending.md)"
     )
     return (
-        "Either units lie in blocks that the modules do not show, as after a flatten or in heads; or a norm was not "
-        f"recognised; or a constant depends on the width. {found}{ways_out('. Or ', roles=blocks)}"
+        "Either a constant depends on the width (a table over units, as of sinusoids, is to be a buffer: "
+        "register_buffer, and not computed in forward); "
+        "or units lie in blocks that the modules do not show, as after a flatten or in heads; or a norm was not "
+        f"recognised. {found}{ways_out('. Or ', roles=blocks)}"
     )
 
 

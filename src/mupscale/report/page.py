@@ -194,7 +194,12 @@ def _recipe(summary: StudySummary) -> str:
     """As YAML."""
     import yaml
 
-    values = {**summary.recipe, "family" if summary.preset == "family" else "study": summary.settings}
+    used = {  # where lists are empty, what they stood for
+        "widths": [runs.narrow for runs in summary.small],
+        "lrs": list(summary.tuned[0].grid.lrs) if summary.tuned else [],
+    }
+    settings = {name: used[name] if name in used and value == [] else value for name, value in summary.settings.items()}
+    values = {**summary.recipe, "family" if summary.preset == "family" else "study": settings}
     return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100))
 
 

@@ -3,7 +3,7 @@
 In a small system the base model that goes on and the wide one from scratch are two sizes, each trained at several
 budgets. Straight lines through their losses, in logarithms, meet at a cost: the crossing. From size to size it grows
 with the square of what a step costs, if a size needs data in proportion to it; and along a line through the crossings
-of several small systems. The range goes over both rules, and over the seeds.
+of several small systems. The range goes over both rules, and over the seeds; one seed has none.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from mupscale.plots import words
 from mupscale.study.contenders import CONTINUED, FROM_SCRATCH
 from mupscale.study.results import SystemRuns
 from mupscale.study.systems import System
+from mupscale.system import recipe_entry
 
 _FAR = math.log(1e6)  # times the budget: nobody knows how lines go on there
 CAVEAT = (
@@ -48,17 +49,21 @@ def forecast_size(
     """
     if any(runs.unit != "FLOPs" for runs in small):
         return {}
+    seeds = min(runs.seeds for runs in small)
     found = [
         at
-        for seed in range(min(runs.seeds for runs in small))
+        for seed in range(seeds)
         for at in _extrapolate([_crossing(runs, seed) for runs in small], small, narrow, cost)
     ]
-    told: dict[str, Any] = {"narrow": narrow, "wide": wide, "budget": budget, "best": narrow, "overtakes": {}}
+    sizes = {"narrow": narrow, "wide": wide, "budget": budget, "best": narrow}
+    told: dict[str, Any] = {**sizes, "overtakes": {}, "seeds": seeds}
     if found and None not in found:
         logs = sorted(at for at in found if at is not None)
         if logs[-1] - math.log(budget) < _FAR:
-            low, high = math.exp(logs[0]), math.exp(logs[-1])
-            told["overtakes"] = {"low": low, "value": math.exp(math.fsum(logs) / len(logs)), "high": high}
+            low, value, high = (math.exp(at) for at in (logs[0], math.fsum(logs) / len(logs), logs[-1]))
+            if seeds < 2:  # the two rules alone would give a range that is far too narrow
+                low = high = value
+            told["overtakes"] = {"low": low, "value": value, "high": high}
             told["best"] = narrow if low > budget else wide if high < budget else None
     return {**told, "sentence": write_size(told)}
 
@@ -102,11 +107,12 @@ def write_size(told: Mapping[str, Any]) -> str:
         when = f"{wide.phrase[0].upper()}{wide.phrase[1:]} is better from about {words.format_flops(at['value'])} on"
         if at["low"] < at["high"]:
             when += f" ({words.format_flops(at['low'])} to {words.format_flops(at['high'])})"
-        else:
-            when += " (one seed: no range)"
     if told["best"] is None:
         said = f"At {budget} in all, it is too close to call between {narrow.phrase} and {wide}"
     else:
         better, other = (narrow, wide) if Width.of(told["best"]) == narrow else (wide, narrow)
         said = f"At {budget} in all, {better.phrase} is a better size than {other}"
+        if told.get("seeds", 2) < 2:
+            said = f"At {budget} in all, {better.phrase} may be a better size than {other}"
+            when += f". That is from one seed, which has no range: {recipe_entry('study.small_seeds')} 3 gives one"
     return f"{said}. {when}. {CAVEAT}"

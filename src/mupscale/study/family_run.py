@@ -14,6 +14,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import count, pairwise
@@ -45,6 +46,7 @@ from mupscale.system import (
     as_asked,
     move,
     print_at_once,
+    read_json,
     recipe_entry,
     replace_text,
     rough_time,
@@ -152,6 +154,14 @@ class FamilySettings(Filling):
                 raise MupscaleError(
                     f"{recipe_entry('family.check')} names {Width.of(size)}, which is not one of the sizes"
                 )
+
+    def rates(self, lr: float) -> list[float]:
+        """The learning rates that tuning tries, rising; lr: the optimizer's own."""
+        return sorted(set(self.lrs)) or [factor * lr for factor in RATES]
+
+    def check_rates(self, lr: float) -> list[float]:
+        """The learning rates to try from scratch, rising; lr: the trunk's."""
+        return sorted(set(self.check_lrs)) or [factor * lr for factor in RATES]
 
 
 @dataclass(frozen=True)
@@ -442,7 +452,7 @@ def _extra_stretches(planner: FamilyPlanner, planned: Sequence[PlannedSize]) -> 
         extra["tuning"] = [one.leaf for trial in _tuning_trees(planner).values() for one in trial]
     if settings.check:
         checked = [one for one in planned if _is_checked(one, settings)]
-        rates = _check_rates(planner.recipe, settings)
+        rates = settings.check_rates(_own_rate(planner.recipe))
         extra["checks from scratch"] = [planner.scratch(one, lr, 0) for one in checked for lr in rates]
     return extra
 
@@ -455,18 +465,12 @@ def _is_checked(one: PlannedSize, settings: FamilySettings) -> bool:
     return Width.of(one.size) in [Width.of(size) for size in settings.check]
 
 
-def _check_rates(recipe: Recipe, settings: FamilySettings, lr: float | None = None) -> list[float]:
-    rate = _own_rate(recipe) if lr is None else lr
-    return sorted(set(settings.check_lrs)) or [factor * rate for factor in RATES]
-
-
 def _tuning_trees(planner: FamilyPlanner) -> dict[tuple[float, float], list[PlannedSize]]:
     """The two smallest sizes with every learning rate and every factor by which it falls."""
-    own, sizes = _own_rate(planner.recipe), planner.settings.sizes[:2]
-    smaller = planner
+    sizes, smaller = planner.settings.sizes[:2], planner
     if isinstance(planner.settings.budget, list):
         smaller = replace(planner, settings=replace(planner.settings, sizes=sizes, budget=planner.settings.budget[:2]))
-    rates = sorted(set(planner.settings.lrs)) or [own * factor for factor in RATES]
+    rates = planner.settings.rates(_own_rate(planner.recipe))
     return {(lr, fall): smaller.plan(sizes, lr, fall, 0) for lr in rates for fall in FALLS}
 
 
@@ -515,6 +519,7 @@ class _FamilyRun:
         ground, engine = self.planner.ground, self.settings.engine
         self.trainer = ground.make_trainer(self.folder, "family", engine, self.note, stages)
         self.trainer.processes = self.processes
+        self.tuned_on = set[str]()
 
     def run(self, command: str) -> StudySummary:
         """Tune where that is asked for, train the family size by size, then the checks."""
@@ -538,7 +543,9 @@ class _FamilyRun:
         trees = _tuning_trees(self.planner)
         small = " and ".join(str(Width.of(size)) for size in self.settings.sizes[:2])
         with self.trainer.stage("tuning", f"the learning rate and its fall, on sizes {small}: {len(trees)} trunks"):
-            losses = self.trainer.train([one.leaf for tree in trees.values() for one in tree])
+            leaves = [one.leaf for tree in trees.values() for one in tree]
+            losses = self.trainer.train(leaves)
+        self.tuned_on = {leaf.key for leaf in leaves}
         ends = dict(zip(trees, zip(losses[::2], losses[1::2], strict=True), strict=True))
         scores = {
             values: fmean(math.log(loss) for loss in pair if loss is not None)
@@ -571,6 +578,8 @@ class _FamilyRun:
                 spent = self.planner.count(trees[0][number])
                 counted = f"{spent['steps']:,} steps, {words.format_flops(spent['flops'])}"
                 state = "finished" if self.trainer.trained > already else "reused, and not trained again"
+                if self.trainer.trained == already and trees[0][number].leaf.key in self.tuned_on:
+                    state = "finished (the tuning stage trained it)"
                 self.note(f"  size {Width.of(size)} is {state}: loss {shown} after {counted} from the start; {place}")
 
     def _keep(self, seeds: Sequence[PlannedSize], losses: Sequence[float | None]) -> Path:
@@ -600,7 +609,14 @@ class _FamilyRun:
                 place for n in count(1) if not (place := target.with_name(f"{target.name}-before-{n}")).exists()
             )
             move(target, aside)
-            self.note(f"  {target} was of another family: it is in {aside} now")
+            before = _stored_loss(aside)
+            ended = (
+                "" if before is None else f". It ended at a held-out loss of {before:.4f}, the new one at {loss:.4f}"
+            )
+            moved = f"{target} was of another family, and is in {aside} now{ended}"
+            self.note(f"  {moved}")
+            if before is not None and before < loss:
+                self.notes.append(f"{moved}: the new one is worse")
         with appearing(target) as hidden:
             shutil.copytree(str(self.trainer.recipe_of(one.leaf).out), hidden, dirs_exist_ok=True)
             replace_text(hidden / "recipe.json", told)
@@ -613,7 +629,7 @@ class _FamilyRun:
 
     def _check(self, trees: Sequence[Sequence[PlannedSize]], lr: float) -> dict[str, Check]:
         """Sizes from scratch at equal FLOPs, each at the best of its learning rates."""
-        rates = _check_rates(self.recipe, self.settings, lr)
+        rates = self.settings.check_rates(lr)
         numbers = [number for number, one in enumerate(trees[0]) if _is_checked(one, self.settings)]
         shown = ", ".join(str(Width.of(trees[0][number].size)) for number in numbers)
         found: dict[str, Check] = {}
@@ -673,7 +689,7 @@ class _FamilyRun:
                 f"each branch decays over the last {self.settings.decay:.0%} of its size's budget.",
                 "A size's budget includes everything that the trunk spent before its branch. FLOPs here: what it adds.",
                 "From scratch: the same size and schedule with as many FLOPs, at the best of "
-                f"{len(_check_rates(self.recipe, self.settings, lr))} learning rates.",
+                f"{len(self.settings.check_rates(lr))} learning rates.",
             ],
             tables=[PageTable("Every size", head, rows), *tabulate_checks(checks)],
             tuned=tuned,
@@ -689,7 +705,7 @@ class _FamilyRun:
             stages=[replace(stage, label=stages[stage.name]) for stage in self.trainer.spent.values()],
             notes=[
                 *self.notes,
-                *describe_disorder(by_size),
+                *describe_disorder(by_size, bool(tuned)),
                 *describe_edges(checks),
                 *_describe_rates(checks, lr, tuned),
             ],
@@ -732,6 +748,13 @@ def _is_kept(folder: Path, recipe: str) -> bool:
     """Whether a size's folder is there, and of this recipe."""
     kept = folder / "recipe.json"
     return kept.is_file() and kept.read_text(encoding="utf-8") == recipe
+
+
+def _stored_loss(folder: Path) -> float | None:
+    """The held-out loss that a size's folder records."""
+    with suppress(OSError, MupscaleError, KeyError, TypeError, ValueError):
+        return float(read_json(folder / "size.json")["held_out_loss"])
+    return None
 
 
 def write_card(planner: FamilyPlanner, one: PlannedSize, loss: float, sizes: Sequence[WholeWidth], cls: str) -> str:
@@ -831,8 +854,8 @@ def describe_edge_of_tuning(lr: float, fall: float, tried: Sequence[tuple[float,
     if len(rates) > 1 and lr in (rates[0], rates[-1]):
         end = "highest" if lr == rates[-1] else "lowest"
         notes.append(
-            f"the trunk's best learning rate ({lr:g}) is the {end} that was tried. It might end lower beyond it: give "
-            f"more learning rates (family.lrs)"
+            f"the trunk's best learning rate ({lr:g}) is the {end} that was tried. It might end lower beyond it: set "
+            f"family.lrs to {_list_one_more(rates, lr)}"
         )
     if len(falls) > 1 and fall == falls[0]:
         notes.append(
@@ -842,15 +865,26 @@ def describe_edge_of_tuning(lr: float, fall: float, tried: Sequence[tuple[float,
     return notes
 
 
-def describe_disorder(losses: Mapping[str, Sequence[float | None]]) -> list[str]:
+def _list_one_more(rates: Sequence[float], edge: float) -> str:
+    """Rising rates with one more beyond the edge, as a list to paste.
+
+    >>> _list_one_more([0.01, 0.02], 0.02)
+    '[0.01, 0.02, 0.04]'
+    """
+    beside = rates[-2] if edge == rates[-1] else rates[1]
+    return f"[{', '.join(f'{rate:.3g}' for rate in sorted([*rates, edge * edge / beside]))}]"
+
+
+def describe_disorder(losses: Mapping[str, Sequence[float | None]], tuned: bool = False) -> list[str]:
     """Which sizes ended above a smaller one, in the mean over seeds; losses: by size, smallest first."""
+    rate = "" if tuned else "another learning rate (family.tune), "
     notes, best = list[str](), ("", math.inf)
     for size, some in losses.items():
         mean = math.nan if None in some else fmean(loss for loss in some if loss is not None)
         if mean > best[1]:
             notes.append(
                 f"size {size} ended above size {best[0]} ({mean:.3f} against {best[1]:.3f}): it may need a larger "
-                f"budget (family.budget), another learning rate (family.tune), or more data"
+                f"budget (family.budget), {rate}or more data"
             )
         elif mean < best[1]:
             best = size, mean
@@ -869,8 +903,8 @@ def describe_edges(checks: Mapping[str, Check]) -> list[str]:
         if len(check.tried) > 1 and check.lr in ends:
             notes.append(
                 f"from scratch, {label} ended best at the {ends[check.lr]} learning rate that was tried "
-                f"({check.lr:g}). It might end lower beyond it: give more learning rates "
-                f"(family.check_lrs)"
+                f"({check.lr:g}). It might end lower beyond it: set family.check_lrs to "
+                f"{_list_one_more(sorted(check.tried), check.lr)}"
             )
     return notes
 

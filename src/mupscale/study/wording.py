@@ -233,12 +233,13 @@ def _break_evens(answer: Mapping[str, Any], large: SystemRuns) -> Iterator[str]:
 
 
 def _rates_found(summary: StudySummary) -> Iterator[str]:
-    """The learning rates of the large model: from scratch, and grown in the way that the cards are about."""
+    """The learning rates of the large model: grown, first in the way that the cards are about, and from scratch."""
     grown = summary.answer["grown"] if summary.large is not None else _lowest_grown(summary.forecast)
     found = {one.name: words.format_setting(one.best.lr) for one in summary.tuned}
-    rates = [f"{found[n]} {contender_named(n).label}" for n in (grown, FROM_SCRATCH.name) if n in found]
+    others = [name for name in found if name != grown and contender_named(name).is_grown]
+    rates = [f"{found[n]} {contender_named(n).label}" for n in (grown, *others, FROM_SCRATCH.name) if n in found]
     if rates:
-        yield f"Learning rate found for the large model, as the recipe's lr: {', '.join(rates)}."
+        yield f"Learning rate found for the large model, as the recipe's lr: {'; '.join(rates)}."
 
 
 def _pay_measuring(summary: StudySummary) -> Iterator[str]:
@@ -248,7 +249,9 @@ def _pay_measuring(summary: StudySummary) -> Iterator[str]:
     if any(len({cell.noise for cell in one.trials}) > 1 for one in summary.tuned):
         unit = next((one.get("unit", "init") for one in summary.recipe.get("grow") or ()), "init")
         tuned += ", and the noise of copies" + (f" ({_UNITS[unit]})" if unit != "init" else "")
-    yield f"Tuned at width {format_widths(summary.small[0])}: {tuned}."
+    order = " Their losses there come from one seed, or from all where values were close, and from batches in another "
+    order += "order than those of the small contenders: they may lie outside these contenders' range."
+    yield f"Tuned at width {format_widths(summary.small[0])}: {tuned}.{order}"
     if runs.seeds > 1:
         asked = settings["seeds" if summary.large is not None else "small_seeds"]
         lost = f" of {asked}; the base models of the others diverged" if asked > runs.seeds else ""

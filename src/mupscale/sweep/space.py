@@ -305,6 +305,7 @@ class _Edge(NamedTuple):
     which: str
     edge: float
     ratio: float
+    tried: tuple[float, ...]
 
     @property
     def where(self) -> str:
@@ -337,8 +338,8 @@ def joined_edges(sweeps: Iterable[Sweep]) -> list[str]:
                 edges.setdefault(edge, []).append(name)
         if edges:
             whose = "; ".join(f"{', '.join(names)}: {edge.best:.3g} {edge.where}" for edge, names in edges.items())
-            more = _listed({value for edge in edges for value in edge.beyond()})
-            told.append(f"the best {what} is at the edge of the grid ({whose}): add {more} to {setting}")
+            whole = _listed({value for edge in edges for value in (*edge.tried, *edge.beyond())})
+            told.append(f"the best {what} is at the edge of the grid ({whose}): set {setting} to [{whole}]")
     return told
 
 
@@ -348,9 +349,10 @@ def _edges(sweep: Sweep) -> Iterator[_Edge]:
     for what, value, tried in (("learning rate", best.lr, sweep.grid.lrs), (sweep.second, best.noise, noises)):
         at = _nearest(tried, value)
         if len(tried) > 1 and at == 0 < tried[0]:  # below no noise there is nothing
-            yield _Edge(what, value, "smallest", tried[0], tried[0] / tried[1])
+            yield _Edge(what, value, "smallest", tried[0], tried[0] / tried[1], tuple(tried))
         if len(tried) > 1 and at == len(tried) - 1:
-            yield _Edge(what, value, "largest", tried[-1], tried[-1] / tried[-2] if tried[-2] else 2.0)
+            ratio = tried[-1] / tried[-2] if tried[-2] else 2.0
+            yield _Edge(what, value, "largest", tried[-1], ratio, tuple(tried))
 
 
 def _edges_without_noise(sweep: Sweep) -> Iterator[str]:

@@ -62,6 +62,6 @@ def _whole_number(word: str, text: str) -> int:
         raise MupscaleError(
             f"{setting('times', text)}: '{word}' is no whole number, as in {setting('times', 2)} or "
             f"{setting('times', 'hidden=2,ffn=3,heads=2')}; fresh units take sizes between multiples by name, as in "
-            f"{as_asked('hidden=1536, heads=24', '--hidden 1536 --heads 24')}"
+            f"{as_asked('hidden=1536, ffn=6144, heads=24', '--hidden 1536 --ffn 6144 --heads 24')}"
         )
     return int(word)
