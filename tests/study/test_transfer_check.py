@@ -285,7 +285,7 @@ def refused(out: Path, made: Recipe | None = None, **changes: Any) -> str:
         ({"seeds": 0}, "seeds is 0"),
         ({"lrs": []}, "at least one learning rate"),
         ({"lr": 0.0}, "all of them above 0"),
-        ({"noise": -1.0}, "-1.0 is no noise level"),
+        ({"noise": -1.0}, "is -1.0, but must be a number that is finite and 0 or more"),
         ({"widths": [{"width": 8}]}, "must be of the same form"),
     ],
 )

@@ -335,7 +335,8 @@ def _parameters(path: str) -> list[_Parameter]:
         for name, kind, usual in fields
         if kind is not None  # as of self
     ]
-    return [*read, *bases]
+    own = {each.name for each in read}  # which a base may have, too
+    return [*read, *(each for each in bases if each.name not in own)]
 
 
 def _meanings(docstring: str) -> dict[str, str]:

@@ -522,6 +522,26 @@ class Follower:
                         if other != axis:
                             yield {number: {**axes, d: other}}
 
+    def factor_without(self, position: int, zeroed: str) -> float | None:
+        """By what the operation would be off if one of its weights were zero; none where it would not be a multiple."""
+        op = self.small.run.operations[position]
+        axes = {number: self.axes[number] for number in op.refs if number in self.axes}
+        for choice in itertools.islice(self._choices(position, axes), _MOST_CHOICES):
+            self._write(choice)
+            outputs = []
+            for side in (self.small, self.large):
+                given = {zeroed: torch.zeros_like(side.weights[zeroed])}
+                tensors = {number: self.tensor(side, number, given) for number in op.refs}
+                outputs.append(tensors_of(side.run.operations[position].run(tensors))[0])
+            for name in choice:
+                del self.written[name]
+            for _, factor in explanations(
+                outputs[0], outputs[1], [a for by_dim in axes.values() for a in by_dim.values()]
+            ):
+                if factor != 1.0:
+                    return factor
+        return None
+
     def _choices(self, position: int, axes: Mapping[int, Mapping[int, Axis]]) -> Iterator[dict[str, Written]]:
         """How the weights that occur for the first time may be widened."""
         op = self.small.run.operations[position]
@@ -921,7 +941,7 @@ def _pattern(name: str) -> str:
 
 
 def _without_factors(follower: Follower, position: int) -> Iterator[Guess]:
-    """Where an argument is off by a factor, or the operation by a power of the width: that folded in somewhere."""
+    """Where an argument, or the operation but for one of its weights, is off by a factor: that folded in somewhere."""
     op = follower.small.run.operations[position]
     scales = {number: follower.scales[number] for number in op.refs if number in follower.scales}
     factors = [scale for scale in scales.values() if scale != 1.0]
@@ -930,6 +950,9 @@ def _without_factors(follower: Follower, position: int) -> Iterator[Guess]:
             if scale != 1.0:
                 upstream = _upstream(follower, operations_before(follower, position, [number]))
                 yield from _with_folds_into(follower, upstream, scale)
+    for name in follower.weights_of(op):
+        factor = follower.factor_without(position, name)
+        factors += [factor] if factor is not None else []
     for factor in dict.fromkeys(factors):
         yield from _with_folds(follower, position, factor)
     if not factors:  # inside one operation, such as attention whose heads grow
