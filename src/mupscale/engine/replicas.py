@@ -320,7 +320,7 @@ class NotCapturable(Exception):
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all captures: cuBLAS keeps about 100 MB for every stream that has multiplied matrices."""
+    """One for all captures: cuBLAS keeps a workspace for every stream that has multiplied matrices."""
     return torch.cuda.Stream(device)
 
 
