@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from mupscale.engine.dispatch import train_many
-from mupscale.sweep import SweepJob, run_sweep
-from mupscale.sweep.space import Cell, Space, Sweep, Tried
+from mupscale.study import SweepJob, run_sweep
+from mupscale.study.space import Cell, Space, Sweep, Tried
 from mupscale.train import Checkpoints, Evaluation, Recipe, Seeds, Spec
 
 SPACE = Space((0.001, 0.002, 0.004, 0.008, 0.016), (0.0, 1.0, 2.0, 4.0, 8.0, 16.0))

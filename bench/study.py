@@ -16,11 +16,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from mupscale.sweep import Cell, Space, SweepJob, Tried
-from mupscale.sweep.search import SweepSearch, TrialBatch
-from mupscale.sweep.storage import Storage
-from mupscale.sweep.trials import SweepTrials
-from mupscale.sweep.workers import Worker
+from mupscale.study import Cell, Space, SweepJob, Tried
+from mupscale.study.search import SweepSearch, TrialBatch
+from mupscale.study.storage import Storage
+from mupscale.study.trials import SweepTrials
+from mupscale.study.workers import Worker
 from mupscale.train import Recipe, Spec
 
 CURVE = [(step, 1.0 / step) for step in range(1, 41)]

@@ -30,7 +30,6 @@ from mupscale.data import Split, Table
 from mupscale.data.packing import pack
 from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Spec, TrainingRun
 from mupscale.train.processes import Processes
-from mupscale.train.progress import Silence
 
 PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0}  # dense bf16, as the makers state them
 QUIET = {"checkpoints": Checkpoints(every=0), "evaluation": Evaluation(every=0), "steps": 10**9}
@@ -72,9 +71,7 @@ def main() -> None:
 
 
 def quiet_run(recipe: Recipe, device: torch.device) -> TrainingRun:
-    run = TrainingRun(recipe, Processes(device))
-    run.progress = Silence()
-    return run
+    return TrainingRun(recipe, Processes(device), listeners=[])
 
 
 def write_tokens(folder: Path) -> Path:
@@ -144,11 +141,12 @@ def bare_loop(run: TrainingRun, *, grouped: bool = False, compiled: bool = False
         ]
     optimizer = torch.optim.AdamW(groups, **recipe.optimizer.init_args, **fused)
     x, y = run.data.batch(0, 0, recipe.batch)
+    loss = recipe.loss_function()
     resident, rows = isinstance(run.data, Table), torch.randperm(recipe.batch, device=device)
 
     def objective(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=recipe.precision == "bf16"):
-            return run.loss(model(x), y)
+            return loss(model(x), y)
 
     if compiled:
         objective = torch.compile(objective)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import yaml
 
+from mupscale.study import Sweep
 from mupscale.study.contenders import contender_named
 from mupscale.study.pay import PayStudy, tune_contenders
 from mupscale.study.results import Tuning
@@ -25,7 +26,6 @@ from mupscale.study.settings import StudySettings
 from mupscale.study.systems import System
 from mupscale.study.training import Trainer
 from mupscale.study.tree import list_stretches
-from mupscale.sweep import Sweep
 from mupscale.train import Recipe, Seeds
 
 MARGINS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2)

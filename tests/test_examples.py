@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import widen_mid_training as demo
-from mupscale.data import covtype_sample
 
 
 @pytest.mark.slow
@@ -22,17 +21,6 @@ def test_demo_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (tmp_path / "demo.png").stat().st_size > 10_000
     assert str(tmp_path / "demo.png") in capsys.readouterr().out
     assert torch.get_default_dtype() == torch.float32
-
-
-def test_covtype_sample() -> None:
-    data = covtype_sample()
-    assert data.train_x.shape == (12_000, 54)
-    assert data.test_x.shape == (3_000, 54)
-    assert data.train_y.unique().tolist() == list(range(7))
-    torch.testing.assert_close(data.train_x[:, :10].mean(0), torch.zeros(10), atol=1e-5, rtol=0)
-    torch.testing.assert_close(data.train_x[:, :10].std(0), torch.ones(10))
-    assert ((data.train_x[:, 10:] == 0) | (data.train_x[:, 10:] == 1)).all()
-    assert (data.train_x[:, 10:].sum(1) == 2).all()
 
 
 SHORT = ["--width", "16", "--layers", "1", "--context", "8", "--steps", "6", "--grow-at", "3"]

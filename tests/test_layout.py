@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from syntax import tree
+from syntax import nodes, tree
 
 SOURCE = Path(__file__).parents[1] / "src" / "mupscale"
 HEAVY = [
@@ -25,7 +25,6 @@ HEAVY = [
     "tokenizers",
     "rich",
     "jinja2",
-    "jsonargparse",
     "yaml",
     "sklearn",
     "datasets",
@@ -34,14 +33,13 @@ HEAVY = [
 FLOORS = [
     ["system"],
     ["core", "plots"],
-    ["planning", "optim", "models", "data"],
+    ["planning", "optim", "models", "data", "theory"],
     ["growth"],
     ["checks", "checkpoint"],
     ["family"],
     ["train"],
     ["engine"],
-    ["sweep"],
-    ["study", "hf", "theory"],
+    ["study", "hf"],
     ["report"],
     ["cli"],
     ["__init__", "__main__"],
@@ -64,7 +62,7 @@ def room(path: Path) -> str:
 def imports(path: Path) -> list[tuple[int, str, str]]:
     """Line, module and name of every import from this package, those inside functions included."""
     found = []
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "mupscale":
             found += [(node.lineno, node.module, alias.name) for alias in node.names]
         elif isinstance(node, ast.Import):

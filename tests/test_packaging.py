@@ -49,7 +49,7 @@ def test_the_list_of_optional_packages_is_that_of_the_extras() -> None:
 
 
 def test_the_command_line_needs_no_extra() -> None:
-    plain = {"jinja2", "jsonargparse", "pyyaml", "rich", "torch", "numpy", "safetensors"}
+    plain = {"jinja2", "pyyaml", "rich", "torch", "numpy", "safetensors"}
     assert names_of(PROJECT["dependencies"]) == plain
 
 

@@ -67,7 +67,6 @@ def test_a_checkpoint_and_its_plan() -> None:
 
 
 def test_a_run_that_was_stopped_goes_on_and_grows(folder: Path) -> None:
-    pytest.importorskip("jsonargparse")
     assert [record["kind"] for record in records(folder / "run" / "metrics.jsonl")].count("grow") == 0
     assert main(["resume", "run"]) == 0
     ours, theirs = records(folder / "run" / "metrics.jsonl"), records(folder / "whole-metrics.jsonl")
@@ -89,7 +88,7 @@ def test_a_finished_study_in_sqlite(
     """Nothing is trained again: the choice is read from the study."""
     pytest.importorskip("optuna")
     Path("sweep-sqlite/study.db").write_bytes(gzip.decompress((folder / "study.db.gz").read_bytes()))
-    monkeypatch.delattr("mupscale.sweep.search.train_many")
+    monkeypatch.delattr("mupscale.study.search.train_many")
     sweep("sweep-sqlite", capsys=capsys)
 
 

@@ -25,7 +25,7 @@ CORE, TRAIN, BESIDE, FACE = "#2a7fb8", "#3a9d6e", "#8e5ea2", "#4c566a"
 
 BOXES = {  # name: (column, row, colour, what it is)
     "system": (0.5, 0, FACE, "errors, files,\nmemory, terminal"),
-    "plots": (3.6, 0, BESIDE, "style, words,\npictures"),
+    "plots": (3.6, 0, BESIDE, "style,\npictures"),
     "core": (0.5, 1, CORE, "width, rule, axis,\nrole, plan"),
     "planning": (0, 2, CORE, "how a plan is found"),
     "optim": (1, 2, CORE, "traits, groups,\nclipping, schedules"),
@@ -37,10 +37,9 @@ BOXES = {  # name: (column, row, colour, what it is)
     "data": (3.8, 4, BESIDE, "tables, images,\ntext"),
     "train": (2, 5, TRAIN, "recipe, loop,\ngrowth events"),
     "engine": (2, 6, TRAIN, "many runs as\none program"),
-    "sweep": (2.9, 7, TRAIN, "space, study,\nworkers"),
-    "study": (2.5, 8, TRAIN, "trees of stretches:\nwho is compared"),
+    "study": (2.5, 7, TRAIN, "trees of stretches,\nsweeps, tuning"),
     "hf": (0, 7, BESIDE, "Hugging Face\ncheckpoints"),
-    "theory": (3.6, 8, BESIDE, "infinite width"),
+    "theory": (3.6, 9, BESIDE, "infinite width"),
     "report": (1.9, 9, TRAIN, "the page and\nits pictures"),
     "cli": (2.4, 10, FACE, "one table: command\nto function"),
 }

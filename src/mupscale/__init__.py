@@ -73,8 +73,8 @@ _NAMES = {
 }
 # fmt: on
 _HOMES = {name: package for package, names in _NAMES.items() for name in names}
-_PACKAGES = {*_NAMES, "cli", "study", "data", "engine", "hf", "models", "plots", "report", "sweep"}
-_PACKAGES |= {"system", "theory", "train"}
+_PACKAGES = {*_NAMES, "cli", "study", "data", "engine", "hf", "models", "plots", "report", "system"}
+_PACKAGES |= {"theory", "train"}
 
 
 def __getattr__(name: str) -> Any:

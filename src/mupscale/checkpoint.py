@@ -13,22 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch  # noqa: F401  # for the examples
+import torch  # for the examples
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mupscale.core import (
-    PackedTensors,
-    Plan,
-    copy_into,
-    laid_out_like,
-    naming,
-    pack_values,
-    unpack_values,
-)
+from mupscale.core import Plan, copy_into, gather_whole, laid_out_like, naming
 from mupscale.growth import what_is_foreign
 from mupscale.optim import load_schedule, saved_schedule
 from mupscale.system import (
@@ -103,16 +95,22 @@ def save_states(
 ) -> Path:
     """As `save`, from state dicts."""
     path = Path(path)
-    tensors = PackedTensors()
+    tensors = _PackedTensors()
     content = {
         "version": _VERSION,
-        "model": pack_values(model, "model", tensors),
-        "optimizer": None if optimizer is None else pack_values(optimizer, "optimizer", tensors),
+        "model": _pack(model, "model", tensors),
+        "optimizer": None if optimizer is None else _pack(optimizer, "optimizer", tensors),
         "plan": None if plan is None else plan.to_json(),
-        "extra": pack_values(extra, "extra", tensors),
+        "extra": _pack(extra, "extra", tensors),
     }
-    several = dist.is_available() and dist.is_initialized()
-    failure = None if several and dist.get_rank() else _failure(path, tensors, content)
+    several, failure = dist.is_available() and dist.is_initialized(), None
+    if not several or dist.get_rank() == 0:
+        try:
+            make_folder(path.parent)
+            with replacing(path) as temporary:
+                write_tensors(temporary, tensors.storable(), {_HEADER: json.dumps(content)})
+        except OSError as error:
+            failure = error.strerror or str(error)
     if several:
         message = [failure]
         dist.broadcast_object_list(message)  # when this returns, the file is there for every process, or for none
@@ -120,20 +118,6 @@ def save_states(
     if failure is not None:
         raise MupscaleError(f"the checkpoint {path} could not be written: {failure}; what was there before is whole")
     return path
-
-
-def _failure(path: Path, tensors: PackedTensors, content: Mapping[str, Any]) -> str | None:
-    try:
-        _write(path, tensors, content)
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
-
-
-def _write(path: Path, tensors: PackedTensors, content: Mapping[str, Any]) -> None:
-    make_folder(path.parent)
-    with replacing(path) as temporary:
-        write_tensors(temporary, tensors.storable(), {_HEADER: json.dumps(content)})
 
 
 @checks_arguments
@@ -197,7 +181,7 @@ def _parse_header(header: str, tensors: Mapping[str, Tensor], has_checksums: boo
     for name in ("model", "optimizer", "extra", "plan"):
         try:
             value = content[name]
-            parts[name] = (value and Plan.from_json(value)) if name == "plan" else unpack_values(value, tensors)
+            parts[name] = (value and Plan.from_json(value)) if name == "plan" else _unpack(value, tensors)
             if not isinstance(parts[name], dict | Plan) and not (parts[name] is None and name in ("optimizer", "plan")):
                 raise TypeError(f"it is of type {type(parts[name]).__name__}")
         except (KeyError, TypeError, ValueError, AttributeError, MupscaleError) as error:
@@ -381,3 +365,66 @@ def check_model_state(state: Mapping[str, Tensor], model: nn.Module) -> dict[str
 
 def _model_state(model: nn.Module) -> dict[str, Tensor]:
     return {naming.canonical(name): tensor for name, tensor in naming.unwrap(model).state_dict().items()}
+
+
+class _PackedTensors:
+    """Tensors by a name of their own; one that is met again, as a tied weight is, is kept once."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Tensor] = {}
+        self.names: dict[Any, str] = {}
+
+    def add(self, tensor: Tensor, key: str) -> str:
+        """Keep the tensor, and return its name: the key, where that is free."""
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            kind = "one without values (meta)" if tensor.is_meta else "sparse or quantised"
+            raise MupscaleError(f"'{key}' is a tensor which a checkpoint cannot store: {kind}")
+        memory = (tensor.data_ptr() or id(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        if memory not in self.names:
+            while key in self.by_name:
+                key += "+"
+            self.by_name[key], self.names[memory] = tensor, key
+        return self.names[memory]
+
+    def storable(self) -> dict[str, Tensor]:
+        """As safetensors wants them: contiguous, and none in the memory of another (two slices of one tensor)."""
+        contiguous: dict[str, Tensor] = {}
+        seen: set[int] = set()
+        for name, tensor in self.by_name.items():
+            storage = tensor.untyped_storage().data_ptr()
+            own = tensor if storage not in seen else tensor.clone()
+            contiguous[name] = own.contiguous()
+            seen.add(storage)
+        return contiguous
+
+
+def _pack(value: Any, key: str, tensors: _PackedTensors) -> Any:
+    """JSON for the value; tensors go into `tensors` and leave their name."""
+    if isinstance(value, Tensor):
+        return {"$tensor": tensors.add(gather_whole(value.detach()), key)}
+    if isinstance(value, Mapping):
+        items = ((_pack(k, key, tensors), _pack(v, f"{key}.{k}", tensors)) for k, v in value.items())
+        return {"$items": [list(item) for item in items]}
+    if isinstance(value, tuple):
+        return {"$tuple": [_pack(v, f"{key}.{i}", tensors) for i, v in enumerate(value)]}
+    if isinstance(value, list):
+        return [_pack(v, f"{key}.{i}", tensors) for i, v in enumerate(value)]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise MupscaleError(
+        f"'{key}' is a {type(value).__name__}, which a checkpoint cannot store. Use tensors or JSON values"
+    )
+
+
+def _unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What `_pack` was given; a KeyError, TypeError or ValueError where it did not make this."""
+    if isinstance(value, list):
+        return [_unpack(v, tensors) for v in value]
+    if not isinstance(value, dict):
+        return value
+    ((tag, content),) = value.items()
+    if tag == "$tensor":
+        return tensors[content]
+    if tag == "$tuple":
+        return tuple(_unpack(v, tensors) for v in content)
+    return {_unpack(k, tensors): _unpack(v, tensors) for k, v in content}

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 import mupscale as mu
 from mupscale.models import GPT2, MLP
+from mupscale.planning import Difference
 
 D_IN, D_OUT = 6, 5
 
@@ -47,8 +48,35 @@ def mlp(width: int) -> MLP:
     return MLP(D_IN, width, D_OUT, depth=3)
 
 
+class Do(nn.Module):
+    """Any function."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def same(h: Tensor) -> Tensor:
+    return h
+
+
+def between(width: int, *functions: Callable[[Tensor], Tensor]) -> nn.Sequential:
+    """Functions between two layers."""
+    return nn.Sequential(nn.Linear(D_IN, width), *map(Do, functions), nn.Linear(width, D_OUT))
+
+
 def gpt2(heads: int, **more: Any) -> GPT2:
     return GPT2(11, 8, layers=1, heads=heads, head_dim=4, **more)
+
+
+def first(report: Any) -> Difference:
+    """Where the models begin to differ, which they must."""
+    assert not report.ok
+    assert report.first is not None
+    return report.first  # type: ignore[no-any-return]
 
 
 def unchanged(model: nn.Module, before: nn.Module) -> bool:
@@ -73,13 +101,6 @@ def test_equivalent_models_agree_at_every_step(dtype: torch.dtype) -> None:
     assert report.losses[-1][0] < 0.9 * report.losses[0][0]
     for ours, theirs in report.losses:
         assert ours == pytest.approx(theirs, rel=1e-3)
-
-
-def test_without_an_optimizer_only_the_outputs_are_compared() -> None:
-    narrow, wide, plan = pair(mlp, 4, 12)
-    report = mu.verify(narrow, wide, plan, vectors(D_IN), classify)
-    assert report.ok
-    assert len(report.differences) == 1
 
 
 def test_batches_may_be_endless_and_are_used_again_from_the_start() -> None:
@@ -145,49 +166,62 @@ def test_a_familys_optimizer_is_taken_as_it_is(float64: None) -> None:
     assert mu.verify(model, wide, family.widening(8, 24), vectors(D_IN), classify, optimizer=opt).ok
 
 
-def test_clipping_is_width_invariant_and_matters(float64: None) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "given"),
+    [
+        (torch.optim.SGD, {"clip": 0.05}),
+        (torch.optim.AdamW, {"schedule": lambda opt: torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)}),
+    ],
+    ids=["clipping is width-invariant", "a schedule drives both"],
+)
+def test_what_both_are_trained_with_matters(float64: None, optimizer: type[Optimizer], given: dict[str, Any]) -> None:
     narrow, wide, plan = pair(mlp, 4, 12)
-    arguments: dict[str, Any] = {"optimizer": torch.optim.SGD, "lr": 0.5, "steps": 6}
-    data = vectors(D_IN)
-    clipped = mu.verify(narrow, wide, plan, data, classify, clip=0.05, **arguments)
-    free = mu.verify(narrow, wide, plan, data, classify, **arguments)
-    assert clipped.ok
-    assert free.ok
-    assert clipped.losses[-1] != pytest.approx(free.losses[-1], rel=1e-2)
-
-
-def test_a_schedule_drives_both(float64: None) -> None:
-    narrow, wide, plan = pair(mlp, 4, 12)
-    data = vectors(D_IN)
+    data, lr = vectors(D_IN), 0.5 if optimizer is torch.optim.SGD else 0.05
     reports = [
-        mu.verify(narrow, wide, plan, data, classify, optimizer=torch.optim.AdamW, lr=0.05, schedule=schedule, steps=8)
-        for schedule in (None, lambda opt: torch.optim.lr_scheduler.ExponentialLR(opt, 0.5))
+        mu.verify(narrow, wide, plan, data, classify, optimizer=optimizer, lr=lr, steps=6, **some)
+        for some in ({}, given)
     ]
     assert all(report.ok for report in reports)
     assert reports[0].losses[-1] != pytest.approx(reports[1].losses[-1], rel=1e-2)
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda n: nn.Sequential(nn.Linear(D_IN, 4 * n), nn.Dropout(0.5), nn.Linear(4 * n, D_OUT)),
-        lambda n: nn.Sequential(
-            nn.Unflatten(1, (2, 3)),
-            nn.Linear(3, 4 * n),
-            nn.TransformerEncoderLayer(4 * n, n, 4 * n, dropout=0.5, batch_first=True),
-            nn.Flatten(),
-            nn.Unflatten(1, (2, -1)),
-            nn.AdaptiveAvgPool2d((1, None)),
-            nn.Flatten(),
-            nn.Linear(4 * n, D_OUT),
-        ),
-    ],
-    ids=["module", "attention"],
-)
-def test_dropout_is_silenced_and_training_goes_on(float64: None, build: Callable[[int], nn.Module]) -> None:
+class Handed(nn.Module):
+    """As in transformers: `attn_dropout.p` goes to scaled_dot_product_attention while the attention trains."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.drop, self.last = nn.Linear(D_IN, width), nn.Dropout(0.5), nn.Linear(width, D_OUT)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.dropout(self.first(x), self.drop.p if self.training else 0.0))
+
+
+def dropped(n: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(D_IN, 4 * n), nn.Dropout(0.5), nn.Linear(4 * n, D_OUT))
+
+
+def with_attention(n: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (2, 3)),
+        nn.Linear(3, 4 * n),
+        nn.TransformerEncoderLayer(4 * n, n, 4 * n, dropout=0.5, batch_first=True),
+        nn.Flatten(),
+        nn.Unflatten(1, (2, -1)),
+        nn.AdaptiveAvgPool2d((1, None)),
+        nn.Flatten(),
+        nn.Linear(4 * n, D_OUT),
+    )
+
+
+@pytest.mark.parametrize("build", [dropped, with_attention, Handed], ids=["module", "attention", "handed on"])
+def test_dropout_is_silenced_which_is_said_and_training_goes_on(
+    float64: None, build: Callable[[int], nn.Module]
+) -> None:
     narrow, wide, plan = pair(build, 2, 6)
     report = mu.verify(narrow.train(), wide.train(), plan, vectors(D_IN), classify, optimizer=torch.optim.SGD, lr=0.1)
     assert report.ok, report
+    assert report.dropout
+    assert str(report).endswith("without dropout")
     assert any(isinstance(m, nn.Dropout) and m.training and m.p == 0.5 for m in narrow.modules())
 
 
@@ -197,23 +231,6 @@ def test_dropout_inside_attention_is_silenced(float64: None) -> None:
     report = mu.verify(narrow, wide, plan, tokens(), language, optimizer=torch.optim.AdamW, lr=0.01, steps=4)
     assert report.ok, report
     assert narrow.h[0].attn.dropout == 0.3
-
-
-def test_a_dropout_modules_rate_handed_on_is_silenced(float64: None) -> None:
-    """As in transformers: `attn_dropout.p` goes to scaled_dot_product_attention while the attention trains."""
-
-    class Handed(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.first, self.drop, self.last = nn.Linear(D_IN, width), nn.Dropout(0.5), nn.Linear(width, D_OUT)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(F.dropout(self.first(x), self.drop.p if self.training else 0.0))
-
-    narrow, wide, plan = pair(Handed, 4, 8)
-    report = mu.verify(narrow, wide, plan, vectors(D_IN), classify)
-    assert report.ok, report
-    assert narrow.drop.p == wide.drop.p == 0.5
 
 
 def test_statistics_copied_otherwise_than_their_norm_are_seen_in_training(float64: None) -> None:
@@ -236,9 +253,7 @@ def test_statistics_copied_otherwise_than_their_norm_are_seen_in_training(float6
     wrong, right = reports
     assert right.ok, right
     assert wrong.max_relative_difference < 1e-10
-    assert not wrong.ok
-    assert wrong.first is not None
-    assert (wrong.first.kind, wrong.first.name) == ("buffer", "1.running_mean")
+    assert (first(wrong).kind, first(wrong).name) == ("buffer", "1.running_mean")
     assert "buffer '1.running_mean' differs first" in str(wrong)
 
 
@@ -258,36 +273,20 @@ def test_buffers_that_are_not_finite_agree(float64: None) -> None:
     assert mu.verify(narrow, wide, plan, vectors(D_IN), classify).ok
 
 
-class SingleNorm(nn.Module):
-    """A norm that computes in float32, whatever it is given."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x.float(), x.shape[-1:]).to(x)
-
-
 def test_rounding_is_told_from_the_cause(float64: None) -> None:
     """A module that computes in float32 is named where nothing else differs, and not where something does."""
 
-    class Rounded(nn.Module):
-        def __init__(self, width: int, constant: float) -> None:
-            super().__init__()
-            self.first, self.norm, self.last = nn.Linear(D_IN, width), SingleNorm(), nn.Linear(width, D_OUT)
-            self.constant = constant
+    def norm(h: Tensor) -> Tensor:
+        return F.layer_norm(h.float(), h.shape[-1:]).to(h)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(self.norm(self.first(x)) * self.constant)
-
-    narrow, wide, plan = pair(lambda n: Rounded(n, 1.0), 32, 96)
+    narrow, wide, plan = pair(lambda n: between(n, norm, same), 32, 96)
     assert mu.verify(narrow, wide, plan, vectors(D_IN), classify).ok  # its float32 is float64, too
     report = mu.verify(narrow, wide, plan, vectors(D_IN), classify, in_float64=False, tolerance=1e-10)
-    assert report.first is not None
-    assert report.first.name == "norm"
-    assert "tolerance=1e-4" in report.first.advice
+    assert first(report).name == "1"
+    assert "tolerance=1e-4" in first(report).advice
     assert mu.verify(narrow, wide, plan, vectors(D_IN), classify, in_float64=False, tolerance=1e-4).ok
-    wide.constant = 1.5
-    report = mu.verify(narrow, wide, plan, vectors(D_IN), classify)
-    assert report.first is not None
-    assert report.first.name == "last"
+    wide[2].function = lambda h: 1.5 * h
+    assert first(mu.verify(narrow, wide, plan, vectors(D_IN), classify)).name == "2"
 
 
 def test_wrapped_models() -> None:
@@ -364,28 +363,56 @@ class Divided(nn.Module):
         return out
 
 
-def test_heads_that_were_not_recognised(float64: None) -> None:
-    narrow, wide, plan = pair(Mixer, 2, 4)
-    report = mu.verify(narrow, wide, plan, vectors(3, D_IN), classify)
-    assert not report.ok
-    assert report.first is not None
-    assert (report.first.name, report.first.kind) == ("attn.o", "module")
-    assert "heads" in report.first.advice
-    blocks = {"attn.[qkv].*": mu.Role(out=0, in_=1, out_block=4), "attn.o.weight": mu.Role(out=0, in_=1, in_block=4)}
-    blocks = {"attn.[qkv].bias": mu.Role(out=0, out_block=4), **blocks}
-    narrow, wide, plan = pair(Mixer, 2, 4, roles=blocks)
-    assert mu.verify(narrow, wide, plan, vectors(3, D_IN), classify, optimizer=torch.optim.SGD, lr=0.1).ok
+class Bare(nn.Module):
+    """A bare parameter in the model's own forward."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.input, self.out = nn.Linear(D_IN, width), nn.Parameter(torch.randn(width, D_OUT))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.input(x)) @ self.out + x.mean()
 
 
-def test_a_flatten_that_needs_a_block(float64: None) -> None:
-    narrow, wide, plan = pair(ConvNet, 3, 6)
-    report = mu.verify(narrow, wide, plan, vectors(3, 4, 4), classify)
-    assert report.first is not None
-    assert (report.first.name, report.first.kind) == ("head", "module")
-    assert "flatten" in report.first.advice
-    assert "in_block" in report.first.advice
-    narrow, wide, plan = pair(ConvNet, 3, 6, roles={"head.weight": mu.Role(out=0, in_=1, in_block=4)})
-    assert mu.verify(narrow, wide, plan, vectors(3, 4, 4), classify, optimizer=torch.optim.AdamW, lr=0.01).ok
+OUT = mu.Role(out=0, in_=1, out_block=4)
+HEADS = {
+    "attn.[qkv].bias": mu.Role(out=0, out_block=4),
+    "attn.[qkv].*": OUT,
+    "attn.o.weight": mu.Role(out=0, in_=1, in_block=4),
+}
+FLAT = {"head.weight": mu.Role(out=0, in_=1, in_block=4)}
+
+
+@pytest.mark.parametrize(
+    ("build", "sizes", "shape", "name", "words", "wrong", "right"),
+    [
+        (Mixer, (2, 4), (3, D_IN), "attn.o", ["heads"], {}, HEADS),
+        (ConvNet, (3, 6), (3, 4, 4), "head", ["flatten", "in_block"], {}, FLAT),
+        (Divided, (4, 16), (D_IN,), "output", ["constant in forward that depends on the width"], {}, None),
+        (
+            lambda n: between(n, lambda h: h * n**-0.5),
+            *((4, 16), (D_IN,), "1", ["0.5 times what it should be"], {}, None),
+        ),
+        (Bare, (4, 8), (D_IN,), "Bare", ["tied"], {"out": mu.Role(out=0)}, None),  # it is summed over
+    ],
+    ids=["heads", "flatten", "constant", "constant of a module", "bare parameter"],
+)
+def test_the_first_module_that_differs_is_named_with_the_usual_cause(
+    float64: None,
+    build: Callable[[int], nn.Module],
+    sizes: tuple[int, int],
+    shape: tuple[int, ...],
+    name: str,
+    words: list[str],
+    wrong: dict[str, mu.Role],
+    right: dict[str, mu.Role] | None,
+) -> None:
+    report = mu.verify(*pair(build, *sizes, roles=wrong), vectors(*shape), classify)
+    assert (first(report).name, first(report).kind) == (name, "module")
+    assert all(word in first(report).advice for word in words)
+    if right is not None:
+        pairs = pair(build, *sizes, roles=right)
+        assert mu.verify(*pairs, vectors(*shape), classify, optimizer=torch.optim.AdamW, lr=0.01).ok
 
 
 def test_a_tied_readout_without_its_fold(float64: None) -> None:
@@ -393,88 +420,36 @@ def test_a_tied_readout_without_its_fold(float64: None) -> None:
     entries = {n: e.with_constants(fold=1) if n.startswith("ln_f") else e for n, e in plan.parameters.items()}
     wrong = replace(plan, parameters=entries)
     mu.widen(narrow, wide, wrong)
-    report = mu.verify(narrow, wide, wrong, tokens(), language)
-    assert report.first is not None
-    assert (report.first.name, report.first.kind) == ("lm_head", "module")
-    assert report.first.relative == pytest.approx(2.0)
-    assert "3 times what it should be" in report.first.advice
-    assert "tied" in report.first.advice
-
-
-def test_a_constant_in_forward_that_depends_on_the_width(float64: None) -> None:
-    narrow, wide, plan = pair(Divided, 4, 16)
-    report = mu.verify(narrow, wide, plan, vectors(D_IN), classify)
-    assert report.first is not None
-    assert report.first.name == "output"
-    assert "constant in forward that depends on the width" in report.first.advice
-
-
-def test_a_constant_in_a_module_of_its_own_is_named_with_its_factor(float64: None) -> None:
-    class Scale(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.factor = width**-0.5
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x * self.factor
-
-    def build(n: int) -> nn.Module:
-        return nn.Sequential(nn.Linear(D_IN, n), Scale(n), nn.Linear(n, D_OUT))
-
-    narrow, wide, plan = pair(build, 4, 16)
-    report = mu.verify(narrow, wide, plan, vectors(D_IN), classify)
-    assert report.first is not None
-    assert report.first.name == "1"
-    assert "0.5 times what it should be" in report.first.advice
-
-
-def test_a_bare_parameter_in_the_models_own_forward_is_put_on_the_model(float64: None) -> None:
-    class Bare(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.input = nn.Linear(D_IN, width)
-            self.out = nn.Parameter(torch.randn(width, D_OUT))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.tanh(self.input(x)) @ self.out + x.mean()
-
-    narrow, wide, plan = pair(Bare, 4, 8, roles={"out": mu.Role(out=0)})  # wrong: it is summed over
-    report = mu.verify(narrow, wide, plan, vectors(D_IN), classify)
-    assert report.first is not None
-    assert (report.first.name, report.first.kind) == ("Bare", "module")
-    assert "tied" in report.first.advice
+    found = first(mu.verify(narrow, wide, wrong, tokens(), language))
+    assert (found.name, found.kind) == ("lm_head", "module")
+    assert found.relative == pytest.approx(2.0)
+    assert "3 times what it should be" in found.advice
+    assert "tied" in found.advice
 
 
 def test_grouped_queries_copied_head_by_head_differ_after_the_first_update(float64: None) -> None:
     """Every static check passes; only training shows it, and then a parameter is named."""
-    q, o = mu.Role(out=0, in_=1, out_block=4), mu.Role(out=0, in_=1, in_block=4)
-    kv = {f"attn.{p}.weight": q for p in "kv"} | {f"attn.{p}.bias": mu.Role(out=0, out_block=4) for p in "kv"}
-    wrong = {"attn.q.weight": q, "attn.q.bias": mu.Role(out=0, out_block=4), "attn.o.weight": o, **kv}
-    narrow, wide, plan = pair(lambda k: Mixer(k, 2), 2, 4, roles=wrong)
+    narrow, wide, plan = pair(lambda k: Mixer(k, 2), 2, 4, roles=HEADS)
     data = vectors(3, D_IN)
     assert mu.verify(narrow, wide, plan, data, classify).ok
     report = mu.verify(narrow, wide, plan, data, classify, optimizer=torch.optim.AdamW, lr=0.05, steps=5)
-    assert not report.ok
     assert report.differences[0] < 1e-10 < 1e-4 < report.differences[1]
-    assert report.first is not None
-    assert report.first.kind == "parameter"
-    assert report.first.name.startswith("attn.")
-    assert "grouped-query" in report.first.advice
+    assert first(report).kind == "parameter"
+    assert first(report).name.startswith("attn.")
+    assert "grouped-query" in first(report).advice
     right = {
-        "attn.q.weight": replace(q, out_block=8),
+        "attn.q.weight": replace(OUT, out_block=8),
         "attn.q.bias": mu.Role(out=0, out_block=8),
-        "attn.o.weight": replace(o, in_block=8),
-        **kv,
+        **HEADS,
+        "attn.o.weight": mu.Role(out=0, in_=1, in_block=8),
     }
-    narrow, wide, plan = pair(lambda k: Mixer(k, 2), 2, 4, roles=right)
-    assert mu.verify(narrow, wide, plan, data, classify, optimizer=torch.optim.AdamW, lr=0.05, steps=5).ok
+    pairs = pair(lambda k: Mixer(k, 2), 2, 4, roles=right)
+    assert mu.verify(*pairs, data, classify, optimizer=torch.optim.AdamW, lr=0.05, steps=5).ok
 
 
 def test_a_wide_model_that_was_not_widened() -> None:
     narrow, wide = mlp(4), mlp(8)
-    report = mu.verify(narrow, wide, mu.plan(narrow, wide), vectors(D_IN), classify)
-    assert report.first is not None
-    assert report.first.name == "layers.0"
+    assert first(mu.verify(narrow, wide, mu.plan(narrow, wide), vectors(D_IN), classify)).name == "layers.0"
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -485,9 +460,8 @@ def test_noise_that_was_left_in_is_named(dtype: torch.dtype) -> None:
     data = [(x.to(dtype), y) for x, y in vectors(D_IN)]
     mu.upscale(narrow, wide, mu.plan(narrow, wide, fresh=mlp(4), inputs=data[0][0]), noise=0.5)
     report = mu.verify(narrow, wide, plan, data, classify, optimizer=torch.optim.SGD, lr=0.1, steps=1)
-    assert report.first is not None
-    assert "Usually noise" in report.first.advice
-    assert "heads" not in report.first.advice
+    assert "Usually noise" in first(report).advice
+    assert "heads" not in first(report).advice
     assert report.tolerance == (1e-10 if dtype == torch.float64 else 1e-4)
     assert ("the wide one is not what the plan writes" in report.verdict) == (dtype == torch.float32)
     given = mu.verify(narrow, wide, plan, data, classify, tolerance=1e-3)
@@ -509,11 +483,9 @@ def test_an_optimizer_registered_with_a_wrong_degree(float64: None) -> None:
     mu.register_optimizer(Odd, degree=0, decoupled=False, eps=(), state={"momentum_buffer": 1})
     narrow, wide, plan = pair(mlp, 4, 12)
     report = mu.verify(narrow, wide, plan, vectors(D_IN), classify, optimizer=Odd, lr=0.1, steps=3)
-    assert not report.ok
     assert report.differences[0] < 1e-10
-    assert report.first is not None
-    assert report.first.kind == "parameter"
-    assert "degree" in report.first.advice
+    assert first(report).kind == "parameter"
+    assert "degree" in first(report).advice
 
 
 def test_a_model_that_diverges_is_not_ok() -> None:
@@ -526,36 +498,26 @@ def test_a_model_that_diverges_is_not_ok() -> None:
 # errors and words
 
 
-def test_no_batches() -> None:
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [
+        ("at least one batch", {"batches": []}),
+        ("must call the model", {"loss": lambda model, batch: sum(p.sum() for p in model.parameters())}),
+        ("different model", {"narrow": mlp(2)}),
+        ("different model", {"narrow": mlp(4), "wide": mlp(16)}),
+        ("not the narrow model's", {"optimizer": torch.optim.SGD(mlp(4).parameters(), lr=0.1)}),
+    ],
+)
+def test_what_cannot_be_compared_is_told(words: str, change: dict[str, Any]) -> None:
     narrow, wide, plan = pair(mlp, 4, 8)
-    with pytest.raises(mu.MupscaleError, match="at least one batch"):
-        mu.verify(narrow, wide, plan, [], classify)
+    given = {"narrow": narrow, "wide": wide, "plan": plan, "batches": vectors(D_IN), "loss": classify}
+    with pytest.raises(mu.MupscaleError, match=words):
+        mu.verify(**{**given, **change})
 
 
 def test_an_output_that_grows() -> None:
-    narrow, wide, plan = pair(lambda n: nn.Linear(D_IN, n), 8, 16)
     with pytest.raises(mu.MupscaleError, match=r"\(8, 8\) and \(8, 16\).*does not grow"):
-        mu.verify(narrow, wide, plan, vectors(D_IN), classify)
-
-
-def test_a_loss_that_does_not_call_the_model() -> None:
-    narrow, wide, plan = pair(mlp, 4, 8)
-    with pytest.raises(mu.MupscaleError, match="must call the model"):
-        mu.verify(narrow, wide, plan, vectors(D_IN), lambda model, batch: sum(p.sum() for p in model.parameters()))
-
-
-def test_a_plan_for_another_pair() -> None:
-    _, wide, plan = pair(mlp, 4, 8)
-    with pytest.raises(mu.MupscaleError, match="different model"):
-        mu.verify(mlp(2), wide, plan, vectors(D_IN), classify)
-    with pytest.raises(mu.MupscaleError, match="different model"):
-        mu.verify(mlp(4), mlp(16), plan, vectors(D_IN), classify)
-
-
-def test_an_optimizer_of_another_model() -> None:
-    narrow, wide, plan = pair(mlp, 4, 8)
-    with pytest.raises(mu.MupscaleError, match="not the narrow model's"):
-        mu.verify(narrow, wide, plan, vectors(D_IN), classify, optimizer=torch.optim.SGD(mlp(4).parameters(), lr=0.1))
+        mu.verify(*pair(lambda n: nn.Linear(D_IN, n), 8, 16), vectors(D_IN), classify)
 
 
 @pytest.mark.parametrize("optimizer", [None, torch.optim.SGD])
@@ -576,81 +538,47 @@ def test_the_report_reads_well(optimizer: type[Optimizer] | None) -> None:
 # rounding
 
 
-class Times(nn.Module):
-    """A constant in forward, and a local response norm where asked for: neither is what copies need."""
-
-    def __init__(self, width: int, constant: float = 1.0, *, local: bool = False) -> None:
-        super().__init__()
-        self.first, self.last, self.constant = nn.Linear(D_IN, width), nn.Linear(width, D_OUT), constant
-        self.norm = nn.LocalResponseNorm(3) if local else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.last(self.norm(self.first(x)[..., None])[..., 0] * self.constant)
-        return out
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("k", [2, 3])
-def test_a_small_mistake_does_not_hide_in_rounding(dtype: torch.dtype, k: int) -> None:
-    narrow, wide = Times(8).to(dtype), Times(8 * k).to(dtype)
-    plan = mu.plan(narrow, wide)
-    mu.widen(narrow, wide, plan)
+def test_a_small_mistake_does_not_hide_in_rounding(dtype: torch.dtype) -> None:
+    narrow, wide, plan = pair(lambda n: between(n, same).to(dtype), 8, 24)
     data = [(x.to(dtype), y) for x, y in vectors(D_IN)]
     assert mu.verify(narrow, wide, plan, data, classify, optimizer=torch.optim.AdamW, lr=0.01, steps=5).ok
-    wide.constant = 1 + 1e-6
+    wide[1].function = lambda h: (1 + 1e-6) * h
     assert not mu.verify(narrow, wide, plan, data, classify, optimizer=torch.optim.AdamW, lr=0.01, steps=5).ok
 
 
 def test_a_local_response_norm_in_float32() -> None:
-    narrow, wide = Times(8, local=True), Times(16, local=True)
-    plan = mu.plan(narrow, wide)
-    mu.widen(narrow, wide, plan)
-    assert not mu.verify(narrow, wide, plan, vectors(D_IN), classify).ok
-
-
-class Chaotic(nn.Module):
-    """A logistic map in the middle: last bits of the sum before it grow by orders of magnitude."""
-
-    def __init__(self, width: int, constant: float = 1.0) -> None:
-        super().__init__()
-        self.first, self.middle, self.last = nn.Linear(D_IN, width), nn.Linear(width, width), nn.Linear(width, D_OUT)
-        self.constant = constant
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.sigmoid(self.middle(torch.tanh(self.first(x))))
-        for _ in range(45):
-            h = 3.9 * h * (1 - h)
-        out: Tensor = self.last(h * self.constant)
-        return out
+    norm = nn.LocalResponseNorm(3)
+    pairs = pair(lambda n: between(n, lambda h: norm(h[..., None])[..., 0]), 8, 16)
+    assert not mu.verify(*pairs, vectors(D_IN), classify).ok
 
 
 def test_rounding_that_a_model_blows_up_is_not_a_mistake(float64: None) -> None:
-    narrow, wide, plan = pair(Chaotic, 16, 48)
+    """A logistic map in the middle: last bits of the sum before it grow by orders of magnitude."""
+
+    def chaos(h: Tensor) -> Tensor:
+        h = torch.sigmoid(h)
+        for _ in range(45):
+            h = 3.9 * h * (1 - h)
+        return h
+
+    def build(n: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(D_IN, n), nn.Tanh(), nn.Linear(n, n), Do(chaos), nn.Linear(n, D_OUT))
+
+    narrow, wide, plan = pair(build, 16, 48)
     strict = mu.verify(narrow, wide, plan, vectors(D_IN), classify, tolerance=1e-10)
     assert not strict.ok
     report = mu.verify(narrow, wide, plan, vectors(D_IN), classify)
     assert report.ok, report
     assert "where rounding alone goes so far" in str(report)
-    wide.constant = 1.01
+    wide[3].function = lambda h: 1.01 * chaos(h)
     assert not mu.verify(narrow, wide, plan, vectors(D_IN), classify).ok
 
 
-def test_dropout_is_said_to_be_off() -> None:
-    narrow, wide = (nn.Sequential(nn.Linear(D_IN, n), nn.Dropout(0.5), nn.Linear(n, D_OUT)) for n in (4, 8))
-    plan = mu.plan(narrow, wide)
-    mu.widen(narrow, wide, plan)
-    report = mu.verify(narrow, wide, plan, vectors(D_IN), classify)
-    assert report.ok
-    assert report.dropout
-    assert str(report).endswith("without dropout")
-
-
 def test_a_loss_with_tensors_of_its_own_keeps_its_precision() -> None:
-    narrow, wide = Times(4), Times(8)
-    plan = mu.plan(narrow, wide)
-    mu.widen(narrow, wide, plan)
     mixing = torch.randn(D_OUT, 2)
-    report = mu.verify(narrow, wide, plan, vectors(D_IN), lambda model, batch: (model(batch[0]) @ mixing).mean())
+    loss = lambda model, batch: (model(batch[0]) @ mixing).mean()  # noqa: E731
+    report = mu.verify(*pair(mlp, 4, 8), vectors(D_IN), loss)
     assert report.ok
     assert report.tolerance == 1e-4
 
@@ -689,25 +617,18 @@ def test_a_buffer_that_was_not_widened_shows_in_every_precision(dtype: torch.dty
     data = [(x.to(dtype), y) for x, y in vectors(D_IN)]
     assert mu.verify(narrow, wide, plan, data, classify).ok
     wide[1].running_mean -= 1
-    report = mu.verify(narrow, wide, plan, data, classify)
-    assert not report.ok
-    assert report.first is not None
-    assert report.first.name == "1.running_mean"
+    assert first(mu.verify(narrow, wide, plan, data, classify)).name == "1.running_mean"
 
 
 def test_a_small_mistake_is_not_called_rounding() -> None:
     """In float64 that stays float64 a difference of 1e-6 is none."""
-    narrow, wide, plan = pair(Times, 4, 8)
-    wide.constant = 1 + 1e-6
-    report = mu.verify(narrow, wide, plan, vectors(D_IN), classify)
-    assert report.first is not None
-    assert "rounding" not in report.first.advice
+    narrow, wide, plan = pair(lambda n: between(n, same), 4, 8)
+    wide[1].function = lambda h: (1 + 1e-6) * h
+    assert "rounding" not in first(mu.verify(narrow, wide, plan, vectors(D_IN), classify)).advice
 
 
 def test_steps_that_move_no_weight_show_nothing_of_training() -> None:
-    narrow, wide = MLP(D_IN, 4, D_OUT), MLP(D_IN, 8, D_OUT)
-    plan = mu.plan(narrow, wide)
-    mu.widen(narrow, wide, plan)
+    narrow, wide, plan = pair(mlp, 4, 8)
     for lr, unmoved in ((0.0, True), (0.1, False)):
         report = mu.verify(narrow, wide, plan, vectors(D_IN), classify, optimizer=torch.optim.SGD, lr=lr, steps=2)
         assert report.ok
@@ -716,16 +637,25 @@ def test_steps_that_move_no_weight_show_nothing_of_training() -> None:
     assert "No weight moved" not in str(mu.verify(narrow, wide, plan, vectors(D_IN), classify))
 
 
-def test_after_fresh_units_the_old_ones_are_compared() -> None:
-    """Between multiples, too; and a model that was never grown is told from one that was."""
-    narrow, x = MLP(3, 8, 2), torch.randn(5, 3)
+@pytest.mark.parametrize(
+    ("build", "width", "grow"),
+    [
+        (mlp, 12, mu.Fresh()),
+        (mlp, 16, mu.Fresh(lossless=True)),
+        (lambda n: between(n, torch.tanh, lambda h: h / n), 16, mu.Fresh()),
+    ],
+    ids=["between multiples", "lossless", "weights times what forward divides by"],
+)
+def test_after_fresh_units_the_old_ones_are_compared(
+    build: Callable[[int], nn.Module], width: int, grow: mu.Fresh
+) -> None:
+    """And a model that was never grown is told from one that was."""
+    narrow, wide, x = build(8), build(width), torch.randn(5, D_IN)
     loss = lambda model, batch: model(batch).square().mean()  # noqa: E731
-    for width, grow in ((12, mu.Fresh()), (16, mu.Fresh(lossless=True))):
-        wide = MLP(3, width, 2)
-        plan = mu.plan(narrow, wide, inputs=x, grow=grow)
-        assert "NOT as they were" in str(mu.verify(narrow, wide, plan, [x], loss))
-        mu.upscale(narrow, wide, plan, grow=grow, inputs=x)
-        report = mu.verify(narrow, wide, plan, [x], loss, optimizer=torch.optim.Adam, lr=0.1)
-        assert report.ok
-        assert "the old ones are as they were. With the new ones the outputs differ by" in report.verdict
-        assert ("Between models whose sizes are whole multiples" in report.verdict) is (width == 12)
+    plan = mu.plan(narrow, wide, inputs=x, grow=grow)
+    assert "NOT as they were" in str(mu.verify(narrow, wide, plan, [x], loss))
+    mu.upscale(narrow, wide, plan, grow=grow, inputs=x)
+    report = mu.verify(narrow, wide, plan, [x], loss, optimizer=torch.optim.Adam, lr=0.1)
+    assert report.ok
+    assert "the old ones are as they were. With the new ones the outputs differ by" in report.verdict
+    assert ("Between models whose sizes are whole multiples" in report.verdict) is (width == 12)

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("jsonargparse")
 pytest.importorskip("transformers")
 
+from commands import refused
 from hf_files import llama_config, llama_tensors, write_checkpoint
-from mupscale.cli import main
 
 DIGITS = "9" * 5000
 SMALL = ["--steps", "4", "--width", "8", "--base", "8", "--batch", "20", "--out", "none"]
@@ -52,22 +51,10 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n")
 
 
-def said(capsys: pytest.CaptureFixture[str], words: list[str], status: int) -> str:
-    """The one line on stderr; not that of the last resort."""
-    capsys.readouterr()
-    assert main(words) == status
-    shown = capsys.readouterr().err
-    assert shown.count("\n") == 1, shown
-    assert "Traceback" not in shown
-    assert "-v shows where" not in shown
-    return shown
-
-
 MINE = "bad_values_of_ones_own"
 TRAININGS = {
-    "lr null": (["--optimizer.lr", "null"], "the optimizer's lr is None, but must be a number"),
     "lr 1e300": (["--optimizer.lr", "1e300"], "AdamW cannot take a step with a learning rate of 1e+300"),
-    "lr 1e400": (["--optimizer.lr", "1e400"], "the optimizer's lr is inf, but must be 0 or more and finite"),
+    "lr 1e400": (["--optimizer.lr", "1e400"], "the optimizer's lr is inf, but must be a number that is finite"),
     "device meta": (["--device", "meta"], "device meta stores no values"),
     "device nowhere": (["--device", "nowhere"], "there is no device 'nowhere'"),
     "SparseAdam": (
@@ -85,48 +72,42 @@ TRAININGS = {
     "tokens": (["--model", f'{{"class_path": "{MINE}.Tokens"}}'], f"the model {MINE}.Tokens cannot take inputs of"),
     "a batch for no memory": (["--batch", str(10**12)], "must be at most 16,777,216"),
     "a width for no memory": (["--width", "1000000"], "there is not enough memory for width 1000000"),
+    "noise beyond what weights hold": (["--grow", "[{at: 2, width: 16, noise: 1e308}]"], "use less noise"),
+    **{f"{name} of 5000 digits": ([name, DIGITS], "5000 digits") for name in ("--width", "--steps", "--seeds.init")},
     "a width beyond counting": (["--width", "99999999999"], "a model of width 99999999999 is too large"),
 }
 
 
 @pytest.mark.parametrize(("more", "words"), TRAININGS.values(), ids=TRAININGS)
 def test_training(more: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert words in said(capsys, [*TRAIN, *more], 1)
-
-
-def test_noise_beyond_what_weights_hold(capsys: pytest.CaptureFixture[str]) -> None:
-    grow = "[{at: 2, width: 16, noise: 1e308}]"
-    assert "use less noise" in said(capsys, ["train", "mlp-covtype-tiny", "--grow", grow, *SMALL], 1)
-
-
-@pytest.mark.parametrize("option", ["--width", "--steps", "--seeds.init"])
-def test_numbers_of_thousands_of_digits(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "5000 digits" in said(capsys, [*TRAIN, option, DIGITS], 2)
+    assert words in refused(capsys, [*TRAIN, *more])
 
 
 def test_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = {**llama_config(), "max_position_embeddings": 64}
     write_checkpoint(tmp_path / "small", config, llama_tensors(llama_config()))
     upscale, inspect = ["upscale", "small", "wide"], ["inspect", "small"]
-    assert "use less noise" in said(capsys, [*upscale, "--noise", "1e308"], 1)
-    assert "is not a shard size. Write it as 5GB" in said(capsys, [*upscale, "--shard-size", "9" * 400], 1)
+    assert "use less noise" in refused(capsys, [*upscale, "--noise", "1e308"], 1)
+    assert "is not a shard size. Write it as 5GB" in refused(capsys, [*upscale, "--shard-size", "9" * 400], 1)
     for words in (upscale, inspect):
-        assert "raises.py: the module raises RuntimeError: one" in said(capsys, [*words, "--describe", "raises.py"], 2)
-        assert "leaves.py: the module raises SystemExit: 0" in said(capsys, [*words, "--describe", "leaves.py"], 2)
+        assert "raises.py: the module raises RuntimeError: one" in refused(
+            capsys, [*words, "--describe", "raises.py"], 2
+        )
+        assert "leaves.py: the module raises SystemExit: 0" in refused(capsys, [*words, "--describe", "leaves.py"], 2)
     assert not list(tmp_path.glob("*wide*"))
 
 
 def test_a_vocabulary_beyond_all_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text.txt").write_text("to be or not to be\n")
     tokenize = ["data", "tokenize", "text.txt", "tokens", "--vocab"]
-    assert "10,000,000 tokens are the most" in said(capsys, [*tokenize, "9999999999"], 1)
-    assert "5000 digits" in said(capsys, [*tokenize, DIGITS], 2)
+    assert "10,000,000 tokens are the most" in refused(capsys, [*tokenize, "9999999999"], 1)
+    assert "5000 digits" in refused(capsys, [*tokenize, DIGITS], 2)
 
 
 @pytest.mark.slow
 def test_a_nul_in_a_name(capsys: pytest.CaptureFixture[str]) -> None:
     (Path("text.txt")).write_text("to be\n")
     for words in (["--out", "a\x00b"], ["--from", "a\x00b"]):
-        said(capsys, [*TRAIN, *words], 1)
+        refused(capsys, [*TRAIN, *words], 1)
     for words in (["data", "tokenize", "text.txt", "a\x00b"], ["sweep", "mlp-covtype-tiny", "--storage", "a\x00b"]):
-        assert "NUL" in said(capsys, words, 1)
+        assert "NUL" in refused(capsys, words, 1)

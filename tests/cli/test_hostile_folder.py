@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("jsonargparse")
 pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
 
 import torch
 
 import hostile_folders
+from commands import refused
 from hf_files import llama_config, write_checkpoint
 from mupscale import Role, hf
 from mupscale.cli import main
 from mupscale.hf.config_family import GIVEN
 
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 RECIPE = "mlp-covtype-tiny"
 
 
@@ -33,19 +31,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     assert not list(tmp_path.rglob("ran"))
     assert "payload" not in sys.modules
-
-
-def refused(capsys: pytest.CaptureFixture[str], *words: str, lines: int = 1) -> str:
-    """The sentence in which a command refuses: no traceback, no control characters, not the last resort."""
-    capsys.readouterr()
-    status = main(list(words))
-    shown = capsys.readouterr()
-    assert status in (1, 2), (words, shown)
-    assert shown.err.count("\n") == lines, (words, shown.err)
-    assert "Traceback" not in shown.err
-    assert "-v shows where" not in shown.err, (words, shown.err)
-    assert not CONTROL.search(shown.err + shown.out)
-    return shown.err
 
 
 @pytest.mark.parametrize(
@@ -61,48 +46,47 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str, lines: int = 1) -> 
 )
 def test_folders_of_runs(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     for run in hostile_folders.hostile_runs(folder / "runs"):
-        refused(capsys, *words, str(run))
+        refused(capsys, [*words, str(run)])
 
 
 def test_trust_is_asked_for_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = {run.name: str(run) for run in hostile_folders.hostile_runs(folder / "runs")}
-    assert "os.system" in (said := refused(capsys, "resume", runs["system"]))
+    assert "os.system" in (said := refused(capsys, ["resume", runs["system"]]))
     assert "--trust os" in said
-    assert "os.system is neither a mupscale.data.Data" in refused(capsys, "resume", runs["system"], "--trust", "os")
-    assert "--trust payload" in refused(capsys, "resume", runs["imports"])
-    assert "must be at most 16,777,216" in refused(capsys, "resume", runs["endless"])
+    assert "os.system is neither a mupscale.data.Data" in refused(capsys, ["resume", runs["system"], "--trust", "os"])
+    assert "--trust payload" in refused(capsys, ["resume", runs["imports"]])
+    assert "must be at most 16,777,216" in refused(capsys, ["resume", runs["endless"]])
 
 
 @pytest.mark.parametrize("words", [["inspect"], ["upscale"], ["verify"]], ids=lambda words: words[0])
 def test_checkpoints(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     for checkpoint in hostile_folders.hostile_checkpoints(folder / "checkpoints"):
         more = {"inspect": [], "upscale": ["wide", "--no-verify"], "verify": [str(checkpoint)]}[words[0]]
-        refused(capsys, *words, str(checkpoint), *more)
+        refused(capsys, [*words, str(checkpoint), *more])
         assert not Path("wide").exists()
 
 
-@pytest.mark.parametrize("words", [["train"], ["run"], ["run", "--paper"], ["sweep"], ["transfer-check"]])
+@pytest.mark.parametrize("words", [["train"], ["run", "--paper"]])
 def test_recipes(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     for recipe in hostile_folders.hostile_recipes(folder / "recipes"):
-        refused(capsys, *words, str(recipe))
+        refused(capsys, [*words, str(recipe)])
 
 
 def test_a_file_with_the_name_of_a_recipe_that_ships(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is not the recipe that was asked for."""
     (folder / RECIPE).write_text("model: {class_path: payload.Net}\n")
-    with pytest.raises(SystemExit):
-        main(["train", RECIPE, "--print-config"])
+    assert main(["train", RECIPE, "--print-config"]) == 0
     assert "mupscale.models.MLP" in capsys.readouterr().out
 
 
 def test_texts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = [refused(capsys, "data", "tokenize", str(path), "out") for path in hostile_folders.hostile_texts(folder)]
+    said = [refused(capsys, ["data", "tokenize", str(path), "out"]) for path in hostile_folders.hostile_texts(folder)]
     assert "more than 200 times as many" in said[0]
 
 
 def test_pickled_code(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weights = hostile_folders.pickled_code(folder)
-    said = refused(capsys, "train", RECIPE, "--from", str(weights), "--from_width", "32", "--width", "64")
+    said = refused(capsys, ["train", RECIPE, "--from", str(weights), "--from_width", "32", "--width", "64"])
     assert "which is code" in said
 
 
@@ -131,7 +115,7 @@ def test_folders_of_torch_distributed(folder: Path, capsys: pytest.CaptureFixtur
             assert main(command) == 0
             assert ("model.weight" if words[0] == "inspect" else "are those of") in capsys.readouterr().out
         else:
-            refused(capsys, *command)
+            refused(capsys, [*command])
 
 
 def test_a_name_that_looks_like_markup(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

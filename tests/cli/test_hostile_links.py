@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("jsonargparse")
-
 import comparison_runs
 import hostile_folders
 import paper_runs
@@ -85,7 +83,7 @@ GO_ON = ["resume", "foreign", "--steps", "6", "--checkpoints.every", "1", "--che
 def test_a_run_that_goes_on(victim: Path, place: str, target: str, capsys: pytest.CaptureFixture[str]) -> None:
     link(Path("foreign", place), victim / target)
     assert main(GO_ON) == 1
-    assert f"foreign/{place} is a link to {victim / target}, and no link inside" in capsys.readouterr().err
+    assert f"foreign/{place} is a link to {victim / target}, and links inside" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["resume", "foreign", "--steps", "3"], ["train", "r.yaml", "--out", "foreign"]])

@@ -8,70 +8,44 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mupscale.cli import main
 from mupscale.cli.command_table import COMMANDS
-from mupscale.cli.completion import completion_script, options_of
-from mupscale.cli.spelling import as_the_parser_has_them, fill_help, with_hyphens
+from mupscale.cli.completion import options_of
+from mupscale.cli.spelling import fill_help, with_hyphens
 from mupscale.cli.training import read_recipe
-from mupscale.system import set_loudness
-from syntax import tree
+from syntax import nodes
 
 SOURCE = Path(__file__).parents[2] / "src" / "mupscale"
 TINY = ["train", "mlp-covtype-tiny", "--steps", "3", "--grow", "[]", "--device", "cpu", "--log-every", "1"]
 
 
 @pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    yield tmp_path
-    set_loudness("normal")
+    return tmp_path
 
 
 # ------------------------------------------------------------------------------------------------ spelling
 
 
 def test_hyphens_and_underscores_are_one() -> None:
-    words = [
-        "mlp-covtype-tiny",
-        "--optimizer.weight-decay",
-        "0.5",
-        "--log-every=7",
-        "--init_at",
-        "64",
-        "--from-width",
-        "3",
-    ]
-    recipe, _ = read_recipe([*words, "--from", "some"])
-    other, _ = read_recipe([*(f"--{w[2:].replace('-', '_')}" if w[0] == "-" else w for w in words), "--from", "some"])
+    words = ["gpt2-text-tiny", "--optimizer.weight-decay", "0.5", "--log-every=7", "--init_at", "64"]
+    words += ["--from-width", "3", "--from", "some"]
+    recipe, _ = read_recipe(words)
+    other, _ = read_recipe([f"--{w[2:].replace('-', '_')}" if w[0] == "-" else w for w in words])
     assert recipe == other
     assert (recipe.log_every, recipe.init_at, recipe.start_width) == (7, 64, 3)
     assert recipe.optimizer.init_args["weight_decay"] == 0.5
-
-
-def test_widths_by_name_with_hyphens() -> None:
-    recipe, _ = read_recipe(
-        ["gpt2-text-tiny", "--width.n-head", "4", "--base.n-head", "4", "--grow", "[]", "--init-at", "null"]
-    )
-    assert recipe.width == {"n_head": 4}
+    names = ["--width.n-head", "4", "--base.n-head", "4", "--grow", "[]", "--init-at", "null"]
+    assert read_recipe(["gpt2-text-tiny", *names])[0].width == {"n_head": 4}
 
 
 def test_spelling_leaves_values_alone() -> None:
-    assert as_the_parser_has_them(["--dry_run", "--a-b=c-d", "x_y"], ["--dry-run", "--a_b"]) == [
-        "--dry-run",
-        "--a_b=c-d",
-        "x_y",
-    ]
     assert with_hyphens("--at_lr of at_lr is no --model.head_dim") == "--at-lr of at_lr is no --model.head-dim"
-
-
-def test_mistakes_are_told_with_hyphens(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "mlp-covtype-tiny", "--log-evry", "3"]) == 2
-    assert capsys.readouterr().err == "mupscale train: there is no option --log-evry; did you mean --log-every?\n"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -79,13 +53,9 @@ def test_help_has_hyphens_and_fits_80_columns(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    options = options_of(COMMANDS[command].load())
-    assert not [name for name in options if "_" in name]
-    if command == "recipes":
-        main([command])
-    else:
-        with pytest.raises(SystemExit):
-            main([*command.split(), "--help"])
+    assert not [name for name in options_of(COMMANDS[command]) if "_" in name]
+    for words in ([command], []) if command == "recipes" else ([*command.split(), "--help-all"],):
+        main(words)
     shown = capsys.readouterr().out
     assert not [line for line in shown.splitlines() if len(line) > 80]
 
@@ -164,65 +134,42 @@ def test_a_refused_run_overwrites_nothing(own_folder: Path) -> None:
 # ------------------------------------------------------------------------------------------------ completion
 
 
-def test_completion_in_bash(own_folder: Path) -> None:
-    script = completion_script(
-        "bash", {name: options_of(COMMANDS[name].load()) for name in ("upscale", "limit mlp", "recipes")}
-    )
-    (own_folder / "complete.sh").write_text(script)
-
+def test_a_shell_asks_what_may_follow(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def complete(*words: str) -> list[str]:
-        ask = f"source complete.sh; COMP_WORDS=({' '.join(words)} ''); COMP_CWORD={len(words)}; _mupscale; "
-        if words[-1].startswith("-") or len(words) == 1:
-            ask = ask.replace(" '')", ")").replace(f"COMP_CWORD={len(words)}", f"COMP_CWORD={len(words) - 1}")
-        done = subprocess.run(
-            ["bash", "-c", f'{ask} printf "%s\\n" "${{COMPREPLY[@]}}"'], capture_output=True, text=True, check=True
-        )
-        return done.stdout.split()
+        assert main(["--complete", "mupscale", *words]) == 0
+        return capsys.readouterr().out.split()
 
-    assert complete("mupscale", "small", "--sh") == []  # no such command
-    assert complete("mupscale", "upscale", "small", "--sh") == ["--shard-size"]
-    assert "mlp" in complete("mupscale", "limit")
-    assert complete("mupscale", "limit", "mlp", "--act") == ["--activation"]
-
-
-def test_completion_for_other_shells(capsys: pytest.CaptureFixture[str]) -> None:
-    runs = {name: options_of(COMMANDS[name].load()) for name in ("upscale", "recipes")}
-    assert "#compdef mupscale" in completion_script("zsh", runs)
-    assert "-l shard-size" in completion_script("fish", runs)
+    assert {"upscale", "limit", "--version"} <= {*complete("")}
+    assert complete("small", "--sh") == []  # no such command
+    assert complete("upscale", "small", "--sh") == ["--shard-size"]
+    assert complete("limit", "ml") == ["mlp"]
+    assert complete("limit", "mlp", "--act") == ["--activation"]
+    assert complete("train", "mlp-covtype-t") == ["mlp-covtype-tiny"]
+    assert "--study.grown-lrs" in complete("run", "mlp-covtype-tiny", "--study.")
+    for shell in ("bash", "zsh", "fish"):
+        assert main(["--completion", shell]) == 0
+        assert "mupscale --complete " in capsys.readouterr().out
     assert main(["--completion", "powershell"]) == 2
     assert "bash, zsh, fish" in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------------------------------------ colour
+def test_completion_in_bash(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--completion", "bash"]) == 0
+    ask = "COMP_WORDS=(mupscale upscale small --sh); COMP_CWORD=3; _mupscale; echo ${COMPREPLY[@]}"
+    command = f"mupscale() {{ {sys.executable} -m mupscale $@; }}\n{capsys.readouterr().out}\n{ask}"
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout == "--shard-size\n"
 
 
-def test_no_color(own_folder: Path) -> None:
-    pty = pytest.importorskip("pty")
-    shown = {}
-    for name, more in (("plain", {"NO_COLOR": "1"}), ("coloured", {})):
-        reader, writer = pty.openpty()
-        environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLORTERM", "PYTEST_CURRENT_TEST")}
-        environment |= {"TERM": "xterm-256color", "PYTHONPATH": str(Path(__file__).parents[2] / "src"), **more}
-        script = (
-            "from mupscale.system import open_display\n"
-            "display = open_display(['bar', 'percentage'], 4)\n"
-            "display.update(2)\n"
-            "display.close()\n"
-        )
-        subprocess.run([sys.executable, "-c", script], env=environment, stderr=writer, check=True)
-        os.close(writer)
-        shown[name] = os.read(reader, 1 << 16).decode()
-        os.close(reader)
-    assert "\x1b[38;5" in shown["coloured"]
-    assert "\x1b[38;5" not in shown["plain"]
-    assert "50%" in shown["plain"]
+# ------------------------------------------------------------------------------------------------ advice
 
 
 def advised_options() -> dict[str, str]:
     """Options in what errors say, with the file that says it."""
     advised = {}
     for path in SOURCE.rglob("*.py"):
-        raised = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Raise)]
+        raised = [node for node in nodes(path) if isinstance(node, ast.Raise)]
         texts = [part.value for node in raised for part in ast.walk(node) if isinstance(part, ast.Constant)]
         for text in filter(lambda text: isinstance(text, str), texts):
             advised |= {name.rstrip("."): path.name for name in re.findall(r"(?<![\w-])--[a-z][\w.-]*", text)}
@@ -231,7 +178,7 @@ def advised_options() -> dict[str, str]:
 
 def test_the_advice_in_errors_names_options_that_exist() -> None:
     """Those of a class in a recipe (--optimizer.lr) depend on the class, so the class alone is looked for."""
-    options = {"--debug", "--help"}.union(*(options_of(command.load()) for command in COMMANDS.values()))
+    options = {"--debug", "--help"}.union(*map(options_of, COMMANDS.values()))
     advised = advised_options()
     assert {"--study.retries", "--study.engine", "--trust", "--out"} <= advised.keys()
     classes = ("--model.", "--data.", "--optimizer.", "--schedule.")

@@ -12,14 +12,12 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("jsonargparse")
-
 import hostile_folders
 from hf_files import llama_config, llama_tensors, write_checkpoint
 from mupscale.cli import main
 from mupscale.cli.own_modules import OwnModules
 
-SHADOWS = ("yaml", "rich", "jsonargparse", "torch", "numpy", "safetensors", "transformers", "difflib", "json")
+SHADOWS = ("yaml", "rich", "torch", "numpy", "safetensors", "transformers", "difflib", "json")
 OPTIONAL = ("dill", "triton", "pandas", "pyarrow", "optree", "cupy", "tabulate", "opt_einsum", "absent_package")
 SOURCE = Path(__file__).parents[2] / "src"
 

@@ -7,9 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-import mupscale as mu
 from mupscale import Rule
-from mupscale.models import GPT2, MLP
 from zoo import ARCHITECTURES, TRAININGS, Outcome, train_pair
 
 K, L = 2, 3  # multipliers of the output and the input axis
@@ -139,43 +137,3 @@ def test_every_exponent_matters(factor: str, variable: str, monkeypatch: pytest.
     monkeypatch.setattr(Rule, factor, changed)
     first = reversed if variable == "fold" else iter  # the last ones have a fold
     assert any(not _sensitive(number).difference <= 1e-6 for number in first(range(len(SENSITIVE))))
-
-
-def _initial_stds() -> dict[str, float]:
-    """Measured at four times the width at which the model's own initialisation is taken."""
-    family = mu.Family(lambda width: MLP(5, width, 3), base=64)
-    gpt = mu.Family(lambda heads: GPT2(11, 8, layers=1, heads=heads, head_dim=16), base=4, init_at=4)
-    ratios = {}
-    for kind, member in (("mlp", family), ("gpt", gpt)):
-        small, large = (dict(member.init(k * member.init_at, seed=1).named_parameters()) for k in (1, 4))
-        ratios |= {f"{kind}.{n}": float(p.detach().double().norm() / p.numel() ** 0.5) for n, p in large.items()}
-        for n, p in small.items():
-            ratios[f"{kind}.{n}"] /= max(float(p.detach().double().norm() / p.numel() ** 0.5), 1e-300)
-    return ratios
-
-
-EXPECTED_STDS = {
-    "mlp.layers.0.weight": 1.0,
-    "mlp.layers.0.bias": 1.0,
-    "mlp.layers.1.weight": 0.5,
-    "mlp.layers.3.weight": 0.25,
-    "mlp.layers.3.bias": 1.0,
-    "gpt.wte.weight": 1.0,
-    "gpt.h.0.mlp.c_fc.weight": 0.5,
-    "gpt.ln_f.weight": 0.25,
-}
-
-
-def test_initial_values_under_mup() -> None:
-    measured = _initial_stds()
-    assert {name: measured[name] for name in EXPECTED_STDS} == pytest.approx(EXPECTED_STDS, rel=0.15)
-
-
-@pytest.mark.parametrize("variable", ["out", "in_"])
-def test_every_exponent_of_the_initial_value_matters(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Rule.init
-    monkeypatch.setattr(
-        Rule, "init", lambda self, **kinds: original(self, **kinds) * float(getattr(self, variable)) ** 0.5
-    )
-    measured = _initial_stds()
-    assert {name: measured[name] for name in EXPECTED_STDS} != pytest.approx(EXPECTED_STDS, rel=0.15)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mupscale.core import Size, Width, WidthLike
+from mupscale.core import Width, WidthLike
+from mupscale.core.widths import Size
 from mupscale.system import MupscaleError
 
 sizes = st.integers(1, 10_000)
@@ -87,7 +88,7 @@ def test_real_widths() -> None:
 
 
 def test_numbers_of_numpy() -> None:
-    width = Width.of(np.int64(64))  # type: ignore[arg-type]
+    width = Width.of(np.int64(64))
     assert width == Width.of(64)
     assert width.is_whole
     assert type(width.whole) is int
@@ -100,11 +101,6 @@ def test_shown() -> None:
     assert (str(Width.of(512)), Width.of(512).label) == ("512", "512")
     assert width.label == "d_model4096-heads32"
     assert width.size == 4096
-
-
-def test_build_functions_get_them() -> None:
-    assert Width.of(512).pass_to(lambda anything: anything) == 512
-    assert Width.of({"a": 1, "b": 2}).pass_to(lambda b, a: (a, b)) == (1, 2)
 
 
 @pytest.mark.parametrize("bad", [0, -3, "64", None, {}, {"a": 0}, [64], True, float("nan"), float("inf")])

@@ -121,12 +121,12 @@ BAD_TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
     "a word among numbers": (
         GOOD + "oops,x,0\n",
         {},
-        r"t\.csv, line 12, column 'a': 'oops' is no number.*categories: \[a\]",
+        r"t\.csv, line 12, column 'a': 'oops' is not a number.*categories: \[a\]",
     ),
     "a word in the first line of numbers": (
         GOOD.replace("1,x", "unknown,x", 1),
         {},
-        r"line 2, column 'a': 'unknown' is no number, as most cells of the column are.*categories: \[a\]",
+        r"line 2, column 'a': 'unknown' is not a number, as most cells of the column are.*categories: \[a\]",
     ),
     "a word for an empty cell": (GOOD + "NA,x,0\n", {}, "line 12, column 'a': 'NA' counts as empty. missing: drop"),
     "no word": (GOOD + "1,,0\n", {}, "line 12, column 'b': the cell is empty.*mean counts it as none of the column's"),
@@ -140,7 +140,7 @@ BAD_TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
     "too few cells": (GOOD + "1,x\n", {}, "line 12 has 2 cells, and the first line 3"),
     "no header": ("1,2,3\n4,5,6\n", {}, "its first line must name the columns, but is '1,2,3'"),
     "a name twice": ("a,a\n1,2\n", {}, "two columns are called 'a'"),
-    "no rows": ("a,y\n", {}, "a line of names and no rows"),
+    "no rows": ("a,y\n", {}, "names of columns, but no rows"),
     "one row": ("a,y\n1,2\n", {}, "has 1 row: at least 2 are needed"),
     "an unknown target": (GOOD, {"target": "z"}, r"no column 'z' \(target\); it has a, b, y"),
     "no target": (GOOD, {"skip": ["q"]}, r"no column 'q' \(skip\)"),
@@ -155,7 +155,7 @@ BAD_TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
         r"200 different texts.*skip: \[t\].*tokenize",
     ),
     "a share": (GOOD, {"held_out": 1.5}, "held_out is 1.5"),
-    "nothing left": ("a,y\n,1\n,0\n", {"missing": "drop"}, "no row is without an empty cell"),
+    "nothing left": ("a,y\n,1\n,0\n", {"missing": "drop"}, "every row has an empty cell"),
 }
 
 
@@ -180,7 +180,7 @@ def test_the_whole_column_tells_its_type_and_what_is_asked_for_is_taken(
     monkeypatch.setattr("mupscale.data.own_tables._ROWS_AT_ONCE", at_once)
     rows = "01,1,gas,0\n02,,None,1\n03,n/a,,0\nx,4,NA,1\ny,5,gas,0\nz,6,gas,1\nz,oops,gas,0\n"
     path = write(tmp_path, "code,rooms,heating,y\n" + rows)
-    with pytest.raises(MupscaleError, match="line 8, column 'rooms': 'oops' is no number"):
+    with pytest.raises(MupscaleError, match="line 8, column 'rooms': 'oops' is not a number"):
         TableFile(path, missing="mean")
     codes = [f"code={code}" for code in ("01", "02", "03", "x", "y", "z")]
     heating = ["heating=NA", "heating=None", "heating=gas"]
@@ -192,8 +192,8 @@ def test_the_whole_column_tells_its_type_and_what_is_asked_for_is_taken(
 
 def test_files_that_are_no_tables(tmp_path: Path) -> None:
     for name, content, message in (
-        ("t.xlsx", b"x", "none of .csv"),
-        ("t.csv", b"a,y\n\xff,1\n", "no text in UTF-8"),
+        ("t.xlsx", b"x", "is not a table"),
+        ("t.csv", b"a,y\n\xff,1\n", "not UTF-8 text"),
         ("t.csv.gz", gzip.compress(b"a,y\n1,2\n" * 999)[:-20], "cannot be read"),
     ):
         (tmp_path / name).write_bytes(content)
@@ -405,7 +405,7 @@ def test_rows_of_another_file_are_encoded_as_those_that_were_trained_on(tmp_path
         assert (x - row).abs().sum(1).min() < 1e-6
     for cells, message in {
         "1,blue,0": "no training row has colour=blue",
-        "1,red,2": "other numbers than 0 and 1",
+        "1,red,2": "the column has 0 and 1 alone in training",
         ",red,0": "line 2, column 'height': the cell is empty: fill it",
     }.items():
         new.write_text(f"height,colour,wet\n{cells}\n2,red,1")

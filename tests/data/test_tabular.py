@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from mupscale import MupscaleError
-from mupscale.data import CoverType, CoverTypeSample, Split, Table, covtype_sample, tinyshakespeare
+from mupscale.data import CoverType, CoverTypeSample, Split, Table, covtype_sample
 from mupscale.data.tabular import choose_test_rows
 
 PER_CLASS = [40, 55, 20, 10, 13, 2, 37]
@@ -33,23 +34,6 @@ def write(path: Path, table: np.ndarray, newline: str = "\n") -> Path:
     return path
 
 
-def lines(tmp_path: Path) -> tuple[Path, list[str]]:
-    """A good file and its lines, to be spoiled."""
-    path = write(tmp_path / "covtype.data", rows())
-    return path, path.read_text().splitlines()
-
-
-def spoiled(path: Path, text: list[str]) -> str:
-    """What CoverType says about the file with these lines: one sentence that names it."""
-    path.write_text("\n".join(text) + "\n")
-    with pytest.raises(MupscaleError) as caught:
-        CoverType(path)
-    message = str(caught.value)
-    assert str(path) in message
-    assert "\n" not in message
-    return message
-
-
 @pytest.mark.parametrize("name", ["covtype.data.gz", "covtype.data", "covtype.csv"])
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 def test_covtype(tmp_path: Path, name: str, newline: str) -> None:
@@ -69,12 +53,19 @@ def test_covtype(tmp_path: Path, name: str, newline: str) -> None:
         np.testing.assert_array_equal(y, table[part, 54] - 1)
 
 
-def test_the_split_depends_on_its_seed_alone(tmp_path: Path) -> None:
-    path = write(tmp_path / "covtype.data", rows())
+def test_the_split_depends_on_its_seed_alone_and_a_constant_column_becomes_zero(tmp_path: Path) -> None:
+    table = rows()
+    table[:, 3] = 77
+    path = write(tmp_path / "covtype.data", table)
     first, again, other = CoverType(path), CoverType(path), CoverType(path, split_seed=1)
     assert all(torch.equal(a, b) for a, b in zip(first.split, again.split, strict=True))
     assert not torch.equal(first.split.test_x, other.split.test_x)
     assert first.split.test_y.bincount().tolist() == other.split.test_y.bincount().tolist()
+    assert (first.split.train_x[:, 3] == 0).all()
+    batches = list(first.evaluation(10))
+    assert [len(y) for _, y in batches] == [10, 10, 10, 6]
+    assert torch.equal(torch.cat([x for x, _ in batches]), first.split.test_x)
+    assert torch.equal(torch.cat([y for _, y in batches]), first.split.test_y)
 
 
 def test_a_fraction_of_each_class() -> None:
@@ -82,20 +73,6 @@ def test_a_fraction_of_each_class() -> None:
     assert labels[choose_test_rows(labels, 0.5, 0)].bincount().tolist() == [500, 100, 15, 2, 2, 1, 1]
     assert labels[choose_test_rows(labels, 0.999, 0)].bincount().tolist() == [999, 199, 29, 3, 2, 1, 1]
     assert labels[choose_test_rows(labels, 0.001, 0)].bincount().tolist() == [1] * 7
-
-
-def test_a_constant_column_becomes_zero(tmp_path: Path) -> None:
-    table = rows()
-    table[:, 3] = 77
-    assert (CoverType(write(tmp_path / "covtype.data", table)).split.train_x[:, 3] == 0).all()
-
-
-def test_evaluation_is_the_test_part_in_order(tmp_path: Path) -> None:
-    data = CoverType(write(tmp_path / "covtype.data", rows()))
-    batches = list(data.evaluation(10))
-    assert [len(y) for _, y in batches] == [10, 10, 10, 6]
-    assert torch.equal(torch.cat([x for x, _ in batches]), data.split.test_x)
-    assert torch.equal(torch.cat([y for _, y in batches]), data.split.test_y)
 
 
 def test_sample() -> None:
@@ -106,12 +83,9 @@ def test_sample() -> None:
     assert torch.equal(y.bincount(), covtype_sample().train_y.bincount())
     torch.testing.assert_close(x[:, :10].mean(0), torch.zeros(10), rtol=0, atol=1e-5)
     torch.testing.assert_close(x[:, :10].std(0), torch.ones(10))
-
-
-def test_tinyshakespeare() -> None:
-    text = tinyshakespeare()
-    assert text.startswith("First Citizen:\nBefore we proceed any further, hear me speak.")
-    assert len(text) == 1_115_394
+    assert ((x[:, 10:] == 0) | (x[:, 10:] == 1)).all()
+    assert (x[:, 10:].sum(1) == 2).all()  # one wilderness, one soil
+    assert len(next(data.evaluation(3000))[1]) == 3000
 
 
 def test_table_of_ones_own() -> None:
@@ -125,80 +99,72 @@ def test_table_of_ones_own() -> None:
         Table(Split(x, y, x[:0], y[:0]))
 
 
-def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(MupscaleError, match=r"cannot read .*nowhere.gz: No such file"):
-        CoverType(tmp_path / "nowhere.gz")
-    with pytest.raises(MupscaleError, match=r"cannot read .*: Is a directory.*covtype.data.gz"):
-        CoverType(tmp_path)
+def without_first_cell(line: str) -> str:
+    return line.partition(",")[2]
 
 
-@pytest.mark.parametrize("zipped", [True, False])
-def test_empty(tmp_path: Path, zipped: bool) -> None:
-    path = tmp_path / "covtype.data"
-    path.write_bytes(gzip.compress(b"") if zipped else b"")
-    with pytest.raises(MupscaleError, match="has no rows"):
-        CoverType(path)
+def with_cell(lines: list[str], row: int, column: int, cell: str) -> list[str]:
+    fields = lines[row].split(",")
+    fields[column] = cell
+    return [*lines[:row], ",".join(fields), *lines[row + 1 :]]
 
 
-@pytest.mark.parametrize("kept", [0.1, 0.5, 0.99])
-def test_gzip_cut_short(tmp_path: Path, kept: float) -> None:
-    path = write(tmp_path / "covtype.data.gz", rows([200] * 7))
-    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * kept)])
-    with pytest.raises(MupscaleError, match=r"covtype.data.gz is cut short or damaged .*fetch it again"):
-        CoverType(path)
+HEADER = ",".join(["Elevation", *(f"column{i}" for i in range(54))])
+SPOILED: dict[str, tuple[Callable[[list[str]], list[str]], str]] = {
+    "nothing": (lambda lines: [], "has no rows"),
+    "a row of 54": (
+        lambda lines: [*lines[:2], without_first_cell(lines[2]), *lines[3:]],
+        "changed from 55 to 54 at row 3",
+    ),
+    "rows of 54": (lambda lines: [*map(without_first_cell, lines)], "has 54 columns instead of 55"),
+    "a word": (lambda lines: with_cell(lines, 4, 7, "pine"), "'pine' to float32 at row 4, column 8"),
+    "nan": (lambda lines: with_cell(lines, 4, 7, "nan"), "row 5 is not finite"),
+    "a header": (
+        lambda lines: [HEADER, *lines],
+        "'Elevation' to float32 at row 0, column 1.; UCI's covtype.data has no header",
+    ),
+    "class 0": (lambda lines: with_cell(lines, 9, 54, "0"), "row 10 is not finite, or its class is 0;"),
+    "class 2.5": (lambda lines: with_cell(lines, 9, 54, "2.5"), "row 10 is not finite, or its class is 2.5;"),
+}
 
 
-def test_gzip_damaged(tmp_path: Path) -> None:
-    path = write(tmp_path / "covtype.data.gz", rows([200] * 7))
-    content = bytearray(path.read_bytes())
-    content[-6] ^= 255  # in the checksum
-    path.write_bytes(content)
-    with pytest.raises(MupscaleError, match="cut short or damaged"):
-        CoverType(path)
-
-
-def test_wrong_number_of_columns(tmp_path: Path) -> None:
-    path, text = lines(tmp_path)
-    assert "changed from 55 to 54 at row 3" in spoiled(path, [*text[:2], text[2].partition(",")[2], *text[3:]])
-    everywhere = [line.partition(",")[2] for line in text]
-    assert "has 54 columns instead of 55" in spoiled(path, everywhere)
-
-
-def test_not_a_number(tmp_path: Path) -> None:
-    path, text = lines(tmp_path)
-    fields = text[4].split(",")
-    for field, complaint in {"pine": "'pine' to float32 at row 4, column 8", "nan": "row 5 is not finite"}.items():
-        spoilt = ",".join([*fields[:7], field, *fields[8:]])
-        assert complaint in spoiled(path, [*text[:4], spoilt, *text[5:]])
-
-
-def test_a_header(tmp_path: Path) -> None:
-    path, text = lines(tmp_path)
-    header = ",".join(["Elevation", *(f"column{i}" for i in range(54))])
-    assert "'Elevation' to float32 at row 0, column 1.; UCI's covtype.data has no header" in spoiled(
-        path, [header, *text]
-    )
-
-
-@pytest.mark.parametrize("label", ["0", "2.5"])
-def test_class_out_of_range(tmp_path: Path, label: str) -> None:
-    path, text = lines(tmp_path)
-    wrong = text[9].rpartition(",")[0] + "," + label
-    assert f"row 10 is not finite, or its class is {label};" in spoiled(path, [*text[:9], wrong, *text[10:]])
-
-
-@pytest.mark.parametrize(("per_class", "which"), [([5, 5, 5, 1, 5, 5, 5], "4 has 1"), ([5] * 6, "7 has 0")])
-def test_class_with_too_few_rows(tmp_path: Path, per_class: list[int], which: str) -> None:
-    path = write(tmp_path / "covtype.data", rows(per_class))
-    with pytest.raises(MupscaleError, match=f"at least 2 rows of each class, but class {which}"):
-        CoverType(path)
-
-
-@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.2, float("nan")])
-def test_fraction_out_of_range(tmp_path: Path, fraction: float) -> None:
+@pytest.mark.parametrize(("spoil", "complaint"), SPOILED.values(), ids=SPOILED)
+def test_a_spoiled_file_is_refused_with_the_place(
+    tmp_path: Path, spoil: Callable[[list[str]], list[str]], complaint: str
+) -> None:
     path = write(tmp_path / "covtype.data", rows())
-    with pytest.raises(MupscaleError, match="test_fraction must lie between 0 and 1"):
-        CoverType(path, test_fraction=fraction)
+    text = "".join(f"{line}\n" for line in spoil(path.read_text().splitlines()))
+    for content in (text.encode(), gzip.compress(text.encode())):
+        path.write_bytes(content)
+        with pytest.raises(MupscaleError) as caught:
+            CoverType(path)
+        assert complaint in str(caught.value)
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    for path, complaint in ((tmp_path / "nowhere.gz", "No such file"), (tmp_path, "Is a directory.*covtype.data.gz")):
+        with pytest.raises(MupscaleError, match=f"cannot read .*: {complaint}"):
+            CoverType(path)
+    path = write(tmp_path / "covtype.data.gz", rows([200] * 7))
+    whole = path.read_bytes()
+    checksum = bytearray(whole)
+    checksum[-6] ^= 255
+    for content in (*(whole[: int(len(whole) * kept)] for kept in (0.1, 0.5, 0.99)), bytes(checksum)):
+        path.write_bytes(content)
+        with pytest.raises(MupscaleError, match=r"covtype.data.gz is cut short or damaged .*download it again"):
+            CoverType(path)
+
+
+def test_parts_that_cannot_be_made(tmp_path: Path) -> None:
+    for per_class, which in (([5, 5, 5, 1, 5, 5, 5], "4 has 1"), ([5] * 6, "7 has 0")):
+        with pytest.raises(MupscaleError, match=f"at least 2 rows of each class, but class {which}"):
+            CoverType(write(tmp_path / "covtype.data", rows(per_class)))
+    path = write(tmp_path / "covtype.data", rows())
+    for fraction in (0.0, 1.0, -0.2, float("nan")):
+        with pytest.raises(MupscaleError, match="test_fraction must lie between 0 and 1"):
+            CoverType(path, test_fraction=fraction)
 
 
 def test_fetched_with_scikit_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,13 +16,13 @@ import pytest
 import torch
 from test_engine import CPU, optimizer, rated, varied
 
+import processes
 import small_runs
 from mupscale import checkpoint
 from mupscale.engine import Outcome, RunStack, train_many
 from mupscale.system import Interrupted
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Spec, run_recipe
-from processes import PROCESSES
 from slow_cases import with_slow
 from small_runs import assert_same_run, metrics, recipe
 
@@ -40,7 +40,6 @@ def several(folder: Path | None, **changes: Any) -> list[Recipe]:
         "evaluation": Evaluation(every=11),
         "checkpoints": ALWAYS,
         "clip": 0.3,
-        "data": SLOW,
         "optimizer": optimizer("SGD", lr=0.1, momentum=0.9, weight_decay=0.01),
     }
     recipes = varied(recipe(folder, **{**usual, **changes}), 4)
@@ -50,27 +49,14 @@ def several(folder: Path | None, **changes: Any) -> list[Recipe]:
     return [replace(one, out=str(folder / str(number))) for number, one in enumerate(recipes)]
 
 
-class Child:
+def child(
+    recipes: list[Recipe], output: Path, prepare: Callable[[], object] | None = None, **asked: Any
+) -> processes.Child:
     """A call of train_many in a process of its own; its words go to a file."""
-
-    def __init__(self, recipes: list[Recipe], output: Path, prepare: Callable[[], object] | None = None, **asked: Any):
-        self.output = output
-        self.process = PROCESSES.Process(target=_act, args=(recipes, str(output), prepare, asked))
-        self.process.start()
-
-    def wait(self) -> str:
-        """What it has said when it has ended."""
-        self.process.join(small_runs.DEADLINE)
-        assert not self.process.is_alive(), self.output.read_text()
-        return self.output.read_text()
-
-    def signal(self, number: int) -> None:
-        """Send it a signal."""
-        assert self.process.pid is not None
-        os.kill(self.process.pid, number)
+    return processes.Child(output, _act, recipes, prepare, asked)
 
 
-def _act(recipes: list[Recipe], output: str, prepare: Callable[[], object] | None, asked: dict[str, Any]) -> None:
+def _act(output: str, recipes: list[Recipe], prepare: Callable[[], object] | None, asked: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     if prepare is not None:
         prepare()
@@ -105,7 +91,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Outcome]
     """The runs, never interrupted."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("whole")
-    return folder, train_many(several(folder, data=Spec("small_runs.Rows")), engine="vectorised")
+    return folder, train_many(several(folder), engine="vectorised")
 
 
 def assert_as_if_nothing_had_happened(folder: Path, ours: list[Outcome], whole: tuple[Path, list[Outcome]]) -> None:
@@ -127,7 +113,7 @@ def test_interrupted_runs_end_as_if_nothing_had_happened(
     """Asked to stop, they are saved where they are; killed, they go on from the last save."""
     recipes, save = several(tmp_path / "runs"), tmp_path / "kept.safetensors"
     prepare = partial(signal_after, save, after, number)
-    said = Child(recipes, tmp_path / "output", prepare, save=save, engine="vectorised").wait()
+    said = child(recipes, tmp_path / "output", prepare, save=save, engine="vectorised").words()
     stood = at_step(save)
     assert after <= stood < 60
     if number != signal.SIGKILL:
@@ -142,14 +128,13 @@ def test_interrupted_runs_end_as_if_nothing_had_happened(
 @pytest.mark.slow
 def test_killed_again_and_again(tmp_path: Path, whole: tuple[Path, list[Outcome]]) -> None:
     """In parts, too, where memory is short: what is done of one is not done again."""
-    recipes, save, kills = several(tmp_path / "runs"), tmp_path / "kept.safetensors", 0
+    recipes, save, kills = several(tmp_path / "runs", data=SLOW), tmp_path / "kept.safetensors", 0
     asked: dict[str, Any] = {"save": save, "engine": "vectorised", "memory": 1 << 17, "resume": True}
     while kills < 4:
-        child = Child(recipes, tmp_path / "output", **asked)
-        child.process.join(0.25 + 0.1 * kills)
-        if child.process.is_alive():
-            child.signal(signal.SIGKILL)
-        child.process.join()  # it may not have come as far as writing anything
+        process = child(recipes, tmp_path / "output", **asked).process
+        process.join(0.25 + 0.1 * kills)
+        process.kill()
+        process.join()  # it may not have come as far as writing anything
         kills += 1
     ours = train_many(recipes, note=lambda text: None, **asked)
     assert [o.status for o in ours] == [o.status for o in whole[1]]
@@ -164,7 +149,7 @@ def test_killed_again_and_again(tmp_path: Path, whole: tuple[Path, list[Outcome]
 @pytest.mark.slow
 def test_without_folders_and_at_a_rung(tmp_path: Path) -> None:
     """What was pruned before the interruption stays so, and points are told once each."""
-    recipes, save = several(None, data=Spec("small_runs.Rows")), tmp_path / "kept.safetensors"
+    recipes, save = several(None), tmp_path / "kept.safetensors"
 
     def run(stop_at: int | None, heard: list[int], asked_at: list[int]) -> list[Outcome]:
         def tell(at: int, values: Any) -> None:
@@ -288,7 +273,7 @@ def test_asked_to_stop_in_the_last_step_it_stops_with_all_that_is_done(
 @pytest.mark.parametrize("folders", [False, True], ids=["a stack's file", "metrics and checkpoints"])
 def test_a_full_disk_is_said_in_a_sentence_and_loses_nothing(tmp_path: Path, folders: bool) -> None:
     """The file that was there stays whole, and the same call goes on from it."""
-    changes: dict[str, Any] = {"steps": 50, "data": Spec("small_runs.Rows")}
+    changes: dict[str, Any] = {"steps": 50}
     if folders:
         changes["checkpoints"] = Checkpoints(every=0)  # so that the run's own, at its end, is the first to be too large
     recipes = several(tmp_path / "runs" if folders else None, **changes)
@@ -298,8 +283,8 @@ def test_a_full_disk_is_said_in_a_sentence_and_loses_nothing(tmp_path: Path, fol
         train_many(recipes, save=save, points=50, on_point=lambda at, v: os.kill(os.getpid(), signal.SIGINT))
     stood, before = at_step(save), save.read_bytes()
     limit = 4000 if folders else len(before) // 2
-    child = Child(recipes, tmp_path / "output", partial(small_runs.limit_files, limit, True), save=save, points=50)
-    said = child.wait().splitlines()
+    full = partial(small_runs.limit_files, limit, True)
+    said = child(recipes, tmp_path / "output", full, save=save, points=50).words().splitlines()
     assert said[0].startswith(f"going on after step {stood}")
     assert said[1].startswith("MupscaleError: ")
     assert "File too large" in said[1]

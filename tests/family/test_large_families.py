@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from mupscale.models import GPT2
-from mupscale.planning import large_models
+from mupscale.planning import comparing
 
 TOKENS = torch.randint(0, 600, (2, 8), generator=torch.Generator().manual_seed(0))
 
@@ -27,8 +27,7 @@ class Heads(nn.Module):
         for block, back in zip(self.blocks, self.back, strict=True):
             gate, value = block(x).unflatten(-1, (-1, 2, 4)).unbind(-2)
             x = x + back((torch.tanh(gate) * value).flatten(-2))
-        out: Tensor = self.last(x.mean(1))
-        return out
+        return self.last(x.mean(1))
 
 
 def test_a_large_family_learns_from_few_blocks_what_a_small_one_learns_from_all(
@@ -42,7 +41,7 @@ def test_a_large_family_learns_from_few_blocks_what_a_small_one_learns_from_all(
         built.extend([] if model.last.weight.is_meta else [width])
         return model
 
-    monkeypatch.setattr(large_models, "LARGE", 0)
+    monkeypatch.setattr(comparing, "LARGE", 0)
     family = mu.Family(build, base=64, inputs=TOKENS)
     assert max(built) == 32
     plans = [one.at(0).between(one.sketch(64), one.sketch(128), how="copies") for one in (whole, family)]
@@ -79,8 +78,7 @@ class Projected(nn.Module):
         self.fixed: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.last(torch.tanh(x @ self.fixed))
-        return out
+        return self.last(torch.tanh(x @ self.fixed))
 
 
 def test_fresh_units_beside_a_buffer_of_the_width_have_the_values_that_their_author_draws() -> None:

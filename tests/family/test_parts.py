@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from mupscale.core import naming
-from mupscale.family.width_members import WidthMembers
+from mupscale.family.depth_members import DepthMembers
 from mupscale.models import GPT2
 
 
@@ -47,8 +47,7 @@ class CopiesItself(nn.Module):
             self.other.weight.copy_(self.one.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.other(self.two(self.one(x)))
-        return out
+        return self.other(self.two(self.one(x)))
 
 
 class Cloned(nn.Module):
@@ -66,11 +65,11 @@ def test_what_cannot_be_made_in_parts_is_noticed(model: type[nn.Module]) -> None
 
 def test_initial_values_of_a_large_model_are_measured_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """No more memory at once than the largest parameter's; what cannot be made so is made as a whole."""
-    module = sys.modules[WidthMembers.__module__]
+    module = sys.modules[DepthMembers.__module__]
     held: list[int] = []
-    drawn = WidthMembers.drawn_alone
+    drawn = DepthMembers.drawn_alone
 
-    def watched(family: WidthMembers, width: int, seed: int, part: list[str]) -> nn.Module:
+    def watched(family: DepthMembers, width: int, seed: int, part: list[str]) -> nn.Module:
         model = drawn(family, width, seed, part)
         held.append(sum(p.numel() for p in model.parameters() if not p.is_meta))
         return model
@@ -79,7 +78,7 @@ def test_initial_values_of_a_large_model_are_measured_a_part_at_a_time(monkeypat
         return GPT2(50, 8, width=width, head_dim=32, layers=2).double()
 
     whole = mu.Family(build, 64).at(0).initial_std()
-    monkeypatch.setattr(WidthMembers, "drawn_alone", watched)
+    monkeypatch.setattr(DepthMembers, "drawn_alone", watched)
     monkeypatch.setattr(module, "_MOST_NUMBERS", 1000)
     parts = mu.Family(build, 64).at(0).initial_std()
     assert max(held) <= max(p.numel() for p in build(64).parameters())

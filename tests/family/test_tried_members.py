@@ -54,8 +54,7 @@ def test_a_family_with_a_depth_says_so_too() -> None:
             h = self.a(x)
             for block in self.blocks:
                 h = h + torch.tanh(block(h))
-            out: torch.Tensor = self.c(h)
-            return out
+            return self.c(h)
 
     base, member = {"width": 64, "depth": 2}, {"width": 128, "depth": 3}
     family = mu.Family(Net, base=base)

@@ -25,13 +25,12 @@ from comparison_runs import compare_quietly, facts, few, growing, sit
 from mupscale import checkpoint
 from mupscale.cli import main
 from mupscale.data import tinyshakespeare
-from mupscale.study import StudySummary
-from mupscale.sweep import Cell, Space, Sweep, SweepJob, run_sweep
+from mupscale.study import Cell, Space, StudySummary, Sweep, SweepJob, run_sweep
 from mupscale.system import parse_record
 from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Seeds, Spec, find_checkpoint, run_recipe
 from paper_runs import count_changes
-from processes import PROCESSES
-from small_runs import ADAMW, DEADLINE, Child, assert_same_run, die_at, recipe
+from processes import DEADLINE, PROCESSES
+from small_runs import ADAMW, Child, assert_same_run, die_at, recipe
 
 pytestmark = pytest.mark.faults
 KILLS = 20

@@ -102,7 +102,6 @@ def test_with_a_drawn_router_outputs_and_the_sum_of_gradients_stay(part: Any) ->
         assert isinstance(total, Tensor)
         assert torch.allclose(total, p.grad, rtol=0, atol=1e-14)
     router = theirs["h.0.mlp.router.weight"]
-    assert router.grad is not None
     assert float(router.grad.abs().max()) < 1e-15
     kept = router.detach().clone()
     state = after.state[theirs["embed.weight"]]

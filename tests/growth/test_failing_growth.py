@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import mupscale as mu
-from mupscale.growth import noise, operators, optimizer_state, sources, upscale_untried, writing
+from mupscale.growth import operators, optimizer_state, upscale_untried, writing
 from mupscale.optim import GroupBuilder
 
 
@@ -25,8 +25,8 @@ SEAMS: tuple[tuple[Any, str], ...] = (
     (operators.Operator, "buffer"),
     (writing, "copy_into"),
     (writing, "check_written"),
-    (sources, "materialize"),
-    (sources, "check_dtype"),
+    (writing, "materialize"),
+    (writing, "check_dtype"),
     (optimizer_state, "state_factor"),
     (optimizer_state, "laid_out_like"),
     (GroupBuilder, "add"),
@@ -75,8 +75,7 @@ class Net(nn.Module):
         x = self.first(x)
         for block in self.blocks:
             x = x + block(x)
-        out: Tensor = self.last(x) - self.mean
-        return out
+        return self.last(x) - self.mean
 
 
 def on_meta() -> nn.Module:
@@ -137,7 +136,7 @@ def test_all_or_nothing(name: str) -> None:
 def test_noise_that_fails_leaves_a_void_model(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = Net(8)
     plan, given = mu.plan(Net(), wide, fresh=Net), iter(range(2))
-    monkeypatch.setattr(noise, "add_noise", lambda *args: next(given))
+    monkeypatch.setattr(writing, "add_noise", lambda *args: next(given))
     with pytest.raises(StopIteration) as caught:
         mu.perturb(wide, plan, 1.0)
     assert "it is void now" in caught.value.__notes__[0]

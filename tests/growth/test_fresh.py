@@ -94,7 +94,6 @@ def test_new_units_have_the_spread_of_the_wide_width(name: str) -> None:
     scores: dict[str, list[Tensor]] = {}
     for seed in range(3):
         _, wide, plan, _ = grown(architecture, mu.Fresh(), seed)
-        assert plan.fresh is not None
         for key, p in wide.named_parameters():
             entry, std = plan.parameters[key], plan.fresh[key]
             new = torch.ones(entry.wide, dtype=torch.bool)
@@ -160,15 +159,12 @@ def test_outgoing_weights() -> None:
         assert torch.equal(p * scaled, q), key
 
 
-def test_two_seeds_differ_and_one_repeats() -> None:
+def test_two_seeds_and_two_growths_draw_other_numbers_and_one_seed_repeats() -> None:
+    """The second growth of a run draws other numbers than the first, though the seed is one."""
     one, again, other = (grown(ARCHITECTURES["mlp"], mu.Fresh(), seed)[1] for seed in (0, 0, 1))
     for key, p in one.named_parameters():
         assert torch.equal(p, again.get_parameter(key))
     assert not torch.equal(one.layers[1].weight, other.layers[1].weight)
-
-
-def test_units_that_are_grown_twice_are_drawn_anew() -> None:
-    """The second growth of a run draws other numbers than the first, though the seed is one."""
     family = mu.Family(lambda width: MLP(3, width, 2), base=64)
     once, _ = family.upscale(family.init(64), width=96, grow=mu.Fresh())
     twice, _ = family.upscale(once, width=160, grow=mu.Fresh())
@@ -190,8 +186,6 @@ def test_growing_in_two_steps_is_growing_in_one() -> None:
     step, step_optimizer = family.upscale(model, optimizer, width=96, grow=mu.Fresh())
     twice, two = family.upscale(step, step_optimizer, width=160, grow=mu.Fresh())
     _, one = family.upscale(model, optimizer, width=160, grow=mu.Fresh())
-    assert one is not None
-    assert two is not None
     for ours, theirs in zip(groups_by_name(two).items(), groups_by_name(one).items(), strict=True):
         assert ours[0] == theirs[0]
         assert ours[1] == pytest.approx(theirs[1], rel=1e-14)
@@ -245,7 +239,6 @@ def test_groups_are_those_of_a_fresh_model_of_that_width(name: str, training: st
     model = family.init(n)
     optimizer = family.optimizer(model, cls, **hyper)
     _, wide_optimizer = family.upscale(model, optimizer, width=wide_width, grow=mu.Fresh())
-    assert wide_optimizer is not None
     expected = groups_by_name(family.optimizer(family.init(wide_width), cls, **hyper))
     got = groups_by_name(wide_optimizer)
     assert got.keys() == expected.keys()
@@ -263,7 +256,6 @@ def test_state_of_every_optimizer(training: str) -> None:
     train(narrow, optimizer, batches, 4)
     plan = mu.plan(narrow, wide, fresh=architecture.narrow, grow=mu.Fresh())
     _, grown_optimizer = mu.upscale(narrow, wide, plan, optimizer, grow=mu.Fresh())
-    assert grown_optimizer is not None
     rates = {"step_size"}
     for (key, p), q in zip(wide.named_parameters(), narrow.parameters(), strict=True):
         entry, state, before = plan.parameters[key], grown_optimizer.state[p], optimizer.state[q]
@@ -292,7 +284,6 @@ def test_muon_grows_by_fresh_units() -> None:
     optimizer.step()
     plan = mu.plan(narrow, wide, fresh=narrow, grow=mu.Fresh())
     _, grown_optimizer = mu.upscale(narrow, wide, plan, optimizer, grow=mu.Fresh())
-    assert grown_optimizer is not None
     state = grown_optimizer.state[wide.weight]["momentum_buffer"]
     assert int((state != 0).sum()) == 36
 
@@ -332,7 +323,6 @@ def test_what_the_model_divides_by_is_undone_for_old_units() -> None:
     narrow(x).square().sum().backward()
     optimizer.step()
     _, grown_optimizer = mu.upscale(narrow, wide, plan, optimizer, grow=mu.Fresh(outgoing=0.0))
-    assert grown_optimizer is not None
     assert torch.allclose(narrow(x), wide(x), atol=1e-14)
     old = places(mu.Axis(Fraction(3, 2)), 8)
     moments = [o.state[m.readout.weight]["exp_avg_sq"] for o, m in ((optimizer, narrow), (grown_optimizer, wide))]
@@ -386,26 +376,12 @@ def test_lossless(name: str) -> None:
     operator = mu.Fresh(lossless=True)
     plan = mu.plan(narrow, wide, roles=architecture.roles, fresh=architecture.narrow, grow=operator)
     _, grown_optimizer = mu.upscale(narrow, wide, plan, optimizer, grow=operator, inputs=batches[0][0])
-    assert grown_optimizer is not None
     before, after = (model.eval()(batches[0][0]).detach() for model in (narrow, wide))
     assert float((before - after).abs().max()) < 1e-10 * float(before.abs().max())
     losses = train(wide.train(), grown_optimizer, batches[:1], 6)
     assert max(losses) < losses[0] * 1.05  # no spike
     changed = [name for name, p in wide.named_parameters() if p.grad is not None and bool(p.grad.any())]
     assert len(changed) == len(list(wide.parameters()))
-
-
-def test_gains_that_are_not_rescaled_would_be_seen() -> None:
-    architecture = ARCHITECTURES["grouped-queries"]
-    torch.manual_seed(0)
-    narrow, wide = with_tiny_eps(architecture.narrow()), with_tiny_eps(architecture.wide())
-    operator = mu.Fresh(lossless=True)
-    plan = mu.plan(narrow, wide, fresh=architecture.narrow, grow=operator)
-    mu.upscale(narrow, wide, plan, grow=operator)
-    with torch.no_grad():
-        wide.norms[0].weight.mul_(math.sqrt(2))
-    x = architecture.inputs()
-    assert float((narrow(x) - wide(x)).abs().max().detach()) > 1e-3
 
 
 @pytest.mark.parametrize(("name", "why"), [("encoder", "inside the residual stream"), ("depthwise", "GroupNorm")])
@@ -429,18 +405,6 @@ def test_growing_heads_cannot_be_lossless() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- places and devices
-
-
-def test_a_plan_survives_json() -> None:
-    for architecture in GROWABLE.values():
-        plan = mu.plan(
-            architecture.narrow(),
-            architecture.wide(),
-            roles=architecture.roles,
-            fresh=architecture.narrow,
-            grow=mu.Fresh(),
-        )
-        assert mu.Plan.from_json(plan.to_json()) == plan
 
 
 @pytest.mark.parametrize("name", ["mlp", "resnet18", "gpt2-heads"])
@@ -523,9 +487,9 @@ def test_what_cannot_be_grown_is_refused() -> None:
     [
         (
             {"attention_multiplier": 2.0},
-            "the queries are not separate, so their old units cannot make up for the new scale",
+            "old units cannot make up for the new scale: the queries are not separate",
         ),
-        ({}, "the query part of one fused tensor would need its own learning rate"),
+        ({}, "belongs in the queries, which are not separate"),
     ],
 )
 def test_heads_that_grow_inside_one_fused_tensor_are_refused(scale: dict[str, float], why: str) -> None:
@@ -551,7 +515,7 @@ def test_operators_are_checked_before_anything_is_written() -> None:
         ("fresh", "grow= is 'fresh', but must be an operator of width"),
     ]:
         with pytest.raises(mu.MupscaleError, match=match):
-            mu.upscale(narrow, wide, plan, grow=operator)  # type: ignore[arg-type]
+            mu.upscale(narrow, wide, plan, grow=operator)
     with pytest.raises(mu.MupscaleError, match="noise= and grow= exclude each other"):
         mu.upscale(narrow, wide, plan, grow=mu.Fresh(), noise=0.5)
     copies = mu.plan(narrow, MLP(3, 16, 2), fresh=narrow)
@@ -585,23 +549,16 @@ class Zeros(Forgetful):
         super().parameter(out, narrow, part)
 
 
-def test_an_operator_that_leaves_a_parameter_unwritten() -> None:
-    narrow, wide = MLP(3, 8, 2), MLP(3, 12, 2)
-    before = copy.deepcopy(wide.state_dict())
-    plan = mu.plan(narrow, wide, grow=Forgetful())
-    with pytest.raises(mu.MupscaleError, match=r"Forgetful left entries of 'layers.0.weight' unwritten"):
-        mu.upscale(narrow, wide, plan, grow=Forgetful())
-    assert all(torch.equal(value, before[key]) for key, value in wide.state_dict().items())
-
-
-def test_an_operator_of_ones_own() -> None:
+def test_an_operator_of_ones_own_and_one_that_leaves_a_parameter_unwritten() -> None:
     family = mu.Family(lambda width: MLP(3, width, 2), base=8)
-    model = family.init(8)
-    optimizer = family.optimizer(model, torch.optim.Adam, lr=0.1)
+    model, wide = family.init(8), MLP(3, 12, 2)
+    optimizer, before = family.optimizer(model, torch.optim.Adam, lr=0.1), copy.deepcopy(wide.state_dict())
     F.mse_loss(model(torch.randn(4, 3)), torch.randn(4, 2)).backward()
     optimizer.step()
+    with pytest.raises(mu.MupscaleError, match=r"Forgetful left entries of 'layers.0.weight' unwritten"):
+        mu.upscale(model, wide, mu.plan(model, wide, grow=Forgetful()), grow=Forgetful())
+    assert all(torch.equal(value, before[key]) for key, value in wide.state_dict().items())
     wide, grown_optimizer = family.upscale(model, optimizer, width=12, grow=Zeros())
-    assert grown_optimizer is not None
     x = torch.randn(5, 3)
     assert torch.allclose(model(x), wide(x))
     assert not any(bool(state["exp_avg"].any()) for state in grown_optimizer.state.values())  # a fresh optimizer's
@@ -621,7 +578,6 @@ def test_paired_noise_keeps_the_function(times: int) -> None:
     assert not torch.allclose(model(x), plain(x), atol=1e-2)
     exact, _ = family.upscale(model, width=16 * times, exact=True)
     plan = family.widening(model, paired)
-    assert plan.fresh is not None
     delta = (paired.layers[1].weight - exact.layers[1].weight) / plan.fresh["layers.1.weight"]
     assert float(delta.detach().std()) == pytest.approx(2.0, rel=0.15)
     assert torch.equal(paired.layers[0].weight, exact.layers[0].weight)  # fed by no copies
@@ -633,116 +589,25 @@ def test_paired_noise_keeps_the_function(times: int) -> None:
 class GrownMembers:
     """Members of a family that were trained at a smaller width for some steps and then grown by fresh units."""
 
-    def __init__(self, family: mu.Family, times: Fraction, spread: float = 0.0, rate: float = 0.0) -> None:
-        """spread, rate: powers of the width by which the fresh units' std and the learning rates are wrong."""
-        self.family, self.times, self.spread, self.rate = family, times, spread, rate
-        self.build, self.plan = family.build, family.plan
+    def __init__(self, family: mu.Family, times: Fraction) -> None:
+        self.family, self.times = family, times
+        self.build, self.plan, self.optimizer = family.build, family.plan, family.optimizer
 
     def init(self, width: Any, seed: int = 0) -> nn.Module:
-        n = int(width.plain / self.times)
-        narrow = self.family.init(n, seed)
+        narrow = self.family.init(int(width.plain / self.times), seed)
         optimizer = self.family.optimizer(narrow, torch.optim.AdamW, lr=1e-2)
         train(narrow, optimizer, DATA, 3)
-        operator = _Misdrawn((width.plain / 64) ** self.spread)
-        wide, _ = self.family.upscale(narrow, optimizer, width=width.plain, grow=operator, seed=seed)
-        return wide
-
-    def optimizer(self, model: nn.Module, optimizer: type[torch.optim.Optimizer], **hyper: Any) -> Any:
-        made = self.family.optimizer(model, optimizer, **hyper)
-        for group in made.param_groups:
-            group["lr"] *= (model.layers[0].out_features / 64) ** self.rate
-        return made
+        return self.family.upscale(narrow, optimizer, width=width.plain, grow=mu.Fresh(), seed=seed)[0]
 
 
-class _Misdrawn(mu.Fresh):
-    """Fresh units whose spread is wrong by a factor."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        object.__setattr__(self, "factor", factor)
-
-    def parameter(self, out: Tensor, narrow: Tensor, part: Any) -> None:
-        super().parameter(out, narrow, part)
-        new = torch.ones(part.entry.wide, dtype=torch.bool)
-        new[mu.index_of_old(part.entry.narrow, part.entry.axes)] = False
-        if part.entry.out and part.entry.in_:
-            out[new] *= self.factor
-
-
-torch.manual_seed(0)
-DATA = [(torch.randn(32, 20, dtype=torch.float64), torch.randint(5, (32,))) for _ in range(4)]
-WIDTHS = [80, 160, 320]
-
-
-def check_of(**wrong: Any) -> Any:
-    family = mu.Family(lambda width: MLP(20, width, 5), base=64)
-    times = wrong.pop("times", Fraction(5, 4))
-    members = GrownMembers(family, times, **wrong)
-    return mu.coord_check(
-        members, WIDTHS, DATA, lambda model, batch: loss_of(model, batch)[1], torch.optim.AdamW, lr=1e-2, seeds=2
-    )
+DATA = [(x.double(), torch.arange(32) % 5) for x in torch.randn(4, 32, 20, generator=torch.Generator().manual_seed(0))]
 
 
 @pytest.mark.quick("5/4")
 @pytest.mark.parametrize("times", [Fraction(5, 4), Fraction(2)], ids=str)
 def test_coordinates_are_flat_after_growth_in_the_middle_of_training(times: Fraction) -> None:
-    check = check_of(times=times)
-    assert check.ok, str(check)
-
-
-def test_a_wrong_spread_or_rate_is_seen() -> None:
-    """Fresh units as large at every width, and rates that do not shrink with it."""
-    assert check_of(spread=0.5, times=Fraction(2)).outcome == "not flat"
-    assert check_of(rate=1.0, times=Fraction(2)).outcome == "not flat"
-
-
-class _Misfolded(mu.Fresh):
-    """Fresh units of the norm before a tied readout whose gains are wrong by a factor."""
-
-    factor = 1.0
-
-    def parameter(self, out: Tensor, narrow: Tensor, part: Any) -> None:
-        super().parameter(out, narrow, part)
-        if part.entry.fold != 1:
-            new = torch.ones(part.entry.wide, dtype=torch.bool)
-            new[mu.index_of_old(part.entry.narrow, part.entry.axes)] = False
-            out[new] *= self.factor
-
-
-class GrownTied(GrownMembers):
-    """GPT-2s with a tied readout, grown twice as wide; power: of the width, by which the fold is wrong."""
-
-    def __init__(self, power: float) -> None:
-        super().__init__(
-            mu.Family(lambda width: GPT2(11, 8, layers=1, head_dim=16, width=width), base=64), Fraction(2), power
-        )
-
-    def init(self, width: Any, seed: int = 0) -> nn.Module:
-        narrow = self.family.init(width.plain // 2, seed)
-        optimizer = self.family.optimizer(narrow, torch.optim.AdamW, lr=1e-2)
-        train(narrow, optimizer, TOKENS, 3)
-        operator = _Misfolded()
-        object.__setattr__(operator, "factor", (width.plain / 64) ** self.spread)
-        return self.family.upscale(narrow, optimizer, width=width.plain, grow=operator, seed=seed)[0]
-
-    def optimizer(self, model: nn.Module, optimizer: type[torch.optim.Optimizer], **hyper: Any) -> Any:
-        return self.family.optimizer(model, optimizer, **hyper)
-
-
-TOKENS = [(torch.randint(11, (16, 8)),) * 2 for _ in range(4)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("power", "is_flat"), [(0.0, True), (1.0, False)])
-def test_a_wrong_fold_of_the_tied_norm_is_seen(power: float, is_flat: bool) -> None:
-    """Gains of new units that do not shrink with the width let the logits grow with it."""
+    members = GrownMembers(mu.Family(lambda width: MLP(20, width, 5), base=64), times)
     check = mu.coord_check(
-        GrownTied(power),  # type: ignore[arg-type]
-        [128, 256, 512],
-        TOKENS,
-        lambda model, batch: loss_of(model, batch)[1],
-        torch.optim.AdamW,
-        lr=1e-2,
+        members, [80, 160, 320], DATA, lambda m, batch: loss_of(m, batch)[1], torch.optim.AdamW, lr=1e-2, seeds=2
     )
-    flat = {layer.module: layer.flat for layer in check.layers}
-    assert flat["lm_head"] == is_flat, str(check)
+    assert check.ok, str(check)

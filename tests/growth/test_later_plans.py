@@ -22,8 +22,7 @@ def build(layers: int, width: int = 8) -> nn.Module:
 
 
 def loss(model: nn.Module, batch: Tensor) -> Tensor:
-    value: Tensor = model(batch).square().mean()
-    return value
+    return model(batch).square().mean()
 
 
 def optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -49,7 +48,6 @@ def test_a_plan_for_blocks_is_a_plan(grow: Any, tmp_path: Path) -> None:
     deepened = mu.upscale(shallow, other, plan)[0]
     grown, deep_adam = mu.upscale(shallow, deep, plan, adam)
     assert all(torch.equal(p, q) for p, q in zip(grown.parameters(), deepened.parameters(), strict=True))
-    assert deep_adam is not None
     old, new = shallow.get_parameter("h.0.mlp.c_fc.weight"), grown.get_parameter("h.1.mlp.c_fc.weight")
     assert (new in deep_adam.state) == isinstance(grow, mu.Stack)
     if isinstance(grow, mu.Stack):
@@ -69,7 +67,7 @@ def test_upscale_grows_what_differs() -> None:
         mu.upscale(shallow, build(2), grow=mu.Stack(), inputs=TOKENS)
     for said in ({"noise": 1.0}, {"grow": mu.Copies()}):
         with pytest.raises(mu.MupscaleError, match="only the depth grows"):
-            mu.upscale(shallow, build(2), inputs=TOKENS, **said)  # type: ignore[call-overload]
+            mu.upscale(shallow, build(2), inputs=TOKENS, **said)
 
 
 @pytest.mark.parametrize("grow", [mu.Identity(), mu.Stack("interleaved")], ids=["identity", "stack"])
@@ -85,8 +83,6 @@ def test_wider_and_deeper_in_one_call(grow: Any) -> None:
         expected, two = mu.upscale(wide, other, None, first, grow=grow, inputs=TOKENS)
     if isinstance(grow, mu.Identity):
         torch.testing.assert_close(grown(TOKENS), narrow(TOKENS), rtol=1e-10, atol=1e-12)
-    assert one is not None
-    assert two is not None
     rates = [{n: g["lr"] for g in opt.param_groups for n in g["param_names"]} for opt in (one, two)]
     assert rates[0] == pytest.approx(rates[1], rel=1e-12)
     for p, q in zip(grown.parameters(), expected.parameters(), strict=True):

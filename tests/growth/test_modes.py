@@ -15,8 +15,7 @@ class Block(nn.Module):
         self.up, self.norm, self.down = nn.Linear(width, width), nn.BatchNorm1d(width), nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.down(torch.relu(self.norm(self.up(x))))
-        return out
+        return x + self.down(torch.relu(self.norm(self.up(x))))
 
 
 class Net(nn.Module):
@@ -29,8 +28,7 @@ class Net(nn.Module):
         x = self.norm(self.first(x))
         for block in self.blocks:
             x = block(x)
-        out: Tensor = self.last(x)
-        return out
+        return self.last(x)
 
 
 @pytest.fixture

@@ -32,43 +32,23 @@ def _half_way() -> tuple[nn.Module, AdamW, CosineAnnealingLR, Tensor, Tensor]:
     return model, optimizer, scheduler, x, y
 
 
-def test_all_three_go_on_as_the_narrow_ones_would() -> None:
+@pytest.mark.parametrize("door", ["pair", "family"])
+def test_all_three_go_on_as_the_narrow_ones_would(door: str) -> None:
     model, optimizer, scheduler, x, y = _half_way()
-    grown = mu.upscale(model, MLP(3, 32, 2).double(), optimizer=optimizer, scheduler=scheduler, inputs=x, exact=True)
+    given = {"scheduler": scheduler, "exact": True}
+    if door == "pair":
+        grown = mu.upscale(model, MLP(3, 32, 2).double(), optimizer=optimizer, inputs=x, **given)
+    else:
+        family = mu.Family(lambda width: MLP(3, width, 2), 8, inputs=x.float())
+        grown = family.upscale(model, optimizer, width=32, **given)
     _train(*grown, x, y)
     _train(model, optimizer, scheduler, x, y)
     assert torch.allclose(grown[0](x), model(x), rtol=1e-10, atol=1e-12)
     assert grown[2].last_epoch == scheduler.last_epoch == 10
-
-
-def test_a_family_takes_a_scheduler_too() -> None:
-    model, optimizer, scheduler, x, y = _half_way()
-    family = mu.Family(lambda width: MLP(3, width, 2), 8, inputs=x.float())
-    grown = family.upscale(model, optimizer, scheduler=scheduler, width=32, exact=True)
-    _train(*grown, x, y)
-    _train(model, optimizer, scheduler, x, y)
-    assert torch.allclose(grown[0](x), model(x), rtol=1e-10, atol=1e-12)
-    assert grown[2].last_epoch == scheduler.last_epoch == 10
-
-
-def test_a_wrong_schedule_would_show() -> None:
-    model, optimizer, scheduler, x, y = _half_way()
-    wide, wide_optimizer, _ = mu.upscale(
-        model, MLP(3, 32, 2).double(), None, optimizer, scheduler=scheduler, inputs=x, exact=True
+    _, fresh_optimizer, again = mu.upscale(
+        model, MLP(3, 11, 2).double(), optimizer=optimizer, scheduler=scheduler, inputs=x, fresh=model
     )
-    _train(wide, wide_optimizer, CosineAnnealingLR(wide_optimizer, T_max=12), x, y)
-    _train(model, optimizer, scheduler, x, y)
-    assert not torch.allclose(wide(x), model(x), rtol=1e-6)
-
-
-def test_noise_and_fresh_units_in_one_call() -> None:
-    model, optimizer, scheduler, x, _ = _half_way()
-    common = {"optimizer": optimizer, "scheduler": scheduler, "inputs": x, "fresh": lambda: MLP(3, 8, 2).double()}
-    noisy, *_ = mu.upscale(model, MLP(3, 32, 2).double(), noise=0.5, **common)
-    fresh, _, wide_scheduler = mu.upscale(model, MLP(3, 11, 2).double(), grow=mu.Fresh(), **common)
-    assert not torch.allclose(noisy(x), model(x))
-    assert fresh.layers[1].weight.shape == (11, 11)
-    assert wide_scheduler.last_epoch == scheduler.last_epoch
+    assert again.get_last_lr() == [group["lr"] for group in fresh_optimizer.param_groups]
 
 
 def test_a_rate_far_above_the_schedules_is_said() -> None:

@@ -91,38 +91,3 @@ def test_proposition_dynamic_equivalence_of_mlps(
     wide = MLP(3, [n * k for n, k in layers], 2, bias=bias, activation="tanh")
     batch = (torch.randn(6, 3), torch.randn(6, 2))
     _check(narrow, wide, mu.plan(narrow, wide), batch, optimizer, clip)
-
-
-class Blocked(nn.Module):
-    """A hidden vector whose units belong together in blocks: each block is normalised on its own."""
-
-    def __init__(self, blocks: int, block: int) -> None:
-        super().__init__()
-        self.block = block
-        self.into = nn.Linear(3, blocks * block)
-        self.out = nn.Linear(blocks * block, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.into(x).unflatten(-1, (-1, self.block))
-        return self.out((h * h.softmax(-1)).flatten(-2))
-
-
-@quick
-@given(
-    blocks=widths,
-    block=st.integers(2, 4),
-    times=st.integers(2, 3),
-    optimizer=optimizers(),
-    seed=st.integers(0, 1000),
-)
-def test_blocks_are_copied_whole(
-    blocks: int, block: int, times: int, optimizer: tuple[type[torch.optim.Optimizer], dict[str, Any]], seed: int
-) -> None:
-    torch.manual_seed(seed)
-    narrow, wide = Blocked(blocks, block), Blocked(blocks * times, block)
-    roles = {
-        "into.*": mu.Role(out=0, out_block=block),
-        "out.weight": mu.Role(in_=1, in_block=block),
-    }
-    batch = (torch.randn(6, 3), torch.randn(6, 2))
-    _check(narrow, wide, mu.plan(narrow, wide, roles=roles), batch, optimizer, None)

@@ -44,8 +44,7 @@ class Heads(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         parts = self.qkv(self.first(x)).chunk(3, -1)
         q, k, v = (part.view(*x.shape[:2], -1, 4).transpose(1, 2) for part in parts)
-        out: Tensor = self.last(scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(*x.shape[:2], -1))
-        return out
+        return self.last(scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(*x.shape[:2], -1))
 
 
 MODELS: dict[str, tuple[Callable[[int], nn.Module], Tensor]] = {"flatten": (flattened, IMAGES), "heads": (Heads, TEXT)}
@@ -136,8 +135,7 @@ class Recurrent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(torch.tanh(self.conv(x)).transpose(1, -1)).transpose(1, -1)
-        y: Tensor = self.head(self.rnn(x.permute(0, 3, 1, 2).flatten(2))[0][:, -1])
-        return y
+        return self.head(self.rnn(x.permute(0, 3, 1, 2).flatten(2))[0][:, -1])
 
 
 class Centred(nn.Module):

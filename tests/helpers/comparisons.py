@@ -7,13 +7,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from mupscale.study import ContenderRuns, StudySettings, StudySummary, SystemRuns, contender_named
+from mupscale.study import ContenderRuns, StudySettings, StudySummary, Sweep, SystemRuns, Tried, contender_named
 from mupscale.study.contenders import IN_PAY, USUAL_IN_PAY
 from mupscale.study.forecast import check_forecast, make_forecast
 from mupscale.study.results import BudgetPoint, StageSpent
 from mupscale.study.verdict import answer_comparison
 from mupscale.study.wording import write_pay_words
-from mupscale.sweep import Sweep, Tried
 
 USUAL, ALL = USUAL_IN_PAY, IN_PAY
 BUDGETS = (0.25, 0.5, 1.0)

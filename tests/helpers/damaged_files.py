@@ -8,7 +8,7 @@ import sqlite3
 from contextlib import closing, suppress
 from typing import Any
 
-from mupscale.system import checksum
+from mupscale.system.tensor_files import checksum
 
 POOL: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1.5, 10**30, 1e300, float("inf"), float("nan"), "", "x", "../../x", "\x00", "\x1b[2J"),

@@ -18,8 +18,7 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(hidden, d)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
-        return out
+        return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
 class Renamed(nn.Module):
@@ -31,8 +30,7 @@ class Renamed(nn.Module):
         self.w2 = nn.Linear(hidden, d)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))
-        return out
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
 
 
 class Listed(nn.Module):
@@ -84,13 +82,12 @@ class Model(nn.Module):
     def __init__(self, part: object = FeedForward, blocks: int = 2, d: int = D) -> None:
         super().__init__()
         self.embed = nn.Linear(5, d)
-        made = [part() for _ in range(blocks)]  # type: ignore[operator]
+        made = [part() for _ in range(blocks)]
         self.h = nn.ModuleList(nn.ModuleDict({"norm": nn.LayerNorm(d), "mlp": each}) for each in made)
         self.readout = nn.Linear(d, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.embed(x)
         for block in self.h:
-            x = x + block["mlp"](block["norm"](x))  # type: ignore[index]
-        out: Tensor = self.readout(x)
-        return out
+            x = x + block["mlp"](block["norm"](x))
+        return self.readout(x)

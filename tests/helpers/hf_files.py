@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mupscale.core import Entry, Plan
@@ -84,6 +84,19 @@ def write_llama(folder: Path, dtype: torch.dtype = torch.float32, shards: int = 
     tensors = llama_tensors(config, dtype)
     write_checkpoint(folder, config, tensors, shards)
     return tensors
+
+
+def edit(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    """Change the tensors of a checkpoint of one file."""
+    file = folder / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def edit_json(file: Path, **fields: Any) -> None:
+    """Change fields of a JSON file, such as config.json."""
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
 
 
 def write_zeros(folder: Path, **changed: Any) -> None:

@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from hf_more_models import GROUPED, MORE, POSITIONS, SIZES, TEXT, TIMES, VOCAB
-from mupscale import Plan
+from mupscale import Plan, hf
 from mupscale.checks import Report
+from mupscale.hf import Upscaled
+from mupscale.hf.building import quiet_transformers
 from mupscale.hf.config_family import ConfigFamily
 from mupscale.hf.multipliers import Times
 from mupscale.planning import KeepDouble, relative_difference
@@ -131,6 +134,23 @@ def randomised(model: nn.Module, seed: int = 0, size: float = 0.3) -> nn.Module:
         noise = torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.dtype) * size
         p.copy_(p + noise if p.dim() < 2 else noise)
     return model
+
+
+def save(
+    folder: Path, name: str = "llama", head: str | None = None, dtype: torch.dtype = torch.float32, **config: Any
+) -> nn.Module:
+    """A tiny random model, saved by transformers itself."""
+    model = randomised(build(tiny(name, head, **config)[0])).to(dtype)
+    with quiet_transformers():
+        model.save_pretrained(folder)  # type: ignore[operator]
+    return model
+
+
+def grow(source: Path, out: Path, **options: Any) -> Upscaled:
+    """A checkpoint grown without a word; by copies without noise, if nothing else is asked for."""
+    is_exact = not options.keys() & {"grow", "noise", "exact", "layers", "experts"}
+    given = {"verify": False, "progress": False, **({"exact": True} if is_exact else {}), **options}
+    return hf.upscale(source, out, **given)
 
 
 def shapes(model: nn.Module, *, every_name: bool = False) -> dict[str, tuple[int, ...]]:

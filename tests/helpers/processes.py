@@ -26,7 +26,6 @@ PROCESSES.set_forkserver_preload(  # what is not installed is left out
         "sqlalchemy.orm",
         "sqlalchemy.dialects.sqlite",
         "alembic.command",
-        "jsonargparse",
         "pytest",
     ]
 )
@@ -55,6 +54,11 @@ class Child:
             raise AssertionError(f"it does not end: {self.output.read_text()}")
         assert self.process.exitcode is not None
         return self.process.exitcode
+
+    def words(self) -> str:
+        """Its output, when it has ended."""
+        self.wait()
+        return self.output.read_text()
 
 
 class Script(Child):

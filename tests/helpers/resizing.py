@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 import mupscale as mu
-from mupscale.planning.large_models import Resizing
+from mupscale.planning.miniatures import Resizing
 
 
 @contextmanager

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import processes
 from mupscale import checkpoint
 from mupscale.data import Data, Split, Table
 from mupscale.data.stream import Batch
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Evaluation, Recipe, Result, Spec, TrainingRun, run_recipe
-from processes import DEADLINE, PROCESSES
 
 ADAMW = Spec("torch.optim.AdamW", {"lr": 0.02, "betas": [0.9, 0.95], "weight_decay": 0.2, "eps": 1e-2})
 GENTLE = Spec("torch.optim.AdamW", {**ADAMW.init_args, "lr": 0.002, "eps": 1e-3})
@@ -248,7 +248,7 @@ def _run_state(path: Path) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------ processes
 
 
-class Child:
+class Child(processes.Child):
     """A run in a process of its own; `prepare` is called in it first. Its output is a file."""
 
     def __init__(
@@ -260,34 +260,10 @@ class Child:
         prepare: Callable[[], object] | None = None,
         terminal: str | None = None,
     ) -> None:
-        self.output = output
-        self.process = PROCESSES.Process(target=_act, args=(recipe, resume, str(output), prepare, terminal))
-        self.process.start()
-
-    def wait(self) -> str:
-        """Its output, when it has ended."""
-        self.process.join(DEADLINE)
-        if self.process.is_alive():
-            self.process.kill()
-            raise AssertionError(f"the run does not end: {self.output.read_text()}")
-        return self.output.read_text()
-
-    def signal(self, number: int) -> None:
-        """Send it a signal, if it still runs."""
-        if self.process.is_alive() and self.process.pid is not None:
-            os.kill(self.process.pid, number)
-
-    def until(self, condition: Callable[[], bool], seconds: float = DEADLINE) -> bool:
-        """Wait for something to become true while it runs; whether it did."""
-        end = time.monotonic() + seconds
-        while not condition():
-            if not self.process.is_alive() or time.monotonic() > end:
-                return condition()
-            time.sleep(0.001)
-        return True
+        super().__init__(output, _act, recipe, resume, prepare, terminal)
 
 
-def _act(recipe: Recipe, resume: bool, output: str, prepare: Callable[[], object] | None, terminal: str | None) -> None:
+def _act(output: str, recipe: Recipe, resume: bool, prepare: Callable[[], object] | None, terminal: str | None) -> None:
     target = os.open(terminal or output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOCTTY, 0o600)
     for stream in (1, 2):
         os.dup2(target, stream)

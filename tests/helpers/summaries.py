@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from mupscale.checks.coordinates import CoordCheck, Measurement
-from mupscale.study import ContenderRuns, Curve, StudySettings, StudySummary, SystemRuns
+from mupscale.study import ContenderRuns, Curve, StudySettings, StudySummary, Sweep, SystemRuns, Tried
 from mupscale.study.results import BudgetPoint, StageSpent
 from mupscale.study.wording import write_paper_words
-from mupscale.sweep import Sweep, Tried
 
 LRS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
 NOISES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)

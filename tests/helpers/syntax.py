@@ -11,3 +11,9 @@ from pathlib import Path
 def tree(path: Path) -> ast.Module:
     """A file's syntax tree, which nobody may change."""
     return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """All nodes of the tree."""
+    return list(ast.walk(tree(path)))

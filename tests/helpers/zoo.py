@@ -29,8 +29,7 @@ class TiedByProduct(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.table[tokens]
-        out: Tensor = self.n(x + torch.tanh(self.c(x))) @ self.table.t()
-        return out
+        return self.n(x + torch.tanh(self.c(x))) @ self.table.t()
 
 
 class ConvNet(nn.Module):

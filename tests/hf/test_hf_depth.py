@@ -14,7 +14,8 @@ transformers = pytest.importorskip("transformers")
 
 from hf_models import CONFIGS, EAGER, build, inputs, loss, randomised, tiny  # noqa: E402
 from mupscale import Copies, Fresh, hf  # noqa: E402
-from mupscale.hf.depths import deep_config, layer_origins, writers_of  # noqa: E402
+from mupscale.hf.depths import deep_config, layer_origins  # noqa: E402
+from mupscale.hf.miniatures import find_residual_writers  # noqa: E402
 from mupscale.hf.source import open_source  # noqa: E402
 from mupscale.planning import KeepDouble, in_double  # noqa: E402
 from mupscale.system import MupscaleError  # noqa: E402
@@ -77,8 +78,7 @@ def test_old_layers_have_their_gradients_and_new_ones_learn(name: str, tmp_path:
         optimizer = torch.optim.SGD(deep.parameters(), lr=0.5)
         optimizer.step()
         moved = {n for n, p in before.items() if not torch.equal(theirs[n], p)}
-        silent = {f"{path}.{n}" for path, found in writers_of(stored(tmp_path / "deep"), theirs).items() for n in found}
-        assert moved == silent & before.keys()
+        assert moved == find_residual_writers(stored(tmp_path / "deep"))[0].keys() & before.keys()
         optimizer.zero_grad()
         loss(deep, batch).backward()
         optimizer.step()
@@ -96,11 +96,7 @@ def test_new_layers_start_as_the_models_own_initialisation(name: str, tmp_path: 
     fresh = build(config)
     theirs = type(fresh).from_pretrained(tmp_path / "deep", dtype=torch.float32)  # type: ignore[attr-defined]
     origins = layer_origins(list(dict(fresh.named_parameters())), "identity", 3)
-    silent = {
-        f"{p}.{n}": v
-        for p, found in writers_of(config.to_dict(), dict(fresh.named_parameters())).items()
-        for n, v in found.items()
-    }
+    silent = find_residual_writers(config.to_dict())[0]
     drawn = {n: o.name for n, o in origins.items() if o.is_new}
     assert drawn
     for new, old in drawn.items():
@@ -238,8 +234,7 @@ def test_inspection(tmp_path: Path) -> None:
     assert re.search(r"post_attention_layernorm\.weight +3 +-1\n", shown)
     saved("llama", tmp_path / "llama")
     both = hf.inspect(tmp_path / "llama", layers=4, times=2, deepen="stack")
-    assert both.depth is not None
-    assert both.depth.plan.sources["model.layers.3.mlp.up_proj.weight"].name == "model.layers.1.mlp.up_proj.weight"
+    assert both.steps[-1].plan.sources["model.layers.3.mlp.up_proj.weight"].name == "model.layers.1.mlp.up_proj.weight"
     assert "all layers again on top" in str(both)
     assert "--times 2" in str(hf.inspect(tmp_path / "llama", grow=Copies(0.3)))  # what noise is measured by is known
     hf.upscale(tmp_path / "llama", tmp_path / "deep", layers=3, verify=False)

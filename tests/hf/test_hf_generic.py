@@ -72,7 +72,12 @@ MARIAN |= {f"{part}_{name}": n for part in ("encoder", "decoder") for name, n in
 MARIAN |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
 
 REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
-    "multi-query": ("GPTBigCode", "ForCausalLM", {**GPT, "multi_query": True}, "would need two learning rates"),
+    "multi-query": (
+        "GPTBigCode",
+        "ForCausalLM",
+        {**GPT, "multi_query": True},
+        "joins a width with a part that does not grow",
+    ),
     "sinusoids": (
         "XGLM",
         "ForCausalLM",

@@ -10,7 +10,7 @@ import mupscale.hf
 ROOT = Path(mupscale.hf.__file__).parent
 ORDER = [
     *("multipliers", "building", "config_fields", "miniatures", "config_family", "depths"),
-    *("source", "stream", "record", "output_folder"),
+    *("source", "record", "stream", "output_folder"),
     *("groups", "relation", "verifying", "trainer"),
     *("inspection", "upscaling", "language_model"),
 ]

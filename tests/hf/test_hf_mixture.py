@@ -199,7 +199,6 @@ def test_verify_finds_a_changed_expert(tmp_path: Path) -> None:
 
 
 def test_the_command_and_what_it_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("jsonargparse")
     saved("llama", tmp_path / "small")
     saved("llama", tmp_path / "biased", mlp_bias=True)
     saved("gpt2", tmp_path / "gpt2")

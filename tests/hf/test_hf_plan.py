@@ -10,7 +10,7 @@ import pytest
 from mupscale import MupscaleError
 from mupscale.hf.config_family import ConfigFamily
 from mupscale.hf.multipliers import Times
-from mupscale.hf.record import GrowthStep, Record
+from mupscale.hf.record import GrowthStep, Record, plan_growths
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 20, "num_attention_heads": 4, "head_dim": 4}
 
@@ -41,13 +41,13 @@ def test_what_times_may_be(given_: Any, expected: Times) -> None:
         (0, "hidden cannot grow 0 times"),
         (1.5, "hidden cannot grow 1.5 times"),
         (True, "hidden cannot grow True times"),
-        ("1.5", "'1.5' is no whole number"),
-        ("-2", "'-2' is no whole number"),
-        ("hidden=2,ffn", "'' is no whole number"),
+        ("1.5", "'1.5' is not a whole number"),
+        ("-2", "'-2' is not a whole number"),
+        ("hidden=2,ffn", "'' is not a whole number"),
         ("width=2", "names 'width', which does not grow"),
         ("heads=2,kv=3", r"cannot grow 3 times while heads grow 2 times.*\(kv=2\).*\(kv=1\)"),
         ("kv=2", "cannot grow 2 times while heads grow 1 times"),
-        ("2" * 5 + "x", "no whole number"),
+        ("2" * 5 + "x", "not a whole number"),
     ],
 )
 def test_what_times_may_not_be(given_: Any, message: str) -> None:
@@ -78,7 +78,7 @@ def test_growing_twice_is_growing_once(first: str, second: str) -> None:
 def test_a_record_follows_more_layers() -> None:
     config = {**LLAMA, "num_key_value_heads": 2, "num_hidden_layers": 1, "vocab_size": 11}
     wider, deeper = GrowthStep(Times.of(2)), GrowthStep(Times(), layers=3)
-    record = Record(config).then(wider, ConfigFamily(config).plan(wider.times, initial=False)).then(deeper)
+    record = plan_growths([wider, deeper], config, None)[-1].record
     whole = Record(config, (wider, deeper)).whole_plan()
     assert record.plan is not None
     assert record.plan.parameters == whole.parameters

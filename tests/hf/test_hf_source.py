@@ -62,29 +62,16 @@ def entry(start: int, stop: int, dtype: str = "F32", shape: Any = (1,)) -> dict[
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
 
 
-BROKEN = {
-    "empty": (b"", "it has 0 bytes"),
-    "seven bytes": (b"1234567", "it has 7 bytes"),
-    "huge header": (with_header({}, length=1 << 62), "a header of 4611686018427387904 bytes in a file of 10"),
-    "no JSON": (with_header(b"{'a'"), "no JSON"),
-    "deep JSON": (with_header(b"[" * 100_000), "no JSON"),
-    "not UTF-8": (with_header(b"\xff\xfe\xff"), "no JSON"),
-    "a list": (with_header([]), "no JSON object"),
-    "a list for a dtype": (
-        with_header({"a": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}}, b"1234"),
-        "has dtype",
-    ),
-    "no offsets": (with_header({"a": {"dtype": "F32", "shape": [1]}}, b"1234"), "where 'a' lies"),
-    "three offsets": (with_header({"a": {**entry(0, 4), "data_offsets": [0, 2, 4]}}, b"1234"), "where 'a' lies"),
-    "no object": (with_header({"a": 3}, b"1234"), "where 'a' lies"),
-    "negative shape": (with_header({"a": entry(0, 4, shape=(-1, -1))}, b"1234"), "where 'a' lies"),
-    "negative offset": (with_header({"a": entry(-4, 0)}, b"1234"), "where 'a' lies"),
-    "real offset": (with_header({"a": entry(0, 4.0)}, b"1234"), "where 'a' lies"),
-    "wrong size": (with_header({"a": entry(0, 4, shape=(2,))}, b"1234"), "has 4 bytes"),
-    "overlap": (with_header({"a": entry(0, 4), "b": entry(2, 6)}, b"123456"), "starts at byte 2"),
-    "hole": (with_header({"a": entry(0, 4), "b": entry(8, 12)}, b"1" * 12), "starts at byte 8"),
-    "truncated": (with_header({"a": entry(0, 4)}, b"123"), "is truncated"),
-    "too long": (with_header({"a": entry(0, 4)}, b"12345"), "more bytes than it should"),
+BROKEN = {  # safetensors itself looks at headers; that it does so is shown by a few
+    "empty": (b"", "header too small"),
+    "huge header": (with_header({}, length=1 << 62), "header too large"),
+    "deep JSON": (with_header(b"[" * 100_000), "invalid JSON"),
+    "negative shape": (with_header({"a": entry(0, 4, shape=(-1, -1))}, b"1234"), "expected usize"),
+    "wrong size": (with_header({"a": entry(0, 4, shape=(2,))}, b"1234"), "invalid shape, data type, or offset"),
+    "overlap": (with_header({"a": entry(0, 4), "b": entry(2, 6)}, b"123456"), "invalid offset for tensor `b`"),
+    "hole": (with_header({"a": entry(0, 4), "b": entry(8, 12)}, b"1" * 12), "invalid offset for tensor `b`"),
+    "truncated": (with_header({"a": entry(0, 4)}, b"123"), "file not fully covered.. Download or copy it again"),
+    "too long": (with_header({"a": entry(0, 4)}, b"12345"), "file not fully covered"),
     "8-bit floats": (with_header({"a": entry(0, 1, "F8_E4M3")}, b"1"), "dtype F8_E4M3, as in a quantised"),
     "8-bit integers": (with_header({"a": entry(0, 1, "I8")}, b"1"), "dtype I8, as in a quantised"),
 }
@@ -221,7 +208,10 @@ BAD = {
     "index without a map": (index_becomes(lambda m: []), "no usable weight_map"),
     "index with numbers": (index_becomes(lambda m: {"a": 3}), "no usable weight_map"),
     "missing shard": (lambda f: (f / FIRST).unlink(), f"1 of 3 shards are missing in .*, the first of them {FIRST}"),
-    "truncated shard": (lambda f: (f / LAST).write_bytes((f / LAST).read_bytes()[:-5]), f"{LAST} is truncated"),
+    "truncated shard": (
+        lambda f: (f / LAST).write_bytes((f / LAST).read_bytes()[:-5]),
+        f"{LAST} is not a complete safetensors file",
+    ),
     "absent tensor": (index_becomes(lambda m: m.update(ghost=FIRST)), f"places 'ghost' in {FIRST}, which has no such"),
     "tensor not in the index": (
         index_becomes(lambda m: void(m.pop("model.norm.weight"))),

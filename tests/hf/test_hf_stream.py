@@ -20,8 +20,9 @@ from mupscale.core import Axis, Constants, Entry, Initial, Plan, expand
 from mupscale.hf import stream
 from mupscale.hf.config_family import ConfigFamily
 from mupscale.hf.multipliers import Times
+from mupscale.hf.record import GrowthStep, PlannedGrowth, Record
 from mupscale.hf.source import open_source
-from mupscale.hf.stream import arrange_shards, parse_size, pieces, plan_names, write_index, write_shards
+from mupscale.hf.stream import arrange_shards, parse_size, pieces, write_index, write_shards
 from mupscale.system.errors import MupscaleError
 
 
@@ -90,8 +91,10 @@ def run(
     write_checkpoint(folder / "small", config or {"model_type": "x"}, tensors)
     out = folder / "wide"
     out.mkdir()
-    shards = arrange_shards(open_source(folder / "small"), plan, **options)
-    write_shards(shards, out, plan, grow=mu.Copies(noise or 0.0), seed=seed, threads=threads)
+    growth = GrowthStep(Times(), mu.Copies(noise or 0.0), seed)
+    step = PlannedGrowth(growth, plan, plan, {}, Record({}))
+    shards = arrange_shards(open_source(folder / "small"), [step], **options)
+    write_shards(shards, out, threads=threads)
     write_index(shards, out)
     return read_checkpoint(out)
 
@@ -319,8 +322,7 @@ def test_no_sizes(text: Any) -> None:
 
 def test_a_tensor_that_the_plan_lacks(tmp_path: Path) -> None:
     plan = Plan({"a": Entry((1,), (1,), names=("a", "tied"))})
-    write_checkpoint(tmp_path, {"model_type": "x"}, {name: torch.ones(1) for name in ("a", "tied")})
-    assert plan_names(open_source(tmp_path), plan) == {"a": "a", "tied": "a"}
-    write_checkpoint(tmp_path, {"model_type": "x"}, {"a": torch.ones(1), "b.w": torch.ones(1)})
-    with pytest.raises(MupscaleError, match=r"'b.w' in model.safetensors is not in the plan"):
-        plan_names(open_source(tmp_path), plan)
+    tensors = {name: torch.ones(1) for name in ("a", "tied")}
+    assert same(run(tmp_path / "tied", tensors, plan), tensors)
+    with pytest.raises(MupscaleError, match=r"'b.w' is not in the plan"):
+        run(tmp_path / "other", {"a": torch.ones(1), "b.w": torch.ones(1)}, plan)

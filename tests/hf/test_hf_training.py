@@ -9,86 +9,40 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
+import hf_models as models
 import mupscale as mu
-from mupscale import hf
 from mupscale.hf import groups as training
 from mupscale.hf.config_family import ConfigFamily
 from mupscale.hf.groups import match_plan
 from mupscale.hf.multipliers import Times
 from mupscale.hf.record import GrowthStep, Record
+from mupscale.hf.trainer import Clip
 from mupscale.planning import KeepDouble
+from slow_cases import with_slow
 
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
-
-from mupscale.hf.trainer import Clip  # noqa: E402
-from slow_cases import with_slow  # noqa: E402
-
-SIZES = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "vocab_size": 29,
-    "max_position_embeddings": 32,
-}
-GROUPED = {**SIZES, "num_key_value_heads": 2}
-TIED = {"tie_word_embeddings": True, "pad_token_id": 0}
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "LlamaForCausalLM": ("llama", GROUPED),
-    "LlamaModel": ("llama", GROUPED),
-    "MistralForCausalLM": ("mistral", {**GROUPED, "head_dim": 4}),
-    "Qwen2ForCausalLM": ("qwen2", GROUPED),
-    "Qwen3ForCausalLM": ("qwen3", {**GROUPED, "head_dim": 4}),
-    "GemmaForCausalLM": ("gemma", {**GROUPED, **TIED, "head_dim": 4}),
-    "Gemma2ForCausalLM": ("gemma2", {**GROUPED, **TIED, "head_dim": 4}),
-    "PhiForCausalLM": ("phi", SIZES),
-    "GPTNeoXForCausalLM": ("gpt_neox", SIZES),
-    "Olmo2ForCausalLM": ("olmo2", {**GROUPED, "pad_token_id": 0}),
-    "MixtralForCausalLM": ("mixtral", {**GROUPED, "num_local_experts": 2}),
-    "GPT2LMHeadModel": ("gpt2", {"n_embd": 16, "n_layer": 1, "n_head": 4, "vocab_size": 29, "n_positions": 32}),
-    "OPTForCausalLM": (
-        "opt",
-        {
-            "hidden_size": 16,
-            "word_embed_proj_dim": 16,
-            "ffn_dim": 24,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 4,
-            "vocab_size": 29,
-            "max_position_embeddings": 32,
-        },
-    ),
-    "BertForMaskedLM": ("bert", SIZES),
-    "BertForPreTraining": ("bert", SIZES),
-    "ViTForImageClassification": ("vit", {**SIZES, "image_size": 8, "patch_size": 4}),
+ARCHITECTURES = {
+    **{name: (name, None) for name in models.FIRST},
+    "llama-Model": ("llama", "Model"),
+    "bert-ForPreTraining": ("bert", "ForPreTraining"),
 }
 LR, DECAY, EPS, CLIP, STEPS = 1e-2, 0.3, 1e-3, 0.3, 20
 
 
-def config_of(name: str, **more: Any) -> dict[str, Any]:
-    model_type, sizes = MODELS[name]
-    made = transformers.AutoConfig.for_model(model_type, **sizes, **more)
-    made._attn_implementation = made._experts_implementation = "eager"
-    return {**made.to_dict(), "architectures": [name]}
+def config_of(name: str, head: str | None = None, **more: Any) -> dict[str, Any]:
+    layers = {n: 1 for n in ("num_hidden_layers", "n_layer") if n in models.CONFIGS[name][2]}
+    no_dropout = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0} if name == "gpt2" else {}
+    config = models.tiny(name, head, **{**layers, **no_dropout, **more})[0]
+    return {**config.to_dict(), "architectures": config.architectures}
 
 
-def build(config: dict[str, Any]) -> nn.Module:
-    given = {k: v for k, v in config.items() if k not in ("model_type", "transformers_version")}
-    made = transformers.AutoConfig.for_model(config["model_type"], **given)
-    made._attn_implementation = made._experts_implementation = "eager"
-    return getattr(transformers, config["architectures"][0])(made)
-
-
-def pair(
-    folder: Path, name: str = "LlamaForCausalLM", times: int | str = 2, **more: Any
-) -> tuple[nn.Module, nn.Module]:
+def pair(folder: Path, name: str = "llama", times: int | str = 2, **more: Any) -> tuple[nn.Module, nn.Module]:
     """A model whose parameters are all of some size, and the same one upscaled, with its record in the folder."""
     config, growth = config_of(name, **more), Times.of(times)
     family = ConfigFamily(config)
-    small, wide = build(config), build(family.wide_config(growth))
+    small, wide = models.build(config), models.build(family.wide_config(growth))
     for p in small.parameters():
         p.data.add_(torch.randn_like(p), alpha=0.1)
     mu.widen(small, wide, match_plan(small, family.plan(growth, initial=False)))
@@ -185,7 +139,7 @@ def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
     """Cross-entropy of the logits; of a model without a readout, a function of the mean over its wide states."""
     if model.main_input_name == "pixel_values":
         drawn = torch.Generator().manual_seed(int(batch.sum()))
-        pixels = torch.randn(len(batch), 3, 8, 8, generator=drawn)
+        pixels = torch.randn(len(batch), model.config.num_channels, 8, 8, generator=drawn)  # type: ignore[union-attr]
         return nn.functional.cross_entropy(model(pixel_values=pixels).logits, batch[:, 0] % 2)
     out = model(input_ids=batch)
     logits = out.get("prediction_logits", out.get("logits"))
@@ -201,13 +155,9 @@ def close(small: list[float], wide: list[float], tolerance: float = 1e-10) -> bo
     return torch.allclose(torch.tensor(small), torch.tensor(wide), rtol=tolerance, atol=0)
 
 
-@pytest.mark.parametrize(
-    "name", with_slow(("LlamaForCausalLM", "GemmaForCausalLM", "GPT2LMHeadModel"), ("LlamaForCausalLM",))
-)
+@pytest.mark.parametrize("name", with_slow(("llama", "gemma", "gpt2"), ("llama",)))
 def test_the_trainer_goes_on_as_with_the_small_model(name: str, tmp_path: Path, double: None) -> None:
-    small, wide = pair(
-        tmp_path, name, **({"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0} if "GPT2" in name else {})
-    )
+    small, wide = pair(tmp_path, name)
     losses = trained(small, arguments(tmp_path))  # its own AdamW, decay and clipping
     args = arguments(tmp_path, weight_decay=123.0, adam_epsilon=123.0)  # which the optimizer given overrules
     clip = Clip(tmp_path)
@@ -235,20 +185,18 @@ def test_the_trainer_differs_without_any_of_it(wrong: str, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_the_trainer_accumulates_and_checkpoints_activations(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("more", "tolerance"),
+    [
+        ({"gradient_accumulation_steps": 2, "max_steps": 10, "gradient_checkpointing": True}, 1e-4),
+        ({"bf16": True}, 1e-2),
+    ],
+)
+def test_the_trainers_own_ways(more: dict[str, Any], tolerance: float, tmp_path: Path) -> None:
     small, wide = pair(tmp_path)
-    args = {"gradient_accumulation_steps": 2, "max_steps": 10, "gradient_checkpointing": True}
-    losses = trained(small, arguments(tmp_path, **args))
+    losses = trained(small, arguments(tmp_path, **more))
     given = {"optimizers": (ours(tmp_path, wide), None), "callbacks": [Clip(tmp_path)]}
-    assert close(losses, trained(wide, arguments(tmp_path, **args), **given), 1e-4)
-
-
-@pytest.mark.slow
-def test_the_trainer_in_bfloat16(tmp_path: Path) -> None:
-    small, wide = pair(tmp_path)
-    losses = trained(small, arguments(tmp_path, bf16=True))
-    given = {"optimizers": (ours(tmp_path, wide), None), "callbacks": [Clip(tmp_path)]}
-    assert close(losses, trained(wide, arguments(tmp_path, bf16=True), **given), 1e-2)
+    assert close(losses, trained(wide, arguments(tmp_path, **more), **given), tolerance)
 
 
 def test_clip_takes_over_and_gives_back(tmp_path: Path) -> None:
@@ -326,11 +274,12 @@ def test_accelerate(tmp_path: Path, double: None) -> None:
     assert close(losses, run(wide, ours(tmp_path, wide), lambda model: mu.clip_grad_norm_(model, CLIP, plan)))
 
 
-@pytest.mark.quick("BertForPreTraining")
-@pytest.mark.parametrize("name", with_slow(MODELS, ("GPT2LMHeadModel", "BertForPreTraining")))
-def test_a_plain_loop_with_every_architecture(name: str, tmp_path: Path, double: None) -> None:
+@pytest.mark.quick("bert-ForPreTraining")
+@pytest.mark.parametrize("case", with_slow(ARCHITECTURES, ("gpt2", "bert-ForPreTraining")))
+def test_a_plain_loop_with_every_architecture(case: str, tmp_path: Path, double: None) -> None:
     """Names, ties and decay groups of the real models: a few exact steps of each."""
-    small, wide = pair(tmp_path, name)
+    name, head = ARCHITECTURES[case]
+    small, wide = pair(tmp_path, name, head=head)
     small.eval()
     wide.eval()
     plan = training.plan(tmp_path, wide)
@@ -339,11 +288,11 @@ def test_a_plain_loop_with_every_architecture(name: str, tmp_path: Path, double:
     assert close(losses, theirs)
 
 
-@pytest.mark.parametrize("name", with_slow(MODELS, ("LlamaForCausalLM", "GemmaForCausalLM")))
+@pytest.mark.parametrize("name", with_slow(models.CONFIGS, ("llama", "gemma")))
 def test_decay_groups_are_the_trainers(name: str) -> None:
-    model = build(config_of(name))
+    model = models.build(config_of(name))
     decayed = transformers.Trainer.get_decay_parameter_names(None, model)
-    every = [n for n, _ in model.named_parameters()]
+    every = [n for n, p in model.named_parameters() if p.requires_grad]  # Whisper's positions are frozen
     with_decay, without = training.decay_groups(model, 0.1)
     assert with_decay == {"params": [n for n in every if n in decayed], "weight_decay": 0.1}
     assert without == {"params": [n for n in every if n not in decayed], "weight_decay": 0.0}
@@ -352,42 +301,35 @@ def test_decay_groups_are_the_trainers(name: str) -> None:
 
 
 def test_decay_groups_leave_frozen_parameters_out() -> None:
-    model = build(config_of("LlamaForCausalLM"))
+    model: Any = models.build(config_of("llama"))
     model.model.embed_tokens.requires_grad_(False)
     named = [name for group in training.decay_groups(model, 0.1) for name in group["params"]]
     assert named == [n for n in named if n != "model.embed_tokens.weight"]
     assert len(named) == len(list(model.named_parameters())) - 1
 
 
-@pytest.mark.parametrize("name", [n for n in MODELS if n in ("LlamaForCausalLM", "GPT2LMHeadModel")])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_tied_parameters_have_all_their_names(name: str, tmp_path: Path) -> None:
     _, wide = pair(tmp_path, name, tie_word_embeddings=True)
     plan = training.plan(tmp_path, wide)
     embedding = next(iter(plan.parameters))
     assert plan.parameters[embedding].names == (embedding, "lm_head.weight")
     assert plan.parameters.keys() == dict(wide.named_parameters()).keys()
-    norm = "model.norm.weight" if "Llama" in name else "transformer.ln_f.weight"
+    norm = "model.norm.weight" if name == "llama" else "transformer.ln_f.weight"
     assert float(plan.parameters[norm].fold) == 0.5
 
 
-TIED = (
-    "LlamaForCausalLM",
-    "GPT2LMHeadModel",
-    "PhiForCausalLM",
-    "GPTNeoXForCausalLM",
-    "OPTForCausalLM",
-    "GemmaForCausalLM",
-)
+TIED = ("llama", "gpt2", "phi", "gpt_neox", "opt", "gemma")
 
 
 @pytest.mark.slow
-@pytest.mark.quick("GPT2LMHeadModel")
-@pytest.mark.parametrize("name", with_slow(TIED, ("GPT2LMHeadModel", "GemmaForCausalLM")))
+@pytest.mark.quick("gpt2")
+@pytest.mark.parametrize("name", with_slow(TIED, ("gpt2", "gemma")))
 def test_a_tied_model_with_a_classifier_in_place_of_its_readout(name: str, tmp_path: Path, double: None) -> None:
     """The norm before it has the readout's 1/k, so that the classifier's rates are those of one that takes it back."""
-    tied = {} if name == "GemmaForCausalLM" else {"tie_word_embeddings": True}
-    small, wide = pair(tmp_path, name, num_labels=3, **tied)
-    kind = name.removesuffix("ForCausalLM").removesuffix("LMHeadModel") + "ForSequenceClassification"
+    tied = {} if name == "gemma" else {"tie_word_embeddings": True}
+    small, wide = pair(tmp_path, name, **tied)
+    kind = models.CONFIGS[name][0] + "ForSequenceClassification"
     few, many = (getattr(transformers, kind)(copy.deepcopy(model.config)).eval() for model in (small, wide))
     few.load_state_dict(small.state_dict(), strict=False)
     many.load_state_dict(wide.state_dict(), strict=False)
@@ -411,27 +353,26 @@ def test_ties_other_than_the_checkpoints_are_refused(tmp_path: Path) -> None:
     record = Record.load(tmp_path)
     wide = ConfigFamily(record.config).wide_config(record.times)
     with pytest.raises(mu.MupscaleError, match="are two tensors in this model, but were one"):
-        training.plan(tmp_path, build({**wide, "tie_word_embeddings": False}))
+        training.plan(tmp_path, models.build({**wide, "tie_word_embeddings": False}))
     pair(tmp_path, tie_word_embeddings=False)
     with pytest.raises(mu.MupscaleError, match="are one tensor in this model, but were two"):
-        training.plan(tmp_path, build({**wide, "tie_word_embeddings": True}))
+        training.plan(tmp_path, models.build({**wide, "tie_word_embeddings": True}))
 
 
-@pytest.mark.quick("LlamaModel-*")
+@pytest.mark.quick("llama-*")
 @pytest.mark.parametrize(
-    ("small", "head"),
+    ("name", "small", "head"),
     [
-        ("BertForSequenceClassification", "BertForMaskedLM"),
-        ("BertModel", "BertForMaskedLM"),
-        ("LlamaModel", "LlamaForCausalLM"),
+        ("bert", "BertForSequenceClassification", "BertForMaskedLM"),
+        ("bert", "BertModel", "BertForMaskedLM"),
+        ("llama", "LlamaModel", "LlamaForCausalLM"),
     ],
 )
-def test_a_tied_readout_that_was_not_upscaled_is_refused(tmp_path: Path, small: str, head: str) -> None:
+def test_a_tied_readout_that_was_not_upscaled_is_refused(tmp_path: Path, name: str, small: str, head: str) -> None:
     """Nothing has its 1/k, so that its logits are k times as large; both remedies are open."""
-    tied = {"tie_word_embeddings": True}
-    config = {**config_of(head, **tied), "architectures": [small]}
-    build(config).save_pretrained(tmp_path / "small")
-    hf.upscale(tmp_path / "small", tmp_path / "wide", verify=False, progress=False, exact=True)
+    config = {**config_of(name, tie_word_embeddings=True), "architectures": [small]}
+    models.build(config).save_pretrained(tmp_path / "small")  # type: ignore[operator]
+    models.grow(tmp_path / "small", tmp_path / "wide")
     kind = getattr(transformers, head)
     with pytest.raises(mu.MupscaleError) as refused:
         _groups(tmp_path / "wide", kind.from_pretrained(tmp_path / "wide"))
@@ -439,7 +380,7 @@ def test_a_tied_readout_that_was_not_upscaled_is_refused(tmp_path: Path, small: 
     assert f"Load the small model as {head}, save it, and upscale that" in str(refused.value)
     assert _groups(tmp_path / "wide", kind.from_pretrained(tmp_path / "wide", tie_word_embeddings=False))
     kind.from_pretrained(tmp_path / "small").save_pretrained(tmp_path / "with head")
-    hf.upscale(tmp_path / "with head", tmp_path / "wide with head", verify=False, progress=False, exact=True)
+    models.grow(tmp_path / "with head", tmp_path / "wide with head")
     assert _groups(tmp_path / "wide with head", kind.from_pretrained(tmp_path / "wide with head"))
 
 
@@ -449,7 +390,7 @@ def test_a_model_that_is_not_described_brings_its_plan(tmp_path: Path) -> None:
     record = Record.load(tmp_path)
     Record({**record.config, "model_type": "nobody knows"}, record.growths, mu.plan(small, wide)).save(tmp_path)
     assert [{**g, "params": [n for n, _ in g["params"]]} for g in _groups(tmp_path, wide)] == expected
-    for other in (small, small.model, build(config_of("GPT2LMHeadModel"))):
+    for other in (small, small.model, models.build(config_of("gpt2"))):
         with pytest.raises(mu.MupscaleError, match="is a different one: "):
             training.plan(tmp_path, other)
 
@@ -499,9 +440,8 @@ def test_two_growths_are_one(tmp_path: Path) -> None:
     assert {g["lr_factor"] for g in once} == {1.0, 0.25}
 
 
-@pytest.mark.skipif("GemmaForCausalLM" not in MODELS, reason="Gemma is not described")
 def test_decay_of_a_norm_with_an_offset_leads_to_decay_groups(tmp_path: Path) -> None:
-    _, wide = pair(tmp_path, "GemmaForCausalLM")
+    _, wide = pair(tmp_path, "gemma")
     with pytest.raises(mu.MupscaleError, match=r"model.norm.weight.*mupscale.hf.decay_groups"):
         training.param_groups(tmp_path, wide, torch.optim.AdamW, lr=LR, weight_decay=0.1)
     assert training.param_groups(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import random
@@ -20,10 +19,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 import mupscale as mu
 from hf_files import (
+    edit,
     llama_config,
     llama_tensors,
     plan_wrongly,
@@ -32,15 +33,12 @@ from hf_files import (
     write_llama,
     write_zeros,
 )
+from hf_models import grow, save
 from mupscale.hf.multipliers import Times
 from mupscale.hf.record import GrowthStep, Record
-from mupscale.hf.upscaling import Upscaled, upscale
+from mupscale.hf.upscaling import upscale
 from mupscale.system.errors import MupscaleError
 from mupscale.system.files import appearing
-
-
-def plainly(source: Path, out: Path, **options: Any) -> Upscaled:
-    return upscale(source, out, verify=False, progress=False, exact=not options.get("noise"), **options)
 
 
 @pytest.fixture
@@ -57,7 +55,7 @@ def test_what_comes_out(small: Path, tmp_path: Path) -> None:
     (small / "additional_chat_templates").mkdir()
     (small / "additional_chat_templates" / "tool.jinja").write_text("tool")
     (small / "onnx").mkdir()
-    made = plainly(small, tmp_path / "wide", times="hidden=2,ffn=3,heads=2")
+    made = grow(small, tmp_path / "wide", times="hidden=2,ffn=3,heads=2")
     found = {str(p.relative_to(tmp_path / "wide")) for p in (tmp_path / "wide").rglob("*") if p.is_file()}
     ours = {"README.md", "config.json", "mupscale.json", "model.safetensors", "additional_chat_templates/tool.jinja"}
     assert found == {*beside, "spiece.model", "vocab.txt", *ours}
@@ -77,9 +75,9 @@ def test_what_comes_out(small: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_upscaled_twice_is_upscaled_once_by_more(small: Path, tmp_path: Path) -> None:
-    plainly(small, tmp_path / "2", times=2)
-    plainly(tmp_path / "2", tmp_path / "4", times="hidden=2,ffn=2,heads=2", noise=0.0, seed=3)
-    plainly(small, tmp_path / "once", times=4)
+    grow(small, tmp_path / "2", times=2)
+    grow(tmp_path / "2", tmp_path / "4", times="hidden=2,ffn=2,heads=2", noise=0.0, seed=3)
+    grow(small, tmp_path / "once", times=4)
     twice, once = read_checkpoint(tmp_path / "4"), read_checkpoint(tmp_path / "once")
     assert all(torch.equal(twice[name], once[name]) for name in once)
     record = Record.load(tmp_path / "4")
@@ -92,21 +90,17 @@ def test_the_dtype_is_told_in_the_config(tmp_path: Path) -> None:
     for field in ("dtype", "torch_dtype"):
         config = llama_config(**{field: "float32"})
         write_checkpoint(tmp_path / field, config, llama_tensors(config))
-        plainly(tmp_path / field, tmp_path / f"{field}-wide", dtype="bfloat16")
+        grow(tmp_path / field, tmp_path / f"{field}-wide", dtype="bfloat16")
         config = json.loads((tmp_path / f"{field}-wide" / "config.json").read_text())
         assert {n: config[n] for n in ("dtype", "torch_dtype") if n in config} == {field: "bfloat16"}
         assert {t.dtype for t in read_checkpoint(tmp_path / f"{field}-wide").values()} == {torch.bfloat16}
 
 
-def test_an_empty_folder_may_stand_there(small: Path, tmp_path: Path) -> None:
+def test_an_empty_folder_may_stand_there_and_those_on_the_way_are_made(small: Path, tmp_path: Path) -> None:
     (tmp_path / "wide").mkdir()
-    plainly(small, tmp_path / "wide")
-    assert read_checkpoint(tmp_path / "wide")
-
-
-def test_folders_on_the_way_are_made(small: Path, tmp_path: Path) -> None:
-    plainly(small, tmp_path / "a" / "b" / "wide")
-    assert read_checkpoint(tmp_path / "a" / "b" / "wide")
+    for out in (tmp_path / "wide", tmp_path / "a" / "b" / "wide"):
+        grow(small, out)
+        assert read_checkpoint(out)
 
 
 def occupied(out: Path) -> None:
@@ -120,7 +114,7 @@ REFUSED: dict[str, tuple[dict[str, Any], Callable[[Path, Path], Any], str]] = {
     "a link": ({}, lambda small, out: out.symlink_to(out.parent / "nowhere"), "already exists"),
     "no config": ({}, lambda small, out: (small / "config.json").unlink(), "there is no config.json"),
     "no weights": ({}, lambda small, out: (small / "model.safetensors").unlink(), "there are no weights"),
-    "non-integer factor": ({"times": "1.5"}, None, "times=\"1.5\": '1.5' is no whole number"),
+    "non-integer factor": ({"times": "1.5"}, None, "times=\"1.5\": '1.5' is not a whole number"),
     "real factor": ({"times": 1.5}, None, "times= is 1.5, .* fresh units take sizes"),
     "zero": ({"times": 0}, None, "0 times"),
     "unknown part": ({"times": "depth=2"}, None, "depth"),
@@ -162,6 +156,16 @@ REFUSED: dict[str, tuple[dict[str, Any], Callable[[Path, Path], Any], str]] = {
         lambda small, out: Record(llama_config(hidden_size=4), (GrowthStep(Times.of(2)),)).save(small),
         "describes a model that grew by 2 in width",
     ),
+    "no such architecture": (
+        {},
+        lambda small, out: (small / "config.json").write_text(json.dumps(llama_config(model_type="gpt17"))),
+        r"'gpt17' is not known to transformers .* mupscale\.upscale\(narrow",
+    ),
+    "lacks a layer's tensor": (
+        {},
+        lambda small, out: edit(small, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight")),
+        "lacks 'model.layers.1.mlp.up_proj.weight'",
+    ),
     "broken record": (
         {},
         lambda small, out: (small / "mupscale.json").write_text("{}"),
@@ -178,29 +182,22 @@ def test_refused_in_a_sentence_and_nothing_left(small: Path, tmp_path: Path, kin
         change(small, out)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(MupscaleError, match=message) as error:
-        plainly(small, out, **options)
+        grow(small, out, **options)
     assert "\n" not in str(error.value)
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_code_comes_along_where_the_config_names_it(small: Path, tmp_path: Path) -> None:
-    (small / "config.json").write_text(json.dumps(llama_config(auto_map={"AutoConfig": "configuration_mine.Mine"})))
-    (small / "configuration_mine.py").write_text("Mine = None")
-    plainly(small, tmp_path / "wide")
-    assert (tmp_path / "wide" / "configuration_mine.py").read_text() == "Mine = None"
-
-
 def test_not_into_the_checkpoint_itself(small: Path) -> None:
     with pytest.raises(MupscaleError, match="lies inside the checkpoint"):
-        plainly(small, small / "wide")
+        grow(small, small / "wide")
     with pytest.raises(MupscaleError, match=r"already exists"):
-        plainly(small, small)
+        grow(small, small)
 
 
 def test_a_place_that_cannot_be_written(small: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MupscaleError, match=r"wide could not be written: .*; nothing was left behind"):
-        plainly(small, tmp_path / "file" / "wide")
+        grow(small, tmp_path / "file" / "wide")
 
 
 def in_a_child(work: Callable[[], None]) -> int:
@@ -232,7 +229,7 @@ def test_no_space_on_the_disk(tmp_path: Path, capfd: pytest.CaptureFixture[str])
 
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # a check that fails must not fill the disk
-        plainly(tmp_path / "small", tmp_path / "wide")
+        grow(tmp_path / "small", tmp_path / "wide")
 
     assert ended(in_a_child(limited)) == 1
     said = capfd.readouterr().err
@@ -243,7 +240,7 @@ def test_no_space_on_the_disk(tmp_path: Path, capfd: pytest.CaptureFixture[str])
 def test_a_disk_that_fills_up_meanwhile(small: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
-        plainly(small, tmp_path / "wide")
+        grow(small, tmp_path / "wide")
 
     assert ended(in_a_child(limited)) == 1
     assert "wide could not be written: the disk is full; nothing was left behind" in capfd.readouterr().err
@@ -261,7 +258,7 @@ def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_killed_at_any_moment_and_started_again(larger: Path, tmp_path: Path) -> None:
     out = tmp_path / "wide"
     start = time.monotonic()
-    plainly(larger, tmp_path / "whole", noise=0.1, shard_size="20MB")
+    grow(larger, tmp_path / "whole", noise=0.1, shard_size="20MB")
     whole = time.monotonic() - start
     chance = random.Random(0)
     for number in range(3):
@@ -269,7 +266,7 @@ def test_killed_at_any_moment_and_started_again(larger: Path, tmp_path: Path) ->
         def work(number: int = number) -> None:
             if number == 2:
                 stop_at_opening(r"\.wide\.mupscale-partial-\w+/")
-            plainly(larger, out, noise=0.1, shard_size="20MB")
+            grow(larger, out, noise=0.1, shard_size="20MB")
 
         pid = in_a_child(work)
         if number == 2:
@@ -285,7 +282,7 @@ def test_killed_at_any_moment_and_started_again(larger: Path, tmp_path: Path) ->
     (hidden,) = tmp_path.glob(".wide.mupscale-partial-*")
     (hidden / "model-00099-of-00099.safetensors").write_text("left")
     (hidden / "folder").mkdir()
-    plainly(larger, out, noise=0.1, shard_size="20MB")
+    grow(larger, out, noise=0.1, shard_size="20MB")
     assert sorted(os.listdir(tmp_path)) == ["whole", "wide"]
     assert read_all(out) == read_all(tmp_path / "whole")
 
@@ -311,7 +308,7 @@ def read_all(folder: Path) -> dict[str, bytes]:
 def test_interrupted_by_the_keyboard(larger: Path, tmp_path: Path) -> None:
     def work() -> None:
         stop_at_opening(r"\.wide\.mupscale-partial-\w+/model\.safetensors")
-        plainly(larger, tmp_path / "wide", noise=0.1)
+        grow(larger, tmp_path / "wide", noise=0.1)
 
     pid = in_a_child(work)
     assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
@@ -326,11 +323,11 @@ def test_two_runs_at_once(small: Path, tmp_path: Path) -> None:
     with appearing(out) as hidden:
         (hidden / "config.json").write_text("of the first run")
         with pytest.raises(MupscaleError, match=r"another run is writing .*wide at this moment"):
-            plainly(small, out)
+            grow(small, out)
         assert os.listdir(hidden) == ["config.json"]
     assert os.listdir(out) == ["config.json"]
     with pytest.raises(MupscaleError, match="already exists"):
-        plainly(small, out)
+        grow(small, out)
 
 
 MEASURE = """
@@ -399,22 +396,9 @@ def test_a_bar_on_a_terminal(larger: Path, tmp_path: Path) -> None:
     assert b"left" in shown
 
 
-@pytest.fixture(scope="module")
-def zoo() -> Any:
-    """Tiny models of transformers."""
-    pytest.importorskip("transformers")
-    return importlib.import_module("hf_models")
-
-
-def saved(zoo: Any, folder: Path, name: str = "llama", **config: Any) -> torch.nn.Module:
-    model = zoo.randomised(zoo.tiny(name, **config)[1](zoo.tiny(name, **config)[0]))
-    model.save_pretrained(folder)
-    return model.eval()
-
-
 def logits(model: torch.nn.Module | Path) -> Tensor:
     if isinstance(model, Path):
-        model = importlib.import_module("transformers").AutoModelForCausalLM.from_pretrained(model).eval()
+        model = transformers.AutoModelForCausalLM.from_pretrained(model).eval()
     with torch.no_grad():
         return model(torch.arange(20).view(2, 10)).logits
 
@@ -422,29 +406,26 @@ def logits(model: torch.nn.Module | Path) -> Tensor:
 @pytest.mark.quick("hidden=2,ffn=3,heads=2-False")
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("times", [2, 3, "hidden=2,ffn=3,heads=2"])
-def test_transformers_loads_it_and_computes_the_same(zoo: Any, tmp_path: Path, tied: bool, times: Any) -> None:
-    model = saved(zoo, tmp_path / "small", tie_word_embeddings=tied)
-    told: list[str] = []
+def test_transformers_loads_it_and_computes_the_same(tmp_path: Path, tied: bool, times: Any) -> None:
+    expected, told = logits(save(tmp_path / "small", tie_word_embeddings=tied)), list[str]()
     made = upscale(tmp_path / "small", tmp_path / "wide", times=times, shard_size="5KB", note=told.append, exact=True)
     assert made.comparison is not None
     assert made.comparison.ok
     assert "equivalent" in str(made)
     assert told == ["comparing the two models in float32"]
-    expected = logits(model)
     assert torch.allclose(logits(tmp_path / "wide"), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
-    loaded = importlib.import_module("transformers").AutoModelForCausalLM.from_pretrained(tmp_path / "wide")
-    loaded.save_pretrained(tmp_path / "again")
+    transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "wide").save_pretrained(tmp_path / "again")
     assert torch.equal(logits(tmp_path / "again"), logits(tmp_path / "wide"))
 
 
-def test_noise_separates_the_copies_and_moves_the_function_a_little(zoo: Any, tmp_path: Path) -> None:
-    expected = logits(saved(zoo, tmp_path / "small"))
-    moved = {}
-    for name, noise, seed in (("a", 0.3, 1), ("more", 3.0, 2)):
-        made = upscale(tmp_path / "small", tmp_path / name, noise=noise, seed=seed)
+def test_noise_separates_the_copies_and_moves_the_function_a_little(tmp_path: Path) -> None:
+    expected, moved = logits(save(tmp_path / "small")), {}
+    for name, noise in (("a", 0.3), ("more", 3.0), ("theory", mu.GaussianNoise(0.01, unit="theory"))):
+        made = upscale(tmp_path / "small", tmp_path / name, noise=noise, seed=1, progress=False)
         assert made.comparison is not None
         assert made.comparison.ok
         assert made.comparison.as_recorded
+        assert Record.load(tmp_path / name).growths == (GrowthStep(Times.of(2), mu.Copies(noise), 1),)
         moved[name] = float((logits(tmp_path / name) - expected).norm() / expected.norm())
     weights = {name: read_checkpoint(tmp_path / name) for name in moved}
     key = "model.layers.0.mlp.up_proj.weight"
@@ -452,29 +433,10 @@ def test_noise_separates_the_copies_and_moves_the_function_a_little(zoo: Any, tm
     assert not torch.equal(weights["a"][key][0], weights["a"][key][1])
     assert 0 < moved["a"] < 0.2
     assert moved["a"] < moved["more"]
-    assert Record.load(tmp_path / "a").growths == (GrowthStep(Times.of(2), mu.Copies(0.3), 1),)
 
 
-def test_theory_noise_is_recorded_and_verified(zoo: Any, tmp_path: Path) -> None:
-    saved(zoo, tmp_path / "small")
-    made = upscale(tmp_path / "small", tmp_path / "wide", noise=mu.GaussianNoise(0.01, unit="theory"), dtype="float64")
-    assert made.comparison is not None
-    assert made.comparison.ok
-    assert Record.load(tmp_path / "wide").growths[0].noise.unit == "theory"
-
-
-def test_a_checkpoint_that_lacks_a_layer_is_not_kept(zoo: Any, tmp_path: Path) -> None:
-    saved(zoo, tmp_path / "small")
-    tensors = read_checkpoint(tmp_path / "small")
-    del tensors["model.layers.1.mlp.up_proj.weight"]
-    write_checkpoint(tmp_path / "small", json.loads((tmp_path / "small" / "config.json").read_text()), tensors)
-    with pytest.raises(MupscaleError, match=r"lacks 'model.layers.1.mlp.up_proj.weight'"):
-        upscale(tmp_path / "small", tmp_path / "wide", exact=True)
-    assert os.listdir(tmp_path) == ["small"]
-
-
-def test_a_wrong_plan_is_found_out_and_nothing_kept(zoo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved(zoo, tmp_path / "small")
+def test_a_wrong_plan_is_found_out_and_nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "small")
     as_embedding = lambda e: replace(e, axes={1: replace(e.axes[1], side="out")})  # noqa: E731  # which is not divided
     plan_wrongly(monkeypatch, "lm_head.weight", as_embedding)
     with pytest.raises(MupscaleError, match=r"failed its check and was not kept: NOT equivalent: logits") as error:
@@ -485,42 +447,10 @@ def test_a_wrong_plan_is_found_out_and_nothing_kept(zoo: Any, tmp_path: Path, mo
 
 
 @pytest.mark.slow
-def test_rounding_may_send_tokens_to_other_experts(zoo: Any, tmp_path: Path) -> None:
-    saved(zoo, tmp_path / "small", "mixtral")
+def test_rounding_may_send_tokens_to_other_experts(tmp_path: Path) -> None:
+    save(tmp_path / "small", "mixtral")
     exact = upscale(tmp_path / "small", tmp_path / "exact", times=3, exact=True)
     assert exact.comparison is not None
     rounded = upscale(tmp_path / "small", tmp_path / "rounded", times=3, dtype="bfloat16", exact=True)
     assert rounded.comparison is None
     assert "its tensors match the small model's, but rounding to 16 bits" in str(rounded)
-
-
-def test_an_architecture_that_does_not_exist(zoo: Any, tmp_path: Path) -> None:
-    config = llama_config(model_type="gpt17", architectures=["GPT17ForCausalLM"])
-    write_checkpoint(tmp_path / "small", config, llama_tensors(config))
-    with pytest.raises(MupscaleError, match=r"'gpt17' is not known to transformers .* mupscale\.upscale\(narrow"):
-        upscale(tmp_path / "small", tmp_path / "wide", exact=True)
-    assert os.listdir(tmp_path) == ["small"]
-
-
-def test_the_optimizer_comes_along(zoo: Any, tmp_path: Path) -> None:
-    model = saved(zoo, tmp_path / "small")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    model(input_ids=torch.arange(8)[None], labels=torch.arange(8)[None]).loss.backward()
-    optimizer.step()
-    torch.save(optimizer.state_dict(), tmp_path / "small" / "optimizer.pt")
-    upscale(tmp_path / "small", tmp_path / "wide", optimizer=tmp_path / "small", exact=True)
-    state = torch.load(tmp_path / "wide" / "optimizer.pt", weights_only=True)
-    names = [name for group in state["param_groups"] for name in group["param_names"]]
-    assert {*names} == {name for name, _ in model.named_parameters()}
-    (tmp_path / "small" / "optimizer.pt").write_text("no optimizer")
-    told: list[str] = []
-    with pytest.raises(MupscaleError, match=r"optimizer.pt"):
-        upscale(
-            tmp_path / "small",
-            tmp_path / "other",
-            optimizer=tmp_path / "small" / "optimizer.pt",
-            note=told.append,
-            exact=True,
-        )
-    assert told == []  # before any work
-    assert sorted(os.listdir(tmp_path)) == ["small", "wide"]

@@ -66,7 +66,7 @@ def test_a_pretrained_tokenizer_packs_text_and_is_kept(tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path / "tokens" / "tokenizer.json").fingerprint == tokenizer.fingerprint
     (folder / "tokenizer_config.json").unlink()
     (folder / "config.json").write_text("{}")
-    with pytest.raises(MupscaleError, match="does not tell which token ends a text"):
+    with pytest.raises(MupscaleError, match="does not say which token ends a text"):
         make_tokenizer(f"hf:{folder}", [])
     (folder / "tokenizer.json").unlink()
     with pytest.raises(MupscaleError, match=r"has no tokenizer\.json"):

@@ -27,13 +27,10 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_mlp_of_one_width_has_depth_layers() -> None:
+def test_mlp_has_one_width_or_one_per_layer() -> None:
     model = MLP(5, 16, 3)
     assert linear_shapes(model) == [(16, 5), (16, 16), (16, 16), (3, 16)]
     assert model(torch.zeros(2, 5)).shape == (2, 3)
-
-
-def test_mlp_takes_a_width_per_layer() -> None:
     model = MLP(5, [8, 6], 3, bias=False)
     assert linear_shapes(model) == [(8, 5), (6, 8), (3, 6)]
     assert all("bias" not in name for name, _ in model.named_parameters())
@@ -54,22 +51,15 @@ def test_mlp_activates_between_layers_only(activation: str, function: Callable[[
     torch.testing.assert_close(model(x), model.layers[1](function(model.layers[0](x))))
 
 
-def test_resnet18_of_standard_width_has_11_2_million_parameters() -> None:
-    assert count_parameters(ResNet18()) == 11_220_132
+def test_models_of_standard_size_have_the_usual_number_of_parameters() -> None:
+    with torch.device("meta"):
+        assert count_parameters(ResNet18()) == 11_220_132
+        assert count_parameters(GPT2(50257, 1024)) == 124_439_808
 
 
 @pytest.mark.parametrize("image", [8, 9, 32])
 def test_resnet18_takes_images_from_8_pixels(image: int) -> None:
     assert ResNet18(width=4, classes=7, in_channels=1)(torch.zeros(2, 1, image, image)).shape == (2, 7)
-
-
-def test_gpt2_small_has_124_million_parameters() -> None:
-    with torch.device("meta"):
-        assert count_parameters(GPT2(50257, 1024)) == 124_439_808
-
-
-def test_gpt2_logits_have_one_row_per_token() -> None:
-    assert tiny_gpt2()(torch.zeros(3, 5, dtype=torch.long)).shape == (3, 5, 11)
 
 
 def test_gpt2_is_causal() -> None:
@@ -78,6 +68,7 @@ def test_gpt2_is_causal() -> None:
     changed = tokens.clone()
     changed[0, 5] = (tokens[0, 5] + 1) % 11
     before, after = model(tokens), model(changed)
+    assert before.shape == (1, 8, 11)
     torch.testing.assert_close(before[:, :5], after[:, :5])
     assert not torch.allclose(before[:, 5:], after[:, 5:])
 
@@ -132,16 +123,17 @@ def test_gpt2_drops_out_in_training_only() -> None:
     assert torch.equal(model(tokens), model(tokens))
 
 
-def test_wrong_arguments_are_named_in_the_error() -> None:
-    with pytest.raises(MupscaleError, match=r"'swish'.*relu, tanh, gelu, linear"):
-        MLP(5, 16, 3, activation="swish")
-    with pytest.raises(MupscaleError, match="depth is 0"):
-        MLP(5, 16, 3, depth=0)
-    with pytest.raises(MupscaleError, match=r"\[5, 16, 0, 3\]"):
-        MLP(5, [16, 0], 3)
-    with pytest.raises(MupscaleError, match="0, 100 and 3"):
-        ResNet18(width=0)
-    with pytest.raises(MupscaleError, match="11, 8, 12, 0 and 64"):
-        GPT2(11, 8, heads=0)
-    with pytest.raises(MupscaleError, match=r"9 tokens.*context is 8"):
-        tiny_gpt2()(torch.zeros(1, 9, dtype=torch.long))
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: MLP(5, 16, 3, activation="swish"), r"'swish'.*relu, tanh, gelu, linear"),
+        (lambda: MLP(5, 16, 3, depth=0), "depth is 0"),
+        (lambda: MLP(5, [16, 0], 3), r"\[5, 16, 0, 3\]"),
+        (lambda: ResNet18(width=0), "0, 100 and 3"),
+        (lambda: GPT2(11, 8, heads=0), "11, 8, 12, 0 and 64"),
+        (lambda: tiny_gpt2()(torch.zeros(1, 9, dtype=torch.long)), r"9 tokens.*context is 8"),
+    ],
+)
+def test_wrong_arguments_are_named_in_the_error(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(MupscaleError, match=words):
+        make()

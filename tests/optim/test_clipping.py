@@ -56,11 +56,10 @@ def test_it_clips_as_the_narrow_model_was_after_two_growths_and_a_save(
     cls: type[Optimizer], hyper: dict[str, float], batch: tuple[Tensor, Tensor]
 ) -> None:
     narrow = net(8)
-    optimizer: Optimizer = cls(narrow.parameters(), **hyper)  # type: ignore[call-arg]
+    optimizer: Optimizer = cls(narrow.parameters(), **hyper)
     step(narrow, optimizer, batch, by_optimizer)  # before any growth it is torch's
     wide, first = mu.upscale(narrow, net(16), optimizer=optimizer, inputs=batch[0], exact=True)
     wider, second = mu.upscale(wide, net(48), optimizer=first, inputs=batch[0], exact=True)
-    assert second is not None
     file = io.BytesIO()
     torch.save(second.state_dict(), file)
     file.seek(0)
@@ -100,7 +99,6 @@ def test_torchs_clipping_of_a_grown_model_is_noticed_once(batch: tuple[Tensor, T
     narrow = net(8)
     optimizer: Optimizer | None = torch.optim.SGD(narrow.parameters(), lr=0.01)
     wide, optimizer = mu.upscale(narrow, net(16), optimizer=optimizer, inputs=batch[0])
-    assert optimizer is not None
     for clip in (by_optimizer, lambda model, optimizer: None):
         for _ in range(4):
             step(wide, optimizer, batch, clip)

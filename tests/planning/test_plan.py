@@ -172,7 +172,7 @@ def test_parametrised_layers() -> None:
             return out
 
     narrow, wide = Normed(4), Normed(12)
-    with pytest.raises(MupscaleError, match=r"weight\.original1.*and roles for its other parts .*fold of in_\^-1/2"):
+    with pytest.raises(MupscaleError, match=r"weight\.original1.*ParametrizationList does not show which .*inputs="):
         mu.plan(narrow, wide)
     roles = {"*.original1": Role(out=0, in_=1), "*.original0": Role(out=0, fold=3**-0.5)}
     assert_equivalent(narrow, wide, sequences(), roles=roles)
@@ -255,9 +255,11 @@ def test_tied_readout_registered_before_the_embedding() -> None:
 @pytest.mark.usefixtures("float64")
 def test_tied_readout_without_a_norm_is_refused_with_a_remedy() -> None:
     narrow, wide = (Tied(d, nn.Linear(d, d), nn.Tanh()) for d in (4, 8))
-    with pytest.raises(MupscaleError, match=r"'readout\.weight' is tied.*None was found.*untie the readout.*roles="):
+    with pytest.raises(
+        MupscaleError, match=r"'readout\.weight' is tied.*'between\.0', a Linear.*inputs=.*roles=.*untie"
+    ):
         mu.plan(narrow, wide)
-    with pytest.raises(MupscaleError, match="None was found"):
+    with pytest.raises(MupscaleError, match="is none that is known to"):
         mu.plan(*(Tied(d, nn.LayerNorm(d, elementwise_affine=False)) for d in (4, 8)))
 
 
@@ -265,7 +267,7 @@ def test_tied_readout_without_a_norm_is_refused_with_a_remedy() -> None:
 def test_the_norm_of_a_tied_readout_can_be_named() -> None:
     """The remedy of the error, for a norm that is not the last module."""
     narrow, wide = (Tied(d, nn.Linear(d, d), norm_first=True) for d in (4, 8))
-    with pytest.raises(MupscaleError, match="None was found") as error:
+    with pytest.raises(MupscaleError, match="is none that is known to") as error:
         mu.plan(narrow, wide)
     assert "roles={'NORM.*': mupscale.Role(out=0, fold=lambda out, in_: 1 / out)}" in str(error.value)
     named = {"norm.*": Role(out=0, fold=lambda out, in_: 1 / out)}
@@ -297,7 +299,7 @@ def test_a_final_norm_registered_before_the_layers_is_asked_for() -> None:
             return out
 
     narrow, wide = Early(4), Early(8)
-    with pytest.raises(MupscaleError, match=r"may be 'layers\.1\.1' or 'norm': .*name the norm, roles="):
+    with pytest.raises(MupscaleError, match=r"'layers\.1\.1', a LayerNorm\) is none.*name the norm, roles="):
         mu.plan(narrow, wide)
     assert_equivalent(narrow, wide, tokens(), roles={"norm.*": Role(out=0, fold=lambda out, in_: 1 / out)})
 
@@ -428,7 +430,7 @@ HEAD_DIM = ["head_dim", "d_head", "dim_head", "head_size", "attention_head_size"
     [
         *((heads, "", style) for heads in HEADS for style in ("separate", "fused")),
         *(("num_heads", head_dim, style) for head_dim in HEAD_DIM for style in ("separate", "fused")),
-        *(("num_heads", head_dim, style) for head_dim in ("", "head_dim") for style in ("to_out", "unnamed")),
+        *(("num_heads", head_dim, "to_out") for head_dim in ("", "head_dim")),
     ],
 )
 def test_growing_heads_are_recognised(heads: str, head_dim: str, style: str) -> None:
@@ -477,7 +479,7 @@ def test_two_layers_with_the_name_of_an_output_projection_are_asked_for() -> Non
             return out
 
     narrow, wide = Small(2), Small(4)
-    with pytest.raises(MupscaleError, match=r"were not recognised by name \(stem, qkv, proj, out\); say which"):
+    with pytest.raises(MupscaleError, match=r"were not recognised by name \(stem, qkv, proj, out\)"):
         mu.plan(narrow, wide)
     roles = {
         "qkv.weight": Role(out=0, in_=1, out_block=2),
@@ -537,12 +539,6 @@ class Around(nn.Module):
         for module in self.children():
             x = module(x)
         return x
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("style", ["separate", "fused"])
-def test_an_output_projection_beside_the_module_that_knows_the_heads(style: str) -> None:
-    assert_equivalent(*(Block(3 * n, Around(n, style, "output")) for n in (2, 4)), sequences())
 
 
 def test_an_output_projection_that_nobody_can_tell_is_asked_for() -> None:
@@ -626,7 +622,7 @@ def test_query_heads_growing_alone_in_a_fused_projection_are_refused() -> None:
     narrow, wide = (
         Block(2 * n, Heads(2 * n, n, 2, "fused", kv=1, tells={"num_heads": n, "num_kv_heads": 1})) for n in (4, 8)
     )
-    with pytest.raises(MupscaleError, match=r"attention 'attn'.*two learning rates in one tensor. Grow both"):
+    with pytest.raises(MupscaleError, match=r"attention 'attn'.*1 times, in one fused projection. Grow both"):
         mu.plan(narrow, wide)
 
 
@@ -710,7 +706,7 @@ def test_projections_of_unknown_names_are_asked_for(tells: dict[str, int]) -> No
             return self.u(attention(self.x(x), *self.yz(x).chunk(2, -1), self.num_heads, self.num_heads, None))
 
     narrow, wide = Block(4, OddAttention(2)), Block(8, OddAttention(4))
-    with pytest.raises(MupscaleError, match=r"attention 'attn'.*were not recognised by name \(x, yz, u\); say which"):
+    with pytest.raises(MupscaleError, match=r"attention 'attn'.*were not recognised by name \(x, yz, u\).*inputs="):
         mu.plan(narrow, wide)
     told = {
         "attn.u.weight": Role(out=0, in_=1, in_block=2),
@@ -785,21 +781,8 @@ def test_a_norm_of_the_queries_takes_the_fold(style: str) -> None:
 
 def test_a_norm_without_gain_has_nothing_to_fold_into() -> None:
     narrow, wide = (growing(size, size**-0.5, norm="without gain") for size in (2, 6))
-    with pytest.raises(MupscaleError, match=r"attention 'attn'.*but 'q_norm', .* has no gain"):
+    with pytest.raises(MupscaleError, match=r"attention 'attn'.*in the queries, .* a norm without a gain"):
         mu.plan(narrow, wide)
-
-
-def test_a_query_projection_of_unknown_name_is_asked_for_where_it_takes_a_fold() -> None:
-    class OddAttention(nn.Module):
-        def __init__(self, size: int, scale: float) -> None:
-            super().__init__()
-            self.num_heads, self.head_dim, self.scale = 2, size, scale
-            self.x, self.yz, self.u = nn.Linear(8, 2 * size), nn.Linear(8, 4 * size), nn.Linear(2 * size, 8)
-
-    with pytest.raises(MupscaleError, match=r"its query projection was not recognised by name \(x, yz, u\)"):
-        mu.plan(OddAttention(2, 1.0), OddAttention(4, 1.0))
-    plan = mu.plan(OddAttention(2, 1 / 2), OddAttention(4, 1 / 4))
-    assert (plan.rules["x.weight"], plan.rules["u.weight"]) == (Rule(2, 1), Rule(1, 2))
 
 
 def test_heads_and_head_dim_growing_at_once_cannot_be_copied_but_scale_under_mup() -> None:
@@ -1188,9 +1171,9 @@ def test_an_axis_of_a_family_is_a_width_even_where_it_does_not_grow() -> None:
     """A fact of the family, not of k."""
     entry = mlp_family().plan(6)["layers.1.weight"]
     assert entry.rule == Rule()
-    assert (entry.out_is_width, entry.in_is_width) == (True, True)
+    assert (entry.out, entry.in_) == ((0,), (1,))
     readout = mlp_family().plan(6)["layers.3.weight"]
-    assert (readout.out_is_width, readout.in_is_width) == (False, True)
+    assert (readout.out, readout.in_) == ((), (1,))
 
 
 def test_a_plan_is_copied_and_pickled_after_use() -> None:

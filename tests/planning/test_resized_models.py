@@ -14,9 +14,10 @@ from torch import Tensor, nn
 import mupscale as mu
 from exactness import assert_exact
 from mupscale.models import GPT2
-from mupscale.planning import in_double, large_models
-from mupscale.planning.large_models import Resizing, check_at_full_size, find_miniatures
+from mupscale.planning import comparing, in_double
+from mupscale.planning.comparing import compare_copies
 from mupscale.planning.making_plans import plan_and_look
+from mupscale.planning.miniatures import Resizing, find_miniatures
 from patterns import PATTERNS
 
 X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -107,7 +108,7 @@ def test_a_copy_has_the_sizes_that_its_author_would_give_it_and_no_weights_of_th
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model counts as large."""
-    monkeypatch.setattr(large_models, "LARGE", 0)
+    monkeypatch.setattr(comparing, "LARGE", 0)
 
 
 @pytest.mark.parametrize(("width", "grow"), [(64, mu.Copies()), (64, mu.Fresh()), (48, mu.Fresh())])
@@ -115,7 +116,7 @@ def test_a_miniature_shows_the_plan_of_the_models(width: int, grow: Any, monkeyp
     torch.manual_seed(0)
     narrow, wide = gpt(32), gpt(width)
     whole = mu.plan(narrow, wide, inputs=TOKENS, grow=grow)
-    monkeypatch.setattr(large_models, "LARGE", 0)
+    monkeypatch.setattr(comparing, "LARGE", 0)
     monkeypatch.setattr("mupscale.planning.making_plans.plan_and_look", _of_miniatures(len(list(narrow.parameters()))))
     plan = mu.plan(narrow, wide, inputs=TOKENS, grow=grow)
     assert plan == whole
@@ -138,29 +139,15 @@ def test_a_wrong_constant_or_order_at_full_size_is_named() -> None:
     torch.manual_seed(0)
     narrow, wide = gpt(16, layers=3), gpt(32, layers=3)
     plan = mu.plan(narrow, wide)
-    assert not check_at_full_size(narrow, wide, plan, TOKENS).reason
+    assert not compare_copies(narrow, wide, plan, TOKENS).reason
     for name in ("h.2.mlp.c_proj.weight", "h.1.attn.c_attn.weight", "ln_f.weight", "wpe.weight"):
         entry = plan[name]
         off = {**plan.parameters, name: entry.with_constants(fold=entry.fold * 1.2)}
-        assert check_at_full_size(narrow, wide, replace(plan, parameters=off), TOKENS).reason, name
+        assert compare_copies(narrow, wide, replace(plan, parameters=off), TOKENS).reason, name
     entry = plan["h.1.attn.c_attn.weight"]
     axes = {d: replace(axis, block=1) for d, axis in entry.axes.items()}
     off = {**plan.parameters, "h.1.attn.c_attn.weight": replace(entry, axes=axes)}
-    assert (
-        "differs from the narrow one's"
-        in check_at_full_size(narrow, wide, replace(plan, parameters=off), TOKENS).reason
-    )
-
-
-def test_no_two_units_of_generic_weights_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although there are fewer numbers than entries, since those of a row are not drawn anew for the next."""
-    monkeypatch.setattr(large_models, "_DRAWN", 101)
-    drawn = large_models.generic_weights(nn.Linear(20, 30))
-    weight, bias = drawn("weight"), drawn("bias")
-    assert (weight.shape, weight.unique().numel(), bias.unique().numel()) == ((30, 20), 101, 30)
-    assert weight.unique(dim=0).shape == weight.unique(dim=1).shape == (30, 20)
-    assert torch.linalg.matrix_rank(weight) == 20
-    assert torch.equal(weight, drawn("weight"))
+    assert "differs from the narrow one's" in compare_copies(narrow, wide, replace(plan, parameters=off), TOKENS).reason
 
 
 class Block(nn.Module):

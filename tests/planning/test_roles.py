@@ -571,16 +571,6 @@ def test_a_vector_told_to_be_an_output_where_it_is_summed_over_is_off() -> None:
         assert_equivalent(case.net(FEW), case.net(MANY), case.batches(), "adamw", roles={"body.q": Role(out=0)})
 
 
-@pytest.mark.usefixtures("float64")
-def test_a_leaf_module_shows_what_its_vector_is() -> None:
-    """It is called alone: each entry changes its own unit, or all of them."""
-    case = Case(lambda a, b: Vector(a, summed=False), square=True)
-    assert_equivalent(case.net(FEW), case.net(MANY), case.batches(), "adamw")
-    with torch.device("meta"):
-        sketches = case.net(FEW), case.net(MANY)
-    assert mu.plan(*sketches)["body.q"].rule == mu.Rule(2, 1)
-
-
 def test_a_family_refuses_what_may_be_summed_over_unless_it_has_a_batch() -> None:
     case, _ = UNCERTAIN["h @ q"]
     family = mu.Family(lambda width: case.net((width, width)), base=8)
@@ -590,31 +580,24 @@ def test_a_family_refuses_what_may_be_summed_over_unless_it_has_a_batch() -> Non
     assert learnt.plan(16)["body.q"].rule == mu.Rule(1, 2)
 
 
-def suggested(error: pytest.ExceptionInfo[MupscaleError]) -> str:
-    """The line of code in the message."""
-    found = re.search(r"write (mupscale\.register_roles\(.*?\)\)), or pass", str(error.value))
-    assert found is not None, str(error.value)
-    return found[1]
-
-
 @pytest.mark.usefixtures("float64", "registry")
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("transposed", [False, True])
-def test_the_error_for_a_bare_matrix_gives_the_line_to_write(optimizer: str, transposed: bool) -> None:
+def test_the_error_for_a_bare_matrix_gives_the_role_to_pass_or_register(transposed: bool) -> None:
     case = Case(lambda a, b: Mixer(a, b, transposed))
     narrow, wide = case.net(FEW), case.net(MANY)
-    with pytest.raises(MupscaleError, match=r"'body\.mix'.*grows along dimensions \[0, 1\]") as error:
+    with pytest.raises(MupscaleError, match=r"'body\.mix'.*grows along dimensions \[0, 1\], but Mixer") as error:
         mu.plan(narrow, wide)
-    assert "input: pass a batch, inputs=, and a run of the model shows it, or write" in str(error.value)
-    line = suggested(error)
-    if transposed:
-        line = line.replace("out=0, in_=1", "out=1, in_=0")
-    eval(line, {"mupscale": mu, "Mixer": Mixer})
-    assert_equivalent(narrow, wide, case.batches(), optimizer)
+    assert "input: pass a batch, inputs=, and a run of the model shows it, or pass roles=" in str(error.value)
+    line = re.search(r"mupscale\.Role\(.*?\)", str(error.value))
+    assert line is not None
+    role = eval(line[0].replace("out=0, in_=1", "out=1, in_=0") if transposed else line[0], {"mupscale": mu})
+    assert_equivalent(narrow, wide, case.batches(), "adamw", roles={"body.mix": role})
+    register_roles(Mixer, mix=role)
+    assert_equivalent(narrow, case.net(MANY), case.batches(), "sgd")
 
 
 @pytest.mark.usefixtures("float64", "registry")
-def test_the_line_for_a_class_derived_from_a_known_one_adds_to_what_is_known() -> None:
+def test_roles_for_a_class_derived_from_a_known_one_add_to_what_is_known() -> None:
     class Adapted(nn.Linear):
         def __init__(self, a: int, b: int) -> None:
             super().__init__(a, b)
@@ -626,9 +609,9 @@ def test_the_line_for_a_class_derived_from_a_known_one_adds_to_what_is_known() -
     case = Case(Adapted)
     narrow, wide = case.net(FEW), case.net(MANY)
     for name in ("extra", "more"):
-        with pytest.raises(MupscaleError, match=rf"'body\.{name}'.*grows along dimensions \[0, 1\]") as error:
+        with pytest.raises(MupscaleError, match=rf"'body\.{name}'.*grows along dimensions \[0, 1\]"):
             mu.plan(narrow, wide)
-        eval(suggested(error), {"mupscale": mu, "Adapted": Adapted})
+        register_roles(Adapted, **{name: MATRIX})
     assert_equivalent(narrow, wide, case.batches(), "adamw")
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,24 +19,13 @@ from mupscale.report import write_report
 from mupscale.study.results import PageTable
 from summaries import all_runs, diverged, example, sweep_1, sweep_2, write
 
-figure = pytest.importorskip("matplotlib.figure")
 pytestmark = pytest.mark.slow
 
 
-_SAVE = figure.Figure.savefig
-
-
-def svg_alone(self: Any, path: Path, **more: Any) -> None:
-    """Save a picture as the page has it; where a PNG would lie beside it, the picture is only laid out."""
-    if more.get("format") == "svg":  # under a temporary name
-        _SAVE(self, path, **more)
-    else:
-        self.draw_without_rendering()
-        Path(path).touch()
-
-
 @pytest.fixture(scope="module")
-def pages(paper_page: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def pages(
+    paper_page: Path, tmp_path_factory: pytest.TempPathFactory, svg_alone: Callable[..., None]
+) -> Callable[[str], Path]:
     """The paper's comparison; five seeds of all contenders, one of which diverged; and that beside a run in ruins."""
     folder = tmp_path_factory.mktemp("pages")
     words = "anamewithoutanyplacetobreakit" * 4

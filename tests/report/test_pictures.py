@@ -21,14 +21,13 @@ from mupscale.plots import (
     figure,
     set_value_axis,
     styled,
-    words,
 )
 from mupscale.plots.figures import find_contrast
 from mupscale.report import cost_picture, gain, loss_curves, tuning
 from mupscale.report.cost_picture import HALF, NARROW, WIDE, Shape
 from mupscale.report.looks import Look, find_looks
-from mupscale.study import CONTENDERS, ContenderRuns, Curve, SystemRuns, contender_named
-from mupscale.sweep import Sweep, Tried
+from mupscale.study import CONTENDERS, ContenderRuns, Curve, Sweep, SystemRuns, Tried, contender_named
+from mupscale.system import words
 from summaries import GAIN, LRS, NOISES, all_runs, diverged, sweep_1, sweep_2, transfer_check, with_curves
 
 pytest.importorskip("matplotlib")

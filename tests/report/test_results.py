@@ -20,8 +20,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("jsonargparse")
-
 from mupscale.cli import main
 from mupscale.core import Width
 from mupscale.data import covtype_sample, tinyshakespeare

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mupscale.study import ContenderRuns, load_summary
-from mupscale.study.best_size import forecast_size, write_size
+from mupscale.study.forecast import forecast_size, write_size
 from mupscale.study.results import BudgetPoint, SystemRuns
 
 STORED = sorted((Path(__file__).parents[2] / "results").glob("comparison-*"))

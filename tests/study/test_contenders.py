@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import pytest
 
 from mupscale.plots.gallery import DARK_PAPER, PAPER, recolour_for_dark
@@ -21,13 +23,13 @@ from mupscale.system import MupscaleError
 
 
 @pytest.mark.parametrize(
-    ("names", "words"), [(IN_PAY, ("phrase", "advice")), (IN_PAPER, ("subject",))], ids=["pay", "paper"]
+    ("names", "words"), [(IN_PAY, ("phrase", "advice")), (IN_PAPER, ("paper.subject",))], ids=["pay", "paper"]
 )
 def test_names_labels_and_looks_tell_the_contenders_of_a_comparison_apart(
     names: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
     for field in ("name", "label", "short", "color", *words):
-        values = [getattr(one, field) for one in contenders_named(names)]
+        values = [attrgetter(field)(one) for one in contenders_named(names)]
         assert all(values), field
         assert len(set(values)) == len(values), field
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mupscale.study.forecast import extrapolate
-from mupscale.sweep.space import Cell, Space, Sweep, Tried
+from mupscale.study.space import Cell, Space, Sweep, Tried
 from mupscale.system.errors import MupscaleError
 
 SPACE = Space(tuple(0.01 * 2**i for i in range(8)), tuple(0.125 * 2**i for i in range(8)))

@@ -135,6 +135,7 @@ def test_every_size_is_what_training_by_hand_gives(family: mu.Family, tmp_path: 
     assert float(rows[0][6]) == pytest.approx(held_out(model.eval()).item(), rel=1e-3)
 
 
+@pytest.mark.usefixtures("pictures_without_pixels")
 def test_what_was_trained_is_not_trained_again(family: mu.Family, tmp_path: Path) -> None:
     """Nor is a prefix; one more size trains its trunk and its branch alone."""
     called: list[int] = []

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from mupscale.study import ContenderRuns, Curve
 from mupscale.study.results import StageSpent
+from mupscale.study.space import Sweep, Tried
 from mupscale.study.verdict import compute_costs, compute_gain, cost_to_reach, mean_curve
-from mupscale.sweep.space import Sweep, Tried
 from paper_runs import with_curves
 
 STEPS = list(range(25, 1001, 25))

@@ -11,12 +11,21 @@ from typing import Any
 import pytest
 import torch
 
-from mupscale import sweep as sweep_package
 from mupscale.growth.noise import SignalNoise
-from mupscale.study import ContenderRuns, StudySummary, estimate_paper, run_paper
+from mupscale.study import (
+    Cell,
+    ContenderRuns,
+    Space,
+    StudySummary,
+    Sweep,
+    SweepJob,
+    Tried,
+    estimate_paper,
+    paper,
+    run_paper,
+)
 from mupscale.study.contenders import COPIES, contender_named
 from mupscale.study.paper import Choice, PaperStudy
-from mupscale.sweep import Cell, Space, Sweep, SweepJob, Tried
 from mupscale.system.errors import MupscaleError
 from mupscale.system.seeds import derive
 from mupscale.train import Growth, Recipe, Schedule, Seeds, Spec, find_checkpoint, read_snapshot, run_recipe
@@ -369,7 +378,7 @@ def test_an_extrapolated_value_has_the_plain_one_beside_it(tmp_path: Path) -> No
     study.trainer.make_folder()
     choice = Choice(0.01, 0.03, 0.2, "init", plain=(0.1, 0.02))
     study.sentences = ["plain transfer has 0.1"]
-    summary = study._summarise(choice, "")
+    summary = study._summarise(choice)
     copies, plain = runs_of(summary, "copies"), runs_of(summary, "copies-plain")
     assert (copies.noise, copies.lr) == (0.2, 0.03)
     assert (plain.noise, plain.lr) == (0.1, 0.02)
@@ -394,7 +403,7 @@ def test_two_small_widths_are_tuned_narrowest_first_and_what_moved_is_said(tmp_p
 def test_zero_noise_chosen_means_that_the_upscaled_model_is_the_base_model_continued(tmp_path: Path) -> None:
     study = prepared(tmp_path / "run", contenders=["continued", "copies-without-noise", "copies-own"], seeds=2)
     study.trainer.make_folder()
-    summary = study._summarise(Choice(0.01, 0.02, 0.0, "init", own_lr=0.01), "")
+    summary = study._summarise(Choice(0.01, 0.02, 0.0, "init", own_lr=0.01))
     copies = runs_of(summary, "copies")
     assert copies.curves == runs_of(summary, "copies-without-noise").curves
     assert copies.label == "(e) grown from copies, width 16, for which the sweep chose no noise"
@@ -500,7 +509,7 @@ def test_a_seed_with_which_the_base_model_diverges_is_left_out(tmp_path: Path) -
     unlucky = small(data=Spec("paper_runs.Unlucky"))
     study = prepared(tmp_path / "run", unlucky, seeds=3, contenders=["continued"])
     study.trainer.make_folder()
-    summary = study._summarise(Choice(0.01, 0.02, 0.1, "init"), "")
+    summary = study._summarise(Choice(0.01, 0.02, 0.1, "init"))
     base, copies = runs_of(summary, "base"), runs_of(summary, "copies")
     assert [curve.status for curve in base.curves] == ["finished", "diverged", "finished"]
     assert [curve.seed for curve in copies.curves] == [0, 2]
@@ -532,7 +541,7 @@ def test_the_embeddings_factor_is_tuned_at_the_small_width_and_taken_along(
         return Sweep(job.name, [Tried(*cell, [x]) for cell, x in losses.items()], second=job.space.second)
 
     if kind == "mlp":
-        monkeypatch.setattr(sweep_package, "run_sweep", scored)
+        monkeypatch.setattr(paper, "run_sweep", scored)
         monkeypatch.setattr(PaperStudy, "_train_small", lambda *_: None)
     how = settings(lrs=[0.01, 0.02], embeddings=[0.5, 8.0], grown_lrs=[0.02], noises=[0.3])
     tuned = PaperStudy(small(kind), replace(how, storage=f"journal:{tmp_path}/log"), tmp_path / "run", quiet)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mupscale.study import ContenderRuns, Curve
+from mupscale.study.space import Space, Sweep, Tried
 from mupscale.study.verdict import compute_costs, compute_gain, write_verdict, write_warnings
-from mupscale.sweep.space import Space, Sweep, Tried
 from paper_runs import with_curves
 
 STEPS = list(range(10, 101, 10))

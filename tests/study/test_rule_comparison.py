@@ -10,8 +10,8 @@ import pytest
 
 from mupscale.core import RuleSet
 from mupscale.engine import train_many
-from mupscale.study import RULES_FILE, compare_rules, measure_transfer, rule_comparison, rules_table
-from mupscale.study.rule_comparison import rules_in_words
+from mupscale.study import compare_rules, rules_table, training
+from mupscale.study.rule_comparison import RULES_FILE, RuleComparison, measure_transfer, rules_in_words
 from mupscale.system import MupscaleError
 from small_runs import ADAMW, recipe
 
@@ -86,7 +86,7 @@ def test_rule_sets_are_compared_and_runs_are_kept(tmp_path: Path, monkeypatch: p
     assert values["rules"]["default"]["sizes"] != values["rules"]["decay=fixed"]["sizes"]
     assert values["verdict"][0].startswith("from width 4 to 8, taking the best rate along costs least with ")
     assert [line.split()[0] for line in rules_table(values).splitlines()[-2:]] == ["default", "decay=fixed"]
-    monkeypatch.setattr(rule_comparison, "train_many", lambda *args, **more: pytest.fail("trained again"))
+    monkeypatch.setattr(training, "train_many", lambda *args, **more: pytest.fail("trained again"))
     assert compare(tmp_path) == values
 
 
@@ -99,7 +99,7 @@ def test_rule_sets_that_coincide_share_their_runs(tmp_path: Path, monkeypatch: p
         more["note"]("one run at a time: a reason")
         return train_many(recipes, **more)
 
-    monkeypatch.setattr(rule_comparison, "train_many", counting)
+    monkeypatch.setattr(training, "train_many", counting)
     rules = [RuleSet(), RuleSet("fixed"), RuleSet("fixed", batch="none")]
     values = compare(tmp_path, rules=rules, note=said.append)
     assert trained == [6, 6, 6]
@@ -112,31 +112,26 @@ def test_rule_sets_that_coincide_share_their_runs(tmp_path: Path, monkeypatch: p
     alone = compare(tmp_path / "alone", rules=[RuleSet("fixed")])
     assert alone["rules"]["decay=fixed"] == values["rules"]["decay=fixed"]
     one = recipe(width=8, steps=4, optimizer=ADAMW, grow=[])
-    table = rule_comparison.RuleComparison(one, rules, [0.01, 0.02, 0.04], widths=[4, 8], seeds=2).describe("serial")
+    table = RuleComparison(one, rules, [0.01, 0.02, 0.04], widths=[4, 8], seeds=2).describe("serial")
     rows = {line.partition("  ")[0]: line.split() for line in table.splitlines()}
     assert rows["decay=fixed, width 8"][3:5] == ["6", "models"]
     assert rows["decay=fixed, width 4"][3:5] == ["0", "models"]
 
 
 @pytest.mark.parametrize(("sizes", "lrs"), [({"batches": [4, 16]}, [2.0, 1.0]), ({"durations": [4, 16]}, [1.0, 0.5])])
-def test_over_batches_and_durations_hyperparameters_follow(
-    sizes: dict[str, Any], lrs: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_over_batches_and_durations_hyperparameters_follow(sizes: dict[str, Any], lrs: list[float]) -> None:
     """lr ∝ √batch and duration^-1/2, from the first of them on; a larger batch takes fewer steps."""
-    seen = []
-
-    def train(recipes: Any, *rest: Any, visible: bool) -> list[float]:
-        seen.append(recipes)
-        return [1.0 + n for n in range(len(recipes))]
-
-    monkeypatch.setattr(rule_comparison, "_train", train)
-    compare(tmp_path, **sizes, rules=[RuleSet(duration=0.5), RuleSet(batch="none")], seeds=1)
-    (first, second), others = ([runs[0] for runs in part] for part in (seen[:2], seen[2:]))
+    rules = [RuleSet(duration=0.5), RuleSet(batch="none")]
+    compared = RuleComparison(recipe(width=8, steps=4, optimizer=ADAMW, grow=[]), rules, [0.01, 0.02, 0.04], **sizes)
+    seen = [compared.ground.recipe_of(leaves[0], Path()) for _, _, leaves in compared.runs()]
+    (first, second), others = seen[:2], seen[2:]
     ratio = second.optimizer.init_args["lr"] / first.optimizer.init_args["lr"]
     assert ratio == pytest.approx(2.0 if "batches" in sizes else 0.5)
     assert others[1].optimizer.init_args["lr"] == others[0].optimizer.init_args["lr"]
     assert first.optimizer.init_args["lr"] == 0.01
     assert [run.steps * run.batch for run in (first, second)] == ([16, 16] if "batches" in sizes else [32, 128])
+    costs = [compared.ground.cost(leaves[0]) / compared.ground.cost_per_step(8) for _, _, leaves in compared.runs()]
+    assert costs == 2 * ([2.0, 2.0] if "batches" in sizes else [4.0, 16.0])
 
 
 @pytest.mark.parametrize(

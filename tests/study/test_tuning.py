@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from mupscale.study import Tried
 from mupscale.study.pay import choose, list_promising
-from mupscale.sweep import Tried
 from mupscale.system import MupscaleError
 
 

@@ -1,9 +1,7 @@
-"""When to grow: one trunk off which every arm branches, all at the same cost; what it says; kills; the command."""
+"""When to grow: one trunk off which every arm branches, all at the same cost; what it says; the command."""
 
 from __future__ import annotations
 
-import signal
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,8 @@ from mupscale.study.tree import list_stretches
 from mupscale.study.when import PARTS, Arm, plan_when
 from mupscale.system import MupscaleError
 from mupscale.train import Growth, Recipe, Schedule
-from paper_runs import Sitting, count_changes, facts, quiet, read, settings, small, written
-from small_runs import die_at, metrics
+from paper_runs import quiet, read, settings, small, written
+from small_runs import metrics
 
 LABELS = ["wide from scratch", "grown after 10%", "grown after 25%", "grown after 50%", "never grown"]
 SETTINGS = settings(contenders=[])
@@ -35,13 +33,12 @@ def plan(recipe: Recipe) -> tuple[Ground, list[Arm]]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """An uninterrupted run, and how often it changed something in its folder."""
-    place = tmp_path_factory.mktemp("when")
-    prepare = partial(count_changes, str(place / "run"), str(place / "count"))
-    child = Sitting(place / "run", short(), SETTINGS, place / "log", prepare, run=run_when)
-    assert child.wait() == 0, (place / "log").read_text()
-    return place / "run", int((place / "count").read_text())
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("when")
+    run_when(short(), SETTINGS, folder, note=quiet)
+    return folder
 
 
 def arms_of(summary: StudySummary) -> list[ContenderRuns]:
@@ -98,23 +95,23 @@ def test_what_has_no_when_is_refused_in_a_sentence(changes: dict[str, Any], why:
 # ------------------------------------------------------------------------------------------------ a run
 
 
-def test_every_prefix_is_trained_once_and_losses_are_those_of_the_leaves(whole: tuple[Path, int]) -> None:
+def test_every_prefix_is_trained_once_and_losses_are_those_of_the_leaves(whole: Path) -> None:
     ground, arms = plan(short())
     every = list_stretches(leaf for arm in arms for leaf in arm.leaves)
-    folders = {path.name for path in (whole[0] / "stretches").iterdir()}
+    folders = {path.name for path in (whole / "stretches").iterdir()}
     assert folders == {ground.folder_name(stretch) for stretch in every}
-    summary = read(whole[0])
+    summary = read(whole)
     for arm, runs in zip(arms, arms_of(summary), strict=True):
         (point,) = runs.points
-        ends = [metrics(whole[0] / "stretches" / ground.folder_name(leaf), "eval")[-1]["loss"] for leaf in arm.leaves]
+        ends = [metrics(whole / "stretches" / ground.folder_name(leaf), "eval")[-1]["loss"] for leaf in arm.leaves]
         assert point.losses == ends
         assert (runs.shown, runs.width, runs.contender.name) == (arm.label, arm.width, arm.like)
     assert summary.sentences == [summary.answer["sentence"]]
     assert summary.answer["losses"] == {runs.shown: runs.points[0].losses for runs in arms_of(summary)}
 
 
-def test_the_sentence_names_the_lowest_first_and_all_others(whole: tuple[Path, int]) -> None:
-    summary = read(whole[0])
+def test_the_sentence_names_the_lowest_first_and_all_others(whole: Path) -> None:
+    summary = read(whole)
     finals = {runs.shown: runs.final for runs in arms_of(summary)}
     order = sorted(finals, key=lambda label: finals[label] or 9.0)
     (sentence,) = summary.sentences
@@ -122,28 +119,15 @@ def test_the_sentence_names_the_lowest_first_and_all_others(whole: tuple[Path, i
     assert [part.split(" ends ")[0] for part in sentence.split("; ")[1:]] == order[1:]
 
 
-def test_a_dry_run_costs_what_is_spent_to_the_last_digit(whole: tuple[Path, int]) -> None:
+def test_a_dry_run_costs_what_is_spent_to_the_last_digit(whole: Path) -> None:
     ground, arms = plan(short())
-    (stage,) = read(whole[0]).stages
+    (stage,) = read(whole).stages
     assert stage.cost == sum(ground.cost(one) for one in list_stretches(leaf for arm in arms for leaf in arm.leaves))
     lines = estimate_when(short(), SETTINGS).splitlines()
     assert [line.split("  ")[0] for line in lines[:-2]] == [*LABELS, "together"]
     assert f" {stage.cost:.3g} FLOPs" in lines[-3]
     assert lines[-2].startswith("Times are estimates for this machine")
     assert " epochs over " in lines[-1]
-
-
-@pytest.mark.slow  # the kill tests of the other presets meet the same trainer for every change
-def test_killed_anywhere_it_ends_the_same_and_its_seconds_add_up(whole: tuple[Path, int], tmp_path: Path) -> None:
-    folder, count = whole
-    run, log = tmp_path / "run", tmp_path / "log"
-    for part in (0.3, 0.6):
-        die = partial(die_at, str(run), round(part * count))
-        assert Sitting(run, short(), SETTINGS, log, die, run=run_when).wait() == -signal.SIGKILL
-    torch.set_num_threads(1)
-    assert facts(run_when(short(), SETTINGS, run, note=quiet)) == facts(read(folder))
-    again = run_when(short(), SETTINGS, run, note=quiet)
-    assert again.stages == read(run).stages
 
 
 @pytest.mark.usefixtures("pictures_without_pixels")

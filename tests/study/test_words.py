@@ -11,10 +11,10 @@ import pytest
 
 from comparisons import ALL, comparison, forecast_only, system
 from mupscale import MupscaleError
-from mupscale.plots import words
 from mupscale.study import StudySummary, format_width
 from mupscale.study.results import Card, PageTable
 from mupscale.study.wording import write_pay_words
+from mupscale.system import words
 from summaries import all_runs, diverged, example
 
 

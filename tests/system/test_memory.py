@@ -47,11 +47,10 @@ def test_a_shortage_is_never_a_contradiction(spare: int) -> None:
             assert sum(needed) > free, said
 
 
-def test_of_the_machine(tmp_path: Path) -> None:
-    assert available_memory(machine(tmp_path)) == 16 * GIB
-
-
 def test_within_the_limit_of_a_container(tmp_path: Path) -> None:
+    assert available_memory(machine(tmp_path / "bare")) == 16 * GIB
+    assert available_memory(old_container(machine(tmp_path / "old"), 8 * GIB, 3 * GIB, GIB)) == 6 * GIB
+    assert available_memory(old_container(machine(tmp_path / "free"), 1 << 62, 3 * GIB, GIB)) == 16 * GIB
     assert available_memory(container(machine(tmp_path / "a"), str(8 * GIB), 3 * GIB)) == 5 * GIB
     assert available_memory(container(machine(tmp_path / "b"), str(8 * GIB), 3 * GIB, held=GIB)) == 6 * GIB
     assert available_memory(container(machine(tmp_path / "c"), str(2 * GIB), 3 * GIB)) == 0
@@ -59,21 +58,13 @@ def test_within_the_limit_of_a_container(tmp_path: Path) -> None:
     assert available_memory(container(machine(tmp_path / "e", GIB), str(8 * GIB), 3 * GIB)) == GIB
 
 
-def test_within_the_limit_of_an_older_container(tmp_path: Path) -> None:
-    assert available_memory(old_container(machine(tmp_path / "a"), 8 * GIB, 3 * GIB, GIB)) == 6 * GIB
-    assert available_memory(old_container(machine(tmp_path / "b"), 1 << 62, 3 * GIB, GIB)) == 16 * GIB
-
-
 def test_where_there_is_no_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sysconf_names", {"SC_PHYS_PAGES": 1})
     monkeypatch.setattr("os.sysconf", lambda name: {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}[name])
     assert available_memory(tmp_path) == 2_048_000
-    assert _in_unknown_system(machine(tmp_path)) is None
-
-
-def test_where_nobody_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sysconf_names", {})
     assert available_memory(tmp_path) is None
+    assert _in_unknown_system(machine(tmp_path)) is None
 
 
 @pytest.mark.parametrize("was_on", [True, False])

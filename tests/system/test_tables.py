@@ -8,7 +8,8 @@ from torch import nn
 
 import mupscale as mu
 from mupscale.models import GPT2
-from mupscale.system import html_table, name_of_group, shorten_middle, text_table, wrap_text
+from mupscale.system import html_table, name_of_group, text_table, wrap_text
+from mupscale.system.terminal import shorten_middle
 
 
 def test_names_of_groups() -> None:

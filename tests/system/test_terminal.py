@@ -1,14 +1,10 @@
 """Progress, as lines, as a bar, or not at all."""
 
-import contextlib
-import os
-import sys
-from collections.abc import Callable
-
 import pytest
 
 from mupscale.system import Display, open_display
 from mupscale.system.terminal import BarDisplay
+from terminals import on_a_terminal
 
 
 def test_lines_come_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,44 +59,25 @@ def test_nothing_where_no_lines_are_wanted(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr() == ("", "")
 
 
-def on_a_terminal(monkeypatch: pytest.MonkeyPatch, use: Callable[[], None]) -> str:
-    pty = pytest.importorskip("pty")
-    reader, writer = pty.openpty()
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "120")
-    with os.fdopen(writer, "w") as terminal, monkeypatch.context() as patched:
-        patched.setattr(sys, "stderr", terminal)
-        use()
-    shown = b""
-    with contextlib.suppress(OSError):  # the end, where the other side is closed
-        while some := os.read(reader, 1 << 16):
-            shown += some
-    os.close(reader)
-    return shown.decode()
-
-
-def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("rich")
-
+def test_a_bar_on_a_terminal() -> None:
     def use() -> None:
         display = open_display(["wide bar", "count", "{task.fields[what]}", "time left"], 4, what="boxes")
         assert isinstance(display, BarDisplay)
-        display.update(1, "never shown", what="crates")
+        display.update(1, "never shown", what="[red]crates\x1b]0;t\x07")
         display.advance(2)
-        display.note("[three] of them")
+        display.note("[three] of them\x1b]0;t\x07")
         display.close()
 
-    shown = on_a_terminal(monkeypatch, use)
-    assert "3/4" in shown
-    assert "crates" in shown
-    assert "[three] of them" in shown
-    assert "never shown" not in shown
+    plain, coloured = on_a_terminal(use, NO_COLOR="1"), on_a_terminal(use)
+    assert "\x1b[38;5" in coloured
+    assert "\x1b[38;5" not in plain
+    for shown in (plain, coloured):
+        assert "3/4" in shown
+        assert r"[red]crates\x1b]0;t\x07" in shown  # neither markup nor control characters of others
+        assert r"[three] of them\x1b]0;t\x07" in shown
+        assert "\x1b]" not in shown
+        assert "never shown" not in shown
 
 
-def test_a_bar_that_nobody_moved_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("rich")
-
-    def use() -> None:
-        open_display(["bar", "percentage"], 4, started=False).close()
-
-    assert "%" not in on_a_terminal(monkeypatch, use)
+def test_a_bar_that_nobody_moved_is_not_shown() -> None:
+    assert "%" not in on_a_terminal(lambda: open_display(["bar", "percentage"], 4, started=False).close())

@@ -88,15 +88,6 @@ def test_backends_and_widths_draw_independent_numbers() -> None:
     close(Limit(size, 3, 3, device="cpu").vector(3), drawn[3])
 
 
-def test_a_real_matrix_is_what_it_does() -> None:
-    p = Finite(5, 4, device="cpu")
-    w, x = p.matrix(2), p.vector()
-    full = w.full()  # type: ignore[attr-defined]
-    close((full @ x.reshape(-1)).reshape(5, 4), w @ x)
-    close((full.T @ x.reshape(-1)).reshape(5, 4), w.T @ x)
-    close(full[::2, ::2], full[1::2, 1::2])
-
-
 @pytest.mark.parametrize("r", [0, 1, 2])
 @each_backend
 def test_outer_nonlin_is_its_definition(backend: Backend, r: int) -> None:
@@ -330,6 +321,9 @@ def _outer(p: Program, r: int, value: Callable[..., Tensor] = lambda *rows: sum(
         (lambda: Finite(10, 2).outer_nonlin(torch.tanh, [Finite(10, 2).vector(1, 3)]), "single vectors, not a batch"),
         (lambda: Limit(9).matrix() @ Limit(9).matrix(), r"ImplicitMatrix is none; .*A @ \(B @ x\)"),  # type: ignore
         (lambda: Limit(5).vector(count=9), "9 independent normals and more, and 5 samples cannot hold.*take 200"),
+        (lambda: Finite(10).grow(1.26), "10 units cannot become 1.26 times as many"),
+        (lambda: Limit(10).grow(1), "more than once as wide"),
+        (lambda: Finite(5, dtype=torch.float16), r"torch\.float32 or torch\.float64, not in torch\.float16"),
         (lambda: limit(lambda p: p.avg(p.vector()), seeds=1), "at least two seeds, not 1"),
         (lambda: finite(lambda p: p.avg(p.vector()), 5, seeds=0), "at least two seeds, not 0"),
     ],

@@ -1,10 +1,10 @@
-"""Studies at infinite width: networks meet their limit, copies drift apart, sweeps have a best cell."""
+"""Studies at infinite width: networks meet their limit, copies drift apart, ways to grow have a best one."""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,51 +13,38 @@ import torch
 
 from mupscale.plots.figures import figure
 from mupscale.plots.gallery import Gallery
-from mupscale.sweep.space import Cell, Space, Sweep
-from mupscale.system import MupscaleError, parse_record
-from mupscale.theory import FewSamples, Finite, MLPSetup, Stage, limit_pictures
+from mupscale.system import MupscaleError
+from mupscale.theory import Draws, FewSamples, Finite, Limit, MLPSetup, Stage, WayToGrow, best_way, limit_pictures
 from mupscale.theory.limit_study import (
     Experiment,
     LimitComparison,
+    compare_ways_to_grow,
     compare_with_limit,
     fit_slope,
     gaussian_batch,
+    list_ways,
     save_results,
     sweep_limit,
     worked_example,
 )
 from mupscale.theory.mlp_training import mask_separated_copies
-from mupscale.theory.worked_examples import Settings, measure_conditions
+from mupscale.theory.worked_examples import Settings
 
 pytest.importorskip("matplotlib")
 
-SETTINGS = Settings(
-    slope=lambda y: y - 1.0,
-    lr=0.1,
-    upscaled_lr=0.06,
-    before=3,
-    after=3,
-    times=3,
-    noise=(("A", 0.8), ("B", 0.5), ("C", 0.4), ("D", 0.3)),
-)
+NOISE = (("A", 0.8), ("B", 0.5), ("C", 0.4), ("D", 0.3))
+SETTINGS = Settings(lambda y: y - 1.0, lr=0.1, upscaled_lr=0.06, before=3, after=3, times=3, noise=NOISE)
 
 
-def experiment(*stages: Stage, activation: str = "tanh") -> Experiment:
+def experiment(*stages: Stage, activation: str = "tanh", **mlp: Any) -> Experiment:
     x, y = gaussian_batch(2, 3)
-    return Experiment(MLPSetup(3, activation), x, y, stages or [Stage(2, 0.5), Stage(2, 0.5, 2, 0.7)])
+    return Experiment(MLPSetup(3, activation, **mlp), x, y, stages or [Stage(2, 0.5), Stage(2, 0.5, 2, 0.7)])
 
 
 @pytest.fixture(scope="module")
 def met() -> LimitComparison:
     torch.set_num_threads(1)
-    return compare_with_limit(experiment(), [512, 64], samples=1500, seeds=2, networks=8)
-
-
-@pytest.fixture(scope="module")
-def met_well() -> LimitComparison:
-    """With so many networks that their slope is known."""
-    torch.set_num_threads(1)
-    return compare_with_limit(experiment(), [512, 64, 128, 256], samples=4000, seeds=3, networks=48)
+    return compare_with_limit(experiment(), [512, 64], Draws(1500, 2, 8))
 
 
 def test_the_batch_has_inputs_of_length_one() -> None:
@@ -71,29 +58,18 @@ def test_the_batch_has_inputs_of_length_one() -> None:
 
 
 @pytest.mark.slow
-def test_networks_come_closer_to_the_limit_with_the_square_root_of_n(met_well: LimitComparison) -> None:
-    met = met_well
+def test_networks_come_closer_to_the_limit_with_the_square_root_of_n() -> None:
+    """And the slope's error is what other draws of networks give: the bootstrap, over networks of each width."""
+    met = compare_with_limit(experiment(), [512, 64, 128, 256], Draws(4000, 3, 48))
     assert met.widths == [64, 128, 256, 512]
     assert met.slope == pytest.approx(-0.5, abs=0.1)
     for gap, doubt in met.gaps:
         assert gap < 3 * doubt
     assert met.errors[0] > 5 * float(met.limit.outputs.standard_error.max())  # the limit's own error hides nothing
-
-
-def test_the_slope_is_fitted_in_logarithms() -> None:
-    assert fit_slope([10, 100, 1000], [3.0, 0.3, 0.03]) == pytest.approx(-1)
-    assert fit_slope([1, 4], [1.0, 0.5]) == pytest.approx(-0.5)
-
-
-@pytest.mark.slow
-def test_the_slopes_error_is_what_other_draws_of_networks_give(met_well: LimitComparison) -> None:
-    """The bootstrap, over networks of each width."""
-    met, drawn = met_well, []
+    drawn = []
     for _ in range(300):
-        errors = []
-        for found in met.finite:
-            values = found.outputs.values[torch.randint(48, (48,))]
-            errors.append(float((values - met.limit.outputs.mean).square().mean().sqrt()))
+        several = [found.outputs.values[torch.randint(48, (48,))] for found in met.finite]
+        errors = [float((values - met.limit.outputs.mean).square().mean().sqrt()) for values in several]
         drawn.append(fit_slope(met.widths, errors))
     assert met.slope_error == pytest.approx(float(torch.tensor(drawn).std()), rel=0.25)
     assert met.slope_error is not None
@@ -106,34 +82,31 @@ def test_copies_are_one_until_the_upscaling_and_differ_after_it(met: LimitCompar
         assert torch.allclose(found.correlation[:2], torch.ones(2, dtype=torch.float64), atol=1e-5)
         assert (found.correlation[2:] < 0.9).all()
     assert torch.allclose(met.limit.correlation, met.finite[-1].correlation, atol=0.03)
+    silent = compare_with_limit(experiment(Stage(1, 0.5, 2), sigma=0.0), [], Draws(200))
+    assert silent.limit.correlation.tolist() == [1.0, 1.0]  # 0/0
 
 
-def test_the_noise_adds_to_the_kernel_of_a_copy_with_itself_alone() -> None:
-    """Linear, readout alone trained: ⟨h|h⟩ᵢⱼ = σ̄²(σ̄² + σ_U²/k) for i ≠ j, and σ̄_Δ²(σ̄² + σ_U²) more for i = j."""
-    x, y = gaussian_batch(1, 3)
-    mlp = MLPSetup(3, "linear", trained=[False, False, True])
-    found = compare_with_limit(
-        Experiment(mlp, x, y, [Stage(1, 0.1), Stage(1, 0.1, 2, 0.5)]), [], samples=500, seeds=2
-    ).limit
-    other = 1 + 0.25 / 2
+def test_noise_adds_to_the_kernel_of_a_copy_with_itself_alone() -> None:
+    """Linear, readout alone trained: ⟨h|h⟩ᵢⱼ = σ̄²(σ̄² + σ_U²/k) for i ≠ j, and σ̄_Δ²(σ̄² + σ_U²) more for i = j.
+
+    After several upscalings copies i and j are those that the first one parts. The noise of the second, on the hidden
+    matrix, is drawn for each of the six copies, that of the first for pairs of them.
+    """
+
+    def kernels(*stages: Stage, widths: tuple[int, ...] = ()) -> LimitComparison:
+        linear = experiment(*stages, activation="linear", trained=[False, False, True])
+        return compare_with_limit(replace(linear, inputs=linear.inputs[:1], targets=linear.targets[:1]), widths, draws)
+
+    draws = Draws(500, 2, 8)
+    found, other = kernels(Stage(1, 0.1), Stage(1, 0.1, 2, 0.5)).limit, 1 + 0.25 / 2
     assert found.other.mean.tolist() == pytest.approx([1, other, other], abs=1e-12)
     assert found.same.mean.tolist() == pytest.approx([1, other + 0.25 * 1.25, other + 0.25 * 1.25], abs=1e-12)
-
-
-def test_after_several_upscalings_copies_are_those_that_the_first_one_parts() -> None:
-    """Linear, nothing trained but the readout, noise on the hidden matrix alone: ⟨h|h⟩ᵢⱼ stays 1 for i and j apart.
-
-    The noise of the second upscaling is drawn for each of the six copies, that of the first for pairs of them.
-    """
-    x, y = gaussian_batch(1, 3)
-    mlp = MLPSetup(3, "linear", trained=[False, False, True])
     stages = [Stage(1, 0.1), Stage(1, 0.1, 3, [0, 0.5, 0]), Stage(1, 0.1, 2, [0, 0.7, 0])]
-    found = compare_with_limit(Experiment(mlp, x, y, stages), [64], samples=500, seeds=2, networks=8)
-    assert found.limit.other.mean.tolist() == pytest.approx([1, 1, 1, 1], abs=1e-12)
-    assert found.limit.same.mean.tolist() == pytest.approx([1, 1.25, 1.74, 1.74], abs=1e-12)
-    assert torch.allclose(found.finite[0].correlation, found.limit.correlation, atol=0.05)
-    groups = mask_separated_copies(stages)
-    assert groups.tolist() == [[i // 2 != j // 2 for j in range(6)] for i in range(6)]
+    twice = kernels(*stages, widths=(64,))
+    assert twice.limit.other.mean.tolist() == pytest.approx([1, 1, 1, 1], abs=1e-12)
+    assert twice.limit.same.mean.tolist() == pytest.approx([1, 1.25, 1.74, 1.74], abs=1e-12)
+    assert torch.allclose(twice.finite[0].correlation, twice.limit.correlation, atol=0.05)
+    assert mask_separated_copies(stages).tolist() == [[i // 2 != j // 2 for j in range(6)] for i in range(6)]
     assert mask_separated_copies(stages[:2]).tolist() == [[i != j for j in range(3)] for i in range(3)]
     assert not mask_separated_copies(stages[:1]).any()
 
@@ -142,19 +115,18 @@ def test_densities_are_densities_and_agree(met: LimitComparison) -> None:
     step = met.edges[1] - met.edges[0]
     for found in (met.limit, *met.finite):
         assert float(found.density.sum() * step) == pytest.approx(1, abs=0.01)
-    distance = [float((found.density - met.limit.density).abs().sum() * step) for found in met.finite]
-    assert distance[-1] < 0.1
+    assert float((met.finite[-1].density - met.limit.density).abs().sum() * step) < 0.1
 
 
-def test_a_comparison_survives_a_file(met: LimitComparison, tmp_path: Path) -> None:
-    path = save_results(tmp_path / "new" / "results.json", met.to_json())
-    again = LimitComparison.from_json(json.loads(path.read_text()))
-    assert again.to_json() == met.to_json()
-    assert again.slope == met.slope
-    assert torch.equal(again.limit.losses.standard_error, met.limit.losses.standard_error)
-
-
-def test_results_that_cannot_be_written_are_one_sentence(tmp_path: Path) -> None:
+def test_a_comparison_with_fresh_units_counts_units_by_their_share_and_is_written_to_a_file(tmp_path: Path) -> None:
+    stages = Stage(1, 0.3), Stage(1, 0.3, 1.5, how="fresh"), Stage(1, 0.3, 2, 0.5)
+    found = compare_with_limit(experiment(*stages), [20], Draws(300, 2, 2))
+    assert (found.times, found.wider, found.upscaled) == (2, 3.0, (1, 2))
+    for measured in (found.limit, *found.finite):
+        assert float(measured.density.sum() * (found.edges[1] - found.edges[0])) == pytest.approx(1, abs=0.01)
+    values = json.loads(save_results(tmp_path / "new" / "results.json", found.to_json()).read_text())
+    assert (values["wider"], values["upscaled"], values["errors"]) == (3.0, [1, 2], found.errors)
+    assert values["finite"][0]["losses"] == found.finite[0].losses.values.tolist()
     (tmp_path / "file").write_text("")
     with pytest.raises(MupscaleError, match=r"results\.json cannot be written: .*; choose another folder"):
         save_results(tmp_path / "file" / "results.json", {})
@@ -162,14 +134,28 @@ def test_results_that_cannot_be_written_are_one_sentence(tmp_path: Path) -> None
 
 def test_ticks_count_every_network_and_seed() -> None:
     ticks: list[int] = []
-    compare_with_limit(experiment(), [8, 16], samples=500, seeds=2, networks=3, tick=lambda: ticks.append(1))
+    draws = Draws(500, 2, 3, tick=lambda: ticks.append(1))
+    compare_with_limit(experiment(), [8, 16], draws)
     assert len(ticks) == 2 + 2 * 3
+    compare_ways_to_grow(experiment(Stage(1, 0.5)), [Stage(1, 0.5, 2, 0.1)], draws, width=8)
+    assert len(ticks) == 8 + 2 + 3
 
 
 @pytest.mark.parametrize("widths", [[0], [8, 8], [-1, 8]])
 def test_widths_must_be_different_and_positive(widths: list[int]) -> None:
     with pytest.raises(MupscaleError, match="widths are distinct numbers of units"):
-        compare_with_limit(experiment(), widths, samples=500, seeds=2)
+        compare_with_limit(experiment(), widths, Draws(500))
+
+
+@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_worked_example_is_its_closed_form(number: int) -> None:
+    worked = worked_example(number, SETTINGS, 1.0, [16, 256], Draws(200, 2, 12))
+    assert worked.difference < 1e-12
+    assert len(worked.closed) == 7
+    assert worked.closed[:4] == pytest.approx(worked.never[:4], abs=1e-15)
+    assert abs(worked.closed[-1] - worked.never[-1]) > 1e-3
+    assert worked.comparison.slope == pytest.approx(-0.5, abs=0.27)  # three standard errors
+    assert json.loads(json.dumps(worked.to_json()))["closed_form"] == worked.closed
 
 
 # ------------------------------------------------------------------------------------------------ pictures
@@ -228,119 +214,83 @@ def test_copies_and_preactivations_are_drawn(met: LimitComparison, easel: Easel)
     assert lines(easel.axes[0])["limit n → ∞"] == met.limit.density.tolist()
 
 
-def test_a_sweep_is_drawn_as_a_heat_map(swept: Sweep, easel: Easel) -> None:
-    limit_pictures.draw_sweep(swept, easel, base_lr=0.5)
-    (star,) = [line for line in easel.axes[0].lines if line.get_label() == "optimum"]
-    assert star.get_xdata()[0] == swept.space.lrs.index(swept.best.lr)
-    assert round(star.get_ydata()[0]) == swept.space.noises.index(swept.best.noise)
-
-
-# ------------------------------------------------------------------------------------------------ worked examples
-
-
-@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_worked_example_is_its_closed_form(number: int) -> None:
-    worked = worked_example(number, SETTINGS, 1.0, [16, 256], samples=200, networks=12)
-    assert worked.difference < 1e-12
-    assert len(worked.closed) == 7
-    assert worked.closed[:4] == worked.never[:4]
-    assert abs(worked.closed[-1] - worked.never[-1]) > 1e-3
-    assert worked.comparison.slope == pytest.approx(-0.5, abs=0.27)  # three standard errors
-    assert json.loads(json.dumps(worked.to_json()))["closed_form"] == worked.closed
-
-
-def test_the_conditions_that_leave_the_limit_unchanged_do_and_the_printed_one_does_not() -> None:
-    same, matched, m_printed, n_printed, m_both, n_both, output, tenfold = measure_conditions(SETTINGS)
-    assert same.change > 0.01
-    assert matched.change < 1e-12
-    assert min(m_printed.change, n_printed.change) > 0.01
-    assert max(m_both.change, n_both.change) < 1e-12
-    assert output.change > 0.01  # σ_B = σ_C = 0 is not enough, and what is left falls with k
-    assert tenfold.change == pytest.approx(output.change / 10, rel=1e-9)
-
-
-def test_the_printed_condition_is_right_where_both_noises_agree() -> None:
-    found = measure_conditions(replace(SETTINGS, noise=(("A", 0.3), ("C", 0.4), ("D", 0.3))))
-    assert max(found[2].change, found[3].change) < 1e-12
-
-
-# ------------------------------------------------------------------------------------------------ sweeps
+# ------------------------------------------------------------------------------------------------ ways to grow
 
 
 @pytest.fixture(scope="module")
-def swept() -> Sweep:
+def swept() -> list[WayToGrow]:
     torch.set_num_threads(1)
     before = experiment(Stage(2, 0.5), activation="linear")
-    return sweep_limit(before, Space((0.1, 0.5, 1e6), (1.0,)), times=2, after=3, samples=400, seeds=2)
+    return sweep_limit(before, (0.5, 0.1, 1e6), (1.0,), times=2, after=3, draws=Draws(400))
 
 
-def test_the_best_cell_is_the_lowest_loss(swept: Sweep) -> None:
-    finished = {trial.cell: trial.loss for trial in swept.trials if trial.loss is not None}
-    assert set(finished) == {Cell(lr, noise) for lr in (0.1, 0.5) for noise in (0.0, 1.0)}
-    assert swept.best.loss == min(finished.values())
-    assert (swept.name, swept.start, swept.width) == ("limit-times-2", "n", "2n")
-    for trial in swept.trials:
-        if trial.loss is not None:
-            assert trial.loss == pytest.approx(trial.curve[-1][1])
-            assert [step for step, _ in trial.curve] == [0, 1, 2, 3]
+def test_a_sweep_tries_every_cell_and_marks_those_that_diverge(swept: list[WayToGrow], easel: Easel) -> None:
+    cells = [(way.stage.lr, way.stage.noise) for way in swept]
+    assert cells == [(lr, noise) for noise in (0.0, 1.0) for lr in (0.1, 0.5, 1e6)]
+    assert [way.loss is None for way in swept] == [False, False, True] * 2
+    finished = [way for way in swept if way.limit is not None]
+    assert all(way.limit.values.shape == (2, 4) and way.loss == way.limit.mean[-1] for way in finished if way.limit)
+    best = best_way(swept)
+    assert best is not None
+    assert best.loss == min(way.loss for way in finished if way.loss is not None)
+    limit_pictures.draw_sweep(swept, easel, 0.5, "limit-times-2", "n → 2n")
+    (star,) = [line for line in easel.axes[0].lines if line.get_label() == "optimum"]
+    assert star.get_xdata()[0] == [0.1, 0.5, 1e6].index(best.stage.lr)
+    assert round(star.get_ydata()[0]) == [0.0, 1.0].index(best.stage.noise)
+    assert len([line for line in easel.axes[0].lines if line.get_marker() == "x" and len(line.get_xdata())]) == 2
 
 
-def test_trials_that_diverge_are_marked_and_the_others_go_on(swept: Sweep) -> None:
-    assert {trial.cell for trial in swept.trials if trial.status == "diverged"} == {Cell(1e6, 0), Cell(1e6, 1.0)}
+def test_a_finite_network_finds_what_the_sweep_says(swept: list[WayToGrow]) -> None:
+    """The linear network's best cell, on a real network of width 2 · 1000."""
+    best = best_way(swept)
+    assert best is not None
+    whole = experiment(Stage(2, 0.5), best.stage, activation="linear")
+    losses = [float(whole(Finite(1000, whole.times, seed, device="cpu")).losses[-1]) for seed in range(4)]
+    assert sum(losses) / 4 == pytest.approx(best.loss, abs=0.02)
 
 
 def test_a_loss_far_above_the_start_counts_as_diverged() -> None:
-    found = sweep_limit(experiment(Stage(1, 0.5)), Space((300.0,)), after=1, samples=500)
-    (trial,) = found.trials
-    assert trial.status == "diverged"
-    assert math.isfinite(trial.curve[-1][1])
-    with pytest.raises(MupscaleError, match="all 1 trials diverged"):
-        _ = found.best
+    before = experiment(Stage(1, 0.5))
+    (cell,) = sweep_limit(before, (300.0,), after=1, draws=Draws(500))
+    assert cell.loss is None
+    assert torch.isfinite(before.then(cell.stage)(Limit(500, 2)).losses).all()
+    assert best_way([cell]) is None
 
 
-@pytest.mark.parametrize("noise", [0.0, 1.0])
-def test_a_trial_is_the_run_that_it_says(swept: Sweep, noise: float) -> None:
-    """Upscaled twice, also where zero noise was run with one copy of each unit."""
-    trial = swept.at(Cell(0.5, noise))
-    whole = experiment(Stage(2, 0.5), Stage(3, 0.5, 2, noise), activation="linear")
-    losses = compare_with_limit(whole, [], samples=400, seeds=2).limit.losses
-    assert trial is not None
-    assert trial.losses == pytest.approx(losses.values[:, -1].tolist(), abs=1e-12)
+def test_ways_to_grow_are_the_runs_that_they_say() -> None:
+    """Also where zero noise was run with one copy of each unit."""
+    base = experiment(Stage(2, 0.3), activation="linear")
+    stages = list_ways(2, 2, 0.3, [0.5], [0.0, 0.5], [0.0, 1.0])
+    lost = Stage(1, 1e9, 2, how="fresh")
+    *ways, gone = compare_ways_to_grow(base, [*stages, lost], Draws(300, 2, 2), width=40)
+    names = ["copies, no noise", "copies, noise 0.5", "fresh units, a = 0", "fresh units, a = 1"]
+    assert [way.name for way in ways] == names
+    assert gone.limit is gone.networks is None
+    for way in ways:
+        whole = base.then(way.stage)
+        assert way.limit is not None
+        assert way.networks is not None
+        assert way.limit.mean.shape == way.networks.mean.shape == (3,)
+        again = whole(Limit(300, whole.times, 0)).losses[2:].cpu()
+        torch.testing.assert_close(way.limit.values[0], again, rtol=0, atol=1e-12)
+    silent, grown = ways[0].limit, ways[2].limit
+    assert silent is not None
+    assert grown is not None
+    torch.testing.assert_close(silent.mean[0], grown.mean[0], rtol=0, atol=1e-12)  # a = 0 keeps the function
+    for how in ("copies", "fresh"):
+        best = best_way(ways, how)
+        assert best is not None
+        assert best.loss == min(way.loss for way in ways if way.loss is not None and way.stage.how == how)
+    assert json.loads(json.dumps(ways[1].to_json()))["stage"]["noise"] == 0.5
+    with pytest.raises(MupscaleError, match="more than 1 time the width"):
+        list_ways(1, 2, 0.1, [1], [], [1])
 
 
-def test_a_sweep_says_where_latents_are_many() -> None:
-    notes: list[str] = []
-    sweep_limit(experiment(Stage(1, 0.5)), Space((0.5,), (1.0,)), after=2, samples=300, note=notes.append)
-    (note,) = notes
-    assert "latents are many for 300 samples" in note
-    sweep_limit(experiment(Stage(1, 0.5)), Space((0.5,), (1.0,)), after=2, samples=1500, note=notes.append)
-    assert len(notes) == 1
+def test_a_sweep_says_once_where_latents_are_many() -> None:
+    before = experiment(Stage(1, 0.5))
+    assert {way.note for way in sweep_limit(before, (0.5,), (1.0,), after=2, draws=Draws(1500))} == {""}
     with pytest.warns(FewSamples, match="latents are many for 300 samples") as warned:
-        sweep_limit(experiment(Stage(1, 0.5)), Space((0.5,), (1.0, 2.0)), after=2, samples=300)
-    assert len(warned) == 1
+        noisiest = sweep_limit(before, (0.5,), (1.0, 2.0), after=2, draws=Draws(300))[-1]
+    assert [str(each.message) for each in warned] == [noisiest.note]
     with pytest.warns(FewSamples, match="latents are many for 300 samples"):
-        compare_with_limit(experiment(), [], samples=300, seeds=2)
-
-
-def test_a_network_of_zeros_has_equal_copies() -> None:
-    x, y = gaussian_batch(2, 3)
-    found = compare_with_limit(Experiment(MLPSetup(3, sigma=0.0), x, y, [Stage(1, 0.5, 2)]), [], samples=200, seeds=2)
-    assert found.limit.correlation.tolist() == [1.0, 1.0]
-
-
-def test_a_sweep_survives_a_file(swept: Sweep) -> None:
-    assert parse_record(Sweep, json.loads(json.dumps(asdict(swept)))) == swept
-
-
-def test_a_sweep_that_cannot_be_is_refused() -> None:
-    with pytest.raises(MupscaleError, match="not 1 and 5"):
-        sweep_limit(experiment(Stage(1, 0.5)), Space((0.5,)), times=1)
-
-
-def test_a_finite_network_finds_what_the_sweep_says(swept: Sweep) -> None:
-    """The linear network's best trial, on a real network of width 2 · 1000."""
-    best = swept.best
-    stages = [Stage(2, 0.5), Stage(3, best.lr, 2 if best.noise else 1, best.noise)]
-    whole = experiment(*stages, activation="linear")
-    losses = [float(whole(Finite(1000, whole.times, seed, device="cpu")).losses[-1]) for seed in range(4)]
-    assert sum(losses) / 4 == pytest.approx(best.loss, abs=0.02)
+        compare_with_limit(experiment(), [], Draws(300))

@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("jsonargparse")
-
 from mupscale.cli import main
 from mupscale.cli.shipped_list import shipped_recipes
 from mupscale.cli.studies import RUN, read_study
 from mupscale.cli.training import read_recipe
 from mupscale.core import Width
+from mupscale.study import Space
 from mupscale.study.paper import PaperStudy
-from mupscale.sweep import Space
 from mupscale.train import Recipe
 from slow_cases import with_slow
 
@@ -74,9 +72,7 @@ def test_recipe_tells_where_to_tune(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_print_config_is_the_same_recipe(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changed = ["--optimizer.lr", "0.5", "--seeds.data", "3", "--clip", "2", "--schedule.warmup", "7"]
-    with pytest.raises(SystemExit) as stopped:
-        main(["train", str(path), *changed, "--print_config"])
-    assert not stopped.value.code
+    assert main(["train", str(path), *changed, "--print_config"]) == 0
     printed = tmp_path / "printed.yaml"
     printed.write_text(capsys.readouterr().out)
     assert read_recipe([str(printed)]) == read_recipe([str(path), *changed])

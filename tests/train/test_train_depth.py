@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,32 +9,18 @@ from typing import Any
 import pytest
 import torch
 
+import small_runs
 from mupscale.core import RuleSet
 from mupscale.engine import train_many
 from mupscale.system import MupscaleError
 from mupscale.train import Evaluation, Growth, Recipe, Spec, run_recipe
+from small_runs import CLASSES, FEATURES, column
 
 
-def recipe(**changes: Any) -> Recipe:
-    values: dict[str, Any] = {
-        "model": Spec("deep_models.ResidualTable", {"d_in": 54, "d_out": 7}),
-        "data": Spec("mupscale.data.CoverTypeSample"),
-        "optimizer": Spec("torch.optim.AdamW", {"lr": 3e-3}),
-        "width": {"width": 8, "layers": 2},
-        "base": {"width": 8, "layers": 2},
-        "steps": 6,
-        "batch": 4,
-        "device": "cpu",
-        "precision": "fp64",
-        "log_every": 1,
-        "evaluation": Evaluation(batch=4096),
-    }
-    return Recipe(**{**values, **changes})
-
-
-def losses(out: Path) -> list[float]:
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if line["kind"] == "train"]
+def recipe(out: Path | None = None, **changes: Any) -> Recipe:
+    usual: dict[str, Any] = {"width": {"width": 8, "layers": 2}, "base": {"width": 8, "layers": 2}, "steps": 6}
+    usual["model"] = Spec("deep_models.ResidualTable", {"d_in": FEATURES, "d_out": CLASSES})
+    return small_runs.recipe(out, **{**usual, "evaluation": Evaluation(), **changes})
 
 
 def test_a_growth_event_says_depth() -> None:
@@ -56,22 +41,22 @@ def test_a_growth_event_says_depth() -> None:
 @pytest.mark.parametrize("rule", ["none", "complete"])
 def test_identity_goes_on_where_it_was_and_resumes_to_the_bit(tmp_path: Path, rule: Any) -> None:
     """The loss of the first step after growth is that of the run which did not grow; a stop changes nothing."""
-    grown = recipe(grow=[Growth(at=3, depth=4, how="identity")], out=str(tmp_path / "grown"), rules=RuleSet(depth=rule))
+    grown = recipe(tmp_path / "grown", grow=[Growth(at=3, depth=4, how="identity")], rules=RuleSet(depth=rule))
     run_recipe(grown)
-    run_recipe(recipe(out=str(tmp_path / "same"), rules=RuleSet(depth=rule)))
-    ours, theirs = losses(tmp_path / "grown"), losses(tmp_path / "same")
+    run_recipe(recipe(tmp_path / "same", rules=RuleSet(depth=rule)))
+    ours, theirs = column(tmp_path / "grown", "loss"), column(tmp_path / "same", "loss")
     assert ours[:4] == pytest.approx(theirs[:4], rel=1e-12)
     assert ours[5] != theirs[5]
     part = replace(grown, steps=4, out=str(tmp_path / "part"))
     run_recipe(part)
     run_recipe(replace(part, steps=6), resume=True)
-    assert losses(tmp_path / "part") == ours
+    assert column(tmp_path / "part", "loss") == ours
 
 
 @pytest.mark.slow
 def test_from_a_checkpoint_and_in_the_engine(tmp_path: Path) -> None:
     """Runs that start from a shallow model are stacked, with the losses of one at a time."""
-    base = recipe(steps=3, out=str(tmp_path / "base"))
+    base = recipe(tmp_path / "base", steps=3)
     run_recipe(base)
     from_it = {"start": str(tmp_path / "base"), "steps": 3, "how": "identity"}
     deeper = [
@@ -86,12 +71,11 @@ def test_from_a_checkpoint_and_in_the_engine(tmp_path: Path) -> None:
 
 def test_refused_before_the_first_step(tmp_path: Path) -> None:
     plain = recipe(
-        model=Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
-        data=Spec("mupscale.data.CoverTypeSample"),
+        tmp_path,
+        model=Spec("mupscale.models.MLP", {"d_in": FEATURES, "d_out": CLASSES}),
         width={"width": 8, "depth": 3},
         base={"width": 8, "depth": 3},
         grow=[Growth(at=2, depth=4)],
-        out=str(tmp_path),
     )
     with pytest.raises(MupscaleError, match="no residual connection"):
         run_recipe(plain)

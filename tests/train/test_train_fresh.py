@@ -15,8 +15,8 @@ from mupscale import checkpoint
 from mupscale.core import is_new
 from mupscale.engine import train_many
 from mupscale.train import Checkpoints, Growth, run_recipe
-from mupscale.train.growing import grow_model
 from mupscale.train.processes import Processes
+from mupscale.train.run_models import grow_model
 from small_runs import CLASSES, FEATURES, Rows, assert_same_run, checkpoints, column, metrics, recipe, step
 
 MIXED = [Growth(5, 13, how="fresh"), Growth(9, 26, noise=0.5, how="paired"), Growth(14, 30, how="lossless")]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from mupscale.core import RuleSet
-from mupscale.family.tried_members import TriedMembers
+from mupscale.family.depth_members import DepthMembers
 from mupscale.system.errors import MupscaleError
 from mupscale.train import (
     MAY_CHANGE,
@@ -422,13 +422,13 @@ def test_what_modules_do_not_tell_is_learnt_from_the_data(tmp_path: Path) -> Non
 def test_copies_are_tried_once_for_all_runs_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each run asks for its family; another model, other data or other sizes are tried by themselves."""
     tried = []
-    check = TriedMembers._check_at
+    check = DepthMembers._check_at
 
-    def counted(family: TriedMembers, *args: Any) -> None:
+    def counted(family: DepthMembers, *args: Any) -> None:
         tried.append(args[-1])
         check(family, *args)
 
-    monkeypatch.setattr(TriedMembers, "_check_at", counted)
+    monkeypatch.setattr(DepthMembers, "_check_at", counted)
     model = Spec("mupscale.models.MLP", {"d_in": FEATURES, "d_out": CLASSES, "depth": 4})
     short: dict[str, Any] = {"model": model, "steps": 2, "grow": [Growth(1, 16, how="copies")]}
     for seed in range(3):
@@ -457,5 +457,5 @@ def test_a_bare_square_matrix_is_understood_by_running_the_model_on_the_data() -
     family = recipe(model=Spec("test_train_recipe.Mixing")).family()
     assert {d: axis.side for d, axis in family.plan(8).parameters["mix"].axes.items()} == {0: "in", 1: "out"}
     without_data = mu.Family(Mixing, base=4)
-    with pytest.raises(mu.PlanError, match=r"'mix' of shape \(4, 4\) has the width in dimensions \[0, 1\]"):
+    with pytest.raises(mu.PlanError, match=r"'mix' of shape 4×4 grows along dimensions \[0, 1\]"):
         without_data.plan(4)

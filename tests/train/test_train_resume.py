@@ -107,18 +107,18 @@ def test_killed_again_and_again_at_any_moment(tmp_path: Path, whole: Path, attem
     chance, out, kills = random.Random(seed), tmp_path / "run", 0
     print(f"random.Random({seed})")
     child = Child(what, tmp_path / "output0", prepare=partial(small_runs.interrupt, 6, signal.SIGKILL))
-    child.wait()
+    child.words()
     assert metrics(out)
     assert newest(out) < 0
     while True:
         die = partial(small_runs.die_after_a_checkpoint, str(out), chance.uniform(0, 0.15))
         child = Child(what, tmp_path / f"output{kills}", resume=True, prepare=die)
-        child.wait()
+        child.words()
         if child.process.exitcode == 0:
             break
         kills += 1
         litter(out)
-    assert child.process.exitcode == 0, child.wait()
+    assert child.process.exitcode == 0, child.words()
     assert kills >= 2
     assert_same_run(out, whole)
     assert not [name for name in checkpoints(out) if name.endswith(".tmp")]
@@ -153,7 +153,7 @@ def test_killed_before_changes_to_its_folder(tmp_path: Path, every: int) -> None
     while True:
         out = tmp_path / f"run{deaths}"
         child = Child(brief(out), tmp_path / "output", prepare=partial(small_runs.die_at, str(out), deaths + 1))
-        child.wait()
+        child.words()
         if child.process.exitcode == 0:
             break
         assert child.process.exitcode == -signal.SIGKILL
@@ -171,7 +171,7 @@ def test_the_disk_is_full_in_the_middle_of_a_checkpoint(tmp_path: Path, survive:
     run_recipe(replace(what, out=str(tmp_path / "whole")))
     size = (tmp_path / "whole" / "checkpoints" / step(20)).stat().st_size
     child = Child(what, tmp_path / "output", prepare=partial(small_runs.limit_files, size // 2, survive))
-    said = child.wait()
+    said = child.words()
     if survive:
         (error,) = (line for line in said.splitlines() if line.startswith("error: "))
         assert f"{step(10)} could not be written" in error
@@ -227,7 +227,7 @@ def test_asked_to_stop(tmp_path: Path, whole: Path, number: int) -> None:
     out = tmp_path / "my run"
     what = eventful(out, checkpoints=Checkpoints(every=0))
     child = Child(what, tmp_path / "output", prepare=partial(small_runs.interrupt, 23, number))
-    said = child.wait()
+    said = child.words()
     end = metrics(out, "end")[0]
     assert end["status"] == "interrupted"
     assert 17 < end["step"] < 31
@@ -242,14 +242,14 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     out = tmp_path / "run"
     what = recipe(out, checkpoints=Checkpoints(every=1))
     child = Child(what, tmp_path / "output", prepare=partial(small_runs.interrupt, 1, signal.SIGINT, signal.SIGINT))
-    assert "stopped at once" in child.wait()
+    assert "stopped at once" in child.words()
     assert not checkpoints(out)
 
 
 def test_a_termination_after_ctrl_c_does_not_hurry(tmp_path: Path) -> None:
     what = recipe(tmp_path / "run")
     child = Child(what, tmp_path / "output", prepare=partial(small_runs.interrupt, 1, signal.SIGINT, signal.SIGTERM))
-    assert "interrupted at step" in child.wait()
+    assert "interrupted at step" in child.words()
 
 
 def test_signals_are_as_before_when_a_run_has_ended(tmp_path: Path) -> None:
@@ -417,7 +417,7 @@ def test_a_run_and_what_it_started_from_may_be_moved_and_called_by_other_paths(
     longer = replace(first, out=str(moved / "wide"), start=str(moved / "base"), steps=4)
     assert run_recipe(longer, resume=True).step == 4
     assert main(["resume", str(moved / "wide"), "--steps", "5", "--trust", "small_runs"]) == 0
-    again = ["train", str(moved / "wide" / "recipe.json"), "--quiet"]
+    again = ["train", str(moved / "wide" / "recipe.json")]
     assert main(again) == 1
     assert f"{moved / 'wide'} holds a run at step 5 already" in capsys.readouterr().err
     assert main([*again, "--out", str(moved / "again")]) == 0
@@ -502,7 +502,7 @@ def test_a_run_killed_before_its_first_checkpoint_says_that_it_starts_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notes = list[str]()
-    monkeypatch.setattr("mupscale.train.progress.Metrics.note", lambda self, text: notes.append(text))
+    monkeypatch.setattr("mupscale.train.callbacks.Progress.note", lambda self, text: notes.append(text))
     run = recipe(tmp_path / "run", steps=2)
     run_recipe(run, resume=True)
     assert not any("starting over" in note for note in notes)  # there was no run
@@ -524,3 +524,25 @@ def test_a_started_run_resumes(tmp_path: Path, narrow: Path) -> None:
         (tmp_path / "run" / "checkpoints" / step(name)).unlink()
     run_recipe(new, resume=True)
     assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.quick("AdamW")
+@pytest.mark.parametrize("name", ["AdamW", "Adafactor", "NAdam"])
+def test_moments_come_along_from_a_file_of_ones_own_and_from_a_run(tmp_path: Path, name: str) -> None:
+    what = recipe(tmp_path / "run", steps=4, optimizer=Spec(f"torch.optim.{name}", {"lr": 1e-2}))
+    result = run_recipe(what)
+    path = mu.save(tmp_path / "own.safetensors", result.model, result.optimizer)
+    for start, width in ((tmp_path / "run", None), (tmp_path / "run" / "checkpoints", None), (path, 8)):
+        grown = run_recipe(replace(what, out=None, start=str(start), start_width=width, width=16))
+        assert {float(state["step"]) for state in grown.optimizer.state.values()} == {8.0}, f"from {start}"
+
+
+def test_nadam_resumes_exactly_in_float64(tmp_path: Path) -> None:
+    """Its state has a number that is no step, which torch would round to the parameter's dtype."""
+    what = recipe(tmp_path / "whole", steps=8, optimizer=Spec("torch.optim.NAdam", {"lr": 1e-2}))
+    run_recipe(what)
+    run_recipe(replace(what, out=str(tmp_path / "parts"), steps=4))
+    run_recipe(replace(what, out=str(tmp_path / "parts")), resume=True)
+    whole, parts = (tensors(tmp_path / name / "checkpoints" / step(8)) for name in ("whole", "parts"))
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(parts[name], t) and parts[name].dtype == t.dtype for name, t in whole.items())

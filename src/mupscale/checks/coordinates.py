@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import fsum
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, linear_regression
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -59,45 +60,25 @@ def fit_power(values: Mapping[float, Sequence[float]]) -> Power:
     Its standard error counts how far seeds are from the line, and so how far the means are from it, too.
     What is zero at all sizes has power 0.
     """
-    means = [sum(several) / len(several) for several in values.values()]
+    means = [fmean(several) for several in values.values()]
     if not all(math.isfinite(mean) for mean in means):
         return Power(math.inf if math.isfinite(means[0]) and not math.isfinite(means[-1]) else math.nan)
     if min(means) < NOTHING:
         return Power(0.0 if max(means) < NOTHING else -math.inf)
-    xs, ys = [math.log(size) for size in values], [math.log(mean) for mean in means]
-    x0, y0 = sum(xs) / len(xs), sum(ys) / len(ys)
-    slope = sum((x - x0) * (y - y0) for x, y in zip(xs, ys, strict=True)) / sum((x - x0) ** 2 for x in xs)
-    points = [(x - x0, math.log(max(v, NOTHING))) for x, some in zip(xs, values.values(), strict=True) for v in some]
+    xs = [math.log(size) for size in values]
+    slope, start = linear_regression(xs, [math.log(mean) for mean in means])
+    points = [(x, math.log(max(v, NOTHING))) for x, several in zip(xs, values.values(), strict=True) for v in several]
     if (freedom := len(points) - 2) < 1:
         return Power(slope, math.inf)
-    squares = sum((y - y0 - slope * x) ** 2 for x, y in points)
-    return Power(slope, math.sqrt(squares / freedom / sum(x * x for x, _ in points)), freedom)
+    off = fsum((y - start - slope * x) ** 2 for x, y in points)
+    spread = fsum((x - fmean(xs)) ** 2 for x, _ in points)
+    return Power(slope, math.sqrt(off / freedom / spread), freedom)
 
 
 _RISE = 1.0  # of the loss at the start: so much more, and a rate is called too large
 
 
-class Measured(Protocol):
-    """What is asked of a measurement: where it was made, how large an output was, and the loss if that is known."""
-
-    @property
-    def width(self) -> float:
-        """Of the model."""
-
-    @property
-    def step(self) -> int:
-        """How many steps it had trained."""
-
-    @property
-    def size(self) -> float:
-        """Root mean square of a module's output."""
-
-    @property
-    def loss(self) -> float | None:
-        """The model's."""
-
-
-def failure_at(width: float, rows: Sequence[Measured]) -> str | None:
+def failure_at(width: float, rows: Sequence[Measurement]) -> str | None:
     """How training fails at this width, in words: None where it does not, or where it was not sound at the start.
 
     Means over seeds count. A loss that is twice that of the start at any step has failed, even if it falls later.
@@ -110,23 +91,15 @@ def failure_at(width: float, rows: Sequence[Measured]) -> str | None:
     here = [row for row in rows if row.width == width]
     last = max((row.step for row in here), default=0)
     steps = f"{last} step{'s' * (last != 1)}"
-    losses = [fmean(known) for step in range(last + 1) if (known := _losses(here, step))]
+    by_step = [[row.loss for row in here if row.step == step and row.loss is not None] for step in range(last + 1)]
+    losses = [fmean(known) for known in by_step if known]
     if len(losses) > 1 and math.isfinite(losses[0]):
         start, *later = losses
         highest = next((loss for loss in later if not math.isfinite(loss)), max(later))
         if not highest - start <= _RISE * abs(start):  # true of NaN, too
             return f"the loss goes from {start:.3g} to {highest:.3g} within {steps}"
-    lost = {row.step for row in here if not math.isfinite(row.size)}
-    return f"activations are not finite after {steps}" if lost and min(lost) > 0 and _has_start(here) else None
-
-
-def _losses(rows: Sequence[Measured], step: int) -> list[float]:
-    """By seed, as often as there are layers, which leaves their mean as it is."""
-    return [row.loss for row in rows if row.step == step and row.loss is not None]
-
-
-def _has_start(rows: Sequence[Measured]) -> bool:
-    return any(row.step == 0 for row in rows)
+    lost = min((row.step for row in here if not math.isfinite(row.size)), default=0)
+    return f"activations are not finite after {steps}" if lost and min(row.step for row in here) == 0 else None
 
 
 def names_in_shallow(shallow: nn.Module, deep: nn.Module) -> dict[str, str]:
@@ -200,27 +173,12 @@ class Layer:
     diverged: bool = False
 
     @property
-    def size_power(self) -> float:
-        """The power of the width that the output is proportional to."""
-        return self.size.exponent
-
-    @property
-    def change_power(self) -> float:
-        """The power of the width that the output's change by training is proportional to."""
-        return self.change.exponent
-
-    @property
-    def flat(self) -> bool:
-        """Whether both powers are within the threshold; False where that is too noisy to tell."""
-        return self.verdict == "flat"
-
-    @property
     def verdict(self) -> LayerVerdict:
         """The verdict in words."""
         if (power := self.guilty) is not None:
             return "grows" if power.exponent > 0 else "vanishes"
-        shrinks = self.size_power + self.size.margin <= FLAT
-        is_flat = abs(self.change_power) <= FLAT and self.size_power <= FLAT
+        shrinks = self.size.exponent + self.size.margin <= FLAT
+        is_flat = abs(self.change.exponent) <= FLAT and self.size.exponent <= FLAT
         if is_flat and self.change.error <= FLAT and (shrinks or self.size.error <= FLAT):
             return "flat"
         return "no verdict" if self.diverged else "too noisy"
@@ -230,9 +188,9 @@ class Layer:
         """The power that is beyond the threshold by more than its margin: of the change or, else, of the size."""
         if self.diverged:
             return None
-        if abs(self.change_power) - FLAT > self.change.margin:
+        if abs(self.change.exponent) - FLAT > self.change.margin:
             return self.change
-        return self.size if self.size_power - FLAT > self.size.margin else None
+        return self.size if self.size.exponent - FLAT > self.size.margin else None
 
 
 @dataclass(frozen=True)
@@ -288,8 +246,7 @@ class CoordCheck:
 
     def mean(self, module: str, width: float, step: int, what: Literal["size", "change"]) -> float:
         """Mean over seeds."""
-        values = self._values(module, width, step, what)
-        return sum(values) / len(values)
+        return fmean(self._values(module, width, step, what))
 
     def _values(self, module: str, width: float, step: int, what: Literal["size", "change"]) -> list[float]:
         return [float(getattr(r, what)) for r in self.rows if (r.module, r.width, r.step) == (module, width, step)]
@@ -330,62 +287,59 @@ class CoordCheck:
         return [(x.module, str(x.size), str(x.change), x.verdict) for x in self.layers]
 
     def plot(self, path: str | Path, *, narrow: bool = False) -> Path:
-        """Change of each layer's activations against width at the last step; layers that are not flat in colour.
+        """Draw `sketch` into a file. narrow: for a column or a phone, with the layers' names below."""
+        fig, ax = figure(*((4.8, 4.4) if narrow else (7.5, 4.2)))
+        self.sketch(ax, narrow=narrow)
+        return save_figure(fig, Path(path))
+
+    def sketch(self, ax: Any, *, narrow: bool = False) -> None:
+        """Change of each layer's output against width at the last step; what is not flat in colour, with its power.
 
         Layers of which that cannot be told are dashed.
-
-        narrow: a picture for a column or a phone, with the layers' names below.
         """
-        return _plot(self, Path(path), narrow)
+        last = max(row.step for row in self.rows)
+        layers = self.layers
+        odd = sorted((x for x in layers if x.guilty is not None), key=lambda x: -abs(x.change.exponent))
+        named = {layer.module: COLORS[1 + i] for i, layer in enumerate(odd[: len(COLORS) - 1])}
+        drawn = list[float]()
+        for layer in layers:
+            values = [self.mean(layer.module, w, last, "change") for w in self.widths]
+            values = [v if math.isfinite(v) and v > 0 else math.nan for v in values]
+            drawn += [v for v in values if v == v]
+            style: dict[str, Any] = {"lw": 0.9, "color": GREY if layer.guilty is None else _ODD}
+            style["ls"] = "--" if layer.verdict in ("too noisy", "no verdict") else "-"
+            if layer.module in named:
+                style |= {"lw": 1.6, "color": named[layer.module], "label": _label(layer, self.axis), "zorder": 3}
+            ax.plot(self.widths, values, marker="o", ms=3, **style)
+        flat, more = sum(layer.verdict == "flat" for layer in layers), len(odd) - len(named)
+        noisy = len(layers) - len(odd) - flat
+        unknown = "too noisy to tell" if self.failure is None else "without a verdict"
+        rest = ((more, _ODD, "-", "more not flat"), (noisy, GREY, "--", unknown), (flat, GREY, "-", "flat"))
+        for count, color, line, text in rest:
+            if count:
+                ax.plot([], [], f"o{line}", ms=3, lw=0.9, color=color, label=f"{count} {text}")
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
+        ax.set_xticks(self.widths, [f"{w:g}" for w in self.widths])
+        ax.minorticks_off()
+        low, high = (min(drawn), max(drawn)) if drawn else (1.0, 1.0)
+        middle, half = math.sqrt(low * high), max(10.0, 1.3 * math.sqrt(high / low))
+        ax.set_ylim(middle / half, middle * half)  # at least two decades, so that what is flat looks flat
+        ax.set_xlabel(self.axis)
+        ax.set_ylabel(f"rms change of the layer's output after {last} steps")
+        ax.set_title(f"Coordinate check, {self.title}: {self.outcome}", loc="left", fontsize=9.5 if narrow else 11)
+        names: dict[str, Any] = {"title": "layers", "fontsize": 8, "title_fontsize": 8}
+        names |= {"alignment": "left", "frameon": False}
+        if narrow:
+            ax.figure.legend(loc="outside lower center", ncols=2, **names)
+        else:
+            ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), **names)
 
 
 _LEGEND = (
     f"flat: power of the size at most {FLAT:g} (it may shrink), of the change within ±{FLAT:g}; ±: one standard error"
 )
 _ODD = "#d8a48f"  # layers that are not flat and have no colour left
-
-
-def _plot(check: CoordCheck, path: Path, narrow: bool) -> Path:
-    """Change since initialisation against width, one line per layer; what is not flat in colour, with its power."""
-    fig, ax = figure(*((4.8, 4.4) if narrow else (7.5, 4.2)))
-    last = max(row.step for row in check.rows)
-    layers = check.layers
-    odd = sorted((x for x in layers if x.guilty is not None), key=lambda x: -abs(x.change_power))
-    named = {layer.module: COLORS[1 + i] for i, layer in enumerate(odd[: len(COLORS) - 1])}
-    drawn = list[float]()
-    for layer in layers:
-        values = [check.mean(layer.module, w, last, "change") for w in check.widths]
-        values = [v if math.isfinite(v) and v > 0 else math.nan for v in values]
-        drawn += [v for v in values if v == v]
-        style: dict[str, Any] = {"lw": 0.9, "color": GREY if layer.guilty is None else _ODD}
-        style["ls"] = "--" if layer.verdict in ("too noisy", "no verdict") else "-"
-        if layer.module in named:
-            style |= {"lw": 1.6, "color": named[layer.module], "label": _label(layer, check.axis), "zorder": 3}
-        ax.plot(check.widths, values, marker="o", ms=3, **style)
-    flat, more = sum(layer.flat for layer in layers), len(odd) - len(named)
-    noisy = len(layers) - len(odd) - flat
-    unknown = "too noisy to tell" if check.failure is None else "without a verdict"
-    rest = ((more, _ODD, "-", "more not flat"), (noisy, GREY, "--", unknown), (flat, GREY, "-", "flat"))
-    for count, color, line, text in rest:
-        if count:
-            ax.plot([], [], f"o{line}", ms=3, lw=0.9, color=color, label=f"{count} {text}")
-    ax.set_xscale("log", base=2)
-    ax.set_yscale("log")
-    ax.set_xticks(check.widths, [f"{w:g}" for w in check.widths])
-    ax.minorticks_off()
-    low, high = (min(drawn), max(drawn)) if drawn else (1.0, 1.0)
-    middle, half = math.sqrt(low * high), max(10.0, 1.3 * math.sqrt(high / low))
-    ax.set_ylim(middle / half, middle * half)  # at least two decades, so that what is flat looks flat
-    ax.set_xlabel(check.axis)
-    ax.set_ylabel(f"rms change of the layer's output after {last} steps")
-    ax.set_title(f"Coordinate check, {check.title}: {check.outcome}", loc="left", fontsize=9.5 if narrow else 11)
-    names: dict[str, Any] = {"title": "layers", "fontsize": 8, "title_fontsize": 8}
-    names |= {"alignment": "left", "frameon": False}
-    if narrow:
-        fig.legend(loc="outside lower center", ncols=2, **names)
-    else:
-        ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), **names)
-    return save_figure(fig, path)
 
 
 def _label(layer: Layer, axis: str) -> str:
@@ -462,8 +416,15 @@ def coord_check(
     first: nn.Module | None = None
     for size, width in sorted(zip(sizes, members, strict=True), key=lambda pair: pair[0]):
         for seed in range(seeds):
-            model = _member(family, width, seed, parametrization, dtype)
-            opt, folds = _trainer(family, model, parametrization, optimizer, hyper)
+            with seeded(seed):
+                model = family.init(width, seed) if parametrization == "mup" else family.build(width)
+            silence_dropout(model)  # another mask at every look would count as change
+            model = model.to(dtype=dtype)
+            folds = dict[str, float]()
+            if parametrization == "mup":
+                opt, folds = family.optimizer(model, optimizer, **hyper), _folds(family.plan(model))
+            else:
+                opt = optimizer(model.parameters(), **hyper)
             first = model if first is None else first
             names = _names_in_first(first, model, members)
             measured = _measure(model, opt, data, loss, steps, size, seed, folds)
@@ -511,22 +472,6 @@ def _names_in_first(first: nn.Module, model: nn.Module, widths: Sequence[Width])
     return {path or OUTPUT: name or OUTPUT for path, name in names_in_shallow(first, model).items()}
 
 
-def _member(family: Members, width: Width, seed: int, parametrization: str, dtype: torch.dtype | None) -> nn.Module:
-    with seeded(seed):
-        model = family.init(width, seed) if parametrization == "mup" else family.build(width)
-    silence_dropout(model)  # another mask at every look would count as change
-    return model.to(dtype=dtype)
-
-
-def _trainer(
-    family: Members, model: nn.Module, parametrization: str, optimizer: type[Optimizer], hyper: dict[str, Any]
-) -> tuple[Optimizer, dict[str, float]]:
-    """The model's optimizer, and the constants that are folded into outputs of its modules."""
-    if parametrization == "mup":
-        return family.optimizer(model, optimizer, **hyper), _folds(family.plan(model))
-    return optimizer(model.parameters(), **hyper), {}
-
-
 def _folds(plan: Plan) -> dict[str, float]:
     """Constants that are folded into all of a module's parameters, and so into its output: the 1/k of a tied readout.
 
@@ -550,7 +495,9 @@ def _measure(
     folds: Mapping[str, float],
 ) -> list[Measurement]:
     rows, start = [], dict[str, Tensor]()
-    measured = {path for path, module in naming.modules(model).items() if _is_layer(module)}
+    measured = {
+        path for path, module in naming.modules(model).items() if any(True for _ in module.parameters(recurse=False))
+    }
     for step in range(steps + 1):
         with torch.no_grad(), Recorder(model) as recorder:
             value = float(loss(model, data[0]))
@@ -576,10 +523,6 @@ def _is_output_of(outputs: Mapping[str, Tensor], layers: set[str]) -> bool:
     own = outputs.get("")
     same_size = (o for path, o in outputs.items() if path in layers and own is not None and o.numel() == own.numel())
     return own is None or any(torch.equal(o.flatten(), own.flatten()) for o in same_size)
-
-
-def _is_layer(module: nn.Module) -> bool:
-    return any(True for _ in module.parameters(recurse=False))
 
 
 def _rms(tensor: Tensor) -> float:

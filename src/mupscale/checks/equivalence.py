@@ -11,9 +11,8 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mupscale.core import Entry, Plan, index_of_old, keep_attributes, naming
+from mupscale.core import Plan, index_of_old, keep_attributes, naming
 from mupscale.growth import gain_factor, grow_optimizer, widen
 from mupscale.optim import clip_grad_norm_
 from mupscale.planning import (
@@ -38,63 +37,26 @@ from mupscale.planning import (
 )
 from mupscale.system import MupscaleError, checks_arguments, html_table, text_table, wrap_text
 
+Loss = Callable[[nn.Module, Any], Tensor]
+_REPORT_HEADER = ("step", "difference", "allowed", "loss (narrow)", "loss (wide)")
+_ROWS_SHOWN = 7
+_DOUBLE = torch.finfo(torch.float64).eps
+_MANY_ROUNDINGS = 100  # a widened sum has more terms than the narrow one's
+_FEW_ROUNDINGS = 4  # of the weights that a plan writes
+_SAME = 1e-12  # of weights that the same arithmetic made
+_MOST_ALLOWED = 1e-2  # where rounding goes further, nothing is shown
 
-def rounding_of(model: nn.Module) -> float:
-    """The relative rounding of a model's least precise parameter; float32's where there is none.
-
-    >>> rounding_of(nn.Linear(1, 1).bfloat16()) == 2**-7
-    True
-    """
-    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    return max((torch.finfo(kind).eps for kind in kinds), default=torch.finfo(torch.float32).eps)
-
-
-def can_double(model: nn.Module) -> bool:
-    """Whether its device computes in float64.
-
-    >>> can_double(nn.Linear(1, 1))
-    True
-    """
-    return all(p.device.type != "mps" for p in model.parameters())
-
-
-def into_double(model: nn.Module, optimizer: Optimizer | None = None) -> None:
-    """Turn a model, and the state of an optimizer that holds its parameters, into float64, in place.
-
-    >>> model = nn.Linear(1, 1)
-    >>> into_double(model)
-    >>> model.weight.dtype
-    torch.float64
-    """
-    model.double()
-    if optimizer is not None:
-        for state in optimizer.state.values():
-            state.update(in_double(dict(state)))
-
-
-@torch.no_grad()
-def move_by_rounding(model: nn.Module, seed: int = 0) -> None:
-    """Change every parameter by its last bit, up or down at random, in place.
-
-    >>> model = nn.Linear(1, 1, bias=False).double()
-    >>> before = model.weight.item()
-    >>> move_by_rounding(model)
-    >>> 0 < abs(model.weight.item() / before - 1) < 1e-15
-    True
-    """
-    generator = torch.Generator().manual_seed(seed)
-    for p in model.parameters():
-        signs = torch.randint(0, 2, p.shape, generator=generator).to(p.device, p.dtype) * 2 - 1
-        p.mul_(1 + torch.finfo(p.dtype).eps * signs)
-
-
+_OWN = "that of the models' own precision"
+_NOT_WRITTEN = f"{_OWN}, since the wide one is not what the plan writes"
+_UNMOVED = "No weight moved in these steps (is the learning rate 0?), so nothing is shown of training."
 _BUFFER = (
     "The outputs agree in training and will not in evaluation: usually blocks that were given for a norm's weight "
     "and bias and not for its running statistics, or buffers that were not widened."
 )
 _UPDATE = (
-    "usually copies that receive different gradients (grouped-query heads not copied as whole groups), plain "
-    "clipping instead of clip_grad_norm_ with the plan, or an optimizer registered with a wrong degree."
+    "The models agreed until an update: usually copies that receive different gradients (grouped-query heads not "
+    "copied as whole groups), plain clipping instead of clip_grad_norm_ with the plan, or an optimizer registered with "
+    "a wrong degree."
 )
 _MISPLACED = (
     "Its old units are not the narrow model's: it has been trained since, the plan is another, or it never grew."
@@ -103,76 +65,6 @@ _WEIGHTS = (
     "Usually noise, which makes copies differ on purpose (verify a growth without it, as mupscale.widen writes it, and "
     "add the noise then); or training since the growth, another plan, or a model that was never widened."
 )
-
-
-def why_no_copies(narrow: nn.Module, wide: nn.Module, plan: Plan, tolerance: float) -> str:
-    """What usually causes it where the wide model does not hold what the plan writes into it; '' where it does."""
-    off, name = _furthest(narrow, wide, plan, tolerance)
-    if not name or math.isinf(off):  # what is not finite has another cause
-        return ""
-    return (
-        f"Before any step, the wide model's weights are not the copies that the plan makes of the narrow one's: "
-        f"'{name}' is off by {off:.1e}. {_WEIGHTS}"
-    )
-
-
-def worst_parameter(narrow: nn.Module, wide: nn.Module, plan: Plan, tolerance: float) -> Difference | None:
-    """After a step: the parameter that is furthest from the copies it should consist of."""
-    off, name = _furthest(narrow, wide, plan, tolerance)
-    return Difference(name, "parameter", off, f"The models agreed until an update: {_UPDATE}") if name else None
-
-
-def _furthest(narrow: nn.Module, wide: nn.Module, plan: Plan, tolerance: float) -> tuple[float, str]:
-    """How far the worst parameter is from its copies, and its name; '' where all are within the tolerance."""
-    worst: tuple[float, str] = (tolerance, "")
-    theirs = naming.parameters(wide)
-    for name, p, entry in _taken(narrow, plan):
-        expected = entry.widened(p.detach(), torch.empty_like(theirs[name]))
-        worst = max(worst, (relative_difference(expected, theirs[name].detach()), name))
-    return worst
-
-
-def _taken(narrow: nn.Module, plan: Plan) -> Iterator[tuple[str, nn.Parameter, Entry]]:
-    """Of what the wide model has from the narrow one: its name in the wide one, the narrow parameter, and the entry."""
-    for name, p in plan.check(narrow, "narrow").items():
-        if plan.sources[name].is_taken:
-            yield name, p, plan.parameters[name]
-
-
-def misplaced_parameter(narrow: nn.Module, wide: nn.Module, plan: Plan, tolerance: float) -> Difference | None:
-    """Of a growth by fresh units: the parameter whose old units are furthest from the narrow model's, if any are."""
-    worst: tuple[float, str] = (tolerance, "")
-    theirs = naming.parameters(wide)
-    for name, p, entry in _taken(narrow, plan):
-        old = theirs[name].detach()[index_of_old(entry.narrow, entry.axes)]
-        gains = (1.0, gain_factor(name, plan))  # as fresh units, or lossless ones, leave them
-        off = min(relative_difference(p.detach() * float(entry.keep) * gain, old) for gain in gains)
-        worst = max(worst, (off, name))
-    return Difference(worst[1], "parameter", worst[0], _MISPLACED) if worst[1] else None
-
-
-def first_wrong_buffer(narrow: nn.Module, wide: nn.Module, plan: Plan, tolerance: float) -> Difference | None:
-    """Before any update: a buffer that is not the copies it should be, which only evaluation would show."""
-    ours, theirs = naming.buffers(narrow), naming.buffers(wide)
-    for name, entry in plan.buffers.items():
-        source, buffer = plan.sources[name], ours.get(plan.sources[name].name)
-        if buffer is not None and buffer.is_floating_point() and source.is_taken:
-            expected = entry.widened(buffer, torch.empty_like(theirs[name]), factor=entry.rule.weight)
-            if not torch.allclose(expected, theirs[name], rtol=tolerance, atol=tolerance, equal_nan=True):
-                return Difference(name, "buffer", relative_difference(expected, theirs[name]), _BUFFER)
-    return None
-
-
-Loss = Callable[[nn.Module, Any], Tensor]
-_REPORT_HEADER = ("step", "difference", "allowed", "loss (narrow)", "loss (wide)")
-_ROWS_SHOWN = 7
-_DOUBLE = torch.finfo(torch.float64).eps
-_MANY_ROUNDINGS = 100  # a widened sum has more terms than the narrow one's
-_FEW_ROUNDINGS = 4  # of the weights that a plan writes
-_SAME = 1e-12  # of weights that the same arithmetic made
-_NOT_WRITTEN = "that of the models' own precision, since the wide one is not what the plan writes"
-_UNMOVED = "No weight moved in these steps (is the learning rate 0?), so nothing is shown of training."
-_MOST_ALLOWED = 1e-2  # where rounding goes further, nothing is shown
 
 
 @dataclass(frozen=True)
@@ -299,162 +191,198 @@ def verify(
     if not data:
         raise MupscaleError("verify needs at least one batch")
     if plan.mup:
-        return _compare_old_units(narrow, wide, plan, data[0], loss)
-    make_pair = partial(_Pair.of, narrow, wide, plan, optimizer, schedule, hyper)
-    pair = make_pair(in_float64)
-    if pair.in_double and not _takes_double(pair, data[0], loss):
-        in_float64, pair = False, make_pair(False)
-    training = _Training(data, loss, steps, clip)
+        return _compare_old_units(_Pair(narrow, wide, plan), data[0], loss)
+    training = _Training(narrow, wide, plan, data, loss, optimizer, steps, clip, schedule, hyper)
+    pair = training.make_pair(in_float64)
+    if pair.in_double and not _takes_double(pair.small, data[0], loss):
+        in_float64, pair = False, training.make_pair(False)
     allowed = pair.tolerance if tolerance is None else tolerance
     report = replace(training.compare(pair, allowed), reason=pair.reason if tolerance is None else "")
     if tolerance is None and not report.ok and (report.first is None or report.first.kind != "buffer"):
-        rounding = training.measure_rounding(make_pair(in_float64), make_pair(in_float64), allowed)
-        explained = replace(report, rounding=rounding, first=None)
+        explained = replace(report, rounding=training.measure_rounding(in_float64, allowed), first=None)
         return explained if explained.ok else report
     return report
 
 
 @torch.no_grad()
-def _compare_old_units(narrow: nn.Module, wide: nn.Module, plan: Plan, batch: Any, loss: Loss) -> Report:
+def _compare_old_units(pair: _Pair, batch: Any, loss: Loss) -> Report:
     """What can be said of a growth by fresh units."""
-    plan.check(narrow, "narrow")
-    plan.check(wide)
-    (small, _), (large, _) = _copy(narrow), _copy(wide)
-    take_modes(large, small, plan)
-    dropout = [silence_dropout(model) for model in (small, large)]
-    first = misplaced_parameter(small, large, plan, _FEW_ROUNDINGS * rounding_of(small))
-    with Recorder(small) as ours, Recorder(large) as theirs:
-        losses = float(loss(small, batch)), float(loss(large, batch))
+    off, name = pair.furthest(pair.off_place, _FEW_ROUNDINGS * pair.rounding)
+    first = Difference(name, "parameter", off, _MISPLACED) if name else None
+    with Recorder(pair.small) as ours, Recorder(pair.large) as theirs:
+        losses = float(loss(pair.small, batch)), float(loss(pair.large, batch))
     moved = _output_difference(ours, theirs)
-    axes = [axis for entry in plan.parameters.values() for axis in entry.axes.values()]
+    axes = [axis for entry in pair.plan.parameters.values() for axis in entry.axes.values()]
     copyable = all(axis.times == int(axis.times) for axis in axes)
-    return Report([moved], [losses], math.inf, first, dropout=any(dropout), fresh=True, copyable=copyable)
+    return Report([moved], [losses], math.inf, first, dropout=pair.dropout, fresh=True, copyable=copyable)
 
 
-def _takes_double(pair: _Pair, batch: Any, loss: Loss) -> bool:
+def _takes_double(small: nn.Module, batch: Any, loss: Loss) -> bool:
     """Whether the loss can be computed in float64; it may hold tensors of its own."""
     try:
         with torch.no_grad():
-            loss(_copy(pair.small)[0], in_double(batch))
+            loss(_copy(small)[0], in_double(batch))
     except RuntimeError:
         return False
     return True
 
 
-@dataclass(frozen=True)
-class _Training:
-    """What both models are trained on."""
-
-    data: Sequence[Any]
-    loss: Loss
-    steps: int
-    clip: float | None
-
-    def batches(self, pair: _Pair) -> Iterator[Any]:
-        """A batch for each comparison, of which there is one more than there are steps."""
-        for step in range((self.steps if pair.optimizers else 0) + 1):
-            batch = self.data[step % len(self.data)]
-            yield in_double(batch) if pair.in_double else batch
-
-    def compare(self, pair: _Pair, tolerance: float) -> Report:
-        """Train both models side by side."""
-        differences, losses = list[float](), list[tuple[float, float]]()
-        first: Difference | None = None
-        before = [p.detach().clone() for p in pair.small.parameters()]
-        with KeepDouble() if pair.in_double else nullcontext():
-            for step, batch in enumerate(self.batches(pair)):
-                with Recorder(pair.small) as ours, Recorder(pair.large) as theirs:
-                    values = self.loss(pair.small, batch), self.loss(pair.large, batch)
-                differences.append(_output_difference(ours, theirs))
-                losses.append((values[0].item(), values[1].item()))
-                if first is None:
-                    first = _first_difference(pair, ours, theirs, step, differences[-1], tolerance)
-                if pair.optimizers and step < self.steps:
-                    pair.step(values, self.clip)
-        unmoved = bool(pair.optimizers) and self.steps > 0 and all(map(torch.equal, before, pair.small.parameters()))
-        return Report(differences, losses, tolerance, first, dropout=pair.dropout, unmoved=unmoved)
-
-    def measure_rounding(self, pair: _Pair, same: _Pair, tolerance: float) -> list[float]:
-        """The differences that are allowed before each step: many times the effect of last bits, or the tolerance."""
-        move_by_rounding(same.small)
-        apart = map(relative_difference, self.outputs_of_narrow(pair), self.outputs_of_narrow(same))
-        return [max(tolerance, min(_MANY_ROUNDINGS * each, _MOST_ALLOWED)) for each in apart]
-
-    def outputs_of_narrow(self, pair: _Pair) -> list[Tensor]:
-        """The narrow model's outputs before each step, when it is trained alone."""
-        outputs = []
-        with KeepDouble() if pair.in_double else nullcontext():
-            for step, batch in enumerate(self.batches(pair)):
-                with Recorder(pair.small) as recorder:
-                    value = self.loss(pair.small, batch)
-                outputs.append(recorder.outputs[""])
-                if pair.optimizers and step < self.steps:
-                    pair.step([value], self.clip)
-        return outputs
-
-
-@dataclass(frozen=True)
 class _Pair:
-    """Copies of both models, without dropout, that are trained side by side; no optimizers where none is given.
+    """Copies of both models, without dropout, and of the optimizer that holds the narrow one's parameters.
 
-    reason: why the tolerance is not float64's. changed: what to say where the wide model is not what the plan writes.
+    tolerance, reason: what float64 has; where it is not float64's, why not. changed: what to say where the wide model
+    is not what the plan writes. in_double: whether they are compared in float64.
     """
 
-    small: nn.Module
-    large: nn.Module
-    plan: Plan
-    optimizers: Sequence[Optimizer]
-    schedulers: Sequence[LRScheduler]
-    tolerance: float
-    reason: str
-    changed: str
-    in_double: bool
-    dropout: bool
-
-    @classmethod
-    def of(
-        cls,
-        narrow: nn.Module,
-        wide: nn.Module,
-        plan: Plan,
-        optimizer: Optimizer | type[Optimizer] | None,
-        schedule: Callable[[Optimizer], LRScheduler] | None,
-        hyper: dict[str, Any],
-        in_float64: bool,
-    ) -> _Pair:
+    def __init__(self, narrow: nn.Module, wide: nn.Module, plan: Plan, optimizer: Optimizer | None = None) -> None:
         plan.check(narrow, "narrow")
         plan.check(wide)
-        small, own = _copy(narrow, optimizer if isinstance(optimizer, Optimizer) else None)
-        large, _ = _copy(wide)
-        take_modes(large, small, plan)
-        dropout = [silence_dropout(model) for model in (small, large)]
-        eps = rounding_of(small)
-        tolerance, changed = _tolerance(eps), why_no_copies(small, large, plan, _FEW_ROUNDINGS * eps)
-        in_double = in_float64 and can_double(small)
-        reason = "that of the models' own precision" if eps > _DOUBLE else ""
-        if in_double and eps > _DOUBLE:
-            written, reason = _is_written_by(plan, small, large), _NOT_WRITTEN
-            into_double(small, own)
-            into_double(large)
-            if written:  # once more, without the rounding
-                widen(small, large, plan)
-                tolerance, reason = _tolerance(_DOUBLE), ""
-        if isinstance(optimizer, type):
-            own = optimizer(small.parameters(), **hyper)
-        optimizers = [] if own is None else [own, grow_optimizer(own, small, large, plan)]
-        schedulers = [schedule(each) for each in optimizers] if schedule is not None else []
-        return cls(small, large, plan, optimizers, schedulers, tolerance, reason, changed, in_double, any(dropout))
+        self.plan = plan
+        self.small, self.own = _copy(narrow, optimizer)
+        self.large, _ = _copy(wide)
+        take_modes(self.large, self.small, plan)
+        self.dropout = silence_dropout(self.small) | silence_dropout(self.large)
+        kinds = {p.dtype for p in self.small.parameters() if p.is_floating_point()} or {torch.float32}
+        self.rounding = max(torch.finfo(kind).eps for kind in kinds)  # of the least precise parameter
+        self.tolerance, self.reason = _tolerance(self.rounding), _OWN if self.rounding > _DOUBLE else ""
+        self.changed, self.in_double = "", False
+        self.optimizers, self.schedulers = list[Optimizer](), list[LRScheduler]()
+
+    def furthest(self, off: Callable[[str, Tensor, Tensor], float], tolerance: float) -> tuple[float, str]:
+        """How far off the worst parameter is of those that the wide model has from the narrow one; '' where none is."""
+        worst, theirs = (tolerance, ""), naming.parameters(self.large)
+        for name, p in self.plan.check(self.small, "narrow").items():
+            if self.plan.sources[name].is_taken:
+                worst = max(worst, (off(name, p.detach(), theirs[name].detach()), name))
+        return worst
+
+    def off_copies(self, name: str, p: Tensor, theirs: Tensor) -> float:
+        """How far a parameter is from the copies it should consist of."""
+        return relative_difference(self.plan.parameters[name].widened(p, torch.empty_like(theirs)), theirs)
+
+    def off_place(self, name: str, p: Tensor, theirs: Tensor) -> float:
+        """Of a growth by fresh units: how far a parameter's old units are from the narrow model's."""
+        entry = self.plan.parameters[name]
+        old = theirs[index_of_old(entry.narrow, entry.axes)]
+        gains = (1.0, gain_factor(name, self.plan))  # as fresh units, or lossless ones, leave them
+        return min(relative_difference(p * float(entry.keep) * gain, old) for gain in gains)
+
+    def first_wrong_buffer(self, tolerance: float) -> Difference | None:
+        """Before any update: a buffer that is not the copies it should be, which only evaluation would show."""
+        ours, theirs = naming.buffers(self.small), naming.buffers(self.large)
+        for name, entry in self.plan.buffers.items():
+            source = self.plan.sources[name]
+            buffer = ours.get(source.name)
+            if buffer is not None and buffer.is_floating_point() and source.is_taken:
+                expected = entry.widened(buffer, torch.empty_like(theirs[name]), factor=entry.rule.weight)
+                if not torch.allclose(expected, theirs[name], rtol=tolerance, atol=tolerance, equal_nan=True):
+                    return Difference(name, "buffer", relative_difference(expected, theirs[name]), _BUFFER)
+        return None
+
+    def turn_into_double(self) -> None:
+        """Both, and the optimizer's state, in place; what the plan wrote is written once more, without the rounding."""
+        is_written = not self.furthest(self.off_copies, _SAME)[1] and self.first_wrong_buffer(_SAME) is None
+        self.small.double()
+        self.large.double()
+        for state in self.own.state.values() if self.own is not None else ():
+            state.update(in_double(dict(state)))
+        self.reason = _NOT_WRITTEN
+        if is_written:
+            widen(self.small, self.large, self.plan)
+            self.tolerance, self.reason = _tolerance(_DOUBLE), ""
 
     def step(self, losses: Sequence[Tensor], clip: float | None) -> None:
         """One step of both optimizers and schedulers, or of the narrow one's where there is one loss."""
         for model, optimizer, loss in zip((self.small, self.large), self.optimizers, losses, strict=False):
             optimizer.zero_grad()
             loss.backward()
-            if clip is not None:
-                _clip(model, clip, self.plan, wide=model is self.large)
+            if clip is not None and model is self.large:
+                clip_grad_norm_(model, clip, self.plan)
+            elif clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
         for scheduler in self.schedulers[: len(losses)]:
             scheduler.step()
+
+
+@dataclass(frozen=True)
+class _Training:
+    """How copies of both models are trained."""
+
+    narrow: nn.Module
+    wide: nn.Module
+    plan: Plan
+    data: Sequence[Any]
+    loss: Loss
+    optimizer: Optimizer | type[Optimizer] | None
+    steps: int
+    clip: float | None
+    schedule: Callable[[Optimizer], LRScheduler] | None
+    hyper: dict[str, Any]
+
+    def make_pair(self, in_float64: bool) -> _Pair:
+        """Copies with optimizers, if there are any, as they are before the first step."""
+        given = self.optimizer if isinstance(self.optimizer, Optimizer) else None
+        pair = _Pair(self.narrow, self.wide, self.plan, given)
+        off, name = pair.furthest(pair.off_copies, _FEW_ROUNDINGS * pair.rounding)
+        if name and math.isfinite(off):  # what is not finite has another cause
+            pair.changed = (
+                f"Before any step, the wide model's weights are not the copies that the plan makes of the narrow "
+                f"one's: '{name}' is off by {off:.1e}. {_WEIGHTS}"
+            )
+        pair.in_double = in_float64 and all(p.device.type != "mps" for p in pair.small.parameters())  # it has none
+        if pair.in_double and pair.rounding > _DOUBLE:
+            pair.turn_into_double()
+        own = self.optimizer(pair.small.parameters(), **self.hyper) if isinstance(self.optimizer, type) else pair.own
+        if own is not None:
+            pair.optimizers = [own, grow_optimizer(own, pair.small, pair.large, self.plan)]
+        pair.schedulers = [self.schedule(each) for each in pair.optimizers] if self.schedule is not None else []
+        return pair
+
+    def run(self, pair: _Pair, *models: nn.Module) -> Iterator[tuple[list[Recorder], list[Tensor]]]:
+        """What these models compute before each step and after the last, with their losses."""
+        with KeepDouble() if pair.in_double else nullcontext():
+            for step in range((self.steps if pair.optimizers else 0) + 1):
+                batch = self.data[step % len(self.data)]
+                batch = in_double(batch) if pair.in_double else batch
+                with ExitStack() as stack:
+                    recorders = [stack.enter_context(Recorder(model)) for model in models]
+                    losses = [self.loss(model, batch) for model in models]
+                yield recorders, losses
+                if pair.optimizers and step < self.steps:
+                    pair.step(losses, self.clip)
+
+    def compare(self, pair: _Pair, tolerance: float) -> Report:
+        """Train both models side by side."""
+        differences, losses = list[float](), list[tuple[float, float]]()
+        first: Difference | None = None
+        before = [p.detach().clone() for p in pair.small.parameters()]
+        for step, ((ours, theirs), (narrow, wide)) in enumerate(self.run(pair, pair.small, pair.large)):
+            differences.append(_output_difference(ours, theirs))
+            losses.append((narrow.item(), wide.item()))
+            first = first or _first_difference(pair, ours, theirs, step, differences[-1], tolerance)
+        unmoved = bool(pair.optimizers) and self.steps > 0 and all(map(torch.equal, before, pair.small.parameters()))
+        return Report(differences, losses, tolerance, first, dropout=pair.dropout, unmoved=unmoved)
+
+    def measure_rounding(self, in_float64: bool, tolerance: float) -> list[float]:
+        """The differences that are allowed before each step: many times the effect of last bits, or the tolerance."""
+        outputs = []
+        for is_moved in (False, True):
+            pair = self.make_pair(in_float64)
+            if is_moved:
+                _move_by_rounding(pair.small)
+            outputs.append([ours.outputs[""] for (ours,), _ in self.run(pair, pair.small)])
+        apart = map(relative_difference, *outputs)
+        return [max(tolerance, min(_MANY_ROUNDINGS * each, _MOST_ALLOWED)) for each in apart]
+
+
+@torch.no_grad()
+def _move_by_rounding(model: nn.Module) -> None:
+    """Change every parameter by its last bit, up or down at random, in place."""
+    generator = torch.Generator().manual_seed(0)
+    for p in model.parameters():
+        signs = torch.randint(0, 2, p.shape, generator=generator).to(p.device, p.dtype) * 2 - 1
+        p.mul_(1 + torch.finfo(p.dtype).eps * signs)
 
 
 def _copy(model: nn.Module, optimizer: Optimizer | None = None) -> tuple[nn.Module, Optimizer | None]:
@@ -465,22 +393,9 @@ def _copy(model: nn.Module, optimizer: Optimizer | None = None) -> tuple[nn.Modu
     return copied, its_optimizer
 
 
-def _clip(model: nn.Module, max_norm: float, plan: Plan, *, wide: bool) -> None:
-    if wide:
-        clip_grad_norm_(model, max_norm, plan)
-    else:
-        nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-
-
 def _tolerance(eps: float) -> float:
     """For models of this rounding: 1e-10 in float64, 1e-4 in float32, 5e-2 below."""
     return 1e-10 if eps <= _DOUBLE else 1e-4 if eps <= torch.finfo(torch.float32).eps else 5e-2
-
-
-def _is_written_by(plan: Plan, small: nn.Module, large: nn.Module) -> bool:
-    """Whether the wide model holds what this plan makes of the narrow one, as its precision has it."""
-    parts = worst_parameter(small, large, plan, _SAME), first_wrong_buffer(small, large, plan, _SAME)
-    return parts == (None, None)
 
 
 def _output_difference(small: Recorder, large: Recorder) -> float:
@@ -501,9 +416,13 @@ def _first_difference(
 ) -> Difference | None:
     """Where the models begin to differ, if their outputs (by `difference`) or, before any update, their buffers do."""
     if not difference <= tolerance:
-        worst = worst_parameter(pair.small, pair.large, pair.plan, tolerance) if step else None
+        off, name = pair.furthest(pair.off_copies, tolerance) if step else (0.0, "")
         level = max(tolerance, min(ROUNDING, difference / 1000))  # not the first that merely rounds
-        first = worst or first_differing_module(ours, theirs, pair.plan, level, may_round=not pair.in_double)
+        first = (
+            Difference(name, "parameter", off, _UPDATE)
+            if name
+            else first_differing_module(ours, theirs, pair.plan, level, may_round=not pair.in_double)
+        )
         if first is not None:
             return replace(first, advice=pair.changed) if pair.changed else first
-    return None if step else first_wrong_buffer(pair.small, pair.large, pair.plan, tolerance)
+    return None if step else pair.first_wrong_buffer(tolerance)

@@ -78,7 +78,9 @@ _DESCRIBE = Option(
 _TRUST = Option("--trust-remote-code", bool, "allow the checkpoint to run its own model or tokenizer code")
 _DEQUANTISE = Option("--dequantise", bool, "read a quantised GGUF file as float32; the rounding of its weights remains")
 _RULES = Option("--rules", str, "rules for the optimizer, such as decay=fixed")
+_CHECKPOINT = Option("checkpoint", str, "a folder of save_pretrained, a name on the hub, a GGUF file or a DCP folder")
 _GROWTH = (
+    _CHECKPOINT,
     Option(
         "--times",
         str,
@@ -117,6 +119,7 @@ _GROWTH = (
 
 UPSCALE = CommandLine(
     "upscale",
+    "grow a Hugging Face checkpoint in width or depth",
     "CHECKPOINT OUT [--option VALUE …]",
     """\
 Grow a Hugging Face checkpoint in width, in depth, or in experts. The result is an ordinary checkpoint.
@@ -159,6 +162,7 @@ lets mupscale.hf.param_groups set the learning rate of every parameter from the 
 is complete. If the command stops early, the next one removes what it left behind.""",
     (
         *_GROWTH,
+        Option("out", str, "folder for the large checkpoint"),
         Option("--noise", float, "noise of copies; 1 is the size of a fresh initialisation"),
         Option("--exact", bool, "copies without noise: a replica of the small model, for verification"),
         Option("--seed", int, "seed of the noise or the fresh units", 0),
@@ -174,10 +178,12 @@ is complete. If the command stops early, the next one removes what it left behin
         _DEQUANTISE,
         *DCP,
     ),
+    main="times hidden heads layers how noise lossless experts dtype optimizer-state overwrite",
 )
 
 VERIFY = CommandLine(
     "verify",
+    "check that a checkpoint and its grown version compute the same",
     "SMALL WIDE [--option VALUE …]",
     """\
 Check that two checkpoints compute the same, and still do after training. The exit status is 0 if they do and 1 if not.
@@ -187,6 +193,8 @@ against mupscale.json. Of two DCP folders, it lists the tensors that are not wha
   mupscale verify path/to/checkpoint path/to/wide
   mupscale verify path/to/checkpoint path/to/wide --dtype float64 --train 20 --text book.txt""",
     (
+        Option("small", str, "the small checkpoint"),
+        Option("wide", str, "the one that it grew into"),
         Option("--dtype", str, "dtype of the computation: float32 or float64", "float32"),
         Option("--train", int, "also compare the models over this many training steps", 0),
         Option("--text", str, "a text file to compare them on (default: random tokens)"),
@@ -198,10 +206,12 @@ against mupscale.json. Of two DCP folders, it lists the tensors that are not wha
         _DEQUANTISE,
         *DCP,
     ),
+    main="dtype train text tokens tolerance trust-remote-code",
 )
 
 INSPECT = CommandLine(
     "inspect",
+    "show what upscaling would do to a checkpoint",
     "CHECKPOINT [--option VALUE …]",
     """\
 Show what upscaling would do: a table of tensors with their axes, their scaling rule and the optimizer's factors.
@@ -225,14 +235,16 @@ deviation, or a constant), and the scale of the weights from new units into old 
         _DEQUANTISE,
         *DCP,
     ),
+    main="times hidden heads layers how lossless experts optimizer",
 )
 
 
 @UPSCALE.command
 def upscale_command(words: list[str]) -> int:
     """mupscale upscale SOURCE OUT."""
-    (path, out), options = _paths(UPSCALE, words)
-    if is_dcp_folder(path):
+    options, is_dcp = _read(UPSCALE, words)
+    path, out = options.checkpoint, options.out
+    if is_dcp:
         place = _check_place(Path(out), options.overwrite)
         said = upscale_dcp_folder(path, place, options)
         if said and place != Path(out):
@@ -293,15 +305,15 @@ def _replace_folder(new: Path, old: Path) -> None:
 @VERIFY.command
 def verify_command(words: list[str]) -> int:
     """mupscale verify SMALL WIDE."""
-    (small, wide), options = _paths(VERIFY, words)
-    if is_dcp_folder(small):
-        return verify_dcp_folders(small, wide, options)
+    options, is_dcp = _read(VERIFY, words)
+    if is_dcp:
+        return verify_dcp_folders(options.small, options.wide, options)
     from mupscale.hf import verify
 
     _describe(options.describe)
     report = verify(
-        _checkpoint(small, options),
-        _checkpoint(wide, options),
+        _checkpoint(options.small, options),
+        _checkpoint(options.wide, options),
         **_taken_over(options, "dtype", "train", "text", "tokens", "tolerance", "seed", "trust_remote_code"),
     )
     show(str(report))
@@ -311,8 +323,9 @@ def verify_command(words: list[str]) -> int:
 @INSPECT.command
 def inspect_command(words: list[str]) -> int:
     """mupscale inspect CHECKPOINT."""
-    (path,), options = _paths(INSPECT, words)
-    if is_dcp_folder(path):
+    options, is_dcp = _read(INSPECT, words)
+    path = options.checkpoint
+    if is_dcp:
         return inspect_dcp_folder(path, options)
     _describe(options.describe)
     depth = check_before_imports(path, options)
@@ -388,11 +401,9 @@ def _describe(module: str | None) -> None:
         raise UsageError(f"--describe {module}: the module raises {type(error).__name__}: {error}") from error
 
 
-def _paths(line: CommandLine, words: list[str]) -> tuple[list[str], Any]:
-    """The paths that the usage names, and the parsed options."""
-    paths, options = line.read(words)
-    names = line.usage.partition(" [")[0].split()
-    if len(paths) != len(names):
-        raise UsageError(f"give {' and '.join(names)}" + (f", not {' '.join(paths)}" if paths else ""))
-    check_which(options, line, is_dcp_folder(paths[0]))
-    return paths, options
+def _read(line: CommandLine, words: list[str]) -> tuple[Any, bool]:
+    """The options, and whether they are about folders of torch.distributed.checkpoint."""
+    _, options = line.read(words)
+    is_dcp = is_dcp_folder(options["small" if line is VERIFY else "checkpoint"])
+    check_which(options, line, is_dcp)
+    return options, is_dcp

@@ -9,21 +9,33 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from argparse import SUPPRESS
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import MISSING, Field, dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
-from mupscale.cli.arguments import UsageError, join_options, make_parser, parse_arguments, separate_options
+from mupscale.cli.arguments import Given, Names, UsageError, Words, add_to_lists, separate_options, set_options
 from mupscale.cli.spelling import HELP_ALL, fill_help, with_hyphens
-from mupscale.system import MupscaleError, Must, check_argument, terminal_width, wrap_text
+from mupscale.system import Must, check_installed, parse_given, show, terminal_width, wrap_text
 
 _Run = TypeVar("_Run", bound=Callable[[list[str]], int])
 _COLUMN = 30  # where help on an option begins, at most
 _OPTIONS, _ARGUMENTS = "options", "positional arguments"
+_DRAWS_NOTHING = {"--dry-run", "--print-config", "--watch"}
+
+
+HIDDEN = "(not for people)"
+"""The help of an option that has none."""
+
+
+class Options(SimpleNamespace):
+    """Values of options by their names in Python."""
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
 
 
 class Row(NamedTuple):
@@ -33,12 +45,17 @@ class Row(NamedTuple):
     option: str
     meaning: str
 
+    @property
+    def names(self) -> list[str]:
+        """Those in `--no-decay, --no-decay+ ITEM`, as Python has them."""
+        return [name.replace("-", "_") for name in re.findall(r"(?:^|(?<=, ))-+([\w.+-]+)", self.option)]
+
 
 class Option(NamedTuple):
     """An option of a command's own; or an argument, where its name has no hyphens.
 
-    type: bool is a flag, which stands without a value; None is help alone, of what is added to the parser elsewhere. It
-    may demand more than the parser knows to check (Annotated with a Must). default: without one the value may be null.
+    type: bool is a flag, which stands without a value; None is help alone, of what is read elsewhere. It may demand
+    more than a kind (Annotated with a Must). default: without one the value may be null.
     """
 
     name: str
@@ -48,157 +65,183 @@ class Option(NamedTuple):
     metavar: str = ""
 
     @property
-    def kind(self) -> Any:
-        """Its type, without what is demanded beyond it."""
-        return _bare(self.type)
-
-    @property
     def dest(self) -> str:
-        """What the parser calls it."""
+        """Its name in Python."""
         return self.name.removeprefix("--").replace("-", "_")
 
-    def check(self, value: Any) -> None:
-        """Refuse a value that is not what is demanded."""
-        try:
-            check_argument(self.type | None if self.default is None else self.type, value, self.name)
-        except MupscaleError as error:
-            raise UsageError(str(error)) from None
-
-    def add_to(self, parser: Any) -> None:
-        """Let the parser take it."""
-        if self.type is bool:
-            parser.add_argument(self.name, action="store_true", default=self.default or False, help=self.help)
-        elif not self.name.startswith("-"):
-            parser.add_argument(self.name, type=self.type, help=self.help)
-        elif self.type is not None:
-            kind = self.kind | None if self.default is None else self.kind
-            parser.add_argument(self.name, type=kind, default=self.default, help=self.help)
+    def read(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Its value, by name."""
+        if self.type is None:
+            return {}
+        if self.dest not in given:
+            return {self.dest: self.default or False if self.type is bool else self.default}
+        hint = self.type | None if self.default is None else self.type
+        return {self.dest: parse_given(hint, given[self.dest], (self.name,), UsageError)}
 
     def rows(self) -> Iterator[Row]:
         """Its help; none of one that is not for people."""
-        if self.help is SUPPRESS:
+        if self.help is HIDDEN:
             return
         if not self.name.startswith("-"):
             yield Row(_ARGUMENTS, self.name, self.help)
         elif self.type in (bool, None):
             yield Row(_OPTIONS, f"{self.name} {self.metavar}".rstrip(), self.help)
         else:
-            is_list = get_origin(self.kind) is list
-            kind = self.kind | None if is_list else self.kind
-            row = _row(_OPTIONS, self.name, _Parameter("", kind, self.default, self.help), self.metavar)
-            is_long = is_list and self.default is not None and not self.metavar
-            yield row._replace(option=f"{row.option} …") if is_long else row  # of which several may follow
+            yield _row(_OPTIONS, self.name, Parameter("", _bare(self.type), self.default, self.help), self.metavar)
 
 
 class Section(NamedTuple):
     """The parameters of a class or a function as options, below a prefix or by their own names.
 
-    only: those that are taken, if not all. required: whether those without a default must be given.
+    only: those that are taken, if not all; none of them must be given.
     """
 
     path: str
     prefix: str = ""
     skip: frozenset[str] = frozenset()
     only: Callable[[], Collection[str]] | None = None
-    required: bool = True
 
-    def add_to(self, parser: Any) -> None:
-        """Let the parser take them."""
+    def read(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of those that are given, by name; those below a prefix become what their class makes of them."""
         module, _, name = self.path.rpartition(".")
         target = getattr(import_module(module), name)
-        skip = {each.name for each in _parameters(self.path)} - {each.name for each in self._taken()}
-        if isinstance(target, type):
-            parser.add_class_arguments(target, self.prefix or None, as_group=bool(self.prefix), skip=skip)
-        else:
-            parser.add_function_arguments(target, as_group=False, as_positional=True, skip=skip)
-        for action in () if self.required else parser._actions:
-            action.required = False
+        if self.prefix:
+            values = given.get(self.prefix, {})
+            return {self.prefix: parse_given(target, values, (self.prefix,), UsageError)}
+        values = {}
+        hints = get_type_hints(getattr(target, "__init__") if isinstance(target, type) else target)  # noqa: B009
+        for each in self.parameters():
+            if each.name in given:
+                shown = each.name if each.default is MISSING else with_hyphens(f"--{each.name}")
+                values[each.name] = parse_given(hints[each.name], given[each.name], (shown,), UsageError)
+        return values
 
     def rows(self) -> Iterator[Row]:
         """Help on each of them; on those of a class within it under a title of their own."""
-        found, taken = _find(self.path)[1], self._taken()
+        found, taken = _find(self.path)[1], self.parameters()
         if isinstance(found, ast.FunctionDef):  # what it must be given has a place, and no name
             yield from (Row(_ARGUMENTS, each.name, each.help) for each in taken if each.default is MISSING)
             taken = [each for each in taken if each.default is not MISSING]
         title = str(ast.get_docstring(found)).partition("\n")[0].rstrip(".") if self.prefix else _OPTIONS
-        yield from _rows(taken, f"--{self.prefix}." if self.prefix else "--", title)
+        yield from rows_of(taken, f"--{self.prefix}." if self.prefix else "--", title)
 
-    def _taken(self) -> list[_Parameter]:
-        only = None if self.only is None else self.only()
+    def sections(self) -> dict[str, Sequence[Parameter]]:
+        """The entries of its own name, if it has one, and of those parameters that are a class of this package."""
+        found: dict[str, Sequence[Parameter]] = {self.prefix: self.parameters()} if self.prefix else {}
+        for each in () if self.prefix else self.parameters():
+            for kind in filter(_is_class, (each.type, *get_args(each.type))):
+                found[each.name] = _parameters(kind.path)
+        return found
+
+    def parameters(self) -> list[Parameter]:
+        """Those that are taken."""
         taken = [each for each in _parameters(self.path) if each.name not in self.skip]
-        taken = [each for each in taken if only is None or each.name in only]
+        if self.only is None:
+            return taken
+        only = self.only()
         return [
-            each._replace(default=None) if each.default is MISSING and not self.required else each for each in taken
+            each._replace(default=None if each.default is MISSING else each.default)
+            for each in taken
+            if each.name in only
         ]
 
 
-@dataclass(frozen=True)
+@dataclass
 class CommandLine:
-    """A command, how it is used, what it is about (with examples), and all that it takes.
+    """A command: its name, what it is for in a line, how it is used, what it is about (with examples), what it takes.
 
-    main: the options that `--help` shows, where there are many; `--help-all` shows all.
+    main: the options that `--help` shows, where there are many; `--help-all` shows all. resumable: whether it goes on
+    if it is repeated. needs: optional packages, each followed by the option that asks for it, if one does.
     """
 
     name: str
+    summary: str
     usage: str
     about: str
     parts: tuple[Option | Section, ...]
     main: str = ""
-
-    @property
-    def flags(self) -> list[str]:
-        """Its options that stand without a value."""
-        return [part.name for part in self.parts if isinstance(part, Option) and part.type is bool]
+    resumable: bool = False
+    needs: tuple[str, ...] = ()
+    function: Callable[[list[str]], int] = field(init=False)
 
     def command(self, run: _Run) -> _Run:
-        """For the function that runs the command: what it takes is this."""
-        run.line = self  # type: ignore[attr-defined]
+        """For the function that runs it."""
+        self.function = run
         return run
 
-    def parser(self) -> Any:
-        """A parser of all that it takes."""
-        parser = make_parser(self.name)
-        for part in self.parts:
-            part.add_to(parser)
-        return parser
+    def run(self, words: list[str]) -> int:
+        """Run it, or show its help."""
+        given = {*map(with_hyphens, words)}
+        if {"-h", "--help", HELP_ALL} & given:
+            show(self.help(everything=HELP_ALL in given))
+            return 0
+        if not _DRAWS_NOTHING & given:
+            asked = (need.partition(" ") for need in self.needs)
+            check_installed([package for package, _, option in asked if option in ("", *words)], "this command")
+        return self.function(words)
 
-    def read(self, words: Sequence[str]) -> tuple[list[str], Any]:
-        """The words that stand alone, and the parsed options."""
-        alone, options = separate_options(words, self.flags)
-        return alone, self.parse(join_options(options))
+    def separate(self, words: Sequence[str], *, many: bool = False) -> tuple[list[str], list[Given]]:
+        """The words that stand alone, and the options, of which each exists."""
+        shown = [(row, name.removesuffix("+"), name.endswith("+")) for row in self.rows() for name in row.names]
+        hidden = {part.dest for part in self.parts if isinstance(part, Option)}
+        names = Names(
+            all=hidden | {name for _, name, _ in shown},
+            flags={name for row, name, _ in shown if " " not in row.option},
+            lists={name for _, name, adds in shown if adds},
+        )
+        return separate_options(words, names, many=many)
 
-    def parse(self, words: Sequence[str]) -> Any:
-        """The parsed options, where nothing else stands."""
-        parsed = parse_arguments(self.parser(), words)
-        for part in self.parts:
-            if isinstance(part, Option) and part.type is not part.kind:
-                part.check(parsed[part.dest])
-        return parsed
+    def read(self, words: Sequence[str]) -> tuple[list[str], Options]:
+        """The words that stand alone, and all options; of a command that takes such words by name they are options."""
+        places = [row.option for part in self.parts for row in part.rows() if row.title == _ARGUMENTS]
+        takes_any = self.usage.partition(" ")[0].isupper() and not places
+        alone, options = self.separate(words, many=not places and not takes_any)
+        if len(alone) != len(places) and not takes_any:
+            expected = (
+                f"give {' and '.join(map(str.upper, places))}{', not' if alone else ''}" if places else "did not expect"
+            )
+            raise UsageError(f"{expected} {' '.join(alone)}".rstrip())
+        given: dict[str, Any] = dict(zip(places, map(Words, alone), strict=False))
+        set_options(given, options)
+        add_to_lists(given, options)
+        values = {name: value for part in self.parts for name, value in part.read(given).items()}
+        return alone, Options(**values)
 
     def rows(self, everything: bool = True) -> list[Row]:
         """The lines of its help; of its main options alone, unless everything is asked for."""
         rows = [Row(_OPTIONS, "-h, --help", "show this help message and exit")]
         rows += [Row(_OPTIONS, HELP_ALL, "show all options")] if self.main else []
         rows += [row for part in self.parts for row in part.rows()]
-        shown = {"help", "help-all", *self.main.split()}
-        return [row for row in rows if everything or not self.main or shown & {*option_names(row.option)}]
+        shown = {name.replace("-", "_") for name in ("help", "help-all", *self.main.split())}
+        return [row for row in rows if everything or not self.main or shown & {*row.names}]
 
     def help(self, everything: bool, width: int | None = None) -> str:
         """What `mupscale COMMAND --help` shows."""
         width = width or terminal_width() or 120
-        rows = self.rows(everything)
-        column = min(max(len(row.option) for row in rows) + 4, _COLUMN, max(width - 20, 4))
         usage = f"usage: mupscale {self.name} {self.usage}"
-        sections = [wrap_text(usage, width, hanging=" " * 7), fill_help(self.about, width)]
-        for title in sorted(dict.fromkeys(row.title for row in rows), key=_ARGUMENTS.__ne__):
-            lines = [f"{title}:"]
-            for _, option, meaning in (row for row in rows if row.title == title):
-                about = textwrap.wrap(" ".join(meaning.split()), max(width - column, 11))
-                beside = len(option) <= column - 4 and about
-                lines.append(f"  {option:<{column - 4}}  {about.pop(0)}" if beside else f"  {option}")
-                lines += [f"{'':<{column}}{line}" for line in about]
-            sections.append("\n".join(lines))
-        return "\n\n".join(sections)
+        about = [wrap_text(usage, width, hanging=" " * 7), fill_help(self.about, width)]
+        return "\n\n".join([*about, help_of_rows(self.rows(everything), width)])
+
+    def sections(self) -> dict[str, Sequence[Parameter]]:
+        """The entries of options that are mappings or lists of them, by the option's name."""
+        parts = [part for part in self.parts if isinstance(part, Section)]
+        return {name: entries for part in parts for name, entries in part.sections().items()}
+
+
+def help_of_rows(rows: Sequence[Row], width: int | None = None) -> str:
+    """Lines of help in two columns, below their titles."""
+    width = width or terminal_width() or 120
+    column = min(max(len(row.option) for row in rows) + 4, _COLUMN, max(width - 20, 4))
+    sections = []
+    for title in sorted(dict.fromkeys(row.title for row in rows), key=_ARGUMENTS.__ne__):
+        lines = [f"{title}:"]
+        for _, option, meaning in (row for row in rows if row.title == title):
+            about = textwrap.wrap(" ".join(meaning.split()), max(width - column, 11))
+            beside = len(option) <= column - 4 and about
+            lines.append(f"  {option:<{column - 4}}  {about.pop(0)}" if beside else f"  {option}")
+            lines += [f"{'':<{column}}{line}" for line in about]
+        sections.append("\n".join(lines))
+    return "\n\n".join(sections)
 
 
 def at_least(number: int) -> Any:
@@ -212,42 +255,41 @@ def _bare(hint: Any) -> Any:
     return list[_bare(*get_args(hint))] if get_origin(hint) is list else hint  # type: ignore[misc]
 
 
-def option_names(option: str) -> list[str]:
-    """The names in `--grow, --grow+ ITEM`, without their hyphens."""
-    return re.findall(r"(?:^|(?<=, ))-+([\w.+-]+)", option)
-
-
-def _rows(parameters: Iterable[_Parameter], start: str, title: str) -> Iterator[Row]:
+def rows_of(parameters: Iterable[Parameter], start: str, title: str) -> Iterator[Row]:
+    """Help on parameters; on those of a class of this package its own, below its name."""
     for each in parameters:
         name = f"{start}{each.name}"
-        if isinstance(each.type, type) and issubclass(each.type, _Unimported):
-            yield from _rows(_parameters(each.type.path), f"{name}.", each.help)
+        if _is_class(each.type):
+            yield from rows_of(_parameters(each.type.path), f"{name}.", each.help)
             continue
-        for kind in get_args(each.type):
-            if isinstance(kind, type) and issubclass(kind, _Unimported):
-                yield Row(title, with_hyphens(f"{name}.help"), f"show the entries of {kind.__name__}")
+        for kind in filter(_is_class, get_args(each.type)):
+            yield Row(title, with_hyphens(f"{name}.help"), f"show the entries of {kind.__name__}")
         yield _row(title, name, each)
 
 
-def _row(title: str, name: str, each: _Parameter, metavar: str = "") -> Row:
+def _is_class(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, _Unimported)
+
+
+def _row(title: str, name: str, each: Parameter, metavar: str = "") -> Row:
     """An option with its choices, N or X for a number, or VALUE; and its default, if that says anything."""
-    origin, said = get_origin(each.type), str(each.type)
+    kinds, said = (each.type, *get_args(each.type)), str(each.type)
     usual = "{true,false}" if each.type is bool else "X" if "float" in said else "N" if "int" in said else "VALUE"
-    if origin is Literal:
-        usual = f"{{{','.join(get_args(each.type))}}}"
-    elif origin is list:
-        usual = "[ITEM,...]"
+    for choices in (kind for kind in kinds if get_origin(kind) is Literal and bool not in kinds):
+        usual = f"{{{','.join(get_args(choices))}}}"
+    is_list = any(get_origin(kind) is list for kind in kinds)
+    shown = f"{name}, {name}+ {metavar or f'{usual},…'}" if is_list else f"{name} {metavar or usual}"
     is_silent = each.default is None or each.default is False or each.default == [] or "(default" in each.help
     end = "" if is_silent else " (required)" if each.default is MISSING else f" (default: {each.default})"
-    is_list = any(get_origin(kind) is list for kind in (each.type, *get_args(each.type)))
-    names = f"{name}, {name}+" if is_list else name
-    return Row(title, with_hyphens(f"{names} {metavar or usual}"), f"{each.help}{end}")
+    return Row(title, with_hyphens(shown), f"{each.help}{end}")
 
 
 # ------------------------------------------------------------------------------- parameters, read off the sources
 
 
-class _Parameter(NamedTuple):
+class Parameter(NamedTuple):
+    """A parameter of a function or a class; its default is MISSING without one."""
+
     name: str
     type: Any
     default: Any
@@ -312,10 +354,10 @@ def value_of(path: str) -> Any:
 
 
 @cache
-def _parameters(path: str) -> list[_Parameter]:
+def _parameters(path: str) -> list[Parameter]:
     """What a function is called with, or a class made with; of a dataclass its fields, those of its bases last."""
     module, found = _find(path)
-    meanings = _meanings(ast.get_docstring(found) or "")
+    meant = meanings(ast.get_docstring(found) or "")
     called = next((each for each in found.body if getattr(each, "name", "") == "__init__"), found)
     if isinstance(called, ast.FunctionDef):
         words, bases = called.args, []
@@ -327,11 +369,11 @@ def _parameters(path: str) -> list[_Parameter]:
         fields = [
             (ast.unparse(each.target), each.annotation, each.value)
             for each in found.body
-            if isinstance(each, ast.AnnAssign)
+            if isinstance(each, ast.AnnAssign) and ast.unparse(each.target) != "_"  # after which fields have names
         ]
         bases = [each for base in found.bases for each in _parameters(f"{module}.{base.id}")]
     read = [
-        _Parameter(name, _evaluate(kind, module), _evaluate(usual, module) if usual else MISSING, meanings[name])
+        Parameter(name, _evaluate(kind, module), _evaluate(usual, module) if usual else MISSING, meant[name])
         for name, kind, usual in fields
         if kind is not None  # as of self
     ]
@@ -339,8 +381,8 @@ def _parameters(path: str) -> list[_Parameter]:
     return [*read, *(each for each in bases if each.name not in own)]
 
 
-def _meanings(docstring: str) -> dict[str, str]:
+def meanings(docstring: str) -> dict[str, str]:
     """What the section Args of a docstring says, by name."""
     section = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", docstring, re.M | re.S)
-    entries = re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", section[1] if section else "", re.M)
+    entries = re.findall(r"^    (\w+)(?: \(.*\))?: (.*(?:\n     +.*)*)", section[1] if section else "", re.M)
     return {name: " ".join(text.split()) for name, text in entries}

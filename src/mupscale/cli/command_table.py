@@ -1,8 +1,8 @@
-"""The command `mupscale`: one table from a command's name to the function that runs it.
+"""The command `mupscale`: one table of its commands.
 
-A new command is a function of the words behind its name, which returns the exit status and imports what it needs
-itself, and one line in COMMANDS. What it takes is a CommandLine, of which it is the `command`. What a person can mend
-is raised as a MupscaleError, or as a UsageError where the command line itself is wrong.
+A new command is a CommandLine, the function that it is the `command` of, which takes the words behind its name, returns
+the exit status and imports what it needs itself, and a place in COMMANDS. What a person can mend is raised as a
+MupscaleError, or as a UsageError where the command line itself is wrong.
 """
 
 from __future__ import annotations
@@ -12,91 +12,39 @@ import difflib
 import gc
 import os
 import sys
-from collections.abc import Sequence
-from importlib import import_module
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
 
-from mupscale.cli.arguments import UsageError
+from mupscale.cli import checkpoints, infinite_width, shipped_list, studies, tokens, training
+from mupscale.cli.arguments import Answered, UsageError
+from mupscale.cli.command_lines import CommandLine
+from mupscale.cli.completion import completions, shell_script
 from mupscale.cli.failures import failure_sentence, give_up_stdout, prepare_streams, print_failure
 from mupscale.cli.own_modules import finding_own_modules
-from mupscale.cli.spelling import HELP_ALL, with_hyphens
-from mupscale.system import VERSION, Interrupted, asked_by_command, check_installed, set_loudness, show, wrap_text
+from mupscale.cli.spelling import HELP_ALL
+from mupscale.system import VERSION, Interrupted, asked_by_command, at_loudness, show, wrap_text
 
-
-class Command(NamedTuple):
-    """What a command is for, in a line; the module of cli and the function that run it; whether it goes on again.
-
-    needs: optional packages that it will need, each followed by the option that asks for it, if one does.
-    """
-
-    about: str
-    function: str
-    resumable: bool = False
-    needs: tuple[str, ...] = ()
-
-    def load(self) -> Any:
-        """The function that runs it; its `line` says what it takes, if it takes anything."""
-        module, name = self.function.split(".")
-        return getattr(import_module(f"mupscale.cli.{module}"), name)
-
-    def run(self, words: list[str]) -> int:
-        """Run the command, or show its help."""
-        function, given = self.load(), {*map(with_hyphens, words)}
-        if {"-h", "--help", HELP_ALL} & given and hasattr(function, "line"):
-            show(function.line.help(everything=HELP_ALL in given))
-            raise SystemExit(0)  # as a parser ends
-        if not _DRAWS_NOTHING & given:
-            asked = (need.partition(" ") for need in self.needs)
-            check_installed([package for package, _, option in asked if option in ("", *words)], "this command")
-        return int(function(words))
-
-
-_PICTURES = ("matplotlib",)
-_DRAWS_NOTHING = {"--dry-run", "--print-config", "--watch"}
-COMMANDS = {
-    "train": Command("train the model that a recipe describes", "training.train_command"),
-    "resume": Command("resume a run from its last checkpoint", "training.resume_command"),
-    "family": Command("train every size of a model in one growing run", "studies.family_command", True, _PICTURES),
-    "run": Command(
-        "does growing pay? compare four ways to spend the same FLOPs",
-        "studies.run_command",
-        True,
-        (*_PICTURES, "optuna --paper"),
-    ),
-    "sweep": Command(
-        "run only the tuning at small widths; several machines can share it", "studies.sweep_command", True, ("optuna",)
-    ),
-    "transfer-check": Command(
-        "does the best learning rate or noise stay the same as the width grows?",
-        "studies.transfer_check_command",
-        True,
-        _PICTURES,
-    ),
-    "report": Command("write a page with the results of a study", "studies.report_command", needs=_PICTURES),
-    "curves": Command("plot the losses of several runs", "training.curves_command", needs=_PICTURES),
-    "recipes": Command("list the recipes that come with mupscale", "shipped_list.recipes_command"),
-    "upscale": Command("grow a Hugging Face checkpoint in width or depth", "checkpoints.upscale_command"),
-    "verify": Command("check that a checkpoint and its grown version compute the same", "checkpoints.verify_command"),
-    "inspect": Command("show what upscaling would do to a checkpoint", "checkpoints.inspect_command"),
-    "limit grow": Command(
-        "compare copies and fresh units at infinite and finite width",
-        "infinite_width.limit_grow_command",
-    ),
-    "limit examples": Command(
-        "the paper's worked examples, at infinite and finite width",
-        "infinite_width.limit_examples_command",
-        needs=_PICTURES,
-    ),
-    "limit mlp": Command(
-        "upscale an MLP: do finite widths approach the infinite one?",
-        "infinite_width.limit_mlp_command",
-        needs=_PICTURES,
-    ),
-    "limit sweep": Command(
-        "tune noise and learning rate at infinite width", "infinite_width.limit_sweep_command", needs=_PICTURES
-    ),
-    "data tokenize": Command("tokenize text and store the tokens", "tokens.tokenize_command", resumable=True),
-    "data info": Command("show what a folder of tokens, or a CSV or Parquet file, holds", "tokens.info_command"),
+COMMANDS: dict[str, CommandLine] = {
+    line.name: line
+    for line in (
+        training.TRAIN,
+        training.RESUME,
+        studies.FAMILY,
+        studies.RUN,
+        studies.SWEEP,
+        studies.TRANSFER_CHECK,
+        studies.REPORT,
+        training.CURVES,
+        shipped_list.RECIPES,
+        checkpoints.UPSCALE,
+        checkpoints.VERIFY,
+        checkpoints.INSPECT,
+        infinite_width.GROW,
+        infinite_width.EXAMPLES,
+        infinite_width.MLP,
+        infinite_width.SWEEP,
+        tokens.TOKENIZE,
+        tokens.INFO,
+    )
 }
 """In the order in which `mupscale --help` lists them. A name of two words, such as `data info`, is one of a group."""
 
@@ -122,15 +70,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     atexit.register(gc.disable)  # the system takes all memory back, without a last search for cycles
     given = set(words)
     shows_origin = bool(given & {"--debug", *_VERBOSE} or os.environ.get("MUPSCALE_DEBUG"))
-    set_loudness("quiet" if _QUIET & given else "verbose" if _VERBOSE & given else "normal")
-    words = [word for word in words if word not in {"--debug", *_QUIET, *_VERBOSE}]
     status = 0
     try:
-        try:
-            with asked_by_command():
-                status = _dispatch(words, shows_origin)
-        finally:  # a parser that has printed its help goes by SystemExit
-            sys.stdout.flush()
+        if words[:1] == ["--complete"]:  # a shell asks
+            show(*completions(COMMANDS, words[2:]))
+            return 0
+        words = [word for word in words if word not in {"--debug", *_QUIET, *_VERBOSE}]
+        with (
+            asked_by_command(),
+            at_loudness("quiet" if _QUIET & given else "verbose" if _VERBOSE & given else "normal"),
+        ):
+            status = _dispatch(words, shows_origin)
+        sys.stdout.flush()
     except BrokenPipeError:  # whoever read the output has seen enough
         give_up_stdout()
         return 141
@@ -151,45 +102,39 @@ def _dispatch(words: list[str], shows_origin: bool) -> int:
         show(f"mupscale {VERSION}")
         return 0
     if words[0] == "--completion":
-        return _complete(" ".join(words[1:]))
+        try:
+            show(shell_script(" ".join(words[1:])), end="")
+        except UsageError as error:
+            return print_failure(f"mupscale: {error}", 2)
+        return 0
     name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), None)
     if name is None:
         return _show_group_or_refuse(words)
-    return _run(name, words[len(name.split()) :], shows_origin)
+    return _run(COMMANDS[name], words[len(name.split()) :], shows_origin)
 
 
-def _run(name: str, words: list[str], shows_origin: bool) -> int:
+def _run(command: CommandLine, words: list[str], shows_origin: bool) -> int:
     """Run a command; turn what it raises into a line and an exit status."""
-    command = COMMANDS[name]
-    again = "; run the same command again, and it goes on where it was" if command.resumable else ""
+    again = "; run the same command again to continue where it stopped" if command.resumable else ""
     try:
         with finding_own_modules():
             return command.run(words)
+    except Answered:
+        return 0
     except BrokenPipeError:
         raise
     except (KeyboardInterrupt, Interrupted) as error:
-        return print_failure(*failure_sentence(error, name, again))
+        return print_failure(*failure_sentence(error, command.name, again))
     except Exception as error:
         if shows_origin:
             raise
-        return print_failure(*failure_sentence(error, name, again))
+        return print_failure(*failure_sentence(error, command.name, again))
 
 
-def _complete(shell: str) -> int:
-    """Print the script that completes command lines in a shell."""
-    from mupscale.cli.completion import completion_script, options_of
-
-    try:
-        show(completion_script(shell, {name: options_of(command.load()) for name, command in COMMANDS.items()}), end="")
-    except UsageError as error:
-        return print_failure(f"mupscale: {error}", 2)
-    return 0
-
-
-def _overview(commands: dict[str, Command]) -> str:
+def _overview(commands: Mapping[str, CommandLine]) -> str:
     width = max(map(len, commands)) + 5
     lines = [
-        wrap_text(f"  {name:<{width - 2}}{command.about}", hanging=" " * width) for name, command in commands.items()
+        wrap_text(f"  {name:<{width - 2}}{command.summary}", hanging=" " * width) for name, command in commands.items()
     ]
     head = ["usage: mupscale COMMAND …", "", "Train networks, and grow them in the middle of training.", ""]
     return "\n".join([*head, *lines, "", *map(wrap_text, _ENDING)])

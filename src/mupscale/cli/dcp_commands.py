@@ -38,6 +38,8 @@ def check_which(options: Any, line: CommandLine, dcp: bool) -> None:
     for each in line.parts:
         assert isinstance(each, Option)
         name = each.dest
+        if not each.name.startswith("-"):
+            continue
         is_strange = name not in _FOR_BOTH and each not in DCP if dcp else each in (*DCP, DCP_OPTIMIZER)
         if is_strange and options[name] is not False and options[name] != each.default:
             if each is DCP_OPTIMIZER:
@@ -166,5 +168,5 @@ def _optimizer(options: Any) -> Any:
     allow_modules([options.optimizer])
     found = import_path(options.optimizer)
     if not (isinstance(found, type) and issubclass(found, Optimizer)):
-        raise MupscaleError(f"{options.optimizer} is no torch.optim.Optimizer")
+        raise MupscaleError(f"{options.optimizer} is not a torch.optim.Optimizer")
     return found

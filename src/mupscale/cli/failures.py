@@ -27,12 +27,12 @@ def failure_sentence(error: BaseException, command: str, again: str) -> tuple[st
     if isinstance(error, OSError):
         return f"{of_command}: {_of_the_system(error)}{again}", 1
     if is_out_of_memory(error):
-        return f"{of_command}: there is not enough memory ({_first_words(error)}); ask for less at a time{again}", 1
+        return f"{of_command}: there is not enough memory ({_first_words(error)}); use smaller sizes{again}", 1
     if isinstance(error, RecursionError):
-        return f"{of_command}: what it was given is nested too deeply", 1
+        return f"{of_command}: the input is nested too deeply", 1
     if isinstance(error, ValueError) and "null byte" in str(error):
-        return f"{of_command}: a path that it was given has a NUL character in it, which no system takes", 1
-    return f"{of_command}: {_first_words(error)}; -v shows where that comes from", 1
+        return f"{of_command}: a path contains a NUL character, which no system accepts", 1
+    return f"{of_command}: {_first_words(error)}; -v shows where it comes from", 1
 
 
 def _of_the_system(error: OSError) -> str:

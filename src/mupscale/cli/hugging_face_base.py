@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from mupscale.cli.arguments import UsageError, read_yaml, separate_options
-from mupscale.cli.shipped_list import find_recipe
+from mupscale.cli.arguments import UsageError
 from mupscale.system import MupscaleError, fingerprint_files
 
 _NAMED = ("config.json", "optimizer.pt")
@@ -35,22 +34,15 @@ def is_hugging_face(path: str | None) -> bool:
     return path is not None and (Path(path) / "config.json").is_file() and not (Path(path) / "recipe.json").exists()
 
 
-def with_hugging_face_base(words: Sequence[str], flags: Sequence[str], unasked: Sequence[str] = ()) -> list[str]:
-    """The command's words, with the model where `--from` is a Hugging Face folder; what it lacks is asked for at once.
+def adopt_hugging_face_base(tree: dict[str, Any], unasked: Sequence[str] = ()) -> None:
+    """Take the model of a Hugging Face folder over into a recipe that starts from it; what it lacks is asked for.
 
     Such a folder tells the model and its width, and nothing of how it was trained. unasked: what the command knows.
     """
-    names, options = separate_options(words, flags=(*flags, "--print_config"))
-    given = dict(options)
-    folder = given.get("--from")
-    if folder is None or not is_hugging_face(folder) or {"-h", "--help", "--help_all", "--print_config"} & given.keys():
-        return list(words)
-    files = [read_yaml(find_recipe(name)) for name in [*names, *(v or "" for n, v in options if n == "--config")]]
-    told = {name.removeprefix("--").partition(".")[0] for name in given} | {name for file in files for name in file}
-    if "--study.base_steps" in given or any("base_steps" in (file.get("study") or {}) for file in files):
-        told.add("base_steps")
-    else:
-        told.discard("base_steps")
+    folder = tree.get("from")
+    if not is_hugging_face(folder):
+        return
+    told = {*tree} - {"base_steps"} | {*(tree.get("study") or {})} & {"base_steps"}
     if lacking := [what for name, what in _ASKED.items() if name not in told and name not in unasked]:
         raise UsageError(
             f"{folder} is a Hugging Face folder, which does not say how to train the model further: give "
@@ -58,9 +50,9 @@ def with_hugging_face_base(words: Sequence[str], flags: Sequence[str], unasked: 
         )
     from mupscale.hf import hidden_size
 
-    model = ["--model", "mupscale.hf.LanguageModel", "--model.folder", folder]
-    sizes = [word for name in ("base", "width") if name not in told for word in (f"--{name}", str(hidden_size(folder)))]
-    return [*words, *model, *sizes]
+    tree["model"] = {"class_path": "mupscale.hf.LanguageModel", "init_args": {"folder": str(folder)}, "kept": {}}
+    for name in ("base", "width"):
+        tree.setdefault(name, hidden_size(str(folder)))
 
 
 def base_checkpoint(recipe: Recipe, folder: Path) -> Recipe:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import re
 import statistics
+import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from mupscale.cli.arguments import UsageError
-from mupscale.cli.command_lines import CommandLine, Option, at_least
-from mupscale.cli.output_places import may_write_nothing, print_place
+from mupscale.cli.command_lines import CommandLine, Option, Options, at_least
+from mupscale.cli.output_places import folder_to_write, print_place
 from mupscale.system import (
     NOT_EMPTY,
     Diverged,
@@ -23,19 +26,18 @@ from mupscale.system import (
     Positive,
     open_display,
     show,
-    show_table,
-    terminal_width,
+    text_table,
     wrap_text,
 )
 
 if TYPE_CHECKING:
-    from mupscale.sweep import Space, Sweep
+    from mupscale.study import Space, Sweep
     from mupscale.theory import (
         ConditionCheck,
+        Draws,
         Estimate,
         Experiment,
         LimitComparison,
-        MLPSetup,
         Settings,
         WayToGrow,
         WorkedExample,
@@ -91,6 +93,7 @@ def _out_option(folder: str) -> Option:
 
 EXAMPLES = CommandLine(
     "limit examples",
+    "the paper's worked examples, at infinite and finite width",
     "[--option VALUE …]",
     """\
 The paper's two worked examples: linear MLPs whose input and output layers are frozen. The command compares closed
@@ -116,10 +119,13 @@ forms, the infinite-width limit and finite networks, and shows when noise leaves
         *_finite_options(networks=48, widths=[256, 512, 1024]),
         _out_option("limit/examples"),
     ),
+    main="lr upscaled-lr steps after times noise sigma widths networks revealed out",
+    needs=("matplotlib",),
 )
 
 MLP = CommandLine(
     "limit mlp",
+    "upscale an MLP: do finite widths approach the infinite one?",
     "[--option VALUE …]",
     """\
 Train an MLP, upscale it and continue training: in the limit of infinite width, with error bars, and on real networks
@@ -141,10 +147,13 @@ The batch is synthetic: random directions of length 1, and targets drawn from N(
         *_limit_options(samples=20_000, seeds=4),
         _out_option("limit/mlp"),
     ),
+    main="activation layers times noise lr upscaled-lr steps after widths networks out",
+    needs=("matplotlib",),
 )
 
 SWEEP = CommandLine(
     "limit sweep",
+    "tune noise and learning rate at infinite width",
     "[--option VALUE …]",
     """\
 Find the noise and learning rate with the lowest final loss at infinite width. This is the paper's Sweep 2 (after
@@ -168,10 +177,13 @@ Zero noise is always tried: it is the same as continuing without upscaling.""",
         *_limit_options(samples=4000, seeds=2),
         _out_option("limit/sweep"),
     ),
+    main="activation layers times noises lrs lr steps after samples seeds out",
+    needs=("matplotlib",),
 )
 
 GROW = CommandLine(
     "limit grow",
+    "compare copies and fresh units at infinite and finite width",
     "[--option VALUE …]",
     """\
 Compare noisy copies with fresh units, each at several learning rates. Which has the lower final loss in the limit of
@@ -198,86 +210,211 @@ new units into old ones. Zero noise is always tried: it is the same as continuin
         *_limit_options(samples=4000, seeds=2),
         _out_option("limit/grow"),
     ),
+    main="times noises outgoing rates lr steps after widths networks revealed out",
 )
 
 
-def _parse(line: CommandLine, words: Sequence[str]) -> Any:
-    lists = [part.name for part in line.parts if isinstance(part, Option) and get_origin(part.kind) is list]
-    return line.parse(gather_lists(words, lists))
+class Study:
+    """One of these commands at work: its options, its pictures, and what it writes into results.json."""
+
+    def __init__(self, options: Options, folder: Path) -> None:
+        from mupscale.theory import limit_pictures
+
+        self.options, self.gallery = options, limit_pictures.open_gallery(folder)
+
+    def experiment(self, *later: Any) -> Experiment:
+        """The MLP, its synthetic batch, and the stages that it trains through: the first, and later ones."""
+        from mupscale.theory import Adam, Experiment, MLPSetup, Sign, Stage, gaussian_batch
+
+        asked = self.options
+        if wrong := [layer for layer in asked.frozen if not 1 <= layer <= asked.layers]:
+            raise UsageError(f"--frozen names layer {wrong[0]}, but layers are numbered from 1 to {asked.layers}")
+        trained = [layer + 1 not in asked.frozen for layer in range(asked.layers)]
+        entrywise = {"sgd": None, "sign": Sign(), "adam": Adam()}[asked.optimizer]
+        sigma = _one_or_each(asked.sigma)
+        mlp = MLPSetup(asked.layers, asked.activation, sigma, trained, asked.momentum, entrywise=entrywise)
+        batch = gaussian_batch(asked.inputs, asked.features, asked.seed)
+        return Experiment(mlp, *batch, [Stage(asked.steps, asked.lr), *later])
+
+    def draws(self, tick: Callable[[], None], **fixed: int) -> Draws:
+        """How much is drawn for the limit, and of finite networks; fixed: what has no option."""
+        import torch
+
+        from mupscale.theory import Draws
+
+        asked, device = self.options, vars(self.options).get("device")
+        if device not in (None, "cpu") and not re.fullmatch(r"cuda(:\d+)?", device):
+            raise UsageError(f"--device is {device}, but must be cpu or cuda")
+        if device not in (None, "cpu") and not torch.cuda.is_available():
+            raise UsageError(f"--device is {device}, but there is no GPU that torch can use here: leave it out")
+        numbers = {name: vars(asked)[name] for name in ("samples", "seeds", "networks") if name in vars(asked)} | fixed
+        return Draws(**numbers, device=device, dense=not vars(asked).get("revealed"), tick=tick)
+
+    def save(self, **results: Any) -> None:
+        """Write results.json, with the options that led to it."""
+        from mupscale.theory import limit_study
+
+        settings = {name: value for name, value in vars(self.options).items() if name != "out"}
+        limit_study.save_results(self.gallery.folder / "results.json", {"settings": settings, **results})
 
 
-def gather_lists(words: Sequence[str], names: Sequence[str]) -> list[str]:
-    """`--widths 256 512` as `--widths [256, 512]`, which the parser takes as well."""
-    gathered: list[str] = []
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        name, equals, value = word.partition("=")
-        gathered.append(word)
-        if name not in names:
+def _one_or_each(values: Sequence[float]) -> Any:
+    """One number for all layers, or one for each."""
+    return values[0] if len(values) == 1 else values
+
+
+def _command(line: CommandLine) -> Callable[[Callable[[Study], None]], Callable[[list[str]], int]]:
+    """For a function that computes, saves, draws and prints: the command that it makes of such a line."""
+
+    def decorate(run: Callable[[Study], None]) -> Callable[[list[str]], int]:
+        @line.command
+        @wraps(run)
+        def command(words: list[str]) -> int:
+            options = line.read(words)[1]
+            from mupscale.theory import FewSamples
+
+            with folder_to_write(options.out) as folder, _memory_errors_in_words(), warnings.catch_warnings():
+                warnings.simplefilter("ignore", FewSamples)  # said as a note below the tables
+                run(Study(options, folder))
+                print_place("Results and pictures", folder)
+            return 0
+
+        return command
+
+    return decorate
+
+
+@_command(EXAMPLES)
+def limit_examples_command(study: Study) -> None:
+    """mupscale limit examples."""
+    from mupscale.theory import limit_pictures, limit_study, measure_conditions
+
+    asked, settings = study.options, _example_settings(study.options)
+    with _bar(2 * (2 + asked.networks * len(asked.widths)), "networks") as tick:
+        draws = study.draws(tick, samples=1000, seeds=2)
+        examples = [limit_study.worked_example(n, settings, asked.target, asked.widths, draws) for n in (1, 2)]
+    checks = measure_conditions(settings)
+    study.save(
+        examples={str(example.number): example.to_json() for example in examples},
+        conditions=[check._asdict() for check in checks],
+    )
+    for example in examples:
+        limit_pictures.draw_outputs(example, study.gallery)
+    comparisons = {f"example {example.number}": example.comparison for example in examples}
+    limit_pictures.draw_errors(comparisons, study.gallery)
+    for example in examples:
+        print_example(example)
+    print_conditions(checks)
+
+
+def _example_settings(options: Options) -> Settings:
+    from mupscale.theory import Settings
+
+    return Settings(
+        slope=lambda y: y - options.target,
+        lr=options.lr,
+        upscaled_lr=options.upscaled_lr,
+        before=options.steps,
+        after=options.after,
+        x=options.x,
+        sigma=options.sigma,
+        times=options.times,
+        noise=tuple(zip("ABCD", options.noise, strict=True)),
+    )
+
+
+@_command(MLP)
+def limit_mlp_command(study: Study) -> None:
+    """mupscale limit mlp."""
+    from mupscale.theory import Stage, limit_pictures, limit_study
+
+    asked, noise = study.options, _one_or_each(study.options.noise)
+    rate = asked.lr if asked.upscaled_lr is None else asked.upscaled_lr
+    experiment = study.experiment(*(Stage(asked.after, rate, times, noise) for times in asked.times))
+    with _bar(asked.seeds + asked.networks * len(asked.widths), "networks") as tick:
+        comparison = limit_study.compare_with_limit(experiment, asked.widths, study.draws(tick))
+    study.save(meeting=comparison.to_json())
+    limit_pictures.draw_losses({"": comparison}, study.gallery)
+    limit_pictures.draw_copies(comparison, study.gallery)
+    limit_pictures.draw_preactivations(comparison, study.gallery)
+    limit_pictures.draw_errors({"": comparison}, study.gallery)
+    print_comparison(comparison)
+
+
+@_command(SWEEP)
+def limit_sweep_command(study: Study) -> None:
+    """mupscale limit sweep."""
+    from mupscale.study import Space
+    from mupscale.theory import limit_pictures, limit_study, sweep_limit
+
+    asked, experiment = study.options, study.experiment()
+    space = Space(tuple(asked.lrs), tuple(asked.noises))
+    sweeps: list[Sweep] = []
+    tables: list[list[WayToGrow]] = []
+    with _bar(len(space.cells) * len(asked.times) * asked.seeds, "runs") as tick:
+        draws = study.draws(tick)
+        for times in asked.times:
+            start = time.monotonic()
+            cells = sweep_limit(experiment, space.lrs, space.noises, times=times, after=asked.after, draws=draws)
+            tables.append(cells)
+            sweeps.append(_stored_sweep(tables[-1], times, space, asked.seeds, time.monotonic() - start))
+    study.save(sweeps=[asdict(sweep) for sweep in sweeps])
+    if not any(trial.loss is not None for sweep in sweeps for trial in sweep.trials):
+        _ = sweeps[0].best  # raises: all diverged
+    for sweep, cells in zip(sweeps, tables, strict=True):
+        limit_pictures.draw_sweep(cells, study.gallery, asked.lr, sweep.name, f"{sweep.start} → {sweep.width}")
+    print_best(sweeps)
+    _print_notes(map(limit_study.note_of, tables))
+
+
+def _stored_sweep(cells: Sequence[WayToGrow], times: int, space: Space, seeds: int, seconds: float) -> Sweep:
+    """A sweep as results.json has it."""
+    from mupscale.study import Sweep, Tried
+
+    trials = []
+    for (lr, noise), cell in zip(space.cells, cells, strict=True):
+        if cell.limit is None:
+            trials.append(Tried(lr, noise, [None] * seeds))
             continue
-        values = [value] if equals else []
-        while rest and (not rest[0].startswith("-") or re.match(r"-[\d.]", rest[0])):
-            values.append(rest.pop(0))
-        gathered[-1] = name
-        if values:
-            gathered.append(values[0] if len(values) == 1 and values[0].startswith("[") else f"[{', '.join(values)}]")
-    return gathered
+        curve = list(enumerate(cell.limit.mean.tolist()))
+        trials.append(Tried(lr, noise, cell.limit.values[:, -1].tolist(), curve=curve, steps=cell.stage.steps))
+    return Sweep(f"limit-times-{times}", trials, f"{times}n", "n", space, measure="train", seconds=seconds)
 
 
-def make_network(options: Any) -> MLPSetup:
-    """The MLP and how it is trained."""
-    from mupscale.theory import Adam, MLPSetup, Sign
+@_command(GROW)
+def limit_grow_command(study: Study) -> None:
+    """mupscale limit grow."""
+    from mupscale.theory import best_way, compare_ways_to_grow, limit_pictures, limit_study, list_ways
 
-    wrong = [layer for layer in options.frozen if not 1 <= layer <= options.layers]
-    if wrong:
-        raise UsageError(f"--frozen names layer {wrong[0]}, but layers are numbered from 1 to {options.layers}")
-    trained = [layer + 1 not in options.frozen for layer in range(options.layers)]
-    sigma = options.sigma[0] if len(options.sigma) == 1 else options.sigma
-    entrywise = {"sgd": None, "sign": Sign(), "adam": Adam()}[options.optimizer]
-    return MLPSetup(options.layers, options.activation, sigma, trained, options.momentum, entrywise=entrywise)
-
-
-def make_batch(options: Any) -> tuple[Any, Any]:
-    """The synthetic inputs and targets."""
-    from mupscale.theory import gaussian_batch
-
-    return gaussian_batch(options.inputs, options.features, options.seed)
-
-
-def choose_device(options: Any) -> str | None:
-    """The device that was named, if there is such a one here; None: a GPU if there is one."""
-    import torch
-
-    if options.device not in (None, "cpu") and not re.fullmatch(r"cuda(:\d+)?", options.device):
-        raise UsageError(f"--device is {options.device}, but must be cpu or cuda")
-    if options.device not in (None, "cpu") and not torch.cuda.is_available():
-        raise UsageError(f"--device is {options.device}, but there is no GPU that torch can use here: leave it out")
-    return None if options.device is None else str(options.device)
-
-
-def settings_of(options: Any) -> dict[str, Any]:
-    """What results.json says about how they came about."""
-    return {name: value for name, value in options.as_dict().items() if name not in ("out", "config")}
+    asked, base = study.options, study.experiment()
+    stages = list_ways(asked.times, asked.after, asked.lr, asked.rates, [0.0, *asked.noises], asked.outgoing)
+    widest = max(asked.widths, default=None)
+    runs = len(stages) * (asked.seeds + (0 if widest is None else asked.networks))
+    with _bar(runs + 2 * (asked.seeds + asked.networks * len(asked.widths)), "runs") as tick:
+        draws = study.draws(tick)
+        ways = compare_ways_to_grow(base, stages, draws, widest)
+        comparisons = {
+            f"{way.name}, {way.stage.lr / asked.lr:g} × the rate": limit_study.compare_with_limit(
+                base.then(way.stage), asked.widths, draws
+            )
+            for way in (best_way(ways, how) for how in ("copies", "fresh"))
+            if way is not None
+        }
+    study.save(
+        ways=[way.to_json() for way in ways],
+        pictured={name: comparison.to_json() for name, comparison in comparisons.items()},
+    )
+    if not comparisons:
+        raise Diverged(f"all {len(ways)} ways to grow have diverged; take smaller --rates, or a smaller --lr")
+    limit_pictures.draw_losses(comparisons, study.gallery, "grow")
+    limit_pictures.draw_errors(comparisons, study.gallery)
+    print_ways(ways, asked.lr, widest, comparisons)
+    _print_notes([limit_study.note_of(ways)])
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table; the first of three columns holds sentences.
-
-    On a narrow terminal sentences are broken and numbers never are: the table is rather wider than the terminal.
-    """
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    cells, least = [tuple(row) for row in rows], 1
-    for number, name in enumerate(columns):
-        sentences = number == 0 and len(columns) == 3
-        texts = [name, *(row[number] for row in cells)]
-        least += 3 + max(len(piece) for text in texts for piece in (text.split() if sentences else [text]))
-        table.add_column(name, justify="left" if sentences else "right", no_wrap=not sentences)
-    for row in cells:
-        table.add_row(*row)
-    show_table(table, max(terminal_width() or 160, least))
+    """A table of numbers under its title."""
+    show(title, text_table(columns, rows, left=0), "")
 
 
 def print_example(example: WorkedExample) -> None:
@@ -291,8 +428,9 @@ def print_example(example: WorkedExample) -> None:
 
 def print_conditions(checks: Sequence[ConditionCheck]) -> None:
     """How far conditions leave the limit unchanged."""
-    rows = [(check.choice, check.what, f"{check.change:.2g}") for check in checks]
-    print_table("How far from the run that is never upscaled", ["with", "of", "changes by"], rows)
+    lines = (f"  {check.choice}: {check.what} by {check.change:.2g}" for check in checks)
+    shown = [wrap_text(line, hanging="    ") for line in lines]
+    show("How far each choice moves the run that is never upscaled", *shown, "")
 
 
 def print_comparison(comparison: LimitComparison) -> None:
@@ -307,8 +445,12 @@ def print_comparison(comparison: LimitComparison) -> None:
         show(wrap_text(f"Correlation between {which}, in the limit: {least}."))
     if comparison.slope is not None:
         show(wrap_text(_slope(comparison)))
-    if comparison.limit.outputs.note:
-        show(wrap_text(f"Note: {comparison.limit.outputs.note}."))
+    _print_notes([comparison.limit.outputs.note])
+
+
+def _print_notes(notes: Iterable[str]) -> None:
+    for note in filter(None, notes):
+        show(wrap_text(f"Note: {note}."))
 
 
 def print_ways(
@@ -347,7 +489,7 @@ def _print_losses(title: str, ways: Sequence[tuple[WayToGrow, Estimate | None]],
 
 def print_best(sweeps: Sequence[Sweep]) -> None:
     """The best cell of each sweep, and what else a sweep shows."""
-    from mupscale.sweep import sweep_remarks
+    from mupscale.study import sweep_remarks
 
     columns = ["upscaled to", "noise", "learning rate", "loss", "best without noise"]
     print_table("The best cell at infinite width", columns, map(_best_row, sweeps))
@@ -400,203 +542,6 @@ def _slope(comparison: LimitComparison) -> str:
 
 def _standard_error(values: Sequence[float]) -> float:
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-
-
-@may_write_nothing
-@EXAMPLES.command
-def limit_examples_command(words: list[str]) -> int:
-    """mupscale limit examples."""
-    options = _parse(EXAMPLES, words)
-    from mupscale.theory import limit_pictures, limit_study, measure_conditions
-
-    settings = _example_settings(options)
-    gallery = limit_pictures.open_gallery(Path(options.out))
-    with _bar(2 * (2 + options.networks * len(options.widths)), "networks") as tick, _memory_errors_in_words():
-        examples = [
-            limit_study.worked_example(
-                number,
-                settings,
-                options.target,
-                options.widths,
-                networks=options.networks,
-                dense=not options.revealed,
-                tick=tick,
-            )
-            for number in (1, 2)
-        ]
-    checks = measure_conditions(settings)
-    for example in examples:
-        limit_pictures.draw_outputs(example, gallery)
-    limit_pictures.draw_errors({f"example {example.number}": example.comparison for example in examples}, gallery)
-    for example in examples:
-        print_example(example)
-    print_conditions(checks)
-    results = {
-        "settings": settings_of(options),
-        "examples": {str(example.number): example.to_json() for example in examples},
-        "conditions": [check._asdict() for check in checks],
-    }
-    return _write_results(gallery.folder, results)
-
-
-def _example_settings(options: Any) -> Settings:
-    from mupscale.theory import Settings
-
-    return Settings(
-        slope=lambda y: y - options.target,
-        lr=options.lr,
-        upscaled_lr=options.upscaled_lr,
-        before=options.steps,
-        after=options.after,
-        x=options.x,
-        sigma=options.sigma,
-        times=options.times,
-        noise=tuple(zip("ABCD", options.noise, strict=True)),
-    )
-
-
-@may_write_nothing
-@MLP.command
-def limit_mlp_command(words: list[str]) -> int:
-    """mupscale limit mlp."""
-    options = _parse(MLP, words)
-    from mupscale.theory import Experiment, Stage, limit_pictures, limit_study
-
-    noise = options.noise[0] if len(options.noise) == 1 else options.noise
-    rate = options.lr if options.upscaled_lr is None else options.upscaled_lr
-    stages = [Stage(options.steps, options.lr), *(Stage(options.after, rate, times, noise) for times in options.times)]
-    experiment = Experiment(make_network(options), *make_batch(options), stages)
-    device = choose_device(options)
-    gallery = limit_pictures.open_gallery(Path(options.out))
-    with _bar(options.seeds + options.networks * len(options.widths), "networks") as tick, _memory_errors_in_words():
-        comparison = limit_study.compare_with_limit(
-            experiment,
-            options.widths,
-            samples=options.samples,
-            seeds=options.seeds,
-            networks=options.networks,
-            device=device,
-            dense=not options.revealed,
-            tick=tick,
-            note=limit_study.ignore,  # it is printed below the table
-        )
-    limit_pictures.draw_losses({"": comparison}, gallery)
-    limit_pictures.draw_copies(comparison, gallery)
-    limit_pictures.draw_preactivations(comparison, gallery)
-    limit_pictures.draw_errors({"": comparison}, gallery)
-    print_comparison(comparison)
-    return _write_results(gallery.folder, {"settings": settings_of(options), "meeting": comparison.to_json()})
-
-
-@may_write_nothing
-@SWEEP.command
-def limit_sweep_command(words: list[str]) -> int:
-    """mupscale limit sweep."""
-    options = _parse(SWEEP, words)
-    from mupscale.sweep import Space
-    from mupscale.theory import Experiment, Stage, limit_pictures, limit_study
-
-    space = Space(tuple(options.lrs), tuple(options.noises))
-    experiment = Experiment(make_network(options), *make_batch(options), [Stage(options.steps, options.lr)])
-    device = choose_device(options)
-    gallery = limit_pictures.open_gallery(Path(options.out))
-    notes = list[str]()
-    sweeps = _run_sweeps(options, experiment, space, device, notes.append)
-    for sweep in sweeps:
-        limit_pictures.draw_sweep(sweep, gallery, options.lr)
-    results = {"settings": settings_of(options), "sweeps": [asdict(sweep) for sweep in sweeps]}
-    if not any(trial.loss is not None for sweep in sweeps for trial in sweep.trials):
-        limit_study.save_results(gallery.folder / "results.json", results)
-        _ = sweeps[0].best  # raises: all diverged
-    print_best(sweeps)
-    for note in notes:
-        show(wrap_text(f"Note: {note}."))
-    return _write_results(gallery.folder, results)
-
-
-def _run_sweeps(
-    options: Any, experiment: Experiment, space: Space, device: str | None, note: Callable[[str], None]
-) -> list[Sweep]:
-    """One sweep for each number of copies."""
-    from mupscale.theory import sweep_limit
-
-    with _bar(len(space.cells) * len(options.times), "cells") as tick, _memory_errors_in_words():
-        return [
-            sweep_limit(
-                experiment,
-                space,
-                times=times,
-                after=options.after,
-                samples=options.samples,
-                seeds=options.seeds,
-                device=device,
-                tick=tick,
-                note=note,
-            )
-            for times in options.times
-        ]
-
-
-@may_write_nothing
-@GROW.command
-def limit_grow_command(words: list[str]) -> int:
-    """mupscale limit grow."""
-    options = _parse(GROW, words)
-    from mupscale.theory import (
-        Experiment,
-        Stage,
-        best_way,
-        compare_ways_to_grow,
-        limit_pictures,
-        limit_study,
-        list_ways,
-    )
-
-    base = Experiment(make_network(options), *make_batch(options), [Stage(options.steps, options.lr)])
-    stages = list_ways(
-        options.times, options.after, options.lr, options.rates, [0.0, *options.noises], options.outgoing
-    )
-    device, notes = choose_device(options), list[str]()
-    gallery = limit_pictures.open_gallery(Path(options.out))
-    widest = max(options.widths, default=None)
-    shared: dict[str, Any] = {name: options[name] for name in ("samples", "seeds", "networks")}
-    shared |= {"device": device, "dense": not options.revealed}
-    pictured = 2 * (options.seeds + options.networks * len(options.widths))
-    total = len(stages) * (1 if widest is None else 2) + pictured
-    with _bar(total, "runs") as tick, _memory_errors_in_words():
-        ways = compare_ways_to_grow(base, stages, width=widest, tick=tick, note=notes.append, **shared)
-        comparisons = {
-            f"{way.name}, {way.stage.lr / options.lr:g} × the rate": limit_study.compare_with_limit(
-                Experiment(base.mlp, base.inputs, base.targets, [*base.stages, way.stage]),
-                options.widths,
-                tick=tick,
-                note=limit_study.ignore,
-                **shared,
-            )
-            for way in (best_way(ways, how) for how in ("copies", "fresh"))
-            if way is not None
-        }
-    results = {
-        "settings": settings_of(options),
-        "ways": [way.to_json() for way in ways],
-        "pictured": {name: comparison.to_json() for name, comparison in comparisons.items()},
-    }
-    if not comparisons:
-        limit_study.save_results(gallery.folder / "results.json", results)
-        raise Diverged(f"all {len(ways)} ways to grow have diverged; take smaller --rates, or a smaller --lr")
-    limit_pictures.draw_losses(comparisons, gallery, "grow")
-    limit_pictures.draw_errors(comparisons, gallery)
-    print_ways(ways, options.lr, widest, comparisons)
-    for note in notes:
-        show(wrap_text(f"Note: {note}."))
-    return _write_results(gallery.folder, results)
-
-
-def _write_results(folder: Path, results: dict[str, Any]) -> int:
-    from mupscale.theory import limit_study
-
-    print_place("Results and pictures", limit_study.save_results(folder / "results.json", results).parent)
-    return 0
 
 
 @contextmanager

@@ -1,41 +1,56 @@
-"""Recipes and the options on top of them, as one mapping of plain values."""
+"""Recipes and the options on top of them: one tree of plain values, and what is made of it."""
 
 from __future__ import annotations
 
 import inspect
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING
+from functools import reduce
+from importlib import import_module
+from operator import or_
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from mupscale.cli.arguments import (
+    Answered,
     Given,
     UsageError,
-    join_options,
-    make_parser,
-    parse_arguments,
+    Words,
+    add_to_lists,
+    nearest,
     read_value,
     read_yaml,
-    separate_options,
+    set_options,
 )
-from mupscale.cli.command_lines import CommandLine, Option, Section
+from mupscale.cli.command_lines import (
+    CommandLine,
+    Option,
+    Parameter,
+    Section,
+    help_of_rows,
+    meanings,
+    rows_of,
+)
 from mupscale.cli.output_places import says_nothing_is_written
 from mupscale.cli.own_modules import allow_modules, named_classes
 from mupscale.cli.shipped_list import find_recipe
-from mupscale.cli.spelling import with_underscores
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, parse_given, show, told_fields
 
-NO_GROWTH: Given = ("--grow", "[]")
-"""Drops the growth events read so far."""
+if TYPE_CHECKING:
+    from mupscale.train import Recipe
 
-
+Tree = dict[str, Any]
 _CLASSES = {
     "model": "mupscale.models.MLP, ResNet18, GPT2, or a module of your own",
     "data": "mupscale.data.TableFile, Text …, or your own Dataset or function",
     "optimizer": "torch.optim.SGD, AdamW …; give lr, weight decay and eps for the base width",
 }
+_KINDS = {"model": "torch.nn.Module", "data": "mupscale.data.Data", "optimizer": "torch.optim.Optimizer"}
+_SHORT_NAMES = {"model": ["mupscale.models"], "data": ["mupscale.data"], "optimizer": ["torch.optim", "mupscale.optim"]}
+"""Modules whose classes need no module's name."""
+_PARAMETERS = ("params",)
 RECIPE: tuple[Option | Section, ...] = (
     Option("--config", None, "a recipe file; the same as naming it without --config", metavar="FILE"),
     Option("--print-config", None, "print the whole recipe and exit"),
@@ -48,8 +63,8 @@ RECIPE: tuple[Option | Section, ...] = (
         )
     ),
     Section("mupscale.train.Recipe", skip=frozenset({*_CLASSES, "start", "start_width"})),
-    Option("--from", str, "start from this checkpoint or run, and upscale it to `width`", metavar="PATH"),
-    Option("--from-width", int | dict[str, int], "width of that checkpoint, if it does not record it"),
+    Option("--from", None, "start from this checkpoint or run, and upscale it to `width`", metavar="PATH"),
+    Option("--from-width", None, "width of that checkpoint, if it does not record it", metavar="N"),
 )
 """What every command takes that reads a recipe."""
 
@@ -59,147 +74,253 @@ def recipe_usage(more: str = "") -> str:
     return f"RECIPE.yaml [more.yaml …] [--option VALUE …] {more}".rstrip()
 
 
-def read_recipe_values(
-    line: CommandLine, words: Sequence[str], usual: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: {}
-) -> dict[str, Any]:
+def read_recipe_and_options(
+    line: CommandLine,
+    words: Sequence[str],
+    adjust: Callable[[Tree], None] = lambda tree: None,
+    usual: Callable[[Tree], Mapping[str, Any]] = lambda tree: {},
+) -> tuple[Recipe, Tree]:
     """Read recipes (files, or names of those that ship) and the options that take precedence over them.
 
-    usual: of values read, what the lists stand for that are empty, by their dotted names.
+    Of the options the second part has those that are not the recipe's own. adjust: what a command changes of the values
+    before they are looked at. usual: what lists stand for that are empty, by their dotted names.
     """
-    names, options = separate_options(words, flags=(*line.flags, "--print_config"))
-    names += [value or "" for name, value in options if name == "--config"]
-    files = {file: read_yaml(file) for file in map(find_recipe, names)}
-    options = [(name, value) for name, value in options if name != "--config"]
-    allow_named_classes(options)
-    allow_modules(named_classes(list(files.values())))
-    _announce_data(files.values(), options)
-    if not files and not options:
+    from mupscale.core import WholeWidth
+    from mupscale.train import Recipe
+
+    names, options = line.separate(words)
+    names += [option.value or "" for option in options if option.name == "config"]
+    options = [option for option in options if option.name != "config"]
+    if not names and not options:
         raise UsageError("give a recipe, such as mlp-covtype-tiny (mupscale recipes lists all of them)")
-    parser = _recipe_parser(line, _width_arguments(files.values(), options))
-    if files:
-        name = "+".join(Path(file).stem for file in files)
+    _show_help(line, options)
+    tree = _merged(line, [find_recipe(name) for name in names], options)
+    adjust(tree)
+    allow_modules(named_classes(tree))
+    width = parse_given(WholeWidth | None, tree.get("width"), ("width",), UsageError)
+    for name in _CLASSES:
+        tree[name] = _complete(name, tree.get(name), {*width} if isinstance(width, dict) else {"width"})
+    stand_for = usual(tree) if any(option.adds for option in options) else {}
+    add_to_lists(tree, options, lambda name: stand_for[name] if name in stand_for else _nothing_usual(line, name))
+    others = [part for part in line.parts if part not in RECIPE]
+    values = {name: value for part in others for name, value in part.read(tree).items()}
+    own = {name: value for name, value in tree.items() if name not in {*values, "print_config"}}
+    if says_nothing_is_written(own.get("out")):
+        own["out"] = None
+    recipe = Recipe.from_json(own, parse=parse_recipe)
+    if "print_config" in tree:
+        _print_config(recipe, {part.prefix: values[part.prefix] for part in others if isinstance(part, Section)})
+    return recipe, values
+
+
+def parse_recipe(kind: type[Recipe], values: Any, where: object) -> Recipe:
+    """A recipe that a person has written, in files and options."""
+    recipe: Recipe = parse_given(kind, values, (), UsageError)
+    return recipe
+
+
+def _merged(line: CommandLine, files: Sequence[str], options: Sequence[Given]) -> Tree:
+    """What files and options say, the later before the earlier."""
+    tree: Tree = {}
+    if files or line.name != "train":
+        name = "+".join(Path(file).stem for file in files) or "study"
         # A run of `train` and a family are folders of different kinds, so one recipe gives them different names.
-        parser.set_defaults(out=str(Path("runs", f"{name}-family" if line.name == "family" else name)))
-    recipes: list[Given] = []
-    for file, values in files.items():
-        recipes += [*([NO_GROWTH] if "grow" in values else []), ("--config", file), *_paths_of_run(file, values)]
-
-    def parse(options: Iterable[Given]) -> dict[str, Any]:
-        return plain_values(parser, parse_arguments(parser, join_options([*recipes, *replace_growth(options)])))
-
-    adding = [name.removesuffix("+") for name, _ in options if name.endswith("+")]
-    if adding:
-        before = parse(option for option in options if not option[0].endswith("+"))
-        options = [*_spell_out(line, dict.fromkeys(adding), before, usual(before)), *options]
-    read = parse(options)
-    if says_nothing_is_written(read.get("out")):
-        read["out"] = None
-    return read
+        tree["out"] = str(Path("runs", f"{name}-family" if line.name == "family" else name))
+    sections = line.sections()
+    for values in map(_values_in_file, files):
+        _merge(tree, values, sections)
+    classes = [option for option in options if option.name.removesuffix(".class_path") in _CLASSES]
+    for option in classes:
+        name = option.name.removesuffix(".class_path")
+        tree[name] = _merged_class(name, tree.get(name), option.value)
+    set_options(tree, (_within_class(option) for option in options if option not in classes), sections)
+    return tree
 
 
-def _spell_out(
-    line: CommandLine, names: Iterable[str], values: Mapping[str, Any], usual: Mapping[str, Any]
-) -> Iterator[Given]:
-    """The lists that are added to: an empty one may stand for a default, which must be there for that."""
-    for name in names:
-        dotted, found = name.removeprefix("--"), values
-        for key in dotted.split("."):
-            found = found.get(key, {}) if isinstance(found, Mapping) else {}
-        if found:
-            continue
-        if dotted in usual:
-            yield name, json.dumps(usual[dotted])
-            continue
-        meant = (row.meaning for row in line.rows() if with_underscores(row.option).startswith(f"{name},"))
-        if stands_for := re.search(r"\(default: (?!\[)(.+?)\)", next(meant, "")):
-            raise UsageError(
-                f"{name}+ adds to {dotted}, which is empty and stands for a default ({stands_for[1]}): give the whole "
-                f"list, {name} '[…]'"
-            )
+def _within_class(option: Given) -> Given:
+    """An option of a class by its place in the recipe: --model.depth is model.init_args.depth."""
+    name, _, rest = option.name.partition(".")
+    is_argument = name in _CLASSES and rest.partition(".")[0] != "init_args"
+    return option._replace(name=f"{name}.init_args.{rest}") if is_argument else option
 
 
-def _announce_data(files: Iterable[dict[str, Any]], options: Iterable[Given]) -> None:
-    """Let a recipe's data be any function: the parser takes those alone that say, by an annotation, that they give it.
-
-    What the function gives is looked at when it is called.
-    """
-    from mupscale.data import Data
-    from mupscale.train import import_path
-
-    named = [values.get("data") for values in files]
-    paths = [value.get("class_path") if isinstance(value, dict) else value for value in named]
-    for path in [*paths, *(value for name, value in options if name in ("--data", "--data.class_path"))]:
-        with suppress(MupscaleError):  # the parser says it better
-            target = import_path(path) if isinstance(path, str) and "." in path else None
-            if inspect.isfunction(target):
-                target.__annotations__["return"] = Data
-
-
-def allow_named_classes(options: Iterable[Given]) -> None:
-    """Let classes that are named on the command line be found in the current folder."""
-    for name, value in options:
-        allow_modules(named_classes(read_value(value), name.removeprefix("--")))
-
-
-def _paths_of_run(file: str, values: dict[str, Any]) -> list[Given]:
-    """The paths of a recipe that lies in a run's folder, where they lead from here."""
+def _values_in_file(file: str) -> Mapping[str, Any]:
+    """A recipe's values; of one that lies in a run's folder, its paths lead from here."""
     from mupscale.train import values_in
 
-    if Path(file).name != "recipe.json":
-        return []
-    placed = values_in(values, Path(file).parent)
-    return [(f"--{name}", placed[name]) for name in ("out", "from") if placed.get(name) != values.get(name)]
+    values = read_yaml(file)
+    return values_in(values, Path(file).parent) if Path(file).name == "recipe.json" else values
 
 
-def _recipe_parser(line: CommandLine, width_arguments: Iterable[str]) -> Any:
-    """A parser of everything in a recipe; the model's width arguments come from `width`, so they are no options."""
-    from torch import nn
-    from torch.optim import Optimizer
-
-    import mupscale.train  # noqa: F401  which loads mupscale.models, so that MLP alone is enough of a name
-    from mupscale.data import Data
-
-    parser = make_parser(line.name)
-    parser.add_argument("--config", action="config")
-    for name, base, skip in (
-        ("model", nn.Module, set(width_arguments)),
-        ("data", (Data, *Data.sources), set()),
-        ("optimizer", Optimizer, {"params"}),
-    ):
-        parser.add_subclass_arguments(base, name, as_group=False, skip=skip, required=True, fail_untyped=False)
-    for part in line.parts:
-        part.add_to(parser)
-    return parser
+def _merge(tree: Tree, values: Mapping[str, Any], sections: Collection[str]) -> None:
+    """Take a file's values over into a tree: those of a section one by one, and any other mapping as a whole."""
+    for name, value in values.items():
+        before = tree.get(name)
+        if name in _CLASSES:
+            tree[name] = _merged_class(name, before, value)
+        elif name in sections and isinstance(before, dict) and isinstance(value, dict):
+            tree[name] = {**before, **value}
+        else:
+            tree[name] = value
 
 
-def replace_growth(options: Iterable[Given]) -> Iterator[Given]:
-    """Let `--grow` replace the growth events of a recipe: jsonargparse would merge them, one by one."""
-    for name, value in options:
-        if name == NO_GROWTH[0]:
-            yield NO_GROWTH
-        yield name, value
+def _merged_class(name: str, before: Tree | None, value: Any) -> Tree:
+    """A class with its arguments. `kept` are arguments of an earlier class, if this one has them, too."""
+    value = read_value(value) if isinstance(value, Words) else value
+    value = {"class_path": value} if isinstance(value, str) else value
+    if not isinstance(value, dict):
+        raise UsageError(f"{name} is {value}, but must be a mapping of class_path and init_args")
+    for key in value.keys() - {"class_path", "init_args"}:
+        raise UsageError(f"{name} takes class_path and init_args, but not {key}: name its class first (--{name} CLASS)")
+    arguments, before = value.get("init_args") or {}, before or {}
+    if not isinstance(arguments, dict):
+        raise UsageError(f"{name}.init_args is {arguments}, but must be a mapping")
+    path, kept, own = value.get("class_path"), before.get("kept", {}), before.get("init_args", {})
+    if path not in (None, before.get("class_path")):
+        kept, own = {**kept, **own}, {}
+    return {"class_path": path or before.get("class_path"), "init_args": {**own, **arguments}, "kept": kept}
 
 
-def _width_arguments(files: Iterable[dict[str, Any]], options: Iterable[Given]) -> set[str]:
-    """Names of the model's arguments that `width` sets; they must be known before the rest can be read."""
-    width: Any = None
-    for values in files:
-        width = values.get("width", width)
-    for name, value in options:
-        if name == "--width":
-            width = read_value(value)
-        elif name.startswith("--width."):
-            width = {**(width if isinstance(width, dict) else {}), name.removeprefix("--width."): value}
-    return set(width) if isinstance(width, dict) else {"width"}
+def _complete(name: str, given: Tree | None, widths: Collection[str]) -> Tree:
+    """A class and all of its arguments: those that are given, checked by their types, and the defaults of the others.
+
+    widths: the model's arguments that the recipe's width sets, so that nobody else may.
+    """
+    if given is None or given.get("class_path") is None:
+        raise UsageError(f"{name} must be given" + (f": name its class (--{name} CLASS)" if given else ""))
+    path, target = _load(name, given["class_path"])
+    known, is_open = class_arguments(target)
+    set_elsewhere = {"model": widths, "optimizer": _PARAMETERS}.get(name, ())
+    kept = {argument: value for argument, value in given.get("kept", {}).items() if argument in known}
+    arguments = {**kept, **given["init_args"]}
+    for argument in arguments:
+        if argument in set_elsewhere:
+            raise UsageError(
+                f"{name}.{argument} cannot be given here: the recipe's own entries, such as width, set it. Remove it "
+                f"from {name}"
+            )
+        if argument not in known and not is_open:
+            near = nearest(argument, known)
+            raise UsageError(f"{path} has no argument {argument}" + (f"; did you mean {near[0]}?" if near else ""))
+    values = {}
+    for argument, parameter in known.items():
+        if argument in arguments:
+            value = arguments.pop(argument)
+            value = _read_all(value) if parameter.type is Any else value
+            values[argument] = parse_given(parameter.type, value, (name, argument), UsageError)
+        elif argument in set_elsewhere:
+            continue
+        elif parameter.default is MISSING:
+            raise UsageError(f"{argument} must be given for {name} ({path})")
+        elif _is_plain(default := parameter.default):
+            is_number = parameter.type is float and default is not None
+            values[argument] = float(default) if is_number else [*default] if isinstance(default, tuple) else default
+    return {"class_path": path, "init_args": {**values, **_read_all(arguments)}}
 
 
-def plain_values(parser: Any, parsed: Any) -> dict[str, Any]:
-    """Parsed options as JSON has them."""
-    values = json.loads(parser.dump(parsed, format="json", skip_unset=False, skip_validation=True))
-    for name in parser.groups:
-        if not isinstance(values.get(name, {}), dict):
-            raise UsageError(f"{name} is {values[name]}, but must be a mapping")
-    for value in values.values():  # arguments that a class passes on as **kwargs
-        if isinstance(value, dict) and "dict_kwargs" in value:
-            value["init_args"] = {**value.get("init_args", {}), **value.pop("dict_kwargs")}
-    return dict(values)
+def _load(name: str, path: str) -> tuple[str, Any]:
+    """The whole import path of a class or function of the user's choice, and itself."""
+    from mupscale.train import import_path, load_of_kind
+
+    if "." not in path:
+        short = {each: f"{module}.{each}" for module in _SHORT_NAMES[name] for each in dir(import_module(module))}
+        if path not in short:
+            meant = "".join(f"; did you mean {short[each]}?" for each in nearest(path, short))
+            raise UsageError(f"{name} is {path}, but must be the import path of a class{meant}")
+        path = short[path]
+    try:
+        return path, load_of_kind(path, import_path(_KINDS[name]))
+    except MupscaleError as error:
+        raise UsageError(f"{name}: {error}") from None
+    except Exception as error:  # whatever a module of one's own does
+        raise UsageError(f"{name}: {path} cannot be imported: {error}") from error
+
+
+def class_arguments(target: Any) -> tuple[dict[str, Parameter], bool]:
+    """What a class or function takes, by name; and whether it takes any other, too.
+
+    A class that takes any (**kwargs) is taken to pass them on to its base.
+    """
+    is_class, found = isinstance(target, type), dict[str, Parameter]()
+    makers = [vars(each).get("__init__") for each in target.__mro__] if is_class else [target]
+    for maker in filter(None, makers):
+        try:
+            parameters, hints = [*inspect.signature(maker).parameters.values()], get_type_hints(maker)
+        except Exception:  # a builtin has no signature, and an annotation may be any expression
+            return found, True
+        named = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+        for each in named[1:] if is_class else named:
+            default = MISSING if each.default is each.empty else each.default
+            found.setdefault(each.name, Parameter(each.name, _plain_hint(hints.get(each.name, Any)), default, ""))
+        if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+            return found, False
+    return found, True
+
+
+_SCALARS = (int, float, bool, str, NoneType)
+
+
+def _plain_hint(hint: Any) -> Any:
+    """What of a type a file can hold: a number, and not also a Tensor; Any where that is nothing."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        plain = [each for each in map(_plain_hint, inner) if each is not Any]
+        return reduce(or_, plain) if plain else Any
+    if origin in (list, tuple, dict):
+        return origin[tuple(each if each is ... else _plain_hint(each) for each in inner)]
+    return hint if hint in (*_SCALARS, list, dict) or origin is Literal else Any
+
+
+def _is_plain(value: Any) -> bool:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return isinstance(value, (*_SCALARS, list, tuple, dict)) and all(map(_is_plain, inside))
+
+
+def _read_all(value: Any) -> Any:
+    """A value with all in it that somebody typed read as YAML."""
+    if isinstance(value, dict):
+        return {name: _read_all(each) for name, each in value.items()}
+    return read_value(value) if isinstance(value, Words) else value
+
+
+def _nothing_usual(line: CommandLine, name: str) -> Sequence[Any]:
+    """No entries; an error where an empty list stands for a default that is not known yet."""
+    meant = (row.meaning for row in line.rows() if f"{name}+" in row.names)
+    if stands_for := re.search(r"\(default: (?!\[)(.+?)\)", next(meant, "")):
+        raise UsageError(
+            f"--{name}+ adds to {name}, which is empty and stands for a default ({stands_for[1]}): give the whole "
+            f"list, --{name} '[…]'"
+        )
+    return []
+
+
+def _show_help(line: CommandLine, options: Sequence[Given]) -> None:
+    """What `--grow.help` and `--model.help CLASS` ask for, if they do."""
+    for option in options:
+        name = option.name.removesuffix(".help")
+        if name == option.name:
+            continue
+        if name in _CLASSES:
+            allow_modules([option.value or ""])
+            path, target = _load(name, option.value or "")
+            documented = (inspect.getdoc(one) or "" for one in (target, getattr(target, "__init__", None)))
+            meant = {n: text for each in documented for n, text in meanings(each).items()}
+            title, start = f"arguments of {path}", f"--{name}."
+            hidden = {"model": ("width",), "optimizer": _PARAMETERS}.get(name, ())  # which nobody gives
+            found = [each for each in class_arguments(target)[0].values() if each.name not in hidden]
+            entries: Sequence[Parameter] = [each._replace(help=meant.get(each.name, "")) for each in found]
+        else:
+            title, start, entries = f"entries of {name}", "", line.sections()[name]
+        show(help_of_rows([*rows_of(entries, start, title)]))
+        raise Answered
+
+
+def _print_config(recipe: Recipe, sections: Mapping[str, Any]) -> None:
+    """The whole recipe as YAML."""
+    import yaml
+
+    values = {**dict.fromkeys(_CLASSES), **told_fields(recipe, all_of_them=True)}
+    values |= {"from": values.pop("start"), "from_width": values.pop("start_width")}
+    values |= {name: told_fields(section, all_of_them=True) for name, section in sections.items()}
+    show(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), end="")
+    raise Answered

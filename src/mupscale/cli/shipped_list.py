@@ -6,6 +6,7 @@ import difflib
 from pathlib import Path
 
 from mupscale.cli.arguments import UsageError
+from mupscale.cli.command_lines import CommandLine
 from mupscale.system import show, wrap_text
 
 
@@ -27,6 +28,16 @@ def find_recipe(name: str) -> str:
     raise UsageError(f"there is no recipe {name}" + (f"; did you mean {near[0]}, which ships?" if near else ""))
 
 
+RECIPES = CommandLine(
+    "recipes",
+    "list the recipes that come with mupscale",
+    "",
+    "List the recipes that come with mupscale, each with what it trains.",
+    (),
+)
+
+
+@RECIPES.command
 def recipes_command(words: list[str]) -> int:
     """mupscale recipes."""
     for name, path in shipped_recipes().items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
 
 HELP_ALL = "--help-all"
 
@@ -17,18 +16,6 @@ def with_underscores(name: str) -> str:
 def with_hyphens(text: str) -> str:
     """Text with its options as the command line spells them."""
     return re.sub(r"(?<![\w-])--[a-z][\w.]*", lambda match: match[0].replace("_", "-"), text)
-
-
-def as_the_parser_has_them(words: Sequence[str], options: Iterable[str]) -> list[str]:
-    """Words with every option in the spelling that the parser knows; arguments of classes have underscores."""
-    names, spelled = set(options), []
-    for word in words:
-        name, equals, value = word.partition("=")
-        if name.startswith("--") and name not in names:
-            other = f"--{name[2:].replace('_', '-')}"
-            name = other if other in names else with_underscores(name)
-        spelled.append(f"{name}{equals}{value}")
-    return spelled
 
 
 def fill_help(text: str, width: int) -> str:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from argparse import SUPPRESS
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mupscale.cli.arguments import UsageError, read_value
-from mupscale.cli.command_lines import CommandLine, Option, Section
-from mupscale.cli.hugging_face_base import base_checkpoint, describe_tokens, is_hugging_face, with_hugging_face_base
-from mupscale.cli.output_places import may_write_nothing, print_place
-from mupscale.cli.recipe_options import RECIPE, read_recipe_values, recipe_usage
+from mupscale.cli.arguments import UsageError, list_items, read_value
+from mupscale.cli.command_lines import HIDDEN, CommandLine, Option, Section
+from mupscale.cli.hugging_face_base import adopt_hugging_face_base, base_checkpoint, describe_tokens, is_hugging_face
+from mupscale.cli.output_places import folder_to_write, print_place
+from mupscale.cli.recipe_options import RECIPE, Tree, read_recipe_and_options, recipe_usage
 from mupscale.system import number_in_environment, pausing_garbage_collection, print_at_once, show, wrap_text
 
 if TYPE_CHECKING:
@@ -26,10 +25,11 @@ _DRY_RUN = Option("--dry-run", bool, "show what would be trained, but train noth
 _STUDY = (
     *RECIPE,
     Section("mupscale.study.StudySettings", "study"),
-    Option("--family", dict, SUPPRESS),  # whose section may stand in the same file
+    Option("--family", dict, HIDDEN),  # whose section may stand in the same file
 )
 RUN = CommandLine(
     "run",
+    "does growing pay? compare four ways to spend the same FLOPs",
     recipe_usage(),
     """\
 Does growing pay? Compare four ways to spend the same FLOPs (the contenders): train from scratch, continue the base
@@ -55,10 +55,13 @@ where it stopped. If you add seeds or contenders later, only the new ones train.
         Option("--when", bool, "compare growing early and late"),
     ),
     main="dry-run forecast paper when from out device study.seeds study.widths study.contenders study.storage",
+    resumable=True,
+    needs=("matplotlib", "optuna --paper"),
 )
 
 FAMILY = CommandLine(
     "family",
+    "train every size of a model in one growing run",
     recipe_usage(),
     """\
 Train every size of a model in one run. The run (the trunk) trains the smallest size, grows to the next and continues.
@@ -85,10 +88,13 @@ the recipe's parallel: ddp or fsdp.""",
         Option("--check", str, "sizes to also train from scratch: 64,96, all or none"),
     ),
     main="sizes check dry-run from out device family.budget family.unit family.how family.seeds",
+    resumable=True,
+    needs=("matplotlib",),
 )
 
 SWEEP = CommandLine(
     "sweep",
+    "run only the tuning at small widths; several machines can share it",
     recipe_usage(),
     """\
 Run only the tuning: the paper's Sweep 1 (before growing) and Sweep 2 (after) at small widths. Several machines can
@@ -106,10 +112,13 @@ Each worker takes free trials until none are left. If you kill a worker, another
         Option("--retries", int, "how often to repeat a trial whose worker died (default: no limit)"),
     ),
     main="worker storage retries out device study.widths study.lrs study.noises study.small-seeds study.sampler",
+    resumable=True,
+    needs=("optuna",),
 )
 
 TRANSFER_CHECK = CommandLine(
     "transfer-check",
+    "does the best learning rate or noise stay the same as the width grows?",
     recipe_usage(),
     """\
 Do the best learning rate and noise stay the same as the width grows? This command grows base models of several widths.
@@ -141,10 +150,13 @@ steps, each with every learning rate. Three numbers say how well the best rate t
         _DRY_RUN,
     ),
     main="widths at-lr at-noise compare batches durations out device study.seeds study.lrs study.grown-lrs",
+    resumable=True,
+    needs=("matplotlib",),
 )
 
 REPORT = CommandLine(
     "report",
+    "write a page with the results of a study",
     "RUN [RUN …] [--out FOLDER] [--watch]",
     """\
 Write a page with the results of mupscale run: the answer, the models that were compared, their costs, loss curves and
@@ -158,50 +170,50 @@ tuning. The page opens from disk and needs no network.
         Option("--watch", bool, "show the losses in a browser, on this machine only"),
         Option("--port", int, "port of that page", 6007),
     ),
+    needs=("matplotlib",),
 )
 
 
-@may_write_nothing
 @RUN.command
 def run_command(words: list[str]) -> int:
     """mupscale run RECIPE."""
-    given = words if "--paper" in words else with_hugging_face_base(words, RUN.flags)
-    asked = read_study(RUN, given)
+    asked = read_study(RUN, words, lambda tree: None if tree.get("paper") else adopt_hugging_face_base(tree))
     if sum(asked.options[name] for name in ("forecast", "paper", "when")) > 1:
         raise UsageError("--forecast, --paper and --when exclude each other: give one of them")
     preset = _run_paper if asked.options["paper"] else _run_when if asked.options["when"] else _run_pay
-    folder = Path(asked.recipe.out or "runs/study")
-    summary = preset(asked, folder, shlex.join(["mupscale", "run", *words]))
-    return 0 if summary is None else _tell(summary, folder)
+    with folder_to_write(asked.recipe.out) as folder:
+        summary = preset(asked, folder, shlex.join(["mupscale", "run", *words]))
+        return 0 if summary is None else _tell(summary, folder)
 
 
-@may_write_nothing
 @FAMILY.command
 def family_command(words: list[str]) -> int:
     """mupscale family RECIPE."""
-    from mupscale.study import FamilySettings, estimate_family, run_family
+    from mupscale.study import estimate_family, run_family
 
-    from_folder = with_hugging_face_base(words, FAMILY.flags, unasked=("width", "base_steps"))
-    without_growth = [*from_folder, "--grow", "[]"]  # the sizes say where the trunk grows
-    recipe, _, options = read_study(FAMILY, without_growth)
-    given = dict(options["family"])
-    if options["sizes"] is not None:
-        given["sizes"] = _read_sizes("--sizes", options["sizes"])
-    if options["check"] is not None:
-        named = {"all": given["sizes"], "none": []}
-        given["check"] = (
-            named[options["check"]] if options["check"] in named else _read_sizes("--check", options["check"])
-        )
-    settings = FamilySettings(**given)
+    recipe, _, options = read_study(FAMILY, words, _family_of)
+    settings = options["family"]
     if options["dry_run"]:
         with TemporaryDirectory() as kept:
             show(estimate_family(_own_checkpoint(recipe, Path(kept)), settings))
         return 0
-    folder = Path(recipe.out or "runs/family")
     notes = describe_tokens(recipe) if is_hugging_face(recipe.start) else []
-    own, command = _own_checkpoint(recipe, folder), shlex.join(["mupscale", "family", *words])
-    summary = run_family(own, settings, folder, command=command, notes=notes)
-    return 0 if number_in_environment("RANK", 0) else _tell(summary, folder)
+    with folder_to_write(recipe.out) as folder:
+        own, command = _own_checkpoint(recipe, folder), shlex.join(["mupscale", "family", *words])
+        summary = run_family(own, settings, folder, command=command, notes=notes)
+        return 0 if number_in_environment("RANK", 0) else _tell(summary, folder)
+
+
+def _family_of(tree: Tree) -> None:
+    """A family's sizes as the recipe's section has them; they say where the trunk grows, and not the recipe."""
+    adopt_hugging_face_base(tree, unasked=("width", "base_steps"))
+    tree["grow"] = []
+    section = tree.setdefault("family", {})
+    if "sizes" in tree:
+        section["sizes"] = _read_sizes("--sizes", tree["sizes"])
+    if "check" in tree:
+        named = {"all": section.get("sizes", []), "none": []}
+        section["check"] = named[tree["check"]] if tree["check"] in named else _read_sizes("--check", tree["check"])
 
 
 def _read_sizes(option: str, text: str) -> list[Any]:
@@ -268,18 +280,17 @@ def _own_checkpoint(recipe: Recipe, folder: Path) -> Recipe:
     return base_checkpoint(recipe, folder) if is_hugging_face(recipe.start) else recipe
 
 
-@may_write_nothing
 @SWEEP.command
 def sweep_command(words: list[str]) -> int:
     """mupscale sweep RECIPE."""
-    from mupscale.study import run_sweeps
-    from mupscale.sweep import sweep_remarks
+    from mupscale.study import run_sweeps, sweep_remarks
 
     recipe, settings, options = read_study(SWEEP, words)
     for name in ("storage", "retries"):
         if options[name] is not None:
             settings = replace(settings, **{name: options[name]})
-    tuned = run_sweeps(recipe, settings, Path(recipe.out or "runs/study"), worker=options["worker"])
+    with folder_to_write(recipe.out) as folder:
+        tuned = run_sweeps(recipe, settings, folder, worker=options["worker"])
     assert tuned.choice is not None
     for sweep in tuned.sweeps:
         for sentence in sweep_remarks(sweep):
@@ -292,7 +303,6 @@ def sweep_command(words: list[str]) -> int:
     return 0
 
 
-@may_write_nothing
 @TRANSFER_CHECK.command
 def transfer_check_command(words: list[str]) -> int:
     """mupscale transfer-check RECIPE."""
@@ -301,9 +311,9 @@ def transfer_check_command(words: list[str]) -> int:
     recipe, settings, options = read_study(TRANSFER_CHECK, words)
     from mupscale.report import save_transfer_picture  # before anything is trained, for what it lacks to be told
 
-    folder, growth = Path(recipe.out or "runs/study"), recipe.grow[0] if recipe.grow else None
+    growth = recipe.grow[0] if recipe.grow else None
     if options["compare"]:
-        return _compare_rules(recipe, settings, options, folder)
+        return _compare_rules(recipe, settings, options)
     if options["batches"] or options["durations"]:
         raise UsageError("--batches and --durations are for comparing rule sets: give --compare, too")
     own = float(recipe.optimizer.init_args["lr"])  # which a growth leaves as it is, unless it sets another
@@ -325,13 +335,14 @@ def transfer_check_command(words: list[str]) -> int:
     if options["dry_run"]:
         show(TransferCheck(recipe, **asked).describe(settings.engine))
         return 0
-    check = transfer_check(recipe, **asked, engine=settings.engine, out=folder, note=print_at_once)
-    show(*map(wrap_text, [what_was_measured(check), *check["verdict"]]))
-    print_place("Picture", save_transfer_picture(check, folder))
+    with folder_to_write(recipe.out) as folder:
+        check = transfer_check(recipe, **asked, engine=settings.engine, out=folder, note=print_at_once)
+        show(*map(wrap_text, [what_was_measured(check), *check["verdict"]]))
+        print_place("Picture", save_transfer_picture(check, folder))
     return 0
 
 
-def _compare_rules(recipe: Recipe, settings: StudySettings, options: dict[str, Any], folder: Path) -> int:
+def _compare_rules(recipe: Recipe, settings: StudySettings, options: Tree) -> int:
     from mupscale.core import RuleSet
     from mupscale.study import RuleComparison, compare_rules, rules_table
 
@@ -347,7 +358,8 @@ def _compare_rules(recipe: Recipe, settings: StudySettings, options: dict[str, A
     if options["dry_run"]:
         show(RuleComparison(recipe, **asked).describe(settings.engine))
         return 0
-    compared = compare_rules(recipe, **asked, engine=settings.engine, out=folder, note=print_at_once)
+    with folder_to_write(recipe.out) as folder:
+        compared = compare_rules(recipe, **asked, engine=settings.engine, out=folder, note=print_at_once)
     show(rules_table(compared), *map(wrap_text, compared["verdict"]))
     return 0
 
@@ -385,37 +397,36 @@ class StudyArguments(NamedTuple):
 
     recipe: Recipe
     settings: StudySettings
-    options: dict[str, Any]
+    options: Tree
 
 
-def read_study(line: CommandLine, words: Sequence[str]) -> StudyArguments:
-    """Read the words behind `mupscale run` and the like."""
-    from mupscale.study import FamilySettings, StudySettings, usual_contenders
-    from mupscale.train import Recipe
-
+def read_study(
+    line: CommandLine, words: Sequence[str], adjust: Callable[[Tree], None] = lambda tree: None
+) -> StudyArguments:
+    """Read the words behind `mupscale run` and the like. adjust: see `read_recipe_and_options`."""
     if line is not FAMILY and number_in_environment("WORLD_SIZE", 1) > 1:
         raise UsageError(
             "a study runs in one process: to use many machines, start mupscale sweep --worker --storage URL on each, "
             "without torchrun"
         )
-
-    def usual(values: Mapping[str, Any]) -> dict[str, Any]:
-        """What empty lists stand for, where that is known before anything is trained or built."""
-        lists: dict[str, Any] = {
-            "study.contenders": usual_contenders(paper=line is SWEEP or values.get("paper", False))
-        }
-        lr = values["optimizer"]["init_args"].get("lr")
-        if isinstance(lr, int | float):
-            lists["study.lrs"] = StudySettings().rates(lr)
-            lists["study.grown_lrs"] = values["study"]["lrs"] or lists["study.lrs"]
-            lists["family.lrs"] = FamilySettings().rates(lr)
-            if not (values.get("family") or {}).get("tune"):
-                lists["family.check_lrs"] = FamilySettings().check_rates(lr)
-        return lists
-
-    values = read_recipe_values(line, words, usual)
-    settings = StudySettings(**values.pop("study"))
-    keys = {*Recipe.__dataclass_fields__, "from", "from_width"}
-    options = {name: values.pop(name) for name in list(values) if name not in keys}
-    recipe = Recipe.from_json(values)
+    recipe, options = read_recipe_and_options(line, words, adjust, lambda tree: _usual_lists(line, tree))
+    settings = options.pop("study")
     return StudyArguments(recipe if line is FAMILY else replace(recipe, callbacks=[]), settings, options)
+
+
+def _usual_lists(line: CommandLine, tree: Tree) -> dict[str, Sequence[Any]]:
+    """What empty lists stand for, where that is known before anything is trained or built."""
+    from mupscale.study import FamilySettings, StudySettings, usual_contenders
+
+    lists: dict[str, Sequence[Any]] = {
+        "study.contenders": usual_contenders(paper=line is SWEEP or tree.get("paper", False))
+    }
+    lr = tree["optimizer"]["init_args"].get("lr")
+    if isinstance(lr, int | float):
+        given = (tree.get("study") or {}).get("lrs")
+        lists["study.lrs"] = StudySettings().rates(lr)
+        lists["study.grown_lrs"] = list_items(given) if given else lists["study.lrs"]
+        lists["family.lrs"] = FamilySettings().rates(lr)
+        if not (tree.get("family") or {}).get("tune"):
+            lists["family.check_lrs"] = FamilySettings().check_rates(lr)
+    return lists

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from mupscale.cli.arguments import parse_arguments
 from mupscale.cli.command_lines import CommandLine, Option, Section
 
 TOKENIZE = CommandLine(
     "data tokenize",
+    "tokenize text and store the tokens",
     "SOURCE OUT [--option VALUE …]",
     """\
 Turn text into tokens, once: a folder of memory-mapped shards and an index, which mupscale.data.Text reads.
@@ -14,10 +14,12 @@ Turn text into tokens, once: a folder of memory-mapped shards and an index, whic
   mupscale data tokenize books.jsonl.gz data/books --vocab 8192     with a BPE trained on the text itself
   mupscale data tokenize 'web/*.parquet' data/web --gpt2 gpt2-bpe   with GPT-2's, from encoder.json and vocab.bpe""",
     (Section("mupscale.data.tokenize"),),
+    resumable=True,
 )
 
 INFO = CommandLine(
     "data info",
+    "show what a folder of tokens, or a CSV or Parquet file, holds",
     "FOLDER | FILE [--target COLUMN] [--option VALUE …]",
     """\
 What a folder of tokens holds, or what a table in a file becomes.
@@ -36,7 +38,7 @@ def tokenize_command(words: list[str]) -> int:
     """mupscale data tokenize SOURCE OUT."""
     from mupscale.data import tokenize
 
-    tokenize(**parse_arguments(TOKENIZE.parser(), words).as_dict())
+    tokenize(**vars(TOKENIZE.read(words)[1]))
     return 0
 
 
@@ -45,5 +47,5 @@ def info_command(words: list[str]) -> int:
     """mupscale data info FOLDER or FILE."""
     from mupscale.data import info
 
-    info(**parse_arguments(INFO.parser(), words).as_dict())
+    info(**vars(INFO.read(words)[1]))
     return 0

@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import os
-from argparse import SUPPRESS
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
-from mupscale.cli.arguments import (
-    Given,
-    UsageError,
-    join_options,
-    parse_arguments,
-    separate_options,
-)
-from mupscale.cli.command_lines import CommandLine, Option, Section, value_of
-from mupscale.cli.own_modules import allow_modules
-from mupscale.cli.recipe_options import (
-    RECIPE,
-    allow_named_classes,
-    plain_values,
-    read_recipe_values,
-    recipe_usage,
-    replace_growth,
-)
+from mupscale.cli.arguments import UsageError, add_to_lists, separate_options, set_options
+from mupscale.cli.command_lines import HIDDEN, CommandLine, Option, Section, value_of
+from mupscale.cli.own_modules import allow_modules, named_classes
+from mupscale.cli.recipe_options import RECIPE, parse_recipe, read_recipe_and_options, recipe_usage
 from mupscale.system import pausing_garbage_collection, print_at_once, printable, read_regular, show
 
 if TYPE_CHECKING:
     from mupscale.train import Recipe, Result, StoredRecipe
 
-OTHER_SECTIONS = ("study", "family")
-"""Of a recipe's file, for `mupscale run` and `mupscale family`."""
 TRUST = "a package or module whose classes the recipe may load; you can give this option several times"
 
 
@@ -42,6 +27,7 @@ def _changeable() -> set[str]:
 
 TRAIN = CommandLine(
     "train",
+    "train the model that a recipe describes",
     recipe_usage("[--resume | --overwrite]"),
     """\
 Train the model that a recipe describes. The recipe can grow the model in the middle of the run.
@@ -56,15 +42,16 @@ To use your own model, optimizer or data, give its import path (class_path); the
 --print-config shows the whole recipe with all its defaults.""",
     (
         *RECIPE,
-        Option("--resume", bool, "resume from the last checkpoint", SUPPRESS),
-        Option("--overwrite", bool, "replace a run that is already in the folder", SUPPRESS),
-        *(Option(f"--{section}", dict, SUPPRESS) for section in OTHER_SECTIONS),
+        Option("--resume", bool, "resume from the last checkpoint"),
+        Option("--overwrite", bool, "replace a run that is already in the folder"),
+        *(Option(f"--{section}", dict, HIDDEN) for section in ("study", "family")),  # of the same file, for others
     ),
     main="out resume overwrite from width steps grow device precision tensorboard print-config",
 )
 
 RESUME = CommandLine(
     "resume",
+    "resume a run from its last checkpoint",
     "RUN [--option VALUE …]",
     """\
 Resume a run from its last checkpoint, exactly where it stopped.
@@ -77,19 +64,22 @@ A run that you started on this machine can load your own classes. A run from any
 mupscale, torch.nn and torch.optim, and of packages that you name with --trust. The options below can change when you
 resume. Everything else stays as it was.""",
     (
-        Section("mupscale.train.Recipe", only=_changeable, required=False),
+        Section("mupscale.train.Recipe", only=_changeable),
         Option("--trust", list[str], TRUST, [], metavar="PACKAGE"),
     ),
+    main="steps grow trust device checkpoints.every evaluation.every log-every tensorboard",
 )
 
 CURVES = CommandLine(
     "curves",
+    "plot the losses of several runs",
     "RUN [RUN …] [--option VALUE …]",
     """\
 Plot the losses of several runs in one picture, with marks where they grew.
 
   mupscale curves runs/mlp-covtype-tiny runs/wide --against flops --out curves.png""",
     (Section("mupscale.train.draw_curves", skip=frozenset({"runs"})),),
+    needs=("matplotlib",),
 )
 
 Beginning = Literal["new", "resume", "overwrite"]
@@ -133,56 +123,51 @@ def curves_command(words: list[str]) -> int:
     if not runs:
         raise UsageError("give the folder of at least one run")
     with pausing_garbage_collection():
-        show(f"Picture: {draw_curves(runs, **settings.as_dict())}")
+        show(f"Picture: {draw_curves(runs, **vars(settings))}")
     return 0
 
 
 def read_recipe(words: Sequence[str]) -> tuple[Recipe, Beginning]:
     """The recipe that the words behind `mupscale train` describe, and what to do with a run that is there already."""
-    from mupscale.train import Recipe
-
-    values = read_recipe_values(TRAIN, words)
-    for section in OTHER_SECTIONS:
-        values.pop(section, None)
-    asked = [name for name in ("resume", "overwrite") if values.pop(name, False)]
-    if len(asked) == 2:
+    recipe, options = read_recipe_and_options(TRAIN, words)
+    if options["resume"] and options["overwrite"]:
         raise UsageError("--resume continues the run that --overwrite removes: give one of them")
-    return Recipe.from_json(values), cast(Beginning, asked[0] if asked else "new")
+    return recipe, "resume" if options["resume"] else "overwrite" if options["overwrite"] else "new"
 
 
 def read_run(words: Sequence[str]) -> Recipe:
     """The recipe of a run to resume, with what the words behind `mupscale resume` change."""
     from mupscale.train import Recipe
 
-    runs, options = separate_options(words, flags=())
+    runs, options = separate_options(words)
     if len(runs) != 1:
         raise UsageError("give the folder of one run" + (f", not {len(runs)}: {', '.join(runs)}" if runs else ""))
     stored, changeable = _stored_recipe(Path(runs[0])), _changeable()
-    for name, _ in options:
-        field = name.lstrip("-").split(".")[0]
+    for option in options:
+        field = option.name.partition(".")[0]
         if field in {*Recipe.__dataclass_fields__, "from", "from_width"} - changeable:
             raise UsageError(
                 f"{field} cannot change in the middle of a run. Start a new run from it: "
-                f"mupscale train RECIPE --from {runs[0]} {name} …"
+                f"mupscale train RECIPE --from {runs[0]} {option.shown} …"
             )
-    parser = RESUME.parser()
-    parser.set_defaults({name: value for name, value in stored.to_json().items() if name in changeable})
-    trust, others = _separate_trust(options)
-    trust += stored.packages_if_own()
-    allow_modules(trust)
-    allow_named_classes(others)
-    changed = plain_values(parser, parse_arguments(parser, join_options(replace_growth(others))))
-    del changed["trust"]
-    return Recipe.from_json({**stored.load(trust).to_json(), **changed, "out": runs[0]}, stored.path)
+    _, options = RESUME.separate(words)
+    trust = _read_trust(option.value or "" for option in options if option.name == "trust") + stored.packages_if_own()
+    options = [option for option in options if option.name != "trust"]
+    values = {name: value for name, value in stored.to_json().items() if name in changeable}
+    set_options(values, options, RESUME.sections())
+    add_to_lists(values, options)
+    allow_modules([*trust, *named_classes({option.name: option.value for option in options})])
+    changed = Recipe.from_json({**stored.load(trust).to_json(), **values}, parse=parse_recipe)
+    return replace(changed, out=runs[0])
 
 
-def _separate_trust(options: Sequence[Given]) -> tuple[list[str], list[Given]]:
-    """The packages behind --trust, which may be given several times, and all other options."""
-    packages = [name for option, value in options if option == "--trust" for name in (value or "").split(",")]
+def _read_trust(given: Iterable[str]) -> list[str]:
+    """The packages behind --trust, which may be given several times."""
+    packages = [name for names in given for name in names.split(",")]
     for name in packages:
         if not all(part.isidentifier() for part in name.split(".")):
             raise UsageError(f"--trust takes the name of a package or module, such as my_models, and not {name!r}")
-    return packages, [option for option in options if option[0] != "--trust"]
+    return packages
 
 
 def _stored_recipe(run: Path) -> StoredRecipe:

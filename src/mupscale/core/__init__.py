@@ -8,7 +8,6 @@ roles    what the dimensions of a parameter are to it
 entries  what a plan says of one parameter, and the formula of widening
 plans    an entry for every parameter, and its table
 naming   one name per parameter, whatever the model is wrapped in; copies of models
-packed_values  nested values with tensors in them, as JSON and a table of tensors
 dtensor  tensors that are sharded over processes
 """
 
@@ -27,12 +26,11 @@ from mupscale.core.axes import (
 from mupscale.core.dtensor import copy_into, gather_whole, is_sharded, laid_out_like, local_part, plain_type
 from mupscale.core.entries import Constants, Entry, Initial, Shape, TensorSource
 from mupscale.core.naming import copy_model, keep_attributes, without_ddp
-from mupscale.core.packed_values import PackedTensors, pack_values, unpack_values
 from mupscale.core.plans import Plan, check_dtype, check_same_names, shapes_in_words
 from mupscale.core.roles import Role
 from mupscale.core.rule_sets import DEPTH_POWERS, DecayRule, DepthRule, RuleSet, decay_change
 from mupscale.core.rules import Number, Rule, tidy
-from mupscale.core.widths import PlainWidth, Size, WholeWidth, Width, WidthLike
+from mupscale.core.widths import PlainWidth, WholeWidth, Width, WidthLike
 
 __all__ = [
     "DEPTH_POWERS",
@@ -43,14 +41,12 @@ __all__ = [
     "Entry",
     "Initial",
     "Number",
-    "PackedTensors",
     "PlainWidth",
     "Plan",
     "Role",
     "Rule",
     "RuleSet",
     "Shape",
-    "Size",
     "TensorSource",
     "WholeWidth",
     "Width",
@@ -71,12 +67,10 @@ __all__ = [
     "local_part",
     "multiplier",
     "naming",
-    "pack_values",
     "places",
     "plain_type",
     "shapes_in_words",
     "tidy",
-    "unpack_values",
     "whole_blocks",
     "widened_shape",
     "without_ddp",

@@ -83,8 +83,8 @@ class Entry:
     (`stacked`).
 
     >>> entry = Entry(narrow=(8, 4), wide=(16, 4), axes={0: Axis(2, side="out")})
-    >>> entry.rule, entry.out_is_width, entry.in_is_width
-    (Rule(out=2, in_=1, fold=1), True, False)
+    >>> entry.rule, entry.out, entry.in_  # the dimensions that are widths, whether they grow in this plan or not
+    (Rule(out=2, in_=1, fold=1), (0,), ())
     """
 
     narrow: Shape
@@ -143,16 +143,6 @@ class Entry:
         return replace(self, narrow=(*lead, *self.narrow)) if lead else self
 
     @property
-    def out_is_width(self) -> bool:
-        """Whether the output axis is a width of the family, even where it does not grow in this plan."""
-        return bool(self.out)
-
-    @property
-    def in_is_width(self) -> bool:
-        """Whether the input axis is a width of the family."""
-        return bool(self.in_)
-
-    @property
     def shift(self) -> float:
         """What is added to the copied and scaled weight: w + offset is what scales, and w is what is stored."""
         return float(self.offset) * (self.weight - 1)
@@ -165,7 +155,7 @@ class Entry:
     @property
     def init(self) -> float:
         """Factor of the initial standard deviation under μP."""
-        init = self.rule.init(out_is_width=self.out_is_width, in_is_width=self.in_is_width)
+        init = self.rule.init(out_is_width=bool(self.out), in_is_width=bool(self.in_))
         return init * float(self.constants.undo)
 
     def widened(

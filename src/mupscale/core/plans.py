@@ -7,7 +7,7 @@ names and lives beside the model, so it survives deepcopy, `.to()`, wrappers, sh
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +38,11 @@ BLOCK_HEADER = ("block", "comes from", "starts")
 TriedBy = Literal["copies", "silent units", "small members"]
 """What was run to see that a plan is right."""
 
+_TRIED: Mapping[TriedBy | None, str] = {
+    None: "not tried yet: call mu.verify, or pass a batch (inputs=)",
+    "silent units": "tried with the new units switched off: the outputs stay the same",
+    "small members": "copies tried on small members of the family: exact",
+}
 _SHAPES = 5  # columns of the first part, where the table is cut in two
 _WIDTH, _UNLIMITED = 80, 1 << 20
 
@@ -47,10 +52,11 @@ def plan_rows(entries: Mapping[str, Entry]) -> list[tuple[str, ...]]:
     groups: dict[tuple[str, Shape, Shape, Rule], list[str]] = {}
     for name, entry in entries.items():
         groups.setdefault((pattern_of_name(name), entry.narrow, entry.wide, entry.rule), []).append(name)
-    return [
-        (name_of_group(names), shapes_in_words(narrow, wide), *_numbers(rule))
-        for (_, narrow, wide, rule), names in groups.items()
-    ]
+    rows = []
+    for (_, narrow, wide, rule), names in groups.items():
+        numbers = (rule.out, rule.in_, rule.fold, rule.weight, rule.lr(m=0), rule.lr(m=1))
+        rows.append((name_of_group(names), shapes_in_words(narrow, wide), *map(_short, numbers)))
+    return rows
 
 
 def shapes_in_words(narrow: tuple[int, ...], wide: tuple[int, ...]) -> str:
@@ -59,72 +65,34 @@ def shapes_in_words(narrow: tuple[int, ...], wide: tuple[int, ...]) -> str:
     return before if before == after else f"{before} → {after}"
 
 
-def plan_as_text(rows: Sequence[tuple[str, ...]], tried: str) -> str:
-    """The table within the terminal's width, 80 where there is none: in two parts where one would not fit."""
-    width = terminal_width() or _WIDTH
-    whole = text_table(HEADER, rows, left=2, width=_UNLIMITED)
-    if max(map(len, whole.splitlines())) > width:
-        shapes = text_table(HEADER[:_SHAPES], [row[:_SHAPES] for row in rows], left=2, width=width)
-        factors = [(row[0], *row[_SHAPES:]) for row in rows]
-        whole = f"{shapes}\n\n{text_table((HEADER[0], *HEADER[_SHAPES:]), factors, width=width)}\n"
-    return f"{whole}\n{wrap_text(tried, width)}"
-
-
-def tried_in_words(by: TriedBy | None, *, copies: bool = True) -> str:
-    """What models were run to see of a plan; by: None if none was. copies: whether that is what it is for."""
-    if by is None:
-        return "not tried yet: call mu.verify, or pass a batch (inputs=)"
-    if by == "silent units":
-        return "tried with the new units switched off: the outputs stay the same"
-    if by == "small members":
-        return "copies tried on small members of the family: exact"
-    return "copies tried: exact" if copies else "axes tried with copies, at a whole multiple: exact"
-
-
-def moved_parts(sources: Mapping[str, TensorSource]) -> dict[str, str]:
-    """From the path of a part of the larger model to that of the part that it comes from, where the two differ."""
-    moved = {}
-    for name, source in sources.items():
-        ours, theirs = name.split("."), source.name.split(".")
-        while ours and theirs and ours[-1] == theirs[-1]:
-            del ours[-1], theirs[-1]
-        if ours:
-            moved[".".join(ours)] = ".".join(theirs)
-    return moved
-
-
-def block_rows(sources: Mapping[str, TensorSource]) -> list[tuple[str, ...]]:
+def block_rows(plan: Plan) -> list[tuple[str, ...]]:
     """One row for each block of the larger model, under BLOCK_HEADER."""
-    patterns = {pattern_of_name(path): path.count(".") + 1 for path in moved_parts(sources)}
-    rows: dict[str, tuple[str, str]] = {}
-    kinds: dict[str, set[str]] = {}
-    for name, source in sources.items():
+    patterns = {pattern_of_name(path): path.count(".") + 1 for path in plan.moved}
+    starts = {"old": "as it was", "copy": "a copy", "expert": "a copy", "drawn": "drawn"}
+    starts["silent"] = "new, and writes nothing yet"
+    rows: dict[str, tuple[str, set[str]]] = {}
+    for name, source in plan.sources.items():
         for pattern, length in patterns.items():
             path = ".".join(name.split(".")[:length])
             if pattern_of_name(path) == pattern:
-                rows.setdefault(path, (path, source.name.removesuffix(name.removeprefix(path))))
-                kinds.setdefault(path, set()).add(source.kind)
-    starts = {"old": "as it was", "copy": "a copy", "expert": "a copy", "drawn": "drawn"}
-    starts["silent"] = "new, and writes nothing yet"
-    return [(*row, starts[max(kinds[path], key=list(starts).index)]) for path, row in rows.items()]
+                rows.setdefault(path, (source.name.removesuffix(name.removeprefix(path)), set()))[1].add(source.kind)
+    return [(path, old, starts[max(kinds, key=list(starts).index)]) for path, (old, kinds) in rows.items()]
 
 
-def blocks_in_words(sources: Mapping[str, TensorSource], rules: Mapping[str, Rule]) -> str:
+def blocks_in_words(plan: Plan) -> str:
     """What there is to know of the blocks besides."""
-    if drawn := [source.value for source in sources.values() if source.kind == "expert"]:
-        shared, share = max(rule.depth * rule.out for rule in rules.values()), max(drawn)
-        changes = (
+    rules, kinds = plan.rules.values(), {name: source.kind for name, source in plan.sources.items()}
+    if "expert" in kinds.values():
+        share = max(source.value for source in plan.sources.values() if source.kind == "expert")
+        function = (
             f"the function changes, since {share:.0%} of their entries are drawn" if share else "the function stays"
         )
-        return f"experts are copies, among which a gradient is shared ({_short(shared)}): {changes}"
-    silent = sorted({pattern_of_name(name) for name, source in sources.items() if source.kind == "silent"})
-    said = ["new blocks write nothing yet: the function stays" if silent else "blocks are copied: the function changes"]
-    said += [f"what writes into the stream: {', '.join(silent)}"] if silent else []
-    return "; ".join(said + ["learning rates follow the depth"] * any(rule.depth != 1 for rule in rules.values()))
-
-
-def _numbers(rule: Rule) -> tuple[str, ...]:
-    return tuple(map(_short, (rule.out, rule.in_, rule.fold, rule.weight, rule.lr(m=0), rule.lr(m=1))))
+        shared = _short(max(rule.depth * rule.out for rule in rules))
+        return f"experts are copies, among which a gradient is shared ({shared}): {function}"
+    said = ["blocks are copied: the function changes"]
+    if silent := sorted({pattern_of_name(name) for name, kind in kinds.items() if kind == "silent"}):
+        said = ["new blocks write nothing yet: the function stays", f"what writes into the stream: {', '.join(silent)}"]
+    return "; ".join(said + ["learning rates follow the depth"] * any(rule.depth != 1 for rule in rules))
 
 
 def _short(number: Number) -> str:
@@ -168,20 +136,29 @@ class Plan:
         return entry
 
     def __str__(self) -> str:
-        """A table that fits the terminal: alike layers in one row; of a plan for new blocks, the blocks."""
+        """A table that fits the terminal, 80 where there is none; of a plan for new blocks, a table of the blocks."""
+        header, rows, words = self._table()
+        width = terminal_width() or _WIDTH
         if self.has_new_parts:
-            words = wrap_text(blocks_in_words(self.sources, self.rules))
-            return f"{text_table(BLOCK_HEADER, block_rows(self.sources), left=3)}\n{words}"
-        return plan_as_text(plan_rows(self.parameters), self._tried())
+            return f"{text_table(header, rows, left=3)}\n{wrap_text(words)}"
+        whole = text_table(header, rows, left=2, width=_UNLIMITED)
+        if max(map(len, whole.splitlines())) > width:
+            shapes = text_table(header[:_SHAPES], [row[:_SHAPES] for row in rows], left=2, width=width)
+            factors = text_table(
+                (header[0], *header[_SHAPES:]), [(row[0], *row[_SHAPES:]) for row in rows], width=width
+            )
+            whole = f"{shapes}\n\n{factors}\n"
+        return f"{whole}\n{wrap_text(words, width)}"
 
     def _repr_html_(self) -> str:
         """The same table in a notebook."""
-        if self.has_new_parts:
-            return html_table(BLOCK_HEADER, block_rows(self.sources), blocks_in_words(self.sources, self.rules))
-        return html_table(HEADER, plan_rows(self.parameters), self._tried())
+        return html_table(*self._table())
 
-    def _tried(self) -> str:
-        return tried_in_words(self.tried_by, copies=not self.mup)
+    def _table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]], str]:
+        if self.has_new_parts:
+            return BLOCK_HEADER, block_rows(self), blocks_in_words(self)
+        copies = "axes tried with copies, at a whole multiple: exact" if self.mup else "copies tried: exact"
+        return HEADER, plan_rows(self.parameters), _TRIED.get(self.tried_by, copies)
 
     @property
     def checked(self) -> bool:
@@ -234,7 +211,14 @@ class Plan:
     @cached_property
     def moved(self) -> dict[str, str]:
         """From the path of a part of the larger model to that of the part it comes from, where the two differ."""
-        return moved_parts(self.sources)
+        moved = {}
+        for name, source in self.sources.items():
+            ours, theirs = name.split("."), source.name.split(".")
+            while ours and theirs and ours[-1] == theirs[-1]:
+                del ours[-1], theirs[-1]
+            if ours:
+                moved[".".join(ours)] = ".".join(theirs)
+        return moved
 
     @property
     def has_new_parts(self) -> bool:
@@ -282,15 +266,9 @@ class Plan:
         part = next((moved for moved in self.moved if f"{path}.".startswith(f"{moved}.")), "")
         return self.moved.get(part, "") + path.removeprefix(part)
 
-    @cached_property
-    def _norm_weights(self) -> dict[float, dict[str, float]]:
-        return {}
-
     def norm_weights(self, p: float) -> dict[str, float]:
-        """Rule.norm of every parameter; asked for at every step, so computed once."""
-        if p not in self._norm_weights:
-            self._norm_weights[p] = {name: entry.rule.norm(p) for name, entry in self.parameters.items()}
-        return self._norm_weights[p]
+        """Rule.norm of every parameter."""
+        return {name: entry.rule.norm(p) for name, entry in self.parameters.items()}
 
     @property
     def rules(self) -> dict[str, Rule]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from numbers import Integral, Real
-from typing import TypeVar
 
 from mupscale.core.rules import Number, tidy
 from mupscale.system import MupscaleError
@@ -18,8 +17,6 @@ WholeWidth = int | dict[str, int]
 """A width as recipes and their JSON hold it."""
 
 _PLAIN = "width"  # the name of the one size of a plain width
-
-Built = TypeVar("Built")
 
 
 @dataclass(frozen=True)
@@ -117,10 +114,6 @@ class Width:
             return number(self.sizes[_PLAIN])
         return ", ".join(f"{name} {number(size)}" for name, size in self.sizes.items())
 
-    def pass_to(self, build: Callable[..., Built]) -> Built:
-        """What `build` gives for this width: a plain one is its first argument, named sizes are keyword arguments."""
-        return build(self.sizes[_PLAIN]) if self.is_plain else build(**self.sizes)
-
     def has_form_of(self, other: Width) -> bool:
         """Whether both are plain, or both name the same sizes."""
         return self.is_plain == other.is_plain and self.sizes.keys() == other.sizes.keys()
@@ -165,10 +158,7 @@ class Width:
 
     def check_multiple_of(self, narrow: Width, what: str) -> None:
         """An error that begins with `what` unless every size is a whole multiple of the narrow width's."""
-        if self.sizes.keys() != narrow.sizes.keys():
-            raise MupscaleError(f"{what}: width {self.plain} does not name the same arguments as {narrow.plain}")
-        for name, size in self.sizes.items():
-            unit = narrow.sizes[name]
+        for name, size, unit in self._beside(narrow, what):
             if size < unit or size % unit:
                 below, above = size // unit * unit, (size // unit + 1) * unit
                 near = f"{above}" if below == 0 else f"{below} or {above}"
@@ -179,11 +169,14 @@ class Width:
 
     def check_wider_than(self, narrow: Width, what: str) -> None:
         """An error that begins with `what` unless every size is at least that of the narrow width."""
+        for name, size, unit in self._beside(narrow, what):
+            if size < unit:
+                raise MupscaleError(f"{what}: {name} {size} is narrower than {unit}")
+
+    def _beside(self, narrow: Width, what: str) -> list[tuple[str, Size, Size]]:
         if self.sizes.keys() != narrow.sizes.keys():
             raise MupscaleError(f"{what}: width {self.plain} does not name the same arguments as {narrow.plain}")
-        for name, size in self.sizes.items():
-            if size < narrow.sizes[name]:
-                raise MupscaleError(f"{what}: {name} {size} is narrower than {narrow.sizes[name]}")
+        return [(name, size, narrow.sizes[name]) for name, size in self.sizes.items()]
 
 
 WidthLike = Size | Mapping[str, Size] | Width

@@ -65,7 +65,7 @@ class Corpus:
                 self.modified = datetime.fromtimestamp(max(file.stat().st_mtime for file in files), UTC).isoformat()
             except OSError as error:
                 raise MupscaleError(
-                    f"{error.filename or source} cannot be read: {error.strerror or error}; mend that, or give another "
+                    f"{error.filename or source} cannot be read: {error.strerror or error}; fix that, or give another "
                     f"source"
                 ) from None
             top = os.path.commonpath([file.absolute().parent for file in files])
@@ -105,7 +105,7 @@ class Corpus:
         if isinstance(value, bytes):
             return _decode(value, self.errors, where)
         if not isinstance(value, str):
-            raise MupscaleError(f"{where} has no text at {self.field!r}, but something of type {type(value).__name__}")
+            raise MupscaleError(f"{where} has no text at {self.field!r}, but a value of type {type(value).__name__}")
         if value.isascii():
             return value
         try:  # JSON can spell half of a surrogate pair, which is no text
@@ -144,7 +144,7 @@ def _find_files(source: str) -> list[Path]:
         )
     for file in files:
         if not file.name.endswith(SUFFIXES):
-            raise MupscaleError(f"{file} is of no kind that can be read: its name must end in {', '.join(SUFFIXES)}")
+            raise MupscaleError(f"{file} is of an unknown kind: its name must end in {', '.join(SUFFIXES)}")
     return files
 
 
@@ -175,12 +175,12 @@ def _lines(file: Path, field: str, errors: Errors, skip: int) -> Iterator[_Raw]:
                 offset += len(line)
         except EOFError:
             raise MupscaleError(
-                f"{file} is a gzip file cut short, after {number} whole lines with a document each: fetch it again"
+                f"{file} is a gzip file cut short, after {number} whole lines with a document each: download it again"
             ) from None
         except (gzip.BadGzipFile, zlib.error) as error:
             raise MupscaleError(
-                f"{file} is a damaged gzip file, after {number} whole lines with a document each ({error}): fetch it "
-                f"again"
+                f"{file} is a damaged gzip file, after {number} whole lines with a document each ({error}): download "
+                f"it again"
             ) from None
 
 
@@ -194,7 +194,7 @@ def _value(line: str, field: str, file: Path, number: int) -> Any:
     except (ValueError, RecursionError) as error:  # numbers too long, brackets too deep
         raise MupscaleError(f"{file}, line {number} is not JSON that can be read: {error}") from None
     if not isinstance(fields, dict):
-        raise MupscaleError(f"{file}, line {number} is no JSON object, but of type {type(fields).__name__}")
+        raise MupscaleError(f"{file}, line {number} is not a JSON object, but of type {type(fields).__name__}")
     return _pick(fields, field, f"{file}, line {number}")
 
 
@@ -226,7 +226,7 @@ def _rows(file: Path, field: str, skip: int) -> Iterator[_Raw]:
                         yield _Raw(number, value, size * number // opened.metadata.num_rows)
     except (pa.ArrowException, OSError) as error:
         raise MupscaleError(
-            f"{file} is no whole Parquet file: {_first_line(error)}, after {number} rows; fetch it again"
+            f"{file} is not a complete Parquet file: {_first_line(error)}, after {number} rows; download it again"
         ) from None
 
 
@@ -242,7 +242,7 @@ def _dataset(source: str, field: str, skip: int) -> Iterator[_Raw]:
         raise
     except Exception as error:  # the network, the Hub, the dataset itself: any library below may raise
         raise MupscaleError(
-            f"{source} cannot be had: {_first_line(error)}; without a network, give a folder of its files instead"
+            f"{source} could not be loaded: {_first_line(error)}; without a network, give a folder of its files instead"
         ) from error
 
 

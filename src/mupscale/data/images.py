@@ -132,7 +132,9 @@ def _read(path: Path) -> list[bytes]:
     try:
         parts = _from_folder(path) if path.is_dir() else _from_archive(path)
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, LZMAError) as error:
-        raise MupscaleError(f"{path} is no tar archive, or cut short or damaged ({error}); fetch it again") from None
+        raise MupscaleError(
+            f"{path} is not a tar archive, or is cut short or damaged ({error}); download it again"
+        ) from None
     except OSError as error:
         raise MupscaleError(
             f"cannot read {path}: {error.strerror or error}; path names cifar-100-binary.tar.gz or its folder"

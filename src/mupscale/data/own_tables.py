@@ -10,8 +10,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from types import MappingProxyType
@@ -60,6 +59,12 @@ class Columns(NamedTuple):
         place = f"row {row + 1}" if self.lines is None else f"line {self.lines[row]}"
         raise MupscaleError(f"{self.name}, {place}, column {column!r}: {problem}")
 
+    def check_has(self, names: Iterable[str], what: str) -> None:
+        """Refuse a table without one of these columns."""
+        for name in names:
+            if name not in self.values and name not in self.unread:
+                raise MupscaleError(f"{self.name} has no column {name!r} ({what}); it has {_listed(self.values)}")
+
 
 @dataclass(frozen=True)
 class TableSettings:
@@ -79,15 +84,6 @@ class TableSettings:
         """Whether nobody needs numbers of a column: its cells are names, or it is left out."""
         is_input = self.inputs is None or name in self.inputs or name == self.target or name in TARGETS
         return name in self.categories or name in self.skip or not is_input
-
-
-@dataclass(frozen=True)
-class EncodedTable:
-    """Inputs and targets in two parts; the names of the inputs, and of the classes, where the target has some."""
-
-    split: Split
-    inputs: list[str]
-    labels: list[str] = field(default_factory=list)
 
 
 class TableFile(Table):
@@ -139,37 +135,43 @@ class TableFile(Table):
         settings = TableSettings(
             target, inputs, skip or (), task, categories or (), missing, standardise, held_out, split_seed
         )
-        self._take(partial(_read_files, [path] if test is None else [path, test], settings), settings)
+        files = [path] if test is None else [path, test]
+        self._take([read_columns(Path(file).expanduser(), settings.takes_words) for file in files], settings)
 
     @classmethod
     def of(cls, train: Columns, test: Columns | None, settings: TableSettings) -> TableFile:
         """The same from columns that are in memory."""
         table = cls.__new__(cls)
-        table._take(partial(list, [train] if test is None else [train, test]), settings)
+        table._take([train] if test is None else [train, test], settings)
         return table
 
-    def _take(self, read: Callable[[], list[Columns]], settings: TableSettings) -> None:
-        self._read, self._settings = read, settings
-        encoded = encode_columns(*read(), settings=settings)
-        self.inputs, self.labels = encoded.inputs, encoded.labels
-        Table.__init__(self, encoded.split, len(encoded.labels) or None)
+    def _take(self, parts: Sequence[Columns], settings: TableSettings) -> None:
+        """Learn what the columns are from the rows to train on, and encode all."""
+        target = _find_target(parts[0], settings)
+        names = _find_inputs(parts[0], target, settings)
+        for part in parts[1:]:
+            part.check_has([*names, target], f"which {parts[0].name} has")
+        parts = [_filled(part, [*names, target], settings) for part in parts]
+        rows = parts[0].rows
+        if len(parts) == 2:
+            held_out = torch.arange(rows + parts[1].rows) >= rows
+        else:
+            held_out = choose_held_out(rows, settings.held_out, settings.split_seed, parts[0].name)
+        self._settings, self._columns = settings, [_learn(name, parts, ~held_out, settings) for name in names]
+        self.inputs = [shown for column in self._columns for shown in column.shown]
+        x = torch.cat([torch.cat([column.encode(part) for column in self._columns], 1) for part in parts])
+        y, self.labels = _encode_target(target, parts, ~held_out, settings)
+        Table.__init__(self, Split(x[~held_out], y[~held_out], x[held_out], y[held_out]), len(self.labels) or None)
 
     def encode(self, path: str) -> Tensor:
-        """The inputs of another file's rows, as those that were trained on: for predictions. It needs no target.
-
-        Numbers are standardised by the training rows of this table, which is read once more.
-        """
+        """The inputs of another file's rows, as those that were trained on: for predictions. It needs no target."""
         more = read_columns(Path(path).expanduser(), self._settings.takes_words)
-        x, shown, train = _encode_more(self._read(), more, self._settings)
-        if unknown := [name for name in shown if name not in self.inputs]:
-            raise MupscaleError(f"{path}: no training row has {unknown[0]}, so the model has no input for it")
-        if not torch.allclose(x[: len(train)][train], self.split.train_x.cpu().float(), atol=0.05):
-            raise MupscaleError(f"{path}: a column holds other numbers than 0 and 1, which are all it has to train on")
-        return x[len(train) :]
-
-
-def _read_files(paths: Sequence[str], settings: TableSettings) -> list[Columns]:
-    return [read_columns(Path(path).expanduser(), settings.takes_words) for path in paths]
+        more.check_has([column.name for column in self._columns], "which the model was trained on")
+        for column in self._columns:
+            if self._settings.missing != "mean" and (gap := _gaps(more.values[column.name])).any():
+                remedy = "the cell is empty: fill it, or train with missing: mean"
+                more.refuse(column.name, int(gap.argmax()), remedy)
+        return torch.cat([column.encode(more) for column in self._columns], 1)
 
 
 def read_columns(path: Path, takes_words: Callable[[str], bool] = lambda name: False) -> Columns:
@@ -179,14 +181,14 @@ def read_columns(path: Path, takes_words: Callable[[str], bool] = lambda name: F
     if path.suffix in (".parquet", ".pq"):
         return _read_parquet(path)
     if not {".csv", ".tsv", ".txt", ".data"} & set(path.suffixes):
-        raise MupscaleError(f"{path} is none of .csv, .csv.gz, .tsv and .parquet, which are read as tables")
+        raise MupscaleError(f"{path} is not a table: its name must end in .csv, .csv.gz, .tsv or .parquet")
     try:
         with open_maybe_zipped(path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
             return _read_csv(path, text, takes_words)
     except UnicodeDecodeError as error:
-        raise MupscaleError(f"{path} is no text in UTF-8 at byte {error.start}: convert it") from None
+        raise MupscaleError(f"{path} is not UTF-8 text at byte {error.start}: convert it") from None
     except csv.Error as error:
-        raise MupscaleError(f"{path} is no CSV that can be read: {error}") from None
+        raise MupscaleError(f"{path} cannot be read as CSV: {error}") from None
     except (EOFError, OSError) as error:
         raise MupscaleError(f"{path} cannot be read: {error}") from None
 
@@ -216,7 +218,7 @@ def _read_csv(path: Path, text: io.TextIOWrapper, takes_words: Callable[[str], b
                 empty.update((name, cell.strip()) for cell in islice(filter(_is_empty, cells), 1))
             pieces[name].append(piece)
     if not lines:
-        raise MupscaleError(f"{path} has a line of names and no rows")
+        raise MupscaleError(f"{path} has names of columns, but no rows")
     table = Columns(str(path), {}, np.concatenate(lines), empty=empty)
     words = {name for name in names if takes_words(name) or not _holds_numbers(name, pieces[name], table)}
     if any(piece.dtype != object for name in words for piece in pieces[name]):  # whose texts are gone
@@ -260,8 +262,8 @@ def _holds_numbers(name: str, pieces: Sequence[NDArray[Any]], table: Columns) ->
         table.refuse(
             name,
             row,
-            f"{show_short(next(iter(words)))} is no number, as most cells of the column are: mend it, leave the column "
-            f"out (skip: [{name}]), or take its cells as names (categories: [{name}])",
+            f"{show_short(next(iter(words)))} is not a number, as most cells of the column are: fix it, leave the "
+            f"column out (skip: [{name}]), or take its cells as names (categories: [{name}])",
         )
     return not words
 
@@ -288,7 +290,7 @@ def _read_parquet(path: Path) -> Columns:
     try:
         table = parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        raise MupscaleError(f"{path} is no whole Parquet file: {str(error).splitlines()[0]}") from None
+        raise MupscaleError(f"{path} is not a complete Parquet file: {str(error).splitlines()[0]}") from None
     values, unread = dict[str, NDArray[Any]](), dict[str, str]()
     for name, column in zip(table.column_names, table.columns, strict=True):
         kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
@@ -310,55 +312,22 @@ def columns_of(name: str, values: Mapping[str, Any]) -> Columns:
     return Columns(name, {str(key): _as_column(np.asarray(value)) for key, value in values.items()})
 
 
-def _encode_more(parts: Sequence[Columns], more: Columns, settings: TableSettings) -> tuple[Tensor, list[str], Tensor]:
-    """Inputs of a table and of further rows behind them, their names, and which of the table's rows are to train on."""
-    target = _find_target(parts[0], settings)
-    names = _find_inputs(parts[0], target, settings)
-    for name in names:
-        if name not in more.values:
-            raise MupscaleError(f"{more.name} has no column {name!r}, which {parts[0].name} has")
-        if settings.missing != "mean" and (gap := _gaps(more.values[name])).any():
-            more.refuse(name, int(gap.argmax()), "the cell is empty: fill it, or train with missing: mean")
-    parts = [_filled(part, [*names, target], settings) for part in parts]
-    train = ~_held_out(parts, settings)
-    mixed = {name: _joined(name, [*parts, more]) for name in names}
-    fitted = torch.cat([train, torch.zeros(more.rows, dtype=torch.bool)])
-    return *_encode_inputs(mixed, [*parts, more], fitted, settings), train
-
-
-def encode_columns(train: Columns, test: Columns | None = None, *, settings: TableSettings) -> EncodedTable:
-    """The numbers that a model sees."""
-    target = _find_target(train, settings)
-    names = _find_inputs(train, target, settings)
-    used = [*names, target]
-    if test is not None:
-        for name in used:
-            if name not in test.values:
-                raise MupscaleError(f"{test.name} has no column {name!r}, which {train.name} has")
-    parts = [_filled(part, used, settings) for part in (train, test) if part is not None]
-    held_out = _held_out(parts, settings)
-    mixed = {name: _joined(name, parts) for name in used}
-    y, labels = _encode_target(mixed[target], target, parts, ~held_out, settings)
-    x, shown = _encode_inputs({name: mixed[name] for name in names}, parts, ~held_out, settings)
-    return EncodedTable(Split(x[~held_out], y[~held_out], x[held_out], y[held_out]), shown, labels)
-
-
 def _find_target(table: Columns, settings: TableSettings) -> str:
     if settings.target is None:
         known = [name for name in TARGETS if name in table.values]
         if len(known) == 1:
             return known[0]
         raise MupscaleError(f"which column of {table.name} is the target? Set target to one of {_listed(table.values)}")
-    _check_known(table, [settings.target], "target")
+    table.check_has([settings.target], "target")
     if settings.target in table.unread:
         raise MupscaleError(f"{table.name}: the target {settings.target!r} is of type {table.unread[settings.target]}")
     return settings.target
 
 
 def _find_inputs(table: Columns, target: str, settings: TableSettings) -> list[str]:
-    _check_known(table, settings.inputs or (), "inputs")
-    _check_known(table, settings.skip, "skip")
-    _check_known(table, settings.categories, "categories")
+    table.check_has(settings.inputs or (), "inputs")
+    table.check_has(settings.skip, "skip")
+    table.check_has(settings.categories, "categories")
     asked = settings.inputs if settings.inputs is not None else [*table.values, *table.unread]
     names = [name for name in asked if name != target and name not in settings.skip]
     for name in names:
@@ -372,12 +341,6 @@ def _find_inputs(table: Columns, target: str, settings: TableSettings) -> list[s
             f"{table.name} has no column beside its target {target!r}: there is nothing to predict it from"
         )
     return names
-
-
-def _check_known(table: Columns, names: Iterable[str], what: str) -> None:
-    for name in names:
-        if name not in table.values and name not in table.unread:
-            raise MupscaleError(f"{table.name} has no column {name!r} ({what}); it has {_listed(table.values)}")
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -407,7 +370,7 @@ def _filled(table: Columns, names: Sequence[str], settings: TableSettings) -> Co
                 )
             table.refuse(name, int(gap.argmax()), f"{problem}. {remedies}")
     if gone.all():
-        raise MupscaleError(f"{table.name}: no row is without an empty cell, so none is left")
+        raise MupscaleError(f"{table.name}: every row has an empty cell, so no rows are left")
     kept = {name: table.values[name][~gone] for name in names}
     return Columns(table.name, kept, None if table.lines is None else table.lines[~gone])
 
@@ -417,14 +380,6 @@ def _gaps(values: NDArray[Any]) -> NDArray[np.bool_]:
         return np.array([value is None for value in values], dtype=bool)
     gaps: NDArray[np.bool_] = np.isnan(values)
     return gaps
-
-
-def _held_out(parts: Sequence[Columns], settings: TableSettings) -> Tensor:
-    """Which rows are to evaluate on: those of the second part, or some of the first."""
-    rows = parts[0].rows
-    if len(parts) == 2:
-        return torch.arange(rows + parts[1].rows) >= rows
-    return choose_held_out(rows, settings.held_out, settings.split_seed, parts[0].name)
 
 
 def choose_held_out(rows: int, share: float, seed: int, name: str) -> Tensor:
@@ -446,6 +401,33 @@ def choose_held_out(rows: int, share: float, seed: int, name: str) -> Tensor:
     return chosen
 
 
+def _encode_target(
+    name: str, parts: Sequence[Columns], train: Tensor, settings: TableSettings
+) -> tuple[Tensor, list[str]]:
+    """Classes from 0, with their labels; or numbers, with none."""
+    values, table = _joined(name, parts), parts[0].name
+    is_text = values.dtype == object
+    for part in () if is_text else parts:
+        _refuse_where(~np.isfinite(part.values[name]), part, name, "a target must be finite")
+    distinct = sorted(set(values)) if is_text else np.unique(values).tolist()
+    if (settings.task or _guess_task(name, table, is_text, distinct)) == "regression":
+        if is_text:
+            raise MupscaleError(
+                f"{table}: the target {name!r} holds words such as {show_short(distinct[0])}, but regression needs "
+                f"numbers"
+            )
+        y = torch.from_numpy(values)[:, None]
+        return (standardise(y, train) if settings.standardise else y).float(), []
+    if len(distinct) > max(len(values) // 2, 2):
+        raise MupscaleError(
+            f"{table}: the target {name!r} has {len(distinct)} classes in {len(values)} rows: is it an identifier? "
+            f"Name the column to predict (target)"
+        )
+    place = {label: number for number, label in enumerate(distinct)}
+    labels = [label if is_text else f"{label:g}" for label in distinct]
+    return torch.tensor([place[value] for value in values.tolist()]), labels
+
+
 def _joined(name: str, parts: Sequence[Columns]) -> NDArray[Any]:
     values = [part.values[name] for part in parts]
     if len({value.dtype == object for value in values}) > 1:
@@ -455,41 +437,12 @@ def _joined(name: str, parts: Sequence[Columns]) -> NDArray[Any]:
     return np.concatenate(values)
 
 
-def _refuse(parts: Sequence[Columns], column: str, row: int, problem: str) -> NoReturn:
-    for part in parts:
-        if row < part.rows:
-            part.refuse(column, row, problem)
-        row -= part.rows
-    raise AssertionError("no such row")
+def _refuse_where(wrong: NDArray[np.bool_], table: Columns, name: str, problem: str) -> None:
+    if wrong.any():
+        table.refuse(name, int(wrong.argmax()), problem)
 
 
-def _encode_target(
-    values: NDArray[Any], name: str, parts: Sequence[Columns], train: Tensor, settings: TableSettings
-) -> tuple[Tensor, list[str]]:
-    """Classes from 0, with their labels; or numbers, with none."""
-    is_text = values.dtype == object
-    if not is_text and not np.isfinite(values).all():
-        _refuse(parts, name, int((~np.isfinite(values)).argmax()), "a target must be finite")
-    distinct = sorted(set(values)) if is_text else np.unique(values).tolist()
-    if (settings.task or _guess_task(name, parts, is_text, distinct)) == "regression":
-        if is_text:
-            raise MupscaleError(
-                f"{parts[0].name}: the target {name!r} holds words such as {show_short(distinct[0])}, but regression "
-                f"needs numbers"
-            )
-        y = torch.from_numpy(values)[:, None]
-        return (standardise(y, train) if settings.standardise else y).float(), []
-    if len(distinct) > max(len(values) // 2, 2):
-        raise MupscaleError(
-            f"{parts[0].name}: the target {name!r} has {len(distinct)} classes in {len(values)} rows: is it an "
-            f"identifier? Name the column to predict (target)"
-        )
-    place = {label: number for number, label in enumerate(distinct)}
-    labels = [label if is_text else f"{label:g}" for label in distinct]
-    return torch.tensor([place[value] for value in values.tolist()]), labels
-
-
-def _guess_task(name: str, parts: Sequence[Columns], is_text: bool, distinct: Sequence[Any]) -> Task:
+def _guess_task(name: str, table: str, is_text: bool, distinct: Sequence[Any]) -> Task:
     if is_text:
         return "classification"
     if any(value != int(value) for value in distinct):
@@ -497,41 +450,74 @@ def _guess_task(name: str, parts: Sequence[Columns], is_text: bool, distinct: Se
     if len(distinct) <= _MOST_CLASSES:
         return "classification"
     raise MupscaleError(
-        f"{parts[0].name}: the target {name!r} holds {len(distinct)} whole numbers: are they classes or amounts? "
+        f"{table}: the target {name!r} holds {len(distinct)} whole numbers: are they classes or amounts? "
         f"Say task: classification or task: regression"
     )
 
 
-def _encode_inputs(
-    columns: Mapping[str, NDArray[Any]], parts: Sequence[Columns], train: Tensor, settings: TableSettings
-) -> tuple[Tensor, list[str]]:
-    """A column for each of numbers, and one for each word of the others."""
-    encoded, shown = list[Tensor](), list[str]()
-    for name, values in columns.items():
-        if values.dtype == object or name in settings.categories:
-            texts = [
-                None if gap else v if isinstance(v, str) else f"{v:g}"
-                for v, gap in zip(values, _gaps(values), strict=True)
-            ]
-            words = sorted({text for text in texts if text is not None})
-            if len(words) > _MOST_CATEGORIES:
-                raise MupscaleError(
-                    f"{parts[0].name}, column {name!r} holds {len(words)} different texts, such as "
-                    f"{show_short(words[0])}: leave the column out (skip: [{name}]); to train on text, tokenize it "
-                    f"first (mupscale data tokenize)"
-                )
-            place = {word: number for number, word in enumerate(words)} | {None: len(words)}
-            hot = torch.eye(len(words) + 1)[torch.tensor([place[text] for text in texts])]
-            encoded.append(hot[:, :-1])
-            shown += [f"{name}={word}" for word in words]
-            continue
-        if np.isinf(values).any():
-            _refuse(parts, name, int(np.isinf(values).argmax()), "the number is infinite, and must be finite")
-        column = torch.from_numpy(values)
-        if (gaps := column.isnan()).any():
-            column = torch.where(gaps, column[train & ~gaps].mean().nan_to_num(), column)
-        is_binary = bool(((column == 0) | (column == 1)).all())
-        scaled = standardise(column[:, None], train) if settings.standardise and not is_binary else column[:, None]
-        encoded.append(scaled.float())
-        shown.append(name)
-    return torch.cat(encoded, 1), shown
+@dataclass(frozen=True)
+class _Column:
+    """A column of inputs: its words, each of which is an input; or numbers, and how they are filled and scaled."""
+
+    name: str
+    words: Sequence[str] | None = None
+    fill: float = 0.0
+    mean: float = 0.0
+    std: float = 1.0
+    is_binary: bool = False
+
+    @property
+    def shown(self) -> list[str]:
+        """The names of its inputs."""
+        return [self.name] if self.words is None else [f"{self.name}={word}" for word in self.words]
+
+    def encode(self, table: Columns) -> Tensor:
+        """The inputs of a table's rows."""
+        values = table.values[self.name]
+        if self.words is not None:
+            place = {word: number for number, word in enumerate(self.words)} | {None: len(self.words)}
+            texts = _words(values)
+            for row in (row for row, text in enumerate(texts) if text not in place):
+                problem = f"no training row has {self.name}={texts[row]}, so the model has no input for it"
+                table.refuse(self.name, row, problem)
+            return torch.eye(len(place))[torch.tensor([place[text] for text in texts])][:, :-1]
+        if values.dtype == object:
+            raise MupscaleError(
+                f"{table.name}: column {self.name!r} holds words, and numbers where the model was trained"
+            )
+        _refuse_where(np.isinf(values), table, self.name, "the number is infinite, and must be finite")
+        filled = np.where(np.isnan(values), self.fill, values)
+        if self.is_binary:
+            wrong = (filled != 0) & (filled != 1)
+            _refuse_where(wrong, table, self.name, "the column has 0 and 1 alone in training")
+        return torch.from_numpy((filled - self.mean) / self.std).float()[:, None]
+
+
+def _learn(name: str, parts: Sequence[Columns], train: Tensor, settings: TableSettings) -> _Column:
+    """What a column is, from the rows to train on; words, and whether a column is binary, from all."""
+    values = _joined(name, parts)
+    if values.dtype == object or name in settings.categories:
+        words = sorted({text for text in _words(values) if text is not None})
+        if len(words) > _MOST_CATEGORIES:
+            raise MupscaleError(
+                f"{parts[0].name}, column {name!r} holds {len(words)} different texts, such as "
+                f"{show_short(words[0])}: leave the column out (skip: [{name}]); to train on text, tokenize it first "
+                f"(mupscale data tokenize)"
+            )
+        return _Column(name, words)
+    column = torch.from_numpy(values)
+    gaps = column.isnan()
+    fill = float(column[train & ~gaps].mean().nan_to_num())
+    column = torch.where(gaps, fill, column)
+    if bool(((column == 0) | (column == 1)).all()):
+        return _Column(name, fill=fill, is_binary=True)
+    if not settings.standardise:
+        return _Column(name, fill=fill)
+    std, mean = torch.std_mean(column[train])
+    return _Column(name, fill=fill, mean=float(mean), std=float(std) if std > 0 else 1.0)
+
+
+def _words(values: NDArray[Any]) -> list[str | None]:
+    """A column as words; numbers in it, too."""
+    texts = zip(values, _gaps(values), strict=True)
+    return [None if gap else value if isinstance(value, str) else f"{value:g}" for value, gap in texts]

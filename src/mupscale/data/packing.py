@@ -16,7 +16,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,18 +68,15 @@ def pack(
     field: str = "text",
     errors: Errors = "strict",
     validation: float = 0.005,
-    tail: float = 0.1,
     split_seed: int = 0,
     shard_tokens: int = 100_000_000,
-    dtype: Literal["uint16", "uint32"] | None = None,
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = lambda *_: None,
 ) -> Path:
     """Tokenize a source (see Corpus) into the folder `out`, each document followed by the end-of-text token.
 
     tokenizer: bytes, bpe:SIZE to learn one from the training documents, gpt2:FOLDER, or hf:FOLDER.
-    validation, split_seed: see DocumentSplit; a source of one document keeps its end for validation, a share of `tail`.
-    dtype: of the tokens; the smallest that holds the vocabulary, if not given.
+    validation, split_seed: see DocumentSplit.
     progress: called with bytes read, bytes in all (0 if not known) and tokens written.
 
     Finished already, nothing is done; killed before, it goes on; of several processes that ask for it, one does it.
@@ -87,7 +84,7 @@ def pack(
     for name, value in (("shard_tokens", shard_tokens), ("workers", workers)):
         if value is not None and value < 1:
             raise MupscaleError(f"{name} is {value}, but must be at least 1")
-    corpus = Corpus(source, field, errors)
+    corpus, out = Corpus(source, field, errors), Path(out).expanduser()
     made_from = {
         "source": source_name(source),
         "source_bytes": corpus.size,
@@ -96,19 +93,9 @@ def pack(
         "field": field,
         "errors": errors,
         "validation": validation,
-        "tail": tail,
         "split_seed": split_seed,
         "shard_tokens": shard_tokens,
-        "dtype": dtype,
     }
-    out = Path(out).expanduser()
-    _pack_into(out, corpus, tokenizer, made_from, workers, progress or (lambda *_: None))
-    return out
-
-
-def _pack_into(
-    out: Path, corpus: Corpus, tokenizer: str, made_from: dict[str, Any], workers: int | None, progress: Progress
-) -> None:
     try:
         with exclusive_lock(make_folder(out) / _LOCK):
             if (out / INDEX).exists():
@@ -119,8 +106,9 @@ def _pack_into(
             remove(out / _LOCK)
     except OSError as error:
         raise MupscaleError(
-            f"packing into {out} failed: {error}; mend that and run it again, and it goes on where it was"
+            f"packing into {out} failed: {error}; fix that and run it again to continue where it stopped"
         ) from None
+    return out
 
 
 @dataclass
@@ -159,10 +147,11 @@ class _Packing:
         self.out, self.corpus, self.made_from, self.progress = out, corpus, made_from, progress
         self.position = self._last_position()
         texts = (document.text for document in self._documents())
-        self.split = find_split(texts, made_from["validation"], made_from["tail"], made_from["split_seed"])
+        self.split = find_split(texts, made_from["validation"], made_from["split_seed"])
         self.position.write(out / PROGRESS)
         self.tokenizer = self._make_tokenizer(spec)
-        self.dtype = _choose_dtype(made_from["dtype"], self.tokenizer.vocab_size)
+        size = self.tokenizer.vocab_size
+        self.dtype = next(name for name, stored in DTYPES.items() if size <= 1 << 8 * stored.itemsize)
         self.writers = {
             part: ShardWriter(out, part, self.dtype, made_from["shard_tokens"], self.position.shards[part])
             for part in PARTS
@@ -283,15 +272,6 @@ def _in_order(function: Callable[[In], Out], items: Iterable[In], workers: int) 
                 yield waiting.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _choose_dtype(dtype: str | None, vocab_size: int) -> str:
-    fitting = [name for name, stored in DTYPES.items() if vocab_size <= 1 << 8 * stored.itemsize]
-    if dtype is not None and dtype not in fitting:
-        raise MupscaleError(
-            f"{dtype} holds no vocabulary of {vocab_size} tokens: take {' or '.join(fitting)}, or leave dtype away"
-        )
-    return dtype or fitting[0]
 
 
 @contextmanager

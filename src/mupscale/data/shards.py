@@ -102,7 +102,7 @@ class Index:
             ) from None
         except (OSError, MupscaleError) as error:
             why = str(error).removeprefix(f"{path} is ")
-            raise MupscaleError(f"{path} is no index of packed tokens: {why}; pack the text again") from None
+            raise MupscaleError(f"{path} is not an index of packed tokens: {why}; pack the text again") from None
 
     def open(self, folder: Path, part: Part) -> list[NDArray[Any]]:
         """A part's shards, mapped into memory: nothing is read yet."""
@@ -237,28 +237,27 @@ class DocumentSplit:
     """A document is for validation if a hash of the seed and its text is below `below`.
 
     So the parts do not depend on the order of documents or on how they are read, and no copy of a training document is
-    in the validation part. With `tail`, there is one document alone, and this share of it, its end, is for validation.
+    in the validation part. Where there is one document alone, `below` is None, and its last tenth is for validation.
     """
 
     seed: int
-    below: int
-    tail: float = 0.0
+    below: int | None
 
     def __call__(self, text: str) -> list[tuple[Part, str]]:
         """The parts of a text, and what of it belongs to them."""
-        if self.tail:
-            cut = round(len(text) * (1 - self.tail))
+        if self.below is None:
+            cut = round(len(text) * 0.9)
             return [("train", text[:cut]), ("validation", text[cut:])]
         return [("validation" if _hash(self.seed, text) < self.below else "train", text)]
 
 
-def find_split(texts: Iterable[str], validation: float, tail: float, seed: int) -> DocumentSplit:
+def find_split(texts: Iterable[str], validation: float, seed: int) -> DocumentSplit:
     """The split that has about a share `validation` of the documents for validation, and at least one in each part.
 
     Looks at documents only until both parts have one, about 1 / validation of them.
     """
-    if not (0 < validation < 1 and 0 < tail < 1):
-        raise MupscaleError(f"validation is {validation} and tail {tail}, but both are shares between 0 and 1")
+    if not 0 < validation < 1:
+        raise MupscaleError(f"validation is {validation}, but must be a share between 0 and 1")
     below = round(validation * _LARGEST)
     lowest, highest, text = _LARGEST, -1, ""
     for text in texts:
@@ -270,7 +269,7 @@ def find_split(texts: Iterable[str], validation: float, tail: float, seed: int) 
         raise MupscaleError("there is no document with any text in it: look at the source and at its text field")
     if lowest < highest:
         return DocumentSplit(seed, lowest + 1 if below <= lowest else highest)
-    split = DocumentSplit(seed, below, tail)
+    split = DocumentSplit(seed, None)
     if not all(part for _, part in split(text)):
         raise MupscaleError(f"the only text, {text[:20]!r}, is too short to be cut into training and validation parts")
     return split

@@ -108,7 +108,7 @@ def _read(path: Path) -> NDArray[np.float32]:
     except ValueError as error:  # which names the row
         raise MupscaleError(f"{path}: {error}; {LAYOUT}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise MupscaleError(f"{path} is cut short or damaged ({error}); fetch it again") from None
+        raise MupscaleError(f"{path} is cut short or damaged ({error}); download it again") from None
     except OSError as error:
         raise MupscaleError(
             f"cannot read {path}: {error.strerror or error}; path names UCI's covtype.data.gz"

@@ -148,6 +148,6 @@ class Shakespeare(TokenWindows):
     def __init__(self, context: int = 256) -> None:
         self.tokenizer = Bytes()
         ends = np.array([self.tokenizer.end_of_text], np.uint16)
-        texts = dict(DocumentSplit(seed=0, below=0, tail=0.1)(tinyshakespeare()))
+        texts = dict(DocumentSplit(seed=0, below=None)(tinyshakespeare()))
         parts = {part: np.append(self.tokenizer.encode_batch([text])[0], ends) for part, text in texts.items()}
         super().__init__([parts["train"]], [parts["validation"]], context, self.tokenizer.vocab_size)

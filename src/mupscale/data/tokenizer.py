@@ -231,7 +231,7 @@ def _end_of_text(folder: Path, content: Mapping[str, Any]) -> int:
         number = number[0]
     if isinstance(number, int):
         return number
-    raise MupscaleError(f"{folder} does not tell which token ends a text: give eos_token in its tokenizer_config.json")
+    raise MupscaleError(f"{folder} does not say which token ends a text: give eos_token in its tokenizer_config.json")
 
 
 def _optional(path: Path) -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from mupscale.engine.training_job import (
 )
 from mupscale.system import Interrupted, MupscaleError, remove, show
 from mupscale.train import (
+    Callback,
     Recipe,
     RunFolder,
     StopRequest,
@@ -41,7 +42,7 @@ def train_one_by_one(job: TrainingJob, stop: StopRequest) -> None:
             recipe = replace(recipe, log_every=job.point_spacing(recipe), evaluation=rarely)
         listener = _Listener()
         with matmul_precision(recipe.precision), join_processes(recipe.device, recipe.parallel) as processes:
-            run = TrainingRun(recipe, processes, listener, job.data)
+            run = TrainingRun(recipe, processes, [listener], job.data)
             try:
                 run.begin(job.resume)
                 job.outcomes[number] = _train_run(job, number, run, listener, stop)
@@ -77,24 +78,18 @@ def _outcome(job: TrainingJob, number: int, run: TrainingRun, status: Status, li
     return Outcome(recipe, status, step, curve, scores if job.needs_scores(recipe) else {}, flops)
 
 
-class _Listener:
-    """Collects the records of a run, and prints nothing."""
+class _Listener(Callback):
+    """Collects the records of a run."""
 
     def __init__(self) -> None:
-        self.records: list[dict[str, Any]] = []
+        self.records: list[Mapping[str, Any]] = []
         self.point: float | None = None  # the training loss of a point that is not reported yet
 
-    def update(self, record: dict[str, Any], speed: float) -> None:
+    def metrics(self, run: Any, record: Mapping[str, Any]) -> None:
         """A record of metrics."""
         self.records.append(record)
         if record["kind"] == "train":
             self.point = record["loss"]
-
-    def note(self, text: str) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
 
 
 Engine = Literal["auto", "vectorised", "serial"]

@@ -36,7 +36,7 @@ from mupscale.engine.replicas import (
 from mupscale.engine.stackable import PER_RUN, NotStackable, check_stackable, group_by_start, rate_after
 from mupscale.engine.vmapped import VmappedModel
 from mupscale.system import MupscaleError
-from mupscale.train import Processes, Recipe, check_data, compile_quietly, cost_per_example, starting_point
+from mupscale.train import Processes, Recipe, check_data, compile_quietly, cost_per_example, scores_of, starting_point
 
 
 class Streams:
@@ -140,6 +140,7 @@ class RunStack:
 
     def __init__(self, recipes: Sequence[Recipe], device: torch.device, data: Data | None = None) -> None:
         self.recipes, self.device, self.step = list(recipes), device, 0
+        self.processes = Processes(device)
         check_stackable(recipes)
         self.shared = recipes[0]
         self.data: Data = data if data is not None else self.shared.make_data().to(device, self.shared.dtype())
@@ -162,7 +163,7 @@ class RunStack:
     def _start_runs(self) -> None:
         """Start every run as `train` does, and stack the models and optimizers."""
         for rows in group_by_start(self.recipes):
-            model, optimizer = starting_point(self.recipes[rows[0]], self.family, Processes(self.device), self.data)
+            model, optimizer = starting_point(self.recipes[rows[0]], self.family, self.processes, self.data)
             if rows[0] == 0:
                 self._allocate(model, optimizer)
             for row in rows:
@@ -346,7 +347,7 @@ class RunStack:
                     totals[:, part] += torch.stack(counts)
         finally:
             self.vmapped.template.train()
-        return [_scores(*column) for column in totals.T.tolist()]
+        return [scores_of(column) for column in totals.T.tolist()]
 
     def finite_runs(self) -> list[bool]:
         """Whether each run's parameters and optimizer state are finite."""
@@ -374,7 +375,7 @@ class RunStack:
     def export(self, row: int) -> tuple[nn.Module, Optimizer]:
         """One run's model and optimizer, as `train` would have them."""
         fresh = replace(self.recipes[row], start=None, noise=0.0, start_width=None, how="copies", outgoing=1.0)
-        model, optimizer = starting_point(fresh, self.family, Processes(self.device))
+        model, optimizer = starting_point(fresh, self.family, self.processes)
         self.replicas.copy_out(self._rows[row], model, optimizer)
         for group in optimizer.param_groups if self.step else ():
             group["lr"] = self.rate(row) * group["lr_factor"]
@@ -413,8 +414,3 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _scores(loss: float, examples: float, right: float, targets: float) -> dict[str, float]:
-    accuracy = {"accuracy": right / targets} if targets else {}
-    return {"loss": loss / examples, **accuracy}

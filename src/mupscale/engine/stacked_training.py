@@ -7,9 +7,10 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,16 +20,19 @@ from mupscale import checkpoint
 from mupscale.data import Data
 from mupscale.engine.stack import RunStack
 from mupscale.engine.stackable import NotStackable, check_stackable, rate_after
-from mupscale.engine.training_job import Outcome, RunWriter, Status, TrainingJob, curve_from_json
+from mupscale.engine.training_job import Outcome, Status, TrainingJob, curve_from_json
 from mupscale.system import Interrupted, MupscaleError, available_memory, number_in_environment
 from mupscale.train import (
     MOST_IN_A_ROW,
     Recipe,
+    RunFolder,
     RunState,
     StopRequest,
     data_fingerprint,
+    exact_mean,
     join_processes,
     matmul_precision,
+    save_snapshot,
     stored_values,
 )
 
@@ -79,14 +83,16 @@ class StackRun:
             0, len(numbers), dtype=torch.float64
         )  # steps since the last point × runs
         self.skipped: dict[int, int] = {}  # steps that were left out one after another, by number
-        self.writers = [RunWriter(recipe) for recipe in stack.recipes]
+        self.folders = [None if recipe.out is None else RunFolder(recipe.out) for recipe in stack.recipes]
         self.seconds, self.started_at = 0.0, time.monotonic()
         self.saved_at = time.monotonic()
 
     def train(self, stop: StopRequest) -> None:
         """Train from where the stack stands to the last step."""
-        for writer in self.writers:
-            writer.open(self.stack.step)
+        for recipe, folder in zip(self.stack.recipes, self.folders, strict=True):
+            if folder is not None:
+                self._write(partial(folder.begin, resume=True), folder.path)
+                self._write(partial(folder.go_on, recipe, self.stack.step), folder.path)
         try:
             while self.numbers and self.stack.step < self.recipe.steps:
                 self._advance(stop)
@@ -95,8 +101,9 @@ class StackRun:
             if self.numbers:
                 self._finish()
         finally:
-            for writer in self.writers:
-                writer.close()
+            for folder in self.folders:
+                if folder is not None:
+                    folder.release()
 
     def _save_if_due(self, stop: StopRequest) -> None:
         minutes = self.recipe.checkpoints.minutes
@@ -196,13 +203,15 @@ class StackRun:
         curve = self.curves[number]
         self.job.outcomes[number] = Outcome(self.job.recipes[number], status, step, curve, scores or {}, flops)
         self._record(row, "end", status=status, **more)
-        self.writers[row].close()
+        if (folder := self.folders[row]) is not None:
+            folder.release()
 
     def _drop_rows(self, ended: Sequence[int]) -> None:
         if not ended:
             return
         rows = [row for row in range(len(self.numbers)) if row not in set(ended)]
-        self.numbers, self.writers = ([those[row] for row in rows] for those in (self.numbers, self.writers))  # type: ignore[assignment]
+        self.numbers = [self.numbers[row] for row in rows]
+        self.folders = [self.folders[row] for row in rows]
         self.losses, self.norms = (numbers[:, rows] for numbers in (self.losses, self.norms))
         if rows:
             self.stack.keep_runs(rows)
@@ -213,7 +222,12 @@ class StackRun:
         """Write a record of metrics, as `train` does."""
         step = self.stack.step
         spent = {"flops": self._flops(step), "seconds": round(self._elapsed(), 3)}
-        self.writers[row].write({"kind": kind, **self._where(step), **spent, **values})
+        if (folder := self.folders[row]) is not None:
+            record = {"kind": kind, **self._where(step), **spent, **values}
+            self._write(partial(folder.write, record), folder.metrics)
+
+    def _write(self, action: Callable[[], object], place: Path) -> None:
+        self.stack.processes.by_main(action, f"{place} cannot be written")
 
     def _where(self, step: int) -> dict[str, int]:
         data = self.stack.data
@@ -240,7 +254,7 @@ class StackRun:
 
     def _save_checkpoint(self, row: int) -> None:
         """Write the checkpoint at a run's end, from which `train` can go on."""
-        folder, recipe, step = self.writers[row].folder, self.stack.recipes[row], self.stack.step
+        folder, recipe, step = self.folders[row], self.stack.recipes[row], self.stack.step
         if folder is None:
             return
         model, optimizer = self.stack.export(row)
@@ -257,8 +271,7 @@ class StackRun:
             threads=torch.get_num_threads(),
         )
         folder.sync()
-        path = folder.checkpoint(step, sharded=False)
-        checkpoint.save(path, model, optimizer, self.stack.plan, run=state.to_json())
+        save_snapshot(folder.checkpoint(step), model, optimizer, self.stack.plan, self.stack.processes, state)
         folder.forget(recipe.checkpoints.keep)
 
     def save(self) -> None:
@@ -289,7 +302,7 @@ def _next(step: int, every: int, last: int) -> int:
 def _means(numbers: Tensor) -> list[float]:
     """The mean of every run's numbers, as `train` computes it: without steps that were left out."""
     columns = [[x for x in column if math.isfinite(x)] for column in numbers.T.tolist()] if len(numbers) else []
-    return [math.fsum(column) / len(column) if column else math.nan for column in columns]
+    return [exact_mean(column) for column in columns]
 
 
 def train_in_stacks(job: TrainingJob, stop: StopRequest) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -15,7 +14,7 @@ from typing import Any, Literal
 from mupscale import checkpoint
 from mupscale.data import Data
 from mupscale.system import MupscaleError, show
-from mupscale.train import Recipe, RunFolder, StoredRecipe, TensorBoardWriter, seen_from, step_of, stored_values
+from mupscale.train import Recipe, RunFolder, StoredRecipe, seen_from, step_of, stored_values
 
 Status = Literal["finished", "diverged", "pruned"]
 _LAST = 0.1  # the part of a run at its end over which its training loss is measured
@@ -118,48 +117,6 @@ def _recipe_in(folder: RunFolder) -> StoredRecipe | None:
         return None
     except (OSError, MupscaleError) as error:
         raise MupscaleError(f"{path} cannot be read as a recipe ({error}): choose another folder (out)") from None
-
-
-class RunWriter:
-    """Writes what a stacked run records into its folder; nothing where it has none."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe = recipe
-        self.folder = None if recipe.out is None else RunFolder(recipe.out)
-        self.board: TensorBoardWriter | None = None
-
-    def open(self, step: int) -> None:
-        """Make the folder ready, its metrics cut back to this step."""
-        if self.folder is not None:
-            with _written(self.folder.path):
-                self.folder.begin(resume=True)
-                self.folder.go_on(self.recipe, step)
-            self.board = TensorBoardWriter(self.folder.path, step) if self.recipe.tensorboard else None
-
-    def write(self, record: dict[str, Any]) -> None:
-        """A line of metrics."""
-        if self.folder is not None:
-            with _written(self.folder.metrics):
-                self.folder.write(record)
-        if self.board is not None:
-            self.board.write(record)
-
-    def close(self) -> None:
-        """Flush, and let others train in the folder."""
-        if self.board is not None:
-            self.board.close()
-        if self.folder is not None:
-            self.folder.release()
-
-
-@contextmanager
-def _written(what: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise MupscaleError(
-            f"{what} cannot be written: {error.strerror or error}; what was there before is whole"
-        ) from None
 
 
 PruneCallback = Callable[[int, Mapping[int, float]], Collection[int]]

@@ -46,7 +46,7 @@ class BuiltMembers:
         """The model as its author initialises it: the standard parametrisation."""
         width = Width.of(width)
         self._check_names(width)
-        model = width.pass_to(self.build_function)
+        model = self.build_function(width.plain) if width.is_plain else self.build_function(**width.sizes)
         if not isinstance(model, nn.Module):
             raise MupscaleError(
                 f"the family's build function returned {type(model).__name__} for width {width.plain}, not an nn.Module"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -15,25 +15,31 @@ from torch.utils._pytree import tree_map_only
 
 from mupscale.core import PlainWidth, Plan, Role, RuleSet, Width, WidthLike, check_same_names, naming
 from mupscale.family.built_members import BuiltMembers
-from mupscale.family.grown_members import grow_member
-from mupscale.family.width_members import WidthMembers
+from mupscale.family.depth_members import DepthMembers
 from mupscale.growth import (
     DepthOperator,
     Grow,
     Noise,
     Operator,
     cannot_be_identity,
-    check_goes_with,
+    choose_operator,
     is_replica,
     plan_depth,
     refuse_idle_operator,
     split_operators,
-    warn_of_replica,
+    upscale,
     with_depth,
-    with_scheduler,
 )
-from mupscale.optim import following_rules, make_optimizer, param_groups
-from mupscale.planning import BlockList, Writers, find_block_lists, find_depth_size, find_writers
+from mupscale.optim import make_optimizer, param_groups
+from mupscale.planning import (
+    BlockList,
+    Writers,
+    check_not_empty,
+    find_block_lists,
+    find_depth_size,
+    find_writers,
+    take_modes,
+)
 from mupscale.system import MupscaleError, NotNegative, UncheckedPlan, checks_arguments, warn
 
 
@@ -79,7 +85,7 @@ class Family(BuiltMembers):
             raise MupscaleError(
                 f"the rule for depth is {self.rules.depth}, but no size in base {self.base} is a number of blocks"
             )
-        self._members: dict[tuple[int, bool], WidthMembers] = {}
+        self._members: dict[tuple[int, bool], DepthMembers] = {}
         self._factors: dict[int, dict[str, tuple[float, float]]] = {}
         self._writers_in_base: tuple[dict[str, Writers], dict[str, str]] | None = None
         self._depth, self._widths = self._split(self._base)
@@ -98,7 +104,7 @@ class Family(BuiltMembers):
 
     # ------------------------------------------------------------------------------------------- members by depth
 
-    def at(self, depth: int, *, as_built: bool = False) -> WidthMembers:
+    def at(self, depth: int, *, as_built: bool = False) -> DepthMembers:
         """The members of all widths at this depth; a family without one has them at 0.
 
         as_built: with their author's own initial values, whatever the rule for depth says.
@@ -106,7 +112,7 @@ class Family(BuiltMembers):
         if (depth, as_built) not in self._members:
             first = self._members.get((self._depth, False))
             tried = first.tried if first is not None and first.roles == self.roles else None  # modules told it all
-            self._members[depth, as_built] = WidthMembers(
+            self._members[depth, as_built] = DepthMembers(
                 partial(self._build, depth, as_built),
                 self._widths,
                 self._init_widths,
@@ -450,50 +456,38 @@ class Family(BuiltMembers):
         >>> wide[2].weight.shape
         torch.Size([2, 96])
         """
-        check_goes_with(optimizer, scheduler, lr)
-        wider, deeper = split_operators(grow, noise, exact=exact)
-        if noise is not None or exact:
-            grow = wider if grow is None and not is_replica(wider) else (wider, deeper)
-        with following_rules(optimizer, self.rules):
-            grown = self._grown(model, optimizer, width, depth, grow, lr, seed, place, inputs, exact=exact)
-        return with_scheduler(*grown, scheduler)
-
-    def _grown(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer | None,
-        width: WidthLike | None,
-        depth: int | None,
-        grow: Grow | None,
-        lr: float | None,
-        seed: int,
-        place: Callable[[nn.Module], nn.Module] | None,
-        inputs: Any,
-        *,
-        exact: bool,
-    ) -> tuple[nn.Module, Optimizer | None]:
-        """What `upscale` does, once noise is part of grow=: the model wider, deeper, or both."""
-        depth, widths = self._target(width, depth)
-        before = self.depth_of(model)
-        after = before if depth is None else depth
-        if after < before or (after == before and widths is None):
-            raise _shallower(before, after)
+        to, widths = self._target(width, depth)
+        few = self.depth_of(model)
+        many = few if to is None else to
+        if many < few or (many == few and widths is None):
+            raise _shallower(few, many)
         current = None if (has := self.width_of(model)) is None else self._split(has)[1]
-        widens = widths is not None and (widths != current or after == before)
-        refuse_idle_operator(grow, wider=widens, deeper=after != before)
-        wider, deeper = split_operators(grow)
-        if widens and not exact:
-            warn_of_replica(wider)
+        widens = widths is not None and (widths != current or many == few)
+        wider, deeper = split_operators(grow, noise, exact=exact)
+        refuse_idle_operator(None if exact else grow, noise, wider=widens, deeper=many != few)
         if (at := widths or current) is None:
             raise MupscaleError("this model was not built by the family. Give width= as well as depth=")
+        check_not_empty(inputs)
 
-        def deepen(shallow: nn.Module) -> tuple[nn.Module, Plan]:
-            """The model with more blocks, as it is initialised, and what each of its tensors is made of."""
-            deep = self.init_untried(self._join(after, at), seed)
-            return deep, self._plan_of_blocks(shallow, deep, deeper, inputs)
-
-        target, more = widths if widens else None, deepen if after != before else None
-        return grow_member(self.at(before), model, optimizer, target, more, wider, lr, seed, place, inputs)
+        narrow, members, plan = naming.unwrap(model), self.at(few), None
+        large, schedule = narrow, cast(Any, scheduler)
+        if widens:
+            large, plan = members.wider(model, at, wider, inputs)
+            if many == few:
+                large = members.init_untried(at, seed) if plan.mup and plan.patterned else large
+                tried = wider.needs_multiples  # copies have been tried on the batch
+                inputs = None if tried else members.inputs if inputs is None else inputs
+        if many != few:  # the width comes first, so that new blocks are drawn at the new one
+            deep = self.init_untried(self._join(many, at), seed)
+            blocks = self._plan_of_blocks(large, deep, deeper, inputs)
+            wider = wider if widens else choose_operator(None, plan=blocks)
+            large, plan = deep, blocks if plan is None else replace(plan.then(blocks), tried_by=plan.tried_by)
+        assert plan is not None
+        _take_over(large, narrow, None if many == few else plan)
+        large = large if place is None else place(large)
+        given: dict[str, Any] = {"grow": wider, "exact": exact and widens, "lr": lr, "seed": seed, "inputs": inputs}
+        rules = replace(self.rules, depth="none")  # which the plan has
+        return upscale(narrow, large, plan, optimizer, scheduler=schedule, rules=rules, **given)
 
     def _target(self, width: WidthLike | None, depth: int | None) -> tuple[int | None, Width | None]:
         """The depth and the other sizes that a model is to grow to, as far as they are said."""
@@ -514,6 +508,22 @@ class Family(BuiltMembers):
 
 def _shallower(before: int, after: int) -> MupscaleError:
     return MupscaleError(f"the model has depth {before} and cannot grow to depth {after}. Choose a larger depth")
+
+
+def _take_over(large: nn.Module, narrow: nn.Module, plan: Plan | None) -> None:
+    """Give the larger model the narrow one's device, dtypes, frozen parameters and train or eval mode, part by part.
+
+    plan: from one to the other, where new parts are as those that they come from.
+    """
+    for named in (naming.parameters, naming.buffers):
+        ours: Mapping[str, Tensor] = named(narrow)
+        for name, tensor in named(large).items():
+            origin = name if plan is None or name not in plan.sources else plan.sources[name].name
+            if (source := ours.get(origin)) is not None:
+                device = tensor.device if tensor.is_meta else source.device
+                tensor.data = tensor.data.to(device, source.dtype)
+                tensor.requires_grad_(source.requires_grad)
+    take_modes(large, narrow, plan)
 
 
 def _warn_untried(what: str) -> None:

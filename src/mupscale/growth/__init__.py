@@ -5,9 +5,8 @@ operator_pairs   what grow= says: an operator for width, one for depth, or both;
 copies           the paper's: every unit copied, with noise; and random copies, for comparison
 fresh            the other: new units drawn beside the old ones, whole or in pieces
 lossless         what fresh units start at where the function is to stay
-sources          the narrow model's tensors, and memory for the wide ones
-wide_models      what a wide model takes from the narrow one besides weights; statistics of new channels
-writing          weights and buffers
+running_statistics  those of BatchNorms, measured after a growth
+writing          weights, buffers and noise, once all is checked; memory for a wide model
 optimizer_state  what an optimizer holds for each parameter
 draws            normal numbers that follow from a seed and a name
 noise            what makes copies differ from each other, and the size of a weight that it may be relative to
@@ -16,7 +15,7 @@ experts          which tensor each expert of a mixture is a copy of, and what it
 depth_plans      what new blocks are, and which tensor of the shallow model each of the deep one's is made of
 """
 
-from mupscale.growth.copies import Copies, Net2Net
+from mupscale.growth.copies import Copies, is_replica, replica_in_words
 from mupscale.growth.depth_plans import (
     DepthOperator,
     Identity,
@@ -34,10 +33,8 @@ from mupscale.growth.noise import (
     GaussianNoise,
     Noise,
     SignalNoise,
-    Unit,
     as_noise,
     check_spread,
-    perturb,
     unit_std,
 )
 from mupscale.growth.operator_pairs import (
@@ -51,30 +48,19 @@ from mupscale.growth.operator_pairs import (
     word_in_table,
     word_of_operator,
 )
-from mupscale.growth.operators import Operator, Part, StatePart, check_operator
+from mupscale.growth.operators import Operator, Part, check_operator
 from mupscale.growth.optimizer_state import (
-    axes_of_state,
     grow_state,
     initial_state,
     is_scalar,
+    shape_of_state,
     state_factor,
     what_is_foreign,
     widen_optimizer,
 )
-from mupscale.growth.sources import materialize, refuse_nonfinite
-from mupscale.growth.upscaling import (
-    check_goes_with,
-    grow_optimizer,
-    is_replica,
-    replica_in_words,
-    upscale,
-    upscale_by_plan,
-    upscale_untried,
-    warn_of_replica,
-    with_scheduler,
-)
-from mupscale.growth.wide_models import dress_like, has_unsaved_widths, measure_statistics
-from mupscale.growth.writing import check_written, widen
+from mupscale.growth.running_statistics import measure_statistics
+from mupscale.growth.upscaling import grow_optimizer, upscale, upscale_untried
+from mupscale.growth.writing import check_written, materialize, perturb, refuse_nonfinite, widen
 
 __all__ = [
     "DEPTH_OPERATORS",
@@ -89,7 +75,6 @@ __all__ = [
     "GaussianNoise",
     "Grow",
     "Identity",
-    "Net2Net",
     "NewTensor",
     "Noise",
     "Operator",
@@ -98,22 +83,16 @@ __all__ = [
     "Region",
     "SignalNoise",
     "Stack",
-    "StatePart",
-    "Unit",
     "as_noise",
-    "axes_of_state",
     "cannot_be_identity",
-    "check_goes_with",
     "check_operator",
     "check_spread",
     "check_written",
     "choose_operator",
     "draw_normal",
-    "dress_like",
     "gain_factor",
     "grow_optimizer",
     "grow_state",
-    "has_unsaved_widths",
     "initial_state",
     "is_replica",
     "is_scalar",
@@ -126,19 +105,17 @@ __all__ = [
     "refuse_idle_operator",
     "refuse_nonfinite",
     "replica_in_words",
+    "shape_of_state",
     "split_operators",
     "standard_normal",
     "state_factor",
     "unit_std",
     "upscale",
-    "upscale_by_plan",
     "upscale_untried",
-    "warn_of_replica",
     "what_is_foreign",
     "widen",
     "widen_optimizer",
     "with_depth",
-    "with_scheduler",
     "without_gains",
     "word_in_table",
     "word_of_operator",

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mupscale.core import Axis, Entry, Plan
-from mupscale.growth.noise import GaussianNoise, Noise, SignalNoise, add_noise, as_noise, check_noise
+from mupscale.core import Axis, Plan
+from mupscale.growth.noise import Noise, add_noise, as_noise, check_noise
 from mupscale.growth.operators import Operator, Part, StatePart
-from mupscale.system import MupscaleError, checks_arguments, generator
+from mupscale.system import MupscaleError, as_asked, checks_arguments, generator
 
 
 @checks_arguments
@@ -35,22 +35,11 @@ class Copies(Operator):
     def check(self, plan: Plan) -> None:
         """Refuse noise that the model cannot be given."""
         check_noise(self.noise, plan)
-        if isinstance(self.noise, SignalNoise):
-            self.noise.effective = None
 
     def parameter(self, out: Tensor, narrow: Tensor, part: Part) -> None:
         """The copies, each 1/in_ of the weight, and their noise."""
         part.entry.widened(narrow, out)
-        self.make_differ(out, part)
-
-    def make_differ(self, out: Tensor, part: Part) -> None:
-        """Make the copies in `out` differ."""
-        noise = as_noise(self.noise)
-        level = add_noise(out, part.name, part.plan, noise, part.seed, paired=self.paired)
-        if isinstance(noise, SignalNoise) and level is not None:
-            earlier = {} if noise.effective is None else noise.effective.std
-            assert not isinstance(earlier, float)
-            noise.effective = GaussianNoise({**earlier, part.name: level}, "theory")
+        add_noise(out, part.name, part.plan, as_noise(self.noise), part.seed, paired=self.paired)
 
     def buffer(self, out: Tensor, narrow: Tensor, part: Part) -> None:
         """The copies; of one that is summed over its inputs, as a fixed projection is, each 1/in_ of it."""
@@ -59,6 +48,22 @@ class Copies(Operator):
     def state(self, out: Tensor, narrow: Tensor, part: StatePart) -> None:
         """The copies, rescaled as the gradient is."""
         part.entry.widened(narrow, out, factor=part.factor(part.entry), axes=part.axes)
+
+
+def is_replica(operator: Operator) -> bool:
+    """Whether the wide model would be copies without noise; what is there for comparison alone says nothing."""
+    return type(operator) is Copies and as_noise(operator.noise).is_none
+
+
+def replica_in_words() -> str:
+    """What copies without noise come to, and what to ask for."""
+    fresh = as_asked("leave out grow= and noise=", "leave out --how and --noise")
+    noise = as_asked("grow=mupscale.Copies(noise=1.0)", "--how copies --noise 1")
+    return (
+        "copies without noise stay equal forever, so the wide model stays a replica of the narrow one, at several "
+        f"times its cost. For fresh units, {fresh}; for copies that differ, {noise}; for a replica on purpose, "
+        f"{as_asked('exact=True', '--exact')}"
+    )
 
 
 class NaiveCopies(Copies):
@@ -99,12 +104,19 @@ class Net2Net(NaiveCopies):
 
     def parameter(self, out: Tensor, narrow: Tensor, part: Part) -> None:
         """Random copies, what reads them divided by how many there are of each, and their noise."""
-        out.copy_(_copy_randomly(narrow, part.entry, part.seed))
-        self.make_differ(out, part)
+        self.buffer(out, narrow, part)
+        add_noise(out, part.name, part.plan, as_noise(self.noise), part.seed)
 
     def buffer(self, out: Tensor, narrow: Tensor, part: Part) -> None:
         """The same random copies."""
-        out.copy_(_copy_randomly(narrow, part.entry, part.seed))
+        for dim, axis in part.entry.axes.items():
+            if axis.copies != 1:
+                chosen = random_copies(narrow.shape[dim], axis, part.seed)
+                if dim in part.entry.in_:
+                    counts = torch.bincount(chosen).to(narrow)
+                    narrow = narrow / counts.view([-1 if d == dim else 1 for d in range(narrow.dim())])
+                narrow = narrow.index_select(dim, chosen)
+        out.copy_(narrow)
 
 
 def random_copies(n: int, axis: Axis, seed: int) -> Tensor:
@@ -113,16 +125,3 @@ def random_copies(n: int, axis: Axis, seed: int) -> Tensor:
     more = torch.randint(blocks, (blocks * (axis.copies - 1),), generator=generator(seed, "net2net", n, axis.block))
     chosen = torch.cat([torch.arange(blocks), more])
     return (chosen[:, None] * axis.block + torch.arange(axis.block)).flatten()
-
-
-def _copy_randomly(weight: Tensor, entry: Entry, seed: int) -> Tensor:
-    for dim, axis in entry.axes.items():
-        if axis.copies == 1:
-            continue
-        chosen = random_copies(weight.shape[dim], axis, seed)
-        if dim in entry.in_:
-            counts = torch.bincount(chosen, minlength=weight.shape[dim]).to(weight)
-            shape = [-1 if d == dim else 1 for d in range(weight.dim())]
-            weight = weight / counts.view(shape)
-        weight = weight.index_select(dim, chosen)
-    return weight

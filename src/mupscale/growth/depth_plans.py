@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -131,8 +132,6 @@ def _around(old: list[int], deep: int) -> list[Place]:
 Shapes = dict[str, tuple[int, ...]]
 """The tensors of a block, by the names that they have in it."""
 
-_Run = tuple[dict[str, Writers], dict[str, str]]
-
 
 @checks_arguments
 def plan_depth(
@@ -163,19 +162,36 @@ def plan_depth(
     """
     operator, rule = grow or Identity(), (rules or RuleSet()).depth
     lists = find_block_lists(shallow, deep, blocks)
-    tensors, deeper = _tensors(shallow), _tensors(deep)
-    places = {one.path: fitting_places(one, operator, tensors, deeper) for one in lists}
-    written = StreamWriters(shallow, deep, lists, inputs, writers)
-    needed = {
-        one.deep[number]: written.of_block(one, number, place)
-        for one in lists
-        for number, place in enumerate(places[one.path])
-        if rule != "none" or (place.is_new and not operator.copies)
-    }
-    silent = {f"{path}.{name}": value for path, names in needed.items() for name, value in names.items()}
-    sources = _sources(lists, places, tensors, deeper, silent, copies=operator.copies)
-    plan = _unscaled(deep, tensors, sources, mup=not operator.copies)
-    return with_depth(plan, lists, needed, rule, undo=not operator.copies)
+    ours, theirs = ({**naming.parameters(model), **naming.buffers(model)} for model in (shallow, deep))
+    moves = {path: (source, False) for one in lists for path, source in one.moved.items()}
+    needed = {}
+    for one in lists:
+        for path, place in zip(one.deep, fitting_places(one, operator, ours, theirs), strict=True):
+            moves[path] = one.shallow[place.block], place.is_new
+            if rule != "none" or (place.is_new and not operator.copies):
+                needed[path] = moves[path]
+    written = _find_written(shallow, deep, lists, needed, inputs, writers)
+    silent = {f"{path}.{name}": value for path, names in written.items() for name, value in names.items()}
+    tied = {group[0]: group for group in naming.aliases(naming.unwrap(deep).named_parameters(remove_duplicate=False))}
+    entries = {}
+    for name, tensor in theirs.items():
+        path = next((path for path in moves if name.startswith(f"{path}.")), "")
+        old, is_new = moves.get(path, ("", False))
+        origin, shape = old + name.removeprefix(path), tuple(tensor.shape)
+        narrow = tuple(ours[origin].shape) if origin in ours else None
+        if narrow is None or (not is_new and narrow != shape):
+            raise MupscaleError(
+                f"'{name}' has shape {shape} in the deep model and '{origin}' is {narrow or 'nothing'} in the shallow "
+                f"one: the two differ in more than the number of blocks of {', '.join(one.path for one in lists)}; "
+                "build both at the same width, or name the blocks (blocks=)"
+            )
+        source = TensorSource(origin, "copy" if is_new else "old")
+        if is_new and not operator.copies:
+            source = TensorSource(origin, "silent", silent[name]) if name in silent else TensorSource(origin, "drawn")
+        entries[name] = Entry(narrow, shape, names=tied.get(name, (name,)), source=source)
+    parameters = {name: entries[name] for name in naming.parameters(deep)}
+    plan = Plan(parameters, {name: entries[name] for name in naming.buffers(deep)}, mup=not operator.copies)
+    return with_depth(plan, lists, written, rule, undo=not operator.copies)
 
 
 def with_more_blocks(shallow: nn.Module, deep: nn.Module, grow: DepthOperator) -> nn.Module:
@@ -224,62 +240,6 @@ def with_depth(
                     told["offset"] = -writers[path][local] or 0
                 entries[name] = entry.with_constants(**{key: tidy(number) for key, number in told.items()})
     return replace(plan, parameters=entries)
-
-
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {**naming.parameters(model), **naming.buffers(model)}
-
-
-def _sources(
-    lists: Sequence[BlockList],
-    places: Mapping[str, Sequence[Place]],
-    tensors: Mapping[str, Tensor],
-    deeper: Mapping[str, Tensor],
-    silent: Mapping[str, float],
-    *,
-    copies: bool,
-) -> dict[str, TensorSource]:
-    """silent: the values at which what writes into the stream writes nothing. copies: whether new blocks are copies."""
-    moves: dict[str, tuple[str, bool]] = {}
-    for one in lists:
-        for path, place in zip(one.deep, places[one.path], strict=True):
-            moves[path] = one.shallow[place.block], place.is_new
-        moves |= {path: (source, False) for path, source in one.moved.items()}
-    sources = {}
-    for name, tensor in deeper.items():
-        path = next((p for p in moves if name.startswith(f"{p}.")), "")
-        source, is_new = (moves[path][0] + name.removeprefix(path), moves[path][1]) if path else (name, False)
-        if source not in tensors or (not is_new and tensors[source].shape != tensor.shape):
-            ours = tuple(tensors[source].shape) if source in tensors else "nothing"
-            raise MupscaleError(
-                f"'{name}' has shape {tuple(tensor.shape)} in the deep model and '{source}' is {ours} in the shallow "
-                f"one: the two differ in more than the number of blocks of {', '.join(one.path for one in lists)}; "
-                "build both at the same width, or name the blocks (blocks=)"
-            )
-        if copies or not is_new:
-            sources[name] = TensorSource(source, "copy" if is_new else "old")
-        else:
-            sources[name] = (
-                TensorSource(source, "silent", silent[name]) if name in silent else TensorSource(source, "drawn")
-            )
-    return sources
-
-
-def _unscaled(
-    deep: nn.Module, tensors: Mapping[str, Tensor], sources: Mapping[str, TensorSource], *, mup: bool
-) -> Plan:
-    """A plan by which every factor is 1."""
-    names = {group[0]: group for group in naming.aliases(naming.unwrap(deep).named_parameters(remove_duplicate=False))}
-
-    def entry(name: str, tensor: Tensor) -> Entry:
-        narrow = tuple(tensors[sources[name].name].shape)
-        return Entry(narrow, tuple(tensor.shape), names=names.get(name, (name,)), source=sources[name])
-
-    parameters, buffers = (
-        {name: entry(name, tensor) for name, tensor in named.items()}
-        for named in (naming.parameters(deep), naming.buffers(deep))
-    )
-    return Plan(parameters, buffers, mup=mup)
 
 
 def fitting_places(
@@ -337,55 +297,48 @@ def _fitting(
     )
 
 
-class StreamWriters:
-    """What writes into the residual stream: given, or found by running the models when it is asked for.
+def _find_written(
+    shallow: nn.Module,
+    deep: nn.Module,
+    lists: Sequence[BlockList],
+    needed: Mapping[str, tuple[str, bool]],
+    inputs: Any,
+    given: Mapping[str, Writers] | None,
+) -> dict[str, Writers]:
+    """What writes into the residual stream in blocks of the deep model: as given, or found by running the models.
 
-    given: by the path of a block of the shallow model. inputs: the batch to run on, where it is not given.
+    needed: by path, the shallow block that each is, or is made after, and whether it is new. given: by shallow path.
+    Names are relative to the block, and are those of the shallow one. Where that one cannot be without effect, as the
+    first block of a stage that changes the shape, or where it is the only one of its list and its end is not seen, the
+    deep model's own block is looked at.
     """
+    ours, theirs = naming.parameters(shallow), naming.parameters(deep)
 
-    def __init__(
-        self,
-        shallow: nn.Module,
-        deep: nn.Module,
-        lists: Sequence[BlockList],
-        inputs: Any,
-        given: Mapping[str, Writers] | None,
-    ) -> None:
-        self._models, self._inputs, self._given = (shallow, deep), inputs, given
-        self._paths = ([p for one in lists for p in one.shallow], [p for one in lists for p in one.deep])
-        self._runs: list[_Run | None] = [None, None]
-
-    def of_block(self, one: BlockList, number: int, place: Place) -> Writers:
-        """Of a block of the deep model, by names relative to it: those of the block that it is, or is made after.
-
-        Where that one cannot be without effect, as the first block of a stage that changes the shape, or where it is
-        the only one of its list and its end is not seen, the deep model's own block is looked at.
-        """
-        path = one.shallow[place.block]
-        written = (self._run(0)[0] if self._given is None else self._given).get(path)
-        ours, theirs = (naming.parameters(model) for model in self._models)
-        if written is not None and all(f"{one.deep[number]}.{name}" in theirs for name in written):
-            return written
-        if place.is_new and self._given is None and not any(p.is_meta for p in self._models[1].parameters()):
-            writers, reasons = self._run(1)
-            if one.deep[number] in writers:
-                return writers[one.deep[number]]
-            if path not in self._run(0)[1] or _below(path, ours) != _below(one.deep[number], theirs):
-                raise cannot_be_identity(one.deep[number], reasons[one.deep[number]])
-        raise cannot_be_identity(
-            path, "no known part writes into the stream" if self._given is not None else self._run(0)[1][path]
-        )
-
-    def _run(self, which: int) -> _Run:
-        if self._inputs is None:
+    @cache
+    def run(in_deep: bool) -> tuple[dict[str, Writers], dict[str, str]]:
+        if inputs is None:
             raise MupscaleError(
                 "the library runs the model to find what a block writes into the residual stream. Pass inputs=: a "
                 "small batch, as the model is called"
             )
-        run = self._runs[which]
-        if run is None:
-            run = self._runs[which] = find_writers(self._models[which], self._paths[which], self._inputs)
-        return run
+        paths = [path for one in lists for path in (one.deep if in_deep else one.shallow)]
+        return find_writers(deep if in_deep else shallow, paths, inputs)
+
+    found = {}
+    for path, (source, is_new) in needed.items():
+        written = (run(False)[0] if given is None else given).get(source)
+        if written is not None and all(f"{path}.{name}" in theirs for name in written):
+            found[path] = written
+            continue
+        if given is not None:
+            raise cannot_be_identity(source, "no known part writes into the stream")
+        if not is_new or any(p.is_meta for p in theirs.values()):
+            raise cannot_be_identity(source, run(False)[1][source])
+        if path not in run(True)[0]:
+            is_alike = source in run(False)[1] and _below(source, ours) == _below(path, theirs)
+            raise cannot_be_identity(*((source, run(False)[1][source]) if is_alike else (path, run(True)[1][path])))
+        found[path] = run(True)[0][path]
+    return found
 
 
 def cannot_be_identity(path: str, reason: str) -> MupscaleError:

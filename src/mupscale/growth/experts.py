@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, permutations, product, takewhile
+from itertools import chain, pairwise, permutations, product, takewhile
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ from mupscale.system import MupscaleError, Must, checks_arguments, pattern_of_na
 
 _WAYS = 36  # to match tensors of one shape, that are tried
 _SIDES: tuple[Literal["out", "in"], ...] = ("out", "in")  # of a router's buffers
-_BALANCES = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0)  # one of them is about as large as what scores differ by
+_BALANCES = tuple(2 ** (exponent / 2) for exponent in range(-28, 5))  # in steps smaller than a softmax divides by
 _NEEDED = (
     "The weights of the active experts must sum to 1 for every token (top-k renormalised), no token may be "
     "dropped, and where each expert is copied r times, r times as many must be active"
@@ -108,9 +108,11 @@ def plan_experts(
         return _as_tried(plans, tried)
     if inputs is None or any(t.is_meta or is_sharded(t) for t in (*dense.parameters(), *sparse.parameters())):
         return next(plans)
-    reasons = []
+    reasons, balances = [], None
     for plan in plans:
-        for balance in _BALANCES if balanced else (0.0,):
+        if balances is None:
+            balances = _telling_balances(dense, plan, inputs) if balanced else [0.0]
+        for balance in balances:
             why, active = _try(dense, sparse, plan, inputs, balance)
             if why:
                 break
@@ -304,6 +306,33 @@ def _plan(
     return Plan(made, entries(buffers, side), spread)
 
 
+@torch.no_grad()
+def _telling_balances(dense: nn.Module, plan: Plan, inputs: Any) -> list[float]:
+    """How large the buffers of routers are on both sides of every change in which experts the batch chooses; and 0.
+
+    Anywhere else a buffer that is copied and one that is divided may choose alike.
+    """
+    model, batch = in_float64(dense, inputs, generic=0)
+    found = {0.0}
+    for sign in (1, -1):
+        last = None
+        for before, balance in pairwise((0.0, *_BALANCES)):
+            _set_balance(model, plan, sign * balance)
+            output = next(filter(Tensor.is_floating_point, tensors_in(run_in_float64(model, batch))))
+            if last is not None and not distance(last, output) <= SAME:
+                found |= {sign * before, sign * balance}
+            last = output
+    return sorted(found)
+
+
+def _set_balance(model: nn.Module, plan: Plan, balance: float) -> None:
+    """Make the buffers of routers that grow as large as this, other for each expert."""
+    for name, entry in plan.buffers.items():
+        if entry.axes and balance:
+            buffer = naming.buffers(model)[plan.sources[name].name]
+            buffer.copy_(torch.linspace(-balance, balance, buffer.numel()).reshape(buffer.shape))
+
+
 def _try(
     dense: nn.Module, sparse: nn.Module, plan: Plan, inputs: Any, balance: float = 0.0
 ) -> tuple[str, dict[str, int]]:
@@ -312,10 +341,7 @@ def _try(
     On copies of both models, with generic weights in the dense one. balance: how large the buffers of routers are.
     """
     generic, batch = in_float64(dense, inputs, generic=0)
-    for name, entry in plan.buffers.items():
-        if entry.axes and balance:
-            buffer = naming.buffers(generic)[plan.sources[name].name]
-            buffer.copy_(torch.linspace(-balance, balance, buffer.numel()).reshape(buffer.shape))
+    _set_balance(generic, plan, balance)
     whole = {n: replace(e, source=replace(e.source, value=0.0)) for n, e in plan.parameters.items()}
     small, large, batch = grown_in_float64(generic, sparse, replace(plan, parameters=whole), batch, Copies())
     outputs = [next(filter(Tensor.is_floating_point, tensors_in(run_in_float64(m, batch)))) for m in (small, large)]

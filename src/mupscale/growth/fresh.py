@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mupscale.core import Constants, Entry, Plan, index_of_old, index_of_units, is_new, places
 from mupscale.growth.draws import draw_normal
-from mupscale.growth.lossless import gain_factor, is_written_by_mean, is_zero, keeps_outgoing
+from mupscale.growth.lossless import gain_factor, silent_start
 from mupscale.growth.operators import Operator, Part, StatePart
 from mupscale.planning import means_of
 from mupscale.system import MupscaleError, Must, checks_arguments
@@ -299,8 +299,11 @@ class Fresh(Operator):
         for name, entry in plan.parameters.items():
             if _grows(entry):
                 means_of(plan, name)
-        if self.lossless:
-            _refuse_growing_heads(plan)
+            if self.lossless and entry.keep != 1 and entry.out and entry.in_:
+                raise MupscaleError(
+                    f"'{name}': head_dim grows, which cannot be lossless: queries and keys of new units would both "
+                    "start at zero and stay there. Grow the number of heads, or leave out lossless="
+                )
 
     def parameter(self, out: Tensor, narrow: Tensor, part: Part) -> None:
         """Fresh values, and the old weight in its places."""
@@ -315,19 +318,8 @@ class Fresh(Operator):
             return FreshValues(entry, stream, part.seed, keep=keep)
         assert plan.fresh is not None
         std, means = plan.fresh[part.name], means_of(plan, part.name)
-        if not self.lossless:
-            return FreshValues(entry, stream, part.seed, std, means, keep, self.outgoing)
-        silent = is_zero(part.name, entry, plan), is_written_by_mean(part.name, entry, plan)
-        return FreshValues(
-            entry,
-            stream,
-            part.seed,
-            std,
-            means,
-            keep,
-            outgoing=float(keeps_outgoing(part.name, entry, plan)),
-            new_outputs="zero" if silent[0] else "mean" if silent[1] else "drawn",
-        )
+        outgoing, outputs = silent_start(part.name, entry, plan) if self.lossless else (self.outgoing, "drawn")
+        return FreshValues(entry, stream, part.seed, std, means, keep, outgoing, outputs)
 
     def state(self, out: Tensor, narrow: Tensor, part: StatePart) -> None:
         """What a fresh optimizer has, and the old state in its places."""
@@ -343,12 +335,3 @@ class Fresh(Operator):
 
 def _grows(entry: Entry) -> bool:
     return any(axis.times != 1 for axis in entry.axes.values())
-
-
-def _refuse_growing_heads(plan: Plan) -> None:
-    for name, entry in plan.parameters.items():
-        if entry.keep != 1 and entry.out_is_width and entry.in_is_width:
-            raise MupscaleError(
-                f"'{name}': head_dim grows, which cannot be lossless: queries and keys of new units would both start "
-                "at zero and stay there. Grow the number of heads, or leave out lossless="
-            )

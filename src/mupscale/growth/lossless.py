@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,7 @@ from mupscale.planning import (
     runs_norms,
     tensors_in,
 )
-from mupscale.plots import words
-from mupscale.system import MupscaleError, UncheckedPlan, warn
+from mupscale.system import MupscaleError, UncheckedPlan, warn, words
 
 UNTRIED = (
     "this growth has not been tried: shapes alone tell which weights of new units keep the function. Pass inputs= (a "
@@ -77,19 +76,15 @@ def _kinds(name: str, entry: Entry, dims: tuple[int, ...], plan: Plan) -> set[st
     return normed.get((entry.narrow[dims[0]], entry.wide[dims[0]]), set()) if plain else set()
 
 
-def keeps_outgoing(name: str, entry: Entry, plan: Plan) -> bool:
-    """Whether new inputs of this parameter are zero at first, so that their weights may be fresh."""
-    return bool(_kinds(name, entry, entry.in_, plan))
+def silent_start(name: str, entry: Entry, plan: Plan) -> tuple[float, Literal["drawn", "zero", "mean"]]:
+    """What new units start at so that the function stays: their weights' share towards old units, and new outputs.
 
-
-def is_written_by_mean(name: str, entry: Entry, plan: Plan) -> bool:
-    """Whether new outputs start at the mean of the old ones, since a LayerNorm reads them."""
-    return name not in plan.norms and "layer" in _kinds(name, entry, entry.out, plan)
-
-
-def is_zero(name: str, entry: Entry, plan: Plan) -> bool:
-    """Whether new outputs start at zero, since an RMSNorm reads them."""
-    return name not in plan.norms and _kinds(name, entry, entry.out, plan) == {"rms"}
+    New inputs that a norm made are zero at first, so that their weights may be fresh. Outputs that an RMSNorm reads
+    start at zero, and those that a LayerNorm reads at the mean of the old ones.
+    """
+    read_by = set() if name in plan.norms else _kinds(name, entry, entry.out, plan)
+    outgoing = 1.0 if _kinds(name, entry, entry.in_, plan) else 0.0
+    return outgoing, "mean" if "layer" in read_by else "zero" if read_by == {"rms"} else "drawn"
 
 
 def obstacles(narrow: nn.Module, plan: Plan, wide: nn.Module | None = None) -> list[str]:
@@ -215,15 +210,18 @@ def difference_of_outputs(narrow: nn.Module, wide: nn.Module, batch: Any) -> tup
     The norm of the difference is given as a share of the norm of the narrow model's outputs.
     The batch is taken to the device of each model, and to its precision if that is one for all parameters.
     """
-    outputs = []
+    outputs: list[Tensor] = []
     for model in (narrow, wide):
         modes = {module: module.training for module in model.modules()}
         model.eval()
         try:
-            outputs.append(_first_tensor(run_on_batch(model, _as_model_takes_it(model, batch))))
+            output = run_on_batch(model, _as_model_takes_it(model, batch))
         finally:
             for module, training in modes.items():
                 module.training = training
+        outputs += tensors_in(output)[:1]
+        if not outputs:
+            raise MupscaleError(f"the model returns {type(output).__name__}, which holds no tensor to compare")
     before, after = (gather_whole(output).double() for output in outputs)
     size = float(before.square().mean().sqrt()) or 1.0
     off = after - before
@@ -240,10 +238,3 @@ def _as_model_takes_it(model: nn.Module, batch: Any) -> Any:
         return there.to(parameters[0].dtype) if tensor.is_floating_point() and len(dtypes) == 1 else there
 
     return tree_map_only(Tensor, moved, batch) if parameters else batch
-
-
-def _first_tensor(output: Any) -> Tensor:
-    tensors = tensors_in(output)
-    if not tensors:
-        raise MupscaleError(f"the model returns {type(output).__name__}, which holds no tensor to compare")
-    return tensors[0]

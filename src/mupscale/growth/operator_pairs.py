@@ -11,7 +11,7 @@ from mupscale.growth.copies import Copies, NaiveCopies, Net2Net
 from mupscale.growth.depth_plans import DepthOperator, Identity, Stack
 from mupscale.growth.experts import Experts
 from mupscale.growth.fresh import Fresh
-from mupscale.growth.noise import Noise
+from mupscale.growth.noise import Noise, as_noise
 from mupscale.growth.operators import Operator
 from mupscale.system import MupscaleError, as_asked
 
@@ -98,18 +98,19 @@ def split_operators(
     return choose_operator(wider[0] if wider else None, noise, exact=exact, plan=plan), (deeper or [Identity()])[0]
 
 
-def refuse_idle_operator(grow: Grow | None, *, wider: bool, deeper: bool) -> None:
+def refuse_idle_operator(grow: Grow | None, noise: Noise | None, *, wider: bool, deeper: bool) -> None:
     """An error if new units, or new blocks, are said to be filled somehow in a growth that has none of them.
 
     A pair says both, just in case.
     """
-    if isinstance(grow, Operator) and not wider:
+    said = Copies(noise) if grow is None and noise is not None and not as_noise(noise).is_none else grow
+    if isinstance(said, Operator) and not wider:
         raise MupscaleError(
-            f"only the depth grows, so there are no new units for {grow!r} to fill: leave out noise= and grow=, choose "
+            f"only the depth grows, so there are no new units for {said!r} to fill: leave out noise= and grow=, choose "
             f"the new blocks (grow=mupscale.Identity() or mupscale.Stack()), or grow the width as well"
         )
-    if isinstance(grow, DepthOperator) and not deeper:
+    if isinstance(said, DepthOperator) and not deeper:
         raise MupscaleError(
-            f"only the width grows, so there are no new blocks for {grow!r} to fill: leave out grow=, choose the new "
+            f"only the width grows, so there are no new blocks for {said!r} to fill: leave out grow=, choose the new "
             f"units (grow=mupscale.Copies() or mupscale.Fresh()), or grow the depth as well"
         )

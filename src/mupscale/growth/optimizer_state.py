@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Axis, Entry, Plan, gather_whole, laid_out_like, naming
+from mupscale.core import Axis, Entry, Plan, Shape, gather_whole, laid_out_like, naming
 from mupscale.growth.copies import Copies
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.operators import Operator, Part, StatePart
-from mupscale.growth.sources import refuse_nonfinite
-from mupscale.growth.writing import check_written, drawn_entries, unwritten
+from mupscale.growth.writing import check_written, drawn_entries, refuse_nonfinite, unwritten
 from mupscale.optim import Traits, known_traits, scale, traits_of
 from mupscale.system import MupscaleError, checks_arguments
 
@@ -54,13 +53,23 @@ def widen_optimizer(
             f"state of {type(optimizer).__name__} cannot be carried over to {type(wide_optimizer).__name__}. Use one "
             "optimizer class for both, or start the wide one without state"
         )
-    if grow is None:  # what the plan was made for
-        grow = Fresh() if plan.mup else Copies()
-    traits, held = traits_of(type(wide_optimizer)), dict(_targets(wide_optimizer, plan, wide))
-    states, grown = dict(_states(optimizer, plan, narrow)), {}
+    grow = grow or (Fresh() if plan.mup else Copies())  # what the plan was made for
+    traits = traits_of(type(wide_optimizer))
+    saved = vars(optimizer) if isinstance(optimizer, Optimizer) else optimizer
+    try:
+        groups, states = saved["param_groups"], saved["state"]
+    except (KeyError, TypeError):
+        raise MupscaleError("this is not an optimizer state dict: it lacks 'param_groups' and 'state'") from None
+    if not any(states.values()):
+        return wide_optimizer
+    targets = [(p, group) for group in wide_optimizer.param_groups for p in group["params"]]
+    held = dict(zip(_names(wide_optimizer.param_groups, plan, wide, "wide"), targets, strict=True))
+    keys = [key for group in groups for key in group["params"]]
+    named = {n: states.get(key) for n, key in zip(_names(groups, plan, narrow, "narrow"), keys, strict=True)}
+    grown = {}
     for name, entry in plan.parameters.items():
         source = plan.sources[name]
-        if source.name not in states or not source.is_taken:
+        if not (state := named.get(source.name)) or not source.is_taken:
             continue
         if name not in held:
             raise MupscaleError(f"the wide optimizer does not hold '{name}', whose state the narrow one has")
@@ -70,7 +79,7 @@ def widen_optimizer(
                 f"this plan is for a different model: '{name}' has shape {tuple(p.shape)} in the wide optimizer and "
                 f"the plan's wide shape is {entry.wide}"
             )
-        part, state = Part(name, plan, seed=0), states[source.name]
+        part = Part(name, plan, seed=0)
         grown[p] = {
             key: grow_state(key, value, part, p, group, traits, grow, wide_optimizer) for key, value in state.items()
         }
@@ -78,68 +87,34 @@ def widen_optimizer(
     return wide_optimizer
 
 
-def _targets(optimizer: Optimizer, plan: Plan, wide: nn.Module | None) -> Iterator[tuple[str, Any]]:
-    tensors = [(p, group) for group in optimizer.param_groups for p in group["params"]]
-    names = _resolve(optimizer.param_groups, [p for p, _ in tensors], plan, wide, "wide")
-    return zip(names, tensors, strict=True)
-
-
-def _states(
-    optimizer: Optimizer | Mapping[str, Any], plan: Plan, narrow: nn.Module | None
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Pairs of the narrow model's name and state, of the parameters that have any."""
-    if isinstance(optimizer, Optimizer):
-        groups, states = optimizer.param_groups, optimizer.state
-    else:
-        try:
-            groups, states = optimizer["param_groups"], optimizer["state"]
-        except (KeyError, TypeError):
-            raise MupscaleError("this is not an optimizer state dict: it lacks 'param_groups' and 'state'") from None
-    if not any(states.values()):
-        return
-    keys = [key for group in groups for key in group["params"]]
-    has_tensors = isinstance(optimizer, Optimizer)
-    for key, name in zip(keys, _resolve(groups, keys if has_tensors else None, plan, narrow, "narrow"), strict=True):
-        if states.get(key):
-            yield name, states[key]
-
-
-def _resolve(
-    groups: Sequence[Mapping[str, Any]],
-    tensors: list[Tensor] | None,
-    plan: Plan,
-    model: nn.Module | None,
-    side: str,
-) -> list[str]:
+def _names(groups: Sequence[Mapping[str, Any]], plan: Plan, model: nn.Module | None, side: str) -> list[str]:
     """Names of an optimizer's parameters: by those in its groups, by identity, or by their shapes where all differ."""
-    count, own = sum(len(group["params"]) for group in groups), plan.names if side == "wide" else plan.old_names
+    own = plan.names if side == "wide" else plan.old_names  # a tied parameter may be held under another of its names
     if all("param_names" in group for group in groups):
         names = naming.without_ddp((name for group in groups for name in group["param_names"]), own)
-        return [_in_plan(name, own, side) for name in names]
-    if model is not None and tensors is not None:
+        if strangers := [name for name in names if name not in own]:
+            raise MupscaleError(
+                f"the plan has no parameter '{strangers[0]}' that the {side} optimizer holds: it is for a different "
+                "model"
+            )
+        return [own[name] for name in names]
+    held = [key for group in groups for key in group["params"]]
+    are_tensors = any(isinstance(key, Tensor) for key in held)
+    if model is not None and are_tensors:
         owned = {id(p): own[name] for name, p in naming.parameters(model).items() if name in own}
-        if all(id(t) in owned for t in tensors):
-            return [owned[id(t)] for t in tensors]
+        if all(id(p) in owned for p in held):
+            return [owned[id(p)] for p in held]
     by_name = {(name if side == "wide" else plan.sources[name].name): e for name, e in plan.parameters.items()}
     ordered, shapes = list(by_name), [getattr(entry, side) for entry in by_name.values()]
-    told_apart = len(groups) == 1 and count == len(ordered) == len(set(shapes))
-    if told_apart and (tensors is None or [tuple(t.shape) for t in tensors] == shapes):
+    told_apart = len(groups) == 1 and len(held) == len(ordered) == len(set(shapes))
+    if told_apart and (not are_tensors or [tuple(p.shape) for p in held] == shapes):
         return ordered
-    remedy = f"pass {side}= the model" if tensors is not None else f"load it into the {side} optimizer and pass that"
+    remedy = f"pass {side}= the model" if are_tensors else f"load it into the {side} optimizer and pass that"
     raise MupscaleError(
-        f"the library cannot tell which parameter is which in the {side} optimizer ({count} in {len(groups)} "
+        f"the library cannot tell which parameter is which in the {side} optimizer ({len(held)} in {len(groups)} "
         f"group{'s' * (len(groups) != 1)}, {len(set(shapes))} different shapes): {remedy}, or build its groups with "
         "mupscale.param_groups or from named_parameters()"
     )
-
-
-def _in_plan(name: str, own: Mapping[str, str], side: str) -> str:
-    """The plan's own name of a parameter that an optimizer may hold under another name of its own (tied)."""
-    if name not in own:
-        raise MupscaleError(
-            f"the plan has no parameter '{name}' that the {side} optimizer holds: it is for a different model"
-        )
-    return own[name]
 
 
 def state_factor(name: str, key: str, entry: Entry, group: Mapping[str, Any], traits: Traits) -> float:
@@ -179,8 +154,7 @@ def grow_state(
         on_device = group.get("capturable") or group.get("fused")
         return scale(value, factor).to(p.device if on_device else "cpu")
     value = value.expand(*entry.narrow[: len(entry.narrow) - value.dim()], *value.shape)  # of stacked copies
-    axes = axes_of_state(label, value, entry)
-    shape = tuple(wide if d in axes else n for d, (n, wide) in enumerate(zip(value.shape, entry.wide, strict=True)))
+    axes, shape = axes_of_state(label, value, entry), shape_of_state(label, tuple(value.shape), entry)
     dtype = p.dtype if tuple(value.shape) == entry.narrow else value.dtype
     out = unwritten(shape, dtype, value.device, operator)
     state = StatePart(
@@ -306,3 +280,13 @@ def axes_of_state(label: str, value: Tensor, entry: Entry) -> dict[int, Axis]:
     raise MupscaleError(
         f"optimizer state '{label}' has shape {tuple(value.shape)}, which does not fit the parameter's {entry.narrow}"
     )
+
+
+def shape_of_state(label: str, shape: Shape, entry: Entry) -> Shape:
+    """What a state tensor of this shape becomes; `entry` stacks copies where the parameter does."""
+    sketch = torch.empty(shape, device="meta")
+    if is_scalar(sketch, entry):
+        return shape
+    sketch = sketch.expand(*entry.narrow[: len(entry.narrow) - len(shape)], *shape)
+    axes = axes_of_state(label, sketch, entry)
+    return tuple(wide if d in axes else n for d, (n, wide) in enumerate(zip(sketch.shape, entry.wide, strict=True)))

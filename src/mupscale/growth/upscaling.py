@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any, overload
 
@@ -13,17 +13,16 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from mupscale.core import Plan, RuleSet, is_sharded, naming
-from mupscale.growth.copies import Copies
+from mupscale.growth.copies import Copies, is_replica, replica_in_words
 from mupscale.growth.depth_plans import DepthOperator, check_silent_blocks, plan_depth, with_more_blocks
 from mupscale.growth.experts import Experts, find_experts, plan_experts
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.lossless import difference_of_outputs, warn_of_loss, with_past_norms
-from mupscale.growth.noise import Noise, is_no_noise
+from mupscale.growth.noise import Noise
 from mupscale.growth.operator_pairs import Grow, choose_operator, refuse_idle_operator, split_operators
 from mupscale.growth.operators import Operator, check_operator
 from mupscale.growth.optimizer_state import constructor_arguments, widen_optimizer
-from mupscale.growth.sources import prepare_growth, whole_or_void
-from mupscale.growth.writing import write_grown
+from mupscale.growth.writing import prepare_growth, whole_or_void, write_grown
 from mupscale.optim import following_rules, grown_groups, watch_for_plain_clipping, widen_scheduler
 from mupscale.planning import (
     Trials,
@@ -36,15 +35,14 @@ from mupscale.planning import (
     with_initial_of_wide,
 )
 from mupscale.planning import plan as make_plan
-from mupscale.plots import words
 from mupscale.system import (
     MupscaleError,
     NotNegative,
     ReplicaWarning,
     UncheckedPlan,
-    as_asked,
     checks_arguments,
     warn,
+    words,
 )
 
 UNCHECKED = (
@@ -143,32 +141,47 @@ def upscale(
     (torch.Size([32, 32]), True)
     """
     check_not_empty(inputs)
-    check_goes_with(optimizer, scheduler, lr)
-    rules = rules or RuleSet()
-    if plan is not None and plan.has_new_parts and rules.depth != "none":
+    if lr is not None and optimizer is None:
         raise MupscaleError(
-            f"rules.depth={rules.depth} has no effect on a finished plan. Pass it to plan_depth(…, rules=…), or "
-            "leave the plan out"
+            "lr= needs an optimizer. Give optimizer= (the narrow model's), or make one for the wide model "
+            "(mupscale.make_optimizer, or family.optimizer) with that rate"
         )
+    if scheduler is not None and scheduler.optimizer is not optimizer:
+        raise MupscaleError("scheduler= goes with the optimizer that it was made for. Give that one as optimizer=")
+    rules, made_here = rules or RuleSet(), plan is None
     wider, deeper = split_operators(grow, noise, exact=exact, plan=plan)
-    is_asked_for = not (grow is None and noise is None)
-    experts = _said_of_experts(grow, narrow, wide, plan, exact=exact)
-    if noise is not None or exact:
-        grow = wider if grow is None and not is_replica(wider) else (wider, deeper)
-    if experts is not None:
-        settled = plan_experts(narrow, wide, inputs=inputs, grow=experts)
+    is_default, said = grow is None and noise is None, None if exact else grow
+    if plan is not None:
+        _refuse_what_a_plan_says(plan, said, fresh, rules)
+    elif (experts := _said_of_experts(grow, narrow, wide, exact=exact)) is not None:
+        plan = plan_experts(narrow, wide, inputs=inputs, grow=experts)
         wider = wider if isinstance(wider, Copies) else Copies()
-    elif plan is None and _has_more_blocks(narrow, wide):
-        settled = _plan_of_blocks(narrow, wide, wider, deeper, grow, inputs, fresh, rules)
-        wider = wider if _grows(settled) else choose_operator(None, plan=settled)
+    elif _has_more_blocks(narrow, wide):
+        plan = _plan_of_blocks(narrow, wide, wider, deeper, said, noise, inputs, fresh, rules)
+        wider = wider if _grows(plan) else choose_operator(None, plan=plan)
     else:
-        _refuse_operator_of_depth(plan, grow)
-        settled = _settled_plan(plan, narrow, wide, wider, inputs, fresh, name_copies=not is_asked_for)
-    if not exact and _grows(settled):
-        warn_of_replica(wider)
+        refuse_idle_operator(said, noise, wider=True, deeper=False)
+        try:
+            plan = _plan_of_widths(narrow, wide, wider, inputs, fresh)
+        except MupscaleError as error:
+            if is_default and not wider.needs_multiples and _can_copy(narrow, wide, inputs):
+                raise type(error)(f"{error}. Units can be copied here: grow=mupscale.Copies(noise=1.0)") from error
+            raise
+    plan = _checked(plan, wide, wider)
+    if not exact and _grows(plan) and is_replica(wider):
+        warn(replica_in_words(), ReplicaWarning)
+    _try(plan, narrow, wide, wider, inputs, made_here=made_here)
+    is_lossless = isinstance(wider, Fresh) and wider.lossless
+    if is_lossless:
+        plan = with_past_norms(plan, narrow, wide, inputs)
     with following_rules(optimizer, rules):
-        _, grown = upscale_by_plan(narrow, wide, settled, optimizer, wider, lr, seed, inputs, made_here=plan is None)
-    return with_scheduler(wide, grown, scheduler)
+        _, grown = upscale_untried(narrow, wide, plan, optimizer, grow=wider, lr=lr, seed=seed)
+    if is_lossless:
+        warn_of_loss(narrow, wide, plan, inputs)
+    _warn_of_change(narrow, wide, plan, wider, inputs)
+    if grown is not None:
+        watch_for_plain_clipping(grown)
+    return (wide, grown) if scheduler is None or grown is None else (wide, grown, widen_scheduler(scheduler, grown))
 
 
 def _has_more_blocks(narrow: nn.Module, wide: nn.Module) -> bool:
@@ -180,11 +193,9 @@ def _has_more_blocks(narrow: nn.Module, wide: nn.Module) -> bool:
         return False
 
 
-def _said_of_experts(
-    grow: Grow | None, narrow: nn.Module, wide: nn.Module, plan: Plan | None, *, exact: bool
-) -> Experts | None:
-    """How experts start, where the larger model has them and no plan says it; None where there are none."""
-    if plan is not None or not (isinstance(grow, Experts) or find_experts(narrow, wide)):
+def _said_of_experts(grow: Grow | None, narrow: nn.Module, wide: nn.Module, *, exact: bool) -> Experts | None:
+    """How experts start, where the larger model has them; None where there are none."""
+    if not (isinstance(grow, Experts) or find_experts(narrow, wide)):
         return None
     if grow is None or isinstance(grow, Experts):
         return grow or Experts(router="silent" if exact else "drawn")
@@ -200,15 +211,23 @@ def _grows(plan: Plan) -> bool:
     return any(entry.stacked.narrow != entry.wide for entry in entries if entry.source.is_taken)
 
 
-def _refuse_operator_of_depth(plan: Plan | None, grow: Grow | None) -> None:
-    """Where new blocks are settled, or there are none."""
-    if plan is not None and isinstance(grow, DepthOperator | Experts):
+def _refuse_what_a_plan_says(plan: Plan, grow: Grow | None, fresh: object, rules: RuleSet) -> None:
+    """An error where something is given that a finished plan settles."""
+    if plan.has_new_parts and rules.depth != "none":
+        raise MupscaleError(
+            f"rules.depth={rules.depth} has no effect on a finished plan. Pass it to plan_depth(…, rules=…), or "
+            "leave the plan out"
+        )
+    if isinstance(grow, DepthOperator | Experts):
         what, maker = ("experts", "plan_experts") if isinstance(grow, Experts) else ("new blocks", "plan_depth")
         raise MupscaleError(
             f"this plan says what {what} are, and so does grow={grow!r}: leave out grow=, or make the plan with "
             f"{maker}(…, grow={grow!r})"
         )
-    refuse_idle_operator(grow, wider=True, deeper=False)
+    if fresh is not None:
+        raise MupscaleError(
+            "fresh= has no effect on a finished plan. Pass it to plan(…, fresh=…), or leave the plan out"
+        )
 
 
 def _plan_of_blocks(
@@ -217,6 +236,7 @@ def _plan_of_blocks(
     wider: Operator,
     deeper: DepthOperator,
     grow: Grow | None,
+    noise: Noise | None,
     inputs: Any,
     fresh: nn.Module | Callable[[], nn.Module] | None,
     rules: RuleSet,
@@ -227,7 +247,7 @@ def _plan_of_blocks(
     """
     ours, theirs = naming.parameters(narrow), naming.parameters(wide)
     is_wider = any(ours[name].shape != theirs[name].shape for name in ours.keys() & theirs.keys())
-    refuse_idle_operator(grow, wider=is_wider, deeper=True)
+    refuse_idle_operator(grow, noise, wider=is_wider, deeper=True)
     if not is_wider:
         return plan_depth(narrow, wide, grow=deeper, inputs=inputs, rules=rules)
 
@@ -237,40 +257,40 @@ def _plan_of_blocks(
         check_silent_blocks(narrow, middle, depth, inputs)
     if fresh is not None:
         fresh = with_more_blocks(fresh if isinstance(fresh, nn.Module) else fresh(), wide, deeper)
-    width = _settled_plan(None, middle, wide, wider, inputs, fresh, name_copies=False)
+    width = _plan_of_widths(middle, wide, wider, inputs, fresh)
     return replace(depth.then(width), mup=width.mup, tried_by=width.tried_by)
 
 
-def upscale_by_plan(
+def _plan_of_widths(
     narrow: nn.Module,
     wide: nn.Module,
-    plan: Plan,
-    optimizer: Optimizer | None,
     operator: Operator,
-    lr: NotNegative | None,
-    seed: int,
     inputs: Any,
-    *,
-    made_here: bool = False,
-) -> tuple[nn.Module, Optimizer | None]:
-    """What `upscale` does when operator and plan are settled: the growth is tried, where there is a batch, and done.
+    fresh: nn.Module | Callable[[], nn.Module] | None,
+) -> Plan:
+    made = make_plan(narrow, wide, inputs=inputs, fresh=fresh, grow=operator)
+    if not _grows(made):
+        raise MupscaleError(
+            "nothing would grow: all parameters and buffers of the wide model have the narrow one's shapes. Build "
+            "it wider"
+        )
+    return _checked(made, wide, operator)
 
-    made_here: from this batch, on which copies by it were compared then.
-    """
-    _try(plan, narrow, wide, operator, inputs, made_here=made_here)
-    is_lossless = isinstance(operator, Fresh) and operator.lossless
-    if is_lossless:
-        plan = with_past_norms(plan, narrow, wide, inputs)
-    _, grown = upscale_untried(narrow, wide, plan, optimizer, grow=operator, lr=lr, seed=seed)
-    if is_lossless:
-        warn_of_loss(narrow, wide, plan, inputs)
-    is_changed = any(source.value or source.kind == "copy" for source in plan.sources.values())
-    is_kept = plan.checked and is_replica(operator) and not is_changed
-    if inputs is not None and _copies_blocks(plan) and not is_kept:
-        _, share = difference_of_outputs(narrow, wide, inputs)
-        what = "what is new in experts changes" if plan.has_experts else "copied blocks change"
-        warn(f"{what} the function: outputs differ by {words.format_share(share)} on the batch")
-    return wide, grown
+
+def _checked(plan: Plan, wide: nn.Module, operator: Operator) -> Plan:
+    """The plan with initial values, if the operator needs them, and if the operator can carry it out."""
+    if plan.fresh is None and not is_replica(operator) and not plan.has_new_parts:
+        plan = with_initial_of_wide(plan, wide)
+    check_operator(operator, plan)
+    return plan
+
+
+def _can_copy(narrow: nn.Module, wide: nn.Module, inputs: Any) -> bool:
+    """Whether the wide model can be filled with copies, where fresh units are refused."""
+    with suppress(MupscaleError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return any(e.narrow != e.wide for e in make_plan(narrow, wide, inputs=inputs).parameters.values())
+    return False
 
 
 def upscale_untried(
@@ -292,83 +312,21 @@ def upscale_untried(
     return write_grown(sources, wide, plan, grow, seed), grown
 
 
-def check_goes_with(optimizer: Optimizer | None, scheduler: LRScheduler | None, lr: float | None) -> None:
-    """An error where a scheduler, or a rate, is given without the optimizer that it is for."""
-    if lr is not None and optimizer is None:
-        raise MupscaleError(
-            "lr= needs an optimizer. Give optimizer= (the narrow model's), or make one for the wide model "
-            "(mupscale.make_optimizer, or family.optimizer) with that rate"
-        )
-    if scheduler is not None and scheduler.optimizer is not optimizer:
-        raise MupscaleError("scheduler= goes with the optimizer that it was made for. Give that one as optimizer=")
-
-
-def with_scheduler(
-    model: nn.Module, optimizer: Optimizer | None, scheduler: LRScheduler | None
-) -> tuple[nn.Module, Optimizer | None] | tuple[nn.Module, Optimizer, LRScheduler]:
-    """What a growth returns: the grown model and optimizer, and, where there was a scheduler, its schedule for them."""
-    if optimizer is not None:
-        watch_for_plain_clipping(optimizer)
-    if scheduler is None or optimizer is None:
-        return model, optimizer
-    return model, optimizer, widen_scheduler(scheduler, optimizer)
-
-
-def _settled_plan(
-    plan: Plan | None,
-    narrow: nn.Module,
-    wide: nn.Module,
-    operator: Operator,
-    inputs: Any,
-    fresh: nn.Module | Callable[[], nn.Module] | None,
-    *,
-    name_copies: bool,
-) -> Plan:
-    """The plan that was given, tried on the inputs; or one that is made here, from them."""
-    if plan is not None and fresh is not None:
-        raise MupscaleError(
-            "fresh= has no effect on a finished plan. Pass it to plan(…, fresh=…), or leave the plan out"
-        )
-    try:
-        settled = make_plan(narrow, wide, inputs=inputs, fresh=fresh, grow=operator) if plan is None else plan
-        if plan is None and not _grows(settled):
-            raise MupscaleError(
-                "nothing would grow: all parameters and buffers of the wide model have the narrow one's shapes. Build "
-                "it wider"
-            )
-        if settled.fresh is None and not is_replica(operator) and not settled.has_new_parts:
-            settled = with_initial_of_wide(settled, wide)
-        check_operator(operator, settled)
-    except MupscaleError as error:
-        if plan is None and name_copies and not operator.needs_multiples and _can_copy(narrow, wide, inputs):
-            raise type(error)(f"{error}. Units can be copied here: grow=mupscale.Copies(noise=1.0)") from error
-        raise
-    return settled
-
-
-def _can_copy(narrow: nn.Module, wide: nn.Module, inputs: Any) -> bool:
-    """Whether the wide model can be filled with copies, where fresh units are refused."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return any(e.narrow != e.wide for e in make_plan(narrow, wide, inputs=inputs).parameters.values())
-    except MupscaleError:
-        return False
-
-
 def _copies_blocks(plan: Plan) -> bool:
     return any(source.is_new and source.is_taken for source in plan.sources.values())
 
 
 def _try(plan: Plan, narrow: nn.Module, wide: nn.Module, operator: Operator, inputs: Any, *, made_here: bool) -> None:
-    """An error where the batch refutes the plan; a warning where nothing was tried."""
+    """An error where the batch refutes the plan; a warning where nothing was tried.
+
+    made_here: from this batch, on which copies by the plan were compared then.
+    """
     if plan.has_new_parts:
         if not _grows(plan) and inputs is not None and not _copies_blocks(plan):
             check_silent_blocks(narrow, wide, plan, inputs)
         elif not plan.checked and (_grows(plan) or any(e.constants.depth != 1 for e in plan.parameters.values())):
             warn(UNCHECKED, UncheckedPlan)
-        return
-    if operator.needs_multiples and inputs is not None and not made_here:
+    elif operator.needs_multiples and inputs is not None and not made_here:
         check_plan_by_running(narrow, wide, plan, inputs)
     elif not plan.checked and (why := _why_untried(narrow, wide, plan, operator, inputs)):
         warn(why, UncheckedPlan)
@@ -398,26 +356,14 @@ def _why_untried(narrow: nn.Module, wide: nn.Module, plan: Plan, operator: Opera
     return "" if isinstance(operator, Fresh) and operator.lossless else f"this growth has not been tried: {why}"
 
 
-def is_replica(operator: Operator) -> bool:
-    """Whether the wide model would be copies without noise; what is there for comparison alone says nothing."""
-    return type(operator) is Copies and is_no_noise(operator.noise)
-
-
-def warn_of_replica(operator: Operator) -> None:
-    """Say that copies without noise learn nothing new, where nobody has said that this is meant."""
-    if is_replica(operator):
-        warn(replica_in_words(), ReplicaWarning)
-
-
-def replica_in_words() -> str:
-    """What copies without noise come to, and what to ask for."""
-    fresh = as_asked("leave out grow= and noise=", "leave out --how and --noise")
-    noise = as_asked("grow=mupscale.Copies(noise=1.0)", "--how copies --noise 1")
-    return (
-        "copies without noise stay equal forever, so the wide model stays a replica of the narrow one, at several "
-        f"times its cost. For fresh units, {fresh}; for copies that differ, {noise}; for a replica on purpose, "
-        f"{as_asked('exact=True', '--exact')}"
-    )
+def _warn_of_change(narrow: nn.Module, wide: nn.Module, plan: Plan, operator: Operator, inputs: Any) -> None:
+    """Say by how much copied blocks, or what is new in experts, have changed the outputs on the batch."""
+    is_changed = any(source.value or source.kind == "copy" for source in plan.sources.values())
+    is_kept = plan.checked and is_replica(operator) and not is_changed
+    if inputs is not None and _copies_blocks(plan) and not is_kept:
+        _, share = difference_of_outputs(narrow, wide, inputs)
+        what = "what is new in experts changes" if plan.has_experts else "copied blocks change"
+        warn(f"{what} the function: outputs differ by {words.format_share(share)} on the batch")
 
 
 def grow_optimizer(

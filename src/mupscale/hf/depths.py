@@ -96,26 +96,16 @@ def plan_layers(shapes: Mapping[str, Shape], how: Deepen, layers: int, first: Co
     return Plan(entries, {}, initial, mup=not copies)
 
 
-def with_layers(plan: Plan, how: Deepen, layers: int) -> Plan:
-    """A plan of the shallow model, and then more layers, by the model's names: each grows as the one it comes from."""
-    sources, entries = layer_origins(plan.parameters, how, layers), dict[str, Entry]()
-    for name, source in sources.items():
-        entry = plan.parameters[source.name]
-        if source.is_new and not DEPTH_OPERATORS[how].copies:
-            source = TensorSource(source.name, "drawn")
-        names = entry.names if name == source.name else (name,)
-        entries[name] = replace(entry, names=names, source=entry.source.then(source))
-    initial = {n: plan.initial[source.name] for n, source in sources.items() if source.name in plan.initial}
-    return replace(plan, parameters=entries, initial=initial)
-
-
-def writers_of(config: Config, names: Collection[str]) -> dict[str, dict[str, float]]:
-    """By the path of each layer, what in it writes into the residual stream, and the value at which it does not."""
-    found, written = find_residual_writers(config)[0], dict[str, dict[str, float]]()
-    for name in names:
-        if name in found and (match := LAYER.fullmatch(name)):
-            written.setdefault(f"{match['list']}.{match['number']}", {})[match["local"]] = found[name]
-    return written
+def plan_layers_of_model(config: Config, how: Deepen, layers: int, first: Config, times: Times) -> Plan:
+    """The same by the names of the model of a config: of parameters, and of the buffers that are saved with them."""
+    shallow, deep = sketch_model(config), sketch_model(deep_config(config, how, layers))
+    shapes = {name: tuple(tensor.shape) for name, tensor in shallow.state_dict().items()}
+    plan = plan_layers(shapes, how, layers, first, times)
+    tied = {group[0]: group for group in naming.aliases(deep.named_parameters(remove_duplicate=False))}
+    parameters = {name: replace(plan[name], names=group) for name, group in tied.items()}
+    known = {alias for group in tied.values() for alias in group}
+    buffers = {name: entry for name, entry in plan.parameters.items() if name not in known}
+    return replace(plan, parameters=parameters, buffers=buffers)
 
 
 def deep_config(config: Config, how: Deepen, layers: int) -> dict[str, Any]:

@@ -25,20 +25,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale import optim
-from mupscale.core import Axis, Entry, Initial, Plan, RuleSet, Shape, expand, laid_out_like, naming
-from mupscale.growth import Copies, Operator, Part, axes_of_state, grow_state, is_scalar, state_factor
+from mupscale.core import Entry, Initial, Plan, RuleSet, Shape, laid_out_like, naming
+from mupscale.growth import Operator, Part, grow_state, is_scalar, shape_of_state, state_factor
 from mupscale.hf.building import Config, model_class, sketch_model
 from mupscale.hf.config_family import ConfigFamily
-from mupscale.hf.depths import plan_mixture, with_layers
-from mupscale.hf.multipliers import Times
 from mupscale.hf.output_folder import OPTIMIZER_FILE
-from mupscale.hf.record import GrowthStep, Record, then_parts
+from mupscale.hf.record import PlannedGrowth, Record
 from mupscale.hf.source import Source
 from mupscale.optim import (
     DECAY_RULE,
     FROM_GROUP,
     GroupBuilder,
-    Traits,
     groups_by_rules,
     rate_shares,
     recognise_optimizer,
@@ -194,6 +191,11 @@ class SavedOptimizer:
     path: Path
     groups: list[tuple[list[str], dict[str, Any]]]
     states: dict[str, State]
+
+    @property
+    def hyper_by_name(self) -> dict[str, dict[str, Any]]:
+        """The hyperparameters of each parameter."""
+        return {name: hyper for names, hyper in self.groups for name in names}
 
     def optimizer_class(self) -> type[Optimizer]:
         """The optimizer of torch whose hyperparameters and state these are; Adam and AdamW say which by a flag."""
@@ -415,66 +417,52 @@ def _warn_of_no_rate(path: Path, groups: Sequence[Mapping[str, Any]]) -> None:
     )
 
 
-def widen_optimizer_file(
+def grow_optimizer_file(
     path: str | Path,
     out: str | Path | None,
     source: Source,
-    times: Times,
-    plan: Plan | None = None,
+    steps: Sequence[PlannedGrowth],
     *,
     optimizer_class: type[Optimizer] | None = None,
-    grow: Operator | None = None,
-    deeper: GrowthStep | None = None,
     rules: RuleSet | None = None,
 ) -> None:
     """Write the optimizer state at `path`, grown as its model is, to `out`: a plain torch state dict with names.
 
     out: None to raise what it would, before hours of work on the weights, and to read next to nothing.
 
-    source: the narrow checkpoint. plan: by the model's own names, where mupscale.json holds it. optimizer_class: for
-    an optimizer that is not torch's own. grow: the operator, which fills the state, too; copies if none is given.
-    deeper: the growth to more layers, or to experts, that comes then. What starts as identity or is drawn has no state,
-    copies have that of what they are copies of, and all are in the groups of what they come from. Rates, decays and
-    eps are rescaled as in param_groups, and `initial_lr` with them, so that a scheduler made anew with `last_epoch`
-    goes on; its own saved state has narrow rates, one for each narrow group. rules: by which weight decay grows, where
-    the state does not say it. `mupscale.hf.resume_optimizer` makes an optimizer of the file.
+    source: the first checkpoint. steps: its growths. optimizer_class: for an optimizer that is not torch's own. What
+    starts as identity or is drawn has no state, copies have that of what they are copies of, and all are in the groups
+    of what they come from. Rates, decays and eps are rescaled as in param_groups, and `initial_lr` with them, so that a
+    scheduler made anew with `last_epoch` goes on; its own saved state has narrow rates, one for each narrow group.
+    rules: by which weight decay grows, where the state does not say it. `mupscale.hf.resume_optimizer` makes an
+    optimizer of the file.
     """
-    told: dict[str, Any] = {"grow": grow, "deeper": deeper, "rules": rules, "warns": out is not None}
-    groups, pieces = _grown_optimizer(Path(path), source, times, plan, optimizer_class, **told)
+    grown = _grown_optimizer(Path(path), source, steps, optimizer_class, rules, warns=out is not None)
     if out is not None:
-        write_optimizer(Path(out), groups, pieces)
+        write_optimizer(Path(out), grown)
 
 
 def compare_optimizer_file(
-    path: Path,
-    wide: Path,
-    source: Source,
-    config: Config,
-    times: Times,
-    plan: Plan | None,
-    grow: Operator | None,
-    deeper: GrowthStep | None,
+    path: Path, wide: Path, source: Source, config: Config, steps: Sequence[PlannedGrowth]
 ) -> tuple[str, float]:
     """What in the optimizer at `wide`, of a model of this config, is farthest from the one at `path`, grown with it.
 
     And how far that is, relatively: a state tensor, or a learning rate, decay or eps. The other arguments are those of
-    `widen_optimizer_file`; by which rule weight decay grew, the wide file says.
+    `grow_optimizer_file`; by which rule weight decay grew, the wide file says.
     """
     found = read_optimizer(wide, sketch_model(config), mmap=True)
     rules = RuleSet(decay=found.groups[0][1].get(DECAY_RULE, RuleSet.decay))
-    told: dict[str, Any] = {"grow": grow, "deeper": deeper, "rules": rules, "warns": False}
-    groups, pieces = _grown_optimizer(path, source, times, plan, None, **told)
+    grown = _grown_optimizer(path, source, steps, None, rules, warns=False)
     far = {f"{name}/{key}": math.inf for name, state in found.states.items() for key in state}
-    for name, parts in pieces.items():
-        for key, part in parts.items():
+    for name, state in grown.states.items():
+        for key, part in state.items():
             expected = part.make() if isinstance(part, StateTensor) else part
             far[f"{name}/{key}"] = _distance(expected, found.states.get(name, {}).get(key))
-    ours = {name: group for group in groups for name in group["param_names"]}
-    for names, group in found.groups:
-        for name in names:
-            for key in ("lr", "weight_decay", "eps"):
-                if key in group or key in ours.get(name, {}):
-                    far[f"{key} of {name}"] = _distance(ours.get(name, {}).get(key), group.get(key))
+    ours, theirs = grown.hyper_by_name, found.hyper_by_name
+    for name, group in theirs.items():
+        for key in ("lr", "weight_decay", "eps"):
+            if key in group or key in ours.get(name, {}):
+                far[f"{key} of {name}"] = _distance(ours.get(name, {}).get(key), group.get(key))
     return max(far.items(), key=lambda item: item[1], default=("", 0.0))
 
 
@@ -489,73 +477,39 @@ def _distance(expected: Any, found: Any) -> float:
 def _grown_optimizer(
     path: Path,
     source: Source,
-    times: Times,
-    plan: Plan | None,
+    steps: Sequence[PlannedGrowth],
     optimizer_class: type[Optimizer] | None,
-    *,
-    grow: Operator | None,
-    deeper: GrowthStep | None,
     rules: RuleSet | None,
+    *,
     warns: bool,
-) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """The groups of the grown optimizer as a state dict has them, and each state by name and key, not written yet."""
-    check_rules(rules, None if deeper is None else deeper.layers)
-    model = sketch_model(source.config)
-    if plan is None:
-        plan = ConfigFamily(source.config).plan(times, initial=False)
-    plan = match_plan(model, plan)
-    plan.check(model, "narrow")
-    narrow = read_optimizer(path, model, mmap=True)
-    order, whole = [name for names, _ in narrow.groups for name in names], plan
-    later, joined = Plan({}), dict[str, tuple[str, ...]]()
-    if deeper is not None:
-        order = list(naming.parameters(sketch_model(deeper.config_after(source.config))))
-    if deeper is not None and deeper.layers is not None:
-        whole = with_layers(plan, deeper.deepen, deeper.layers)
-    elif deeper is not None and deeper.experts is not None:
-        wide = ConfigFamily(source.config).wide_config(times)
-        later, joined = plan_mixture(wide, source.shapes, deeper.experts)
-        whole = then_parts(plan, later)
-    cls, pieces = optimizer_class or narrow.optimizer_class(), dict[str, dict[str, Any]]()
-    one = _one_of(cls, narrow.groups[0][1])
-    for name in order:
-        origin = whole.sources[name]
-        if origin.is_taken and origin.name in narrow.states:
-            made = [dict(_pieces(n, narrow, plan, one, grow or Copies())) for n in joined.get(name, (origin.name,))]
-            pieces[name] = made[0] if name not in later.parameters else _in_parts(name, made, narrow, later[name], cls)
-    added = groups_by_rules([hyper for _, hyper in narrow.groups], rules or RuleSet())
-    kept = zip(narrow.groups, added, strict=True)
-    narrow = replace(narrow, groups=[(names, {**hyper, **more}) for (names, hyper), more in kept])
-    copies = grow is None or grow.needs_multiples
-    return _groups(narrow, whole, order, traits_of(cls), warns=warns and copies), pieces
+) -> SavedOptimizer:
+    """The optimizer after these growths, no state of which has been made yet."""
+    check_rules(rules, next((step.growth.layers for step in steps if step.growth.layers is not None), None))
+    saved = read_optimizer(path, sketch_model(source.config), mmap=True)
+    cls = optimizer_class or saved.optimizer_class()
+    added = groups_by_rules([hyper for _, hyper in saved.groups], rules or RuleSet())
+    told = zip(saved.groups, added, strict=True)
+    saved = replace(saved, groups=[(names, {**hyper, **more}) for (names, hyper), more in told])
+    for step in steps:
+        saved = _grown_once(saved, step, cls, warns=warns and step.growth.grow.needs_multiples)
+    return saved
 
 
-def _groups(
-    narrow: SavedOptimizer, plan: Plan, order: Sequence[str], traits: Traits, *, warns: bool
-) -> list[dict[str, Any]]:
-    """The wide optimizer's groups as param_groups makes them, in a state dict's form: numbers, and names."""
-    wide = GroupBuilder(traits)
-    for names, hyper in narrow.groups:
+def _grown_once(saved: SavedOptimizer, step: PlannedGrowth, cls: type[Optimizer], *, warns: bool) -> SavedOptimizer:
+    plan, wide, states = step.by_model, GroupBuilder(traits_of(cls)), dict[str, State]()
+    for names, hyper in saved.groups:
         own = {key: value for key, value in hyper.items() if key != FROM_GROUP}
-        for name in (name for name in order if plan.sources[name].name in names):
+        for name in (name for name in plan.parameters if plan.sources[name].name in names):
             wide.add(name, nn.Parameter(torch.empty(0)), plan.parameters[name], own, own)
     if warns:
         wide.warn_of_inexact_decay()
-    groups, start = [], 0
-    for group in wide.groups():
-        names = [name for name, _ in group.pop("params")]
-        groups.append({**group, "params": list(range(start, start + len(names))), "param_names": names})
-        start += len(names)
-    return groups
-
-
-@dataclass(frozen=True)
-class StateTensor:
-    """One state tensor of the wide optimizer, and what makes it."""
-
-    shape: Shape
-    dtype: torch.dtype
-    make: Callable[[], Tensor]
+    groups = [([name for name, _ in group.pop("params")], group) for group in wide.groups()]
+    one, hypers = _one_of(cls, saved.groups[0][1]), saved.hyper_by_name
+    for name, source in plan.sources.items():
+        if source.is_taken and source.name in saved.states:
+            held = [saved.states[origin] for origin in step.joined.get(name, (source.name,))]
+            states[name] = dict(_grown_state(name, held, plan, hypers[source.name], step.growth.grow, one))
+    return replace(saved, groups=groups, states=states)
 
 
 def _one_of(cls: type[Optimizer], hyper: Mapping[str, Any]) -> Optimizer:
@@ -565,83 +519,78 @@ def _one_of(cls: type[Optimizer], hyper: Mapping[str, Any]) -> Optimizer:
     return build([nn.Parameter(torch.zeros(1, 1))], **{name: hyper[name] for name in needed})
 
 
-def _pieces(
-    name: str, narrow: SavedOptimizer, plan: Plan, optimizer: Optimizer, grow: Operator
+@dataclass(frozen=True)
+class StateTensor:
+    """One state tensor of a grown optimizer, and what makes it."""
+
+    shape: Shape
+    dtype: torch.dtype
+    make: Callable[[], Tensor]
+
+
+def _grown_state(
+    name: str, held: Sequence[State], plan: Plan, hyper: Mapping[str, Any], grow: Operator, optimizer: Optimizer
 ) -> Iterator[tuple[str, Any]]:
-    """A parameter's state by key: tensors as pieces, anything else as it will be."""
-    entry, traits, hyper = plan.parameters[name], traits_of(type(optimizer)), _group_of(name, narrow)
-    for key, value in narrow.states.get(name, {}).items():
-        like = torch.empty(1, dtype=value.dtype if isinstance(value, Tensor) else None).expand(entry.wide)
-        make = partial(grow_state, key, value, Part(name, plan, 0), like, hyper, traits, grow, optimizer)
-        if not isinstance(value, Tensor):
-            yield key, make()
-            continue
+    """A parameter's state by key, from that of the one or more that it is made of; of tensors, what makes them."""
+    traits, entry = traits_of(type(optimizer)), plan[name]
+    for key, first in held[0].items():
         state_factor(name, key, entry, hyper, traits)  # a state that is unknown is refused now, before anything is made
-        axes = {} if is_scalar(value, entry) else axes_of_state(f"{name}/{key}", value, entry)
-        shape = tuple(entry.wide[d] if d in axes else n for d, n in enumerate(value.shape))
-        yield key, StateTensor(shape, value.dtype, make)
-
-
-def _group_of(name: str, narrow: SavedOptimizer) -> Mapping[str, Any]:
-    return next(hyper for names, hyper in narrow.groups if name in names)
-
-
-def _in_parts(
-    name: str, made: Sequence[Mapping[str, Any]], narrow: SavedOptimizer, later: Entry, cls: type[Optimizer]
-) -> dict[str, Any]:
-    """A parameter's state of these, one behind the other, shared and copied as the later entry says."""
-    hyper, traits, parts = _group_of(later.source.name or name, narrow), traits_of(cls), dict[str, Any]()
-    for key, first in made[0].items():
-        factor = state_factor(name, key, later, hyper, traits)
-        held = [one[key] for one in made if isinstance(one.get(key), StateTensor)]
-        if not isinstance(first, StateTensor):
-            parts[key] = scale(first, factor) if isinstance(first, float) else first
-        elif is_scalar(torch.empty(first.shape, device="meta"), later) or later.wide == later.narrow:
-            parts[key] = replace(first, make=partial(_joined, [first], first.shape, {}, factor))
-        elif len(held) < len(made) or any(one.shape != later.narrow for one in held):
-            raise MupscaleError(
-                f"the optimizer state '{name}/{key}' has shape {first.shape}, but an expert has {later.narrow}: this "
-                "optimizer keeps no number for every weight. Start a new optimizer for the mixture"
-            )
+        like = torch.empty(1, dtype=first.dtype if isinstance(first, _TENSORS) else None).expand(entry.wide)
+        told = like, hyper, traits, grow, optimizer
+        if not isinstance(first, _TENSORS):
+            yield key, grow_state(key, first, Part(name, plan, 0), *told)
+            continue
+        shape, of, values = tuple(first.shape), plan, [state.get(key) for state in held]
+        if len(held) > 1 and not is_scalar(torch.empty(shape, device="meta"), entry):
+            if any(value is None or tuple(value.shape) != entry.narrow for value in values):
+                raise MupscaleError(
+                    f"the optimizer state '{name}/{key}' has shape {shape}, but an expert has {entry.narrow}: this "
+                    "optimizer keeps no number for every weight. Start a new optimizer for the mixture"
+                )
+            shape = (shape[0] * len(held), *shape[1:])
+            of = replace(plan, parameters={name: replace(entry, narrow=shape)})
         else:
-            parts[key] = StateTensor(later.wide, first.dtype, partial(_joined, held, later.wide, later.axes, factor))
-    return parts
+            values = values[:1]
+        part = Part(name, of, 0)
+        make = partial(_make_state, key, values, part, told)
+        yield key, StateTensor(shape_of_state(f"{name}/{key}", shape, part.entry), first.dtype, make)
 
 
-def _joined(held: Sequence[StateTensor], shape: Shape, axes: Mapping[int, Axis], factor: float) -> Tensor:
-    """Tensors one behind the other, or a single one; and copies of them where the whole has a dimension more."""
-    out = torch.empty(shape, dtype=held[0].dtype)
-    dim = out.dim() - len(held[0].shape)
-    for part, one in zip(out.split([one.shape[0] for one in held], dim) if held[1:] else [out], held, strict=True):
-        part.copy_(expand(scale(one.make(), factor), axes))
-    return out
+_TENSORS = (Tensor, StateTensor)
 
 
-def write_optimizer(out: Path, groups: Sequence[dict[str, Any]], pieces: Mapping[str, Mapping[str, Any]]) -> None:
-    """First the file with room for all tensors, then their values into it.
+def _make_state(key: str, values: Sequence[Any], part: Part, told: tuple[Any, ...]) -> Tensor:
+    read = [value.make() if isinstance(value, StateTensor) else value for value in values]
+    made: Tensor = grow_state(key, read[0] if len(read) == 1 else torch.cat(read), part, *told)
+    return made
 
-    groups: as in a state dict, with names. pieces: by name and key, tensors as StateTensor, anything else as it is.
-    """
-    numbers = {n: i for group in groups for n, i in zip(group["param_names"], group["params"], strict=True)}
+
+def write_optimizer(out: Path, saved: SavedOptimizer) -> None:
+    """First the file with room for all tensors, then their values into it."""
+    groups, numbers = list[dict[str, Any]](), dict[str, int]()
+    for names, hyper in saved.groups:
+        start = len(numbers)
+        numbers.update({name: start + i for i, name in enumerate(names)})
+        groups.append({**hyper, "params": list(range(start, len(numbers))), "param_names": names})
     room = {
         numbers[name]: {
             key: torch.empty(part.shape, dtype=part.dtype) if isinstance(part, StateTensor) else part
-            for key, part in parts.items()
+            for key, part in state.items()
         }
-        for name, parts in sorted(pieces.items(), key=lambda item: numbers[item[0]])
+        for name, state in sorted(saved.states.items(), key=lambda item: numbers[item[0]])
     }
     with replacing(out) as temporary:
         try:
             with torch.serialization.skip_data():  # so that the memory just asked for is never touched
-                torch.save({"state": room, "param_groups": list(groups)}, temporary)
+                torch.save({"state": room, "param_groups": groups}, temporary)
             _reserve(temporary)
         except (OSError, RuntimeError) as error:  # torch's own writer raises the latter
             raise MupscaleError(f"{out} cannot be written ({error}); is there room for it on the disk?") from None
         del room
         with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
             mapped = torch.load(temporary, map_location="cpu", weights_only=True, mmap=True)
-        for name, parts in pieces.items():
-            for key, part in parts.items():
+        for name, state in saved.states.items():
+            for key, part in state.items():
                 if isinstance(part, StateTensor):
                     mapped["state"][numbers[name]][key].copy_(part.make())
         for group, target in zip(groups, mapped["param_groups"], strict=True):

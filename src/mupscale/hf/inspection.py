@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from mupscale.core import Axis, DecayRule, Entry, Plan, RuleSet, Shape, shapes_in_words
+from mupscale.core import Axis, DecayRule, Entry, Plan, RuleSet, shapes_in_words
 from mupscale.growth import DEPTH_OPERATORS, Deepen, Fresh, FreshValues, NewTensor, Operator, Part
-from mupscale.hf.building import Config, runs_trusted_code, sketch_model
+from mupscale.hf.building import runs_trusted_code
 from mupscale.hf.config_family import ConfigFamily
 from mupscale.hf.config_fields import Size, sizes_of
 from mupscale.hf.depths import experts_of, layers_of
-from mupscale.hf.groups import match_plan
 from mupscale.hf.multipliers import Times
-from mupscale.hf.record import GrowthStep, Record, settle_growth, then_parts
+from mupscale.hf.record import PlannedGrowth, Record, plan_growths, settle_growth, then_parts
 from mupscale.hf.relation import find_record
 from mupscale.hf.source import Source, open_source
 from mupscale.hf.stream import shorten_number
@@ -39,72 +39,6 @@ _COPIED = {"stack": "all layers again on top", "interleaved": "each behind its l
 
 
 @dataclass(frozen=True)
-class DepthOverview:
-    """What every tensor of the files with more layers, or with experts, is made of, and in words what that means.
-
-    what: that the model gets. new_numbers: how many parameters it has more.
-    """
-
-    what: str
-    sentences: tuple[str, ...]
-    plan: Plan
-    new_numbers: int
-
-    def table(self) -> str:
-        """New tensors that start alike, by their layers."""
-        merged: dict[tuple[str, str], list[str]] = {}
-        for name, source in self.plan.sources.items():
-            if source.is_new:
-                merged.setdefault((pattern_of_name(name), _start(NewTensor.of(name, self.plan, 0))), []).append(name)
-        rows = [(name_of_group(names), str(len(names)), start) for (_, start), names in merged.items()]
-        return text_table(("new tensors", "count", "start as"), rows, left=1)
-
-
-def _overview(config: Config, deeper: GrowthStep, plan: Plan, shapes: Mapping[str, Shape]) -> DepthOverview:
-    """What becomes of a checkpoint of this config that has grown to these shapes, by this plan for its files."""
-    numbers = [sum(map(math.prod, some)) for some in (shapes.values(), (e.wide for e in plan.parameters.values()))]
-    if deeper.experts is not None:
-        few, counts = experts_of(config)[0], deeper.experts
-        changed = "no output" if counts.keeps_function(config) else "the outputs"
-        experts = (
-            f"experts {few} → {counts.experts}, of which a token uses {counts.top_k}: a checkpoint of "
-            f"{deeper.config_after(config)['model_type']}",
-            f"experts are copies of {'the feed-forward layer' if few == 1 else 'experts'}, which changes {changed}",
-        )
-        return DepthOverview("experts", experts, plan, numbers[1] - numbers[0])
-    assert deeper.layers is not None
-    before, how = layers_of(config) or 0, deeper.deepen
-    old = [n for n, place in enumerate(DEPTH_OPERATORS[how].places(before, deeper.layers)) if not place.is_new]
-    start = "write nothing into the residual stream yet, so they change nothing at first"
-    if how != "identity":
-        start = f"are copies, {_COPIED[how]}, which changes the function"
-    sentences = (
-        f"layers {before} → {deeper.layers} ({how}): the trained ones become layers {_ranges(old)} of the large model. "
-        "The table lists the others, which are new",
-        f"new layers {start}",
-        "more layers change no learning rate",
-    )
-    return DepthOverview("more layers", sentences, plan, numbers[1] - numbers[0])
-
-
-def _start(tensor: NewTensor | None) -> str:
-    if tensor is None:
-        return "copies"
-    return f"{tensor.mean:g}" if tensor.std == 0 else f"{tensor.mean:g} ± {tensor.std:.3g}".removeprefix("0 ")
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """0 to 3, 5."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
-
-
-@dataclass(frozen=True)
 class InspectionRow:
     """Tensors that differ in their layer alone.
 
@@ -114,13 +48,15 @@ class InspectionRow:
 
     name: str
     label: str
-    count: int
     entry: Entry
-    output: str
-    input: str
     factors: Mapping[str, float | tuple[float, ...]]
     values: FreshValues | None = None
     decay_change: float = 1.0
+
+    @property
+    def output(self) -> str:
+        """How its output axes grow, in words."""
+        return ", ".join(_axis(self.entry.axes[d]) for d in self.entry.out)
 
     @property
     def new_units(self) -> str:
@@ -139,29 +75,51 @@ class InspectionRow:
         reads = any(self.entry.axes[d].times != 1 for d in self.entry.in_)
         return "–" if self.values is None or not reads else f"{self.values.outgoing:g}×"
 
+    def cells(self) -> tuple[str, ...]:
+        """As text, in the table's columns."""
+        rule, shape = self.entry.rule, shapes_in_words(self.entry.narrow, self.entry.wide)
+        written = [_short(self.entry.fold), _short(rule.weight)]
+        if self.values is not None:
+            written = [f"{_short(self.values.keep)}×", self.new_units, self.outgoing]
+        input_ = ", ".join(_axis(self.entry.axes[d]) for d in self.entry.in_)
+        factors = map(_short, self.factors.values())
+        return self.label, shape, self.output, input_, _short(rule.out), _short(rule.in_), *written, *factors
+
 
 @dataclass(frozen=True)
 class Inspection:
     """The rows, and around them: which sizes of the config change, and how large the model becomes.
 
-    model_type: the architecture, as transformers calls it. mixture: where it gets experts, the rows of the whole growth
-    by the names in the model, which stacks them.
+    steps: first it grows in width, if only by 1. record: of earlier growths. mixture: where it gets experts, the rows
+    of the whole growth by the names in the model, which stacks them.
     """
 
-    folder: Path
-    model_type: str
-    times: Times
-    optimizer: str
-    sizes: Mapping[str, tuple[Any, Any]]
-    rows: tuple[InspectionRow, ...]
-    numbers: tuple[int, int]
+    source: Source
+    steps: tuple[PlannedGrowth, ...]
     record: Record | None
-    fresh: Fresh | None = None
-    losses: tuple[str, ...] = ()
-    depth: DepthOverview | None = None
-    inexact: str = ""
+    optimizer: str
+    rows: tuple[InspectionRow, ...]
     mixture: tuple[InspectionRow, ...] = ()
     decay: DecayRule = RuleSet.decay
+
+    @property
+    def fresh(self) -> Fresh | None:
+        """How it grows by fresh units; None for copies."""
+        return self.steps[0].growth.fresh
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """Of parameters, before and after."""
+        few, many = (e.narrow for e in self.steps[0].plan.parameters.values()), self.steps[-1].plan.parameters.values()
+        return sum(map(math.prod, few)), sum(math.prod(e.wide) for e in many)
+
+    @cached_property
+    def sizes(self) -> dict[str, tuple[Any, Any]]:
+        """What of the config changes as it grows in width, of a part with its name before it."""
+        config, wide = self.source.config, self.steps[0].config
+        sizes = {n: (config.get(n), v) for n, v in wide.items() if config.get(n) != v and not isinstance(v, dict)}
+        before, after = sizes_of(config), sizes_of(wide)
+        return sizes | {n: (a, after[n]) for n, a in before.items() if "." in n and a != after[n]}
 
     @property
     def groups(self) -> int:
@@ -171,8 +129,12 @@ class Inspection:
         return len({tuple(factors.items()) for factors in trained})
 
     @property
+    def _deeper(self) -> PlannedGrowth | None:
+        return self.steps[1] if len(self.steps) > 1 else None
+
+    @property
     def _is_wider(self) -> bool:
-        return self.depth is None or self.times != Times() or self.fresh is not None
+        return self._deeper is None or self.steps[0].growth.times != Times() or self.fresh is not None
 
     @property
     def _experts(self) -> list[InspectionRow]:
@@ -181,89 +143,104 @@ class Inspection:
 
     def summary(self) -> list[str]:
         """A few sentences."""
-        few, many = self.numbers
-        how = [f"--times {self.times}" if self.fresh is None else "fresh units"] if self._is_wider else []
-        lines = list[str]()
-        if self.depth is not None:
-            many, how, lines = many + self.depth.new_numbers, [*how, self.depth.what], [*self.depth.sentences]
-        numbers = f"{shorten_number(few)} → {shorten_number(many)} parameters with {' and '.join(how)}"
-        lines = [f"{self.model_type} (planned by running miniatures of it), {numbers}", *lines]
-        if not self._is_wider:
-            return [*lines, *self._history(), *([self._groups()] if self.mixture else [])]
-        lines += [", ".join(f"{name} {a} → {b}" for name, (a, b) in self.sizes.items())]
-        folds = [row.label for row in self.rows if row.entry.fold != 1]
-        lines += self._fresh_lines()
-        if folds and self.fresh is None:
-            lines.append(f"a constant is stored in {', '.join(folds)} (column fold)")
-        lines += self._history()
-        lines += [self._columns(), self._groups()]
-        return [*lines, *([self.inexact] if self.inexact and self.fresh is None else [])]
+        few, many = map(shorten_number, self.numbers)
+        times = self.steps[0].growth.times
+        how = [f"--times {times}" if self.fresh is None else "fresh units"] if self._is_wider else []
+        how += [] if self._deeper is None else ["experts" if self.mixture else "more layers"]
+        lines = [f"{self.source.model_type} (planned by running miniatures of it), {few} → {many} parameters with "]
+        lines[0] += " and ".join(how)
+        if self._deeper is not None:
+            lines += self._of_experts() if self.mixture else self._of_layers()
+        if self._is_wider:
+            lines += [", ".join(f"{name} {a} → {b}" for name, (a, b) in self.sizes.items()), *self._of_units()]
+        if self.record is not None:
+            spreads = "" if self.fresh is None else ", and so does the scale of new units"
+            lines.append(
+                f"it has grown before, {self.record.in_words}: param_groups counts from the first model{spreads}, and "
+                "the factors shown here count from this one"
+            )
+        if self._is_wider:
+            rest = (
+                "fold: a constant stored in the weight; weight: the factor of the copied weights"
+                if self.fresh is None
+                else "old: the factor of old weights; new units: what new weights start as (mean ± standard "
+                "deviation); to old: the scale of the weights from new units into old ones"
+            )
+            lines.append(
+                "columns: output and input: how much that axis grows (by 64: in blocks of 64 units, such as a head); "
+                f"out and in: the same as numbers; {rest}"
+            )
+        if self._is_wider or self.mixture:
+            groups = f"{self.optimizer} gets {self.groups} parameter group{'s' * (self.groups != 1)}"
+            groups += "; its factors are in the last columns" if self._is_wider else ""
+            groups += "; the table of experts has theirs" if self._experts else ""
+            groups += "" if self.decay == RuleSet.decay else f"; weight decay follows the rule '{self.decay}'"
+            lines.append(groups)
+        changes = dict[tuple[str, float], list[str]]()
+        for row in self.rows:
+            changes.setdefault((self.decay, row.decay_change), []).append(row.label)
+        inexact = inexact_in_words(changes) if self._is_wider and self.fresh is None else ""
+        return [*lines, inexact] if inexact else lines
 
-    def _groups(self) -> str:
-        """How many there are, and where their factors stand."""
-        groups = f"{self.groups} parameter group{'s' * (self.groups != 1)}"
-        where = "; its factors are in the last columns" if self._is_wider else ""
-        where += "; the table of experts has theirs" if self._experts else ""
-        where += "" if self.decay == RuleSet.decay else f"; weight decay follows the rule '{self.decay}'"
-        return f"{self.optimizer} gets {groups}{where}"
-
-    def _columns(self) -> str:
-        """What stands in the table's columns."""
-        rest = (
-            "fold: a constant stored in the weight; weight: the factor of the copied weights"
-            if self.fresh is None
-            else "old: the factor of old weights; new units: what new weights start as (mean ± standard deviation); "
-            "to old: the scale of the weights from new units into old ones"
-        )
-        return (
-            "columns: output and input: how much that axis grows (by 64: in blocks of 64 units, such as a head); "
-            f"out and in: the same as numbers; {rest}"
-        )
-
-    def _history(self) -> list[str]:
-        """How it grew before."""
-        if self.record is None:
-            return []
-        spreads = "" if self.fresh is None else ", and so does the scale of new units"
-        return [
-            f"it has grown before, {self.record.in_words}: param_groups counts from the first model{spreads}, and the "
-            f"factors shown here count from this one"
-        ]
-
-    def _fresh_lines(self) -> list[str]:
+    def _of_units(self) -> list[str]:
         """What is done with old units and with new ones."""
         if self.fresh is None:
-            return []
-        kept = [row for row in self.rows if row.values is not None and _short(row.values.keep) != _short(1)]
+            folds = [row.label for row in self.rows if row.entry.fold != 1]
+            return [f"a constant is stored in {', '.join(folds)} (column fold)"] if folds else []
+        kept = [row.label for row in self.rows if row.values is not None and _short(row.values.keep) != _short(1)]
         but = ", but for those below" if kept else ""
         lines = [
             f"old weights stay as they are{but}, in the places of their units; new ones are drawn from the model's own "
             "initialisation at μP's scale for the wide size (new units), or start at a constant"
         ]
-        if kept:
-            lines.append(f"old weights are multiplied in {', '.join(row.label for row in kept)} (column old)")
-        if self.fresh.lossless and not self.losses:
-            lines.append("lossless: the function stays the same, up to the eps of the norms")
-        elif self.fresh.lossless:
-            lines.append(f"not lossless, since {'; '.join(self.losses)}")
+        lines += [f"old weights are multiplied in {', '.join(kept)} (column old)"] if kept else []
+        if self.fresh.lossless:
+            width, family = self.steps[0], ConfigFamily(self.source.config)
+            losses = family.obstacles(width.growth.times, width.plan)
+            lines.append(
+                f"not lossless, since {'; '.join(losses)}"
+                if losses
+                else "lossless: the function stays the same, up to the eps of the norms"
+            )
         return lines
+
+    def _of_layers(self) -> list[str]:
+        growth, before = self.steps[-1].growth, layers_of(self.source.config) or 0
+        how, layers = growth.deepen, growth.layers or 0
+        old = [n for n, place in enumerate(DEPTH_OPERATORS[how].places(before, layers)) if not place.is_new]
+        start = "write nothing into the residual stream yet, so they change nothing at first"
+        return [
+            f"layers {before} → {layers} ({how}): the trained ones become layers {_ranges(old)} of the large model. "
+            "The table lists the others, which are new",
+            f"new layers {f'are copies, {_COPIED[how]}, which changes the function' if how in _COPIED else start}",
+            "more layers change no learning rate",
+        ]
+
+    def _of_experts(self) -> list[str]:
+        (few, _), counts, config = experts_of(self.source.config), self.steps[-1].growth.experts, self.source.config
+        assert counts is not None
+        changed = "no output" if counts.keeps_function(config) else "the outputs"
+        return [
+            f"experts {few} → {counts.experts}, of which a token uses {counts.top_k}: a checkpoint of "
+            f"{self.steps[-1].config['model_type']}",
+            f"experts are copies of {'the feed-forward layer' if few == 1 else 'experts'}, which changes {changed}",
+        ]
 
     def __str__(self) -> str:
         """The table, in two parts where the terminal is too narrow for one, and the summary."""
         tables = [self.table()] if self._is_wider else []
-        tables += [] if self.depth is None else [self.depth.table()]
+        tables += [] if self._deeper is None else [_table_of_new(self._deeper.plan)]
         if experts := [(row.label, *map(_short, row.factors.values())) for row in self._experts]:
             tables.append(text_table(("experts, in the model", *_factor_names(self.mixture)), experts, left=1))
         return "\n".join(["\n\n".join(tables), *map(wrap_text, self.summary())])
 
     def _repr_html_(self) -> str:
         """For a notebook."""
-        header, rows = self._cells()
-        return html_table(header, rows, "; ".join(self.summary()))
+        return html_table(self._header, [row.cells() for row in self.rows], "; ".join(self.summary()))
 
     def table(self, width: int | None = None) -> str:
         """As text; where it is wider than `width` (by default the terminal's), shapes first, then numbers."""
-        header, rows = self._cells()
+        header, rows = self._header, [row.cells() for row in self.rows]
         width = terminal_width() if width is None else width
         whole = text_table(header, rows, left=4)
         if width is None or max(map(len, whole.splitlines())) <= width:
@@ -272,24 +249,41 @@ class Inspection:
         numbers = [(row[0], *row[4:]) for row in rows]
         return f"{shapes}\n\n{text_table((header[0], *header[4:]), numbers, width=width)}"
 
-    def _cells(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Titles and rows."""
+    @property
+    def _header(self) -> tuple[str, ...]:
         filled = ("fold", "weight") if self.fresh is None else ("old", "new units", "to old")
-        header = ("tensors", "shape", "output", "input", "out", "in", *filled)
-        rows = list[tuple[str, ...]]()
-        for row in self.rows:
-            rule = row.entry.rule
-            written = [_short(row.entry.fold), _short(rule.weight)]
-            if row.values is not None:
-                written = [f"{_short(row.values.keep)}×", row.new_units, row.outgoing]
-            numbers = [_short(rule.out), _short(rule.in_), *written, *map(_short, row.factors.values())]
-            shape = shapes_in_words(row.entry.narrow, row.entry.wide)
-            rows.append((row.label, shape, row.output, row.input, *numbers))
-        return (*header, *_factor_names(self.rows)), rows
+        return ("tensors", "shape", "output", "input", "out", "in", *filled, *_factor_names(self.rows))
 
 
 def _factor_names(rows: Sequence[InspectionRow]) -> list[str]:
     return [name.replace("weight_decay", "decay") for name in (rows[0].factors if rows else ())]
+
+
+def _table_of_new(plan: Plan) -> str:
+    """New tensors that start alike, by their layers or experts."""
+    merged: dict[tuple[str, str], list[str]] = {}
+    for name, source in plan.sources.items():
+        if source.is_new:
+            merged.setdefault((pattern_of_name(name), _start(NewTensor.of(name, plan, 0))), []).append(name)
+    rows = [(name_of_group(names), str(len(names)), start) for (_, start), names in merged.items()]
+    return text_table(("new tensors", "count", "start as"), rows, left=1)
+
+
+def _start(tensor: NewTensor | None) -> str:
+    if tensor is None:
+        return "copies"
+    return f"{tensor.mean:g}" if tensor.std == 0 else f"{tensor.mean:g} ± {tensor.std:.3g}".removeprefix("0 ")
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """0 to 3, 5."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
 
 
 @runs_trusted_code
@@ -344,43 +338,17 @@ def inspect(
         experts=experts,
         top_k=top_k,
     )
-    config, family, record = source.config, ConfigFamily(source.config), find_record(source)
-    first, fresh = record or Record(config), width.fresh
-    plan, by_model = width.plan_files(source.shapes, config, first)
+    record = find_record(source)
+    steps = plan_growths([width] if deeper is None else [width, deeper], source.config, source.shapes, record)
+    plan = steps[0].plan
     width.grow.check(plan)
-    family.check_grown(plan, width.times)
-    wide = width.config_after(config)
-    sizes = {n: (config.get(n), v) for n, v in wide.items() if config.get(n) != v and not isinstance(v, dict)}
-    before, after = sizes_of(config), sizes_of(wide)
-    sizes |= {n: (a, after[n]) for n, a in before.items() if "." in n and a != after[n]}  # of parts
-    entries = plan.parameters.values()
+    ConfigFamily(source.config).check_grown(plan, width.times)
     traits, hyper = traits_of(cls), {**default_hyper(cls, {}), DECAY_RULE: rules.decay}
-    rows, changes = _rows(plan, traits, hyper, fresh), dict[tuple[str, float], list[str]]()
-    for row in rows:
-        changes.setdefault((rules.decay, row.decay_change), []).append(row.label)
-    depth, mixture = None, list[InspectionRow]()
-    if deeper is not None:
-        shapes = {name: plan[plan.names[name]].wide for name in source.shapes}
-        parts, later = deeper.plan_files(shapes, wide, first.then(width))
-        depth = _overview(config, deeper, parts, shapes)
-        if later is not None and by_model is not None:
-            mixture = _rows(then_parts(match_plan(sketch_model(config), by_model), later), traits, hyper)
-    return Inspection(
-        source.folder,
-        family.model_type,
-        width.times,
-        cls.__name__,
-        sizes,
-        tuple(rows),
-        (sum(math.prod(e.narrow) for e in entries), sum(math.prod(e.wide) for e in entries)),
-        record,
-        fresh,
-        () if fresh is None else tuple(family.obstacles(width.times, plan)),
-        depth,
-        inexact_in_words(changes),
-        tuple(mixture),
-        rules.decay,
-    )
+    mixture = list[InspectionRow]()
+    if deeper is not None and deeper.experts is not None:
+        mixture = _rows(then_parts(steps[0].by_model, steps[-1].by_model), traits, hyper)
+    rows = _rows(plan, traits, hyper, width.fresh)
+    return Inspection(source, tuple(steps), record, cls.__name__, tuple(rows), tuple(mixture), rules.decay)
 
 
 def find_optimizer(name: str) -> type[Optimizer]:
@@ -407,16 +375,13 @@ def _rows(
     rows = []
     for (label, *_), names in merged.items():
         entry = plan.parameters[names[0]]
-        output, input_ = (", ".join(_axis(entry.axes[d]) for d in dims) for dims in (entry.out, entry.in_))
         fits, factors = not optimizer_traits.matrices_only or len(entry.narrow) == 2, optimizer_traits.hyper
         factors_of = {n: factor(entry, hyper) if fits else float("nan") for n, factor in factors.items() if n in hyper}
         change = 1.0
         if hyper[DECAY_RULE] != "invariant" and fits and "weight_decay" in factors_of:
             change = change_of_decay(label, entry, hyper, optimizer_traits)
             factors_of["weight_decay"] *= change
-        values = filled.get(names[0])
-        told = label, name_of_group(names), len(names), entry, output, input_, factors_of, values, change
-        rows.append(InspectionRow(*told))
+        rows.append(InspectionRow(label, name_of_group(names), entry, factors_of, filled.get(names[0]), change))
     return rows
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from mupscale.core import RuleSet
 from mupscale.growth import Copies, word_of_operator
@@ -201,10 +202,7 @@ def write_model_card(
     model's folder and files are others.
     """
     before = source.folder / CARD_FILE
-    old = before.read_text(encoding="utf-8", errors="replace") if before.is_file() else ""
-    front = _FRONT.match(old)
-    fields = _fields(front.group(1) if front else "")
-    body = _TRAINING_BEFORE.sub("", old[front.end() :] if front else old).lstrip()
+    fields, body = _read_card(before.read_text(encoding="utf-8", errors="replace") if before.is_file() else "")
     base = _base_model(source)
     resume = _RESUME.format(folder=name) if (folder / OPTIMIZER_FILE).exists() else ""
     grew_before = (source.folder / RECORD_FILE).is_file()
@@ -215,16 +213,47 @@ def write_model_card(
     rule = "" if record is None or record.decay == RuleSet.decay else f" (weight decay by the rule `{record.decay}`)"
     load = _load(config, name)
     training = _TRAINING.format(folder=name, load=load, resume=resume, right_for=right_for, by_rule=rule)
-    text = f"# {name}\n\n{_story(source, growths, sizes, checked, base)}\n\n{training}"
-    below = f"\n# Card of the small model, {_called(source, base)}\n\n{body.rstrip()}\n" if body.strip() else ""
-    replace_text(folder / CARD_FILE, f"---\n{_front(fields, base, _task(config))}---\n\n{text}{below}")
+    text = f"{_story(source, growths, sizes, checked, base)}\n\n{training}"
+    text += f"\n# Card of the small model, {_called(source, base)}\n\n{body}\n" if body else ""
+    _write_card(folder, name, config, fields | ({"base_model": base} if base else {}), text)
 
 
 def write_size_card(folder: Path, name: str, config: Config, story: str) -> None:
     """Write README.md into the folder of a finished model of a family: what it is for, its story, how it is loaded."""
-    front = _front({}, "", _task(config))
     load = f"```python\nimport transformers\n\nmodel = {_load(config, name)}\n```"
-    replace_text(folder / CARD_FILE, f"---\n{front}---\n\n# {name}\n\n{story}\n\n{load}\n")
+    _write_card(folder, name, config, {}, f"{story}\n\n{load}\n")
+
+
+def _read_card(text: str) -> tuple[dict[str, Any], str]:
+    """The fields of a card's header that are true of a grown model, too, and what stands below it.
+
+    model-index goes: its results are the small model's, which the hub would show as this one's. A base model that the
+    card names stays, where the small model has no name on the hub.
+    """
+    front = _FRONT.match(text)
+    try:
+        fields = yaml.safe_load(front[1]) if front else {}
+    except yaml.YAMLError:
+        fields = {}
+    gone = ("base_model_relation", "model-index")
+    fields = {n: v for n, v in fields.items() if n not in gone} if isinstance(fields, dict) else {}
+    return fields, _TRAINING_BEFORE.sub("", text[front.end() :] if front else text).strip()
+
+
+def _write_card(folder: Path, name: str, config: Config, fields: Mapping[str, Any], text: str) -> None:
+    """fields: of the header, which gets the library, what the model is for, and a tag of ours."""
+    task, tags = _task(config), fields.get("tags")
+    ours = {
+        "library_name": "transformers",
+        "base_model": None,
+        **({"pipeline_tag": task} if task else {}),
+        "tags": None,
+    }
+    others = {name: value for name, value in fields.items() if name not in ours}
+    front = {**others, **ours, **{name: fields[name] for name in ours if name in fields}}
+    front["tags"] = [*(tag for tag in (tags if isinstance(tags, list) else []) if tag != _TAG), _TAG]
+    header = yaml.safe_dump({n: v for n, v in front.items() if v is not None}, sort_keys=False, allow_unicode=True)
+    replace_text(folder / CARD_FILE, f"---\n{header}---\n\n# {name}\n\n{text}")
 
 
 def sizes_in_words(config: Config) -> dict[str, int]:
@@ -300,40 +329,6 @@ def _how(growth: GrowthStep) -> str:
     return f"By width: {how}."
 
 
-def _fields(front: str) -> dict[str, list[str]]:
-    """The top-level fields of a YAML header, each with its lines as they are."""
-    fields: dict[str, list[str]] = {}
-    name = ""
-    for line in front.splitlines():
-        if match := re.match(r"([\w-]+):", line):
-            name = match.group(1)
-        if name:
-            fields.setdefault(name, []).append(line)
-    return fields
-
-
-def _front(fields: Mapping[str, list[str]], base: str, task: str) -> str:
-    """The header with the base model, what the model is for, and a tag of ours; other fields stay as they are.
-
-    model-index goes: its results are the small model's, which the hub would show as this one's. A base model that
-    the small model's own card names stays, where the small model has no name on the hub.
-    """
-    tags = [tag for tag in _items(fields.get("tags", [])) if tag != _TAG]
-    wanted = {
-        "library_name": fields.get("library_name", ["library_name: transformers"]),
-        **({"base_model": [f"base_model: {base}"]} if base else _only(fields, "base_model")),
-        **(_only(fields, "pipeline_tag") or ({"pipeline_tag": [f"pipeline_tag: {task}"]} if task else {})),
-        "tags": ["tags:", *(f"- {tag}" for tag in [*tags, _TAG])],
-    }
-    gone = {"base_model", "base_model_relation", "model-index", *wanted}
-    others = {name: lines for name, lines in fields.items() if name not in gone}
-    return "".join(f"{line}\n" for lines in (*others.values(), *wanted.values()) for line in lines)
-
-
-def _only(fields: Mapping[str, list[str]], name: str) -> dict[str, list[str]]:
-    return {name: fields[name]} if name in fields else {}
-
-
 def _task(config: Config) -> str:
     """What the hub calls what the model is for, as far as the name of its class tells."""
     for name in config.get("architectures") or []:
@@ -341,11 +336,3 @@ def _task(config: Config) -> str:
             if str(name).endswith(ending):
                 return task
     return ""
-
-
-def _items(lines: list[str]) -> list[str]:
-    """The values of a list in YAML, in either of its two forms."""
-    text = "\n".join(lines)
-    inline = re.match(r"\w+:\s*\[(.*?)\]", text, re.S)
-    found = inline.group(1).split(",") if inline else [line.lstrip()[2:] for line in lines if re.match(r"\s*- ", line)]
-    return [item.strip().strip("'\"") for item in found if item.strip()]

@@ -7,11 +7,11 @@ grows once more count from the first model, too.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import reduce
+from functools import cached_property, reduce
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from mupscale.core import Axis, DecayRule, Plan, RuleSet, Shape, TensorSource
 from mupscale.growth import (
@@ -20,6 +20,7 @@ from mupscale.growth import (
     Deepen,
     Fresh,
     GaussianNoise,
+    NewTensor,
     Noise,
     Operator,
     SignalNoise,
@@ -38,9 +39,9 @@ from mupscale.hf.depths import (
     experts_config,
     plan_experts_files,
     plan_layers,
+    plan_layers_of_model,
     plan_mixture,
     settle_experts,
-    with_layers,
 )
 from mupscale.hf.multipliers import Times, check_groups, sizes_by_part, times_to_parts
 from mupscale.planning import with_initial
@@ -117,23 +118,6 @@ class GrowthStep:
             return deep_config(config, self.deepen, self.layers)
         return ConfigFamily(config).wide_config(self.times)
 
-    def plan_files(
-        self, shapes: Mapping[str, Shape], config: Config, record: Record, recorded: Plan | None = None
-    ) -> tuple[Plan, Plan | None]:
-        """The plan for the tensors of the files, and the one by the model's names for `Record.then`, if it takes one.
-
-        shapes: of the files before this growth, whose model has this config. record: of that model, from whose first
-        one initial values are counted. recorded: the plan by the model's names, where it is known.
-        """
-        if self.experts is not None:
-            return plan_experts_files(shapes, config, self.experts), plan_mixture(config, shapes, self.experts)[0]
-        if self.layers is not None:
-            return plan_layers(shapes, self.deepen, self.layers, record.first_config, record.times), None
-        family = ConfigFamily(config)
-        by_model = family.plan(self.times, initial=self.draws) if recorded is None else recorded
-        by_model = count_from_first(record, by_model)
-        return family.plan_files(self.times, shapes, recorded=by_model), by_model
-
     def to_json(self) -> dict[str, Any]:
         """As mupscale.json has it."""
         noise = {"noise": self.noise.std, "seed": self.seed, "unit": self.noise.unit}
@@ -205,11 +189,11 @@ class Record:
         return reduce(lambda deep, step: step.config_after(deep), self.deepenings, dict(self.config))
 
     def then(self, growth: GrowthStep, plan: Plan | None = None) -> Record:
-        """Grown once more; `plan` is that growth's own, in width or experts."""
+        """Grown once more; `plan` is that growth's own, by the model's names."""
         whole = self.plan
         if growth.layers is not None:
-            if whole is not None:  # as if the first model had had all the layers, which `first_config` has
-                deep = with_layers(whole, growth.deepen, growth.layers)
+            if whole is not None and plan is not None:  # as if the first had had all layers, which `first_config` has
+                deep = whole.then(plan)
                 entries = {name: replace(entry, source=TensorSource()) for name, entry in deep.parameters.items()}
                 whole = replace(deep, parameters=entries)
         elif plan is None:
@@ -301,6 +285,97 @@ def count_from_first(record: Record, plan: Plan) -> Plan:
     stds = {name: first.fresh[owner] for name, owner in owners.items()}
     means = {name: first.means[owner] for name, owner in owners.items() if owner in first.means}
     return with_initial(plan, entries, stds, means)
+
+
+@dataclass(frozen=True)
+class PlannedGrowth:
+    """One growth of a checkpoint: its plan by the names in the files, and by the model's own; and what it then is.
+
+    config, record: after it. joined: of each parameter that is made of several of the smaller model's, all of these.
+    """
+
+    growth: GrowthStep
+    plan: Plan
+    by_model: Plan
+    config: Config
+    record: Record
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def shapes(self) -> dict[str, Shape]:
+        """Of the files after it, tied tensors under each of their names."""
+        return {alias: self.plan[name].wide for alias, name in self.plan.names.items()}
+
+
+def plan_growths(
+    growths: Sequence[GrowthStep],
+    config: Config,
+    shapes: Mapping[str, Shape] | None,
+    record: Record | None = None,
+    recorded: Plan | None = None,
+) -> list[PlannedGrowth]:
+    """The plans of growths, one after the other.
+
+    config, shapes: of the first model and its files; None for a model in memory, by its own names. record: of that
+    model, if it has grown before; from its first one initial values are counted. recorded: the plan by the model's
+    names, where there is one growth and it is known.
+    """
+    steps, record = list[PlannedGrowth](), record or Record(config)
+    for growth in growths:
+        joined: dict[str, tuple[str, ...]] = {}
+        if growth.experts is not None:
+            assert shapes is not None
+            plan = plan_experts_files(shapes, config, growth.experts)
+            by_model, joined = plan_mixture(config, shapes, growth.experts)
+        elif growth.layers is not None:
+            told = growth.deepen, growth.layers, record.first_config, record.times
+            by_model = plan_layers_of_model(config, *told)
+            plan = by_model if shapes is None else plan_layers(shapes, *told)
+        else:
+            family = ConfigFamily(config)
+            by_model = recorded or family.plan(growth.times, initial=growth.draws)
+            by_model = count_from_first(record, by_model)
+            plan = by_model if shapes is None else family.plan_files(growth.times, shapes, recorded=by_model)
+        config, record = growth.config_after(config), record.then(growth, by_model)
+        steps.append(PlannedGrowth(growth, plan, by_model, config, record, joined))
+        shapes = None if shapes is None else steps[-1].shapes
+    return steps
+
+
+def names_after(names: Iterable[str], steps: Sequence[PlannedGrowth]) -> Iterable[str]:
+    """The names in the last files, where these are those in the first."""
+    return next((step.plan.parameters for step in reversed(steps) if not step.growth.is_width), names)
+
+
+class History(NamedTuple):
+    """How a tensor of a grown checkpoint came about.
+
+    name: what it is, or is made after, in the first checkpoint. ways: the growths that changed it since it was there,
+    or was drawn in this shape, each with the plan's name of it.
+    """
+
+    name: str
+    ways: list[tuple[PlannedGrowth, str]]
+    drawn: NewTensor | None
+    shape: Shape
+    in_new_part: bool
+
+
+def trace(name: str, steps: Sequence[PlannedGrowth]) -> History:
+    """Back from a tensor of the last files to where it comes from."""
+    ways, drawn, is_new, shape = list[tuple[PlannedGrowth, str]](), None, False, Shape()
+    for step in reversed(steps):
+        if name not in step.plan.names:
+            raise MupscaleError(f"'{name}' is not in the plan: the plan was made for a different checkpoint")
+        planned = step.plan.names[name]
+        source, entry = step.plan.sources[planned], step.plan[planned]
+        is_new = is_new or source.is_new
+        if drawn is None and (drawn := NewTensor.of(planned, step.plan, step.growth.seed)) is not None:
+            shape = entry.wide
+        elif drawn is None and (step.growth.is_width or entry.axes):  # of new parts, those with more rows
+            ways.append((step, planned))
+        name = name if step.growth.is_width else source.name
+    return History(name, ways[::-1], drawn, shape, is_new)
 
 
 def settle_growth(

@@ -10,34 +10,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mupscale.core import Axis, Entry, Plan, expand, index_of_old, places
-from mupscale.growth import Copies, Fresh, NewTensor, Part, is_replica, upscale_untried, word_of_operator
+from mupscale.growth import Copies, Fresh, Part, is_replica, upscale_untried, word_of_operator
 from mupscale.hf.building import Config
 from mupscale.hf.config_family import ConfigFamily
 from mupscale.hf.config_fields import parts_of, sizes_of
 from mupscale.hf.depths import experts_of, layers_of
 from mupscale.hf.multipliers import Times, grown
-from mupscale.hf.record import RECORD_FILE, GrowthStep, Record
+from mupscale.hf.record import (
+    RECORD_FILE,
+    GrowthStep,
+    History,
+    PlannedGrowth,
+    Record,
+    names_after,
+    plan_growths,
+    trace,
+)
 from mupscale.hf.source import Source, StoredTensor, read_into
-from mupscale.hf.stream import plan_name
 from mupscale.planning import Parting
 from mupscale.system import MupscaleError, as_asked
 
 _AT_A_TIME = 1 << 22  # entries that are compared in double precision at a time
-
-
-class PlannedGrowth(NamedTuple):
-    """One growth of a checkpoint, and its plan by the names in the files."""
-
-    growth: GrowthStep
-    plan: Plan
 
 
 @dataclass(frozen=True)
@@ -55,60 +56,32 @@ class TensorDifference:
 
 def tensor_differences(small: Source, wide: Source, steps: Sequence[PlannedGrowth]) -> Iterator[TensorDifference]:
     """Of each tensor of the wide checkpoint from what the small one becomes by these steps."""
-    names: Collection[str] = small.tensors.keys()
-    for step in steps:
-        names = step.plan.sources.keys() if step.plan.has_new_parts else names
-    _check_names(names, wide.tensors.keys())
+    names = names_after(small.tensors, steps)
+    _check_names({*names}, wide.tensors.keys())
     limit = rounding_limit(small, wide)
     for name in names:
-        yield _difference(name, wide.tensors[name], _trace(name, small, steps), limit)
+        yield _difference(name, small, wide.tensors[name], trace(name, steps), limit)
 
 
-class _History(NamedTuple):
-    """How a tensor came about: stored in the small checkpoint or drawn for a new layer, and widened in these ways."""
-
-    stored: StoredTensor
-    ways: list[tuple[PlannedGrowth, str]]
-    drawn: NewTensor | None
-    in_new_layer: bool
-
-
-def _trace(name: str, small: Source, steps: Sequence[PlannedGrowth]) -> _History:
-    """Back from a tensor of the wide checkpoint to where it comes from."""
-    ways: list[tuple[PlannedGrowth, str]] = []  # since it was drawn, if it was
-    drawn, shape, is_new = None, None, False
-    for step in reversed(steps):
-        planned = name if step.plan.has_new_parts else plan_name(name, step.plan)
-        entry, source = step.plan[planned], step.plan.sources[planned]
-        is_new = is_new or source.is_new
-        if drawn is None and (drawn := NewTensor.of(planned, step.plan, step.growth.seed)) is not None:
-            shape = entry.wide
-        if drawn is None and (entry.axes or not step.plan.has_new_parts):  # of new parts, those with more rows
-            ways.append((step, planned))
-        name = source.name if step.plan.has_new_parts else name
-    stored = small.tensors[name]
-    return _History(replace(stored, shape=shape or stored.shape), ways[::-1], drawn, is_new)
-
-
-def _difference(name: str, grown: StoredTensor, history: _History, limit: float) -> TensorDifference:
+def _difference(name: str, small: Source, grown: StoredTensor, history: History, limit: float) -> TensorDifference:
     """Of several growths the dtypes between them are not on record, so the dtype that fits counts."""
-    stored, ways, drawn = history.stored, history.ways, history.drawn
+    stored, ways, drawn = small.tensors[history.name], history.ways, history.drawn
     narrow, wide = _read(stored) if drawn is None else None, _read(grown)
     best = TensorDifference(name, math.inf, math.inf, math.inf)
     for between in dict.fromkeys((stored.dtype, grown.dtype, torch.bfloat16, torch.float16)):
         first = between if ways else grown.dtype
-        expected = narrow if narrow is not None else drawn.whole(stored.shape, first)  # type: ignore[union-attr]
+        expected = narrow if drawn is None else drawn.whole(history.shape, first)
+        assert expected is not None
         for number, (step, planned) in enumerate(ways, 1):
-            dtype = grown.dtype if number == len(ways) else between
-            expected = _grown(name, expected, planned, step, dtype)
+            expected = _grown(name, expected, planned, step, grown.dtype if number == len(ways) else between)
         if expected.shape != wide.shape:
             raise _unrelated(f"'{name}' should have shape {tuple(expected.shape)}, but has {tuple(wide.shape)}")
         whole = _relative_difference(expected, wide)
         once = len(ways) + (drawn is not None) <= 1
         if whole < best.whole or once:
-            old = _is_old(ways) if any(not step.growth.grow.needs_multiples for step, _ in ways) else None
-            both = (0.0, whole) if history.in_new_layer else (whole, 0.0)
-            if old is not None and not history.in_new_layer:
+            both = (0.0, whole) if history.in_new_part else (whole, 0.0)
+            if not history.in_new_part and any(not step.growth.grow.needs_multiples for step, _ in ways):
+                old = _is_old(ways)
                 new = _relative_difference(expected[~old], wide[~old])
                 both = _relative_difference(expected[old], wide[old]), new
             best = TensorDifference(name, whole, *both)
@@ -256,15 +229,11 @@ class Relation:
             size = grown(size, growth.times.hidden)
         return units
 
-    def steps(self) -> Iterator[PlannedGrowth]:
-        """Each growth with its plan, for the tensors of the files."""
-        config, shapes, record = self.small.config, self.small.shapes, self.before or Record(self.small.config)
+    @cached_property
+    def steps(self) -> list[PlannedGrowth]:
+        """The growths with their plans."""
         recorded = self.plan if len(self.growths) == 1 else None
-        for growth in self.growths:
-            plan, by_model = growth.plan_files(shapes, config, record, recorded)
-            yield PlannedGrowth(growth, plan)
-            shapes = {name: plan[plan.names[name]].wide for name in (shapes if growth.is_width else plan.parameters)}
-            record, config = record.then(growth, by_model), growth.config_after(config)
+        return plan_growths(self.growths, self.small.config, self.small.shapes, self.before, recorded)
 
     def whole_plan(self) -> Plan:
         """All that became wider, by the names of the small model's parameters."""

@@ -18,9 +18,10 @@ from contextlib import redirect_stderr
 from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mupscale.core import Shape
@@ -32,10 +33,10 @@ from mupscale.system import (
     checks_arguments,
     load_torch,
     make_folder,
-    open_file,
     read_json,
     require,
     show_short,
+    write_tensors,
 )
 
 DTYPES = {
@@ -50,7 +51,6 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
-_LONGEST_HEADER = 100_000_000  # what safetensors itself reads
 
 
 @dataclass(frozen=True)
@@ -78,66 +78,31 @@ class StoredTensor:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of a safetensors file in the order in which they lie there, when all of it is in order."""
+    """The tensors of a safetensors file, in the order in which they lie there."""
+    if path.exists() and not path.is_file():
+        raise MupscaleError(f"{path} is not an ordinary file, so no weights are read from it")
     try:
-        if not path.is_file() and path.exists():
-            raise MupscaleError(f"{path} is not an ordinary file, so no weights are read from it")
-        with open(path, "rb") as file:
-            size = file.seek(0, 2)
-            file.seek(0)
-            length, content = _read_json_head(path, file, size)
+        with safe_open(path, framework="np") as file:
+            parts = {name: file.get_slice(name) for name in file.offset_keys()}
+            held = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}
     except OSError as error:
-        raise MupscaleError(f"{path} cannot be read: {error.strerror}") from None
-    content.pop("__metadata__", None)
-    placed = sorted((_place(path, name, entry) for name, entry in content.items()), key=lambda part: part[1])
-    tensors, end = {}, 0
-    for name, start, stop, dtype, shape in placed:
-        if start != end:
-            raise _broken(path, f"'{name}' starts at byte {start} and what comes before it ends at {end}")
-        tensors[name], end = StoredTensor(path, dtype, shape, 8 + length + start), stop
-    if 8 + length + end != size:
-        what = "is truncated" if size < 8 + length + end else "has more bytes than it should"
+        raise MupscaleError(f"{path} cannot be read: {error.strerror or error}") from None
+    except SafetensorError as error:
+        reason = str(error).removeprefix("Error while deserializing header: ")
         raise MupscaleError(
-            f"{path} {what}: its header says {8 + length + end} bytes, but it has {size}. Download or copy it again"
-        )
-    return tensors
-
-
-def _read_json_head(path: Path, file: BinaryIO, size: int) -> tuple[int, dict[str, Any]]:
-    length = int.from_bytes(file.read(8), "little")
-    if size < 8 or length > min(size - 8, _LONGEST_HEADER):
-        reason = f"a header of {length} bytes in a file of {size}" if size >= 8 else f"it has {size} bytes"
-        raise _broken(path, reason)
-    try:
-        content = json.loads(file.read(length))
-    except (ValueError, RecursionError):
-        raise _broken(path, "its header is no JSON") from None
-    if not isinstance(content, dict):
-        raise _broken(path, "its header is no JSON object")
-    return length, content
-
-
-def _place(path: Path, name: str, entry: Any) -> tuple[str, int, int, torch.dtype, Shape]:
-    try:
-        code, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        whole = all(type(n) is int and n >= 0 for n in (*shape, start, stop))
-    except (TypeError, KeyError, ValueError):
-        whole = False
-    if not whole:
-        raise _broken(path, f"its header does not say where '{name}' lies")
-    if not isinstance(code, str) or code not in DTYPES:
-        raise MupscaleError(
-            f"'{name}' in {path} has dtype {code}, as in a quantised checkpoint, which cannot be widened. Use the "
-            "original in float32, bfloat16 or float16, or dequantise it"
-        )
-    dtype = DTYPES[code]
-    if stop - start != math.prod(shape) * dtype.itemsize:
-        raise _broken(path, f"'{name}' of shape {shape} and dtype {code} has {stop - start} bytes")
-    return name, start, stop, dtype, shape
-
-
-def _broken(path: Path, reason: str) -> MupscaleError:
-    return MupscaleError(f"{path} is not a complete safetensors file ({reason}). Download or copy it again")
+            f"{path} is not a complete safetensors file ({reason}). Download or copy it again"
+        ) from None
+    tensors, at = dict[str, StoredTensor](), 0
+    for name, (code, shape) in held.items():
+        if code not in DTYPES:
+            raise MupscaleError(
+                f"'{name}' in {path} has dtype {code}, as in a quantised checkpoint, which cannot be widened. Use the "
+                "original in float32, bfloat16 or float16, or dequantise it"
+            )
+        tensors[name] = StoredTensor(path, DTYPES[code], shape, at)
+        at += tensors[name].bytes
+    head = path.stat().st_size - at
+    return {name: replace(tensor, start=head + tensor.start) for name, tensor in tensors.items()}
 
 
 def make_header(tensors: Mapping[str, tuple[torch.dtype, Shape]]) -> tuple[bytes, dict[str, int]]:
@@ -366,13 +331,9 @@ class TemporaryFolder:
 def _convert(path: Path) -> dict[str, StoredTensor]:
     """The whole file is in memory for a moment, as old formats want it; afterwards it lies on the disk."""
     folder = TemporaryFolder()
-    converted, content = Path(folder.name) / "converted.safetensors", _state_dict(path)
-    first, _ = make_header({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in content.items()})
+    converted = Path(folder.name) / "converted.safetensors"
     try:
-        with open_file(converted, "wb") as file:
-            file.write(first)
-            for tensor in content.values():
-                file.write(raw_bytes(tensor.contiguous()))
+        write_tensors(converted, _state_dict(path), {})
     except OSError as error:
         raise MupscaleError(
             f"{path} is of an old format and must be converted, but {folder.name} has no room for that "

@@ -1,6 +1,6 @@
 """From checkpoint to checkpoint in pieces: read a few rows, copy, rescale, perturb, round, write them in their place.
 
-The plan tells every shape before a tensor is read, so all files are laid out and their headers written first, and
+The plans tell every shape before a tensor is read, so all files are laid out and their headers written first, and
 threads fill them in any order. A piece fits into a core's cache; memory is a few pieces per thread, whatever the size
 of tensors and shards.
 """
@@ -11,17 +11,18 @@ import json
 import math
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mupscale.core import Axis, Entry, Plan, Shape, check_dtype, widened_shape
+from mupscale.core import Axis, Entry, Shape, check_dtype, widened_shape
 from mupscale.growth import (
     Copies,
     Fresh,
@@ -38,6 +39,7 @@ from mupscale.growth import (
     refuse_nonfinite,
     unit_std,
 )
+from mupscale.hf.record import PlannedGrowth, names_after, trace
 from mupscale.hf.source import Source, StoredTensor, make_header, raw_bytes, read_into
 from mupscale.system import MupscaleError, open_file, replace_text, show_short, usable_cores
 
@@ -47,18 +49,25 @@ _SIZES |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 @dataclass(frozen=True)
 class WideTensor:
-    """One tensor of the output: where it comes from, how it grows, and where it goes.
+    """One tensor of the output: what it is made of, how, and where it goes.
 
-    name: the plan's, under which its noise is drawn; tied tensors have one. new: what it is instead, in a new layer.
-    rows: how many copies of each row of what it grows to there are, as a router with more experts has.
+    part: what it is in the plan of the growth in width, under which name its noise is drawn; tied tensors have one.
+    grow: the operator of that growth. new: what it is instead, in a new layer. rows: how many copies of each row of
+    what it grows to there are, as a router with more experts has.
     """
 
     name: str
     source: StoredTensor
-    entry: Entry
     target: StoredTensor
+    part: Part | None
+    grow: Operator
     new: NewTensor | None = None
     rows: int = 1
+
+    @property
+    def entry(self) -> Entry:
+        """How it grows in width."""
+        return Entry(self.source.shape, self.source.shape) if self.part is None else self.part.plan[self.part.name]
 
     def places(self, at: int, count: int) -> Iterator[tuple[int, int, int]]:
         """Of so many entries from `at` on of what it grows to, runs (start, stop), and where each lies there."""
@@ -109,28 +118,20 @@ def shorten_number(number: int, units: tuple[str, ...] = (" B", " M", " k", ""))
 
 def arrange_shards(
     source: Source,
-    plan: Plan,
+    steps: Sequence[PlannedGrowth],
     *,
-    parts: Plan | None = None,
-    seed: int = 0,
     dtype: torch.dtype | None = None,
     shard_size: int | str = "5GB",
 ) -> list[WeightShard]:
     """The files of the larger checkpoint, with all their tensors in place; nothing is read or written yet.
 
-    plan: in width. parts: from the tensors of the wide checkpoint to those with new layers or experts, of which those
-    are drawn from the seed that are made of no other's values; rows may be copied. dtype: of the floating-point
-    tensors, which keep theirs where it is None.
+    steps: at most one growth in width, and then one to more layers or experts. dtype: of the floating-point tensors,
+    which keep theirs where it is None.
     """
-    largest, names = parse_size(shard_size), plan_names(source, plan)
-    shards: list[dict[str, WideTensor]] = []
+    largest, shards = parse_size(shard_size), list[dict[str, WideTensor]]()
     used = largest + 1
-    made = {name: name for name in source.tensors} if parts is None else {n: s.name for n, s in parts.sources.items()}
-    for name, origin in made.items():
-        tensor = _wide_tensor(origin, names[origin], source.tensors[origin], plan[names[origin]], dtype)
-        if parts is not None:
-            new, rows = NewTensor.of(name, parts, seed), parts[name].axes.get(0, Axis()).copies
-            tensor = replace(tensor, new=new, rows=rows, target=replace(tensor.target, shape=parts[name].wide))
+    for name in names_after(source.tensors, steps):
+        tensor = _wide_tensor(name, source, steps, dtype)
         if used + tensor.target.bytes > largest and (used or not shards):
             shards.append({})
             used = 0
@@ -142,17 +143,27 @@ def arrange_shards(
     return [_place(file, tensors) for file, tensors in zip(files, shards, strict=True)]
 
 
-def _wide_tensor(name: str, planned: str, stored: StoredTensor, entry: Entry, dtype: torch.dtype | None) -> WideTensor:
-    if stored.shape != entry.narrow:
+def _wide_tensor(name: str, source: Source, steps: Sequence[PlannedGrowth], dtype: torch.dtype | None) -> WideTensor:
+    history = trace(name, steps)
+    stored, rows, shape = source.tensors[history.name], 1, steps[-1].shapes[name]
+    part: Part | None = None
+    grow: Operator = Copies()
+    for step, planned in history.ways:
+        if step.growth.is_width:
+            part, grow = Part(planned, step.plan, step.growth.seed), step.growth.grow
+        else:
+            rows = step.plan[planned].axes.get(0, Axis()).copies
+    if part is not None and stored.shape != part.entry.narrow:
         raise MupscaleError(
-            f"'{name}' has shape {stored.shape} in {stored.file.name} and {entry.narrow} by the config: the checkpoint "
-            f"and its config.json do not belong together"
+            f"'{history.name}' has shape {stored.shape} in {stored.file.name} and {part.entry.narrow} by the config: "
+            f"the checkpoint and its config.json do not belong together"
         )
     if not stored.dtype.is_floating_point:
-        if entry.wide != entry.narrow:
+        if part is not None and part.entry.wide != part.entry.narrow:
             check_dtype(name, torch.empty(0, dtype=stored.dtype))
         dtype = None
-    return WideTensor(planned, stored, entry, StoredTensor(Path(), dtype or stored.dtype, entry.wide, 0))
+    target = StoredTensor(Path(), dtype or stored.dtype, shape, 0)
+    return WideTensor(name, stored, target, part, grow, history.drawn, rows)
 
 
 def _place(file: str, tensors: Mapping[str, WideTensor]) -> WeightShard:
@@ -161,18 +172,6 @@ def _place(file: str, tensors: Mapping[str, WideTensor]) -> WeightShard:
     head, starts = make_header({name: (tensor.target.dtype, tensor.target.shape) for name, tensor in ordered.items()})
     places = {name: replace(tensor.target, file=Path(file), start=starts[name]) for name, tensor in ordered.items()}
     return WeightShard(file, head, {name: replace(tensor, target=places[name]) for name, tensor in ordered.items()})
-
-
-def plan_names(source: Source, plan: Plan) -> dict[str, str]:
-    """The plan's name of each tensor of the files."""
-    return {name: plan_name(name, plan, stored.file.name) for name, stored in source.tensors.items()}
-
-
-def plan_name(name: str, plan: Plan, file: str = "the files") -> str:
-    """The plan's name of a tensor of a file."""
-    if name not in plan.names:
-        raise MupscaleError(f"'{name}' in {file} is not in the plan: the plan was made for a different checkpoint")
-    return plan.names[name]
 
 
 def write_index(shards: Sequence[WeightShard], folder: Path) -> None:
@@ -204,31 +203,17 @@ class Piece(NamedTuple):
     at: tuple[int, ...]
 
 
-class _Task(NamedTuple):
-    """A part of a tensor: copies with noise of this standard deviation, a region with fresh units, or all of it."""
-
-    tensor: WideTensor
-    part: Piece | Region
-    std: float = 0.0
-    fresh: FreshTensor | None = None
-    whole: Part | None = None
-
-
 def write_shards(
     shards: Sequence[WeightShard],
     folder: Path,
-    plan: Plan,
     *,
-    grow: Operator | None = None,
-    seed: int = 0,
     threads: int | None = None,
     advance: Callable[[int], None] = lambda bytes: None,
 ) -> None:
     """Fill the files; the result is the same for any number of threads and any shards.
 
-    grow: an operator that has seen the plan; copies without noise if none is given. Copies and fresh units are written
-    in pieces; any other operator writes a tensor at a time, which is whole in memory then.
-    advance: called with the number of bytes after each write.
+    Copies and fresh units are written in pieces; any other operator writes a tensor at a time, which is whole in memory
+    then. advance: called with the number of bytes after each write.
     """
     threads = min(usable_cores(), _MOST_THREADS) if threads is None else threads
     if threads < 1:
@@ -238,11 +223,12 @@ def write_shards(
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             for shard in shards:
-                with open_file(folder / shard.file, "wb") as file:
+                path, write_lock = folder / shard.file, threading.Lock()
+                with open_file(path, "wb") as file:
                     file.write(shard.head)
                     file.truncate(shard.bytes)
-                work = _Work(_tasks(shard, plan, grow or Copies(), seed), folder / shard.file, grow or Copies(), seed)
-                futures = [pool.submit(work.off, advance) for _ in range(threads)]
+                work = _Work((tensor, make) for tensor in shard.tensors.values() for make in _tasks(tensor))
+                futures = [pool.submit(_do, work, path, write_lock, advance) for _ in range(threads)]
                 try:
                     for future in futures:
                         future.result()
@@ -252,45 +238,59 @@ def write_shards(
         torch.set_num_threads(ours)
 
 
-def _tasks(shard: WeightShard, plan: Plan, grow: Operator, seed: int) -> Iterator[_Task]:
-    """What there is to do for each tensor, by what it is made of and how it grows."""
-    for tensor in shard.tensors.values():
-        axes, part = tensor.entry.axes, Part(tensor.name, plan, seed)
-        if tensor.new is not None:
-            yield from (_Task(tensor, piece) for piece in pieces(tensor.target.shape, {}, _PIECE))
-        elif not tensor.source.dtype.is_floating_point:
-            yield from (_Task(tensor, piece) for piece in pieces(tensor.entry.narrow, axes, _PIECE))
-        elif type(grow) is Fresh:
-            fresh = FreshTensor(grow.values(part))
-            yield from (_Task(tensor, region, fresh=fresh) for region in fresh.regions(_PIECE))
-        elif type(grow) is Copies and not grow.paired and isinstance(noise := as_noise(grow.noise), GaussianNoise):
-            level = noise.of(tensor.name) if tensor.name in plan.parameters else 0.0  # buffers have none
-            std = level * unit_std(plan, tensor.name, noise.unit) if level else 0.0
-            yield from (_Task(tensor, piece, std) for piece in pieces(tensor.entry.narrow, axes, _PIECE))
-        else:
-            yield _Task(tensor, Piece(0, tensor.entry.narrow, {}, (0,)), whole=part)
+Make = Callable[["_Desk"], Iterator[tuple[int, Tensor]]]
+"""Reads a part of a tensor and yields what becomes of it, each time with the place among the wide entries."""
 
 
-class _Work:
-    """Tasks of one file that several threads take one by one, until there are none or one of them fails."""
+class _Work(Iterator[tuple[WideTensor, Make]]):
+    """Tasks that several threads take one by one, until there are none or one of them fails."""
 
-    def __init__(self, tasks: Iterator[_Task], path: Path, grow: Operator, seed: int) -> None:
-        self._tasks, self._path, self._grow, self._seed = tasks, path, grow, seed
-        self._take, self._write, self.stopped = threading.Lock(), threading.Lock(), False
+    def __init__(self, tasks: Iterable[tuple[WideTensor, Make]]) -> None:
+        self._tasks, self._lock, self.stopped = iter(tasks), threading.Lock(), False
 
-    def off(self, advance: Callable[[int], None]) -> None:
-        """Take tasks and do them, in one thread."""
-        try:
-            with ExitStack() as open_files:
-                writer = _PieceWriter(self._path, self._grow, self._seed, self._write, open_files)
-                while (task := self._next()) is not None:
-                    advance(writer.make(task))
-        finally:
-            self.stopped = True  # for all: there are no more, or this one has failed
+    def __next__(self) -> tuple[WideTensor, Make]:
+        with self._lock:
+            if self.stopped:
+                raise StopIteration
+            return next(self._tasks)
 
-    def _next(self) -> _Task | None:
-        with self._take:
-            return None if self.stopped else next(self._tasks, None)
+
+def _do(work: _Work, path: Path, write_lock: threading.Lock, advance: Callable[[int], None]) -> None:
+    """Take tasks and do them, in one thread."""
+    try:
+        with ExitStack() as open_files:
+            desk = _Desk(path, write_lock, open_files)
+            for tensor, make in work:
+                for at, wide in make(desk):
+                    advance(desk.write(wide, tensor, at))
+    finally:
+        work.stopped = True  # for all: there are no more, or this one has failed
+
+
+def _tasks(tensor: WideTensor) -> Iterator[Make]:
+    """What there is to do for a tensor, by what it is made of and how it grows."""
+    part, grow, is_number = tensor.part, tensor.grow, tensor.source.dtype.is_floating_point
+    if tensor.new is not None:
+        for piece in pieces(tensor.target.shape, {}, _PIECE):
+            yield partial(_draw, tensor, tensor.new, piece)
+    elif part is not None and is_number and type(grow) is Fresh:
+        fresh = FreshTensor(grow.values(part))
+        for region in fresh.regions(_PIECE):
+            yield partial(_make_fresh, tensor, fresh, region)
+    elif (std := 0.0 if part is None or not is_number else _spread_of_copies(part, grow)) is not None:
+        for piece in pieces(tensor.source.shape, tensor.entry.axes, _PIECE):
+            yield partial(_make_copies, tensor, std, piece)
+    elif part is not None:
+        yield partial(_make_whole, tensor, part)
+
+
+def _spread_of_copies(part: Part, grow: Operator) -> float | None:
+    """The standard deviation of the noise of copies, which buffers lack; None of what is not made piece by piece."""
+    noise = as_noise(grow.noise) if type(grow) is Copies and not grow.paired else None
+    if not isinstance(noise, GaussianNoise):
+        return None
+    level = noise.of(part.name) if part.name in part.plan.parameters else 0.0
+    return level * unit_std(part.plan, part.name, noise.unit) if level else 0.0
 
 
 def pieces(shape: Shape, axes: Mapping[int, Axis], size: int, start: int = 0, at: int = 0) -> Iterator[Piece]:
@@ -334,116 +334,101 @@ def pieces(shape: Shape, axes: Mapping[int, Axis], size: int, start: int = 0, at
         at += length * copies * wide_row
 
 
-class _PieceWriter:
+class _Desk:
     """One thread's open files and buffers.
 
     write_lock: of all threads that write this file. Linux lets in one at a time, and has the others wait by spinning.
     """
 
-    def __init__(
-        self, path: Path, grow: Operator, seed: int, write_lock: threading.Lock, open_files: ExitStack
-    ) -> None:
-        self._grow, self._seed, self._write_lock, self._open_files = grow, seed, write_lock, open_files
+    def __init__(self, path: Path, write_lock: threading.Lock, open_files: ExitStack) -> None:
+        self._write_lock, self._open_files = write_lock, open_files
         self._target = open_files.enter_context(open_file(path, "r+b", buffering=0))
         self._sources: dict[Path, BinaryIO] = {}
         self._buffers: dict[str, Tensor] = {}
 
-    def make(self, task: _Task) -> int:
-        """Read, widen and write one part; returns how many bytes were written."""
-        if task.fresh is not None:
-            assert isinstance(task.part, Region)
-            return self._make_fresh(task.tensor, task.fresh, task.part)
-        assert isinstance(task.part, Piece)
-        if (new := task.tensor.new) is not None:
-            target, count = task.tensor.target, math.prod(task.part.shape)
-            part = new.part(task.part.start, count, target.numel, target.dtype)
-            return self._write(part, task.tensor, task.part.start)
-        if task.whole is not None:
-            return self._make_whole(task.tensor, task.whole, task.part)
-        return self._make_copies(task.tensor, task.std, task.part)
-
-    def _make_whole(self, job: WideTensor, part: Part, piece: Piece) -> int:
-        narrow = self._refuse_nonfinite(self._read(job.source, piece), job)
-        narrow = narrow.to(torch.promote_types(narrow.dtype, torch.float32))
-        out = torch.full(job.entry.wide, math.nan, dtype=narrow.dtype)
-        self._grow.parameter(out, narrow, part)
-        check_written(job.name, out, self._grow)
-        return self._write(self._rounded(out, job), job, 0)
-
-    def _make_fresh(self, job: WideTensor, fresh: FreshTensor, region: Region) -> int:
-        def read(start: int, stop: int) -> Tensor:
-            return self._refuse_nonfinite(self._read(job.source, Piece(start, (stop - start,), {}, ())), job)
-
-        out = self._buffer("wide", fresh.shape_of(region), job.target.dtype)
-        fresh.write(out, region, read)
-        if job.source.dtype != job.target.dtype:
-            self._refuse_overflow(out, job)
-        return self._write(out, job, fresh.place_of(region))
-
-    def _make_copies(self, job: WideTensor, level: float, piece: Piece) -> int:
-        entry = job.entry
-        narrow = self._read(job.source, piece)
-        if not narrow.is_floating_point():
-            return self._write(narrow, job, piece.at[0])
-        exact = torch.promote_types(narrow.dtype, torch.float32)
-        self._refuse_nonfinite(narrow, job)
-        # rounding comes once, at the end: what is only copied and scaled may stay in its own dtype
-        if narrow.dtype != exact and (level or entry.shift or narrow.dtype != job.target.dtype):
-            narrow = self._buffer("exact", narrow.shape, exact).copy_(narrow)
-        shape = widened_shape(piece.shape, piece.axes)
-        out = self._buffer("wide", shape, narrow.dtype) if piece.axes else narrow
-        wide = entry.widened(narrow, out, axes=piece.axes, overwrite=True)
-        if not level:
-            wide = self._rounded(wide, job)
-            return sum(self._write(wide, job, at) for at in piece.at)
-        return sum(self._write(self._rounded(self._noisy(wide, job, level, at), job), job, at) for at in piece.at)
-
-    def _noisy(self, wide: Tensor, job: WideTensor, level: float, at: int) -> Tensor:
-        check_spread(job.name, level, job.target.dtype)
-        noise = self._buffer("noise", [wide.numel()], wide.dtype)
-        draw_normal(noise, at, self._seed, job.name)
-        return torch.add(wide.view(-1), noise, alpha=level, out=noise)
-
-    def _rounded(self, wide: Tensor, job: WideTensor) -> Tensor:
-        dtype = job.target.dtype
-        if wide.dtype == dtype:
-            return wide
-        return self._refuse_overflow(self._buffer("rounded", wide.shape, dtype).copy_(wide), job)
-
-    def _refuse_nonfinite(self, narrow: Tensor, job: WideTensor) -> Tensor:
-        total = float(
-            narrow.sum(dtype=torch.promote_types(narrow.dtype, torch.float32))
-        )  # a quick look; sums of large numbers may overflow
-        if not math.isfinite(total):
-            refuse_nonfinite({job.name: narrow})
-        return narrow
-
-    def _refuse_overflow(self, rounded: Tensor, job: WideTensor) -> Tensor:
-        if not math.isfinite(float(rounded.sum(dtype=torch.float32))) and not torch.isfinite(rounded).all():
-            raise MupscaleError(f"'{job.name}' holds values that are too large for {rounded.dtype}. Keep a wider dtype")
-        return rounded
-
-    def _read(self, source: StoredTensor, piece: Piece) -> Tensor:
-        if source.file not in self._sources:
-            self._sources[source.file] = self._open_files.enter_context(source.file.open("rb", buffering=0))
-        file, narrow = self._sources[source.file], self._buffer("narrow", piece.shape, source.dtype)
-        return read_into(narrow, file, source.start + piece.start * source.dtype.itemsize)
-
-    def _write(self, wide: Tensor, job: WideTensor, at: int) -> int:
-        """All of it, once for each copy of its rows; returns how many bytes that were."""
-        entries, size, total = raw_bytes(wide), wide.dtype.itemsize, 0
-        with self._write_lock:
-            for start, stop, place in job.places(at, wide.numel()):
-                left = entries[start * size : stop * size]
-                total += left.nbytes
-                self._target.seek(job.target.start + place * size)
-                while left.nbytes:
-                    left = left[self._target.write(left[:_WRITE]) :]
-        return total
-
-    def _buffer(self, use: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def buffer(self, use: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory for one use, kept from piece to piece, so that it stays in the cache."""
         length = math.prod(shape) * dtype.itemsize
         if use not in self._buffers or len(self._buffers[use]) < length:
             self._buffers[use] = torch.empty(length, dtype=torch.uint8)
         return self._buffers[use][:length].view(dtype).view(*shape)
+
+    def read(self, tensor: WideTensor, start: int, shape: Shape) -> Tensor:
+        """Entries from `start` on, as a tensor of this shape; an error where any is not finite."""
+        source = tensor.source
+        if source.file not in self._sources:
+            self._sources[source.file] = self._open_files.enter_context(source.file.open("rb", buffering=0))
+        narrow = self.buffer("narrow", shape, source.dtype)
+        read_into(narrow, self._sources[source.file], source.start + start * source.dtype.itemsize)
+        if narrow.is_floating_point():  # a quick look; sums of large numbers may overflow
+            exact = torch.promote_types(narrow.dtype, torch.float32)
+            if not math.isfinite(float(narrow.sum(dtype=exact))):
+                refuse_nonfinite({tensor.name: narrow})
+        return narrow
+
+    def write(self, wide: Tensor, tensor: WideTensor, at: int) -> int:
+        """Round and write all of it, once for each copy of its rows; returns how many bytes that were."""
+        dtype = tensor.target.dtype
+        if wide.dtype != dtype:
+            wide = refuse_overflow(self.buffer("rounded", wide.shape, dtype).copy_(wide), tensor)
+        entries, size, total = raw_bytes(wide), dtype.itemsize, 0
+        with self._write_lock:
+            for start, stop, place in tensor.places(at, wide.numel()):
+                left = entries[start * size : stop * size]
+                total += left.nbytes
+                self._target.seek(tensor.target.start + place * size)
+                while left.nbytes:
+                    left = left[self._target.write(left[:_WRITE]) :]
+        return total
+
+
+def refuse_overflow(rounded: Tensor, tensor: WideTensor) -> Tensor:
+    """The tensor, where its dtype could hold the numbers."""
+    if not math.isfinite(float(rounded.sum(dtype=torch.float32))) and not torch.isfinite(rounded).all():
+        raise MupscaleError(f"'{tensor.name}' holds values that are too large for {rounded.dtype}. Keep a wider dtype")
+    return rounded
+
+
+def _draw(tensor: WideTensor, new: NewTensor, piece: Piece, desk: _Desk) -> Iterator[tuple[int, Tensor]]:
+    yield piece.start, new.part(piece.start, math.prod(piece.shape), tensor.target.numel, tensor.target.dtype)
+
+
+def _make_fresh(tensor: WideTensor, fresh: FreshTensor, region: Region, desk: _Desk) -> Iterator[tuple[int, Tensor]]:
+    out = desk.buffer("wide", fresh.shape_of(region), tensor.target.dtype)
+    fresh.write(out, region, lambda start, stop: desk.read(tensor, start, (stop - start,)))
+    if tensor.source.dtype != tensor.target.dtype:
+        refuse_overflow(out, tensor)
+    yield fresh.place_of(region), out
+
+
+def _make_copies(tensor: WideTensor, std: float, piece: Piece, desk: _Desk) -> Iterator[tuple[int, Tensor]]:
+    entry, narrow = tensor.entry, desk.read(tensor, piece.start, piece.shape)
+    if not narrow.is_floating_point():
+        yield piece.at[0], narrow
+        return
+    exact = torch.promote_types(narrow.dtype, torch.float32)
+    # rounding comes once, at the end: what is only copied and scaled may stay in its own dtype
+    if narrow.dtype != exact and (std or entry.shift or narrow.dtype != tensor.target.dtype):
+        narrow = desk.buffer("exact", narrow.shape, exact).copy_(narrow)
+    shape = widened_shape(piece.shape, piece.axes)
+    out = desk.buffer("wide", shape, narrow.dtype) if piece.axes else narrow
+    wide = entry.widened(narrow, out, axes=piece.axes, overwrite=True)
+    for at in piece.at:
+        yield at, _noisy(wide, tensor, std, at, desk) if std else wide
+
+
+def _noisy(wide: Tensor, tensor: WideTensor, std: float, at: int, desk: _Desk) -> Tensor:
+    assert tensor.part is not None
+    check_spread(tensor.name, std, tensor.target.dtype)
+    noise = desk.buffer("noise", [wide.numel()], wide.dtype)
+    draw_normal(noise, at, tensor.part.seed, tensor.part.name)
+    return torch.add(wide.view(-1), noise, alpha=std, out=noise)
+
+
+def _make_whole(tensor: WideTensor, part: Part, desk: _Desk) -> Iterator[tuple[int, Tensor]]:
+    narrow = desk.read(tensor, 0, tensor.source.shape)
+    narrow = narrow.to(torch.promote_types(narrow.dtype, torch.float32))
+    out = torch.full(part.entry.wide, math.nan, dtype=narrow.dtype)
+    tensor.grow.parameter(out, narrow, part)
+    check_written(tensor.name, out, tensor.grow)
+    yield 0, out

@@ -25,23 +25,20 @@ from torch.optim.lr_scheduler import LambdaLR
 from mupscale import checkpoint
 from mupscale.core import Plan, RuleSet, naming
 from mupscale.growth import (
-    DEPTH_OPERATORS,
     Deepen,
     NewTensor,
     Operator,
     choose_operator,
-    plan_depth,
     replica_in_words,
     upscale_untried,
 )
 from mupscale.hf import groups
 from mupscale.hf.building import require_transformers
 from mupscale.hf.config_family import ConfigFamily, names_in_model
-from mupscale.hf.depths import writers_of
-from mupscale.hf.groups import check_rules, match_plan, plan_for_model, shapes_of
+from mupscale.hf.groups import check_rules, plan_for_model, shapes_of
 from mupscale.hf.multipliers import Times
 from mupscale.hf.output_folder import CARD_FILE, OPTIMIZER_FILE, sizes_in_words, write_size_card
-from mupscale.hf.record import GrowthStep, Record, count_from_first, settle_growth
+from mupscale.hf.record import GrowthStep, PlannedGrowth, Record, plan_growths, settle_growth
 from mupscale.hf.source import open_source
 from mupscale.hf.verifying import load_pretrained
 from mupscale.optim import DECAY_RULE, FROM_GROUP, clip_grad_norm_, following_rules, widen_scheduler
@@ -188,24 +185,18 @@ def model_like(model: Any, config: Mapping[str, Any]) -> nn.Module:
 
 
 @torch.no_grad()
-def deepen_in_memory(
-    model: Any, optimizer: Optimizer, step: GrowthStep, record: Record, lr: float | None = None
+def grow_in_memory(
+    model: Any, optimizer: Optimizer, step: PlannedGrowth, lr: float | None = None
 ) -> tuple[nn.Module, Optimizer]:
-    """The model with more layers, whose new weights are those that `hf.upscale` would write, and its optimizer.
-
-    record: of the model before that. lr: as in `upscale`.
-    """
-    config = model.config.to_dict()
-    deep, operator = model_like(model, step.config_after(config)), DEPTH_OPERATORS[step.deepen]
-    made, _ = step.plan_files(shapes_of(model), config, record)
-    for name, p in naming.parameters(deep).items():
-        if (new := NewTensor.of(name, made, step.seed)) is not None:
+    """The model grown once, with the weights that `hf.upscale` would write, and its optimizer; lr: as in `upscale`."""
+    plan, growth, wide = step.by_model, step.growth, model_like(model, step.config)
+    for name, p in naming.parameters(wide).items():
+        if (new := NewTensor.of(name, plan, growth.seed)) is not None:
             p.copy_(new.whole(tuple(p.shape), p.dtype))
-    writers = None if operator.copies else writers_of(config, shapes_of(model))
-    plan = plan_depth(model, deep, grow=operator, writers=writers)
-    _, grown = upscale_untried(model, deep, plan, optimizer, grow=choose_operator(None, plan=plan), lr=lr)
+    operator = growth.grow if growth.is_width else choose_operator(None, plan=plan)
+    _, grown = upscale_untried(model, wide, plan, optimizer, grow=operator, lr=lr, seed=growth.seed)
     assert grown is not None
-    return deep, grown
+    return wide, grown
 
 
 _STEPS = Must(
@@ -394,22 +385,23 @@ class GrowTrainerCallback(InvariantClipping):
         (width, deeper), config = self._asked(model), _config_of(model)
         earlier, lr = _IN_CHARGE.get(model), self._new_rate(optimizer)
         record = (earlier and earlier.record) or Record(config)
-        grown, grown_optimizer, is_wider = nn.Module.__new__(type(model)), optimizer, width.times != Times()
+        grown, grown_optimizer = nn.Module.__new__(type(model)), optimizer
         grown.__dict__.update(model.__dict__)
+        growths = [width] if deeper is None else [deeper] if width.times == Times() else [width, deeper]
+        steps = plan_growths(growths, config, None, record)
         with following_rules(optimizer, self.rules):
-            if is_wider or deeper is None:
-                family = ConfigFamily(config)
-                plan = count_from_first(record, family.plan(width.times, initial=width.draws))
-                grown, grown_optimizer = _wider(grown, optimizer, width, family, plan, lr if deeper is None else None)
-                record = record.then(width.with_noise_as_it_was(), plan)
-            if deeper is not None:
+            for number, step in enumerate(steps):
                 from_group = [group.get(FROM_GROUP) for group in grown_optimizer.param_groups]
-                grown, grown_optimizer = deepen_in_memory(grown, grown_optimizer, deeper, record, lr)
-                if is_wider:  # schedulers go by the groups of the first optimizer
+                at_last = lr if step is steps[-1] else None
+                grown, grown_optimizer = grow_in_memory(grown, grown_optimizer, step, at_last)
+                if number:  # schedulers go by the groups of the first optimizer
                     for group in grown_optimizer.param_groups:
                         group[FROM_GROUP] = from_group[group[FROM_GROUP]]
-                record = record.then(deeper)
+                record = record.then(step.growth.with_noise_as_it_was(), step.by_model)
             record = replace(record, decay=optimizer.param_groups[0].get(DECAY_RULE, record.decay))
+        is_lossless = width.fresh is not None and width.fresh.lossless
+        if is_lossless and (reasons := ConfigFamily(config).obstacles(width.times, steps[0].by_model)):
+            warn(f"the growth is not lossless: {'; '.join(reasons)}")
         widened = None if scheduler is None else widen_scheduler(scheduler, grown_optimizer)
         model.__dict__.clear()
         model.__dict__.update(grown.__dict__)
@@ -431,20 +423,6 @@ class GrowTrainerCallback(InvariantClipping):
                 f"{', '.join(f'{rate:g}' for rate in sorted(set(rates)))}: give lr="
             )
         return rates[0] * self.scale_lr
-
-
-def _wider(
-    narrow: nn.Module, optimizer: Optimizer, width: GrowthStep, family: ConfigFamily, plan: Plan, lr: float | None
-) -> tuple[nn.Module, Optimizer]:
-    plan = match_plan(narrow, plan)
-    width.grow.check(plan)
-    wide = model_like(narrow, family.wide_config(width.times))
-    _, grown = upscale_untried(narrow, wide, plan, optimizer, grow=width.grow, lr=lr, seed=width.seed)
-    assert grown is not None
-    is_lossless = width.fresh is not None and width.fresh.lossless
-    if reasons := family.obstacles(width.times, plan) if is_lossless else []:
-        warn(f"the growth is not lossless: {'; '.join(reasons)}")
-    return wide, grown
 
 
 def _config_of(model: Any) -> dict[str, Any]:

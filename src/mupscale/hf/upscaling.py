@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from mupscale.core import Plan, RuleSet
+from mupscale.core import RuleSet
 from mupscale.growth import Deepen, Fresh, Noise, Operator, SignalNoise, replica_in_words
-from mupscale.hf.building import memory_shortage, runs_trusted_code
+from mupscale.hf.building import Config, memory_shortage, runs_trusted_code
 from mupscale.hf.config_family import ConfigFamily, check_nothing_missing
 from mupscale.hf.config_fields import Size, parts_of, sizes_of
 from mupscale.hf.depths import experts_of, layers_of
-from mupscale.hf.groups import find_optimizer_file, widen_optimizer_file
+from mupscale.hf.groups import find_optimizer_file, grow_optimizer_file
 from mupscale.hf.multipliers import Times
 from mupscale.hf.output_folder import (
     OPTIMIZER_FILE,
@@ -30,7 +30,7 @@ from mupscale.hf.output_folder import (
     write_companions,
     write_model_card,
 )
-from mupscale.hf.record import GrowthStep, Record, settle_growth
+from mupscale.hf.record import GrowthStep, PlannedGrowth, Record, plan_growths, settle_growth
 from mupscale.hf.relation import find_record, is_exact
 from mupscale.hf.source import Source, open_source
 from mupscale.hf.stream import WeightShard, arrange_shards, shorten_number, size_in_words, write_shards
@@ -160,6 +160,13 @@ def upscale(
     )
     if not exact and width.is_replica:
         note(replica_in_words())
+    if isinstance(getattr(width.grow, "noise", None), SignalNoise):
+        raise MupscaleError(
+            "signal-normalised noise needs whole tensors, but a checkpoint is widened in pieces. Use GaussianNoise, "
+            "with the constants that SignalNoise finds in memory (.effective) if you need them"
+        )
+    if rules is not None and optimizer is None:
+        raise MupscaleError("rules are about an optimizer's decay: give the saved optimizer, too (--optimizer-state)")
     prepared = _prepare(small, out, width, deeper, shard_size, dtype_of_output(dtype), optimizer, rules)
     return _carry_out(prepared, out, verify, threads, progress, note)
 
@@ -174,22 +181,29 @@ def _warn_of_replica(line: str) -> None:
 class _Prepared:
     """All that is settled before the first tensor is read.
 
-    config: of the larger checkpoint, and record: its mupscale.json. plan: in width, by the names in the files.
-    recorded_plan: by the model's. width, deeper: first it grows in width, if only by 1, so that new layers and routers
-    are drawn at the new one. steps: those of the two that are on record.
+    config: of the larger checkpoint, and record: its mupscale.json, with these growths more. steps: first it grows in
+    width, if only by 1, so that new layers and routers are drawn at the new one. optimizer: the saved one that goes
+    along.
     """
 
     source: Source
     config: dict[str, Any]
     record: Record
-    plan: Plan
-    recorded_plan: Plan | None
+    growths: tuple[GrowthStep, ...]
+    steps: list[PlannedGrowth]
     shards: list[WeightShard]
-    width: GrowthStep
-    deeper: GrowthStep | None
-    steps: list[GrowthStep]
     optimizer: Path | None
     rules: RuleSet | None
+
+    @property
+    def width(self) -> GrowthStep:
+        """The growth in width, if only by 1."""
+        return self.steps[0].growth
+
+    @property
+    def deeper(self) -> GrowthStep | None:
+        """The growth to more layers, or to experts."""
+        return None if self.steps[-1].growth.is_width else self.steps[-1].growth
 
     @property
     def numbers(self) -> tuple[int, int]:
@@ -200,18 +214,18 @@ class _Prepared:
     @property
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Of the parts that can grow, before and after."""
-        now, then = (parts_of(config) for config in (self.source.config, self.config))
-        sizes = {part: (size, then[part]) for part, size in now.items()}
-        if self.deeper is not None and self.deeper.layers is not None:
-            sizes["layers"] = (layers_of(self.source.config) or 0, self.deeper.layers)
-        if self.deeper is not None and self.deeper.experts is not None:
-            sizes["experts"] = (experts_of(self.source.config)[0], self.deeper.experts.experts)
-        return sizes
+        (few, now), (many, then) = ((_sizes(config), parts_of(config)) for config in (self.source.config, self.config))
+        grown = {name: (few[name], size) for name, size in many.items() if size != few[name]}
+        return {**{part: (size, then[part]) for part, size in now.items()}, **grown}
 
     @property
     def bytes(self) -> int:
         """Of the weights' files."""
         return sum(shard.bytes for shard in self.shards)
+
+
+def _sizes(config: Config) -> dict[str, int]:
+    return {"layers": layers_of(config) or 0, "experts": experts_of(config)[0]}
 
 
 def _prepare(
@@ -224,41 +238,29 @@ def _prepare(
     optimizer: str | Path | None,
     rules: RuleSet | None,
 ) -> _Prepared:
-    if rules is not None and optimizer is None:
-        raise MupscaleError("rules are about an optimizer's decay: give the saved optimizer, too (--optimizer-state)")
     check_place(out, source)
     check_nothing_missing(source.config, source.shapes, source.folder)
-    record, steps, parts = find_record(source) or Record(source.config), list[GrowthStep](), None
-    record = record if rules is None else replace(record, decay=rules.decay)
-    plan, recorded_plan = width.plan_files(source.shapes, source.config, record)
-    config = width.config_after(source.config)
-    width.grow.check(plan)
+    before = find_record(source) or Record(source.config)
+    width = replace(width, sizes=sizes_of(width.config_after(source.config)))
+    growths = [width] if deeper is None else [width, deeper]
+    steps = plan_growths(growths, source.config, source.shapes, before)
+    width.grow.check(steps[0].plan)
+    config = dict(steps[-1].config)
     if dtype is not None:
         fields = [name for name in ("dtype", "torch_dtype") if name in config] or ["dtype"]
         config.update(dict.fromkeys(fields, str(dtype).removeprefix("torch.")))
-    if isinstance(getattr(width.grow, "noise", None), SignalNoise):
-        raise MupscaleError(
-            "signal-normalised noise needs whole tensors, but a checkpoint is widened in pieces. Use GaussianNoise, "
-            "with the constants that SignalNoise finds in memory (.effective) if you need them"
-        )
     file = None if optimizer is None else find_optimizer_file(optimizer)
     if file is not None:
-        grown = width.times, recorded_plan
-        widen_optimizer_file(file, None, source, *grown, grow=width.grow, deeper=deeper, rules=rules)
-    if deeper is None or width.times != Times() or dtype is not None or width.draws:
-        steps = [replace(width, sizes=sizes_of(config))]
-        record = record.then(steps[0], recorded_plan)
+        grow_optimizer_file(file, None, source, steps, rules=rules)
+    is_deeper_alone = deeper is not None and width.times == Times() and dtype is None and not width.draws
+    record = before.then(growths[-1], steps[-1].by_model) if is_deeper_alone else steps[-1].record
+    record = record if rules is None else replace(record, decay=rules.decay)
     if deeper is not None:
-        shapes = {name: plan[plan.names[name]].wide for name in source.shapes}
-        parts, mixture = deeper.plan_files(shapes, config, record)
-        config, record = deeper.config_after(config), record.then(deeper, mixture)
-        steps.append(deeper)
-        check_nothing_missing(config, parts.parameters, f"the checkpoint that grew {deeper}")
-    shards = arrange_shards(source, plan, parts=parts, seed=width.seed, dtype=dtype, shard_size=shard_size)
-    settled = shards, width, deeper, steps, file, rules
-    prepared = _Prepared(source, config, record, plan, recorded_plan, *settled)
+        check_nothing_missing(config, steps[-1].shapes, f"the checkpoint that grew {deeper}")
+    shards = arrange_shards(source, steps, dtype=dtype, shard_size=shard_size)
+    prepared = _Prepared(source, config, record, record.growths[len(before.growths) :], steps, shards, file, rules)
     few, many = prepared.numbers
-    ConfigFamily(source.config).check_grown(plan, width.times)
+    ConfigFamily(source.config).check_grown(steps[0].plan, width.times)
     check_space(out, source, prepared.bytes, 0 if file is None else file.stat().st_size * many // max(1, few))
     return prepared
 
@@ -266,32 +268,29 @@ def _prepare(
 def _carry_out(
     prepared: _Prepared, out: Path, verify: bool, threads: int | None, progress: bool, note: Callable[[str], None]
 ) -> Upscaled:
-    source, width, deeper, sizes = prepared.source, prepared.width, prepared.deeper, prepared.sizes
+    source, steps, width, deeper = prepared.source, prepared.steps, prepared.width, prepared.deeper
     comparison, why = None, "verification is off"
     try:
         with appearing(out) as folder:
             write_companions(folder, source, prepared.config, prepared.shards)
             prepared.record.save(folder)
             with bytes_bar(prepared.bytes, progress) as advance:
-                to_write = prepared.shards, folder, prepared.plan
-                write_shards(*to_write, grow=width.grow, seed=width.seed, threads=threads, advance=advance)
+                write_shards(prepared.shards, folder, threads=threads, advance=advance)
             if verify:
                 comparison, why = _compare(prepared, folder, note)
             if comparison is None and width.fresh is not None and width.fresh.lossless:
-                reasons = ConfigFamily(source.config).obstacles(width.times, prepared.plan)
+                reasons = ConfigFamily(source.config).obstacles(width.times, steps[0].plan)
                 why += f"; it is not lossless, since {reasons[0]}" if reasons else ""
             if prepared.optimizer is not None:
-                grown = source, width.times, prepared.recorded_plan
-                more: dict[str, Any] = {"grow": width.grow, "deeper": deeper, "rules": prepared.rules}
-                widen_optimizer_file(prepared.optimizer, folder / OPTIMIZER_FILE, *grown, **more)
+                grow_optimizer_file(prepared.optimizer, folder / OPTIMIZER_FILE, source, steps, rules=prepared.rules)
             checked = f"not made, since {why}." if comparison is None else comparison.verdict
-            write_model_card(folder, out.name, source, prepared.config, prepared.steps, sizes, checked)
+            write_model_card(folder, out.name, source, prepared.config, prepared.growths, prepared.sizes, checked)
     except OSError as error:
         raise MupscaleError(failure_of_writing(out, error)) from None
     written = prepared.numbers, prepared.bytes, len(prepared.shards)
     deepen = None if deeper is None or deeper.layers is None else deeper.deepen
     carried = prepared.optimizer is not None
-    return Upscaled(out, width.times, *written, comparison, why, width.fresh, sizes, deepen, carried)
+    return Upscaled(out, width.times, *written, comparison, why, width.fresh, prepared.sizes, deepen, carried)
 
 
 def _compare(prepared: _Prepared, folder: Path, note: Callable[[str], None]) -> tuple[Comparison | None, str]:
@@ -300,7 +299,7 @@ def _compare(prepared: _Prepared, folder: Path, note: Callable[[str], None]) -> 
     if shortage := memory_shortage(needed_bytes(source, wide)):
         return None, f"the two models need {shortage}"
     note("comparing the two models in float32")
-    comparison = compare(source, wide, plan=prepared.recorded_plan)
+    comparison = compare(source, wide, plan=prepared.steps[0].by_model)
     if not comparison.ok and comparison.rows[0].ok and _is_rounded(prepared):
         return None, (
             "its tensors match the small model's, but rounding to 16 bits moves the outputs too much to rule out a "
@@ -308,7 +307,7 @@ def _compare(prepared: _Prepared, folder: Path, note: Callable[[str], None]) -> 
         )
     if not comparison.ok:
         verdict = " ".join(comparison.verdict.split())
-        kind = "wide" if prepared.deeper is None else "larger"
+        kind = "wide" if len(prepared.steps) == 1 else "larger"
         raise MupscaleError(f"the {kind} model failed its check and was not kept: {verdict}")
     return comparison, ""
 

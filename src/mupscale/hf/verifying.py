@@ -27,11 +27,8 @@ from mupscale.hf.building import (
     runs_trusted_code,
     transformers_config,
 )
-from mupscale.hf.depths import with_layers
 from mupscale.hf.groups import compare_optimizer_file, decay_groups, match_plan
-from mupscale.hf.multipliers import Times
 from mupscale.hf.output_folder import OPTIMIZER_FILE
-from mupscale.hf.record import GrowthStep, Record
 from mupscale.hf.relation import FreshGrowth, Relation, is_exact, relate, rounding_limit, tensor_differences
 from mupscale.hf.source import Source, open_source
 from mupscale.planning import (
@@ -512,7 +509,7 @@ def _limit_of_layers(relation: Relation, precision: torch.dtype) -> float:
     """How far the outputs of a model with more layers may differ."""
     if relation.movers:
         return math.inf
-    plans = [step.plan for step in relation.steps() if not step.plan.has_new_parts]
+    plans = [step.plan for step in relation.steps if not step.plan.has_new_parts]
     entries = {f"{n} {name}": entry for n, plan in enumerate(plans) for name, entry in plan.parameters.items()}
     return max(TOLERANCE[precision], 8 * _rounding_of_files(relation, entries))
 
@@ -532,7 +529,7 @@ def _precision(dtype: str | torch.dtype) -> torch.dtype:
 
 def _compare_files(relation: Relation) -> tuple[list[ComparisonRow], Difference | None]:
     """One row for all tensors; the first that is wrong is named."""
-    steps = list(relation.steps())
+    steps = relation.steps
     limit = rounding_limit(relation.small, relation.wide)
     is_kept = relation.fresh is not None and (len(steps) == 1 or relation.deepened_after_fresh is not None)
     exact = 0.0 if is_kept else limit
@@ -556,24 +553,12 @@ def _compare_files(relation: Relation) -> tuple[list[ComparisonRow], Difference 
 
 def _compare_optimizer(relation: Relation, rows: list[ComparisonRow], notes: list[str]) -> Difference | None:
     """A row for the saved optimizer beside the wide checkpoint, or a note that says why there is none."""
-    wider = [growth for growth in relation.growths if growth.is_width]
     small, wide = (source.folder / OPTIMIZER_FILE for source in (relation.small, relation.wide))
     if not small.exists():
         notes.append(f"Not compared: {OPTIMIZER_FILE}, since {relation.small.folder} holds none.")
         return None
-    if len(wider) > 1 or len(relation.deepened) > 1 or (wider and relation.growths[0] is not wider[0]):
-        notes.append(
-            f"Not compared: {OPTIMIZER_FILE}, since the model grew {len(relation.growths)} times between the two "
-            "folders. To compare it, run mupscale verify on the two folders of each growth."
-        )
-        return None
-    width, deeper = next(iter(wider), GrowthStep(Times())), next(iter(relation.deepened), None)
-    source, recorded = relation.small, relation.plan if deeper is None else None
     try:
-        before = relation.before or Record(source.config)
-        plan = width.plan_files(source.shapes, source.config, before, recorded)[1]
-        grown = width.times, plan, width.grow, deeper
-        name, far = compare_optimizer_file(small, wide, source, relation.wide.config, *grown)
+        name, far = compare_optimizer_file(small, wide, relation.small, relation.wide.config, relation.steps)
     except MupscaleError as error:
         notes.append(f"Not compared: {OPTIMIZER_FILE}, since {error}")
         return None
@@ -602,8 +587,8 @@ def _both_models(
 
 def _plan_between(ours: nn.Module, theirs: nn.Module, relation: Relation) -> Plan:
     plan = match_plan(ours, relation.whole_plan())
-    if (deeper := relation.deepened_after_fresh) is not None:
-        plan = with_layers(plan, deeper.deepen, deeper.layers or 0)
+    if relation.deepened_after_fresh is not None:
+        plan = plan.then(relation.steps[-1].by_model)
     plan.check(ours, "narrow")
     plan.check(theirs)
     return plan

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -49,7 +48,7 @@ def clip_grad_norm_(
         parameters, weights = optimizer.check(model), optimizer.norm_weights(norm_type)
     else:
         parameters = naming.parameters(model)
-        weights = dict(_weights_of(optimizer, parameters, norm_type))
+        weights = _weights_of(optimizer, parameters, norm_type)
     by_weight: dict[float, list[Tensor]] = {}
     for name, p in parameters.items():
         if p.grad is not None:
@@ -69,10 +68,8 @@ def clip_grad_norm_(
     return total
 
 
-def _weights_of(
-    optimizer: Optimizer, parameters: dict[str, nn.Parameter], norm_type: float
-) -> Iterator[tuple[str, float]]:
-    """The weight of each parameter that has a gradient, as the optimizer's groups have it."""
+def _weights_of(optimizer: Optimizer, parameters: dict[str, nn.Parameter], norm_type: float) -> dict[str, float]:
+    """The weight of each parameter, as the optimizer's groups have it."""
     if norm_type != 2:
         raise MupscaleError(
             f"an optimizer knows only the norm of type 2, but norm_type= is {norm_type}. Pass a plan from the width at "
@@ -86,13 +83,12 @@ def _weights_of(
                 "norm. Pass a plan from the width at which max_norm was chosen to this model"
             )
         factors.update((id(p), group.get(NORM_FACTOR, 1.0)) for p in group["params"])
-    for name, p in parameters.items():
-        if p.grad is not None and id(p) not in factors:
-            raise MupscaleError(
-                f"'{name}' has a gradient, but this optimizer does not hold it. Pass the optimizer of the whole model, "
-                "or a plan from the width at which max_norm was chosen to this model"
-            )
-        yield name, factors.get(id(p), 1.0)
+    if strangers := [name for name, p in parameters.items() if p.grad is not None and id(p) not in factors]:
+        raise MupscaleError(
+            f"'{strangers[0]}' has a gradient, but this optimizer does not hold it. Pass the optimizer of the whole "
+            "model, or a plan from the width at which max_norm was chosen to this model"
+        )
+    return {name: factors.get(id(p), 1.0) for name, p in parameters.items()}
 
 
 def watch_for_plain_clipping(optimizer: Optimizer) -> None:
@@ -101,27 +97,18 @@ def watch_for_plain_clipping(optimizer: Optimizer) -> None:
     Nothing tells who has written into a gradient; but clipping that binds leaves one norm, step after step, and that is
     a number which somebody typed. A norm for each of a few steps is all it costs.
     """
-    if any(not math.isclose(group.get(NORM_FACTOR, 1.0), 1, rel_tol=1e-6) for group in optimizer.param_groups):
-        _Watch(optimizer)  # at a family's base both norms are one, up to rounding of the factors
-
-
-class _Watch:
-    """The last norms that an optimizer was given, as long as it is watched."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.norms: list[float] = []
-        self.hook = optimizer.register_step_pre_hook(self.look)
+    if all(math.isclose(group.get(NORM_FACTOR, 1.0), 1, rel_tol=1e-6) for group in optimizer.param_groups):
+        return  # at a family's base both norms are one, up to rounding of the factors
+    norms: list[float] = []
 
     @torch.no_grad()
-    def look(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Before a step."""
+    def look(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         if torch.compiler.is_compiling() or is_captured or any(is_sharded(g) or g.is_sparse for g in gradients):
             return
-        self.norms.append(float(nn.utils.get_total_norm(gradients)))
-        last = self.norms[-_ALIKE:]
-        typed = float(f"{last[-1]:.3g}")
+        norms.append(float(nn.utils.get_total_norm(gradients)))
+        last, typed = norms[-_ALIKE:], float(f"{norms[-1]:.3g}")
         is_clipped = len(last) == _ALIKE and typed > 0 and all(math.isclose(n, typed, rel_tol=1e-5) for n in last)
         if is_clipped:
             warn(
@@ -129,5 +116,7 @@ class _Watch:
                 f"has grown, that norm depends on the width. Clip with mupscale.clip_grad_norm_(model, {typed:g}, "
                 "optimizer)"
             )
-        if is_clipped or len(self.norms) >= _WATCHED:
-            self.hook.remove()
+        if is_clipped or len(norms) >= _WATCHED:
+            hook.remove()
+
+    hook = optimizer.register_step_pre_hook(look)

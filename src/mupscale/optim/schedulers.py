@@ -111,20 +111,15 @@ def widen_scheduler(scheduler: LRScheduler, wide_optimizer: Optimizer) -> LRSche
     [0.025]
     """
     widened = _carried_over(scheduler, wide_optimizer)
-    _warn_of_far_rate(wide_optimizer)
-    return widened
-
-
-def _warn_of_far_rate(wide_optimizer: Optimizer) -> None:
-    """Say so where the lr that `upscale` was given is far above the schedule's, as its peak is in the middle of it."""
     group = max(wide_optimizer.param_groups, key=lambda group: float(group.get(RATE_CHANGE, 1.0)))
     times = float(group.get(RATE_CHANGE, 1.0))
-    if times > _FAR:
+    if times > _FAR:  # as the peak of a schedule is in the middle of it
         now = float(group["lr"]) / group.get("lr_factor", 1.0) / times
         warn(
             f"lr is {times:.3g} times the schedule's current learning rate, {now:.3g}. All later rates of the schedule "
             f"become {times:.3g} times as large. For half of the current rate, give lr={now / 2:.3g}"
         )
+    return widened
 
 
 def _carried_over(scheduler: LRScheduler, wide_optimizer: Optimizer) -> LRScheduler:

@@ -14,15 +14,12 @@ initial            which dimensions are widths, and the standard deviations and 
 residual_branches  the blocks that a deep model has more of, and what in them writes into the residual stream
 """
 
+from mupscale.planning.comparing import ROUNDING, Difference, first_differing_module, is_large, relative_difference
 from mupscale.planning.first_guesses import bare_norms
 from mupscale.planning.from_modules import How, build_plan, find_uneven
 from mupscale.planning.from_run import (
-    ROUNDING,
-    Difference,
     check_plan_by_running,
-    first_differing_module,
     learn_roles,
-    relative_difference,
     roles_for_any_width,
     warn_of_growing_outputs,
 )
@@ -39,8 +36,8 @@ from mupscale.planning.initial import (
     rescale_spread,
     with_initial,
 )
-from mupscale.planning.large_models import Miniature, Resizing, is_large, roles_of
-from mupscale.planning.making_plans import GrowsBy, plan, with_initial_of_wide
+from mupscale.planning.making_plans import plan, with_initial_of_wide
+from mupscale.planning.miniatures import Miniature, Resizing, roles_of
 from mupscale.planning.residual_branches import BlockList, Writers, find_block_lists, find_writers, silence
 from mupscale.planning.role_registry import register_roles
 from mupscale.planning.silent_units import (
@@ -73,7 +70,6 @@ __all__ = [
     "ROUNDING",
     "BlockList",
     "Difference",
-    "GrowsBy",
     "How",
     "KeepDouble",
     "Miniature",

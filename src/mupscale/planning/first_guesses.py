@@ -16,102 +16,104 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from fractions import Fraction
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from mupscale.core import Entry, Number, Role, copy_model, multiplier, naming, shapes_in_words, tidy
+from mupscale.core import Entry, Role, copy_model, multiplier, naming
 from mupscale.planning.role_registry import Roles, is_torchs_own, registered
-from mupscale.system import MupscaleError, PlanError, name_of_group, pattern_of_name, ways_out
+from mupscale.system import PlanError, name_of_group, pattern_of_name, ways_out
 
 HEADS = ("num_heads", "n_heads", "n_head", "nhead", "num_attention_heads", "heads")
-KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "kv_heads")
 HEAD_DIM = ("head_dim", "d_head", "dim_head", "head_size", "attention_head_size")
 SCALE = ("scale", "scaling", "attention_scale", "softmax_scale", "attn_scale")
 
-_QUERY = re.compile(r"^(to_|w|w_)?(q|query|queries)(_proj|_lin|_linear)?$", re.I)
-_KEY_VALUE = re.compile(r"^(to_|w|w_)?(k|v|key|value|keys|values|kv)(_proj|_lin|_linear)?$", re.I)
-_FUSED = re.compile(r"^(c_attn|in_proj|query_key_value|(to_|w|w_)?qkv(_proj|_lin|_linear)?)$", re.I)
-_FUSED_BY_HEAD = re.compile(r"(^|\.)query_key_value$")  # GPT-NeoX, BLOOM, Falcon: q, k and v of each head together
-_KEY_AND_VALUE = re.compile(r"(^|[._])(to_|w)?kv", re.I)
-_OUT = re.compile(r"^(o|out|wo|w_o|c_proj|proj|dense|to_out|output|(o|out)_(proj|lin|linear))$", re.I)
-_QUERY_NORM, _KEY_NORM = re.compile(r"^q\w*_?norm$", re.I), re.compile(r"^k\w*_?norm$", re.I)
+_QUERY = re.compile(r"(to_|w|w_)?(q|query|queries)(_proj|_lin|_linear)?", re.I)
+_KEY_VALUE = re.compile(r"(to_|w|w_)?(k|v|key|value|keys|values|kv)(_proj|_lin|_linear)?", re.I)
+_FUSED = re.compile(r"c_attn|in_proj|query_key_value|(to_|w|w_)?qkv(_proj|_lin|_linear)?", re.I)
+_OUT = re.compile(r"o|out|wo|w_o|c_proj|proj|dense|to_out|output|(o|out)_(proj|lin|linear)", re.I)
+_BY_HEAD = "query_key_value"  # GPT-NeoX, BLOOM, Falcon: q, k and v of each head together
 
 
-@dataclass(frozen=True)
-class _Attention:
-    """What an attention module says of itself."""
+class _Heads:
+    """What an attention module and the sizes of its projections tell of its heads.
 
-    heads: Number  # in a wide model that would cut one, a fraction
-    kv_heads: Number
-    head_dim: int | None
-    scale: float | None
+    heads, kv_heads, size: None where they cannot be told; a fraction of heads in a wide model that would cut one.
+    query, key_value, fused, out: linear layers by what they project to, as relative dotted names. is_complete: whether
+    their names tell all of them apart.
+    """
 
-    @classmethod
-    def of(cls, module: nn.Module) -> _Attention | None:
-        heads: Number | None = _attribute(module, HEADS)
-        kv_heads: Number | None = _attribute(module, KV_HEADS)
-        head_dim = _attribute(module, HEAD_DIM)
-        if heads is None and head_dim is not None:
-            heads, kv_heads = _Projections.of(module).heads(head_dim, kv_heads)
-        if heads is None:
-            return None
-        values = (getattr(module, name, None) for name in SCALE)
-        scale = next((float(v) for v in values if isinstance(v, int | float) and v is not True and v > 0), None)
-        return cls(heads, heads if kv_heads is None else kv_heads, head_dim, scale)
+    def __init__(self, module: nn.Module) -> None:
+        self.heads: Any = _attribute(module, HEADS)
+        self.size: Any = _attribute(module, HEAD_DIM)
+        self.kv_heads: Any = self.heads
+        if self.heads is None and self.size is None:
+            return
+        scales = [getattr(module, name, None) for name in SCALE]
+        self.scale: Any = next((s for s in scales if isinstance(s, int | float) and s is not True and s > 0), None)
+        self.linears = {name: m for name, m in naming.modules(module).items() if name and _is_linear(m)}
+        self.query, self.key_value, self.fused, self.out = (
+            [name for name in self.linears if pattern.fullmatch(name.split(".")[0])]
+            for pattern in (_QUERY, _KEY_VALUE, _FUSED, _OUT)
+        )
+        self.is_complete = len(self.out) == 1 and bool(self.fused or (self.query and self.key_value))
+        if self.is_complete:
+            units = _features(self.linears[self.out[0]])[0]
+            if self.heads is None:
+                self.heads = multiplier(self.size, units)
+            else:
+                self.size = max(1, units // self.heads)
+            rows: Any = _features(self.linears[(self.fused or self.key_value)[0]])[1]
+            if self.fused:
+                rows = (rows - units) // 2
+            elif "kv" in self.key_value[0]:
+                rows //= 2
+            self.kv_heads = multiplier(self.size, rows)
 
-    @property
-    def is_whole(self) -> bool:
-        return self.heads == int(self.heads) and self.kv_heads == int(self.kv_heads)
 
-
-def _attribute(module: nn.Module, names: Sequence[str]) -> int | None:
+def _attribute(module: nn.Module, names: Sequence[str]) -> Any:
     """The first of these that the module has as a positive int; an attention module's `config` is asked too."""
-    holders = [module]
-    if "attention" in type(module).__name__.lower() and hasattr(module, "config"):
-        holders.append(module.config)  # type: ignore[arg-type]
-    for holder in holders:
-        for name in names:
-            value = getattr(holder, name, None)
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-                return value
-    return None
+    config = getattr(module, "config", None) if "attention" in type(module).__name__.lower() else None
+    values = (getattr(holder, name, None) for holder in (module, config) for name in names)
+    return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and v > 0), None)
 
 
-def attention_roles(narrow: nn.Module, wide: nn.Module, path: str) -> Roles:
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or (type(module).__name__ == "Conv1D" and hasattr(module, "nf"))
+
+
+def _features(module: Any) -> tuple[int, int]:
+    """How many units a linear layer reads, and how many it gives."""
+    return tuple(module.weight.shape if hasattr(module, "nf") else module.weight.shape[::-1])
+
+
+def _gains_of(module: nn.Module, letter: str) -> list[str]:
+    """The parameters of norms of queries or keys, by the letter that the norms' names begin with."""
+    names = re.compile(rf"(.*\.)?{letter}\w*_?norm\.\w+", re.I)
+    return [name for name, _ in module.named_parameters() if names.fullmatch(name)]
+
+
+def head_roles(narrow: nn.Module, wide: nn.Module, path: str) -> Roles:
     """Roles for the projections of an attention module whose heads or head_dim grow; empty for anything else."""
-    inner = _inner_attention(narrow)
-    small, large = (_Attention.of(model.get_submodule(inner)) for model in (narrow, wide))
-    if small is None or large is None or is_torchs_own(narrow) or not small.is_whole:
-        return {}
-    if not inner and any(_Attention.of(child) is not None for child in narrow.modules() if child is not narrow):
-        return {}  # a container that merely knows the number of heads
-    projections = _Projections.of(narrow)
-    few, many = (a.head_dim or p.head_dim(a) for a, p in ((small, projections), (large, _Projections.of(wide))))
+    small, large = _Heads(narrow), _Heads(wide)
+    within = (_Heads(child) for child in narrow.modules() if child is not narrow)
+    if is_torchs_own(narrow) or small.heads is None or large.heads is None or any(h.heads is not None for h in within):
+        return {}  # also a container that merely knows the number of heads
     same_heads = (small.heads, small.kv_heads) == (large.heads, large.kv_heads)
-    if same_heads and (few is None or many is None or few == many):
+    if (same_heads and small.size == large.size) or small.heads != int(small.heads):
         return {}
     where = f"attention '{path}'" if path else "the attention module"
-    if not same_heads and not projections.complete:
-        if few is None and "att" not in type(narrow).__name__.lower():
-            return {}  # heads of another kind
-        block = few or "head_dim"
-        name = f"{path}.NAME.weight" if path else "NAME.weight"
-        say_it = (
-            f"say which is which with roles={{'{name}': Role(out=0, in_=1, out_block={block})}} for query, key and "
-            f"value and in_block={block} for the output projection, and likewise for their biases"
+    if not small.linears:
+        return {}
+    if not small.is_complete:
+        raise _needs_run(
+            f"{where} goes from {small.heads} heads of {small.size or 'head_dim'} to {large.heads} of "
+            f"{large.size or 'head_dim'}, but its query, key, value and output projections were not recognised by "
+            f"name ({', '.join(small.linears)})"
         )
-        raise PlanError(
-            f"{where} goes from {small.heads} heads of {few or 'head_dim'} to {large.heads} of "
-            f"{many or 'head_dim'}, but its query, key, value and output projections were not recognised by "
-            f"name ({', '.join(projections.linears)}){ways_out('; ', roles=say_it)}"
-        )
-    assert few is not None  # complete projections tell it
-    assert many is not None
 
     def edited(names: Iterable[str], **change: Any) -> Roles:
         """The roles that these descendants have anyway, changed, under dotted names."""
@@ -119,198 +121,61 @@ def attention_roles(narrow: nn.Module, wide: nn.Module, path: str) -> Roles:
         own = {name: function(*pair) for name, pair in pairs.items() if (function := registered(pair[0])) is not None}
         return {f"{n}.{parameter}": replace(role, **change) for n in own for parameter, role in own[n].items()}
 
-    if few != many:
-        return _growing_head_dim(edited, projections, small, large, multiplier(few, many), where)
-    return _growing_heads(edited, projections, small, large, few, where)
-
-
-def _inner_attention(module: nn.Module) -> str:
-    """The child that knows the heads, where its output projection lies beside it (BERT's attention.self), or ''."""
-    children = [name for name, child in module.named_children() if _Attention.of(child) is not None]
-    if len(children) != 1 or is_torchs_own(module) or is_torchs_own(module.get_submodule(children[0])):
-        return ""
-    projections = _Projections.of(module.get_submodule(children[0]))
-    beside = bool(projections.fused or (projections.query and projections.key_value)) and not projections.out
-    return children[0] if beside and _Projections.of(module).complete else ""
-
-
-@dataclass(frozen=True)
-class _Projections:
-    """The linear layers of an attention module by what they project to, as relative dotted names."""
-
-    query: tuple[str, ...]
-    key_value: tuple[str, ...]
-    fused: tuple[str, ...]
-    out: tuple[str, ...]
-    linears: Mapping[str, nn.Module]
-    norms: Mapping[str, nn.Module]
-
-    @classmethod
-    def of(cls, module: nn.Module) -> _Projections:
-        inside = {name: m for name, m in naming.modules(module).items() if name}
-        linears = {name: m for name, m in inside.items() if _is_linear(m)}
-        norms = {name: m for name, m in inside.items() if "norm" in name.lower() and hasattr(m, "weight")}
-
-        def matching(pattern: re.Pattern[str]) -> tuple[str, ...]:
-            return tuple(n for n in linears if any(pattern.match(part) for part in n.split(".")))
-
-        inner, out = (_QUERY, _KEY_VALUE, _FUSED), matching(_OUT)
-        homes = {_home(name, pattern) for pattern in inner for name in matching(pattern)}
-        beside = tuple(name for name in out if _home(name, _OUT) in homes)  # not an MLP's c_proj
-        query, key_value, fused = map(matching, inner)
-        out = beside or out
-        places = {(home := _home(name, _OUT), name.removeprefix(home).strip(".").split(".")[0]) for name in out}
-        if len(places) > len({home for home, _ in places}):
-            out = ()  # one of them is another's, such as a model's own readout
-        return cls(query, key_value, fused, out, linears, norms)._by_order_if_unnamed()
-
-    def _by_order_if_unnamed(self) -> _Projections:
-        """Two unnamed linear layers are qkv and output, four are q, k, v and output."""
-        names = tuple(self.linears)
-        if self.query or self.key_value or self.fused or self.out:
-            return self
-        if len(names) == 2:
-            return replace(self, fused=names[:1], out=names[1:])
-        if len(names) == 4:
-            return replace(self, query=names[:1], key_value=names[1:3], out=names[3:])
-        return self
-
-    @property
-    def complete(self) -> bool:
-        return bool(self.out) and bool(self.fused or (self.query and self.key_value))
-
-    def named_norms(self, pattern: re.Pattern[str]) -> list[str]:
-        return [name for name in self.norms if pattern.match(name.rsplit(".", 1)[-1])]
-
-    def gains(self, pattern: re.Pattern[str]) -> list[str]:
-        """The parameters of norms that are called so."""
-        return [f"{n}.{p}" for n in self.named_norms(pattern) for p, _ in self.norms[n].named_parameters(recurse=False)]
-
-    def head_dim(self, attention: _Attention) -> int | None:
-        """head_dim as the projections' sizes give it, for modules that do not store it."""
-        if self.query:
-            return int(_out_features(self.linears[self.query[0]]) // attention.heads)
-        if self.fused:
-            return int(_out_features(self.linears[self.fused[0]]) // (attention.heads + 2 * attention.kv_heads))
-        return None
-
-    def heads(self, head_dim: int, kv_heads: Number | None) -> tuple[Number | None, Number | None]:
-        """The heads, and those of keys and values, as sizes and names give them; none where these do not tell."""
-        is_named = any(
-            _QUERY.match(part) or _FUSED.match(part) for n in self.query + self.fused for part in n.split(".")
-        )
-        if not is_named or not self.complete:
-            return None, None
-        if self.query:
-            heads = multiplier(head_dim, _out_features(self.linears[self.query[0]]))
-            both = 2 if _KEY_AND_VALUE.search(self.key_value[0]) else 1
-            kv = kv_heads or multiplier(both * head_dim, _out_features(self.linears[self.key_value[0]]))
-        else:
-            heads = multiplier(head_dim, _in_features(self.linears[self.out[0]]))
-            rows = multiplier(head_dim, _out_features(self.linears[self.fused[0]]))
-            kv = kv_heads or tidy((rows - heads) / Fraction(2))
-        return (heads, kv) if heads > 0 and kv > 0 else (None, None)
-
-
-def _home(name: str, pattern: re.Pattern[str]) -> str:
-    """The path of the module in which the part of the name that matches lies."""
-    parts = name.split(".")
-    return ".".join(parts[: next(i for i, part in enumerate(parts) if pattern.match(part))])
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or (type(module).__name__ == "Conv1D" and hasattr(module, "nf"))
-
-
-def _out_features(module: nn.Module) -> int:
-    return int(module.out_features if isinstance(module, nn.Linear) else module.nf)  # type: ignore[arg-type]
-
-
-def _in_features(module: nn.Module) -> int:
-    return int(module.in_features if isinstance(module, nn.Linear) else module.weight.shape[0])  # type: ignore[index]
-
-
-def _growing_heads(
-    edited: Callable[..., Roles],
-    projections: _Projections,
-    small: _Attention,
-    large: _Attention,
-    head_dim: int,
-    where: str,
-) -> Roles:
+    if small.size != large.size:
+        return _wider_heads(edited, small, large, narrow, where)
     grow, kv_grow = multiplier(small.heads, large.heads), multiplier(small.kv_heads, large.kv_heads)
-    if kv_grow not in (1, grow):
-        raise MupscaleError(
-            f"{where}: query heads grow {grow} times and key/value heads {kv_grow} times. Grow both by the same factor "
-            "(whole groups), or keep the key/value heads as they are"
+    if kv_grow not in (1, grow) or (kv_grow != grow and small.fused):
+        raise _needs_run(
+            f"{where}: query heads grow {grow} times and key/value heads {kv_grow} times"
+            f"{', in one fused projection' * bool(small.fused)}. Grow both by the same factor (whole groups)"
         )
-    if kv_grow == 1 and grow != 1 and projections.fused:
-        raise MupscaleError(
-            f"{where}: query heads grow and key/value heads do not, in one fused projection. It would need two "
-            "learning rates in one tensor. Grow both, or use separate projections"
-        )
-    heads, kv_heads = int(small.heads), int(small.kv_heads)
-    group = heads // kv_heads if kv_grow == grow else 1
-    query, key = group * head_dim, head_dim
-    sections = ((heads * head_dim, query), *((kv_heads * head_dim, key),) * 2)
-    by_head = [name for name in projections.fused if _FUSED_BY_HEAD.search(name)]
-    roles = {
-        **edited(projections.query, out_block=query),
-        **edited(projections.key_value, out_block=key),
-        **edited(projections.out, in_block=query),
-        **edited(projections.fused, out_block=key if group == 1 else sections),
-        **edited(by_head, out_block=query + 2 * key),
+    heads, kv_heads, key = int(small.heads), int(small.kv_heads), int(small.size)
+    query = key * (heads // kv_heads if kv_grow == grow else 1)
+    parts = ((heads * key, query), *((kv_heads * key, key),) * 2)
+    return {
+        **edited(small.query, out_block=query),
+        **edited(small.key_value, out_block=key),
+        **edited(small.out, in_block=query),
+        **edited(small.fused, out_block=key if query == key else parts),
+        **edited((n for n in small.fused if n.endswith(_BY_HEAD)), out_block=query + 2 * key),
+        # a norm across all heads sits on the heads' wire
+        **dict.fromkeys(_gains_of(narrow, "q"), Role(out=0, out_block=query)),
+        **dict.fromkeys(_gains_of(narrow, "k"), Role(out=0, out_block=key)),
     }
-    for pattern, block in ((_QUERY_NORM, query), (_KEY_NORM, key)):  # a norm across all heads sits on the heads' wire
-        roles |= dict.fromkeys(projections.gains(pattern), Role(out=0, out_block=block))
-    return roles
 
 
-def _growing_head_dim(
-    edited: Callable[..., Roles],
-    projections: _Projections,
-    small: _Attention,
-    large: _Attention,
-    grow: Number,
-    where: str,
-) -> Roles:
+def _wider_heads(edited: Callable[..., Roles], small: _Heads, large: _Heads, narrow: nn.Module, where: str) -> Roles:
     """What the scale lacks is folded into the queries; beside fresh units, old ones make up for all of its change."""
-    query, fused = projections.query, projections.fused
-    both = f"{where}: heads and head_dim both grow. Grow only one of them" if small.heads != large.heads else ""
-    roles = edited((*query, *projections.key_value, *fused, *projections.out), why_not=(both, both)) if both else {}
-    if small.scale is None or large.scale is None:
-        # nothing said: 1/head_dim is taken for granted, and verify tells if it is not so; new units have no such check
-        why = (
-            f"{where}: head_dim grows {grow} times but no attribute gives the scale ({', '.join(SCALE)}); set one, or "
-            "choose a width at which head_dim stays and there are more heads"
-        )
-        return {**roles, **edited((*query, *fused), why_not=(both, both or why))}
-    ratio = large.scale / small.scale
-    fold = 1 / (float(grow) * ratio)
+    grow = multiplier(small.size, large.size)
+    if small.heads != large.heads:
+        both = f"{where}: heads and head_dim both grow. Grow only one of them"
+        return edited((*small.query, *small.key_value, *small.fused, *small.out), why_not=(both, both))
+    # nothing said: 1/head_dim is taken for granted, and verify tells if it is not so; new units have no such check
+    change = float(small.scale / large.scale) if small.scale and large.scale else 0.0
+    fold = change / float(grow) if change else 1.0
     fold = 1.0 if math.isclose(fold, 1.0, rel_tol=1e-6) else fold
-    norms, gains = projections.named_norms(_QUERY_NORM), projections.gains(_QUERY_NORM)
-    if gains:  # a factor before a norm would be normalised away
-        return {**roles, **dict.fromkeys(gains, Role(out=0, fold=fold, keep=1 / ratio))}
-    if query and not norms and not fused:
-        return {**roles, **edited(query, fold=fold, keep=1 / ratio, why_not=(both, both))}
-    if fold == 1:
-        why = (
-            f"{where}: head_dim grows, but the queries are not separate, so their old units cannot make up for the new "
-            "scale. Grow the number of heads instead"
+    gains = _gains_of(narrow, "q")  # a factor before a norm would be normalised away
+    normed = gains or any(re.fullmatch(r"q\w*_?norm", name) for name, _ in narrow.named_children())
+    takers = dict.fromkeys(gains, Role(out=0)) if normed else {} if small.fused else edited(small.query)
+    if change and takers:
+        return {name: replace(role, fold=fold, keep=change) for name, role in takers.items()}
+    if fold != 1:
+        raise _needs_run(
+            f"{where}: head_dim grows {grow} times and the scale goes from {small.scale:.6g} to {large.scale:.6g}, not "
+            f"to {small.scale / float(grow):.6g} (as 1/head_dim). The missing factor {fold:.6g} belongs in the "
+            "queries, which are not separate, or go through a norm without a gain. Let attention scale as 1/head_dim "
+            "(attention_multiplier in mupscale.models.GPT2), or grow the number of heads"
         )
-        return {**roles, **edited((*query, *fused), why_not=(both, both or why))}
-    lacking = f"its query projection was not recognised by name ({', '.join(projections.linears)})"
-    if fused:
-        lacking = "the query part of one fused tensor would need its own learning rate"
-    if norms:
-        lacking = f"'{norms[0]}', which its queries go through, has no gain"
-    ways = f"pass roles= for all of it, with fold={fold:.6g} for the query's weight and bias"
-    raise MupscaleError(
-        f"{where}: head_dim grows {grow} times and the scale goes from {small.scale:.6g} to {large.scale:.6g}, not to "
-        f"{small.scale / float(grow):.6g} (as 1/head_dim). The missing factor {fold:.6g} belongs in the queries, but "
-        f"{lacking}. Let attention scale as 1/head_dim (attention_multiplier in mupscale.models.GPT2), or grow the "
-        f"number of heads{'' if norms or fused else ways_out(', or ', roles=ways)}"
+    why = (
+        f"{where}: head_dim grows {grow} times, and old units cannot make up for the new scale: the queries are not "
+        f"separate, or no attribute gives it ({', '.join(SCALE)}). Grow the number of heads instead"
     )
+    return edited((*small.query, *small.fused), why_not=("", why))
+
+
+def _needs_run(why: str) -> PlanError:
+    batch = "pass a small batch, inputs=, and a run of the model shows it"
+    return PlanError(f"{why}{ways_out('. Or ', inputs=batch, roles='pass roles= with blocks (docs/extending.md)')}")
 
 
 _SHOWN = 3  # groups of parameters that a message names
@@ -323,36 +188,12 @@ _ADDED = re.compile(
 
 
 def is_certain_output(module: nn.Module, name: str, tensor: Tensor, dim: int) -> bool:
-    """Whether the axis of a module's parameter holds the parameter's units, by its name or by what the module does."""
+    """Whether the axis of a module's parameter holds the parameter's units, as its name or the module's class says."""
     plain = name.lower()
-    if "bias" in plain.split("_"):
+    if "bias" in plain.split("_") or (dim == tensor.dim() - 1 and tensor.dim() > 1 and _ADDED.fullmatch(plain)):
         return True
-    if dim == tensor.dim() - 1 and tensor.dim() > 1 and _ADDED.fullmatch(plain):
-        return True
-    if tensor.squeeze().dim() > 1:
-        return False
     is_gain = plain.replace("_", "") in _GAINS or "norm" in type(module).__name__.lower()
-    return is_gain or (tensor.dim() == 1 and acts_unit_by_unit(module, name))
-
-
-def acts_unit_by_unit(module: nn.Module, name: str) -> bool:
-    """Whether each entry of a leaf module's vector changes its own unit of the module's output and no other."""
-    if (vector := module._parameters.get(name)) is None:
-        return False
-    n = vector.numel()
-    for shape, dim in (((3, n), 1), ((2, 3, n), 2), ((2, n, 3, 3), 1), ((2, n, 3), 1)):
-
-        def is_its_own(call: _Call, shape: tuple[int, ...] = shape, dim: int = dim) -> bool | None:
-            x, drawn = torch.randn(shape).double(), 0.5 + torch.rand(n).double()
-            y, other = (call(x, {name: values}) for values in (drawn, drawn + (torch.arange(n) == 0)))
-            if not isinstance(y, Tensor) or y.shape != x.shape:
-                return None
-            differ = (y != other).transpose(0, dim).flatten(1).any(1)
-            return bool(differ[0]) and not bool(differ[1:].any())
-
-        if (answer := _ask_alone(module, is_its_own, None)) is not None:
-            return answer
-    return False
+    return is_gain and tensor.squeeze().dim() <= 1
 
 
 _Call = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
@@ -379,35 +220,25 @@ def _ask_alone(module: nn.Module, ask: Callable[[_Call], _Answer], otherwise: _A
             return otherwise
 
 
-class Uncertain(NamedTuple):
-    """A parameter that may be read along its width or give it: of which kind of module, and how it grows."""
+def check_certain(uncertain: Mapping[str, tuple[str, int]]) -> None:
+    """Refuse parameters of which nobody can tell whether they are read along their width or give it, all at once.
 
-    kind: str
-    narrow: tuple[int, ...]
-    wide: tuple[int, ...]
-    dim: int
-
-
-def check_certain(uncertain: Mapping[str, Uncertain]) -> None:
-    """Refuse parameters of which nobody can tell whether they are read along their width or give it, all at once."""
+    uncertain: by name, in which kind of module it is and how it grows, in words; and along which dimension.
+    """
     if not uncertain:
         return
-    groups: dict[tuple[str, Uncertain], list[str]] = {}
-    for name, each in uncertain.items():
-        groups.setdefault((pattern_of_name(name), each), []).append(name)
-    shown = [
-        f"'{name_of_group(names)}' (in {each.kind}, {shapes_in_words(each.narrow, each.wide)})"
-        for (_, each), names in list(groups.items())[:_SHOWN]
-    ]
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, (what, _) in uncertain.items():
+        groups.setdefault((pattern_of_name(name), what), []).append(name)
+    shown = [f"'{name_of_group(names)}' (in {what})" for (_, what), names in list(groups.items())[:_SHOWN]]
     more = f" and {len(groups) - _SHOWN} more" if len(groups) > _SHOWN else ""
-    (_, first), names = next(iter(groups.items()))
+    names, dim = next(iter(groups.values())), next(iter(uncertain.values()))[1]
     local = names[0].rpartition(".")[2]
     pattern = f"*.{local}" if len(names) > 1 and not local.isdigit() else names[0]
-    parts = "; a weight_norm's gain wants a fold of in_^-1/2, too" if first.kind == "ParametrizationList" else ""
     batch = "pass a small batch, inputs="
     say_it = (
-        f"make the plan (mupscale.plan) or the Family with roles={{'{pattern}': mupscale.Role(out={first.dim})}} if it "
-        f"is added or multiplied, and Role(in_={first.dim}) if it is summed over{parts}"
+        f"make the plan (mupscale.plan) or the Family with roles={{'{pattern}': mupscale.Role(out={dim})}} if it "
+        f"is added or multiplied, and Role(in_={dim}) if it is summed over"
     )
     raise PlanError(
         f"the modules do not show whether {', '.join(shown)}{more} is added to (or multiplied with) hidden units, or "
@@ -437,52 +268,31 @@ def check_tables_are_read(
     )
 
 
-Modules = Mapping[str, nn.Module]
-
-
-def norm_before(modules: Modules, readout: str, width: int) -> list[str]:
+def norm_before(modules: Mapping[str, nn.Module], readout: str, width: int) -> list[str]:
     """The parameters of the norm that is the last module with parameters before the readout.
 
     modules: the narrow model's, by path. readout: the name of the tied weight. width: how many units the norm is over.
     """
-    readout_path = readout.rpartition(".")[0]
-    last = ""
-    for path, module in modules.items():
-        own = [n for n, _ in module.named_parameters(recurse=False)]
-        if own and path != readout_path and not isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            last = path
-    what = f"'{readout}' is tied to the embedding, so a norm with a gain must come just before it and take its 1/k"
-    line = "name the norm, roles={'NORM.*': mupscale.Role(out=0, fold=lambda out, in_: 1 / out)}"
-    gains = _gains(modules, last, width)
-    if beside := _norm_beside(modules, last, width):
-        which = f"'{last}' or '{beside}'" if gains else f"'{beside}'"
-        raise MupscaleError(f"{what}, which may be {which}{ways_out(untie='untie the readout', roles=line)}")
-    if gains:
-        return gains
-    end = "untie the readout, or end the model with a LayerNorm or RMSNorm"
-    raise MupscaleError(
-        f"{what}. None was found ('{last}' is a {type(modules[last]).__name__}){ways_out(end=end, roles=line)}"
+    others = {
+        path: own
+        for path, module in modules.items()
+        if path != readout.rpartition(".")[0] and not isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        if (own := dict(module.named_parameters(prefix=path, recurse=False)))
+    }
+    last = list(others)[-1] if others else ""
+    listed = any(isinstance(modules[last[:at]], nn.ModuleList | nn.ModuleDict) for at, c in enumerate(last) if c == ".")
+    is_norm = "norm" in type(modules[last]).__name__.lower() and all(p.shape == (width,) for p in others[last].values())
+    if is_norm and not listed:  # the last of a list of layers may be followed by one that was registered before them
+        return list(others[last])
+    raise PlanError(
+        f"'{readout}' is tied to the embedding, so a norm with a gain must come just before it and take its 1/k, but "
+        f"the last module ('{last}', a {type(modules[last]).__name__}) is none that is known to"
+        + ways_out(
+            inputs="pass a small batch, inputs=, and a run shows where the 1/k fits",
+            roles="name the norm, roles={'NORM.*': mupscale.Role(out=0, fold=lambda out, in_: 1 / out)}",
+            untie="untie the readout, or end the model with a LayerNorm or RMSNorm",
+        )
     )
-
-
-def _gains(modules: Modules, path: str, width: int) -> list[str]:
-    """The parameters of a norm over this width; none of any other module."""
-    module = modules[path]
-    own = {f"{path}.{n}": tuple(p.shape) for n, p in module.named_parameters(recurse=False)}
-    is_norm = "norm" in type(module).__name__.lower() and all(shape == (width,) for shape in own.values())
-    return list(own) if is_norm else []
-
-
-def _norm_beside(modules: Modules, path: str, width: int) -> str:
-    """A norm registered beside the list of layers in which the path lies, and so perhaps applied after it."""
-    parts = path.split(".")
-    for end in range(1, len(parts)):
-        if isinstance(modules[".".join(parts[:end])], nn.ModuleList | nn.ModuleDict):
-            parent = "".join(f"{part}." for part in parts[: end - 1])
-            for name, _ in modules[parent.rstrip(".")].named_children():
-                if _gains(modules, parent + name, width):
-                    return parent + name
-    return ""
 
 
 _SHIFT = 3.0

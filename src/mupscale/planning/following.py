@@ -14,19 +14,18 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mupscale.core import Axis, Number, Role, expand, index_of_old
+from mupscale.planning.comparing import are_close
 from mupscale.planning.from_modules import How
 from mupscale.planning.tracing import Operation, RecordedRun
 from mupscale.system import MupscaleError, as_asked, ways_out
 
 Axes = Mapping[int, Axis]
-_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 _MOST_COMBINATIONS = 64
 
 
@@ -58,27 +57,20 @@ def explanations(narrow: Tensor, wide: Tensor, hints: Iterable[Axis]) -> Iterato
     dims = growing_dims(narrow.shape, wide.shape)
     if dims is None:
         return
-    hints = list(hints)
+    narrow, wide, hints = narrow.detach(), wide.detach(), list(hints)
     choices = [possible_axes(narrow.shape[d], wide.shape[d], hints) for d in dims]
     if dims and (narrow.numel() == 0 or bool((narrow == narrow.flatten()[0]).all())):
         choices = [each[:3] for each in choices]  # all alike: every order explains it
-    tried = itertools.islice(itertools.product(*choices), _MOST_COMBINATIONS)
-    some = torch.arange(0, wide.numel(), max(1, wide.numel() // 16))
-    spots = torch.unravel_index(some, wide.shape) if wide.dim() else ()
-    few = wide.detach()[tuple(spot.to(wide.device) for spot in spots)].flatten()
     found = False
 
     def orders() -> Iterator[tuple[Axis, ...]]:
-        yield from tried
+        yield from itertools.islice(itertools.product(*choices), _MOST_COMBINATIONS)
         if not found:  # else it would show what was found once more
-            yield from _read_axes(narrow.detach(), wide.detach(), dims)
+            yield from _read_axes(narrow, wide, dims)
 
     for axes in orders():
         by_dim = dict(zip(dims, axes, strict=True))
-        units = [_source(by_dim[d], narrow.shape[d])[spot] if d in by_dim else spot for d, spot in enumerate(spots)]
-        if not _may_be_multiples(narrow.detach()[tuple(u.to(narrow.device) for u in units)].flatten(), few):
-            continue
-        factor = factor_between(expand(narrow.detach(), by_dim), wide.detach())
+        factor = factor_between(expand(narrow, by_dim), wide)
         if factor is not None:
             found = True
             yield by_dim, factor
@@ -150,42 +142,6 @@ def factor_between(expected: Tensor, actual: Tensor) -> float | None:
     if factor and math.isfinite(factor) and are_close(expected * factor, actual):
         return factor
     return None
-
-
-@lru_cache(maxsize=4096)
-def _source(axis: Axis, n: int) -> Tensor:
-    return axis.source(n)
-
-
-def _may_be_multiples(a: Tensor, b: Tensor) -> bool:
-    """Whether a few entries have the ratio of the largest; cheap, and enough for most that are no multiples."""
-    if a.dtype != b.dtype or not a.is_floating_point():
-        return a.dtype == b.dtype and torch.equal(a, b)
-    largest = a.abs().argmax() if len(a) else 0
-    if not len(a) or not bool(a.isfinite().all() & b.isfinite().all()) or not bool(a[largest]):
-        return True  # the long way will tell
-    return are_close(a * (b[largest] / a[largest]), b, loosened=1e3)
-
-
-def are_close(expected: Tensor, actual: Tensor, loosened: float = 1.0, size: float = 0.0) -> bool:
-    """Whether two tensors are equal up to the rounding of one operation on numbers of their size, or of this one."""
-    tolerance = loosened * _TOLERANCE.get(expected.dtype, 3e-2)
-    allowed = tolerance * max(size, largest_number(expected)) + 1e-300
-    if expected.shape == actual.shape:
-        difference = largest_number(actual - expected, nan=math.inf)
-        if difference <= allowed or 2 * allowed < difference < math.inf:  # between them, it depends on the entry's size
-            return difference <= allowed
-    return bool(torch.allclose(actual, expected, rtol=tolerance, atol=allowed, equal_nan=True))
-
-
-def largest_number(tensor: Tensor, nan: float | None = None) -> float:
-    """The largest absolute value in a tensor; where there are nan or inf, of the others, or `nan` where given."""
-    if not tensor.numel():
-        return 0.0
-    largest = float(torch.linalg.vector_norm(tensor, math.inf))
-    if math.isfinite(largest):
-        return largest
-    return nan if nan is not None else largest_number(tensor[tensor.isfinite()])
 
 
 def copies_of_each(axes: Axes) -> Number:
@@ -284,8 +240,8 @@ def tensors_of(values: Sequence[Any]) -> list[Tensor]:
 Find = Callable[[Side, int, Mapping[str, Tensor]], Tensor]
 
 
-class BackThrough:
-    """An operation on one side, run once more with a graph behind it.
+class Applied:
+    """An operation on one side, with a graph behind what it gives.
 
     arguments: the numbers of those that gradients are wanted of. names: the weights likewise. instead: other values.
     find: gives the tensor of a number, for given weights.
@@ -305,20 +261,15 @@ class BackThrough:
             given = {name: side.weights[name].detach().requires_grad_() for name in names}
             own = {n: instead.get(n, side.values[n]).detach().requires_grad_() for n in op.refs if n in arguments}
             self.leaves: dict[int | str, Tensor] = dict((*given.items(), *own.items()))
-            results = op.run({n: own[n] if n in own else find(side, n, given) for n in op.refs})
-        self.outputs = {
-            number: value
-            for number, value in zip(op.results, results, strict=True)
-            if number is not None and isinstance(value, Tensor) and value.requires_grad
-        }
+            tensors = {n: own[n] if n in own else instead.get(n, find(side, n, given)) for n in op.refs}
+            self.results = op.run(tensors)
 
     def pull(self, push: Mapping[int, Tensor]) -> dict[int | str, Tensor]:
-        """Gradients of the arguments and weights, for these of the results."""
-        numbers = [number for number in push if number in self.outputs]
+        """Gradients of the arguments and weights, for these of the results, by their places."""
         keys = list(self.leaves)
         with torch.enable_grad():  # one number, since torch loads its compiler for seconds to check given gradients
-            total = torch.stack([(self.outputs[n] * push[n].conj()).real.sum() for n in numbers]).sum()
-        gradients = torch.autograd.grad(total, [self.leaves[key] for key in keys], allow_unused=True)
+            total = torch.stack([(self.results[i] * each.conj()).real.sum() for i, each in push.items()]).sum()
+        gradients = torch.autograd.grad(total, [self.leaves[key] for key in keys], allow_unused=True, retain_graph=True)
         pairs = zip(keys, gradients, strict=True)
         return {key: torch.zeros_like(self.leaves[key]) if g is None else g for key, g in pairs}
 
@@ -391,12 +342,6 @@ class Follower:
             if number not in self.makers:
                 names[self.small.run.names[number]] = None
         return list(names)
-
-    def results(self, side: Side, position: int, instead: Mapping[int, Tensor] | None = None) -> list[Any]:
-        """What an operation gives on one side."""
-        op = side.run.operations[position]
-        tensors = {number: self.tensor(side, number) for number in op.refs} | dict(instead or {})
-        return op.run(tensors)
 
     def is_contracted(self, position: int, name: str, dim: int) -> bool:
         """Whether changing one unit of a weight changes all of the result, and not a part of it."""
@@ -489,14 +434,16 @@ class Follower:
         """
         op = self.small.run.operations[position]
         axes = {number: self.axes[number] for number in op.refs if number in self.axes} | dict(other or {})
-        ours = self.results(self.small, position)
+        floats = [number for number in axes if self.small.values[number].is_floating_point()]
+        names = [name for name in self.weights_of(op) if name in self.small.trained]
+        ours = Applied(self.small, position, floats, names, self.tensor, {})
         is_scaled = any(self.scales.get(number, 1.0) != 1.0 for number in op.refs)
         off_by_factor = None
         for choice in itertools.islice(self._choices(position, axes), _MOST_CHOICES):
             self._write(choice)
             try:
-                theirs = self.results(self.large, position, self._expanded(other or {}))
-                _check_draws(op, ours, theirs)
+                theirs = Applied(self.large, position, floats, names, self.tensor, self._expanded(other or {}))
+                _check_draws(op, ours.results, theirs.results)
                 accepted = self._explain(position, axes, choice, ours, theirs)
             except RuntimeError:  # these shapes do not go together
                 accepted = None
@@ -629,23 +576,22 @@ class Follower:
         position: int,
         axes: Mapping[int, dict[int, Axis]],
         choice: Mapping[str, Written],
-        ours: Sequence[Any],
-        theirs: Sequence[Any],
+        ours: Applied,
+        theirs: Applied,
     ) -> Accepted | None:
         """The results' orders of copies and factors, checked backwards."""
         op = self.small.run.operations[position]
-        names = self.weights_of(op)
-        hints = [self.written[name].axes[d] for name in names for d in self.written[name].outputs]
+        hints = [self.written[name].axes[d] for name in self.weights_of(op) for d in self.written[name].outputs]
         hints += [axis for by_dim in axes.values() for axis in by_dim.values()]
-        used = [(n, a, b) for n, a, b in zip(op.results, ours, theirs, strict=True) if n is not None and n in self.used]
-        numbers = [number for number, _, _ in used]
-        each = [itertools.islice(explanations(a, b, hints), 6) for _, a, b in used]
+        used = {n: i for i, n in enumerate(op.results) if n is not None and n in self.used}
+        each = [itertools.islice(explanations(ours.results[i], theirs.results[i], hints), 6) for i in used.values()]
         lazily = len(each) == 1 and not op.is_view  # the first is mostly right, and the others need not be looked for
         options = [] if lazily else [list(some) for some in each]
         is_clear = op.is_view and all(len(some) == 1 for some in options)
         for combination in ((one,) for one in each[0]) if lazily else itertools.product(*options):
-            results = dict(zip(numbers, combination, strict=True))
-            if is_clear or self._gradients_agree(position, axes, results, names):
+            results = dict(zip(used, combination, strict=True))
+            places = {used[number]: found for number, found in results.items()}
+            if is_clear or self._gradients_agree(position, axes, places, ours, theirs):
                 return Accepted(dict(choice), results)
         return None
 
@@ -654,25 +600,22 @@ class Follower:
         position: int,
         axes: Mapping[int, dict[int, Axis]],
         results: Mapping[int, tuple[dict[int, Axis], float]],
-        names: Sequence[str],
+        ours: Applied,
+        theirs: Applied,
     ) -> bool:
-        """Whether every copy of an argument gets its share of the narrow gradient, and every weight its own."""
-        grows = any(axes.values()) or any(by_dim for by_dim, _ in results.values())
-        if not grows:
+        """Whether every copy of an argument gets its share of the narrow gradient, and every weight its own.
+
+        results: the orders of copies and the factor of each, by its place.
+        """
+        pushed = {i: ours.results[i] for i in results if ours.results[i].requires_grad}
+        if not pushed or not (any(axes.values()) or any(by_dim for by_dim, _ in results.values())):
             return True
-        arguments = {number: by_dim for number, by_dim in axes.items() if self.small.values[number].is_floating_point()}
         generator = torch.Generator().manual_seed(position)
-        names = [name for name in names if name in self.small.trained]
-        ours = BackThrough(self.small, position, arguments, names, self.tensor, {})
-        outputs = {number: value for number, value in ours.outputs.items() if number in results}
-        if not outputs:
-            return True
-        push = {n: torch.randn(v.shape, generator=generator, dtype=v.dtype).to(v.device) for n, v in outputs.items()}
+        push = {i: torch.randn(v.shape, generator=generator, dtype=v.dtype).to(v.device) for i, v in pushed.items()}
         expanded = {}
-        for number, value in push.items():
-            by_dim, factor = results[number]
-            expanded[number] = expand(value, by_dim, scale=1 / (float(copies_of_each(by_dim)) * factor))
-        theirs = BackThrough(self.large, position, arguments, names, self.tensor, self._expanded(axes))
+        for i, value in push.items():
+            by_dim, factor = results[i]
+            expanded[i] = expand(value, by_dim, scale=1 / (float(copies_of_each(by_dim)) * factor))
         small, large = ours.pull(push), theirs.pull(expanded)
         for key, gradient in small.items():
             copied, share = self._share(key, axes)

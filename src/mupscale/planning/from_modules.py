@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
@@ -30,14 +31,14 @@ from mupscale.core import (
     multiplier,
     naming,
     plain_type,
+    shapes_in_words,
     tidy,
     whole_blocks,
 )
 from mupscale.planning.first_guesses import (
-    Uncertain,
-    attention_roles,
     check_certain,
     check_tables_are_read,
+    head_roles,
     is_certain_output,
     norm_before,
     norms_over_widths,
@@ -208,7 +209,7 @@ class _Walk:
         self.used: set[str] = set()
         self.readouts: dict[str, tuple[str, Number, Number]] = {}
         self.unkept: set[str] = set()
-        self.uncertain: dict[str, Uncertain] = {}
+        self.uncertain: dict[str, tuple[str, int]] = {}
         self._compare_modules()
         self.roles = self._collect_roles()
 
@@ -232,19 +233,17 @@ class _Walk:
         resolved: dict[str, Role] = {}
         for path, module in self.small.items():
             prefix = f"{path}." if path else ""
-            function = registered(module)
             roles: dict[str, Role] = {}
             try:
-                if function is not None:
+                if (function := registered(module)) is not None:
                     roles.update(function(module, self.large[path]))
-                roles = {**attention_roles(module, self.large[path], path), **roles}
+                roles = {**head_roles(module, self.large[path], path), **roles}
             except Exception as error:  # a refusal, or whatever a function that somebody registered raises
-                full = {n: prefix + naming.canonical(n) for n, _ in module.named_parameters()}
-                explicit = {n: self._override(name) or resolved.get(name) for n, name in full.items()}
-                everything = all(n in roles or role is not None for n, role in explicit.items())
-                blocks = any(role is not None and role.has_blocks_or_fold for role in explicit.values())
-                is_left_to_a_run = self.assume and isinstance(error, PlanError)
-                if not everything and not blocks and not is_left_to_a_run:
+                names = {name: prefix + naming.canonical(name) for name, _ in module.named_parameters()}
+                given = {name: self._override(full) for name, full in names.items()}
+                told = (given[n] or resolved.get(full) or roles.get(n) for n, full in names.items())
+                with_blocks = any(role and role.has_blocks_or_fold for role in given.values())
+                if not (self.assume or with_blocks or all(told)):
                     if isinstance(error, MupscaleError):
                         raise
                     raise MupscaleError(
@@ -337,28 +336,20 @@ class _Walk:
             return role
         grown = [d for d in range(small.dim()) if small.shape[d] != large.shape[d] or self.is_width(name, d)]
         path, _, local = name.rpartition(".")
-        told = len(grown) != 1 or self.assume or not isinstance(small, nn.Parameter)
-        if not told and not is_certain_output(self.small[path], local, small, grown[0]):
-            kind = type(self.small[path]).__name__
-            self.uncertain[name] = Uncertain(kind, tuple(small.shape), tuple(large.shape), grown[0])
-        if len(grown) <= 1:
-            return Role(out=tuple(grown))
-        cls = type(self.small[path]).__name__
-        line = f"mupscale.Role(out={grown[0]}, in_={grown[1]})"
-        batch = "pass a batch, inputs=, and a run of the model shows it"
-        swapped = f"if dimension {grown[1]} is summed over, as in nn.Linear, and the other way round if not"
-        ways = {"roles": f"pass roles={{'{name}': {line}}} {swapped}"}
-        if cls == "ParametrizationList":
-            ways["roles"] += ", and roles for its other parts (a weight_norm's gain wants a fold of in_^-1/2)"
-        elif local.isidentifier():  # not in a ParameterList
-            ways = {"register": f"write mupscale.register_roles({cls}, {local}={line})", **ways}
-        grows = f"of shape {tuple(small.shape)} → {tuple(large.shape)} grows along"
-        if small.shape == large.shape:
-            grows = f"of shape {tuple(small.shape)} has the width in"
-        raise PlanError(
-            f"'{name}' {grows} dimensions {grown}, but {cls} does not show which is output and which is "
-            f"input{ways_out(inputs=batch, **ways)}"
-        )
+        kind, sizes = type(self.small[path]).__name__, shapes_in_words(tuple(small.shape), tuple(large.shape))
+        if len(grown) > 1:
+            line = f"mupscale.Role(out={grown[0]}, in_={grown[1]})"
+            linear = f"if dimension {grown[1]} is summed over, as in nn.Linear, and the other way round if not"
+            batch = "pass a batch, inputs=, and a run of the model shows it"
+            ways = ways_out(inputs=batch, roles=f"pass roles={{'{name}': {line}}} {linear}")
+            raise PlanError(
+                f"'{name}' of shape {sizes} grows along dimensions {grown}, but {kind} does not show which is output "
+                f"and which is input{ways}"
+            )
+        is_doubtful = bool(grown) and isinstance(small, nn.Parameter) and not self.assume
+        if is_doubtful and not is_certain_output(self.small[path], local, small, grown[0]):
+            self.uncertain[name] = f"{kind}, {sizes}", grown[0]
+        return Role(out=tuple(grown))
 
     def _oriented(self, role: Role, name: str, small: Tensor, large: Tensor) -> Role:
         """The role with its dimensions narrowed to those that are widths, and checked to cover all that grow."""
@@ -399,11 +390,9 @@ class _Walk:
         as_output = [r for r in distinct if r.out and not r.in_]
         as_input = [r for r in distinct if r.in_ and not r.out]
         if len(distinct) != 2 or not as_output or not as_input or as_output[0].out != as_input[0].in_:
-            entries = {name: self._with_axes(group, role, small, large) for name, role in roles.items()}
-            shown = {n: replace(r, fold=entries[n].fold, keep=r.keep and entries[n].keep) for n, r in roles.items()}
             raise MupscaleError(
                 f"tied parameters {', '.join(group)} have contradictory roles "
-                f"({'; '.join(f'{name}: {role}' for name, role in shown.items())}); untie "
+                f"({'; '.join(f'{name}: {role}' for name, role in roles.items())}); untie "
                 f"them{ways_out(', or ', roles='pass one role for all names in roles=')}"
             )
         own = self._with_axes(group, as_output[0], small, large)  # its constants meet the readout, too
@@ -442,7 +431,8 @@ class _Walk:
             norm = [name for name, entry in others.items() if self._told_to_fold(name, times, entry)]
             if not norm and (times != 1 or keep != 1):
                 width = entries[embedding].narrow[entries[embedding].out[0]]
-                norm = norm_before(self.small, readout, width)
+                with suppress(PlanError) if self.assume else nullcontext():  # a run shows what takes it
+                    norm = norm_before(self.small, readout, width)
                 entries.update({name: entries[name].with_constants(fold=tidy(Fraction(1) / times)) for name in norm})
             self.unkept -= set(norm)  # the user may have said where the fold goes
             unsaid = [name for name in norm if (role := self._override(name)) is None or role.keep is None]

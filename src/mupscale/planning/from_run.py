@@ -1,175 +1,52 @@
 """A plan read off the computation: guess, follow the units, and where that gets stuck, guess better; then check it.
 
-What is found are roles, beside those that the user gave, and for all widths of a family. Where a plan is wrong, the
-first module that differs is named; what a right one may still change without a word is said.
+What is found are roles, beside those that the user gave, and for all widths of a family.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from glob import escape
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from mupscale.core import Entry, Number, Plan, Role, check_same_names, naming, tidy
+from mupscale.core import Axis, Entry, Number, Plan, Role, check_same_names, naming, tidy
+from mupscale.planning.comparing import compare_copies, is_large
 from mupscale.planning.following import (
     Follower,
     Guess,
     Side,
     Stuck,
     Written,
-    are_close,
     explanations,
     guess_with_roles,
-    largest_number,
     operations_before,
     refusal,
     suggestions,
 )
 from mupscale.planning.from_modules import ONE_DEPTH, How, build_plan, find_role
 from mupscale.planning.initial import all_tensors
-from mupscale.planning.large_models import check_at_full_size, is_large
 from mupscale.planning.tracing import (
     Operation,
     RecordedRun,
-    Recorder,
     in_float64,
-    outputs_and_gradients,
     record_run,
     run_in_float64,
     saved_tensors,
     tensors_in,
-    why_random,
     without_copies,
 )
-from mupscale.planning.trials import EMPTY, Trials
+from mupscale.planning.trials import Trials
 from mupscale.system import MupscaleError, warn, ways_out
 
-ROUNDING = 1e-5
-"""Differences below it may be float32's."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The first place where the two models differ, and what usually causes it there."""
-
-    name: str
-    kind: str
-    relative: float
-    advice: str
-
-    def __str__(self) -> str:
-        return f"{self.kind} '{self.name}' differs first (by {self.relative:.1e}). {self.advice}"
-
-
-def relative_difference(ours: Tensor, theirs: Tensor) -> float:
-    """‖ours − theirs‖ / ‖ours‖, in double precision; infinite if either is not finite."""
-    a, b = ours.double(), theirs.double()
-    norm = float(a.norm())
-    difference = float((a - b).norm())
-    value = difference / norm if norm else difference
-    return value if value == value else float("inf")
-
-
-def first_differing_module(
-    ours: Recorder, theirs: Recorder, plan: Plan, tolerance: float, *, may_round: bool = True
-) -> Difference | None:
-    """The first module, in the order in which they run, whose output in the wide model is not the narrow one's.
-
-    may_round: whether modules may have computed in float32, which is then said of small differences.
-    """
-    for path, output in ours.outputs.items():
-        if path in theirs.outputs:
-            expected, actual = _as_copies(output, theirs.outputs[path])
-            relative = _up_to_folds(expected, actual, plan, path)
-            if not relative <= tolerance:
-                advice = _constant_factor(expected, actual, tolerance) or _advice(
-                    path, naming.modules(ours.model)[path]
-                )
-                if may_round and relative < ROUNDING:
-                    advice = f"{_ADVICE['rounding']} {advice}"
-                return Difference(path or type(ours.model).__name__, "module", relative, advice)
-    return None
-
-
-def _as_copies(narrow: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
-    """Copies of the narrow output and the wide output, both in order of size, so that they agree in whatever order."""
-    if narrow.dim() != wide.dim():
-        return narrow, wide
-    expected = narrow
-    for d in range(narrow.dim()):
-        if narrow.shape[d] and wide.shape[d] % narrow.shape[d] == 0 and wide.shape[d] != narrow.shape[d]:
-            expected = expected.repeat_interleave(wide.shape[d] // narrow.shape[d], d).sort(dim=d).values
-            wide = wide.sort(dim=d).values
-    return expected, wide
-
-
-def _up_to_folds(expected: Tensor, wide: Tensor, plan: Plan, path: str) -> float:
-    if expected.shape != wide.shape:
-        return float("inf")
-    folds = {1.0, *(float(e.fold) for n, e in plan.parameters.items() if path and n.startswith(f"{path}."))}
-    return min(relative_difference(expected * fold, wide) for fold in folds)
-
-
-def _constant_factor(expected: Tensor, wide: Tensor, tolerance: float) -> str:
-    """Advice where the wide output is right up to one factor."""
-    if expected.shape != wide.shape:
-        return ""
-    a, b = expected.double().flatten(), wide.double().flatten()
-    factor = float(a @ b / (a @ a)) if float(a @ a) else 0.0
-    if factor and factor == factor and relative_difference(a * factor, b) <= tolerance:
-        return f"Its output is {factor:.4g} times what it should be. {_ADVICE['factor']}"
-    return ""
-
-
-def _advice(path: str, module: nn.Module) -> str:
-    name, place = type(module).__name__.lower(), path.lower()
-    if any(word in name or (word in place and not isinstance(module, nn.Linear)) for word in ("attention", "attn")):
-        key = "heads"
-    elif isinstance(module, nn.Linear):
-        key = "flatten"
-    elif "norm" in name:
-        key = "constant"
-    else:
-        key = "other"
-    return _ADVICE[key]
-
-
-_ADVICE = {
-    "heads": (
-        "Usually heads: if their number grows, whole heads must be copied (Role(out_block=head_dim), in_block for the "
-        "output projection); if head_dim grows, attention must scale as 1/head_dim. A bias that depends on the number "
-        "of heads (ALiBi's slopes) cannot be copied at all."
-    ),
-    "flatten": (
-        "Usually a flatten before it: after convolutions flattened to C·H·W, its input is copied in blocks of H·W "
-        "units (in_block of its Role). Otherwise heads that were not recognised, a tied weight, a bare parameter on "
-        "the input side (Role(in_=DIM)), or a constant in forward that depends on the width."
-    ),
-    "factor": (
-        "Usually a constant in forward that depends on the width, such as a division by √width, or a tied readout "
-        "whose 1/k no norm takes."
-    ),
-    "constant": "Usually a constant in forward that depends on the width, such as a division by √width, or an eps.",
-    "other": (
-        "Usually heads that were not recognised, a flatten that needs a block, a tied weight used in two roles, a bare "
-        "parameter on the input side (Role(in_=DIM)), or a constant in forward that depends on the width."
-    ),
-    "rounding": (
-        "A difference this small may be rounding in a module that always computes in float32, as norms of "
-        "transformers do. If so, pass tolerance=1e-4."
-    ),
-}
-
-
-Sizes = tuple[int, int]
+Shapes = Sequence[tuple[int, ...]]
 
 
 def warn_of_growing_outputs(
@@ -178,95 +55,76 @@ def warn_of_growing_outputs(
     plan: Plan,
     inputs: Any,
     roles: Mapping[str, Role] | None = None,
-    shapes: Sequence[Sequence[tuple[int, ...]]] = (),
+    shapes: Sequence[Shapes] = (),
 ) -> None:
     """Warn where an output grows that nothing in the model reads, as a number of classes does by mistake.
 
     Hidden units that a model hands out are read by its own layers. roles: of the user, who knows what has one.
     shapes: of the two models' outputs, where they are known.
     """
-    unread = _unread(plan.parameters)
+    entries = plan.parameters
+    read = set[tuple[int, int]]()
+    for entry in entries.values():
+        for d in entry.in_:
+            n, wide_n, block = entry.narrow[d], entry.wide[d], entry.axes[d].block
+            read |= {(n, wide_n), (n // block, wide_n // block)}  # as channels are, after a flatten
+    unread: dict[tuple[int, int], list[str]] = {}
+    for name, entry in entries.items():
+        for d in entry.out:
+            if entry.axes[d].times != 1 and (sizes := (entry.narrow[d], entry.wide[d])) not in read:
+                unread.setdefault(sizes, []).append(name)
     if not unread:
         return
-    shapes = shapes or [_shapes(*in_float64(model, inputs, like=narrow)) for model in (narrow, wide)]
+    models = (in_float64(model, inputs, like=narrow) for model in (narrow, wide))
+    shapes = shapes or [[tuple(t.shape) for t in tensors_in(run_in_float64(*pair))] for pair in models]
     for number, (before, after) in enumerate(zip(*shapes, strict=False)):
         for sizes in zip(before, after, strict=False):
             writers = unread.get(sizes, [])
-            told = any(find_role(roles or {}, alias) for name in writers for alias in plan.parameters[name].names)
-            if writers and not told:
-                warn(_growing_output(number, sizes, writers, plan))
+            if writers and not any(find_role(roles or {}, alias) for name in writers for alias in entries[name].names):
+                name = max(writers, key=lambda name: len(entries[name].narrow))
+                warn(
+                    f"output {number} of the model grows from {sizes[0]} to {sizes[1]}, written by '{name}', and "
+                    f"nothing in the model reads it. If these are classes or tokens, build the wide model with "
+                    f"{sizes[0]}: otherwise {'new ones are drawn' if plan.mup else 'each is there several times'}, "
+                    "which changes what the model says. If they are features for other code, say that they are meant "
+                    f"to grow: roles={{'{name}': mupscale.{Role(out=entries[name].out, in_=entries[name].in_)}}}"
+                )
 
 
-def _shapes(model: nn.Module, batch: Any) -> list[tuple[int, ...]]:
-    return [tuple(t.shape) for t in tensors_in(run_in_float64(model, batch))]
+_STRONGER = " (a stronger batch of the same kind: yours leaves parts of the model unseen)"
 
 
-def _unread(entries: Mapping[str, Entry]) -> dict[Sizes, list[str]]:
-    """Sizes that grow and that no parameter has as inputs, with the parameters that have them as outputs."""
-    written: dict[Sizes, list[str]] = {}
-    read = set[Sizes]()
-    for name, entry in entries.items():
-        for d, axis in entry.axes.items():
-            sizes = entry.narrow[d], entry.wide[d]
-            if d in entry.in_:
-                read |= {sizes, (sizes[0] // axis.block, sizes[1] // axis.block)}  # as channels are, after a flatten
-            elif axis.times != 1:
-                written.setdefault(sizes, []).append(name)
-    return {sizes: names for sizes, names in written.items() if sizes not in read}
+def check_plan_by_running(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> None:
+    """An error unless models with generic weights, one widened as planned, agree in outputs and gradients."""
+    trials = Trials.of(inputs)
+    if reason := what_differs(narrow, wide, plan, trials):
+        run = "make the plan by running the models, plan(narrow, wide, inputs=…)"
+        ways = ways_out("; ", inputs=run, roles="pass roles= for what it gets wrong")
+        raise MupscaleError(f"the plan is wrong: {reason}{ways}")
+    if trials is not inputs:
+        trials.warn()
 
 
-def _growing_output(number: int, sizes: Sizes, writers: list[str], plan: Plan) -> str:
-    others = "new ones are drawn" if plan.mup else "each is there several times"
-    name = max(writers, key=lambda name: len(plan[name].narrow))
-    role = Role(out=plan[name].out, in_=plan[name].in_)
-    return (
-        f"output {number} of the model grows from {sizes[0]} to {sizes[1]}, written by '{name}', and nothing in the "
-        f"model reads it. If these are classes or tokens, build the wide model with {sizes[0]}: otherwise {others}, "
-        "which changes what the model says. If they are features for other code, say that they are meant to grow: "
-        f"roles={{'{name}': mupscale.{role}}}"
-    )
-
-
-def warn_of_kept_losses(narrow: nn.Module, wide: nn.Module) -> None:
-    """Warn where modules keep a number of their last run that can be differentiated and is not the same at both widths.
-
-    It may be a part of the loss that is not in the outputs, which then weighs more the wider the model is.
-    """
-    theirs = dict(_kept_numbers(wide))
-    for name, number in _kept_numbers(narrow):
-        if name in theirs and not are_close(number.detach(), theirs[name].detach(), loosened=100):
-            before, after = float(number.detach()), float(theirs[name].detach())
-            warn(
-                f"'{name}', which the model computes besides its outputs, is {before:.4g} in the narrow model and "
-                f"{after:.4g} in the wide one. If it is part of the loss, training differs. Make it a mean over units "
-                "instead of a sum, or give it less weight in the wide model's loss"
-            )
-
-
-def _kept_numbers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Numbers that modules keep as attributes, alone or in lists and dicts, with the graph that they come from."""
-    for path, module in naming.modules(model).items():
-        for attribute, value in vars(module).items():
-            if attribute in ("_parameters", "_buffers", "_modules"):
-                continue
-            for place, tensor in enumerate(tensors_in(value)):
-                if tensor.numel() == 1 and tensor.grad_fn is not None and tensor.is_floating_point():
-                    yield f"{path}.{attribute}".lstrip(".") + (f"[{place}]" if tensor is not value else ""), tensor
+def what_differs(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> str:
+    """What `check_plan_by_running` finds wrong, in words; nothing where the plan is right."""
+    trials = Trials.of(inputs)
+    found = compare_copies(narrow, wide, plan, trials.given)
+    if is_large(narrow, wide):
+        trials.shapes = found.shapes
+    if found.reason:
+        return found.reason
+    trials.look(narrow, wide, found.gradients or None)
+    reason = "" if trials.strong is None else compare_copies(narrow, wide, plan, trials.strong).reason
+    return f"{reason}{_STRONGER}" if reason else ""
 
 
 _MOST_PASSES = 25
-_STRONGER = " (a stronger batch of the same kind: yours leaves parts of the model unseen)"
-_REMEDIES = {
-    "inputs": "make the plan by running the models, plan(narrow, wide, inputs=…)",
-    "roles": "pass roles= for what it gets wrong",
-}
 
 
 def roles_by_running(
     narrow: nn.Module,
     wide: nn.Module,
     inputs: Any,
-    walked: Plan | None = None,
     given: Mapping[str, Role] | None = None,
     how: How | None = None,
     *,
@@ -275,22 +133,33 @@ def roles_by_running(
     """The role of every parameter and saved buffer that the models use on this batch, under all their names.
 
     inputs: what the models are called with: a tensor, a tuple of arguments, or a dict of keywords.
-    walked: a plan to start from, as the modules' types and names suggest it. given: roles by name, to start from, too.
+    given: roles by pattern, which the search begins with, beside what modules say; None to begin with nothing.
     how: what the roles are for, which a refusal then gives advice for. own_constants: as in Guess.
     """
     search = _Search(narrow, wide, inputs, how)
-    sides = saved_tensors(search.small), saved_tensors(search.large)
-    guess = guess_with_roles(_guess_of(walked), given or {}, *sides)
+    groups = naming.aliases(all_tensors(narrow).items())
+    first_names = {alias: group[0] for group in groups for alias in group}
+    guess = Guess(own_constants=own_constants)
+    if given is not None:
+        told = {first_names[name]: role for name in reversed(first_names) if (role := find_role(given, name))}
+        with suppress(MupscaleError):
+            guess = replace(guess, axes=_guessed_axes(build_plan(narrow, wide, roles=given, assume=True)))
+        guess = guess_with_roles(guess, told, saved_tensors(search.small), saved_tensors(search.large))
     error = None
     for products in (False, True):
         try:
-            better = replace(guess, products=products, own_constants=own_constants)
-            roles = {**_computed_buffers(search.small, search.large), **search.roles(better)}
-            tied = [group for group in naming.aliases(all_tensors(narrow).items()) if group[0] in roles]
-            return roles | {alias: roles[group[0]] for group in tied for alias in group}
+            roles = search.roles(replace(guess, products=products))
         except MupscaleError as refused:
             error = error or refused
+        else:
+            roles |= _computed_buffers(search.small, search.large)
+            return {alias: roles[name] for alias, name in first_names.items() if name in roles}
     raise error or AssertionError("no error, and no roles")
+
+
+def _guessed_axes(plan: Plan) -> dict[tuple[str, int], Axis]:
+    entries = {**plan.buffers, **plan.parameters}
+    return {(name, d): axis for name, entry in entries.items() for d, axis in entry.axes.items() if axis.times != 1}
 
 
 def _computed_buffers(small: nn.Module, large: nn.Module) -> dict[str, Role]:
@@ -303,95 +172,6 @@ def _computed_buffers(small: nn.Module, large: nn.Module) -> dict[str, Role]:
             if len(set(axes.values())) == 1:
                 roles[name] = Role(out=tuple(axes), out_block=next(iter(axes.values())).block)
     return roles
-
-
-def check_plan_by_running(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> None:
-    """An error unless models with generic weights, one widened as planned, agree in outputs and gradients."""
-    trials = Trials.of(inputs)
-    if reason := what_differs(narrow, wide, plan, trials):
-        raise MupscaleError(f"the plan is wrong: {reason}{ways_out('; ', **_REMEDIES)}")
-    if trials is not inputs:
-        trials.warn()
-
-
-@torch.enable_grad()
-def what_differs(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> str:
-    """What `check_plan_by_running` finds wrong, in words; nothing where the plan is right.
-
-    Large models are compared in float32, block by block.
-    """
-    trials = Trials.of(inputs)
-    if is_large(narrow, wide):
-        found = [check_at_full_size(narrow, wide, plan, batch) for batch in trials.look(narrow, wide).batches]
-        trials.shapes = found[0].shapes
-        return next((one.reason for one in found if one.reason), "")
-    small, _ = in_float64(narrow, (), generic=1)
-    large, _ = in_float64(wide, (), like=narrow)
-    with torch.no_grad():
-        theirs = saved_tensors(large)
-        for name, weight in saved_tensors(small).items():
-            entry = plan[name]
-            entry.widened(weight, theirs[name], factor=None if name in plan.parameters else entry.rule.weight)
-    reason, gradients = _difference(small, large, plan, trials.given)
-    trials.look(narrow, wide, gradients)
-    if not reason and trials.strong is not None:
-        del gradients
-        reason, _ = _difference(small, large, plan, trials.strong)
-        reason += _STRONGER if reason else ""
-    return reason
-
-
-def _difference(small: nn.Module, large: nn.Module, plan: Plan, batch: Any) -> tuple[str, dict[str, Tensor]]:
-    """In which output or gradient two models differ on a batch, in words, and the narrow one's gradients."""
-    for p in (*small.parameters(), *large.parameters()):
-        p.grad = None
-    ours, theirs = outputs_and_gradients(small, large, batch)
-    _check_numbers(ours[0])
-    _check_numbers([*ours[1].values()])
-    for number, (a, b) in enumerate(zip(ours[0], theirs[0], strict=True)):
-        if a.shape != b.shape:
-            continue  # hidden units, which are copied
-        if not are_close(a, b, loosened=5):
-            return (
-                f"output {number} of the wide model differs from the narrow one's by "
-                f"{float((a - b).norm() / a.norm()):.1e} on the batch{_first_module(small, large, plan, batch)}"
-            ), ours[1]
-    largest = max(map(largest_number, ours[1].values()), default=0.0)
-    for name, gradient in ours[1].items():
-        entry = plan.parameters[name]
-        expected = entry.widened(gradient, factor=entry.rule.gradient())
-        if name in theirs[1] and not are_close(
-            expected, theirs[1][name], loosened=1000, size=1e-3 * largest * entry.rule.gradient()
-        ):
-            return f"the copies of '{name}' do not each get their share of its gradient on the batch", ours[1]
-    warn_of_kept_losses(small, large)
-    return "", ours[1]
-
-
-def _first_module(small: nn.Module, large: nn.Module, plan: Plan, batch: Any) -> str:
-    """The module in which two models begin to differ, in words; none where no module's output shows it.
-
-    What draws random numbers may differ for that alone.
-    """
-    if random := why_random(small, batch):
-        return f" ({random})"
-    with torch.no_grad(), Recorder(small) as ours, Recorder(large) as theirs:
-        for model in (small, large):
-            run_in_float64(model, batch)
-    first = first_differing_module(ours, theirs, plan, 1e-8)
-    return "" if first is None else f", and '{first.name}' is the first module that does (by {first.relative:.1e})"
-
-
-def _check_numbers(tensors: Sequence[Tensor]) -> None:
-    """What is nan on both sides looks equal, and so does nothing at all: there must be numbers to compare."""
-    if tensors and not any(tensor.numel() for tensor in tensors):
-        raise MupscaleError(EMPTY)
-    for tensor in tensors:
-        if tensor.isnan().all() and tensor.numel():
-            raise MupscaleError(
-                "the narrow model computes nan on the batch, so the check cannot tell whether copies are exact. Pass "
-                "inputs on which outputs and gradients are finite"
-            )
 
 
 class _Search:
@@ -532,15 +312,6 @@ def _different_operations(ours: list[Operation], theirs: list[Operation], positi
     )
 
 
-def _guess_of(plan: Plan | None) -> Guess:
-    if plan is None:
-        return Guess()
-    entries = {**plan.buffers, **plan.parameters}
-    return Guess(
-        {(name, d): axis for name, entry in entries.items() for d, axis in entry.axes.items() if axis.times != 1}
-    )
-
-
 def _role(name: str, written: Written, guess: Guess) -> Role | None:
     fold, offset = guess.folds.get(name, (1.0, 0.0))
     inputs, outputs = ([written.axes[d] for d in dims] for dims in (written.inputs, written.outputs))
@@ -571,11 +342,75 @@ def learn_roles(
 
     how: what they are for, which a refusal then gives advice for.
     """
-    pair = _Pair(narrow, wide, inputs, given, how)
-    learnt = pair.learn()
-    if reason := pair.what_differs(given, learnt):
-        raise pair.refuse_given(learnt, reason)
-    return _as_patterns(pair.merge(given, learnt), given)
+    trials = Trials.of(inputs).look(narrow, wide)
+
+    def differs(given: Mapping[str, Role], learnt: Mapping[str, Role]) -> str:
+        roles = _merged(narrow, given, learnt)
+        return what_differs(narrow, wide, build_plan(narrow, wide, roles=roles, assume=True), trials)
+
+    def learn(batch: Any, start: Mapping[str, Role] | None) -> dict[str, Role]:
+        return roles_by_running(narrow, wide, batch, start, how, own_constants=how == "fresh")
+
+    try:
+        learnt = learn(trials.best, given)
+    except MupscaleError as error:
+        try:  # where they are wrong, they mislead the search
+            learnt = learn(trials.best, None) if given else {}
+        except MupscaleError:
+            raise error from None
+        if not given:
+            raise
+    if reason := differs(given, learnt):
+        raise _refuse_given(given, learnt, reason, differs)
+    return _merged(narrow, given, learnt)
+
+
+def _merged(narrow: nn.Module, given: Mapping[str, Role], learnt: Mapping[str, Role]) -> dict[str, Role]:
+    """By pattern, what was given, else what was learnt; of a tied tensor what was given for another name of it.
+
+    But not where the other name was learnt to be used in another way, as a readout uses an embedding's weight.
+    """
+    named, merged = all_tensors(narrow), dict(learnt)
+    for group in naming.aliases(named.items()):
+        told = {name: role for name in group if (role := find_role(given, name)) is not None}
+        merged |= told
+        for name in group if told else ():
+            if name in learnt and name not in told:
+                sides = learnt[name].dims(named[name].dim())
+                alike = (role for role in told.values() if _only(role.dims(named[name].dim()), sides) == sides)
+                merged[name] = next(alike, learnt[name])
+    return _as_patterns(merged, given)
+
+
+def _only(sides: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Of outputs and inputs the dimensions that are either to others."""
+    return tuple(tuple(d for d in side if any(d in other for other in others)) for side in sides)
+
+
+def _refuse_given(
+    given: Mapping[str, Role], learnt: Mapping[str, Role], reason: str, differs: Callable[..., str]
+) -> MupscaleError:
+    """Which of the given roles is wrong, and what a run shows in its place."""
+
+    def stand(others: Mapping[str, Role]) -> bool:
+        with suppress(MupscaleError):
+            return not differs(others, learnt)
+        return False
+
+    wrong = [pattern for pattern in given if stand({p: role for p, role in given.items() if p != pattern})]
+    if not wrong and given and stand({}):
+        wrong = list(given)
+    if not wrong:
+        said = ways_out("; ", roles="pass roles=")
+        return MupscaleError(f"the plan is wrong, and so is the one that a run of the models shows: {reason}{said}")
+    shown = {name: role for name, role in learnt.items() if any(fnmatchcase(name, pattern) for pattern in wrong)}
+    instead = "; ".join(f"{role} for '{name}'" for name, role in list(shown.items())[:_MOST_SHOWN])
+    advice = f"A run of the models shows {instead}: use that, or leave" if instead else "Leave"
+    listed, one = "; for ".join(f"'{pattern}', {given[pattern]}" for pattern in wrong), len(wrong) == 1
+    return MupscaleError(
+        f"the {'role' if one else 'roles'} given for {listed}, {'does' if one else 'do'} not pass the check: "
+        f"{reason}. {advice} {'it' if one else 'them'} out"
+    )
 
 
 def roles_for_any_width(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Role]) -> dict[str, Role]:
@@ -617,109 +452,3 @@ def _as_patterns(by_name: Mapping[str, Role], given: Mapping[str, Role]) -> dict
     """The roles by name first; what was given comes behind, so that patterns which name nothing are found."""
     exact = {escape(name): role for name, role in by_name.items()}
     return exact | {pattern: role for pattern, role in given.items() if pattern not in exact}
-
-
-def _sides(role: Role, ndim: int, dims: Collection[int]) -> list[set[int]]:
-    """Which of these dimensions are outputs, and which are inputs."""
-    return [{*side} & {*dims} for side in role.dims(ndim)]
-
-
-class _Pair:
-    """Two models and a batch, and the roles that were given for them."""
-
-    def __init__(
-        self, narrow: nn.Module, wide: nn.Module, inputs: Any, given: Mapping[str, Role], how: How | None
-    ) -> None:
-        self.narrow, self.wide, self.given, self.how = narrow, wide, given, how
-        self.trials = Trials.of(inputs).look(narrow, wide)
-
-    def learn(self) -> dict[str, Role]:
-        """What a run shows, by name; it begins with what the modules and the given roles say."""
-        try:
-            walked = build_plan(self.narrow, self.wide, roles=self.given, assume=True)
-        except MupscaleError:
-            walked = None
-        if self.trials.strong is not None and self.trials.given_shows_all:  # a small batch, which is followed sooner
-            with suppress(MupscaleError):
-                roles = self._run(self.trials.given, walked)
-                if not self.what_differs(self.given, roles):
-                    return roles
-        try:
-            return self._run(self.trials.best, walked)
-        except MupscaleError as error:
-            if not self.given:
-                raise
-            with suppress(MupscaleError):  # where they are wrong, they mislead the search
-                return roles_by_running(self.narrow, self.wide, self.trials.best)
-            if walked is None:
-                raise
-            reason = what_differs(self.narrow, self.wide, walked, self.trials)
-            raise MupscaleError(
-                f"{error}. The roles given for {_listed(self.given)}, with the modules' roles for the rest, fail the "
-                f"check, too: {reason}"
-            ) from None
-
-    def _run(self, batch: Any, walked: Plan | None) -> dict[str, Role]:
-        told, fresh = self._given_by_name(), self.how == "fresh"
-        return roles_by_running(self.narrow, self.wide, batch, walked, told, self.how, own_constants=fresh)
-
-    def _given_by_name(self) -> dict[str, Role]:
-        """Of a tied tensor under its first name, as it is saved."""
-        groups = naming.aliases(all_tensors(self.narrow).items())
-        told = {group[0]: [role for name in group if (role := find_role(self.given, name))] for group in groups}
-        return {first: roles[0] for first, roles in told.items() if roles}
-
-    def merge(self, given: Mapping[str, Role], learnt: Mapping[str, Role]) -> dict[str, Role]:
-        """By name, what was given, else what was learnt; of a tied tensor what was given for another name of it.
-
-        But not where the other name was learnt to be used in another way, as a readout uses an embedding's weight.
-        """
-        named = all_tensors(self.narrow)
-        ndim = {name: tensor.dim() for name, tensor in named.items()}
-        merged = dict(learnt)
-        for group in naming.aliases(named.items()):
-            told = {name: role for name in group if (role := find_role(given, name)) is not None}
-            merged |= told
-            for name in group if told else ():
-                if name in learnt and name not in told:
-                    own = learnt[name]
-                    dims = [d for side in own.dims(ndim[name]) for d in side]
-                    sides = _sides(own, ndim[name], dims)
-                    alike = (role for role in told.values() if _sides(role, ndim[name], dims) == sides)
-                    merged[name] = next(alike, own)
-        return merged
-
-    def what_differs(self, given: Mapping[str, Role], learnt: Mapping[str, Role]) -> str:
-        """Why the plan that these roles make is wrong; nothing where it is right."""
-        roles = _as_patterns(self.merge(given, learnt), given)
-        return what_differs(
-            self.narrow, self.wide, build_plan(self.narrow, self.wide, roles=roles, assume=True), self.trials
-        )
-
-    def _stand(self, given: Mapping[str, Role], learnt: Mapping[str, Role]) -> bool:
-        with suppress(MupscaleError):
-            return not self.what_differs(given, learnt)
-        return False
-
-    def refuse_given(self, learnt: Mapping[str, Role], reason: str) -> MupscaleError:
-        """Which of the given roles is wrong, and what a run shows in its place."""
-        without = {wrong: {p: role for p, role in self.given.items() if p != wrong} for wrong in self.given}
-        wrong = [pattern for pattern, others in without.items() if self._stand(others, learnt)]
-        if not wrong and self.given and self._stand({}, learnt):
-            wrong = list(self.given)
-        if not wrong:
-            said = ways_out("; ", roles="pass roles=")
-            return MupscaleError(f"the plan is wrong, and so is the one that a run of the models shows: {reason}{said}")
-        shown = {name: role for name, role in learnt.items() if any(fnmatchcase(name, pattern) for pattern in wrong)}
-        instead = "; ".join(f"{role} for '{name}'" for name, role in list(shown.items())[:_MOST_SHOWN])
-        advice = f"A run of the models shows {instead}: use that, or leave" if instead else "Leave"
-        given = _listed({pattern: self.given[pattern] for pattern in wrong})
-        one = len(wrong) == 1
-        return MupscaleError(
-            f"the {'role' if one else 'roles'} given for {given}, {'does' if one else 'do'} not pass the check: "
-            f"{reason}. {advice} {'it' if one else 'them'} out"
-        )
-
-
-def _listed(roles: Mapping[str, Role]) -> str:
-    return "; for ".join(f"'{pattern}', {role}" for pattern, role in roles.items())

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import nn
 
 from mupscale.core import Plan, Role, gather_whole, naming
+from mupscale.planning.comparing import in_full_precision, is_large
 from mupscale.planning.from_modules import How, build_plan, find_uneven
 from mupscale.planning.from_run import (
     check_plan_by_running,
@@ -22,7 +23,7 @@ from mupscale.planning.from_run import (
     what_differs,
 )
 from mupscale.planning.initial import initial_means, initial_std, with_initial
-from mupscale.planning.large_models import Resizing, find_miniatures, in_full_precision, is_large, roles_of
+from mupscale.planning.miniatures import Resizing, find_miniatures, roles_of
 from mupscale.planning.silent_units import check_silent_units, find_past_norms, keeps_outputs, with_keeps
 from mupscale.planning.trials import Trials
 from mupscale.system import MupscaleError, checks_arguments, not_advising, seeded
@@ -220,7 +221,7 @@ def _plan_between_constants(narrow: nn.Module, wide: nn.Module, trials: Trials, 
 
     So are ALiBi's slopes, those of n heads among those of 2n, if old heads are the last of those in their place.
     """
-    shown = roles_by_running(narrow, wide, trials.best, None, None, "fresh", own_constants=True)
+    shown = roles_by_running(narrow, wide, trials.best, None, "fresh", own_constants=True)
     for last in (True, False):
         roles = {name: _placed(role, last=last) for name, role in (shown | given).items()}
         planned = build_plan(narrow, wide, roles=with_keeps(narrow, wide, roles, trials), how="fresh", assume=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,13 +19,12 @@ from torch import Tensor, nn
 
 from mupscale.core import naming, plain_type
 from mupscale.planning.tracing import (
+    Call,
     Operation,
-    OperationRecorder,
     RecordedRun,
     Ref,
     in_float64,
     record_run,
-    tensors_in,
 )
 from mupscale.planning.trials import check_not_empty
 from mupscale.system import MupscaleError
@@ -144,26 +143,11 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # which have no forward pass of th
 
 
 @dataclass
-class BlockRun:
-    """One block's part of a run: tensors by number, and the stretch of operations in between.
-
-    given: the floating-point tensors that it is called with. returned: the tensors that it gives back. first, last:
-    where its operations begin and end in the run.
-    """
-
-    path: str
-    given: list[int] = field(default_factory=list)
-    returned: list[int] = field(default_factory=list)
-    first: int = 0
-    last: int = 0
-
-
-@dataclass
 class MarkedRun:
     """A recorded run, its blocks in the order in which they ran, and where each tensor is returned or written into."""
 
     run: RecordedRun
-    blocks: list[BlockRun]
+    blocks: list[Call]
     values: dict[int, Tensor]
     makers: dict[int, list[int]] = field(default_factory=dict)
     last_uses: dict[int, int] = field(default_factory=dict)
@@ -180,7 +164,7 @@ class MarkedRun:
         earlier = [position for position in self.makers.get(number, ()) if position < before]
         return earlier[-1] if earlier else None
 
-    def streams(self, block: BlockRun) -> list[int]:
+    def streams(self, block: Call) -> list[int]:
         """Of what a block returns, the stream, and what else is carried on from block to block beside it.
 
         The first tensor is the stream. Another one is carried on if it is used after the block, and the block was given
@@ -206,11 +190,17 @@ def run_with_blocks(model: nn.Module, paths: Sequence[str], inputs: Any, *, unti
     where the first of its parts is called, and ends where the next block of its list begins; of the last one of a list
     the end is not known. until_next: all blocks end there, since the model itself adds what they give to the stream.
     """
-    blocks = {path: BlockRun(path) for path in paths}
-    recorder = record_run(model, inputs, lambda recorder: _marks(model, blocks, recorder))
     modules = naming.modules(model)
-    called = sorted((block for block in blocks.values() if block.given), key=lambda block: block.first)
-    lists: dict[str, list[BlockRun]] = {}
+    parts = {path: [p for p in modules if p == path or p.startswith(f"{path}.")] for path in paths}
+    recorder = record_run(model, inputs, {part for within in parts.values() for part in within})
+    called = []
+    for path in paths:
+        call = next((call for call in recorder.calls if call.path in parts[path] and call.given), None)
+        if call is not None:
+            own = call.path == path
+            called.append(replace(call, path=path, returned=call.returned * own, last=call.last * own))
+    called.sort(key=lambda block: block.first)
+    lists: dict[str, list[Call]] = {}
     for block in called:
         lists.setdefault(without_number(block.path), []).append(block)
     for one in lists.values():
@@ -225,43 +215,6 @@ def run_with_blocks(model: nn.Module, paths: Sequence[str], inputs: Any, *, unti
 def without_number(path: str) -> str:
     """What the paths of a list's blocks have in common."""
     return re.sub(r"\d+$", "", path)
-
-
-@contextmanager
-def _marks(model: nn.Module, blocks: dict[str, BlockRun], recorder: OperationRecorder) -> Iterator[None]:
-    """Note what blocks are given and give, while the model runs."""
-    handles: list[Any] = []
-    modules = naming.modules(model)
-
-    def begin(block: BlockRun) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            if not block.given:
-                tensors = [t for t in tensors_in((args, kwargs)) if t.is_floating_point()]
-                block.given = [recorder.number(t) for t in tensors]
-                block.first = len(recorder.run.operations)
-
-        return hook
-
-    def finish(block: BlockRun) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if not block.returned:
-                block.returned = [recorder.number(t) for t in tensors_in(output) if t.is_floating_point()]
-                block.last = len(recorder.run.operations)
-
-        return hook
-
-    for path, block in blocks.items():
-        parts = [path]
-        if isinstance(modules[path], _CONTAINERS):
-            parts = [p for p, m in modules.items() if p.startswith(f"{path}.") and not isinstance(m, _CONTAINERS)]
-        else:
-            handles.append(modules[path].register_forward_hook(finish(block)))
-        handles += [modules[p].register_forward_pre_hook(begin(block), with_kwargs=True) for p in parts]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 Writers = dict[str, float]
@@ -352,7 +305,7 @@ def _try_silence(
             )
 
 
-def _gives_back(marked: MarkedRun, block: BlockRun, number: int) -> bool:
+def _gives_back(marked: MarkedRun, block: Call, number: int) -> bool:
     """Whether this output of a block is one of its inputs; one that it adds to in place cannot be compared."""
     after = marked.values[number].detach()
     given = [marked.values[n].detach() for n in block.given if marked.values[n].shape == after.shape]
@@ -375,7 +328,7 @@ def _factors(operation: Operation) -> list[int]:
 class _Walk:
     """One block, walked from its output back to its input."""
 
-    def __init__(self, marked: MarkedRun, block: BlockRun) -> None:
+    def __init__(self, marked: MarkedRun, block: Call) -> None:
         self.marked, self.block = marked, block
         self.data, self._scales = set(block.given), Writers()
         for operation in marked.run.operations[block.first : block.last]:

@@ -19,11 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Axis, Entry, Plan, Role, copy_model, index_of_old, is_new, multiplier, naming, places
-from mupscale.planning.following import are_close
+from mupscale.core import Axis, Entry, Plan, Role, index_of_old, is_new, multiplier, naming, places
+from mupscale.planning.comparing import (
+    GenericPair,
+    are_close,
+    keep,
+    look_at_old_units_alone,
+    relative_difference,
+)
 from mupscale.planning.from_modules import build_plan, find_role, find_uneven
-from mupscale.planning.from_run import relative_difference
-from mupscale.planning.large_models import Streamed, generic_weights, in_single, is_large
 from mupscale.planning.tracing import (
     Recorder,
     differentiated,
@@ -33,7 +37,6 @@ from mupscale.planning.tracing import (
     outputs_in_float64,
     run_in_float64,
     saved_tensors,
-    take_modes,
     why_random,
 )
 from mupscale.planning.trials import Trials
@@ -116,36 +119,33 @@ def _difference_at_old_units(
     return off if off <= tolerance or weights or not grown else None
 
 
-@torch.no_grad()
 def keeps_outputs(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> bool:
     """Whether a wide model with the old units in their places and zeros elsewhere gives the narrow one's outputs.
 
     plan: for fresh units. Norms over an axis that grows are taken over the old units alone.
     """
-    return _parted_pair(narrow, wide, plan, Trials.of(inputs)) is None
+    return _find_parted(narrow, wide, plan, Trials.of(inputs)) is None
 
 
-@torch.no_grad()
 def check_silent_units(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> None:
     """An error where `keeps_outputs` says no, with the layers between which the two models part."""
     trials = Trials.of(inputs)
-    pair = _parted_pair(narrow, wide, plan, trials)
+    pair = _find_parted(narrow, wide, plan, trials)
     if pair is None:
         if trials is not inputs:
             trials.warn()
         return
-    small, large, batch = pair
-    if not _compared(small, large, batch, plan):
+    if not _compared(pair):
         raise MupscaleError(
             "every output of the model grows, to a size that no layer has, so a batch cannot test fresh units. Build "
             "the wide model with the narrow one's output size, or grow to a multiple of the width"
         )
-    if random := why_random(small, batch):
+    if random := why_random(pair.models[0], pair.batch):
         raise MupscaleError(
             f"{random}, so a batch cannot test fresh "
             f"units{ways_out(off='switch that off to plan', no_inputs='leave out inputs=')}"
         )
-    parting = None if is_large(narrow, wide) else find_parting(small, large, batch, plan)
+    parting = None if pair.is_large else find_parting(*pair.models, pair.batch, plan)
     raise MupscaleError(
         "with its old units alone, the wide model does not compute what the narrow one does on the "
         f"batch{'' if parting is None else f': {parting}'}. {_remedies(parting, _why_no_run(narrow, wide))}"
@@ -191,117 +191,33 @@ def _remedies(parting: Parting | None, found: str) -> str:
     )
 
 
-def _parted_pair(
-    narrow: nn.Module, wide: nn.Module, plan: Plan, trials: Trials
-) -> tuple[nn.Module, nn.Module, Any] | None:
-    """The two models, and the first of the batches on which they part; None where they do on none."""
-    pairs = (_silent_pair(narrow, wide, plan, batch) for batch in trials.look(narrow, wide).batches)
-    return next((pair for pair in pairs if not _agree(_compared(*pair, plan))), None)
+@torch.no_grad()
+def _find_parted(narrow: nn.Module, wide: nn.Module, plan: Plan, trials: Trials) -> GenericPair | None:
+    """The two models on the first of the batches on which they part, with the old units alone; None for none."""
+    for batch in trials.look(narrow, wide).batches:
+        pair = GenericPair(narrow, wide, plan, batch, silent=True)
+        outputs = _compared(pair)
+        if not outputs or not all(bool(a.isfinite().all()) and are_close(a, b, loosened=100) for a, b in outputs):
+            return pair
+    return None
 
 
-def _silent_pair(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> tuple[nn.Module, nn.Module, Any]:
-    """Both models in float64 with generic weights, those of the narrow one in the wide one's places; and the batch.
-
-    Large ones are in float32, and have the weights of one block at a time.
-    """
-    if is_large(narrow, wide):
-        return *_streamed_pair(narrow, wide, plan), in_single(inputs)
-    small, batch = in_float64(narrow, inputs, generic=1)
-    large, _ = in_float64(wide, inputs, like=narrow)
-    kept, theirs = copy_model(small), saved_tensors(large)
-    for name, weight in saved_tensors(kept).items():
-        entry = plan[name]
-        if name in plan.parameters:
-            _keep(entry, weight)
-        theirs[name].zero_()[index_of_old(entry.narrow, entry.axes)] = weight
-    look_at_old_units_alone(kept, large, plan)
-    return small, large, batch
-
-
-def _keep(entry: Entry, weight: Tensor) -> Tensor:
-    """What becomes of the weights of old units, in place."""
-    return weight.mul_(float(entry.keep)).add_(float(entry.offset) * (float(entry.keep) - 1))
-
-
-def _streamed_pair(narrow: nn.Module, wide: nn.Module, plan: Plan) -> tuple[nn.Module, nn.Module]:
-    drawn = generic_weights(narrow)
-
-    def kept(name: str) -> Tensor:
-        return _keep(plan[name], drawn(name))
-
-    def placed(name: str) -> Tensor:
-        entry, weight = plan[name], kept(name)
-        target = torch.zeros(entry.wide, device=weight.device)
-        target[index_of_old(entry.narrow, entry.axes)] = weight
-        return target
-
-    small, norms, large = Streamed(narrow, drawn), Streamed(narrow, kept, in_blocks=False), Streamed(wide, placed)
-    ours, theirs = naming.buffers(small.model), naming.buffers(large.model)
-    for name, entry in plan.buffers.items():
-        if name in ours and name in theirs and entry.axes:
-            theirs[name].zero_()[index_of_old(entry.narrow, entry.axes)] = ours[name]
-    take_modes(large.model, narrow)
-    for streamed in (small, large):
-        streamed.fill()
-    norms.fill(p for name, p in naming.parameters(norms.model).items() if name in plan.norms)
-    look_at_old_units_alone(norms.model, large.model, plan)
-    return small.model, large.model
-
-
-def _compared(small: nn.Module, large: nn.Module, batch: Any, plan: Plan) -> list[tuple[Tensor, Tensor]]:
+@torch.no_grad()
+def _compared(pair: GenericPair) -> list[tuple[Tensor, Tensor]]:
     """The outputs of both; of those that grow the old units, where some parameter has their size and tells which."""
-    ours, theirs = (outputs_in_float64(model, batch) for model in (small, large))
     known = {
         (entry.narrow[d], entry.wide[d]): entry.axes[d]
         for side in ("in_", "out")
-        for entry in plan.parameters.values()
+        for entry in pair.plan.parameters.values()
         for d in getattr(entry, side)
     }
     pairs = []
-    for a, b in zip(ours, theirs, strict=True):
+    for a, b in zip(*pair.outputs(), strict=True):
         grown = {d: sizes for d, sizes in enumerate(zip(a.shape, b.shape, strict=False)) if sizes[0] != sizes[1]}
         if a.dim() == b.dim() and all(sizes in known for sizes in grown.values()):
             axes = {d: known[sizes] for d, sizes in grown.items()}
             pairs.append((a, b[index_of_old(tuple(a.shape), axes)] if axes else b))
     return pairs
-
-
-def _agree(pairs: list[tuple[Tensor, Tensor]]) -> bool:
-    return bool(pairs) and all(bool(a.isfinite().all()) and are_close(a, b, loosened=100) for a, b in pairs)
-
-
-def look_at_old_units_alone(
-    kept: nn.Module, large: nn.Module, plan: Plan, new_units: list[Tensor] | None = None
-) -> None:
-    """Let the norms of the wide model do to the old units what the narrow one's do, and give zeros for new ones.
-
-    new_units: a list that what the norms are given for new units is put into as they are called. With it GroupNorms,
-    which mix old and new units whatever these start at, are left as they are.
-    """
-    ours, theirs = naming.modules(kept), naming.modules(large)
-    for name, kind in plan.norms.items():
-        path, entry = name.rpartition(".")[0], plan[name]
-        if kind in ("layer", "rms") or (kind == "group" and new_units is None):
-            index = index_of_old(entry.narrow, entry.axes)[0]
-            new = is_new(entry.axes[0], entry.narrow[0]).nonzero()[:, 0]
-
-            def old_units_alone(
-                x: Tensor,
-                norm: nn.Module = ours[path],
-                index: Any = index,
-                new: Tensor = new,
-                is_group: bool = kind == "group",
-                count: int = entry.wide[0],
-            ) -> Tensor:
-                dim = 1 if is_group or x.shape[-1] != count else -1  # some LayerNorms are of channels before positions
-                units = x.movedim(dim, -1)
-                if new_units is not None:
-                    new_units.append(units[..., new])
-                out = torch.zeros_like(units)
-                out[..., index] = norm(units[..., index].movedim(-1, dim)).movedim(dim, -1)
-                return out.movedim(-1, dim)
-
-            theirs[path].forward = old_units_alone
 
 
 _SUMS = (1, 0, 2, -1)  # over how many growing axes the copies are summed beside the weight itself
@@ -360,13 +276,13 @@ class _Trial:
         self.plan = plan
         small, self.batch = in_float64(narrow, inputs, generic=1)
         self.large, _ = in_float64(wide, inputs, like=narrow)
-        self.kept = copy_model(small)
-        for name, weight in saved_tensors(self.kept).items():
+        self.kept = saved_tensors(small)
+        for name, weight in self.kept.items():
             if name in plan.parameters:
-                _keep(plan[name], weight)
+                weight.copy_(keep(plan[name], weight))
         self.norms = [name for name, kind in plan.norms.items() if kind in ("layer", "rms")]
         self.new_units: list[Tensor] = []
-        look_at_old_units_alone(self.kept, self.large, plan, self.new_units)
+        look_at_old_units_alone(small, self.large, plan, new_units=self.new_units)
 
     def find_writers(self) -> set[str] | None:
         """Parameters whose new outputs some norm reads; None where a norm was not called as a module."""
@@ -416,7 +332,7 @@ class _Trial:
         """Old units in their places; new ones drawn, and of the writers zero or the mean of the old ones."""
         theirs, parameters = saved_tensors(self.large), naming.parameters(self.large)
         generator = torch.Generator().manual_seed(2)
-        for name, weight in saved_tensors(self.kept).items():
+        for name, weight in self.kept.items():
             entry, target, old = (
                 self.plan[name],
                 theirs[name],

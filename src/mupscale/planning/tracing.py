@@ -8,11 +8,11 @@ from __future__ import annotations
 import inspect
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cached_property
-from types import TracebackType
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy
@@ -181,6 +181,7 @@ def drawing(seed: int, tensors: Iterable[Tensor]) -> Iterator[None]:
 
 
 _NORMS = re.compile(r"norm|rsqrt|sqrt|^var|^std")
+_SAMPLE = 1 << 14
 _QUIET = 1e-3  # a LayerScale starts at 1e-6: what it multiplies would change nothing that rounding does not
 
 
@@ -253,6 +254,21 @@ class Operation:
 
 
 @dataclass
+class Call:
+    """A module's part of a run: tensors by number, and the stretch of operations in between.
+
+    given: the floating-point tensors that it is called with. returned: the tensors that it gives back. first, last:
+    where its operations begin and end in the run.
+    """
+
+    path: str
+    given: list[int] = field(default_factory=list)
+    returned: list[int] = field(default_factory=list)
+    first: int = 0
+    last: int = 0
+
+
+@dataclass
 class RecordedRun:
     """What a model did with one batch. leaves: tensors that no operation made, `names` of parameters and buffers."""
 
@@ -263,10 +279,10 @@ class RecordedRun:
     outputs: list[int] = field(default_factory=list)
 
 
-def record_run(model: nn.Module, inputs: Any, watch: Watch = lambda _: nullcontext()) -> OperationRecorder:
-    """Run the model on a batch and note every tensor operation. watch: what else is done meanwhile."""
-    recorder = OperationRecorder(model, call_arguments(inputs))
-    with module_paths(model, recorder.path), watch(recorder), recorder:
+def record_run(model: nn.Module, inputs: Any, noted: Collection[str] = ()) -> OperationRecorder:
+    """Run the model on a batch and note every tensor operation. noted: the paths of modules whose calls are, too."""
+    recorder = OperationRecorder(model, call_arguments(inputs), noted)
+    with hooked(model, recorder.end_call, recorder.begin_call), recorder:
         output = run_in_float64(model, inputs)
     recorder.run.outputs = [recorder.number(t) for t in tensors_in(output)]
     return recorder
@@ -325,15 +341,33 @@ def in_float64(
         take_modes(copied, like)
     silence_dropout(copied)
     if generic is not None:
-        generator = torch.Generator().manual_seed(generic)
-        for p in copied.parameters():
-            size = float(p.detach().square().mean().sqrt()) if p.numel() else 0.0
-            draw = torch.randn(p.shape, generator=generator, dtype=torch.float32)  # several times as fast as in float64
-            p.data = draw.to(p.device, torch.float64).mul_(size if size >= _QUIET else 0.1)
         parameters = naming.parameters(copied)
-        for buffer in (tensor for name, tensor in saved_tensors(copied).items() if name not in parameters):
-            buffer.mul_(0.5 + torch.rand(buffer.shape, generator=generator, dtype=torch.float64).to(buffer.device))
+        for name, p in parameters.items():
+            p.data = generic_numbers(p, name, generic).double()
+        for name, buffer in saved_tensors(copied).items():
+            if name not in parameters:
+                buffer.mul_(generic_numbers(buffer, name, generic, size=0.3).add_(1))
     return copied, in_double(inputs)
+
+
+def generic_numbers(like: Tensor, name: str, seed: int, size: float | None = None) -> Tensor:
+    """Numbers in float32 by a name, of which no two are alike, as large as a tensor's or of this size.
+
+    But not so small that what they do could not be seen. Uniform ones, drawn sooner than normal ones.
+    """
+    if size is None:
+        size = size_of(like)
+        size = size if size >= _QUIET else 0.1
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}{name}".encode()))
+    drawn = torch.rand(like.shape, generator=generator, dtype=torch.float32)
+    return drawn.sub_(0.5).mul_(12**0.5 * size).to(like.device)
+
+
+def size_of(values: Tensor) -> float:
+    """The root mean square, of a part of very many numbers."""
+    flat = values.detach().reshape(-1)
+    few = flat[:: max(1, flat.numel() // _SAMPLE)].double()
+    return float(few.square().mean().sqrt()) if few.numel() else 0.0
 
 
 def take_modes(model: nn.Module, like: nn.Module, plan: Plan | None = None) -> None:
@@ -398,15 +432,35 @@ class OperationRecorder(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled here, and torch would load its compiler for seconds to make sure
 
-    def __init__(self, model: nn.Module, arguments: Any) -> None:
+    def __init__(self, model: nn.Module, arguments: Any, noted: Collection[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.run = RecordedRun()
-        self.path = [""]
+        self.calls: list[Call] = []
+        self.open: list[Call] = [Call("")]
+        self.noted = noted
         self.numbers: dict[int, int] = {}
         self.alive: list[Tensor] = []
         self.named = {id(t): n for n, t in {**naming.buffers(model), **naming.parameters(model)}.items()}
         self.stored = {_memory(t): n for n, t in naming.parameters(model).items()}
         self.given = {id(t) for t in tensors_in(arguments)}
+
+    def begin_call(self, path: str, arguments: Any) -> None:
+        """A module is called."""
+        call = Call(path, first=len(self.run.operations))
+        if path in self.noted:
+            call.given = self._numbers_in(arguments)
+            self.calls.append(call)
+        self.open.append(call)
+
+    def end_call(self, path: str, output: Any) -> None:
+        """A module's call is over, or failed."""
+        call = self.open.pop()
+        call.last = len(self.run.operations)
+        if path in self.noted:
+            call.returned = self._numbers_in(output)
+
+    def _numbers_in(self, values: Any) -> list[int]:
+        return [self.number(t) for t in tensors_in(values) if t.is_floating_point()]
 
     def number(self, tensor: Tensor) -> int:
         """The number of a tensor; a new one is a leaf."""
@@ -436,24 +490,27 @@ class OperationRecorder(TorchDispatchMode):
         for x in tree_flatten(output)[0]:
             is_numbered = isinstance(x, Tensor) and id(x) in self.numbers
             results.append((self.numbers[id(x)] if is_numbered else self._new(x)) if isinstance(x, Tensor) else None)
-        self.run.operations.append(Operation(func, numbered[0], numbered[1], tuple(results), self.path[-1]))
+        self.run.operations.append(Operation(func, numbered[0], numbered[1], tuple(results), self.open[-1].path))
         return output
-
-
-Watch = Callable[[OperationRecorder], AbstractContextManager[None]]
 
 
 def _memory(tensor: Tensor) -> tuple[Any, ...]:
     return (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
 
 
+OnCall = Callable[[str, Any], None]
+
+
 @contextmanager
-def module_paths(model: nn.Module, path: list[str]) -> Iterator[None]:
-    """Keep the path of the module that runs at the end of the list."""
+def hooked(model: nn.Module, after: OnCall, before: OnCall | None = None) -> Iterator[None]:
+    """Inside, every module's path and output are told after it is called, and its path and arguments before that."""
     handles: list[Any] = []
-    for name, module in naming.modules(model).items():
-        handles.append(module.register_forward_pre_hook(lambda *_, name=name: path.append(name)))
-        handles.append(module.register_forward_hook(lambda *_: (path.pop(), None)[1], always_call=True))
+    for path, module in naming.modules(model).items():
+        end = partial(lambda path, module, arguments, output: after(path, output), path)
+        handles.append(module.register_forward_hook(end, always_call=True))
+        if before is not None:
+            begin = partial(lambda path, module, *arguments: before(path, arguments), path)
+            handles.append(module.register_forward_pre_hook(begin, with_kwargs=True))
     try:
         yield
     finally:
@@ -488,26 +545,19 @@ class Recorder(AbstractContextManager["Recorder"]):
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.outputs: dict[str, Tensor] = {}
-        self.handles: list[Any] = []
+        self._hooks = hooked(model, self._note)
+
+    def _note(self, path: str, output: Any) -> None:
+        tensor = next((t for t in tensors_in(output) if t.is_floating_point()), None)
+        if tensor is not None:
+            self.outputs.setdefault(path, tensor.detach())
 
     def __enter__(self) -> Recorder:
-        for path, module in naming.modules(self.model).items():
-            self.handles.append(module.register_forward_hook(self._hook(path)))
+        self._hooks.__enter__()
         return self
 
-    def _hook(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
-        def record(module: nn.Module, inputs: Any, output: Any) -> None:
-            tensor = next((t for t in tensors_in(output) if t.is_floating_point()), None)
-            if tensor is not None:
-                self.outputs.setdefault(path, tensor.detach())
-
-        return record
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for handle in self.handles:
-            handle.remove()
+    def __exit__(self, *error: Any) -> None:
+        self._hooks.__exit__(*error)
 
 
 _COPIES = {torch.ops.aten.clone.default}
@@ -571,27 +621,6 @@ def _renumbered(run: RecordedRun, same: dict[int, int]) -> RecordedRun:
 Shapes = Sequence[tuple[int, ...]]
 _UNIT = 1e-6
 _Found = TypeVar("_Found")
-
-
-def outputs_and_gradients(
-    narrow: nn.Module, wide: nn.Module, batch: Any
-) -> tuple[tuple[list[Tensor], dict[str, Tensor]], tuple[list[Tensor], dict[str, Tensor]]]:
-    """Floating-point outputs of both, and the gradients of a generic loss of those.
-
-    Along axes that grow the loss takes the mean, which is the same for both in whatever order units are copied.
-    """
-    models = (narrow, wide)
-    first = [outputs_in_float64(model, batch) for model in models]
-    unused = [first]
-
-    def gradients() -> list[dict[str, Tensor]]:
-        outputs = unused.pop() if unused else [outputs_in_float64(model, batch) for model in models]
-        shapes = [[tuple(output.shape) for output in each] for each in outputs]
-        return [gradients_of(model, gradient_loss(each, *shapes)) for model, each in zip(models, outputs, strict=True)]
-
-    ours, theirs = differentiated(gradients, models)
-    plain = [[output.detach() for output in each] for each in first]
-    return (plain[0], ours), (plain[1], theirs)
 
 
 def differentiated(attempt: Callable[[], _Found], models: Sequence[nn.Module]) -> _Found:

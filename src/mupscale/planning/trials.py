@@ -11,18 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mupscale.core import Role, naming
+from mupscale.planning.comparing import EMPTY, Shapes, in_full_precision, is_large, largest_number
 from mupscale.planning.first_guesses import is_certain_output
-from mupscale.planning.following import largest_number
 from mupscale.planning.from_modules import find_role
-from mupscale.planning.large_models import Shapes, find_miniatures, in_full_precision, is_large
+from mupscale.planning.miniatures import find_miniatures
 from mupscale.planning.tracing import (
     Operation,
     Ref,
@@ -37,7 +36,6 @@ from mupscale.planning.tracing import (
 )
 from mupscale.system import MupscaleError, UncheckedPlan, name_of_group, pattern_of_name, warn
 
-EMPTY = "the batch is empty, so it shows nothing: pass inputs= with at least one row"
 _SEED = 8_117_359  # one that nobody takes: a tensor drawn like its neighbour would hide what tells them apart
 _ROWS = 8  # at least
 _MOST_ROWS = 64
@@ -103,25 +101,6 @@ def has_one_position(tensor: Tensor) -> bool:
     return tensor.dim() > 2 and any(all(tensor.shape[d] == 1 for d in dims) for dims in options)
 
 
-def strengthened(leaves: Leaves, tables: Mapping[int, int], timid: bool = False) -> Iterator[tuple[Any, bool]]:
-    """Batches that may show more, those most like the given one first, and whether they have more positions.
-
-    tables: of the tensors that look up rows of a table, by number, how many it has.
-    timid: with small and positive numbers, where the model refused others.
-    """
-    draw = _Draw(leaves.tensors, tables, timid)
-    same: Sizes = [{} for _ in leaves.tensors]
-    if any(draw.is_alike(i) for i in range(len(leaves.tensors))):
-        yield leaves.replaced(draw.tensors(same, alike_alone=True)), False
-    if not all(draw.is_alike(i) or not draw.can_change(i) for i in range(len(leaves.tensors))):
-        yield leaves.replaced(draw.tensors(same)), False
-    seen, lead = [same], leaves.lead(tables)
-    for sizes, is_longer in () if lead is None else _larger(lead, leaves.tensors):
-        if sizes not in seen and draw.fits(sizes):
-            seen.append(sizes)
-            yield leaves.replaced(draw.tensors(sizes)), is_longer
-
-
 Sizes = list[dict[int, int]]  # for every tensor, new sizes by dimension
 
 
@@ -164,51 +143,57 @@ def _sizes_along(lead: Tensor, tensor: Tensor, wanted: Mapping[int, int], along:
     return sizes
 
 
-class _Draw:
-    """Other numbers for the tensors of a batch, of the same kind and range."""
+def _drawn(leaves: Leaves, tables: Mapping[int, int]) -> list[int]:
+    """The tensors of a batch that can have other numbers: those of floating point, and rows of tables."""
+    return [
+        i for i, t in enumerate(leaves.tensors) if i in tables or (t.is_floating_point() and (t.dim() or all_alike(t)))
+    ]
 
-    def __init__(self, tensors: Sequence[Tensor], tables: Mapping[int, int], timid: bool) -> None:
-        self.given, self.tables, self.timid = tensors, tables, timid
-        self.generator = torch.Generator().manual_seed(_SEED)
 
-    def can_change(self, i: int) -> bool:
-        tensor = self.given[i]
-        return i in self.tables or (tensor.is_floating_point() and (tensor.dim() > 0 or all_alike(tensor)))
+def strengthened(leaves: Leaves, tables: Mapping[int, int], timid: bool = False) -> Iterator[tuple[Any, bool]]:
+    """Batches that may show more, those most like the given one first, and whether they have more positions.
 
-    def is_alike(self, i: int) -> bool:
-        return self.can_change(i) and all_alike(self.given[i])
+    tables: of the tensors that look up rows of a table, by number, how many it has.
+    timid: with small and positive numbers, where the model refused others.
+    """
+    generator = torch.Generator().manual_seed(_SEED)
+    changeable = _drawn(leaves, tables)
+    alike = [i for i in changeable if all_alike(leaves.tensors[i])]
 
-    def fits(self, sizes: Sizes) -> bool:
-        """Whether no tensor becomes very large."""
-        return all(_grown(t, more).numel() <= _MOST_NUMBERS for t, more in zip(self.given, sizes, strict=True))
+    def made(sizes: Sizes, changed: Collection[int]) -> Any:
+        tensors = []
+        for i, (given, more) in enumerate(zip(leaves.tensors, sizes, strict=True)):
+            tensor = _grown(given, more)
+            if i in changed:
+                most = min(tables[i], max(2, int(given.max()) + 1)) if i in tables and timid else tables.get(i)
+                tensor = _redrawn(given, tensor.shape, most, timid, generator).to(given.device, given.dtype)
+            tensors.append(tensor.contiguous() if more or i in changed else given)
+        return leaves.replaced(tensors)
 
-    def tensors(self, sizes: Sizes, alike_alone: bool = False) -> list[Tensor]:
-        """All of them; alike_alone: changed only where all numbers are one."""
-        drawn = []
-        for i, (tensor, more) in enumerate(zip(self.given, sizes, strict=True)):
-            changes = self.is_alike(i) if alike_alone else self.can_change(i)
-            larger = _grown(tensor, more)
-            if changes:
-                numbers = self._tokens(i, larger) if i in self.tables else self._numbers(tensor, larger)
-                larger = numbers.to(tensor.device, tensor.dtype)
-            drawn.append(larger.contiguous() if more or changes else tensor)
-        return drawn
+    same: Sizes = [{} for _ in leaves.tensors]
+    if alike:
+        yield made(same, alike), False
+    if alike != changeable:
+        yield made(same, changeable), False
+    seen, lead = [same], leaves.lead(tables)
+    for sizes, is_longer in () if lead is None else _larger(lead, leaves.tensors):
+        grown = (_grown(t, more).numel() for t, more in zip(leaves.tensors, sizes, strict=True))
+        if sizes not in seen and max(grown) <= _MOST_NUMBERS:
+            seen.append(sizes)
+            yield made(sizes, changeable), is_longer
 
-    def _tokens(self, i: int, like: Tensor) -> Tensor:
-        most = self.tables[i]
-        below = min(most, max(2, int(self.given[i].max()) + 1)) if self.timid else most
-        return torch.randint(0, below, like.shape, generator=self.generator)
 
-    def _numbers(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """In place of equal numbers some around them; else the same numbers in another order."""
-        if not all_alike(tensor) or not bool(tensor.isfinite().all()):
-            places = torch.randint(0, max(1, tensor.numel()), like.shape, generator=self.generator)
-            return tensor.detach().flatten().cpu()[places] if tensor.numel() else like
-        number = float(tensor.flatten()[0])
-        if number:
-            return number * (0.5 + torch.rand(like.shape, generator=self.generator))
-        drawn = torch.randn(like.shape, generator=self.generator)
-        return drawn.abs() if self.timid else drawn
+def _redrawn(given: Tensor, shape: torch.Size, rows: int | None, timid: bool, generator: torch.Generator) -> Tensor:
+    """Rows of a table; or in place of equal numbers some around them; else the same numbers in another order."""
+    if rows is not None:
+        return torch.randint(0, rows, shape, generator=generator)
+    if not all_alike(given) or not bool(given.isfinite().all()):
+        places = torch.randint(0, max(1, given.numel()), shape, generator=generator)
+        return given.detach().flatten().cpu()[places] if given.numel() else given.new_empty(shape)
+    if number := float(given.flatten()[0]):
+        return number * (0.5 + torch.rand(shape, generator=generator))
+    drawn = torch.randn(shape, generator=generator)
+    return drawn.abs() if timid else drawn
 
 
 def _grown(tensor: Tensor, sizes: Mapping[int, int]) -> Tensor:
@@ -264,40 +249,37 @@ _MANY = 1 / 4  # of an axis: a part worth a word
 _LEAST = 4  # units in such a part
 _ENTRIES = 8  # that are looked at first
 
-Dims = Mapping[str, tuple[int, ...]]
 
-
-def growing_weights(narrow: nn.Module, wide: nn.Module) -> dict[str, tuple[int, ...]]:
+def _growing_weights(narrow: nn.Module, wide: nn.Module) -> dict[str, list[int]]:
     """By name, the dimensions along which parameters grow, without biases beside a weight.
 
     A bias is certainly added, and where it may be added in vain (to keys, before a BatchNorm) it never has a gradient.
     """
-    theirs = naming.parameters(wide)
+    ours, theirs = naming.parameters(narrow), naming.parameters(wide)
     growing = {
-        name: dims
-        for name, p in naming.parameters(narrow).items()
-        if name in theirs
-        and p.dim() == theirs[name].dim()
-        and (dims := tuple(d for d in range(p.dim()) if p.shape[d] != theirs[name].shape[d]))
+        name: [d for d in range(p.dim()) if p.shape[d] != theirs[name].shape[d]]
+        for name, p in ours.items()
+        if name in theirs and p.dim() == theirs[name].dim()
     }
-    matrices = [name for name in growing if theirs[name].dim() > 1]
+    growing = {name: dims for name, dims in growing.items() if dims}
 
     def is_beside_a_weight(name: str) -> bool:
         path, _, local = name.rpartition(".")
         within = f"{path}." if path else ""
-        return theirs[name].dim() == 1 and "bias" in local and any(m.startswith(within) for m in matrices)
+        is_bias = ours[name].dim() == 1 and "bias" in local
+        return is_bias and any(ours[other].dim() > 1 and other.startswith(within) for other in growing)
 
     return {name: dims for name, dims in growing.items() if not is_beside_a_weight(name)}
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """By parameter and growing dimension, which units have a gradient. absent: parameters that are in no graph."""
 
     units: Mapping[tuple[str, int], Tensor]
     absent: frozenset[str]
 
-    def __or__(self, other: Seen) -> Seen:
+    def with_more(self, other: Seen) -> Seen:
+        """What the two show together."""
         return Seen({key: mask | other.units[key] for key, mask in self.units.items()}, self.absent & other.absent)
 
     @property
@@ -309,10 +291,8 @@ class Seen:
     @property
     def unseen(self) -> list[str]:
         """Parameters of which nothing is seen."""
-        whole = dict[str, bool]()
-        for (name, _), mask in self.units.items():
-            whole[name] = whole.get(name, True) and not bool(mask.any())
-        return [name for name, is_unseen in whole.items() if is_unseen]
+        some = {name for (name, _), mask in self.units.items() if bool(mask.any())}
+        return [name for name in dict.fromkeys(name for name, _ in self.units) if name not in some]
 
     @property
     def parts(self) -> list[str]:
@@ -323,20 +303,6 @@ class Seen:
 
 def _silent(mask: Tensor) -> float:
     return float((~mask).double().mean()) if mask.numel() else 0.0
-
-
-def seen_by(gradients: Mapping[str, Tensor], sizes: Mapping[str, torch.Size], growing: Dims) -> Seen:
-    """What gradients show of parameters of these sizes."""
-    largest = max(map(largest_number, gradients.values()), default=0.0)
-    units = {}
-    for name, dims in growing.items():
-        gradient = gradients.get(name)
-        for d in dims:
-            if gradient is None:
-                units[name, d] = torch.zeros(sizes[name][d], dtype=torch.bool)
-            else:
-                units[name, d] = _above(_VANISHES * largest, gradient, d)
-    return Seen(units, frozenset(name for name in growing if name not in gradients))
 
 
 def _above(level: float, gradient: Tensor, dim: int) -> Tensor:
@@ -354,39 +320,6 @@ def _above(level: float, gradient: Tensor, dim: int) -> Tensor:
     return units.cpu()
 
 
-@torch.enable_grad()
-def run_and_see(narrow: nn.Module, batch: Any, growing: Dims) -> Seen | None:
-    """What a batch shows of a copy of the model with generic weights, frozen ones too; None if it gives no numbers."""
-    model, batch = in_float64(narrow, batch, generic=1)
-    for p in model.parameters():
-        p.requires_grad_(p.is_floating_point())
-    outputs, named = outputs_in_float64(model, batch), naming.parameters(model)
-    gradients = gradients_of(model, gradient_loss(outputs))
-    if not all(bool(t.isfinite().all()) for t in (*outputs, *gradients.values())):
-        return None
-    return seen_by(gradients, {name: p.shape for name, p in named.items()}, growing)
-
-
-def without_effect(narrow: nn.Module, batches: Sequence[Any], names: Sequence[str]) -> list[str]:
-    """Of parameters that have no gradient those that change no output either, as they do behind a `detach`."""
-    if not names:
-        return []
-
-    @torch.no_grad()
-    def outputs(batch: Any, changed: Sequence[str]) -> Iterator[Tensor]:
-        model, batch = in_float64(narrow, batch, generic=1)
-        for name, p in naming.parameters(model).items():
-            if name in changed:
-                p.mul_(1.5).add_(0.1)
-        return iter(outputs_in_float64(model, batch))
-
-    def matter(changed: Sequence[str]) -> bool:
-        pairs = ((outputs(batch, ()), outputs(batch, changed)) for batch in batches)
-        return any(not torch.equal(a, b) for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True))
-
-    return [name for name in names if not matter([name])] if matter(names) else list(names)
-
-
 _SHOWN = 5  # groups of parameters that a message names
 
 
@@ -395,8 +328,7 @@ class Trials:
 
     strong: the stronger batch, where the given one shows too little and the models take another that shows more.
     unseen: growing parameters that change no output on any of them, and that are no certain gains or biases.
-    parts: those of which a good part does not. given_shows_all: whether the given batch shows some of each.
-    shapes: of the two models' outputs, where large ones were run.
+    parts: those of which a good part does not. shapes: of the two models' outputs, where large ones were run.
     """
 
     def __init__(self, inputs: Any) -> None:
@@ -406,7 +338,6 @@ class Trials:
         self.unseen: list[str] = []
         self.parts: list[str] = []
         self.shapes: tuple[Shapes, Shapes] | tuple[()] = ()
-        self.given_shows_all = False
         self._has_looked = False
 
     @classmethod
@@ -429,22 +360,16 @@ class Trials:
 
         gradients: of the narrow model with generic weights on the given batch, where they are known.
         """
-        if not self._has_looked:
-            self._has_looked = True
-            if is_large(narrow, wide) and (mini := next(find_miniatures(narrow, wide, self.given), None)) is not None:
-                with in_full_precision():
-                    seen_small = Trials(mini.inputs).look(mini.narrow, mini.wide).renamed(mini.originals)
-                self.strong, self.unseen, self.parts = seen_small.strong, seen_small.unseen, seen_small.parts
-                return self
-            pair = _Pair(narrow, wide)
-            if (seen := pair.see(self.given, gradients)) is not None:
-                search = _Strengthening(pair, self.given, seen)
-                self.given_shows_all = not (seen.unseen or search.is_short or search.is_dull)
-                self.strong, seen = search.best, search.seen
-                absent = [name for name in seen.unseen if name in seen.absent]
-                effective = set(absent).difference(without_effect(narrow, self.batches, absent))
-                self.unseen = [n for n in seen.unseen if n not in effective and not pair.is_certain(n)]
-                self.parts = [] if search.is_free else seen.parts
+        if self._has_looked:
+            return self
+        self._has_looked = True
+        if is_large(narrow, wide) and (mini := next(find_miniatures(narrow, wide, self.given), None)) is not None:
+            with in_full_precision():
+                seen_small = Trials(mini.inputs).look(mini.narrow, mini.wide).renamed(mini.originals)
+            self.strong, self.unseen, self.parts = seen_small.strong, seen_small.unseen, seen_small.parts
+        else:
+            search = _Strengthening(narrow, wide, self.given, gradients)
+            self.strong, self.unseen, self.parts = search.best, search.unseen, search.parts
         return self
 
     def renamed(self, originals: Mapping[str, Sequence[str]]) -> Trials:
@@ -467,86 +392,105 @@ class Trials:
             )
 
 
-class _Pair:
-    """Two models, of which batches show more or less."""
-
-    def __init__(self, narrow: nn.Module, wide: nn.Module) -> None:
-        self.narrow, self.wide, self.growing = narrow, wide, growing_weights(narrow, wide)
-
-    def see(self, batch: Any, gradients: Mapping[str, Tensor] | None = None) -> Seen | None:
-        """What a batch shows; None where the narrow model does not take it. gradients: where they are known."""
-        ours = naming.parameters(self.narrow)
-        if gradients is not None and all(ours[name].requires_grad for name in self.growing):
-            return seen_by(gradients, {name: p.shape for name, p in ours.items()}, self.growing)
-        try:
-            return run_and_see(self.narrow, batch, self.growing)
-        except Exception:  # whatever a model raises on what it was not made for
-            return None
-
-    def is_certain(self, name: str) -> bool:
-        """Whether a parameter's growing axis has its units, whatever it is used for: of a gain, or an added token."""
-        path, _, local = name.rpartition(".")
-        module, tensor, dims = (
-            naming.modules(self.narrow)[path],
-            naming.parameters(self.narrow)[name],
-            self.growing[name],
-        )
-        return len(dims) == 1 and is_certain_output(module, local, tensor, dims[0])
-
-    @torch.no_grad()
-    def is_taken_by_wide(self, batch: Any) -> bool:
-        """Whether the wide model runs on a batch, too."""
-        model, values = in_float64(self.wide, batch, like=self.narrow)
-        try:
-            run_in_float64(model, values)
-        except Exception:  # as above
-            return False
-        return True
-
-
 class _Strengthening:
     """The search for a batch that leaves less unseen than the given one, if that leaves anything.
 
-    best: the batch, or None. seen: what both show together. is_free: whether all of the batch could be changed, so that
-    what is still unseen has no effect on any batch.
+    best: the batch, or None. unseen, parts: as in Trials.
     """
 
-    def __init__(self, pair: _Pair, given: Any, seen: Seen) -> None:
-        self.pair, self.best, self.seen, self.is_free = pair, None, seen, True
-        leaves = Leaves(given)
-        self.is_short = any(map(has_one_position, leaves.tensors))
-        self.is_dull = False
-        may_be_dull = any(all_alike(t) or has_equal_slices(t) for t in leaves.tensors)
-        if not (seen.lacking or self.is_short or may_be_dull):
+    def __init__(
+        self, narrow: nn.Module, wide: nn.Module, given: Any, gradients: Mapping[str, Tensor] | None = None
+    ) -> None:
+        self.narrow, self.wide, self.growing = narrow, wide, _growing_weights(narrow, wide)
+        self.best, self.unseen, self.parts = None, list[str](), list[str]()
+        trained = all(naming.parameters(narrow)[name].requires_grad for name in self.growing)
+        seen = self._seen_by(gradients) if gradients is not None and trained else self._see(given)
+        if seen is None:
             return
-        tables = find_tables(in_float64(pair.narrow, given, generic=1)[0], leaves)
-        drawn = [t for i, t in enumerate(leaves.tensors) if t.is_floating_point() or i in tables]
-        lead = leaves.lead(tables)
-        self.is_dull = any(all_alike(t) or (t is lead and has_equal_slices(t)) for t in drawn)
-        if not (seen.lacking or self.is_short or self.is_dull):
-            return
-        self.lacks = self.is_dull + self.is_short, seen.lacking
-        if not self._try(seen, leaves, tables, timid=False):
-            self._try(seen, leaves, tables, timid=True)
-        self.is_free = len(drawn) == len(leaves.tensors) and not self.lacks[0]
+        leaves, is_free = Leaves(given), True
+        is_short = any(map(has_one_position, leaves.tensors))
+        if seen.lacking or is_short or any(all_alike(t) or has_equal_slices(t) for t in leaves.tensors):
+            tables = find_tables(in_float64(narrow, given, generic=1)[0], leaves)
+            lead, drawn = leaves.lead(tables), [leaves.tensors[i] for i in _drawn(leaves, tables)]
+            is_dull = any(all_alike(t) or (t is lead and has_equal_slices(t)) for t in drawn)
+            if seen.lacking or is_short or is_dull:
+                seen, is_still_dull = self._strengthen(seen, leaves, tables, is_short, is_dull)
+                is_free = len(drawn) == len(leaves.tensors) and not is_still_dull
+        effective = self._effective([name for name in seen.unseen if name in seen.absent], given)
+        self.unseen = [name for name in seen.unseen if name not in effective and not self._is_certain(name)]
+        # where all of the batch could be changed, what is still unseen has no effect on any batch
+        self.parts = [] if is_free else seen.parts
 
-    def _try(self, seen: Seen, leaves: Leaves, tables: Mapping[int, int], timid: bool) -> bool:
-        """Try batches until one leaves nothing unseen; whether the models took any."""
+    def _strengthen(
+        self, seen: Seen, leaves: Leaves, tables: Mapping[int, int], is_short: bool, is_dull: bool
+    ) -> tuple[Seen, bool]:
+        """Try batches until one leaves nothing unseen: what all show together, and whether they are short or dull."""
+        first, lacks = seen, (float(is_dull + is_short), seen.lacking)
         is_taken = False
-        for batch, is_longer in strengthened(leaves, tables, timid):
-            if not (seen.lacking or self.is_dull or is_longer):
-                continue  # it has what is there already
-            shown = self.pair.see(batch)
-            if shown is None:
-                continue
-            is_taken = True
-            together = seen | shown
-            lacks = int(self.is_short and not is_longer), together.lacking
-            if lacks < self.lacks and self.pair.is_taken_by_wide(batch):
-                self.best, self.seen, self.lacks = batch, together, lacks
-                if not any(lacks):
-                    break
-        return is_taken
+        for timid in (False, True):
+            for batch, is_longer in () if is_taken else strengthened(leaves, tables, timid):
+                if not (first.lacking or is_dull or is_longer) or (shown := self._see(batch)) is None:
+                    continue  # it has what is there already, or the model does not take it
+                is_taken = True
+                together = first.with_more(shown)
+                now = float(is_short and not is_longer), together.lacking
+                if now < lacks and self._is_taken_by_wide(batch):
+                    self.best, seen, lacks = batch, together, now
+                    if not any(lacks):
+                        break
+        return seen, bool(lacks[0])
+
+    @torch.enable_grad()
+    def _see(self, batch: Any) -> Seen | None:
+        """What a batch shows of a copy with generic weights, frozen ones too; None where there are no numbers."""
+        with suppress(Exception):  # whatever a model raises on what it was not made for
+            model, batch = in_float64(self.narrow, batch, generic=1)
+            for p in model.parameters():
+                p.requires_grad_(p.is_floating_point())
+            outputs = outputs_in_float64(model, batch)
+            gradients = gradients_of(model, gradient_loss(outputs))
+            if all(bool(t.isfinite().all()) for t in (*outputs, *gradients.values())):
+                return self._seen_by(gradients)
+        return None
+
+    def _seen_by(self, gradients: Mapping[str, Tensor]) -> Seen:
+        level = _VANISHES * max(map(largest_number, gradients.values()), default=0.0)
+        units = {}
+        for name, p in naming.parameters(self.narrow).items():
+            for d in self.growing.get(name, ()):
+                gradient = gradients.get(name, p.new_zeros(()).expand(p.shape))
+                units[name, d] = _above(level, gradient.detach(), d) & (name in gradients)
+        return Seen(units, frozenset(self.growing.keys() - gradients.keys()))
+
+    @torch.no_grad()
+    def _is_taken_by_wide(self, batch: Any) -> bool:
+        """Whether the wide model runs on a batch, too."""
+        with suppress(Exception):  # as above
+            run_in_float64(*in_float64(self.wide, batch, like=self.narrow))
+            return True
+        return False
+
+    def _is_certain(self, name: str) -> bool:
+        """Whether a parameter's growing axis has its units, whatever it is used for: of a gain, or an added token."""
+        path, _, local = name.rpartition(".")
+        module, tensor = naming.modules(self.narrow)[path], naming.parameters(self.narrow)[name]
+        dims = self.growing[name]
+        return len(dims) == 1 and is_certain_output(module, local, tensor, dims[0])
+
+    @torch.no_grad()
+    def _effective(self, names: Sequence[str], given: Any) -> list[str]:
+        """Of parameters that have no gradient those that change outputs all the same, as they do behind a `detach`."""
+
+        def changes(name: str, batch: Any) -> bool:
+            outputs = []
+            for factor, shift in ((1.0, 0.0), (1.5, 0.1)):
+                model, values = in_float64(self.narrow, batch, generic=1)
+                naming.parameters(model)[name].mul_(factor).add_(shift)
+                outputs.append(outputs_in_float64(model, values))
+            return any(not torch.equal(a, b) for a, b in zip(*outputs, strict=True))
+
+        batches = [given] if self.best is None else [given, self.best]
+        return [name for name in names if any(changes(name, batch) for batch in batches)]
 
 
 def _listed(names: Collection[str]) -> str:

@@ -1,13 +1,11 @@
-"""The drawing kit: style, numbers in words, pictures as files; it knows no model and no run.
+"""The drawing kit: style, pictures as files; it knows no model and no run.
 
 figures     a figure in the house style, colours that can be read, and writing it
 gallery     a folder of pictures as PNG and SVG, for light and dark pages
 heat_map    numbers over two lists of values
 lines       axes for numbers that lie far apart, words at the ends of lines, lines of very many points
-words       numbers as people read them
 """
 
-from mupscale.plots import words
 from mupscale.plots.figures import COLORS, GREY, figure, save_figure, with_contrast
 from mupscale.plots.gallery import (
     BAD,
@@ -30,7 +28,6 @@ from mupscale.plots.gallery import (
 )
 from mupscale.plots.heat_map import STAR, HeatMap, add_color_bar, draw_heat_map, number_colors
 from mupscale.plots.lines import EndLabel, add_crosses, add_end_labels, keep_extremes, round_numbers, set_value_axis
-from mupscale.plots.words import UNKNOWN
 
 __all__ = [
     "BAD",
@@ -42,7 +39,6 @@ __all__ = [
     "MUTED",
     "PAPER",
     "STAR",
-    "UNKNOWN",
     "EndLabel",
     "Gallery",
     "HeatMap",
@@ -67,5 +63,4 @@ __all__ = [
     "set_value_axis",
     "styled",
     "with_contrast",
-    "words",
 ]

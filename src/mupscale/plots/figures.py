@@ -10,14 +10,13 @@ from typing import Any
 
 from mupscale.system import MupscaleError, make_folder, replacing, require
 
-_BLACK, _WHITE = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
 _STEPS = 50
-Rgb = tuple[float, float, float]
 
 
 def find_contrast(color: str, paper: str) -> float:
     """How far two colours lie apart in brightness: 1 for the same, 21 for black and white (as WCAG counts it)."""
-    return _contrast(_rgb(color), _rgb(paper))
+    low, high = sorted((_brightness(color), _brightness(paper)))
+    return (high + 0.05) / (low + 0.05)
 
 
 def with_contrast(color: str, paper: str, least: float = 4.5) -> str:
@@ -26,39 +25,22 @@ def with_contrast(color: str, paper: str, least: float = 4.5) -> str:
     >>> with_contrast("#c98a1b", "#ffffff"), with_contrast("#4c566a", "#ffffff"), with_contrast("#4c566a", "#171c23")
     ('#9d6c15', '#4c566a', '#7e8594')
     """
-    own, ground = _rgb(color), _rgb(paper)
-    if _contrast(own, ground) >= least:
-        return color
-    end = _BLACK if _brightness(ground) > 0.5 else _WHITE
-    for step in range(1, _STEPS + 1):
-        mixed = _rgb(_hex(_mix(own, end, step / _STEPS)))
-        if _contrast(mixed, ground) >= least:
-            return _hex(mixed)
-    return _hex(end)
+    from matplotlib.colors import to_hex, to_rgb
+
+    end, mixed = 0.0 if _brightness(paper) > 0.5 else 1.0, color
+    for step in range(_STEPS + 1):
+        red, green, blue = (part + (end - part) * step / _STEPS for part in to_rgb(color))
+        mixed = to_hex((red, green, blue))
+        if find_contrast(mixed, paper) >= least:
+            break
+    return mixed
 
 
-def _contrast(one: Rgb, other: Rgb) -> float:
-    low, high = sorted((_brightness(one), _brightness(other)))
-    return (high + 0.05) / (low + 0.05)
+def _brightness(color: str) -> float:
+    from matplotlib.colors import to_rgb
 
-
-def _brightness(rgb: Rgb) -> float:
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in rgb)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def _mix(one: Rgb, other: Rgb, share: float) -> Rgb:
-    red, green, blue = (a + (b - a) * share for a, b in zip(one, other, strict=True))
-    return red, green, blue
-
-
-def _rgb(color: str) -> Rgb:
-    red, green, blue = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
-    return red, green, blue
-
-
-def _hex(rgb: Rgb) -> str:
-    return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color))
+    return float(0.2126 * red + 0.7152 * green + 0.0722 * blue)
 
 
 COLORS = ("#4c566a", "#2a7fb8", "#d1495b", "#e0a030", "#3a9d6e", "#8e5ea2", "#8c6d46", "#17a2a2")

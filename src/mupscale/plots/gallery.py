@@ -6,13 +6,12 @@ import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mupscale.plots.figures import COLORS, figure, save_figure
-from mupscale.plots.words import safe_file_name
-from mupscale.system import MupscaleError, replace_text, require
+from mupscale.system import MupscaleError, replace_text, require, words
 
 Point = tuple[float, float]
 INK, PAPER, MUTED = "#1f2933", "#ffffff", "#66727f"
@@ -97,36 +96,20 @@ class Gallery:
         dark: Mapping[str, str] | None = None,
     ) -> Picture:
         """Draw one pair of axes in the house style, and write it as PNG and SVG."""
-
-        def both(png: Path, svg: Path) -> None:
-            fig, ax = figure(*size)
-            sketch(ax)
-            save_figure(fig, png)
-            fig.set_layout_engine(None)  # laid out by now; "none" would draw once more to find out
-            save_figure(fig, svg)
-
-        return replace(self._keep(name, alt, caption, both), dark=dark or {})
-
-    def adopt(self, name: str, alt: str, caption: str, plot: Callable[[Path], Any]) -> Picture:
-        """Take in a picture that some other part of the library draws into a file."""
-
-        def both(png: Path, svg: Path) -> None:
-            plot(png)
-            plot(svg)
-
-        return self._keep(name, alt, caption, both)
-
-    def _keep(self, name: str, alt: str, caption: str, write: Callable[[Path, Path], None]) -> Picture:
-        name = self._unused(safe_file_name(f"{self.prefix}{name}"))
+        name = self._unused(words.safe_file_name(f"{self.prefix}{name}"))
         png, svg = self.folder / f"{name}.png", self.folder / f"{name}.svg"
         try:
             with styled(name):
-                write(png, svg)
+                fig, ax = figure(*size)
+                sketch(ax)
+                save_figure(fig, png)
+                fig.set_layout_engine(None)  # laid out by now; "none" would draw once more to find out
+                save_figure(fig, svg)
             text = _shorter(svg.read_text(encoding="utf-8"))
             replace_text(svg, text)
         except OSError as error:
             raise MupscaleError(f"{error.filename or png} cannot be written ({error.strerror})") from None
-        return Picture(name, alt, caption, text)
+        return Picture(name, alt, caption, text, dark or {})
 
     def _unused(self, name: str) -> str:
         number, free = 2, name

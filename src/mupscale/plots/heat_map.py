@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from mupscale.plots import words
 from mupscale.plots.gallery import BAD, INK, MUTED, PAPER
+from mupscale.system import words
 
 STAR = {"marker": "*", "color": "#ff4d2e", "markeredgecolor": "#14181d", "markeredgewidth": 0.8}
 """The look of an optimum."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mupscale.plots import words
+from mupscale.system import words
 
 _ROW = 0.045
 """Of the axes' height, for a row of crosses."""

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mupscale.plots import BAD, GOOD, MUTED, PAPER, Gallery, Picture, words
+from mupscale.plots import BAD, GOOD, MUTED, PAPER, Gallery, Picture
 from mupscale.report.looks import Look, dark_colors
 from mupscale.study import CONTENDERS, Contender, contender_named
+from mupscale.system import words
 
 Gain = Mapping[str, float | None]
 _EFFECTS = (("learning_rate", "learning\nrate"), ("head_start", "head\nstart"), ("noise", "noise"))
@@ -89,7 +90,7 @@ def _waterfall(ax: Any, gain: Gain) -> None:
     for one, value in _others(gain, "grown"):
         ends.append((len(names), value, one))
         seen.append(value)
-        names.append(f"upscaled\n{one.letter}")
+        names.append(f"upscaled\n{one.paper.letter}")
     for at, value, one in ends:
         ax.plot(at, value, "D", ms=8, color=_look(one).color, zorder=4)
         _number(ax, at, value, words.format_loss(value), 7)

@@ -8,8 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from mupscale.plots import COLORS, DARK_PAPER, PAPER, recolour_for_dark, with_contrast
-from mupscale.study import CONTENDERS, Contender, ContenderRuns, contender_or_stranger
-from mupscale.sweep import Sweep
+from mupscale.study import CONTENDERS, Contender, ContenderRuns, Sweep, contender_or_stranger
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def find_looks(shown: Sequence[ContenderRuns | Sweep]) -> dict[str, Look]:
         if contender not in CONTENDERS:
             contender = replace(contender, color=COLORS[(1 + strangers) % len(COLORS)])
             strangers += 1
-        with_letter = contender.letter and one.label.startswith(contender.letter)
+        with_letter = contender.paper.letter and one.label.startswith(contender.paper.letter)
         looks[one.name] = Look(contender, contender.short if with_letter else one.label or contender.label)
     return looks
 

@@ -21,17 +21,16 @@ from mupscale.plots import (
     keep_extremes,
     set_count_axis,
     set_log_axis_if_wide,
-    words,
 )
 from mupscale.report.looks import Look, dark_colors, find_looks
 from mupscale.study import ContenderRuns, Curve, SystemRuns
+from mupscale.system import words
 
 Against = Literal["step", "flops"]
 What = Literal["training", "held-out", "accuracy"]
 _MOST, _SMOOTH = 300, 64
 """Points a line is drawn with, and the part of a curve on either side that a point of it is the mean of."""
 AXES: dict[What, str] = {"training": "training loss", "held-out": "held-out loss", "accuracy": "held-out accuracy"}
-_AXIS_NAMES: dict[Against, str] = {"step": "steps", "flops": "total cost"}
 
 
 @dataclass(frozen=True)
@@ -76,34 +75,28 @@ def draw_loss_curves(system: SystemRuns, gallery: Gallery, answer: Mapping[str, 
     against: Against
     for against in ("step", "flops"):
         drawn = collect_lines(system, "training", against)
-        yield from _draw(gallery, f"training-{against}", drawn, "training", against, False, answer)
-        if any(line.xs.size for line in drawn):
-            yield from _draw(gallery, f"training-{against}-zoom", drawn, "training", against, True, answer)
+        for zoom in (False, True) if any(line.xs.size for line in drawn) else (False,):
+            yield from _draw(gallery, drawn, "training", against, zoom, answer)
     measured: tuple[What, ...] = ("held-out", "accuracy")
     for what in measured:
         drawn, charged = collect_lines(system, what, "step"), collect_lines(system, what, "flops")
         if len(charged) == len(drawn):  # all costs are known
-            yield from _draw(gallery, what, charged, what, "flops", True, answer)
+            yield from _draw(gallery, charged, what, "flops", True, answer)
         else:
-            yield from _draw(gallery, what, drawn, what, "step", True, answer)
+            yield from _draw(gallery, drawn, what, "step", True, answer)
 
 
 def _draw(
-    gallery: Gallery,
-    name: str,
-    drawn: Sequence[CurveLine],
-    what: What,
-    against: Against,
-    zoom: bool,
-    answer: Mapping[str, Any],
+    gallery: Gallery, drawn: Sequence[CurveLine], what: What, against: Against, zoom: bool, answer: Mapping[str, Any]
 ) -> Iterator[Picture]:
     if not any(len(xs) > 1 for line in drawn for xs in (line.xs, *(lost[0] for lost in line.diverged))):
         return
+    is_training, is_part = what == "training", zoom and what == "training"
 
     def sketch(ax: Any) -> None:
         _sketch(ax, drawn, what, against, zoom)
         reference = answer.get("reference")
-        if reference and zoom and what == "training":
+        if reference and is_part:
             label = escape_text(reference["label"])
             ax.axhline(reference["loss"], color=MUTED, lw=0.9, ls=(0, (1, 2)), zorder=1, label=label)
         add_legend_below(ax, columns)
@@ -111,20 +104,18 @@ def _draw(
     columns = 2 if max(len(line.label) for line in drawn) <= 31 else 1  # as many as fit below a picture
     size = 4.8, 3.2 + 0.19 * -(-(len(drawn) + 1) // columns)
     ends = [f"{line.look.short} {words.format_loss(line.mean[-1]) if line.mean.size else 'diverged'}" for line in drawn]
-    title = f"{AXES[what].capitalize()} against {_AXIS_NAMES[against]}"
-    alt = f"{title}. At the end: {', '.join(ends)}.{' Zoom.' if zoom and what == 'training' else ''}"
-    caption = title if what != "training" else _caption(title, against, zoom, drawn)
+    caption = title = f"{AXES[what].capitalize()} against {'total cost' if against == 'flops' else 'steps'}"
+    if is_part:
+        caption = "The same, zoomed in on the end of training"
+    elif is_training and against == "flops":
+        caption += "; grown and continued models start where the base model ended"
+    elif is_training:
+        caption += "; every model from its own first step, mean and min–max over seeds"
+        if any(line.has_extremes for line in drawn):
+            caption += ", smoothed; the faint band shows unsmoothed extremes"
+    alt = f"{title}. At the end: {', '.join(ends)}.{' Zoom.' if is_part else ''}"
+    name = f"training-{against}{'-zoom' if zoom else ''}" if is_training else what
     yield gallery.draw(name, alt, caption, sketch, size=size, dark=dark_colors(line.look for line in drawn))
-
-
-def _caption(title: str, against: Against, zoom: bool, drawn: Sequence[CurveLine]) -> str:
-    if zoom:
-        return "The same, zoomed in on the end of training"
-    if against == "flops":
-        return f"{title}; grown and continued models start where the base model ended"
-    has_extremes = any(line.has_extremes for line in drawn)
-    start = f"{title}; every model from its own first step, mean and min–max over seeds"
-    return f"{start}, smoothed; the faint band shows unsmoothed extremes" if has_extremes else start
 
 
 # ------------------------------------------------------------------------------------------------- lines

@@ -12,11 +12,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from mupscale.plots import Gallery, words
+from mupscale.plots import Gallery
 from mupscale.report import gain, loss_curves, tuning
 from mupscale.report.cost_picture import HALF, WIDE, draw_system
 from mupscale.study import StudySummary, format_width, format_widths, load_summary, what_was_measured
-from mupscale.system import VERSION, MupscaleError, make_folder, replace_text, writing_into
+from mupscale.system import VERSION, MupscaleError, make_folder, replace_text, words, writing_into
 
 
 def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
@@ -220,7 +220,7 @@ def _checks(summary: StudySummary, check: dict[str, Any] | None, gallery: Galler
     what = "How much each layer's output changes in the first steps of training"
     sentence = f"{what}, at widths {widths}: {coords.outcome}."
     alt = f"Coordinate check, {coords.title}. {sentence}"
-    picture = gallery.adopt("coordinates", alt, sentence, lambda path: coords.plot(path, narrow=True))
+    picture = gallery.draw("coordinates", alt, sentence, lambda ax: coords.sketch(ax, narrow=True), size=(4.8, 4.4))
     layers = [(x.module, str(x.size), str(x.change), x.verdict) for x in coords.layers]
     head = ("layer", "size, power of the width", "change, power of the width", "verdict")
     by_layer = html.part("Layer by layer", html.table(head, layers), "folded")

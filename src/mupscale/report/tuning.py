@@ -35,12 +35,19 @@ from mupscale.plots import (
     set_log_axis_if_wide,
     set_value_axis,
     styled,
-    words,
 )
 from mupscale.report.looks import Look, add_line, dark_colors, find_looks
-from mupscale.study import CONTENDERS, TRANSFER_FILE, WidthLine, contender_or_stranger, format_width, read_width_line
-from mupscale.sweep import Sweep, Tried
-from mupscale.system import Finite, MupscaleError, Positive, parse_record, read_json
+from mupscale.study import (
+    CONTENDERS,
+    TRANSFER_FILE,
+    Sweep,
+    Tried,
+    WidthLine,
+    contender_or_stranger,
+    format_width,
+    read_width_line,
+)
+from mupscale.system import Finite, MupscaleError, Positive, parse_record, read_json, words
 
 _NAMES = {one.name for one in CONTENDERS}
 

@@ -10,6 +10,11 @@ pay: the preset that asks whether growing pays, and the tuning of its contenders
 paper: the paper's own comparison
 family_run: the preset that trains every size out of one growing run; when, transfer, rule_comparison: more presets
 own_loop: pay and family in a training loop of one's own
+
+Sweeps, by any number of workers that share a storage:
+space: what is searched, what was found, and what to know of it; search: take trials, train them, store the results
+trials: all trials of a sweep in its storage, which is SQLite, a journal or a database; workers: who is at work, and
+who died; pruning: when to stop a trial that falls behind
 """
 
 from mupscale.study.contenders import (
@@ -31,8 +36,10 @@ from mupscale.study.results import (
     SystemRuns,
     load_summary,
 )
-from mupscale.study.rule_comparison import RULES_FILE, RuleComparison, compare_rules, measure_transfer, rules_table
+from mupscale.study.rule_comparison import RuleComparison, compare_rules, rules_table
+from mupscale.study.search import run_sweep
 from mupscale.study.settings import StudySettings
+from mupscale.study.space import Cell, Space, Sweep, SweepJob, Tried, sweep_remarks
 from mupscale.study.training import COMMAND_FILE
 from mupscale.study.transfer import (
     TRANSFER_FILE,
@@ -49,19 +56,23 @@ from mupscale.study.wording import find_cost_unit, format_width, format_widths
 __all__ = [
     "COMMAND_FILE",
     "CONTENDERS",
-    "RULES_FILE",
     "TRANSFER_FILE",
     "BreakEven",
+    "Cell",
     "Contender",
     "ContenderRuns",
     "Curve",
     "FamilySettings",
     "OwnLoop",
     "RuleComparison",
+    "Space",
     "StudySettings",
     "StudySummary",
+    "Sweep",
+    "SweepJob",
     "SystemRuns",
     "TransferCheck",
+    "Tried",
     "WidthLine",
     "compare_rules",
     "contender_named",
@@ -75,14 +86,15 @@ __all__ = [
     "format_widths",
     "load_summary",
     "loss_at",
-    "measure_transfer",
     "read_width_line",
     "rules_table",
     "run_family",
     "run_paper",
     "run_pay",
+    "run_sweep",
     "run_sweeps",
     "run_when",
+    "sweep_remarks",
     "transfer_check",
     "usual_contenders",
     "what_was_measured",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mupscale.growth import DEPTH_OPERATORS, OPERATORS
 from mupscale.system import MupscaleError
@@ -20,63 +20,77 @@ is best without noise, and what one small width alone would transfer."""
 Kind = Literal["base", "baseline", "ablation", "grown", "beside"]
 
 
-@dataclass(frozen=True, kw_only=True)
+class InPaper(NamedTuple):
+    """What a contender is in the paper's own comparison.
+
+    kind: base; baseline (the verdict takes the best of them); ablation (takes the gain apart); grown (what the verdict
+    is about); beside (mentioned beside it); none where it takes no part. letter: before its label. subject: at the
+    beginning of a sentence. rate: its learning rate; change: the one it changes to on the way. on_request: whether it
+    takes part only where it is asked for. own_sweep: whether its noise and rate do not transfer, and are tuned at the
+    wide width.
+    """
+
+    kind: Kind | None = None
+    letter: str = ""
+    subject: str = ""
+    rate: Rate = "tuned"
+    change: Rate | None = None
+    on_request: bool = False
+    own_sweep: bool = False
+
+    @property
+    def has_own_rate(self) -> bool:
+        """Whether it has the learning rate that is best without noise, so that it is left out where none is."""
+        return "own" in (self.rate, self.change)
+
+
+@dataclass(frozen=True)
 class Contender:
     """A way to spend the budget.
 
     Args:
         name: in settings, JSON and folders
         label: at its line, and in tables
+        color: of its line
         phrase: in a sentence of "does growing pay", which it takes part in if it has one
         advice: how a sentence begins that recommends it; of a grown one the phrase says it
-        color: of its line
         dashes: of its line, as matplotlib takes them
         is_wide: whether it has the wide model's width
         from_base: whether it begins with the base model, whose cost then belongs to it
         how: how new units are filled, as in a growth event
         tunes_noise: whether a noise level is tuned for it
-        tuned_as: the contender whose tuned values it takes; its own where none
         full_steps: whether it has all the steps of base model and growth, whatever they cost
         keeps_rates: whether it trains with the narrow model's rates, decay and eps, as if its width were the same
         is_usual: whether it takes part unless asked otherwise; the others are thin lines
-        kind: in the paper's comparison: base; baseline (the verdict takes the best of them); ablation (takes the gain
-            apart); grown (what the verdict is about); beside (mentioned beside it); none where it takes no part
-        letter: there, before its label
-        subject: there, at the beginning of a sentence
-        rate: there, its learning rate; change: the rate it changes to on the way
-        remark: there, what to add where a sentence speaks of 'the upscaled model'
-        on_request: there, whether it takes part only where it is asked for
-        own_sweep: there, whether its noise and rate do not transfer, and are tuned at the wide width
-        sets_zoom: whether a zoomed picture makes room for its curve
     """
 
     name: str
     label: str
+    color: str
     phrase: str = ""
     advice: str = ""
-    color: str
     dashes: str | tuple[int, tuple[int, ...]] = "-"
     is_wide: bool = True
     from_base: bool = True
     how: str = "copies"
     tunes_noise: bool = False
-    tuned_as: str | None = None
     full_steps: bool = False
     keeps_rates: bool = False
     is_usual: bool = True
-    kind: Kind | None = None
-    letter: str = ""
-    subject: str = ""
-    rate: Rate = "tuned"
-    change: Rate | None = None
-    remark: str = ""
-    on_request: bool = False
-    own_sweep: bool = False
-    sets_zoom: bool = True
 
     def __post_init__(self) -> None:
         if not self.advice and self.phrase.startswith("growing "):
             object.__setattr__(self, "advice", f"Grow it, {self.phrase.removeprefix('growing ')}")
+
+    @property
+    def paper(self) -> InPaper:
+        """What it is in the paper's own comparison."""
+        return _IN_PAPER.get(self.name, InPaper())
+
+    @property
+    def kind(self) -> Kind | None:
+        """Its kind there."""
+        return self.paper.kind
 
     @property
     def is_grown(self) -> bool:
@@ -94,215 +108,77 @@ class Contender:
         return self.is_grown and Filling(how=self.how).build_operator().needs_multiples
 
     @property
+    def tuned_as(self) -> str | None:
+        """The contender whose tuned values it takes; none: its own."""
+        return "from-scratch" if self.full_steps else None
+
+    @property
+    def sets_zoom(self) -> bool:
+        """Whether a zoomed picture makes room for its curve."""
+        return self.kind != "base" and not self.keeps_rates
+
+    @property
     def short(self) -> str:
         """In a legend."""
-        return f"{self.letter} {self.label}".strip()
+        return f"{self.paper.letter} {self.label}".strip()
 
     @property
     def brief_phrase(self) -> str:
         """In a sentence that has spoken of the base model, and in pictures."""
         return self.phrase.removesuffix(" the base model")
 
-    @property
-    def has_own_rate(self) -> bool:
-        """Whether it has the learning rate that is best without noise, so that it is left out where none is."""
-        return "own" in (self.rate, self.change)
 
-
+# fmt: off
 CONTENDERS = (
-    Contender(
-        name="base",
-        label="base model",
-        subject="the base model",
-        color="#9aa5b1",
-        is_wide=False,
-        from_base=False,
-        kind="base",
-        rate="base",
-        sets_zoom=False,
-    ),
-    Contender(
-        name="from-scratch",
-        label="from scratch",
-        phrase="starting over",
-        advice="Start over",
-        color="#4c566a",
-        from_base=False,
-        kind="baseline",
-        letter="(a)",
-        subject="training from scratch",
-        rate="base",
-    ),
-    Contender(
-        name="from-scratch-changed",
-        label="from scratch, lr changed",
-        color="#2a7fb8",
-        dashes=(0, (5, 5)),  # gaps as long as the dashes: (a), which it often lies upon, is seen through them
-        from_base=False,
-        kind="baseline",
-        letter="(b)",
-        subject="training from scratch with the same change of the learning rate",
-        rate="base",
-        change="tuned",
-    ),
-    Contender(
-        name="from-scratch-own",
-        label="from scratch, own lr",
-        color="#6a5acd",
-        dashes=(0, (2, 3)),
-        from_base=False,
-        kind="baseline",
-        letter="(b′)",
-        subject="training from scratch, changed to the learning rate that is best without noise",
-        rate="base",
-        change="own",
-    ),
-    Contender(
-        name="continued",
-        label="continued",
-        phrase="continuing the base model",
-        advice="Continue the base model",
-        color="#c98a1b",
-        is_wide=False,
-        kind="baseline",
-        letter="(c)",
-        subject="simply continuing the base model with the new learning rate",
-    ),
-    Contender(
-        name="continued-own",
-        label="continued, own lr",
-        color="#8c6d46",
-        dashes=(0, (4, 1, 1, 1, 1, 1)),
-        is_wide=False,
-        kind="baseline",
-        letter="(c′)",
-        subject="simply continuing the base model with the learning rate that is best without noise",
-        rate="own",
-    ),
-    Contender(
-        name="continued-late",
-        label="continued, own lr late",
-        color="#4f3a17",
-        dashes=(0, (6, 1, 1, 1)),
-        is_wide=False,
-        kind="baseline",
-        letter="(c″)",
-        subject="continuing the base model, changed halfway to the learning rate that is best without noise",
-        change="own",
-    ),
-    Contender(
-        name="copies-without-noise",
-        label="copies without noise",
-        phrase="growing from copies without noise",
-        color="#e3a6a8",
-        dashes=":",
-        is_usual=False,
-        kind="ablation",
-        letter="(d)",
-        subject="the upscaled model without noise",
-    ),
-    Contender(
-        name="copies",
-        label="grown from copies",
-        phrase="growing from copies",
-        color="#c44e52",
-        tunes_noise=True,
-        kind="grown",
-        letter="(e)",
-        subject="the upscaled model",
-    ),
-    Contender(
-        name="copies-own",
-        label="grown from copies, own lr",
-        color="#8c1c2e",
-        dashes=(0, (4, 2)),
-        kind="grown",
-        letter="(e′)",
-        subject="the upscaled model, changed halfway to the learning rate that is best without noise,",
-        change="own",
-        remark=" (changed halfway)",
-    ),
-    Contender(
-        name="copies-plain",
-        label="plain transfer",
-        color="#8e5ea2",
-        kind="beside",
-        letter="(e″)",
-        subject="plain transfer, not extrapolated",
-        rate="plain",
-    ),
-    Contender(
-        name="fresh",
-        label="grown with fresh units",
-        phrase="growing with fresh units",
-        color="#2a7fb8",
-        how="fresh",
-    ),
-    Contender(
-        name="identity-blocks",
-        label="grown with identity blocks",
-        phrase="growing with blocks that change nothing at first",
-        color="#3a9d6e",
-        how="identity",
-        is_usual=False,
-    ),
-    Contender(
-        name="copied-blocks",
-        label="grown with copied blocks",
-        phrase="growing with a copy behind every block",
-        color="#7a5aa6",
-        how="interleaved",
-        is_usual=False,
-    ),
-    Contender(
-        name="paired-noise",
-        label="copies with paired noise",
-        phrase="growing from copies with paired noise",
-        color="#8b3a62",
-        how="paired",
-        tunes_noise=True,
-        is_usual=False,
-    ),
-    Contender(
-        name="net2net",
-        label="Net2Net",
-        phrase="growing by Net2Net",
-        color="#6f9a3e",
-        how="net2net",
-        tunes_noise=True,
-        is_usual=False,
-        kind="beside",
-        subject="Net2Net",
-        on_request=True,
-        own_sweep=True,
-    ),
-    Contender(
-        name="naive-widening",
-        label="naive widening",
-        phrase="growing naively",
-        color="#a07a5a",
-        how="naive",
-        tunes_noise=True,
-        keeps_rates=True,
-        is_usual=False,
-        kind="beside",
-        subject="naive widening",
-        on_request=True,
-        sets_zoom=False,
-    ),
-    Contender(
-        name="from-scratch-all-steps",
-        label="from scratch, all steps (the ceiling)",
-        phrase="starting over for all the steps",
-        advice="Start over, for all the steps",
-        color="#8f96a3",
-        from_base=False,
-        tuned_as="from-scratch",
-        full_steps=True,
-        is_usual=False,
-    ),
+    Contender("base", "base model", "#9aa5b1", is_wide=False, from_base=False),
+    Contender("from-scratch", "from scratch", "#4c566a", "starting over", "Start over", from_base=False),
+    # gaps as long as the dashes: from-scratch, which it often lies upon, is seen through them
+    Contender("from-scratch-changed", "from scratch, lr changed", "#2a7fb8", dashes=(0, (5, 5)), from_base=False),
+    Contender("from-scratch-own", "from scratch, own lr", "#6a5acd", dashes=(0, (2, 3)), from_base=False),
+    Contender("continued", "continued", "#c98a1b", "continuing the base model", "Continue the base model",
+              is_wide=False),
+    Contender("continued-own", "continued, own lr", "#8c6d46", dashes=(0, (4, 1, 1, 1, 1, 1)), is_wide=False),
+    Contender("continued-late", "continued, own lr late", "#4f3a17", dashes=(0, (6, 1, 1, 1)), is_wide=False),
+    Contender("copies-without-noise", "copies without noise", "#e3a6a8", "growing from copies without noise",
+              dashes=":", is_usual=False),
+    Contender("copies", "grown from copies", "#c44e52", "growing from copies", tunes_noise=True),
+    Contender("copies-own", "grown from copies, own lr", "#8c1c2e", dashes=(0, (4, 2))),
+    Contender("copies-plain", "plain transfer", "#8e5ea2"),
+    Contender("fresh", "grown with fresh units", "#2a7fb8", "growing with fresh units", how="fresh"),
+    Contender("identity-blocks", "grown with identity blocks", "#3a9d6e",
+              "growing with blocks that change nothing at first", how="identity", is_usual=False),
+    Contender("copied-blocks", "grown with copied blocks", "#7a5aa6", "growing with a copy behind every block",
+              how="interleaved", is_usual=False),
+    Contender("paired-noise", "copies with paired noise", "#8b3a62", "growing from copies with paired noise",
+              how="paired", tunes_noise=True, is_usual=False),
+    Contender("net2net", "Net2Net", "#6f9a3e", "growing by Net2Net", how="net2net", tunes_noise=True, is_usual=False),
+    Contender("naive-widening", "naive widening", "#a07a5a", "growing naively", how="naive", tunes_noise=True,
+              keeps_rates=True, is_usual=False),
+    Contender("from-scratch-all-steps", "from scratch, all steps (the ceiling)", "#8f96a3",
+              "starting over for all the steps", "Start over, for all the steps", from_base=False, full_steps=True,
+              is_usual=False),
 )
+# fmt: on
 """All of them, in the order in which they are shown."""
+_OWN = "the learning rate that is best without noise"
+_CHANGED = "training from scratch with the same change of the learning rate"
+_IN_PAPER = {
+    "base": InPaper("base", "", "the base model", "base"),
+    "from-scratch": InPaper("baseline", "(a)", "training from scratch", "base"),
+    "from-scratch-changed": InPaper("baseline", "(b)", _CHANGED, "base", "tuned"),
+    "from-scratch-own": InPaper("baseline", "(b′)", f"training from scratch, changed to {_OWN}", "base", "own"),
+    "continued": InPaper("baseline", "(c)", "simply continuing the base model with the new learning rate"),
+    "continued-own": InPaper("baseline", "(c′)", f"simply continuing the base model with {_OWN}", "own"),
+    "continued-late": InPaper(
+        "baseline", "(c″)", f"continuing the base model, changed halfway to {_OWN}", change="own"
+    ),
+    "copies-without-noise": InPaper("ablation", "(d)", "the upscaled model without noise"),
+    "copies": InPaper("grown", "(e)", "the upscaled model"),
+    "copies-own": InPaper("grown", "(e′)", f"the upscaled model, changed halfway to {_OWN},", "tuned", "own"),
+    "copies-plain": InPaper("beside", "(e″)", "plain transfer, not extrapolated", "plain"),
+    "net2net": InPaper("beside", "", "Net2Net", on_request=True, own_sweep=True),
+    "naive-widening": InPaper("beside", "", "naive widening", on_request=True),
+}
 
 
 def contender_named(name: str) -> Contender:
@@ -312,15 +188,8 @@ def contender_named(name: str) -> Contender:
             return one
     if _is_word_alone(name):
         noise, told = "noise" in OPERATORS[name].takes, f"by {name} units"
-        return Contender(
-            name=name,
-            label=f"grown {told}",
-            phrase=f"growing {told}",
-            color="#b0713a",
-            how=name,
-            tunes_noise=noise,
-            is_usual=False,
-        )
+        label, phrase = f"grown {told}", f"growing {told}"
+        return Contender(name, label, "#b0713a", phrase, how=name, tunes_noise=noise, is_usual=False)
     raise MupscaleError(f"{name!r} is not a contender: choose from {', '.join(one.name for one in CONTENDERS)}")
 
 
@@ -336,7 +205,7 @@ IN_PAY = tuple(one.name for one in CONTENDERS if one.advice)
 IN_PAPER = tuple(one.name for one in CONTENDERS if one.kind is not None)
 USUAL_IN_PAY = tuple(one.name for one in CONTENDERS if one.advice and one.is_usual)
 USUAL_IN_DEPTH = ("from-scratch", "continued", "identity-blocks", "copied-blocks")
-USUAL_IN_PAPER = tuple(one.name for one in CONTENDERS if one.kind is not None and not one.on_request)
+USUAL_IN_PAPER = tuple(one.name for one in CONTENDERS if one.kind is not None and not one.paper.on_request)
 
 
 def usual_contenders(*, paper: bool) -> list[str]:
@@ -348,7 +217,7 @@ def contender_or_stranger(name: str) -> Contender:
     """The contender of a name; a stranger to the table is called by its name, and no base model is charged to it."""
     if name in OPERATORS or any(one.name == name for one in CONTENDERS):
         return contender_named(name)
-    return Contender(name=name, label=name, phrase=name, color=BASE.color, from_base=False)
+    return Contender(name, name, BASE.color, name, from_base=False)
 
 
 def contenders_named(names: Sequence[str]) -> list[Contender]:

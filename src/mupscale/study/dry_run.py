@@ -16,7 +16,7 @@ from mupscale.engine import NotStackable, RunStack
 from mupscale.study.training import Ground
 from mupscale.study.tree import Stretch, list_stretches
 from mupscale.system import Display, MupscaleError, open_display, rough_time
-from mupscale.train import Seeds, Silence, TrainingRun, join_processes, matmul_precision
+from mupscale.train import Seeds, TrainingRun, join_processes, matmul_precision
 
 _STEPS = 5  # that are measured, after as many that are not
 _PROBED = 32  # runs in a probe, at most; more cost in proportion
@@ -98,7 +98,8 @@ class Stopwatch:
             seconds = self._seconds_per_step(same)
             if seconds is None:
                 return None
-            total += seconds * sum(one.steps + evaluated for one in same)
+            each = self.ground.cost_per_step(same[0].width)  # at the recipe's batch
+            total += seconds * sum(self.ground.cost(one) / each + evaluated for one in same)
         return total
 
     def remark(self, seconds: float | None) -> str:
@@ -132,7 +133,7 @@ class Stopwatch:
 
 def _probe(stretch: Stretch, ground: Ground, engine: str, count: int) -> float:
     """Seconds of one step of one run, where so many train at once."""
-    alone = replace(stretch, parent=None, start=None, change=None, noise=0.0, how="copies")
+    alone = replace(stretch, parent=None, start=None, change=None, noise=0.0, how="copies", batch=None, tuned_at=None)
     alone = replace(alone, steps=max(2 * _STEPS, stretch.steps, stretch.schedule.warmup + stretch.schedule.decay))
     recipe = replace(ground.recipe_of(alone, Path()), compile=False, out=None, callbacks=[])
     with join_processes(recipe.device, recipe.parallel) as processes, matmul_precision(recipe.precision):
@@ -144,7 +145,7 @@ def _probe(stretch: Stretch, ground: Ground, engine: str, count: int) -> float:
             except NotStackable:
                 if engine == "vectorised":
                     raise
-        run = TrainingRun(recipe, processes, Silence(), ground.data)
+        run = TrainingRun(recipe, processes, [], ground.data)
         run.begin(resume=False)
         return _time_step(run.advance, processes.device)
 

@@ -15,7 +15,7 @@ import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
@@ -26,7 +26,6 @@ from torch import nn
 
 from mupscale.core import WholeWidth, Width
 from mupscale.growth import Deepen
-from mupscale.plots import words
 from mupscale.study.contenders import CONTINUED, FRESH, FROM_SCRATCH
 from mupscale.study.dry_run import Stopwatch, describe_epochs
 from mupscale.study.results import (
@@ -37,9 +36,9 @@ from mupscale.study.results import (
     StudySummary,
     SystemRuns,
 )
-from mupscale.study.training import Ground, MakeGround, Note
+from mupscale.study.space import Sweep, Tried, joined_edges
+from mupscale.study.training import Ground, MakeGround, Note, Trainer
 from mupscale.study.tree import Stretch, list_stretches
-from mupscale.sweep import Sweep, Tried
 from mupscale.system import (
     MupscaleError,
     appearing,
@@ -51,11 +50,11 @@ from mupscale.system import (
     replace_text,
     rough_time,
     text_table,
+    words,
     write_json,
 )
 from mupscale.train import (
     Filling,
-    Processes,
     Recipe,
     Schedule,
     check_growing_sizes,
@@ -214,18 +213,32 @@ class FamilyPlanner:
     start: Stretch | None = None
 
     @property
+    def lr(self) -> float:
+        """The optimizer's own learning rate."""
+        return float(self.recipe.optimizer.init_args["lr"])
+
+    @property
+    def ends(self) -> float:
+        """The part of a size's budget after which the trunk grows on."""
+        return 1 - self.settings.decay if self.settings.ends is None else self.settings.ends
+
+    @property
     def base_cost(self) -> float:
         """FLOPs of the checkpoint that the trunk starts from, where they count."""
         return 0.0 if self.start is None else self.base_steps * self.ground.cost_per_step(self.start.width)
-
-    def steps_to(self, stretch: Stretch) -> int:
-        """Steps up to the end of a stretch, from the first that counts."""
-        return self.base_steps + sum(one.steps for one in stretch.path)
 
     @property
     def tokens_per_step(self) -> float:
         """Examples in a step, or for text its tokens."""
         return float(self.recipe.batch * self.ground.example[0])
+
+    def cost_to(self, stretch: Stretch) -> float:
+        """FLOPs up to the end of a stretch, from the first that counts."""
+        return self.base_cost + self.ground.total_cost(stretch.path)
+
+    def steps_to(self, stretch: Stretch) -> int:
+        """Steps up to there."""
+        return self.base_steps + sum(one.steps for one in stretch.path)
 
     def parameters(self, size: WholeWidth) -> int:
         """How many numbers a model of this size is made of."""
@@ -238,10 +251,13 @@ class FamilyPlanner:
         return {"size": one.size, "parameters": self.parameters(one.size), **seen}
 
     def budgets(self, sizes: Sequence[WholeWidth]) -> list[float]:
-        """What every size may spend, in FLOPs."""
-        given = self.settings.budget if self.settings.budget is not None else float(self.recipe.steps)
-        each = list(given) if isinstance(given, list) else [given] * len(sizes)
-        return [self._in_cost(size, value) for size, value in zip(sizes, each, strict=False)]
+        """What every size may spend, in FLOPs; sizes: the first of the family's, or all."""
+        return [self._in_cost(size, value) for size, value in zip(sizes, self._asked(), strict=False)]
+
+    def _asked(self) -> list[float]:
+        """The same in the settings' unit, of all sizes."""
+        given = float(self.recipe.steps) if self.settings.budget is None else self.settings.budget
+        return given if isinstance(given, list) else [given] * len(self.settings.sizes)
 
     def _in_cost(self, size: WholeWidth, value: float) -> float:
         per_step = self.ground.cost_per_step(size)
@@ -269,8 +285,7 @@ class FamilyPlanner:
             if cut.on and number + 1 < len(sizes):
                 trunk = trunk.then(**self._trunk_piece(cut.on, done, whole))
                 done += cut.on
-            spent = self.base_cost + math.fsum(map(self.ground.cost, leaf.path))
-            planned.append(PlannedSize(size, budget, spent, trunk, leaf))
+            planned.append(PlannedSize(size, budget, self.cost_to(leaf), trunk, leaf))
         return planned
 
     def _cut_budgets(self, sizes: Sequence[WholeWidth]) -> list[_Cut]:
@@ -281,15 +296,21 @@ class FamilyPlanner:
             leaves, ends = (round((share * budget - spent) / each) for share in (1 - part, self.ends))
             shared, warmup = min(leaves, ends), 0 if number else self.recipe.schedule.warmup
             if shared <= warmup:
-                self._refuse(sizes, number, spent, warmup)
+                self._refuse(number, budget, spent, spent + (warmup + 1) * each)
             cuts.append(_Cut(shared, leaves - shared, max(1, round(part * budget / each)), ends - shared))
             spent += ends * each
         return cuts
 
-    @property
-    def ends(self) -> float:
-        """The part of a size's budget after which the trunk grows on."""
-        return 1 - self.settings.decay if self.settings.ends is None else self.settings.ends
+    def _refuse(self, number: int, budget: float, spent: float, needed: float) -> None:
+        """Say which size cannot be reached, and the nearest budget that works. needed: FLOPs before its branch."""
+        share = min(1 - self.settings.decay, self.ends)
+        least = math.ceil(self._asked()[number] * (needed / share) / budget)
+        raise MupscaleError(
+            f"size {Width.of(self.settings.sizes[number])} may spend {words.format_flops(budget)}, and the trunk has "
+            f"spent {words.format_flops(spent)} when it gets there, which leaves nothing of the {share:.0%} before it "
+            f"branches off: give it a budget of at least {least:,} {self.settings.unit.replace('_', ' ')}, or leave "
+            f"the size out"
+        )
 
     def _trunk_piece(self, steps: int, done: int, whole: int) -> dict[str, Any]:
         """So many steps of the trunk, which has taken `done` and will have taken `whole` when the largest is there."""
@@ -310,21 +331,6 @@ class FamilyPlanner:
         decay = Schedule("wsd", decay=cut.decay, floor=self.recipe.schedule.floor)
         yield {"steps": cut.decay, "lr": rate, "schedule": decay}
 
-    def _refuse(self, sizes: Sequence[WholeWidth], number: int, spent: float, warmup: int) -> None:
-        """Say which size cannot be reached, and the nearest budget that works."""
-        size, each = sizes[number], self.ground.cost_per_step(sizes[number])
-        share = min(1 - self.settings.decay, self.ends)
-        least = (spent + (warmup + 1) * each) / share
-        budget = self.budgets(sizes)[number]
-        asked = self.settings.budget if self.settings.budget is not None else float(self.recipe.steps)
-        own = asked[number] if isinstance(asked, list) else asked
-        raise MupscaleError(
-            f"size {Width.of(size)} may spend {words.format_flops(budget)}, and the trunk has spent "
-            f"{words.format_flops(spent)} when it gets there, which leaves nothing of the "
-            f"{share:.0%} before it branches off: give it a budget of at least "
-            f"{math.ceil(own * least / budget):,} {self.settings.unit.replace('_', ' ')}, or leave the size out"
-        )
-
     def scratch(self, one: PlannedSize, lr: float, seed: int) -> Stretch:
         """The same size trained from scratch with as many FLOPs as are charged to it, under the same schedule."""
         steps = max(2, round(one.spent / self.ground.cost_per_step(one.size)))
@@ -335,10 +341,20 @@ class FamilyPlanner:
         trunk = replace(first, steps=steps - decay, schedule=Schedule(warmup=own.warmup))
         return trunk.then(steps=decay, schedule=Schedule("wsd", decay=decay, floor=own.floor))
 
+    def tuning_trees(self) -> dict[tuple[float, float], list[PlannedSize]]:
+        """The two smallest sizes with every learning rate and every factor by which it falls."""
+        rates, sizes = self.settings.rates(self.lr), self.settings.sizes[:2]
+        return {(lr, fall): self.plan(sizes, lr, fall, 0) for lr in rates for fall in FALLS}
+
+    def checked(self, planned: Sequence[PlannedSize]) -> dict[int, PlannedSize]:
+        """Those that are trained from scratch as well, by their place."""
+        asked = {Width.of(size) for size in self.settings.check}
+        return {number: one for number, one in enumerate(planned) if Width.of(one.size) in asked}
+
     def costs(self, planned: Sequence[PlannedSize]) -> tuple[float, float]:
         """Of the whole family, and of training every size alone with its own budget."""
         stretches = list_stretches(one.leaf for one in planned)
-        return self.base_cost + math.fsum(map(self.ground.cost, stretches)), math.fsum(one.budget for one in planned)
+        return self.base_cost + self.ground.total_cost(stretches), math.fsum(one.budget for one in planned)
 
 
 def make_planner(recipe: Recipe, settings: FamilySettings, make_ground: MakeGround = Ground) -> FamilyPlanner:
@@ -356,7 +372,8 @@ def make_planner(recipe: Recipe, settings: FamilySettings, make_ground: MakeGrou
         raise MupscaleError(
             f"a family needs two sizes or more: {as_asked('FamilySettings(sizes=[32, 48, 64])', '--sizes 32,48,64,96')}"
         )
-    _check_growths(recipe, settings)
+    for smaller, larger in pairwise(settings.sizes):  # refused before the first size is trained
+        recipe.family().check_growth(smaller, larger, settings.build_operators())
     ground = make_ground(replace(recipe, grow=[], width=settings.sizes[0]), "held-out")
     if ground.unit != "FLOPs":
         raise MupscaleError(
@@ -375,12 +392,6 @@ def make_planner(recipe: Recipe, settings: FamilySettings, make_ground: MakeGrou
     return FamilyPlanner(recipe, settings, ground, 0 if settings.sunk else steps or 0, start)
 
 
-def _check_growths(recipe: Recipe, settings: FamilySettings) -> None:
-    """Refuse a size that the one before cannot grow to, before the first is trained."""
-    for smaller, larger in pairwise(settings.sizes):
-        recipe.family().check_growth(smaller, larger, settings.build_operators())
-
-
 # ---------------------------------------------------------------------------------------------- before it is trained
 
 
@@ -391,51 +402,51 @@ def name_columns(planner: FamilyPlanner) -> list[str]:
 
 def list_sizes(planner: FamilyPlanner, planned: Sequence[PlannedSize]) -> list[list[str]]:
     """A row for every size. FLOPs here: what it adds to those before it; alone: what it would cost alone."""
-    rows, trained, before = [], set[str](), planner.base_cost
-    for one in planned:
-        steps = planner.steps_to(one.leaf)
-        new = [stretch for stretch in one.leaf.path if stretch.key not in trained]
-        trained |= {stretch.key for stretch in new}
-        here, before = before + math.fsum(map(planner.ground.cost, new)), 0.0
+    rows, before = [], 0.0
+    for number, one in enumerate(planned, start=1):
+        together, _ = planner.costs(planned[:number])
         rows.append(
             [
                 str(Width.of(one.size)),
                 f"{planner.parameters(one.size):,}",
                 f"{one.steps[0]:,} + {one.steps[1]:,}",
-                words.format_count(round(steps * planner.tokens_per_step)),
-                words.format_flops(here),
+                words.format_count(round(planner.steps_to(one.leaf) * planner.tokens_per_step)),
+                words.format_flops(together - before),
                 words.format_flops(one.budget),
             ]
         )
+        before = together
     return rows
 
 
 def describe_saving(planner: FamilyPlanner, planned: Sequence[PlannedSize]) -> str:
     """What the family costs, as a part of what every size alone would."""
     together, alone = planner.costs(planned)
+    names = ("Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
+    count = names[len(planned) - 2] if len(planned) - 2 < len(names) else str(len(planned))
     each = f"training each{' (without the tuning)' if planner.settings.tune else ''}"
-    return f"{count_words(len(planned)).capitalize()} sizes for {together / alone:.2f} of the FLOPs of {each}"
-
-
-def count_words(count: int) -> str:
-    """A small number as a word."""
-    names = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-    return names[count] if count < len(names) else str(count)
+    return f"{count} sizes for {together / alone:.2f} of the FLOPs of {each}"
 
 
 def estimate_family(recipe: Recipe, settings: FamilySettings) -> str:
     """The table that `mupscale family --dry-run` prints; nothing is written."""
     planner = make_planner(recipe, settings)
     settings = planner.settings
-    planned = planner.plan(settings.sizes, _own_rate(recipe), settings.fall, 0)
-    lines = [text_table(name_columns(planner), list_sizes(planner, planned), left=0)]
+    planned = planner.plan(settings.sizes, planner.lr, settings.fall, 0)
     together, alone = planner.costs(planned)
     costs = f"({words.format_flops(together)} against {words.format_flops(alone)})"
+    lines = [text_table(name_columns(planner), list_sizes(planner, planned), left=0)]
     lines.append(f"{describe_saving(planner, planned)} {costs}.")
-    for name, stretches in (extra := _extra_stretches(planner, planned)).items():
-        cost = math.fsum(map(planner.ground.cost, list_stretches(stretches)))
+    leaves, extra = [one.leaf for one in planned], dict[str, list[Stretch]]()
+    if settings.tune:
+        extra["tuning"] = [one.leaf for trial in planner.tuning_trees().values() for one in trial]
+    if settings.check:
+        rates, checked = settings.check_rates(planner.lr), planner.checked(planned).values()
+        extra["checks from scratch"] = [planner.scratch(one, lr, 0) for one in checked for lr in rates]
+    for name, stretches in extra.items():
+        leaves += stretches
+        cost = planner.ground.total_cost(list_stretches(stretches))
         lines.append(f"{name}: {words.format_flops(cost)} more, {cost / together:.2f} of the family's")
-    leaves = [leaf for some in ([one.leaf for one in planned], *extra.values()) for leaf in some]
     with Stopwatch(planner.ground, settings.engine) as clock:
         seconds = clock.measure([stretch for stretch in list_stretches(leaves) if stretch.start is None])
     if settings.seeds > 1:
@@ -443,35 +454,6 @@ def estimate_family(recipe: Recipe, settings: FamilySettings) -> str:
     time = "" if seconds is None else f"All of it takes about {rough_time(settings.seeds * seconds)}. "
     lines += [time + clock.remark(seconds), *describe_epochs(leaves, planner.ground)]
     return "\n".join(lines)
-
-
-def _extra_stretches(planner: FamilyPlanner, planned: Sequence[PlannedSize]) -> dict[str, list[Stretch]]:
-    """What is trained beside the family: tuning, and checks from scratch."""
-    settings, extra = planner.settings, dict[str, list[Stretch]]()
-    if settings.tune:
-        extra["tuning"] = [one.leaf for trial in _tuning_trees(planner).values() for one in trial]
-    if settings.check:
-        checked = [one for one in planned if _is_checked(one, settings)]
-        rates = settings.check_rates(_own_rate(planner.recipe))
-        extra["checks from scratch"] = [planner.scratch(one, lr, 0) for one in checked for lr in rates]
-    return extra
-
-
-def _own_rate(recipe: Recipe) -> float:
-    return float(recipe.optimizer.init_args["lr"])
-
-
-def _is_checked(one: PlannedSize, settings: FamilySettings) -> bool:
-    return Width.of(one.size) in [Width.of(size) for size in settings.check]
-
-
-def _tuning_trees(planner: FamilyPlanner) -> dict[tuple[float, float], list[PlannedSize]]:
-    """The two smallest sizes with every learning rate and every factor by which it falls."""
-    sizes, smaller = planner.settings.sizes[:2], planner
-    if isinstance(planner.settings.budget, list):
-        smaller = replace(planner, settings=replace(planner.settings, sizes=sizes, budget=planner.settings.budget[:2]))
-    rates = planner.settings.rates(_own_rate(planner.recipe))
-    return {(lr, fall): smaller.plan(sizes, lr, fall, 0) for lr in rates for fall in FALLS}
 
 
 # ---------------------------------------------------------------------------------------------- the run
@@ -493,75 +475,68 @@ def run_family(
     processes train every stretch together. notes: what is to be kept in mind, for the page.
     """
     with join_processes(recipe.device, recipe.parallel) as processes:
-        told = note if processes.main else _say_nothing
-        return _FamilyRun(recipe, settings, Path(folder), told, list(notes), processes, make_ground).run(command)
-
-
-def _say_nothing(text: str) -> None:
-    """What processes beside the main one say."""
+        planner = make_planner(recipe, settings, make_ground)
+        settings = planner.settings
+        planner.plan(settings.sizes, planner.lr, settings.fall, 0)  # refuses
+        stages = 1 + settings.tune + bool(settings.check)
+        trainer = planner.ground.make_trainer(
+            Path(folder), "family", settings.engine, note, stages, processes=processes, command=command
+        )
+        return _FamilyRun(planner, trainer, list(notes)).run()
 
 
 @dataclass
 class _FamilyRun:
-    recipe: Recipe
-    settings: FamilySettings
-    folder: Path
-    note: Note
+    """tuned: what tuning found; tuned_on: the leaves that it has trained."""
+
+    planner: FamilyPlanner
+    trainer: Trainer
     notes: list[str]
-    processes: Processes
-    make_ground: MakeGround
+    tuned: list[Sweep] = field(default_factory=list)
+    tuned_on: set[str] = field(default_factory=set)
 
-    def __post_init__(self) -> None:
-        self.planner = make_planner(self.recipe, self.settings, self.make_ground)
-        self.settings = self.planner.settings
-        self.planner.plan(self.settings.sizes, _own_rate(self.recipe), self.settings.fall, 0)  # refuses
-        stages = 1 + self.settings.tune + bool(self.settings.check)
-        ground, engine = self.planner.ground, self.settings.engine
-        self.trainer = ground.make_trainer(self.folder, "family", engine, self.note, stages)
-        self.trainer.processes = self.processes
-        self.tuned_on = set[str]()
+    @property
+    def settings(self) -> FamilySettings:
+        return self.planner.settings
 
-    def run(self, command: str) -> StudySummary:
+    def run(self) -> StudySummary:
         """Tune where that is asked for, train the family size by size, then the checks."""
-        self.trainer.command = command
+        settings = self.settings
         with self.trainer.alone():
-            lr, fall, tuned = _own_rate(self.recipe), self.settings.fall, list[Sweep]()
-            if self.settings.tune:
-                lr, fall, search = self._tune()
-                tuned = [search]
-            trees = [self.planner.plan(self.settings.sizes, lr, fall, seed) for seed in range(self.settings.seeds)]
+            lr, fall = self._tune() if settings.tune else (self.planner.lr, settings.fall)
+            trees = [self.planner.plan(settings.sizes, lr, fall, seed) for seed in range(settings.seeds)]
             self._train(trees)
-            summary = self._summarise(trees, {}, lr, fall, tuned, command)
-            self.trainer.by_main(partial(summary.save, self.folder))
-            if self.settings.check:
-                summary = self._summarise(trees, self._check(trees, lr), lr, fall, tuned, command)
-                self.trainer.by_main(partial(summary.save, self.folder))
+            summary = self._summarise(trees, {}, lr, fall)
+            if settings.check:
+                summary = self._summarise(trees, self._check(trees, lr), lr, fall)
             return summary
 
-    def _tune(self) -> tuple[float, float, Sweep]:
+    def _tune(self) -> tuple[float, float]:
         """The learning rate, and its fall, with which the two smallest sizes end lowest in their geometric mean."""
-        trees = _tuning_trees(self.planner)
+        trees = self.planner.tuning_trees()
         small = " and ".join(str(Width.of(size)) for size in self.settings.sizes[:2])
         with self.trainer.stage("tuning", f"the learning rate and its fall, on sizes {small}: {len(trees)} trunks"):
             leaves = [one.leaf for tree in trees.values() for one in tree]
             losses = self.trainer.train(leaves)
         self.tuned_on = {leaf.key for leaf in leaves}
-        ends = dict(zip(trees, zip(losses[::2], losses[1::2], strict=True), strict=True))
-        scores = {
-            values: fmean(math.log(loss) for loss in pair if loss is not None)
-            for values, pair in ends.items()
-            if None not in pair
-        }
-        if not scores:
+        pairs = zip(losses[::2], losses[1::2], strict=True)
+        trials = [Tried(*values, [_geometric_mean(pair)]) for values, pair in zip(trees, pairs, strict=True)]
+        alive = [trial for trial in trials if trial.mean is not None]
+        if not alive:
             raise MupscaleError(
                 f"every trunk of the tuning diverged: give smaller learning rates ({recipe_entry('family.lrs')})"
             )
-        lr, fall = min(scores, key=lambda values: scores[values])
-        trials = [Tried(lr, fall, [_geometric_mean(pair)]) for (lr, fall), pair in ends.items()]
-        self.note(f"  learning rate {lr:g}, times {fall:g} at every growth")
-        self.notes += describe_edge_of_tuning(lr, fall, list(ends))
-        label = f"the trunk, on sizes {small}"
-        return lr, fall, Sweep("trunk", trials, lr=lr, noise=fall, label=label, second="factor at a growth")
+        lr, fall = min(alive, key=lambda trial: trial.mean or 0.0).cell
+        self.trainer.note(f"  learning rate {lr:g}, times {fall:g} at every growth")
+        label, second = f"the trunk, on sizes {small}", "factor at a growth"
+        self.tuned = [Sweep("trunk", trials, lr=lr, noise=fall, label=label, second=second)]
+        self.notes += joined_edges(self.tuned, "family.lrs")
+        if fall == FALLS[0]:
+            self.notes.append(
+                f"the trunk's best factor at a growth ({fall:g}) is the lowest that was tried. It might end lower with "
+                f"a lower one (family.fall)"
+            )
+        return lr, fall
 
     def _train(self, trees: Sequence[Sequence[PlannedSize]]) -> None:
         """Size by size, so that a size is finished and its folder there while the trunk goes on."""
@@ -569,33 +544,36 @@ class _FamilyRun:
         with self.trainer.stage("family", f"one trunk, every size: {sizes}"):
             if self.planner.start is not None:
                 whose = f"the {self.planner.base_steps:,} steps" if self.planner.base_steps else "none of the steps"
-                self.note(f"  steps and FLOPs from the start include {whose} of the model that the trunk starts from")
-            for number, size in enumerate(self.settings.sizes):
+                self.trainer.note(
+                    f"  steps and FLOPs from the start include {whose} of the model that the trunk starts from"
+                )
+            for same in zip(*trees, strict=True):
                 already = self.trainer.trained
-                losses = self.trainer.train([tree[number].leaf for tree in trees])
+                losses = self.trainer.train([one.leaf for one in same])
                 shown = ", ".join("diverged" if loss is None else f"{loss:.4f}" for loss in losses)
-                place = self._keep([tree[number] for tree in trees], losses)
-                spent = self.planner.count(trees[0][number])
+                place = self._keep(same, losses)
+                spent = self.planner.count(same[0])
                 counted = f"{spent['steps']:,} steps, {words.format_flops(spent['flops'])}"
                 state = "finished" if self.trainer.trained > already else "reused, and not trained again"
-                if self.trainer.trained == already and trees[0][number].leaf.key in self.tuned_on:
+                if self.trainer.trained == already and same[0].leaf.key in self.tuned_on:
                     state = "finished (the tuning stage trained it)"
-                self.note(f"  size {Width.of(size)} is {state}: loss {shown} after {counted} from the start; {place}")
+                size = Width.of(same[0].size)
+                self.trainer.note(f"  size {size} is {state}: loss {shown} after {counted} from the start; {place}")
 
     def _keep(self, seeds: Sequence[PlannedSize], losses: Sequence[float | None]) -> Path:
         """A folder of the size's own, which is an ordinary finished run; a second seed has one beside it."""
-        label = Width.of(seeds[0].size).label
+        first = self.trainer.folder / "sizes" / Width.of(seeds[0].size).label
         for seed, (one, loss) in enumerate(zip(seeds, losses, strict=True)):
-            target = self.folder / "sizes" / (label if seed == 0 else f"{label}-seed-{seed}")
+            target = first if seed == 0 else first.with_name(f"{first.name}-seed-{seed}")
             told = json.dumps(stored_values(self.trainer.recipe_of(one.leaf), target), indent=2) + "\n"
-            if loss is not None and not self.processes.ask_main(partial(_is_kept, target, told)):
+            if loss is not None and not self.trainer.processes.ask_main(partial(_is_kept, target, told)):
                 model = self._load_pretrained(one)
                 self.trainer.by_main(partial(self._write_size, one, loss, target, told, model))
-        return self.folder / "sizes" / label
+        return first
 
     def _load_pretrained(self, one: PlannedSize) -> Any:
         """The finished model, where it can be saved as a Hugging Face folder; all processes read its shards."""
-        family = self.recipe.family()
+        family = self.planner.recipe.family()
         if not callable(getattr(family.sketch(one.size), "save_pretrained", None)):
             return None
         model = family.build(one.size)
@@ -614,85 +592,77 @@ class _FamilyRun:
                 "" if before is None else f". It ended at a held-out loss of {before:.4f}, the new one at {loss:.4f}"
             )
             moved = f"{target} was of another family, and is in {aside} now{ended}"
-            self.note(f"  {moved}")
+            self.trainer.note(f"  {moved}")
             if before is not None and before < loss:
                 self.notes.append(f"{moved}: the new one is worse")
+        run = self.trainer.recipe_of(one.leaf)
         with appearing(target) as hidden:
-            shutil.copytree(str(self.trainer.recipe_of(one.leaf).out), hidden, dirs_exist_ok=True)
+            shutil.copytree(str(run.out), hidden, dirs_exist_ok=True)
             replace_text(hidden / "recipe.json", told)
             if model is not None:
                 model.save_pretrained(hidden / "hf")
-                card = write_card(self.planner, one, loss, self.settings.sizes, _class_to_load(model))
+                card = write_card(self.planner, one, loss, _class_to_load(model))
                 replace_text(hidden / "hf" / "README.md", card)
             write_json(hidden / "size.json", {**self.planner.count(one), "held_out_loss": loss})
-        sign_run(target, self.trainer.recipe_of(one.leaf))
+        sign_run(target, run)
 
     def _check(self, trees: Sequence[Sequence[PlannedSize]], lr: float) -> dict[str, Check]:
         """Sizes from scratch at equal FLOPs, each at the best of its learning rates."""
-        rates = self.settings.check_rates(lr)
-        numbers = [number for number, one in enumerate(trees[0]) if _is_checked(one, self.settings)]
-        shown = ", ".join(str(Width.of(trees[0][number].size)) for number in numbers)
-        found: dict[str, Check] = {}
+        rates, checked = self.settings.check_rates(lr), self.planner.checked(trees[0])
+        leaves = {
+            (number, rate): [self.planner.scratch(tree[number], rate, seed) for seed, tree in enumerate(trees)]
+            for number in checked
+            for rate in rates
+        }
+        shown = ", ".join(str(Width.of(one.size)) for one in checked.values())
         with self.trainer.stage("checks", f"from scratch at equal FLOPs, {len(rates)} learning rates: {shown}"):
-            leaves = {
-                (number, rate): [self.planner.scratch(tree[number], rate, seed) for seed, tree in enumerate(trees)]
-                for number in numbers
-                for rate in rates
-            }
             self.trainer.train([leaf for some in leaves.values() for leaf in some])
-        ended = self.trainer.ended
-        for number in numbers:
-            ends = {rate: [ended[leaf.key] for leaf in leaves[number, rate]] for rate in rates}
-            alive = {rate: some for rate, some in ends.items() if None not in some}
-            if alive:
-                best = min(alive, key=lambda rate: fmean(loss for loss in alive[rate] if loss is not None))
-                ours = [ended[tree[number].leaf.key] for tree in trees]
-                label = Width.of(trees[0][number].size).label
-                found[label] = Check(best, alive[best], ours, leaves[number, best][0], ends)
+        found: dict[str, Check] = {}
+        for number, one in checked.items():
+            tried = [Tried(rate, 0.0, self._ends(leaves[number, rate])) for rate in rates]
+            label = Width.of(one.size).label
+            if (search := Sweep(f"{label} from scratch", tried)).finished:
+                family = self._ends([tree[number].leaf for tree in trees])
+                found[label] = Check(search, family, leaves[number, search.best.lr][0])
         return found
 
+    def _ends(self, leaves: Sequence[Stretch]) -> list[float | None]:
+        return [self.trainer.ended[leaf.key] for leaf in leaves]
+
     def _summarise(
-        self,
-        trees: Sequence[Sequence[PlannedSize]],
-        checks: Mapping[str, Check],
-        lr: float,
-        fall: float,
-        tuned: list[Sweep],
-        command: str,
+        self, trees: Sequence[Sequence[PlannedSize]], checks: Mapping[str, Check], lr: float, fall: float
     ) -> StudySummary:
-        planner, ended, first = self.planner, self.trainer.ended, trees[0]
+        """What came of it, which is also written."""
+        planner, first, settings = self.planner, trees[0], self.settings
         sentence = write_family_sentence(describe_saving(planner, first), checks)
         rows, by_size = [], dict[str, list[float | None]]()
-        for number, row in enumerate(list_sizes(planner, first)):
-            losses = by_size[str(Width.of(first[number].size))] = [ended[tree[number].leaf.key] for tree in trees]
-            check = checks.get(Width.of(first[number].size).label)
+        for one, same, row in zip(first, zip(*trees, strict=True), list_sizes(planner, first), strict=True):
+            losses = by_size[str(Width.of(one.size))] = self._ends([each.leaf for each in same])
+            check = checks.get(Width.of(one.size).label)
             rows.append([*row, _spread(losses), "" if check is None else _spread(check.scratch)])
         head = [*name_columns(planner), "held-out loss", "from scratch"]
         together, alone = planner.costs(first)
-        spent = self.trainer.spent["tuning"].cost if tuned else None
+        spent = self.trainer.spent["tuning"].cost if self.tuned else None
         beside = f"tuning took {spent / together:.2g}× the family's FLOPs more" if spent else ""
-        stages = _STAGES | ({"family": "One trunk, every size: what tuning has not trained"} if tuned else {})
+        stages = _STAGES | ({"family": "One trunk, every size: what tuning has not trained"} if self.tuned else {})
         cards = [
             Card("FLOPs of the family, compared with training each size alone", f"{together / alone:.2f}×", beside),
             *(Card(f"Checked at {label}", check.difference, "against from scratch") for label, check in checks.items()),
         ]
-        return StudySummary(
-            name=self.folder.resolve().name,
-            command=command,
-            preset="family",
-            recipe=stored_values(self.recipe, self.folder),
-            settings=asdict(self.settings),
+        return self.trainer.save_summary(
+            planner.recipe,
+            settings,
             sentences=[sentence],
             cards=cards,
             measured=[
                 f"The trunk trains at learning rate {lr:g}{f', times {fall:g} at every growth' if fall < 1 else ''}; "
-                f"each branch decays over the last {self.settings.decay:.0%} of its size's budget.",
+                f"each branch decays over the last {settings.decay:.0%} of its size's budget.",
                 "A size's budget includes everything that the trunk spent before its branch. FLOPs here: what it adds.",
                 "From scratch: the same size and schedule with as many FLOPs, at the best of "
-                f"{len(self.settings.check_rates(lr))} learning rates.",
+                f"{len(settings.check_rates(lr))} learning rates.",
             ],
             tables=[PageTable("Every size", head, rows), *tabulate_checks(checks)],
-            tuned=tuned,
+            tuned=self.tuned,
             large=self._runs(trees, checks),
             answer={
                 "sentence": sentence,
@@ -700,45 +670,41 @@ class _FamilyRun:
                 "fall": fall,
                 "cost": together,
                 "cost_alone": alone,
-                "checks": {label: asdict(replace(check, leaf=None)) for label, check in checks.items()},
+                "checks": {label: check.told() for label, check in checks.items()},
             },
             stages=[replace(stage, label=stages[stage.name]) for stage in self.trainer.spent.values()],
             notes=[
                 *self.notes,
-                *describe_disorder(by_size, bool(tuned)),
-                *describe_edges(checks),
-                *_describe_rates(checks, lr, tuned),
+                *describe_disorder(by_size, bool(self.tuned)),
+                *joined_edges((check.search for check in checks.values()), "family.check_lrs"),
+                *([] if self.tuned else _describe_rates(checks, lr)),
             ],
         )
 
     def _runs(self, trees: Sequence[Sequence[PlannedSize]], checks: Mapping[str, Check]) -> SystemRuns:
         """The trunk as a line, a branch that falls off it at every size, and points from scratch where checked."""
-        planner, ended, first = self.planner, self.trainer.ended, trees[0]
+        planner, first = self.planner, trees[0]
         branches, scratch = list[ContenderRuns](), list[ContenderRuns]()
 
         def points(paths: Sequence[Sequence[Stretch]], whole: float) -> list[BudgetPoint]:
             """The ends of these stretches, which are those of one seed each."""
-            found = []
-            for same in zip(*paths, strict=True):
-                cost = planner.base_cost + math.fsum(map(planner.ground.cost, same[0].path))
-                steps = planner.steps_to(same[0])
-                found.append(BudgetPoint(cost / whole, steps, cost, [ended[one.key] for one in same]))
-            return found
+            return [
+                BudgetPoint(cost / whole, planner.steps_to(same[0]), cost, self._ends(same))
+                for same in zip(*paths, strict=True)
+                for cost in [planner.cost_to(same[0])]
+            ]
 
         for number, one in enumerate(first):
-            label = f"size {Width.of(one.size)}"
-            name = f"size-{Width.of(one.size).label}"
-            ends = points([tree[number].branch for tree in trees], one.spent)
-            branches.append(ContenderRuns(name, one.size, one.leaf.lr, 0.0, ends, label=label, like=FRESH.name))
-            if (check := checks.get(Width.of(one.size).label)) is not None:
-                assert check.leaf is not None
-                cost = math.fsum(map(planner.ground.cost, check.leaf.path))
-                taken = sum(stretch.steps for stretch in check.leaf.path)
-                point = BudgetPoint(1.0, taken, cost, check.scratch)
-                label = f"{Width.of(one.size)} from scratch"
-                scratch.append(
-                    ContenderRuns(f"{name}-scratch", one.size, check.lr, 0.0, [point], label, like=FROM_SCRATCH.name)
-                )
+            width = Width.of(one.size)
+            name, ends = f"size-{width.label}", points([tree[number].branch for tree in trees], one.spent)
+            branches.append(
+                ContenderRuns(name, one.size, one.leaf.lr, 0.0, ends, label=f"size {width}", like=FRESH.name)
+            )
+            if (check := checks.get(width.label)) is not None:
+                path = check.leaf.path
+                point = BudgetPoint(1.0, sum(s.steps for s in path), planner.ground.total_cost(path), check.scratch)
+                label, like = f"{width} from scratch", FROM_SCRATCH.name
+                scratch.append(ContenderRuns(f"{name}-scratch", one.size, check.lr, 0.0, [point], label, like=like))
         trunk = points([[one for one in tree[-1].trunk.path if one.start is None] for tree in trees], first[-1].spent)
         line = ContenderRuns("trunk", first[-1].size, first[0].trunk.lr, 0.0, trunk, "trunk", like=CONTINUED.name)
         return SystemRuns(first[0].size, first[-1].size, 0.0, planner.ground.unit, [line, *branches, *scratch])
@@ -757,12 +723,12 @@ def _stored_loss(folder: Path) -> float | None:
     return None
 
 
-def write_card(planner: FamilyPlanner, one: PlannedSize, loss: float, sizes: Sequence[WholeWidth], cls: str) -> str:
+def write_card(planner: FamilyPlanner, one: PlannedSize, loss: float, cls: str) -> str:
     """README.md of a size that is a Hugging Face folder: what it is, what it has cost, and how it is loaded."""
     size = Width.of(one.size)
     unit = planner.ground.example[1]
     seen = f"{words.format_count(planner.count(one)[unit])} {unit}"
-    family = ", ".join(str(Width.of(each)) for each in sizes)
+    family = ", ".join(str(Width.of(each)) for each in planner.settings.sizes)
     return f"""\
 ---
 library_name: transformers
@@ -794,85 +760,71 @@ def _class_to_load(model: nn.Module) -> str:
     return next(own, "AutoModel")
 
 
+# ---------------------------------------------------------------------------------------------- what it says
+
+
 @dataclass(frozen=True)
 class Check:
-    """A size from scratch at its best learning rate, beside the family's: losses by seed."""
+    """A size from scratch at several learning rates, beside the family's losses by seed.
 
-    lr: float
-    scratch: list[float | None]
+    leaf: the model from scratch at its best rate, with the first seed.
+    """
+
+    search: Sweep
     family: list[float | None]
-    leaf: Stretch | None
-    tried: dict[float, list[float | None]]
+    leaf: Stretch
 
     @property
-    def relative(self) -> list[float]:
-        """By how much of its loss the family's model ends above the one from scratch, seed by seed."""
-        pairs = zip(self.family, self.scratch, strict=True)
-        return [ours / theirs - 1 for ours, theirs in pairs if ours is not None and theirs is not None]
+    def lr(self) -> float:
+        """The best learning rate from scratch."""
+        return self.search.best.lr
+
+    @property
+    def scratch(self) -> list[float | None]:
+        """The losses from scratch at that rate."""
+        return self.search.best.losses
+
+    @property
+    def tried(self) -> dict[float, list[float | None]]:
+        """The losses from scratch at every learning rate."""
+        return {trial.lr: trial.losses for trial in self.search.trials}
+
+    def told(self) -> dict[str, Any]:
+        """As plain values."""
+        return {name: getattr(self, name) for name in ("lr", "scratch", "family", "tried")}
 
     @property
     def difference(self) -> str:
-        """The same in words, with the range over seeds."""
-        if not self.relative:
+        """By how much of its loss the family's model ends above the one from scratch, with the range over seeds."""
+        pairs = zip(self.family, self.scratch, strict=True)
+        relative = [ours / theirs - 1 for ours, theirs in pairs if ours is not None and theirs is not None]
+        if not relative:
             return "diverged"
-        mean = fmean(self.relative)
+        mean = fmean(relative)
         size = f"{words.format_share(abs(mean))} {'lower' if mean < 0 else 'higher'}"
-        if len(self.relative) < 2:
+        if len(relative) < 2:
             return f"{size} (one seed: no range)"
-        ends = (min(self.relative), max(self.relative))
-        low, high = (f"{'+' * (each > 0)}{words.format_digits(100 * each)}" for each in ends)
+        low, high = (f"{'+' * (x > 0)}{words.format_digits(100 * x)}" for x in (min(relative), max(relative)))
         return f"{size} ({low} to {high} %)"
 
 
 def tabulate_checks(checks: Mapping[str, Check]) -> list[PageTable]:
-    """The loss from scratch at every learning rate that was tried, where sizes were checked.
-
-    >>> tabulate_checks({"64": Check(0.2, [1.0], [1.0], None, {0.1: [1.1], 0.2: [1.0]})})[0].rows
-    [['64', '1.100', '1.000']]
-    """
+    """The loss from scratch at every learning rate that was tried, where sizes were checked."""
     rates = sorted({rate for check in checks.values() for rate in check.tried})
     rows = [[label, *(_spread(check.tried[rate]) for rate in rates)] for label, check in checks.items()]
     head = ["size", *(f"at {rate:g}" for rate in rates)]
     return [PageTable("From scratch, at every learning rate that was tried", head, rows)] if rows else []
 
 
-def _describe_rates(checks: Mapping[str, Check], lr: float, tuned: Sequence[Sweep]) -> list[str]:
+def _describe_rates(checks: Mapping[str, Check], lr: float) -> list[str]:
     """That runs from scratch were tuned and the trunk was not, where that shows."""
     rates = sorted({check.lr for check in checks.values() if len(check.tried) > 1 and check.lr != lr})
-    if tuned or not rates:
+    if not rates:
         return []
     return [
         f"from scratch, the best learning rate was {' and '.join(f'{rate:g}' for rate in rates)}, and the trunk "
         f"trained at {lr:g}, untuned. That favours from scratch: family.tune tunes the trunk, too"
     ]
-
-
-def describe_edge_of_tuning(lr: float, fall: float, tried: Sequence[tuple[float, float]]) -> list[str]:
-    """Whether the best values lie at the end of those that were tried, beyond which the trunk might end lower."""
-    rates, falls = sorted({rate for rate, _ in tried}), sorted({each for _, each in tried})
-    notes = []
-    if len(rates) > 1 and lr in (rates[0], rates[-1]):
-        end = "highest" if lr == rates[-1] else "lowest"
-        notes.append(
-            f"the trunk's best learning rate ({lr:g}) is the {end} that was tried. It might end lower beyond it: set "
-            f"family.lrs to {_list_one_more(rates, lr)}"
-        )
-    if len(falls) > 1 and fall == falls[0]:
-        notes.append(
-            f"the trunk's best factor at a growth ({fall:g}) is the lowest that was tried. It might end lower with a "
-            f"lower one (family.fall)"
-        )
-    return notes
-
-
-def _list_one_more(rates: Sequence[float], edge: float) -> str:
-    """Rising rates with one more beyond the edge, as a list to paste.
-
-    >>> _list_one_more([0.01, 0.02], 0.02)
-    '[0.01, 0.02, 0.04]'
-    """
-    beside = rates[-2] if edge == rates[-1] else rates[1]
-    return f"[{', '.join(f'{rate:.3g}' for rate in sorted([*rates, edge * edge / beside]))}]"
 
 
 def describe_disorder(losses: Mapping[str, Sequence[float | None]], tuned: bool = False) -> list[str]:
@@ -891,31 +843,8 @@ def describe_disorder(losses: Mapping[str, Sequence[float | None]], tuned: bool 
     return notes
 
 
-def describe_edges(checks: Mapping[str, Check]) -> list[str]:
-    """Which sizes from scratch ended best at the lowest or highest learning rate of several that were tried.
-
-    >>> describe_edges({"64": Check(0.2, [1.0], [1.0], None, {0.1: [1.1], 0.2: [1.0]})})[0][:80]
-    'from scratch, 64 ended best at the highest learning rate that was tried (0.2). I'
-    """
-    notes = []
-    for label, check in checks.items():
-        ends = {max(check.tried): "highest", min(check.tried): "lowest"}
-        if len(check.tried) > 1 and check.lr in ends:
-            notes.append(
-                f"from scratch, {label} ended best at the {ends[check.lr]} learning rate that was tried "
-                f"({check.lr:g}). It might end lower beyond it: set family.check_lrs to "
-                f"{_list_one_more(sorted(check.tried), check.lr)}"
-            )
-    return notes
-
-
 def write_family_sentence(saving: str, checks: Mapping[str, Check]) -> str:
-    """The answer in one sentence.
-
-    >>> check = Check(0.01, [1.0, 1.0], [0.99, 1.0], None, {})
-    >>> write_family_sentence("Four sizes for 0.63 of the FLOPs of training each", {"64": check})
-    'Four sizes for 0.63 of the FLOPs of training each; checked at 64: 0.5 % lower (-1 to 0 %) than from scratch.'
-    """
+    """The answer in one sentence."""
     checked = [f"checked at {label}: {check.difference} than from scratch" for label, check in checks.items()]
     return "; ".join([saving, *checked]) + "."
 

@@ -178,22 +178,27 @@ class OwnLoop:
 
     # ------------------------------------------------------------------------------------------- what is studied
 
-    def _recipe(self, width: WholeWidth, steps: int) -> _LoopRecipe:
-        sketch = self.family.sketch(self.family.base)
-        optimizer = self.make_optimizer(sketch, self.lr)
+    @cached_property
+    def optimizer_class(self) -> type[Optimizer]:
+        """The class of the user's optimizer, which is to have the family's groups."""
+        optimizer = self.make_optimizer(self.family.sketch(self.family.base), self.lr)
         if not all("lr_factor" in group for group in optimizer.param_groups):
             kind = type(optimizer).__name__
             raise MupscaleError(
                 f"make_optimizer returns a plain {kind}, which would train every size at the same learning rates. "
                 f"Build it through the family: lambda model, lr: family.optimizer(model, {kind}, lr=lr)"
             )
+        return type(optimizer)
+
+    def _recipe(self, width: WholeWidth, steps: int) -> _LoopRecipe:
+        sketch = self.family.sketch(self.family.base)
         code = {"train": self.train, "held_out": self.held_out, "make_optimizer": self.make_optimizer}
         shapes = {name: list(p.shape) for name, p in naming.parameters(sketch).items()}
         build, rules = self.family.build_function, str(self.family.rules)
         return _LoopRecipe(
             model=Spec(_name(type(sketch)), {"code": fingerprint_code(build, shapes, repr(self.family), rules)}),
             data=Spec(_name(self.train), {name: fingerprint_code(each) for name, each in code.items()}),
-            optimizer=Spec(_name(type(optimizer)), {"lr": self.lr}),
+            optimizer=Spec(_name(self.optimizer_class), {"lr": self.lr}),
             width=width,
             base=Width.of(self.family.base).whole,
             steps=steps,
@@ -233,15 +238,10 @@ class OwnLoop:
 class _LoopRecipe(Recipe):
     """What a study asks of a recipe, with the user's own family; it is never read from a file."""
 
-    loop: OwnLoop | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def own(self) -> OwnLoop:
-        assert self.loop is not None
-        return self.loop
+    loop: OwnLoop = field(kw_only=True, compare=False, repr=False)
 
     def family(self) -> Family:
-        return self.own.family
+        return self.loop.family
 
     def to_json(self) -> dict[str, Any]:
         """What there is to say of it: the loop's device, precision and loss are the user's."""
@@ -257,7 +257,7 @@ class _LoopGround(Ground):
     @property
     def own(self) -> OwnLoop:
         assert isinstance(self.recipe, _LoopRecipe)
-        return self.recipe.own
+        return self.recipe.loop
 
     @cached_property
     def example(self) -> tuple[int, str]:
@@ -265,6 +265,10 @@ class _LoopGround(Ground):
         tensors = [one for one in tree_leaves(self.own.family.inputs) if isinstance(one, Tensor)]
         tokens = [one[0].numel() for one in tensors if one.dim() > 1 and not one.is_floating_point()]
         return (tokens[0], "tokens") if tokens else (1, "examples")
+
+    @cached_property
+    def _flops_by_width(self) -> dict[str, float]:
+        return {}
 
     def flops_per_step(self, width: WholeWidth) -> float | None:
         costs, name = self._flops_by_width, Width.of(width).label
@@ -402,7 +406,7 @@ class _LoopTrainer(Trainer):
         for group, names in zip(saved.optimizer["param_groups"], saved.extra["names"], strict=True):
             values = {name: value for name, value in group.items() if name not in ("params", "param_names")}
             groups.append({"params": [(name, parameters[name]) for name in names], **values})
-        optimizer = type(own.make_optimizer(model, own.lr))(groups)  # type: ignore[call-arg]
+        optimizer = own.optimizer_class(groups)  # type: ignore[call-arg]
         checkpoint.load_optimizer_state(saved.optimizer, optimizer)
         for group in optimizer.param_groups:
             group.pop("initial_lr", None)  # from which the next scheduler would begin, instead of the rate

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mupscale.checks import CoordCheck, coord_check
 from mupscale.core import RuleSet, WholeWidth, Width
-from mupscale.engine import Outcome, lowest_loss_bar
+from mupscale.engine import Outcome, lowest_loss_bar, read_outcome
 from mupscale.growth import SignalNoise
 from mupscale.study.contenders import (
     BASE,
@@ -40,13 +40,14 @@ from mupscale.study.results import (
     StudySummary,
     SystemRuns,
 )
+from mupscale.study.search import run_sweep
 from mupscale.study.settings import StudySettings
+from mupscale.study.space import Cell, Space, Sweep, SweepJob, sweep_remarks
 from mupscale.study.systems import System, check_builds, check_operators, find_alive, read_system
 from mupscale.study.training import POINTS, Ground, Note, Trainer
 from mupscale.study.tree import Stretch, hash_values
 from mupscale.study.verdict import compute_costs, compute_gain, write_verdict, write_warnings
 from mupscale.study.wording import count_of, write_paper_words
-from mupscale.sweep import Cell, Space, Sweep, sweep_remarks
 from mupscale.system import (
     MupscaleError,
     derive,
@@ -65,7 +66,6 @@ from mupscale.train import (
     check_copies,
     find_checkpoint,
     read_snapshot,
-    stored_values,
 )
 
 CURVE_POINTS = 400
@@ -205,7 +205,7 @@ class PaperStudy:
             )
         self.small = self.protocol.small_systems(self.system, widths)
         self.contenders = contenders_named([BASE.name, COPIES.name, *self.settings.contenders])
-        check_operators(self.recipe, self.system, [one for one in self.contenders if one.on_request])
+        check_operators(self.recipe, self.system, [one for one in self.contenders if one.paper.on_request])
         engine = self.settings.engine
         self.trainer = Trainer(self.protocol, self.folder, "paper", engine, self.note, stages=0)
         self.own_lr = float(self.recipe.optimizer.init_args["lr"])
@@ -273,7 +273,7 @@ class PaperStudy:
         constants = self._constants(base_lr, optimum.noise) if signal else None
         zero_lr = (last.best_without_noise or last.best).lr
         nearest = min(last.grid.lrs, key=lambda lr: abs(math.log(lr / optimum.lr)))
-        others = any(one.has_own_rate for one in self.contenders if one.kind == "baseline")
+        others = any(one.paper.has_own_rate for one in self.contenders if one.kind == "baseline")
         own_lr = None if zero_lr == nearest or not others else zero_lr
         is_plain = (optimum.noise, optimum.lr) == plain
         return Choice(base_lr, optimum.lr, optimum.noise, unit, own_lr, None if is_plain else plain, constants)
@@ -304,8 +304,6 @@ class PaperStudy:
         worker: bool = False,
     ) -> Sweep:
         """Begin a sweep, or join the one that is there; one that is done is read. sizes: grown from, and trained at."""
-        from mupscale.sweep import SweepJob, run_sweep
-
         settings, (start, width) = self.settings, sizes
         steps = stretch(space.cells[0], 0).steps
         sampler = settings.sampler if len(space.noises) > 1 else "grid"
@@ -363,8 +361,7 @@ class PaperStudy:
         for sentence in self.remarks:
             self.note(f"Note: {sentence}")
         choice = self.tune()
-        summary = self._summarise(choice, command)
-        summary.save(self.folder)  # the answer first: the check below is one picture of its page
+        summary = self._summarise(choice)  # the answer first: the check below is one picture of its page
         coords = check_coordinates(self.protocol, self.small[0], self.folder, choice.base_lr, self.note)
         summary = replace(summary, coords=coords)
         summary.save(self.folder)
@@ -377,7 +374,7 @@ class PaperStudy:
             return {}
         names = f" ({', '.join(named)})" if len(named) > 1 else ""
         with self.trainer.alone(wait=True):
-            left = self.trainer.count_left(every)
+            left = sum(read_outcome(self.trainer.recipe_of(stretch)) is None for stretch in every)
             what, where = f"{count_of(len(every), 'run')}{names}", f"width {Width.of(every[0].width).label}"
             about = announce(stage, what, where, every[0].steps, left, len(every))
             with self.trainer.stage(stage, about):
@@ -416,17 +413,17 @@ class PaperStudy:
         A rate that changes to itself is no change, so that its runs are those of the contender without it.
         """
         system, before = self.system, self.recipe.grow[0].at
-        steps, rate, change = system.steps(one), choice.rate(one.rate), None
-        if rate is None or (one.rate == "plain" and not choice.level("plain")):
+        steps, rate, change = system.steps(one), choice.rate(one.paper.rate), None
+        if rate is None or (one.paper.rate == "plain" and not choice.level("plain")):
             return None
-        if one.change is not None:
-            other = choice.rate(one.change)
+        if one.paper.change is not None:
+            other = choice.rate(one.paper.change)
             if other is None or steps < 2 or (one.is_grown and choice.noise == 0):
                 return None
             part = round(steps * (before / self.recipe.steps))
             at = steps // 2 if one.from_base else max(1, min(steps - 1, part))
             change = None if other == rate else (at, other)
-        noise = choice.level(one.rate) if one.is_grown and one is not COPIES_WITHOUT_NOISE else 0.0
+        noise = choice.level(one.paper.rate) if one.is_grown and one is not COPIES_WITHOUT_NOISE else 0.0
         shares = None
         if one is COPIES and choice.noise == 0 and COPIES_WITHOUT_NOISE in self.contenders:
             shares = COPIES_WITHOUT_NOISE.name
@@ -449,7 +446,7 @@ class PaperStudy:
 
     def _tune_at_large(self, one: Contender, plan: _Planned, choice: Choice, alive: Sequence[int]) -> _Planned:
         """What does not transfer has noise and learning rate tuned at the wide width itself, where it is expensive."""
-        if not one.own_sweep:
+        if not one.paper.own_sweep:
             return plan
 
         def planned(cell: Cell) -> _Planned:
@@ -485,7 +482,7 @@ class PaperStudy:
 
     # ------------------------------------------------------------------------------------------- what came of it
 
-    def _summarise(self, choice: Choice, command: str) -> StudySummary:
+    def _summarise(self, choice: Choice) -> StudySummary:
         """Train the contenders, and say what came of them."""
         sweeps = list(self.sweeps)
         runs = self._train_contenders(choice)
@@ -493,25 +490,21 @@ class PaperStudy:
         stages = self._stages()
         costs, gain = compute_costs(runs, stages, sweeps), compute_gain(runs)
         verdict = write_verdict(runs, costs, gain)
-        return write_paper_words(
-            StudySummary(
-                name=self.folder.resolve().name,
-                command=command,
-                preset="paper",
-                recipe=stored_values(self.recipe, self.folder),
-                settings=asdict(self.settings),
-                sentences=verdict,
-                tuned=[replace(sweep, lr=sweep.best.lr, noise=sweep.best.noise) for sweep in self.sweeps],
-                large=SystemRuns(self.system.narrow, self.system.wide, costs["base"], self.protocol.unit, runs),
-                answer={"sentence": verdict[0], "costs": costs, "gain": gain, "choice": vars(choice)},
-                stages=stages,
-                notes=[
-                    *self.remarks,
-                    *self.sentences,
-                    *write_warnings(sweeps, runs),
-                    *(f"{sweep.name}: {finding}" for sweep in own_sweeps for finding in sweep_remarks(sweep)),
-                ],
-            )
+        return self.trainer.save_summary(
+            self.recipe,
+            self.settings,
+            write_paper_words,
+            sentences=verdict,
+            tuned=[replace(sweep, lr=sweep.best.lr, noise=sweep.best.noise) for sweep in self.sweeps],
+            large=SystemRuns(self.system.narrow, self.system.wide, costs["base"], self.protocol.unit, runs),
+            answer={"sentence": verdict[0], "costs": costs, "gain": gain, "choice": vars(choice)},
+            stages=stages,
+            notes=[
+                *self.remarks,
+                *self.sentences,
+                *write_warnings(sweeps, runs),
+                *(f"{sweep.name}: {finding}" for sweep in own_sweeps for finding in sweep_remarks(sweep)),
+            ],
         )
 
     def _stages(self) -> list[StageSpent]:
@@ -577,7 +570,7 @@ def estimate_paper(recipe: Recipe, settings: StudySettings, folder: str | Path) 
     choice = Choice(lr, lr / 2, 1.0, study.system.noise_unit, own_lr=lr / 4)
     for stage, plans in study._plan_stages(choice).items():
         for one in plans:
-            if one.own_sweep:
+            if one.paper.own_sweep:
                 stages[study.sweep_name(one)] = trials(_grown_model(study.system, lr), len(cells))
         leaves = [plan.stretch(s) for plan in plans.values() if plan.shares is None for s in range(settings.seeds)]
         if leaves:

@@ -5,29 +5,28 @@ Small systems are tuned at and forecast from; the large one is the user's own.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mupscale.core import WholeWidth, Width
-from mupscale.study.best_size import forecast_size_of
 from mupscale.study.contenders import (
     BASE,
+    CONTINUED,
     USUAL_IN_DEPTH,
     USUAL_IN_PAY,
     Contender,
     check_contenders,
-    contender_named,
     contenders_named,
 )
 from mupscale.study.dry_run import describe_stages
-from mupscale.study.forecast import check_forecast, make_forecast
+from mupscale.study.forecast import check_forecast, forecast_size, make_forecast
 from mupscale.study.results import BudgetPoint, ContenderRuns, StudySummary, SystemRuns, Tuning
 from mupscale.study.settings import NARROW, StudySettings
+from mupscale.study.space import Sweep, Tried, joined_edges
 from mupscale.study.systems import (
     System,
     check_builds,
@@ -39,9 +38,8 @@ from mupscale.study.training import Ground, MakeGround, Note, Trainer
 from mupscale.study.tree import Candidate, Stretch, list_stretches
 from mupscale.study.verdict import answer_comparison
 from mupscale.study.wording import write_pay_words
-from mupscale.sweep import Sweep, Tried, joined_edges
 from mupscale.system import MupscaleError, print_at_once, recipe_entry
-from mupscale.train import Recipe, describe_start, stored_values
+from mupscale.train import Recipe, describe_start
 
 NO_FLOPS = (
     "the model's FLOPs cannot be counted, so costs are steps: a step of the wide model counts as much as one of the "
@@ -120,50 +118,45 @@ class PayStudy:
     def run(self, command: str, forecast_only: bool) -> StudySummary:
         """All stages; the summary is written after the forecast, and again with the answer."""
         stages = 3 + len(self.small) + (0 if forecast_only else 2)
-        trainer = self.ground.make_trainer(self.folder, "pay", self.settings.engine, self.note, stages)
-        trainer.command = command
         planned = list_stretches(leaf for leaves in self.planned(forecast_only)[0].values() for leaf in leaves)
-        trainer.planned = math.fsum(map(self.ground.cost, planned))
+        cost, engine = self.ground.total_cost(planned), self.settings.engine
+        trainer = self.ground.make_trainer(self.folder, "pay", engine, self.note, stages, planned=cost, command=command)
         with trainer.alone():
             tuning = tune_contenders(self.small[0], trainer, float(self.recipe.optimizer.init_args["lr"]))
             small = [self._train(one, trainer, tuning) for one in self.small]
             forecast = make_forecast(small, self.system.narrow)
-            forecast["size"] = forecast_size_of(self.system, small)
+            forecast["size"] = self._forecast_size(small)
             for said in () if forecast_only else (forecast, forecast["size"]):  # its summary says it
                 if "sentence" in said:
                     self.note(said["sentence"])
-            summary = StudySummary(
-                name=self.folder.resolve().name,
-                command=command,
-                preset="pay",
-                recipe=stored_values(self.recipe, self.folder),
-                settings=asdict(self.settings),
-                base={
-                    "from": self.base_name or self.recipe.start,
-                    "steps": self.system.base_steps,
-                    "lr": tuning[BASE.name].best.lr,
-                    "width": self.system.narrow,
-                },
-                tuned=list(tuning.values()),
-                small=small,
-                forecast=forecast,
-                stages=list(trainer.spent.values()),
-                notes=[
+            base = {"from": self.base_name or self.recipe.start, "steps": self.system.base_steps}
+            told: dict[str, Any] = {
+                "base": {**base, "lr": tuning[BASE.name].best.lr, "width": self.system.narrow},
+                "tuned": list(tuning.values()),
+                "small": small,
+                "forecast": forecast,
+                "notes": [
                     *self.notes,
                     *(remark for one in tuning.values() for remark in one.remarks),
                     *joined_edges(tuning.values()),
                 ],
-            )
+            }
+            summary = trainer.save_summary(self.recipe, self.settings, write_pay_words, **told)
             if not forecast_only:
-                write_pay_words(summary).save(self.folder)
                 large = self._train(self.system, trainer, tuning)
                 answer = answer_comparison(large)
-                held = check_forecast(forecast, large, answer)
-                summary = replace(summary, large=large, answer=answer, forecast={**forecast, "held": held})
-                summary = replace(summary, stages=list(trainer.spent.values()))
-            summary = write_pay_words(summary)
-            summary.save(self.folder)
+                told["forecast"] = {**forecast, "held": check_forecast(forecast, large, answer)}
+                told |= {"large": large, "answer": answer}
+                summary = trainer.save_summary(self.recipe, self.settings, write_pay_words, **told)
             return summary
+
+    def _forecast_size(self, small: Sequence[SystemRuns]) -> dict[str, Any]:
+        """The better one of the two sizes, with all that the base model and the growth cost; {} where not told."""
+        system, cost = self.system, self.ground.cost_per_step
+        if system.base_steps is None:
+            return {}
+        budget = (system.base_steps + system.steps(CONTINUED)) * cost(system.narrow)
+        return forecast_size(small, system.narrow, system.wide, budget, cost)
 
     def planned(self, forecast_only: bool) -> tuple[dict[str, list[Stretch]], bool]:
         """The leaves of every stage, and whether all candidates are tried in one go.
@@ -376,27 +369,28 @@ def tune_contenders(system: System, trainer: Trainer, lr: float) -> Tuning:
 
     with trainer.stage("rates", f"learning rates and noise of the contenders, {system.label}"):
         tried = list_candidates(system, contenders_named(settings.contenders), rates)
+        by_name = {one.contender.name: [c for c in tried if c.contender is one.contender] for one in tried}
         early = {one: leaf for one in tried if (leaf := plan(one).early) is not None}
         first = dict(zip(early, trainer.train(list(early.values())), strict=True))
-        stopped = _judge_early(first, settings)
+        stopped: dict[_Values, Tried] = {}
+        for own in by_name.values() if early else ():
+            stopped |= _judge_early({one: first[one] for one in own}, settings)
         going_on = [one for one in tried if one not in stopped]
         final = dict(zip(going_on, trainer.train([plan(one).full for one in going_on]), strict=True))
-        for name in dict.fromkeys(one.contender.name for one in tried):
-            own = [one for one in tried if one.contender.name == name]
+        for name, own in by_name.items():
             tuning[name] = choose(name, [stopped.get(one) or Tried(one.lr, one.noise, [final[one]]) for one in own])
     with trainer.stage("close", "more seeds where candidates are close"):
-        close = {name: _close(one.trials) for name, one in tuning.items() if name != BASE.name}
-        more = [
-            _Values(contender_named(name), *cell.cell, seed)
-            for name, cells in close.items()
-            for cell in cells
-            for seed in range(1, settings.small_seeds)
-        ]
-        ends = iter(trainer.train([plan(one).full for one in more]))
-        for name, cells in close.items():
-            extra = {cell.cell: [next(ends) for _ in range(1, settings.small_seeds)] for cell in cells}
-            all_seeds = [replace(cell, losses=cell.losses + extra.get(cell.cell, [])) for cell in tuning[name].trials]
-            tuning[name] = choose(name, all_seeds, among=set(extra) or None)
+        seeds = range(1, settings.small_seeds)
+        close = {name: {cell.cell for cell in _close(tuning[name].trials)} for name in by_name if seeds}
+        again = [one for one in tried if (one.lr, one.noise) in close.get(one.contender.name, ())]
+        ends = iter(trainer.train([plan(one._replace(seed=seed)).full for one in again for seed in seeds]))
+        more = {one: [next(ends) for _ in seeds] for one in again}
+        for name, own in by_name.items():
+            cells = [
+                replace(cell, losses=cell.losses + more.get(one, []))
+                for one, cell in zip(own, tuning[name].trials, strict=True)
+            ]
+            tuning[name] = choose(name, cells, among=close.get(name))
     return tuning
 
 
@@ -412,21 +406,11 @@ def list_candidates(system: System, contenders: Sequence[Contender], rates: Sequ
 
 
 def _judge_early(losses: Mapping[_Values, float | None], settings: StudySettings) -> dict[_Values, Tried]:
-    """Those that go no further than the first budget, since they diverged or lie far behind."""
-    stopped: dict[_Values, Tried] = {}
-    for name in dict.fromkeys(one.contender.name for one in losses):
-        cells = {
-            one: Tried(one.lr, one.noise, [loss], settings.budgets[0])
-            for one, loss in losses.items()
-            if one.contender.name == name
-        }
-        promising = list_promising(list(cells.values()), settings.prune)
-        for one, cell in cells.items():
-            if cell.mean is None:
-                stopped[one] = replace(cell, budget=1.0)
-            elif cell not in promising:
-                stopped[one] = cell
-    return stopped
+    """A contender's candidates that go no further than the first budget: they diverged, or lie far behind."""
+    cells = {one: Tried(one.lr, one.noise, [loss], settings.budgets[0]) for one, loss in losses.items()}
+    promising = list_promising(list(cells.values()), settings.prune)
+    lost = {one: replace(cell, budget=1.0) for one, cell in cells.items() if cell.mean is None}
+    return {**{one: cell for one, cell in cells.items() if cell not in promising}, **lost}
 
 
 def list_promising(tried: Sequence[Tried], margin: float) -> list[Tried]:
@@ -434,57 +418,50 @@ def list_promising(tried: Sequence[Tried], margin: float) -> list[Tried]:
 
     The neighbours go on however far behind they are, so that the best one is known to lie between two others.
     """
-    means = {number: cell.mean for number, cell in enumerate(tried) if cell.mean is not None}
-    if not means:
+    ended = [cell for cell in tried if cell.mean is not None]
+    if not ended:
         return []
-    best = min(means, key=lambda number: means[number])
-    same_noise = [number for number, cell in enumerate(tried) if cell.noise == tried[best].noise]
-    same_noise.sort(key=lambda number: tried[number].lr)
+    best = min(ended, key=lambda cell: cell.mean or 0.0)
+    same_noise = sorted((cell for cell in tried if cell.noise == best.noise), key=lambda cell: cell.lr)
     place = same_noise.index(best)
-    beside = same_noise[max(0, place - 1) : place + 2]
-    limit = _limit(means[best], margin)
-    return [tried[number] for number, mean in means.items() if mean <= limit or number in beside]
+    beside, limit = same_noise[max(0, place - 1) : place + 2], _limit(best.mean, margin)
+    return [cell for cell in ended if cell in beside or (cell.mean or 0.0) <= limit]
 
 
-def _limit(lowest: float, margin: float) -> float:
-    """The loss that lies so far behind the lowest, as a part of it."""
-    return lowest + margin * abs(lowest)
+def _limit(lowest: float | None, margin: float) -> float:
+    """The loss that lies so far above the lowest, as a part of it."""
+    return (lowest or 0.0) + margin * abs(lowest or 0.0)
 
 
 def _close(tried: Sequence[Tried]) -> list[Tried]:
     """The candidates that one seed cannot tell apart; none where the best stands alone."""
-    finals = [(cell.loss, cell) for cell in tried if cell.loss is not None]
-    limit = _limit(min(final for final, _ in finals), CLOSE)
-    near = [cell for final, cell in finals if final <= limit]
+    ended = [cell for cell in tried if cell.loss is not None]
+    limit = _limit(min(cell.loss or 0.0 for cell in ended), CLOSE)
+    near = [cell for cell in ended if (cell.loss or 0.0) <= limit]
     return near if len(near) > 1 else []
 
 
-def choose(name: str, tried: Sequence[Tried], among: set[tuple[float, float]] | None = None) -> Sweep:
+def choose(name: str, tried: Sequence[Tried], among: Collection[tuple[float, float]] | None = None) -> Sweep:
     """The values with the lowest mean loss; next to divergence only if nothing as good is not.
 
     among: the cells that may be chosen, where only some have all seeds.
     """
-    means = {
-        number: cell.loss
-        for number, cell in enumerate(tried)
-        if cell.loss is not None and (among is None or (cell.lr, cell.noise) in among)
-    }
-    if not means:
+    ended = [cell for cell in tried if cell.loss is not None and (not among or cell.cell in among)]
+    if not ended:
         raise MupscaleError(
             f"{name}: all {len(tried)} trials at the small width diverged, with learning rates from "
             f"{min(cell.lr for cell in tried):g} to {max(cell.lr for cell in tried):g}: give smaller ones "
             "(study.lrs)"
         )
-    best = min(means, key=lambda number: means[number])
-    remarks = []
-    if _is_next_to_divergence(tried[best], tried):
-        limit = means[best] + max(tried[number].spread for number in means)
-        safe = [n for n in means if means[n] <= limit and not _is_next_to_divergence(tried[n], tried)]
+    best, remarks = min(ended, key=lambda cell: cell.loss or 0.0), []
+    if _is_next_to_divergence(best, tried):
+        limit = (best.loss or 0.0) + max(cell.spread for cell in ended)
+        safe = [cell for cell in ended if (cell.loss or 0.0) <= limit and not _is_next_to_divergence(cell, tried)]
         if safe:
-            best = min(safe, key=lambda number: means[number])
+            best = min(safe, key=lambda cell: cell.loss or 0.0)
         else:
-            remarks.append(f"{name}: the best learning rate, {tried[best].lr:g}, is the last before divergence")
-    return Sweep(name, list(tried), lr=tried[best].lr, noise=tried[best].noise, remarks=remarks)
+            remarks.append(f"{name}: the best learning rate, {best.lr:g}, is the last before divergence")
+    return Sweep(name, list(tried), lr=best.lr, noise=best.noise, remarks=remarks)
 
 
 def _is_next_to_divergence(cell: Tried, tried: Sequence[Tried]) -> bool:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from mupscale.checks import CoordCheck
 from mupscale.study.contenders import Contender, contender_or_stranger
-from mupscale.sweep import Sweep
+from mupscale.study.space import BySeed, Sweep
 from mupscale.system import NOT_EMPTY, Finite, MupscaleError, Positive, parse_record, read_json, text_table, write_json
 
 Losses = Annotated[list[Finite | None], NOT_EMPTY]
@@ -28,19 +28,13 @@ Tuning = dict[str, Sweep]
 
 
 @dataclass(frozen=True)
-class BudgetPoint:
+class BudgetPoint(BySeed):
     """A contender after a part of its budget: its own steps and cost, and every seed's final loss (None: diverged)."""
 
     budget: Positive
     steps: int
     cost: Positive
     losses: Losses
-
-    @property
-    def mean(self) -> float | None:
-        """Over the seeds; None if one of them diverged."""
-        finite = [loss for loss in self.losses if loss is not None]
-        return fmean(finite) if len(finite) == len(self.losses) else None
 
 
 @dataclass(frozen=True)
@@ -114,7 +108,7 @@ class ContenderRuns:
     @property
     def finals(self) -> list[float]:
         """The final loss at the full budget of every seed that did not diverge."""
-        return [loss for loss in self.points[-1].losses if loss is not None]
+        return self.points[-1].finite
 
     @property
     def steps(self) -> int:

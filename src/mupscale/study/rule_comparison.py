@@ -9,24 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from mupscale.core import RuleSet, WholeWidth, Width
-from mupscale.engine import Engine, lowest_loss_bar, train_many
-from mupscale.plots import words
+from mupscale.engine import Engine
 from mupscale.study.dry_run import describe_stages
 from mupscale.study.forecast import vertex
-from mupscale.study.training import Ground, Note, read_numbers, say_once
-from mupscale.study.tree import Stretch, hash_values
+from mupscale.study.space import check_learning_rates
+from mupscale.study.training import Ground, Note, Trainer, say_once
+from mupscale.study.tree import Stretch
 from mupscale.study.wording import count_of
-from mupscale.sweep import check_learning_rates
-from mupscale.system import MupscaleError, exclusive_lock, make_folder, text_table, write_json, writes_into
-from mupscale.train import MAY_CHANGE, Recipe, Seeds, TunedAt
+from mupscale.system import MupscaleError, text_table, words, write_json, writes_into
+from mupscale.train import Recipe, TunedAt
 
 RULES_FILE = "rules-check.json"
-_LOSSES = "losses-rules.json"
 NUMBERS = {
     "moved": ("best rate moves by", 1),
     "wrong_rate": ("wrong by 2 costs %", 100),
@@ -65,23 +64,22 @@ def compare_rules(
         note: is told what is done, line by line
     """
     compared = RuleComparison(recipe, rules, lrs, widths, batches, durations, seeds)
-    out, data, tell = Path(out), recipe.make_data(), say_once(note or (lambda text: None))
+    trainer = Trainer(compared.ground, Path(out), "rules", engine, say_once(note or (lambda text: None)), stages=0)
+    trainer.visible = note is not None
     values: dict[str, Any] = {"over": compared.over, "lrs": list(lrs), "seeds": seeds, "rules": {}}
-    busy = f"another process is training in {out}: wait for it, or choose another folder (--out)"
-    make_folder(out)
-    with exclusive_lock(out / ".lock", refusal=busy):
-        for chosen, size, recipes in compared.runs():
-            stored = read_numbers(out / _LOSSES)
-            reused = ", reused" if all(_key(one) in stored for one in recipes) else ""
-            tell(f"{chosen}, {compared.over} {size}: {len(lrs)} rates × {count_of(seeds, 'seed')}{reused}")
-            losses = iter(_train(recipes, out / _LOSSES, data, engine, tell, visible=note is not None))
+    with trainer.alone():
+        for chosen, size, leaves in compared.runs():
+            reused = ", reused" if trainer.has_losses(leaves) else ""
+            where = f"{chosen}, {compared.over} {size}"
+            with trainer.stage(where, f"{where}: {len(lrs)} rates × {count_of(seeds, 'seed')}{reused}"):
+                losses = iter(trainer.train(leaves, keep=False))
             points = [{"x": lr, "losses": [next(losses) for _ in range(seeds)]} for lr in lrs]
             lines = values["rules"].setdefault(str(chosen), {"sizes": []})
             lines["sizes"].append({"size": size, "points": points})
             lines["numbers"] = measure_transfer(lines["sizes"])
-            write_json(out / RULES_FILE, values)
+            write_json(Path(out) / RULES_FILE, values)
     values["verdict"] = rules_in_words(values)
-    write_json(out / RULES_FILE, values)
+    write_json(Path(out) / RULES_FILE, values)
     return values
 
 
@@ -111,6 +109,12 @@ class RuleComparison:
         """What a size is."""
         return "width" if self.widths else "batch" if self.batches else "steps"
 
+    @cached_property
+    def ground(self) -> Ground:
+        """The recipe, of which the growth, what it starts from and what is told of its runs are left out."""
+        fresh: dict[str, Any] = {"grow": [], "out": None, "callbacks": [], "start": None, "how": None}
+        return Ground(replace(self.recipe, **fresh))
+
     def sizes(self) -> list[tuple[Any, dict[str, Any]]]:
         """What the runs of each size have of their own."""
         recipe, batches = self.recipe, self.batches
@@ -119,82 +123,41 @@ class RuleComparison:
             raise MupscaleError(
                 "rule sets are compared over two or more widths, or batches, or durations: give one list"
             )
+        usual: dict[str, Any] = {"width": recipe.width, "steps": recipe.steps}
         if self.widths:
-            return [(Width.of(width).plain, {"width": width}) for width in self.widths]
+            return [(Width.of(width).plain, {**usual, "width": width}) for width in self.widths]
         first = TunedAt(batches[0] if batches else recipe.batch, recipe.steps if batches else self.durations[0])
+        tuned = [None, *[first] * (len(given[0]) - 1)]  # the first size is what is tuned at
         if batches:
-            examples = recipe.steps * batches[0]
-            return [(b, {"batch": b, "steps": max(1, round(examples / b)), "tuned_at": first}) for b in batches]
-        return [(steps, {"steps": steps, "tuned_at": first}) for steps in self.durations]
+            own = [{"batch": b, "steps": max(1, round(recipe.steps * batches[0] / b))} for b in batches]
+        else:
+            own = [{"steps": steps} for steps in self.durations]
+        return [(size, {**usual, **each, "tuned_at": at}) for size, each, at in zip(given[0], own, tuned, strict=True)]
 
-    def runs(self) -> Iterator[tuple[RuleSet, Any, list[Recipe]]]:
+    def runs(self) -> Iterator[tuple[RuleSet, Any, list[Stretch]]]:
         """Every rule set at every size, with every learning rate and seed."""
+        schedule = self.recipe.schedule
         for chosen in self.rules:
-            for size, changes in self.sizes():
+            for size, own in self.sizes():
+                share, rules = own["steps"] / self.recipe.steps, chosen  # the schedule is a share of the run
+                warmup, decay = round(schedule.warmup * share), round(schedule.decay * share)
+                # where rules do not act, those that differ in them alone share their runs
+                if own.get("tuned_at") is None:
+                    rules = replace(rules, batch=RuleSet.batch, duration=RuleSet.duration)
+                if Width.of(own["width"]) == Width.of(self.recipe.base):
+                    rules = replace(rules, decay=RuleSet.decay)
+                own = {**own, "rules": rules, "schedule": replace(schedule, warmup=warmup, decay=decay)}
                 cells = [(lr, seed) for lr in self.lrs for seed in range(self.seeds)]
-                yield chosen, size, [_run(self.recipe, chosen, changes, *cell) for cell in cells]
+                yield chosen, size, [Stretch(lr=lr, seed=seed, **own) for lr, seed in cells]
 
     def describe(self, engine: Engine) -> str:
         """What it trains, as a table of rule sets and sizes, with cost and time; runs that coincide count once."""
-        seen, stages = set[str](), dict[str, list[Stretch]]()
-        for number, (chosen, size, recipes) in enumerate(self.runs()):
-            new = [one for one in recipes if _key(one) not in seen]
-            seen |= {_key(one) for one in new}
-            share = recipes[0].batch / self.recipe.batch  # a step costs as its examples do
-            own: dict[str, Any] = {"width": recipes[0].width, "steps": max(1, round(share * recipes[0].steps))}
-            stages[f"{chosen}, {self.over} {size}"] = [
-                Stretch(lr=one.optimizer.init_args["lr"], seed=n, order=number, **own) for n, one in enumerate(new)
-            ]
-        return describe_stages(stages, Ground(replace(self.recipe, grow=[])), engine)
-
-
-def _run(recipe: Recipe, rules: RuleSet, changes: Mapping[str, Any], lr: float, seed: int) -> Recipe:
-    """One run: from scratch, with nothing kept of it but its loss."""
-    optimizer = replace(recipe.optimizer, init_args={**recipe.optimizer.init_args, "lr": lr})
-    own = Seeds(*(getattr(recipe.seeds, name) + seed for name in ("init", "data", "noise", "dropout")))
-    schedule = recipe.schedule
-    if "steps" in changes:  # the schedule is a share of the run
-        share = changes["steps"] / recipe.steps
-        schedule = replace(schedule, warmup=round(schedule.warmup * share), decay=round(schedule.decay * share))
-    fresh: dict[str, Any] = {"grow": [], "out": None, "callbacks": [], "schedule": schedule, "start": None, "how": None}
-    return replace(recipe, optimizer=optimizer, seeds=own, rules=rules, **{**fresh, **changes})
-
-
-def _key(recipe: Recipe) -> str:
-    """What tells a run's loss from all others.
-
-    A recipe has applied the rules for batch and duration when it is made, and at the base width every rule for decay
-    is the same: rule sets that differ in these alone share their runs.
-    """
-    at_base = Width.of(recipe.width) == Width.of(recipe.base)
-    rules = replace(recipe.rules, batch=RuleSet.batch, duration=RuleSet.duration)
-    told = replace(recipe, rules=replace(rules, decay=RuleSet.decay) if at_base else rules).to_json()
-    return hash_values([recipe.steps, {name: value for name, value in told.items() if name not in MAY_CHANGE}])
-
-
-def _train(
-    recipes: Sequence[Recipe], stored_in: Path, data: Any, engine: Engine, note: Note, *, visible: bool
-) -> list[float | None]:
-    """Their held-out losses, None: diverged; those in the file are not trained again."""
-    keys, stored = [_key(recipe) for recipe in recipes], read_numbers(stored_in)
-    left = [number for number, key in enumerate(keys) if key not in stored]
-    if left:
-        save = stored_in.with_name(f"{stored_in.stem}-{hash_values(keys)}.safetensors")
-        with lowest_loss_bar(recipes[0].steps, len(left), visible=visible) as tell:
-            outcomes = train_many(
-                [recipes[number] for number in left],
-                engine=engine,
-                evaluate=True,
-                save=save,
-                on_point=tell,
-                note=note,
-                data=data,
-            )
-        for number, outcome in zip(left, outcomes, strict=True):
-            loss = outcome.scores.get("loss") if outcome.status == "finished" else None
-            stored[keys[number]] = loss if loss is not None and math.isfinite(loss) else None
-        write_json(stored_in, stored)
-    return [stored[key] for key in keys]
+        stages: dict[str, list[Stretch]] = {}
+        seen: set[str] = set()
+        for chosen, size, leaves in self.runs():
+            stages[f"{chosen}, {self.over} {size}"] = [leaf for leaf in leaves if leaf.key not in seen]
+            seen |= {leaf.key for leaf in leaves}
+        return describe_stages(stages, self.ground, engine)
 
 
 # ---------------------------------------------------------------------------------------------- what it says

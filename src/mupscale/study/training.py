@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -14,8 +15,9 @@ from typing import Any, Literal
 import torch
 
 from mupscale.core import WholeWidth, Width
+from mupscale.data import Data
 from mupscale.engine import Outcome, lowest_loss_bar, read_outcome, train_many
-from mupscale.study.results import StageSpent
+from mupscale.study.results import StageSpent, StudySummary
 from mupscale.study.tree import Stretch, hash_values, list_waves
 from mupscale.system import (
     MupscaleError,
@@ -32,12 +34,13 @@ from mupscale.train import (
     Evaluation,
     Filling,
     Growth,
-    LoadedRecipe,
     Processes,
     Recipe,
     Seeds,
     copy_checkpoint,
+    cost_per_example,
     fingerprint_checkpoint,
+    stored_values,
 )
 
 Note = Callable[[str], None]
@@ -49,13 +52,24 @@ _OF_STRETCHES = {"width", "steps", "schedule", "grow", "start", "start_width", *
 
 
 @dataclass(frozen=True)
-class Ground(LoadedRecipe):
+class Ground:
     """A recipe that stretches vary: what a step costs at every width, and the recipe of a stretch.
 
     measure: whose loss counts, held-out or train; what trains for the one may have no value of the other.
     """
 
+    recipe: Recipe
     measure: str = "held-out"
+
+    @cached_property
+    def data(self) -> Data:
+        """The data of all runs."""
+        return self.recipe.make_data()
+
+    def flops_per_step(self, width: WholeWidth) -> float | None:
+        """Training FLOPs of a step at a width; None where the model's cost cannot be counted."""
+        each = cost_per_example(self.recipe.family(), width, self.data, self.recipe)
+        return None if each is None else each * self.recipe.batch
 
     def cost_per_step(self, width: WholeWidth) -> float:
         """In FLOPs; 1 where a model's FLOPs cannot be counted."""
@@ -63,7 +77,12 @@ class Ground(LoadedRecipe):
 
     def cost(self, stretch: Stretch) -> float:
         """Of one stretch, without those before it."""
-        return stretch.steps * self.cost_per_step(stretch.width)
+        share = 1.0 if stretch.batch is None else stretch.batch / self.recipe.batch
+        return share * stretch.steps * self.cost_per_step(stretch.width)
+
+    def total_cost(self, stretches: Iterable[Stretch]) -> float:
+        """Of these stretches together."""
+        return math.fsum(map(self.cost, stretches))
 
     def make_trainer(self, *given: Any, **more: Any) -> Trainer:
         """Who trains stretches of this recipe; given: what `Trainer` takes behind its ground."""
@@ -104,9 +123,10 @@ class Ground(LoadedRecipe):
     def recipe_of(self, stretch: Stretch, folder: Path, start_at: str | None = None) -> Recipe:
         """A stretch as an ordinary recipe, whose run is kept below the folder. start_at: where the checkpoint lies."""
         recipe, first = self.recipe, self.recipe.seeds
-        changes: dict[str, Any] = {}
+        own = {"rules": stretch.rules, "batch": stretch.batch, "tuned_at": stretch.tuned_at}
+        changes: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
         if stretch.base is not None:
-            changes = {"base": stretch.base, "init_at": Width.of(recipe.family().init_at).whole}
+            changes |= {"base": stretch.base, "init_at": Width.of(recipe.family().init_at).whole}
         before = stretch.parent
         start = None if before is None else str(folder / self.folder_name(before))
         if before is not None and before.start is not None:
@@ -171,7 +191,9 @@ class Trainer:
     command: str = ""
 
     def __post_init__(self) -> None:
-        self.note_once = say_once(lambda text: self.note(text) if self.processes.main else None)
+        if not self.processes.main:
+            self.note = lambda text: None
+        self.note_once = say_once(self.note)
 
     def make_folder(self) -> None:
         """Make the study's folder if there is none, and say in it which command goes on with what is there."""
@@ -255,9 +277,9 @@ class Trainer:
             self._train_wave(ready, light)
         return [self.ended[leaf.key] for leaf in leaves]
 
-    def count_left(self, leaves: Sequence[Stretch]) -> int:
-        """How many of these are not trained yet."""
-        return sum(read_outcome(self.recipe_of(leaf)) is None for leaf in leaves)
+    def has_losses(self, leaves: Iterable[Stretch]) -> bool:
+        """Whether the losses of all these are there, of which nothing else is kept."""
+        return {self.ground.identify(leaf) for leaf in leaves} <= read_numbers(self._light).keys()
 
     def recipe_of(self, stretch: Stretch) -> Recipe:
         """A stretch as the ordinary run that it is in this folder."""
@@ -269,6 +291,16 @@ class Trainer:
         assert outcome is not None
         return outcome if self.ended[stretch.key] is not None else replace(outcome, status="diverged")
 
+    def save_summary(
+        self, recipe: Recipe, settings: Any, with_words: Callable[[StudySummary], StudySummary] = copy, **more: Any
+    ) -> StudySummary:
+        """Write what came of the study. settings: a dataclass, the preset's own; with_words: says it in words."""
+        values = {"settings": asdict(settings), "stages": list(self.spent.values()), **more}
+        name, told = self.folder.resolve().name, stored_values(recipe, self.folder)
+        summary = with_words(StudySummary(name=name, command=self.command, preset=self.study, recipe=told, **values))
+        self.by_main(partial(summary.save, self.folder))
+        return summary
+
     def _train_wave(self, wave: Sequence[Stretch], light: Mapping[str, str]) -> None:
         """Those of one size, length, schedule and rules are one program."""
         groups: dict[str, list[Stretch]] = {}
@@ -278,6 +310,8 @@ class Trainer:
                 name += f"-{stretch.schedule.before}-{stretch.schedule.after}"
             if stretch.base is not None:
                 name += f"-base-{Width.of(stretch.base).label}"
+            if stretch.rules is not None:
+                name += f"-{hash_values([str(stretch.rules), stretch.batch])}"
             groups.setdefault(name, []).append(stretch)
         for name, members in groups.items():
             recipes = [self.recipe_of(stretch) for stretch in members]

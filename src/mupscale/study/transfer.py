@@ -20,11 +20,11 @@ from mupscale.study.contenders import COPIES
 from mupscale.study.dry_run import describe_stages
 from mupscale.study.paper import Protocol
 from mupscale.study.settings import StudySettings
+from mupscale.study.space import Cell, Space, check_learning_rates
 from mupscale.study.systems import System
 from mupscale.study.training import Note, Trainer
 from mupscale.study.tree import Stretch
 from mupscale.study.wording import count_of
-from mupscale.sweep import Cell, Space, check_learning_rates
 from mupscale.system import MupscaleError, write_json, writes_into
 from mupscale.train import Recipe
 
@@ -105,7 +105,13 @@ class TransferCheck:
 
     @cached_property
     def lines(self) -> dict[str, list[Cell]]:
-        return _cells_by_axis(self.lrs, self.noises, self.lr, self.noise)
+        """What is tried, with one hyperparameter varied and the other fixed; a space refuses values that cannot be."""
+        space = Space(tuple(self.lrs), (*self.noises, self.noise))
+        check_learning_rates([self.lr])
+        return {
+            "lr": [Cell(x, float(self.noise)) for x in space.lrs],
+            "noise": [Cell(float(self.lr), x) for x in sorted({float(x) for x in self.noises})],
+        }
 
     @property
     def cells(self) -> list[Cell]:
@@ -131,16 +137,6 @@ class TransferCheck:
     def describe(self, engine: Engine = "auto") -> str:
         """A table of what is trained at each width, its cost and time."""
         return describe_stages({one.label: self.trials(one) for one in self.systems}, self.protocol, engine)
-
-
-def _cells_by_axis(lrs: Sequence[float], noises: Sequence[float], lr: float, noise: float) -> dict[str, list[Cell]]:
-    """What is tried, with one hyperparameter varied and the other fixed; a space refuses values that cannot be."""
-    space = Space(tuple(lrs), (*noises, noise))
-    check_learning_rates([lr])
-    return {
-        "lr": [Cell(x, float(noise)) for x in space.lrs],
-        "noise": [Cell(float(lr), x) for x in sorted({float(x) for x in noises})],
-    }
 
 
 def _train_width(trainer: Trainer, system: System, asked: TransferCheck) -> dict[Cell, list[float | None]]:

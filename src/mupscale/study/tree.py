@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from mupscale.core import WholeWidth, Width
+from mupscale.core import RuleSet, WholeWidth, Width
 from mupscale.system import MupscaleError, told_fields
-from mupscale.train import Filling, Schedule
+from mupscale.train import Filling, Schedule, TunedAt
 
 DECAY = 4
 """The decay is one part in so many of a budget."""
@@ -39,6 +39,8 @@ class Stretch(Filling):
         state: whether it keeps the state of its parent's optimizer, or resets it
         base: the width whose rates it has, where that is not the recipe's
         change: a step, and the learning rate from there on
+        rules, batch: those that it trains with, where they are not the recipe's
+        tuned_at: the batch and duration that lr is meant for, where the rules are to make it that of its own
 
     Example:
     """
@@ -55,6 +57,9 @@ class Stretch(Filling):
     state: Literal["keep", "reset"] = "keep"
     base: WholeWidth | None = None
     change: tuple[int, float] | None = None
+    rules: RuleSet | None = None
+    batch: int | None = None
+    tuned_at: TunedAt | None = None
 
     def then(self, **changes: Any) -> Stretch:
         """The next stretch of the same model: same size, rate and seed, and the next order of the data."""

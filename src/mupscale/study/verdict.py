@@ -14,7 +14,6 @@ from statistics import fmean
 from typing import Any, Literal
 
 from mupscale.core import Width
-from mupscale.plots import words
 from mupscale.study.contenders import (
     BASE,
     CONTENDERS,
@@ -28,8 +27,8 @@ from mupscale.study.contenders import (
     contender_named,
 )
 from mupscale.study.results import BreakEven, ContenderRuns, Curve, Points, StageSpent, SystemRuns
-from mupscale.sweep import Sweep, sweep_remarks
-from mupscale.system import MupscaleError, recipe_entry
+from mupscale.study.space import Sweep, sweep_remarks
+from mupscale.system import MupscaleError, recipe_entry, words
 
 # ---------------------------------------------------------------------------------------------- loss against cost
 
@@ -356,8 +355,8 @@ def write_verdict(runs: Sequence[ContenderRuns], costs: Numbers, gain: Numbers) 
         trained = [one.name for one in runs if one.contender.kind == "baseline"]
         why = f"{' and '.join(trained)} diverged" if trained else "there is no baseline to compare with"
         return [
-            f"Growing cannot be judged here: {ours.contender.subject} ends at a loss of {fmean(ours.finals):.4g}, but "
-            f"{why}."
+            f"Growing cannot be judged here: {ours.contender.paper.subject} ends at a loss of "
+            f"{fmean(ours.finals):.4g}, but {why}."
         ]
     sentences = [
         *_compare_finals(ours, best),
@@ -380,8 +379,8 @@ def _compare_finals(ours: ContenderRuns, best: ContenderRuns) -> list[str]:
     if not pays and not loses:
         answer = "Growing makes no difference beyond the spread between seeds"
     headline = (
-        f"{answer}: at equal FLOPs {ours.contender.subject} ends at a loss of {_range(ours.finals)}, and the best "
-        f"alternative, {best.contender.subject}, at {_range(best.finals)}."
+        f"{answer}: at equal FLOPs {ours.contender.paper.subject} ends at a loss of {_range(ours.finals)}, and the "
+        f"best alternative, {best.contender.paper.subject}, at {_range(best.finals)}."
     )
     training, held_out = (_differences(ours, best, end) for end in (Curve.final, Curve.final_held_out))
     if pays or loses or not best.contender.from_base or not training:
@@ -423,9 +422,10 @@ def _held_out(runs: Sequence[ContenderRuns]) -> list[str]:
     grown, best = (_lowest(runs, kind, lowest) for kind in ("grown", "baseline"))
     if grown is None or best is None:
         return []
+    remark = " (changed halfway)" if grown.contender.paper.change else ""
     return [
-        f"On held-out data the upscaled model's loss{grown.contender.remark} comes down to {lowest(grown):.4g}, that "
-        f"of the best alternative, {best.contender.subject}, to {lowest(best):.4g}."
+        f"On held-out data the upscaled model's loss{remark} comes down to {lowest(grown):.4g}, that "
+        f"of the best alternative, {best.contender.paper.subject}, to {lowest(best):.4g}."
     ]
 
 
@@ -481,7 +481,7 @@ def _parts(gain: Numbers) -> list[str]:
 
 def _others(runs: Sequence[ContenderRuns]) -> list[str]:
     ends = [
-        f"{one.subject} ends at {_range(ours.finals) if ours.finals else 'nothing, for it diverged'}"
+        f"{one.paper.subject} ends at {_range(ours.finals) if ours.finals else 'nothing, for it diverged'}"
         for one in CONTENDERS
         if one.kind == "beside" and (ours := _named(runs, one)) is not None
     ]
@@ -524,8 +524,8 @@ def _parting(runs: Sequence[ContenderRuns]) -> list[str]:
     ours, theirs = _mean_final(upscaled), _mean_final(best)
     if best and other and ours is not None and theirs is not None and ours < theirs and last > other[-1][1]:
         sentences.append(
-            f"the upscaled model ends with a higher held-out loss than {best.contender.subject} ({last:.4g} against "
-            f"{other[-1][1]:.4g}), though its training loss is lower: {advice}"
+            f"the upscaled model ends with a higher held-out loss than {best.contender.paper.subject} ({last:.4g} "
+            f"against {other[-1][1]:.4g}), though its training loss is lower: {advice}"
         )
     return sentences
 

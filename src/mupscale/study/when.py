@@ -7,13 +7,11 @@ narrow ──┬──────┬──────────┬───�
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
 from mupscale.core import WholeWidth, Width
-from mupscale.plots import words
 from mupscale.study.contenders import CONTINUED, FRESH, FROM_SCRATCH
 from mupscale.study.dry_run import describe_stages
 from mupscale.study.results import BudgetPoint, ContenderRuns, StudySummary, SystemRuns
@@ -21,8 +19,8 @@ from mupscale.study.settings import StudySettings
 from mupscale.study.systems import read_system
 from mupscale.study.training import Ground, Note, Trainer
 from mupscale.study.tree import DECAY, Stretch, branch_off
-from mupscale.system import MupscaleError, print_at_once
-from mupscale.train import Recipe, Schedule, stored_values
+from mupscale.system import MupscaleError, print_at_once, words
+from mupscale.train import Recipe, Schedule
 
 PARTS = (0.1, 0.25, 0.5)
 """Of all FLOPs, after which the trunk may grow."""
@@ -99,46 +97,27 @@ def run_when(
     settings = settings.resolved([], "held-out")
     ground = Ground(replace(recipe, grow=[]), settings.measure or "held-out")
     arms = plan_when(recipe, settings, ground)
-    trainer = Trainer(ground, Path(folder), "when", settings.engine, note, stages=1)
-    trainer.command = command
+    trainer = Trainer(ground, Path(folder), "when", settings.engine, note, stages=1, command=command)
     with trainer.alone():
         label = f"{Width.of(recipe.width)} → {Width.of(recipe.grow[0].width)}"
-        with trainer.stage("when", f"one trunk that grows after {_list(PARTS)} of the FLOPs, {label}"):
-            losses = iter(trainer.train([leaf for arm in arms for leaf in arm.leaves]))
-        ends = {arm.part: [next(losses) for _ in arm.leaves] for arm in arms}
-        summary = _summarise(recipe, settings, ground, arms, ends, command, Path(folder))
-        summary = replace(summary, stages=list(trainer.spent.values()))
-        summary.save(Path(folder))
-    return summary
+        with trainer.stage("when", f"one trunk that grows after 10, 25 and 50 % of the FLOPs, {label}"):
+            trainer.train([leaf for arm in arms for leaf in arm.leaves])
+        runs = {arm.label: _runs(arm, trainer) for arm in arms}
+        sentence = rank_arms(runs)
+        return trainer.save_summary(
+            recipe,
+            settings,
+            sentences=[sentence],
+            large=SystemRuns(recipe.width, recipe.grow[0].width, 0.0, ground.unit, list(runs.values())),
+            answer={"sentence": sentence, "losses": {label: one.points[0].losses for label, one in runs.items()}},
+        )
 
 
-def _summarise(
-    recipe: Recipe,
-    settings: StudySettings,
-    ground: Ground,
-    arms: Sequence[Arm],
-    ends: dict[float, list[float | None]],
-    command: str,
-    folder: Path,
-) -> StudySummary:
-    runs = []
-    for arm in arms:
-        steps = sum(stretch.steps for stretch in arm.leaves[0].path)
-        cost = sum(ground.cost(stretch) for stretch in arm.leaves[0].path)
-        point = BudgetPoint(1.0, steps, cost, ends[arm.part])
-        name = f"grown-after-{arm.part:g}"
-        runs.append(ContenderRuns(name, arm.width, arm.leaves[0].lr, 0.0, [point], label=arm.label, like=arm.like))
-    sentence = rank_arms({arm.label: one for arm, one in zip(arms, runs, strict=True)})
-    return StudySummary(
-        name=folder.resolve().name,
-        command=command,
-        preset="when",
-        recipe=stored_values(recipe, folder),
-        settings=asdict(settings),
-        sentences=[sentence],
-        large=SystemRuns(recipe.width, recipe.grow[0].width, 0.0, ground.unit, runs),
-        answer={"sentence": sentence, "losses": {arm.label: ends[arm.part] for arm in arms}},
-    )
+def _runs(arm: Arm, trainer: Trainer) -> ContenderRuns:
+    first, name = arm.leaves[0], f"grown-after-{arm.part:g}"
+    losses, steps = [trainer.ended[leaf.key] for leaf in arm.leaves], sum(stretch.steps for stretch in first.path)
+    point = BudgetPoint(1.0, steps, trainer.ground.total_cost(first.path), losses)
+    return ContenderRuns(name, arm.width, first.lr, 0.0, [point], label=arm.label, like=arm.like)
 
 
 def rank_arms(runs: dict[str, ContenderRuns]) -> str:
@@ -160,8 +139,3 @@ def rank_arms(runs: dict[str, ContenderRuns]) -> str:
     lost = [f"{label} diverged" for label in runs if label not in ended]
     first = f"{order[0][0].upper()}{order[0][1:]} ends lowest, at {fmean(best):.4g}{span}"
     return "; ".join([first, *others, *lost]) + "."
-
-
-def _list(parts: Sequence[float]) -> str:
-    *first, last = (f"{100 * part:g}" for part in parts)
-    return f"{', '.join(first)} and {last} %"

@@ -8,12 +8,11 @@ from statistics import fmean
 from typing import Any
 
 from mupscale.core import Width
-from mupscale.plots import words
 from mupscale.study.contenders import COPIES, COPIES_OWN, FROM_SCRATCH, contender_named
 from mupscale.study.forecast import COST_ROWS, LOSS_ROW
 from mupscale.study.results import Card, ContenderRuns, Curve, PageTable, StageSpent, StudySummary, SystemRuns
 from mupscale.study.verdict import CostRatio
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, words
 
 
 def format_width(width: Any) -> str:
@@ -137,73 +136,67 @@ _ONE_SEED = "Seeds: one, so the variation between seeds is unknown."
 
 def write_pay_words(summary: StudySummary) -> StudySummary:
     """The summary of the preset `pay` with its sentences, cards and tables."""
-    alone = "This is only a forecast: the large models were not trained."
     if summary.large is None:
         size = summary.forecast.get("size", {}).get("sentence")
+        alone = "This is only a forecast: the large models were not trained."
         sentences = [str(summary.forecast["sentence"]), *([size] if size else []), alone]
-        cards = list(_forecast_cards(summary.forecast))
     else:
         sentences = [str(summary.answer["sentence"]), *_break_evens(summary.answer, summary.large)]
-        cards = list(_answer_cards(summary, summary.large))
-    sentences += _rates_found(summary)
     return replace(
         summary,
-        sentences=sentences,
-        cards=cards,
+        sentences=[*sentences, *_rates_found(summary)],
+        cards=list(_pay_cards(summary)),
         measured=[*_pay_measuring(summary), *_shares(summary.stages)],
         tables=list(_pay_tables(summary)),
         stages=[replace(stage, label=_name_stage(stage.name)) for stage in summary.stages],
     )
 
 
-def _answer_cards(summary: StudySummary, large: SystemRuns) -> Iterator[Card]:
-    answer, forecast, grown = summary.answer, summary.forecast, summary.answer["grown"]
-    if grown is None:
-        yield from (Card(what, "unknown", "every grown model diverged") for what in (COST, COST_THERE, LOSS))
-        return
-    phrase, costs = contender_named(grown).phrase, forecast["cost"].get(grown, {})
+def _judged_grown(summary: StudySummary) -> str | None:
+    """The grown model that it is about: the lowest, or that which the forecast sees lowest; None where there is none.
 
-    def more(what: str, expected: Mapping[str, Any] | None, shown: Callable[[Any], str]) -> str:
-        range_ = f"; forecast {words.format_range(expected, shown)}" if expected else ""
-        return f"{_MORE[what]}; {phrase}{range_}"
-
-    for what, way in ((COST, "charged"), (COST_THERE, "there")):
-        ratio = answer[f"cost_{way}"]
-        if ratio is not None:
-            yield Card(what, f"{CostRatio(**ratio)}×", more(what, costs.get(way), words.format_times))
-        else:
-            unknown = way == "charged" and large.base_cost is None
-            why = "the base model's steps are unknown" if unknown else "training from scratch diverged, or was left out"
-            yield Card(what, "unknown", why)
-    above, expected = answer["above_continued"], forecast["above_continued"].get(grown)
-    if above is not None:
-        yield Card(LOSS, _higher_or_lower(above), more(LOSS, expected, words.format_change))
-    else:
-        yield Card(LOSS, "unknown", "continuing the base model diverged, or was left out")
-
-
-def _lowest_grown(forecast: Mapping[str, Any]) -> str | None:
-    """The grown model that the forecast sees lowest; the first where there is none of any."""
-    above = {name: one for name, one in forecast["above_continued"].items() if contender_named(name).is_grown}
+    Where the forecast has no number for any, it is the first.
+    """
+    if summary.large is not None:
+        name = summary.answer["grown"]
+        return None if name is None else str(name)
+    above = {name: one for name, one in summary.forecast["above_continued"].items() if contender_named(name).is_grown}
     return min(above, key=lambda name: above[name].get("value", float("inf")), default=None)
 
 
-def _forecast_cards(forecast: Mapping[str, Any]) -> Iterator[Card]:
-    if (grown := _lowest_grown(forecast)) is None:
+def _pay_cards(summary: StudySummary) -> Iterator[Card]:
+    """What growing costs and where it ends: as measured, beside the forecast; or the forecast's range alone."""
+    grown, forecast, large = _judged_grown(summary), summary.forecast, summary.large
+    if grown is None:
+        yield from (Card(what, "unknown", "every grown model diverged") for what in _MORE if large is not None)
         return
     phrase, costs = contender_named(grown).phrase, forecast["cost"].get(grown, {})
-    for what, one, shown in (
-        (COST, costs.get("charged"), words.format_times),
-        (COST_THERE, costs.get("there"), words.format_times),
-        (LOSS, forecast["above_continued"][grown], words.format_change),
-    ):
-        if not one:
-            yield Card(what, "unknown", f"{phrase}; training from scratch was left out")
-        elif "no_rule" in one:
-            yield Card(what, "no forecast", f"{phrase}; {one['no_rule']}")
-        else:  # the range is the forecast: its middle alone would stand beside "too close to call"
-            middle = f"in the middle {shown(one['value'])}"
-            yield Card(what, f"{shown(one['low'])} to {shown(one['high'])}", f"{_MORE[what]}; {phrase}; {middle}")
+    for what, way in {COST: "charged", COST_THERE: "there", LOSS: ""}.items():
+        shown = words.format_times if way else words.format_change
+        expected = costs.get(way) if way else forecast["above_continued"].get(grown)
+        if large is None:
+            yield _expected_card(what, expected, phrase, shown)
+            continue
+        measured = summary.answer[f"cost_{way}" if way else "above_continued"]
+        if measured is None:
+            why = f"{'training from scratch' if way else 'continuing the base model'} diverged, or was left out"
+            if way == "charged" and large.base_cost is None:
+                why = "the base model's steps are unknown"
+            yield Card(what, "unknown", why)
+            continue
+        range_ = f"; forecast {words.format_range(expected, shown)}" if expected else ""
+        number = f"{CostRatio(**measured)}×" if way else _higher_or_lower(measured)
+        yield Card(what, number, f"{_MORE[what]}; {phrase}{range_}")
+
+
+def _expected_card(what: str, one: Mapping[str, Any] | None, phrase: str, shown: Callable[[Any], str]) -> Card:
+    """The range is the forecast: its middle alone would stand beside "too close to call"."""
+    if not one:
+        return Card(what, "unknown", f"{phrase}; training from scratch was left out")
+    if "no_rule" in one:
+        return Card(what, "no forecast", f"{phrase}; {one['no_rule']}")
+    middle = f"in the middle {shown(one['value'])}"
+    return Card(what, f"{shown(one['low'])} to {shown(one['high'])}", f"{_MORE[what]}; {phrase}; {middle}")
 
 
 def _higher_or_lower(above: float) -> str:
@@ -234,7 +227,7 @@ def _break_evens(answer: Mapping[str, Any], large: SystemRuns) -> Iterator[str]:
 
 def _rates_found(summary: StudySummary) -> Iterator[str]:
     """The learning rates of the large model: grown, first in the way that the cards are about, and from scratch."""
-    grown = summary.answer["grown"] if summary.large is not None else _lowest_grown(summary.forecast)
+    grown = _judged_grown(summary)
     found = {one.name: words.format_setting(one.best.lr) for one in summary.tuned}
     others = [name for name in found if name != grown and contender_named(name).is_grown]
     rates = [f"{found[n]} {contender_named(n).label}" for n in (grown, *others, FROM_SCRATCH.name) if n in found]

@@ -9,11 +9,13 @@ terminal  the one place that prints: results, tables and sentences that fit, pro
 tensor_files  tensors as safetensors, with checksums; tensors that torch.save wrote, never code
 extras    optional packages, and how to install them
 callers   how whoever asked says a thing, in Python or to a command, and on which line
+words     numbers as people read them
 user_key  a key of this user's, to recognise what was written here
 typed_values  arguments of public functions, and such values that become dataclasses, by their type hints
 checkpoint_arguments  a checkpoint, a place and multipliers as a person names them, looked at before torch is imported
 """
 
+from mupscale.system import words
 from mupscale.system.callers import as_asked, asked_by_command, not_advising, recipe_entry, setting, warn, ways_out
 from mupscale.system.checkpoint_arguments import check_has_config, is_dcp_folder, is_taken, parse_multipliers
 from mupscale.system.errors import Diverged, Interrupted, MupscaleError, PlanError, ReplicaWarning, UncheckedPlan
@@ -33,7 +35,6 @@ from mupscale.system.files import (
     remove,
     replace_text,
     replacing,
-    sync_folder,
     write_json,
     writes_into,
     writing_into,
@@ -48,9 +49,10 @@ from mupscale.system.machine import (
     usable_cores,
 )
 from mupscale.system.seeds import derive, generator, seeded
-from mupscale.system.tensor_files import check_tensors, checksum, load_torch, write_tensors
+from mupscale.system.tensor_files import check_tensors, load_torch, write_tensors
 from mupscale.system.terminal import (
     Display,
+    at_loudness,
     html_table,
     name_of_group,
     open_display,
@@ -58,12 +60,8 @@ from mupscale.system.terminal import (
     print_at_once,
     printable,
     rough_time,
-    set_loudness,
-    shorten_middle,
-    shorten_name,
     show,
     show_foreign_errors,
-    show_table,
     terminal_width,
     text_table,
     wrap_text,
@@ -74,8 +72,10 @@ from mupscale.system.typed_values import (
     Must,
     NotNegative,
     Positive,
+    Typed,
     check_argument,
     checks_arguments,
+    parse_given,
     parse_record,
     show_short,
     told_fields,
@@ -98,10 +98,12 @@ __all__ = [
     "Positive",
     "ReplicaWarning",
     "RunLock",
+    "Typed",
     "UncheckedPlan",
     "appearing",
     "as_asked",
     "asked_by_command",
+    "at_loudness",
     "available_memory",
     "check_argument",
     "check_has_config",
@@ -109,7 +111,6 @@ __all__ = [
     "check_links",
     "check_tensors",
     "checks_arguments",
-    "checksum",
     "clear_leftovers",
     "derive",
     "describe_shortage",
@@ -132,6 +133,7 @@ __all__ = [
     "open_display",
     "open_file",
     "open_gzip",
+    "parse_given",
     "parse_json",
     "parse_multipliers",
     "parse_record",
@@ -148,22 +150,18 @@ __all__ = [
     "require",
     "rough_time",
     "seeded",
-    "set_loudness",
     "setting",
-    "shorten_middle",
-    "shorten_name",
     "show",
     "show_foreign_errors",
     "show_short",
-    "show_table",
     "sign",
-    "sync_folder",
     "terminal_width",
     "text_table",
     "told_fields",
     "usable_cores",
     "warn",
     "ways_out",
+    "words",
     "wrap_text",
     "write_json",
     "write_tensors",

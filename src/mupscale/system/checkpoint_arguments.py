@@ -60,7 +60,7 @@ def parse_multipliers(text: str) -> int | dict[str, int]:
 def _whole_number(word: str, text: str) -> int:
     if not re.fullmatch(r"\d{1,18}", word):
         raise MupscaleError(
-            f"{setting('times', text)}: '{word}' is no whole number, as in {setting('times', 2)} or "
+            f"{setting('times', text)}: '{word}' is not a whole number, as in {setting('times', 2)} or "
             f"{setting('times', 'hidden=2,ffn=3,heads=2')}; fresh units take sizes between multiples by name, as in "
             f"{as_asked('hidden=1536, ffn=6144, heads=24', '--hidden 1536 --ffn 6144 --heads 24')}"
         )

@@ -99,8 +99,8 @@ def check_links(path: Path) -> bool:
         part = os.path.join(part, name)
         if os.path.islink(part):
             raise MupscaleError(
-                f"{part} is a link to {os.readlink(part)}, and no link inside {folder} is followed to write or to "
-                f"remove: put a file or folder of its own there, or name the place itself"
+                f"{part} is a link to {os.readlink(part)}, and links inside {folder} are not followed to write "
+                f"or to remove: put a real file or folder there, or name the target itself"
             )
     return True
 
@@ -113,7 +113,7 @@ def open_file(path: Path, mode: str, **options: Any) -> IO[Any]:
         handle = os.open(name, flags | (_UNMOVED if is_below else 0), 0o666)  # a link that came a moment ago included
         if is_below and not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
-            raise MupscaleError(f"{path} is no ordinary file, so nothing is written into it")
+            raise MupscaleError(f"{path} is not an ordinary file, so nothing is written into it")
         return handle
 
     return open(path, mode, opener=opener, **options)

@@ -30,8 +30,8 @@ class _Bounded(io.RawIOBase):
         self._left -= count
         if self._left < 0:
             raise MupscaleError(
-                f"{self._path} has {self._packed:,} bytes and unpacks to more than {FOLD} times as many, which no data "
-                f"does: unpack it yourself if you trust it"
+                f"{self._path} has {self._packed:,} bytes and unpacks to more than {FOLD} times as many, which no real "
+                f"data does: unpack it yourself if you trust it"
             )
         return count
 
@@ -92,7 +92,7 @@ def parse_json(text: str | bytes, where: object) -> Any:
     except RecursionError:
         raise MupscaleError(f"{where} is damaged: {deep}") from None
     except UnicodeDecodeError as error:
-        raise MupscaleError(f"{where} is damaged: it is no text in UTF-8 ({error.reason})") from None
+        raise MupscaleError(f"{where} is damaged: it is not UTF-8 text ({error.reason})") from None
     except ValueError as error:
         raise MupscaleError(f"{where} is damaged: {error}") from None
     if _is_deeper(values, MOST_DEPTH):

@@ -32,7 +32,7 @@ def load_torch(path: str | Path) -> Any:
     import torch  # here, for `mupscale --help` has no use for it
 
     if Path(path).exists() and not Path(path).is_file():
-        raise MupscaleError(f"{path} is no ordinary file, so no weights are read from it")
+        raise MupscaleError(f"{path} is not an ordinary file, so it cannot hold weights")
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
@@ -43,7 +43,7 @@ def load_torch(path: str | Path) -> Any:
             reason = f"it holds {code[1]}, which is code, and not tensors alone; save a state_dict instead"
         else:
             first = re.split(r"\n|\. ", f"{type(error).__name__}: {error}")[0]
-            reason = f"it is truncated, or no file of torch.save ({first})"
+            reason = f"it is truncated, or not a file of torch.save ({first})"
         raise MupscaleError(f"{path} cannot be loaded as weights only: {reason}") from None
 
 
@@ -113,7 +113,6 @@ def check_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *,
 def checksum(data: Any, start: int = 0) -> str:
     """Eight digits that change with any bit of the data.
 
-    >>> from mupscale.system import checksum
     >>> checksum(b"weights"), checksum(b"weighte")
     ('1ad27358', 'ee06c609')
     """

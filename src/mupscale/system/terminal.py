@@ -15,7 +15,8 @@ import textwrap
 import time
 import traceback
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -26,10 +27,15 @@ Loudness = Literal["quiet", "normal", "verbose"]
 _loudness: Loudness = "normal"
 
 
-def set_loudness(loudness: Loudness) -> None:
-    """How much is shown from now on of how far something is: nothing (quiet), a bar or some lines, or all (verbose)."""
+@contextmanager
+def at_loudness(loudness: Loudness) -> Iterator[None]:
+    """How much is shown meanwhile of how far something is: nothing (quiet), a bar or some lines, or all (verbose)."""
     global _loudness
-    _loudness = loudness
+    before, _loudness = _loudness, loudness
+    try:
+        yield
+    finally:
+        _loudness = before
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -62,13 +68,6 @@ def show_foreign_errors() -> None:
 
 
 _format_warning = warnings.formatwarning
-
-
-def show_table(table: Any, width: int) -> None:
-    """Print a table of rich's, with its colours where there is a terminal."""
-    from rich.console import Console
-
-    Console(width=width).print(table)
 
 
 class Display:
@@ -263,25 +262,16 @@ def shorten_middle(text: str, width: int) -> str:
 def shorten_name(name: str, width: int) -> str:
     """A dotted name of at most `width` characters that keeps its numbers and its end, if it can: block and module.
 
-    >>> from mupscale.system import shorten_name
     >>> shorten_name("model.encoder.layers.0–11.self_attention.query.weight", 32)
     '…layers.0–11…query.weight'
     """
     parts = name.split(".")
-    if len(name) <= width or len(parts) < 3:
-        return shorten_middle(name, width)
-    ends = {len(parts) - 2, len(parts) - 1}
     numbers = {number for number, part in enumerate(parts) if _NUMBERS.fullmatch(part)}
-    kept = ends | numbers | {max(0, number - 1) for number in numbers}
-    if len(_joined(parts, kept)) > width:  # without what is counted
-        kept = ends | numbers
-    order = [i for i in range(len(parts) - 1, -1, -1) if i not in kept]
-    best = shorten_middle(name, width)
-    for count in range(len(order) + 1):
-        text = _joined(parts, kept | set(order[:count]))
-        if len(text) <= width:
-            best = text
-    return best
+    ends = {len(parts) - 2, len(parts) - 1}
+    for kept in (ends | numbers | {max(0, number - 1) for number in numbers}, ends | numbers):
+        if len(parts) > 2 and len(name) > width >= len(text := _joined(parts, kept)):
+            return text
+    return shorten_middle(name, width)
 
 
 def _joined(parts: Sequence[str], kept: set[int]) -> str:

@@ -7,6 +7,7 @@ a field has one; a TypedDict stands for a mapping that stays one, beside whose f
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import itertools
@@ -37,6 +38,8 @@ from mupscale.system.errors import MupscaleError
 
 _Public = TypeVar("_Public", bound=Callable[..., Any])
 _Record = TypeVar("_Record")
+_Mode = Literal["argument", "stored", "given"]
+"""Where a value comes from: a caller in Python, a file of ours, or a person who writes recipes and options."""
 _LARGEST = 1 << 63
 _RATIO = re.compile(r"-?\d{1,4000}/0*[1-9]\d{0,3999}")
 
@@ -69,6 +72,14 @@ NotNegative = Annotated[float, Must("a number that is finite and 0 or more", lam
 NOT_EMPTY = Must("a list of 1 or more", bool)
 
 
+class Typed(str):
+    """A value as a person typed it for an option. What it means depends on what belongs there."""
+
+    def readings(self) -> Iterator[Any]:
+        """What it may mean, the likeliest first."""
+        yield str(self)
+
+
 class _Mismatch(Exception):
     """A value that is not what its hint says, and the keys that lead to it; or another problem with it, in words."""
 
@@ -85,14 +96,26 @@ def parse_record(kind: type[_Record], values: Any, where: object = "") -> _Recor
     where: the file that an error names.
     """
     try:
-        record: _Record = _fit(kind, values, (), True)
-        return record
-    except _Mismatch as error:
-        expected = error.expected or _in_words(error.hint, plain=True)
-        told = error.problem or f"'{_path(error.place) or 'it'}' is {show_short(error.value)}, but must be {expected}"
+        return _parse(kind, values, (), "stored", MupscaleError)  # type: ignore[no-any-return]
     except MupscaleError as error:
-        told = str(error)
-    raise MupscaleError(f"{where}: {told}" if str(where) else told)
+        raise (MupscaleError(f"{where}: {error}") if str(where) else error) from None
+
+
+def parse_given(hint: Any, value: Any, keys: tuple[Any, ...], refusal: type[MupscaleError]) -> Any:
+    """What a person gives in files and options becomes by any type hint; a number is a float where its hint says so.
+
+    keys: those that lead to the value, for an error. refusal: what is raised if a value is not of its type.
+    """
+    return _parse(hint, value, keys, "given", refusal)
+
+
+def _parse(hint: Any, value: Any, keys: tuple[Any, ...], mode: _Mode, refusal: type[MupscaleError]) -> Any:
+    try:
+        return _fit(hint, value, keys, mode)
+    except _Mismatch as error:
+        path, expected = _path(error.place) or "it", error.expected or _in_words(error.hint, plain=True)
+        named = path if path.startswith("--") else f"'{path}'"
+        raise refusal(error.problem or f"{named} is {show_short(error.value)}, but must be {expected}") from None
 
 
 def _path(place: Iterable[Any]) -> str:
@@ -101,26 +124,31 @@ def _path(place: Iterable[Any]) -> str:
     return "".join(parts).removeprefix(".")
 
 
-def _fit(hint: Any, value: Any, place: tuple[Any, ...], plain: bool) -> Any:
+def _fit(hint: Any, value: Any, place: tuple[Any, ...], mode: _Mode) -> Any:
     """The value as its hint has it: itself as an argument, and what plain values become in a record."""
-    if type(value) is hint and (hint is not int or not plain or _is_whole(value)):  # as most are
+    if type(value) is hint and (hint is not int or mode == "argument" or _is_whole(value)):  # as most are
         return value
+    if isinstance(value, Typed):
+        return _fit_typed(hint, value, place, mode)
     origin, inner = _origin_and_args(hint)
     if hint is Any or hint is object or isinstance(hint, TypeVar):
         return value
     if origin is NotRequired:
-        return _fit(inner[0], value, place, plain)
+        return _fit(inner[0], value, place, mode)
     if origin is Annotated:
-        return _constrained(hint, value, place, plain)
+        return _constrained(hint, value, place, mode)
     if origin in (Union, types.UnionType):
-        return _one_of(hint, value, place, plain)
-    if not (_is_plain if plain else _is_argument)(hint, value):
+        return _one_of(hint, value, place, mode)
+    if not (_is_argument if mode == "argument" else _is_plain)(hint, value):
         raise _Mismatch(hint, value, place)
+    plain = mode != "argument"
     if plain and hint is Fraction:
         return Fraction(value)
+    if mode == "given" and hint is float:
+        return float(value)
     if plain and _has_fields(hint):
-        return _record(hint, value, place)
-    return _container(origin or hint, inner, value, place, plain)
+        return _record(hint, value, place, mode)
+    return _container(origin or hint, inner, value, place, mode)
 
 
 @functools.cache
@@ -128,11 +156,11 @@ def _origin_and_args(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     return get_origin(hint), get_args(hint)
 
 
-def _constrained(hint: Any, value: Any, place: tuple[Any, ...], plain: bool) -> Any:
+def _constrained(hint: Any, value: Any, place: tuple[Any, ...], mode: _Mode) -> Any:
     """A value of a type of which more is demanded."""
     kind, *musts = get_args(hint)
     try:
-        fitting = _fit(kind, value, place, plain)
+        fitting = _fit(kind, value, place, mode)
     except _Mismatch as error:
         is_inside = error.place != place or error.problem
         raise (error if is_inside else _Mismatch(hint, value, place)) from None
@@ -142,15 +170,27 @@ def _constrained(hint: Any, value: Any, place: tuple[Any, ...], plain: bool) -> 
     return fitting
 
 
-def _one_of(hint: Any, value: Any, place: tuple[Any, ...], plain: bool) -> Any:
+def _one_of(hint: Any, value: Any, place: tuple[Any, ...], mode: _Mode) -> Any:
     """As the first of these types that takes it; where none does, a complaint about what lies in it goes first."""
     inside = None
     for each in get_args(hint):
         try:
-            return _fit(each, value, place, plain)
+            return _fit(each, value, place, mode)
         except _Mismatch as error:
             inside = inside if error.place == place and not error.problem else error
     raise inside or _Mismatch(hint, value, place)
+
+
+def _fit_typed(hint: Any, text: Typed, place: tuple[Any, ...], mode: _Mode) -> Any:
+    """The first reading that fits; where none does, the complaint about what lies deepest."""
+    complaint = None
+    for reading in text.readings():
+        try:
+            return _fit(hint, reading, place, mode)
+        except _Mismatch as error:
+            is_deeper = complaint is None or len(error.place) > len(complaint.place)
+            complaint = error if is_deeper else complaint
+    raise complaint or _Mismatch(hint, str(text), place)
 
 
 def _has_fields(hint: Any) -> bool:
@@ -158,10 +198,10 @@ def _has_fields(hint: Any) -> bool:
     return isinstance(hint, type) and (is_dataclass(hint) or hasattr(hint, "_fields") or is_typeddict(hint))
 
 
-def _record(kind: Any, values: Any, place: tuple[Any, ...]) -> Any:
+def _record(kind: Any, values: Any, place: tuple[Any, ...], mode: _Mode) -> Any:
     hints = _hints_of(kind)
     if hasattr(kind, "_fields"):
-        return kind(*(_fit(hint, values[n], (*place, n), True) for n, hint in enumerate(hints.values())))
+        return kind(*(_fit(hint, values[n], (*place, n), mode) for n, hint in enumerate(hints.values())))
     if is_typeddict(kind):
         needed = {name for name, hint in hints.items() if get_origin(hint) is not NotRequired}
     else:
@@ -169,20 +209,23 @@ def _record(kind: Any, values: Any, place: tuple[Any, ...]) -> Any:
         hints = {each.name: hints[each.name] for each in own}
         needed = {each.name for each in own if each.default is MISSING and each.default_factory is MISSING}
         for name in (name for name in values if name not in hints):
-            raise _Mismatch(kind, values, place, problem=f"there is no field '{_path((*place, name))}'")
+            near = difflib.get_close_matches(str(name), hints, n=1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise _Mismatch(kind, values, place, problem=f"there is no field '{_path((*place, name))}'{meant}")
     for name in (name for name in hints if name in needed and name not in values):
         raise _Mismatch(kind, values, place, problem=f"'{_path((*place, name))}' is missing")
-    found = {name: _fit(hint, values[name], (*place, name), True) for name, hint in hints.items() if name in values}
+    found = {name: _fit(hint, values[name], (*place, name), mode) for name, hint in hints.items() if name in values}
     return {**values, **found} if is_typeddict(kind) else kind(**found)
 
 
-def _container(kind: Any, inner: tuple[Any, ...], value: Any, place: tuple[Any, ...], plain: bool) -> Any:
+def _container(kind: Any, inner: tuple[Any, ...], value: Any, place: tuple[Any, ...], mode: _Mode) -> Any:
     """What lies in a mapping, a list or a tuple."""
+    plain = mode != "argument"
     if not isinstance(kind, type) or not issubclass(kind, Mapping | Sequence) or issubclass(kind, str):
         return value
     if issubclass(kind, Mapping):
         key, item = inner or (Any, Any)
-        found = {name: _fit(item, each, (*place, name), plain) for name, each in value.items()}
+        found = {name: _fit(item, each, (*place, name), mode) for name, each in value.items()}
         return {_key(key, name, place): each for name, each in found.items()} if plain else value
     if not plain and not inner:
         return value
@@ -190,14 +233,14 @@ def _container(kind: Any, inner: tuple[Any, ...], value: Any, place: tuple[Any, 
     if not (plain and _are_numbers(inner, value)):
         hints = inner if is_tuple and inner and inner[-1] is not Ellipsis else itertools.repeat((*inner, Any)[0])
         each = enumerate(zip(hints, value, strict=False))
-        items = [_fit(hint, part, (*place, number), plain) for number, (hint, part) in each]
+        items = [_fit(hint, part, (*place, number), mode) for number, (hint, part) in each]
         value = items if plain else value
     return (tuple(value) if is_tuple else list(value)) if plain else value
 
 
 def _key(hint: Any, name: Any, place: tuple[Any, ...]) -> Any:
     """A mapping's key; of numbers JSON makes texts."""
-    return int(name) if hint is int and str(name).isdecimal() else _fit(hint, name, (*place, "key"), True)
+    return int(name) if hint is int and str(name).isdecimal() else _fit(hint, name, (*place, "key"), "stored")
 
 
 def _are_numbers(inner: tuple[Any, ...], values: Any) -> bool:
@@ -243,7 +286,7 @@ _PLAIN: dict[Any, Callable[[Any], object]] = {
 }
 
 
-def told_fields(record: Any) -> dict[str, Any]:
+def told_fields(record: Any, *, all_of_them: bool = False) -> dict[str, Any]:
     """A dataclass as plain values, without the fields that have their defaults: `parse_record` gives it back.
 
     So a field that is added later, with a default, leaves what was stored before it, and hashes of that, as they are.
@@ -261,19 +304,19 @@ def told_fields(record: Any) -> dict[str, Any]:
     for each in fields(record):
         value = getattr(record, each.name)
         usual = each.default if each.default_factory is MISSING else each.default_factory()
-        if usual is MISSING or value != usual:
-            told[each.name] = _plain(value)
+        if all_of_them or usual is MISSING or value != usual:
+            told[each.name] = _plain(value, all_of_them)
     return told
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, all_of_them: bool) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        return told_fields(value)
+        return told_fields(value, all_of_them=all_of_them)
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item, all_of_them) for item in value]
     if isinstance(value, Fraction):
         return f"{value.numerator}/{value.denominator}"
-    return {key: _plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+    return {key: _plain(item, all_of_them) for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
 def show_short(value: Any, most: int = 60) -> str:
@@ -403,7 +446,7 @@ def check_argument(hint: Any, value: Any, where: str) -> None:
     mupscale.system.errors.MupscaleError: half: number= is [], but must be a number
     """
     try:
-        _fit(hint, value, (), False)
+        _fit(hint, value, (), "argument")
     except _Mismatch as error:
         wrong = error
     else:

@@ -13,6 +13,7 @@ from mupscale.theory import limit_pictures, limit_study
 from mupscale.theory.backends import Finite, Limit
 from mupscale.theory.estimates import Estimate, FewSamples, finite, limit
 from mupscale.theory.limit_study import (
+    Draws,
     Experiment,
     LimitComparison,
     WayToGrow,
@@ -23,15 +24,15 @@ from mupscale.theory.limit_study import (
     list_ways,
     sweep_limit,
 )
-from mupscale.theory.mlp_training import Activation, Adam, Entrywise, MLPSetup, Network, Run, Sign, Stage, run
+from mupscale.theory.mlp_training import Adam, Entrywise, MLPSetup, Network, Run, Sign, Stage, run
 from mupscale.theory.program import Matrix, Program
 from mupscale.theory.worked_examples import ConditionCheck, Settings, measure_conditions
 
 __all__ = [
-    "Activation",
     "Adam",
     "ConditionCheck",
     "Diverged",
+    "Draws",
     "Entrywise",
     "Estimate",
     "Experiment",

@@ -6,7 +6,6 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from mupscale.system import Diverged, MupscaleError
 from mupscale.theory.program import Matrix, Program
@@ -156,12 +155,6 @@ class DenseMatrix(Matrix):
         size = len(out) * self.distinct, len(in_) * self.distinct
         drawn = torch.randn(size, generator=program.generator, device=program.device, dtype=program.dtype)
         self.weight = drawn / math.sqrt(program.units)
-
-    def full(self) -> Tensor:
-        """The nk × nk matrix, equal entries repeated; zero outside of the block that it is."""
-        repeated = self.weight.repeat_interleave(self.copies, 0).repeat_interleave(self.copies, 1)
-        around = ((units.start, self.program.units - units.stop) for units in (self.in_, self.out))
-        return pad(repeated, [self.program.k * count for pair in around for count in pair])
 
     def _times(self, x: Tensor, transposed: bool) -> Tensor:
         return x.reshape(len(x), -1) @ (self.weight if transposed else self.weight.T)

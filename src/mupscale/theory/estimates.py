@@ -21,8 +21,9 @@ class FewSamples(UserWarning):
 
 
 def warn_of_few_samples(note: str) -> None:
-    """What is done with a note where nobody says anything else."""
-    warn(note, FewSamples)
+    """Warn with an estimate's note, if it has one."""
+    if note:
+        warn(note, FewSamples)
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,12 @@ def limit(
     seeds: int = 4,
     device: str | torch.device | None = None,
     dots: bool = True,
-    note: Callable[[str], None] = warn_of_few_samples,
+    quiet: bool = False,
 ) -> Estimate:
     """What a program's numbers tend to as the width grows (Master theorem), with a standard error over seeds.
 
-    note: called with a sentence where there are too many latents for the samples; a warning (`FewSamples`) if nothing
-    else is said. The estimate's own `note` has it, too.
+    Where there are too many latents for the samples the estimate's `note` says so, and it warns (`FewSamples`), unless
+    it is quiet.
 
     Two products with iid matrices of variance 1/n keep a vector's mean square:
 
@@ -85,14 +86,14 @@ def limit(
         latents = max(latents, backend.latents)
         return numbers
 
-    values, text = _run_seeds(one, seeds), ""
+    values, note = _run_seeds(one, seeds), ""
     if samples < _SAMPLES_PER_LATENT * latents:
-        text = (
+        note = (
             f"{latents} latents are many for {samples} samples: take at least {_SAMPLES_PER_LATENT * latents}, or the "
             f"limit may be biased by more than its error bar says"
         )
-        note(text)
-    return Estimate(values, text)
+    warn_of_few_samples("" if quiet else note)
+    return Estimate(values, note)
 
 
 def finite(

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mupscale.sweep import Cell, Space, Sweep, Tried
 from mupscale.system import Diverged, MupscaleError, make_folder, replace_text
 from mupscale.theory.estimates import Estimate, finite, limit, warn_of_few_samples
 from mupscale.theory.mlp_training import MLPSetup, Run, Stage, count_copies, mask_separated_copies, run
 from mupscale.theory.program import Program
-from mupscale.theory.worked_examples import Settings, example_1, example_2, never_upscaled
-
-Tick = Callable[[], None]
-"""Called whenever one network, or one seed of the limit, is done; a progress bar's advance."""
+from mupscale.theory.worked_examples import Settings, closed_form, never_upscaled
 
 _LOST = 100  # times the untrained network's loss at which a run counts as diverged
 _BINS = 60
 _REACH = 3.5  # standard deviations to each side that a histogram shows
-
-
-def ignore(*_: str) -> None:
-    """What is called for progress and notes where nobody listens."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +44,51 @@ class Experiment:
         """How many times wider the network is in the end."""
         return math.prod(stage.times for stage in self.stages)
 
+    def then(self, stage: Stage) -> Experiment:
+        """The same with one stage more."""
+        return replace(self, stages=[*self.stages, stage])
+
     def __call__(self, program: Program) -> Run:
         """Run it, on either backend."""
         return run(program, self.mlp, self.inputs, self.targets, self.stages)
 
 
-def is_lost(losses: Tensor) -> bool:
-    """Whether a run, seeds × times, ends far above the untrained network's loss: few steps do not reach infinity."""
-    return bool(losses[:, -1].max() > _LOST * losses[:, 0].max())
+@dataclass(frozen=True)
+class Draws:
+    """How much is drawn: samples and seeds of the limit, and real networks of each width.
+
+    dense=False never forms networks' matrices (as in `Finite`): for those that are too wide for memory. tick: called
+    whenever one network, or one seed of the limit, is done.
+
+    >>> Draws(samples=1000).seeds
+    2
+    """
+
+    samples: int = 4000
+    seeds: int = 2
+    networks: int = 8
+    device: str | None = None
+    dense: bool = True
+    tick: Callable[[], None] = lambda: None
+
+    def limit(self, experiment: Experiment, numbers: Callable[[Run], Tensor]) -> Estimate:
+        """What these numbers of its run tend to; without a warning, since a study runs many."""
+        program, k = self._ticking(experiment, numbers), experiment.times
+        return limit(program, k=k, samples=self.samples, seeds=self.seeds, device=self.device, quiet=True)
+
+    def finite(self, experiment: Experiment, n: int, numbers: Callable[[Run], Tensor]) -> Estimate:
+        """The same of networks."""
+        program, dtype = self._ticking(experiment, numbers), torch.float32 if self.dense else torch.float64
+        k, device = experiment.times, self.device
+        return finite(program, n, k=k, seeds=self.networks, device=device, dtype=dtype, dense=self.dense)
+
+    def _ticking(self, experiment: Experiment, numbers: Callable[[Run], Tensor]) -> Callable[[Program], Tensor]:
+        def program(backend: Program) -> Tensor:
+            found = numbers(experiment(backend))
+            self.tick()
+            return found
+
+        return program
 
 
 def gaussian_batch(inputs: int = 4, features: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -102,21 +131,8 @@ class Measurements:
 
     def to_json(self) -> dict[str, Any]:
         """Every seed's numbers."""
-        return {
-            "width": self.width,
-            "note": self.outputs.note,
-            **{name: getattr(self, name).values.tolist() for name in _ESTIMATES},
-            "density": self.density.tolist(),
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Measurements:
-        """What to_json gave."""
-        estimates = {name: Estimate(_tensor(values[name]), values["note"]) for name in _ESTIMATES}
-        return cls(width=values["width"], density=_tensor(values["density"]), **estimates)
-
-
-_ESTIMATES = ("outputs", "losses", "same", "other")
+        estimates = {name: getattr(self, name).values.tolist() for name in ("outputs", "losses", "same", "other")}
+        return {"width": self.width, "note": self.outputs.note, **estimates, "density": self.density.tolist()}
 
 
 @dataclass(frozen=True)
@@ -127,14 +143,11 @@ class LimitComparison:
     """
 
     times: int
+    wider: float
     upscaled: tuple[int, ...]
     limit: Measurements
     finite: tuple[Measurements, ...]
     edges: Tensor
-    wider: float = 0.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "wider", self.wider or self.times)
 
     @property
     def widths(self) -> list[int]:
@@ -144,8 +157,12 @@ class LimitComparison:
     @property
     def errors(self) -> list[float]:
         """How far a network of each width is from the limit: root mean square over draws, times and outputs."""
-        limit = self.limit.outputs.mean
-        return [float((networks.outputs.values - limit).square().mean().sqrt()) for networks in self.finite]
+        return [float(squares.mean().sqrt()) for squares in self._squares]
+
+    @property
+    def _squares(self) -> list[Tensor]:
+        """Squared distances from the limit at each width: networks × numbers."""
+        return [(networks.outputs.values - self.limit.outputs.mean).square().flatten(1) for networks in self.finite]
 
     @property
     def gaps(self) -> list[tuple[float, float]]:
@@ -167,16 +184,14 @@ class LimitComparison:
         """Its standard error, by how much networks of one width differ in their distance from the limit."""
         if self.slope is None:
             return None
-        limit, variances = self.limit.outputs.mean, []
-        for networks in self.finite:
-            squares = (networks.outputs.values - limit).square().flatten(1).mean(1)
-            variances.append(squares.var() / len(squares) / (2 * squares.mean()).square())  # of the error's logarithm
-        x = _tensor(self.widths).log()
+        each = [squares.mean(1) for squares in self._squares]
+        variances = [m.var() / len(m) / (2 * m.mean()).square() for m in each]  # of the error's logarithm
+        x = torch.tensor(self.widths, dtype=torch.float64).log()
         off = (x - x.mean()) / (x - x.mean()).square().sum()
         return float((off.square() * torch.stack(variances)).sum().sqrt())
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, from which from_json makes the same; errors and slope are beside them for the reader."""
+        """Plain values."""
         return {
             "times": self.times,
             "wider": self.wider,
@@ -189,69 +204,37 @@ class LimitComparison:
             "edges": self.edges.tolist(),
         }
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> LimitComparison:
-        """What to_json gave, or read back from a file."""
-        return cls(
-            times=values["times"],
-            upscaled=tuple(values["upscaled"]),
-            limit=Measurements.from_json(values["limit"]),
-            finite=tuple(Measurements.from_json(networks) for networks in values["finite"]),
-            edges=_tensor(values["edges"]),
-            wider=values["wider"],
-        )
-
 
 def fit_slope(widths: Sequence[float], errors: Sequence[float]) -> float:
     """The power of n that fits errors best, by least squares in logarithms."""
-    x, y = (torch.tensor(values, dtype=torch.float64).log() for values in (widths, errors))
-    return float(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum())
+    return linear_regression([*map(math.log, widths)], [*map(math.log, errors)]).slope
 
 
-def compare_with_limit(
-    experiment: Experiment,
-    widths: Sequence[int],
-    *,
-    samples: int = 20_000,
-    seeds: int = 4,
-    networks: int = 8,
-    device: str | None = None,
-    dense: bool = True,
-    tick: Tick = ignore,
-    note: Callable[[str], None] = warn_of_few_samples,
-) -> LimitComparison:
-    """Run an experiment in the limit, with `seeds` of `samples`, and on `networks` real ones of each width.
-
-    dense=False never forms their matrices (as in `Finite`): for networks that are too wide for memory. note: as in
-    `limit`.
-    """
+def compare_with_limit(experiment: Experiment, widths: Sequence[int], draws: Draws) -> LimitComparison:
+    """Run an experiment in the limit, and on networks of each width."""
     if len(set(widths)) != len(widths) or any(n < 1 for n in widths):
         raise MupscaleError(f"widths are distinct numbers of units, 1 or more, not {', '.join(map(str, widths))}")
-    runs: list[Run] = []
+    runs = list[Run]()
 
-    def program(backend: Program) -> Tensor:
-        result = experiment(backend)
+    def outputs(result: Run) -> Tensor:
         runs.append(_reduce_to_cpu(result))
-        tick()
         return result.outputs
 
-    k, dtype = experiment.times, torch.float32 if dense else torch.float64
-    outputs = limit(program, k=k, samples=samples, seeds=seeds, device=device, note=note)
-    edges, separated = _edges(runs), mask_separated_copies(experiment.stages)
-    infinite, upscaled = _measure(None, outputs, runs, separated, edges), runs[0].upscaled
-    measured = []
+    found = draws.limit(experiment, outputs)
+    warn_of_few_samples(found.note)
+    upscaled, edges, separated = runs[0].upscaled, _edges(runs), mask_separated_copies(experiment.stages)
+    limit, networks = _measure(None, found, runs, separated, edges), list[Measurements]()
     for n in sorted(widths):
         runs.clear()
-        outputs = finite(program, n, k=k, seeds=networks, device=device, dtype=dtype, dense=dense)
-        measured.append(_measure(n, outputs, runs, separated, edges))
-    return LimitComparison(k, upscaled, infinite, tuple(measured), edges, experiment.wider)
+        networks.append(_measure(n, draws.finite(experiment, n, outputs), runs, separated, edges))
+    return LimitComparison(experiment.times, experiment.wider, upscaled, limit, tuple(networks), edges)
 
 
 def _reduce_to_cpu(result: Run) -> Run:
     """A run on the CPU, with the preactivations of the first input alone."""
-    names = ("outputs", "losses", "kernels", "shares")
-    tensors = {name: getattr(result, name).detach().cpu().double() for name in names}
-    return Run(**tensors, hidden=result.hidden[0].detach().cpu().double(), upscaled=result.upscaled)
+    tensors: dict[str, Any] = {name: value for name, value in vars(result).items() if isinstance(value, Tensor)}
+    tensors["hidden"] = result.hidden[0]
+    return replace(result, **{name: value.detach().cpu().double() for name, value in tensors.items()})
 
 
 def _edges(runs: Sequence[Run]) -> Tensor:
@@ -293,146 +276,49 @@ class WorkedExample:
     @property
     def difference(self) -> float:
         """How far the limit backend is from the closed form."""
-        return float(
-            (self.comparison.limit.outputs.mean.flatten() - torch.tensor(self.closed, dtype=torch.float64)).abs().max()
-        )
+        closed = torch.tensor(self.closed, dtype=torch.float64)
+        return float((self.comparison.limit.outputs.mean.flatten() - closed).abs().max())
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {
-            "closed_form": self.closed,
-            "never_upscaled": self.never,
-            "difference": self.difference,
-            **self.comparison.to_json(),
-        }
+        own = {"closed_form": self.closed, "never_upscaled": self.never, "difference": self.difference}
+        return own | self.comparison.to_json()
 
 
 def worked_example(
-    number: int,
-    settings: Settings,
-    target: float,
-    widths: Sequence[int],
-    *,
-    samples: int = 1000,
-    seeds: int = 2,
-    networks: int = 16,
-    dense: bool = True,
-    tick: Tick = ignore,
+    number: int, settings: Settings, target: float, widths: Sequence[int], draws: Draws
 ) -> WorkedExample:
     """Example 1 or 2 with the loss (y − target)²/2: by its recursion, in the limit, and on finite networks."""
-    letters = {1: "CBA", 2: "DCBA"}[number]  # from the input to the readout
-    settings = replace(settings, slope=lambda y: y - target)
-    noise = [math.sqrt(settings.variance(letter)) for letter in letters]
-    trained = [False, *[True] * (len(letters) - 2), False]
-    stages = [Stage(settings.before, settings.lr), Stage(settings.after, settings.upscaled_lr, settings.times, noise)]
+    settings, layers = replace(settings, slope=lambda y: y - target), number + 2
+    mlp = MLPSetup(layers, "linear", settings.sigma, [False, *[True] * number, False])
     x, y = (torch.tensor([[value]], dtype=torch.float64) for value in (settings.x, target))
-    experiment = Experiment(MLPSetup(len(letters), "linear", settings.sigma, trained), x, y, stages)
-    recursion = example_1 if number == 1 else example_2
-    comparison = compare_with_limit(
-        experiment, widths, samples=samples, seeds=seeds, networks=networks, dense=dense, tick=tick
-    )
-    return WorkedExample(number, recursion(settings), recursion(never_upscaled(settings)), comparison)
-
-
-# ---------------------------------------------------------------------------------------- files
-
-
-def save_results(path: Path, values: Mapping[str, Any]) -> Path:
-    """Write results as JSON, all or nothing; the path."""
-    try:
-        make_folder(path.parent)
-        replace_text(path, json.dumps(values, ensure_ascii=False) + "\n")
-    except OSError as error:
-        raise MupscaleError(f"{path} cannot be written: {error.strerror}; choose another folder") from None
-    return path
-
-
-def _tensor(values: Any) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def sweep_limit(
-    experiment: Experiment,
-    space: Space,
-    *,
-    times: int = 2,
-    after: int = 5,
-    samples: int = 5000,
-    seeds: int = 2,
-    device: str | None = None,
-    tick: Tick = ignore,
-    note: Callable[[str], None] = warn_of_few_samples,
-) -> Sweep:
-    """Noise × learning rate at infinite width: the experiment's stages, an upscaling by `times`, `after` steps more.
-
-    The loss is that of the batch at the end. Every cell has the same seeds, so that cells differ by more than chance. A
-    trial that ends far above the loss of the untrained network counts as diverged: few steps do not reach infinity.
-    note: as in `limit`, once for the sweep.
-
-    >>> from mupscale.theory import Experiment, MLPSetup, Stage, gaussian_batch
-    >>> before = Experiment(MLPSetup(3, "linear"), *gaussian_batch(1), [Stage(1, 0.5)])
-    >>> sweep = sweep_limit(before, Space(lrs=(0.1, 1e9)), after=1, samples=200)
-    >>> [(trial.lr, trial.status) for trial in sweep.trials], sweep.width
-    ([(0.1, 'finished'), (1000000000.0, 'diverged')], '2n')
-    """
-    if times < 2 or after < 1:
-        raise MupscaleError(
-            f"a sweep upscales by 2 times or more and trains for a step or more, not {times} and {after}"
-        )
-    start = time.monotonic()
-    trials, notes = list[Tried](), list[str]()
-    for cell in space.cells:
-        trial, warning = _run_trial(experiment, cell, times, after, samples, seeds, device)
-        trials.append(trial)
-        notes += [warning] if warning else []
-        tick()
-    if notes:
-        note(notes[-1])  # the noisiest cell's, which has the most latents
-    return Sweep(
-        name=f"limit-times-{times}",
-        trials=trials,
-        width=f"{times * experiment.times}n",
-        start="n" if experiment.times == 1 else f"{experiment.times}n",
-        space=space,
-        measure="train",
-        seconds=time.monotonic() - start,
+    experiment = Experiment(mlp, x, y, settings.stages(number))
+    comparison = compare_with_limit(experiment, widths, draws)
+    return WorkedExample(
+        number, closed_form(number, settings), closed_form(number, never_upscaled(settings)), comparison
     )
 
 
-def _run_trial(
-    experiment: Experiment, cell: Cell, times: int, after: int, samples: int, seeds: int, device: str | None
-) -> tuple[Tried, str]:
-    """Run one cell; the trial, and a warning or an empty text."""
-    copies = times if cell.noise else 1  # 'Equivalence at zero noise': then one copy of each unit says it all
-    last = Stage(after, cell.lr, copies, cell.noise)
-    upscaled = Experiment(experiment.mlp, experiment.inputs, experiment.targets, [*experiment.stages, last])
-    before = sum(stage.steps for stage in experiment.stages)
-    try:
-        estimate = limit(
-            lambda program: upscaled(program).losses,
-            k=upscaled.times,
-            samples=samples,
-            seeds=seeds,
-            device=device,
-            note=ignore,
-        )
-    except Diverged:
-        return Tried(*cell, [None] * seeds), ""
-    losses = estimate.values
-    curve = list(enumerate(losses[:, before:].mean(0).tolist()))
-    ends = losses[:, -1].tolist()
-    if is_lost(losses):
-        return Tried(*cell, [None] * seeds, curve=curve, steps=after), estimate.note
-    return Tried(*cell, ends, curve=curve, steps=after), estimate.note
+# ---------------------------------------------------------------------------------------- ways to grow
 
 
 @dataclass(frozen=True)
 class WayToGrow:
-    """A growth and the steps after it. losses: from the growth on, of the limit and of networks; None: diverged."""
+    """A growth and the steps after it. losses: from the growth on, of the limit and of networks; None: diverged.
+
+    A run that ends far above the loss of the untrained network counts as diverged: few steps do not reach infinity.
+    note: the limit's warning, if there is one.
+    """
 
     stage: Stage
     limit: Estimate | None
-    networks: Estimate | None
+    networks: Estimate | None = None
+    note: str = ""
+
+    @property
+    def loss(self) -> float | None:
+        """At the end, in the limit; None: diverged."""
+        return None if self.limit is None else float(self.limit.mean[-1])
 
     @property
     def name(self) -> str:
@@ -449,60 +335,80 @@ class WayToGrow:
 
 
 def compare_ways_to_grow(
-    experiment: Experiment,
-    stages: Sequence[Stage],
-    *,
-    width: int | None = None,
-    samples: int = 4000,
-    seeds: int = 2,
-    networks: int = 8,
-    device: str | None = None,
-    dense: bool = True,
-    tick: Tick = ignore,
-    note: Callable[[str], None] = warn_of_few_samples,
+    experiment: Experiment, stages: Sequence[Stage], draws: Draws, width: int | None = None
 ) -> list[WayToGrow]:
     """Let an experiment go on by each of these stages, in the limit, and on networks of a width if one is given.
 
-    All have the same seeds, so that ways differ by more than chance. dense: as in `Finite`. note: as in `limit`, once.
+    All have the same seeds, so that ways differ by more than chance.
 
     >>> from mupscale.theory import MLPSetup, gaussian_batch
     >>> base = Experiment(MLPSetup(3, "linear"), *gaussian_batch(1), [Stage(1, 0.1)])
     >>> stages = [Stage(1, 0.1, 2), Stage(1, 0.1, 2, how="fresh"), Stage(1, 1e9, 2, how="fresh")]
-    >>> [(way.name, way.limit is not None) for way in compare_ways_to_grow(base, stages, samples=200)]
+    >>> [(way.name, way.limit is not None) for way in compare_ways_to_grow(base, stages, Draws(200))]
     [('copies, no noise', True), ('fresh units, a = 1', True), ('fresh units, a = 1', False)]
     """
-    notes, ways = list[str](), list[WayToGrow]()
+    ways, before = list[WayToGrow](), sum(stage.steps for stage in experiment.stages)
     for stage in stages:
-        whole = Experiment(experiment.mlp, experiment.inputs, experiment.targets, [*experiment.stages, stage])
-        infinite = partial(limit, k=whole.times, samples=samples, seeds=seeds, device=device, note=notes.append)
-        found = [_losses_after_growth(whole, infinite), None]
-        tick()
-        if width is not None:
-            found[1] = _losses_after_growth(
-                whole, partial(finite, n=width, k=whole.times, seeds=networks, device=device, dense=dense)
-            )
-            tick()
-        ways.append(WayToGrow(stage, *found))
-    if notes:
-        note(notes[-1])
+        whole = experiment.then(stage)
+        is_silent = stage.how == "copies" and not stage.has_noise  # 'Equivalence at zero noise': one copy says it all
+        limit = _estimate(draws.limit, experiment.then(replace(stage, times=1)) if is_silent else whole)
+        networks = None if width is None else _estimate(partial(draws.finite, n=width), whole)
+        note = "" if limit is None else limit.note
+        ways.append(WayToGrow(stage, _from_growth(limit, before), _from_growth(networks, before), note))
+    warn_of_few_samples(note_of(ways))
     return ways
 
 
-def _losses_after_growth(whole: Experiment, estimate: Callable[..., Estimate]) -> Estimate | None:
-    """Losses from the last stage on; None where they diverge, or end far above those of the untrained network."""
+def _estimate(estimate: Callable[..., Estimate], whole: Experiment) -> Estimate | None:
+    """All losses; None where they are not finite."""
     try:
-        found = estimate(lambda program: whole(program).losses)
+        return estimate(whole, numbers=lambda result: result.losses)
     except Diverged:
         return None
-    if is_lost(found.values):
-        return None
-    return Estimate(found.values[:, sum(stage.steps for stage in whole.stages[:-1]) :], found.note)
 
 
-def best_way(ways: Sequence[WayToGrow], how: str) -> WayToGrow | None:
-    """The one of this kind with the lowest loss in the limit; None where all diverged, or there is none."""
-    finished = [(float(way.limit.mean[-1]), i) for i, way in enumerate(ways) if way.limit and way.stage.how == how]
-    return ways[min(finished)[1]] if finished else None
+def _from_growth(found: Estimate | None, before: int) -> Estimate | None:
+    is_lost = found is None or found.values[:, -1].max() > _LOST * found.values[:, 0].max()
+    return None if is_lost or found is None else Estimate(found.values[:, before:])
+
+
+def note_of(ways: Sequence[WayToGrow]) -> str:
+    """The last one's warning, which in a sweep has the most noise and the most latents."""
+    return next((way.note for way in reversed(ways) if way.note), "")
+
+
+def sweep_limit(
+    experiment: Experiment,
+    lrs: Sequence[float],
+    noises: Sequence[float] = (),
+    *,
+    times: int = 2,
+    after: int = 5,
+    draws: Draws | None = None,
+) -> list[WayToGrow]:
+    """Noise × learning rate at infinite width: the experiment's stages, an upscaling by `times`, `after` steps more.
+
+    Zero noise is always tried, the loss is that of the batch, and cells go noise by noise.
+
+    >>> from mupscale.theory import MLPSetup, gaussian_batch
+    >>> before = Experiment(MLPSetup(3, "linear"), *gaussian_batch(1), [Stage(1, 0.5)])
+    >>> cells = sweep_limit(before, lrs=(0.1, 1e9), after=1, draws=Draws(200))
+    >>> [(cell.stage.lr, cell.stage.noise, cell.loss is not None) for cell in cells]
+    [(0.1, 0.0, True), (1000000000.0, 0.0, False)]
+    """
+    stages = [Stage(after, lr, times, noise) for noise in sorted({0.0, *noises}) for lr in sorted({*lrs})]
+    return compare_ways_to_grow(experiment, stages, draws or Draws(5000))
+
+
+def best_way(ways: Sequence[WayToGrow], how: str = "copies") -> WayToGrow | None:
+    """The one of this kind with the lowest loss in the limit; None where all diverged, or there is none.
+
+    >>> ways = [WayToGrow(Stage(1, lr), Estimate(torch.tensor([[1.0, lr]]))) for lr in (0.3, 0.1, 0.2)]
+    >>> best_way(ways).loss == ways[1].loss
+    True
+    """
+    finished = [way for way in ways if way.loss is not None and way.stage.how == how]
+    return min(finished, key=lambda way: way.loss or 0.0, default=None)
 
 
 def list_ways(
@@ -520,3 +426,13 @@ def list_ways(
     if times == int(times):
         ways = [*({"times": int(times), "noise": noise} for noise in noises), *ways]
     return [Stage(after, lr * rate, **way) for way in ways for rate in rates]
+
+
+def save_results(path: Path, values: Mapping[str, Any]) -> Path:
+    """Write results as JSON, all or nothing; the path."""
+    try:
+        make_folder(path.parent)
+        replace_text(path, json.dumps(values, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise MupscaleError(f"{path} cannot be written: {error.strerror}; choose another folder") from None
+    return path

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mupscale.system import Diverged, MupscaleError
-from mupscale.theory.backends import DenseMatrix, Rows
+from mupscale.system import Diverged, MupscaleError, Must, NotNegative, Positive, checks_arguments
+from mupscale.theory.backends import Rows
 from mupscale.theory.program import Matrix, Program
 
 State = dict[str, Tensor]
@@ -31,13 +30,7 @@ class Entrywise(ABC):
 
     def __call__(self, gradient: Tensor, state: State, step: int) -> Tensor:
         """The update, if it is one for every entry."""
-        update = self.update(gradient, state, step)
-        if update.shape != gradient.shape:
-            raise MupscaleError(
-                f"the optimizer returned shape {tuple(update.shape)} for a gradient of {tuple(gradient.shape)}; it "
-                f"must act entry by entry"
-            )
-        return update
+        return _check_shape(self.update(gradient, state, step), gradient, "the optimizer")
 
     @abstractmethod
     def update(self, gradient: Tensor, state: State, step: int) -> Tensor:
@@ -76,20 +69,19 @@ class Momentum(Entrywise):
         return self.of(gradient.clone() if self.momentum else gradient)  # which may work in place
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class Sign:
     """g / (|g| + ε), the sign made Lipschitz."""
 
-    eps: float = 0.1
-
-    def __post_init__(self) -> None:
-        _check_positive(self.eps)
+    eps: Positive = 0.1
 
     def __call__(self, gradient: Tensor) -> Tensor:
         """The function itself."""
         return gradient / (gradient.abs() + self.eps)
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class Adam(Entrywise):
     """Adam, running averages and bias correction included; ε, in units of n · gradient, keeps it Lipschitz."""
@@ -97,10 +89,7 @@ class Adam(Entrywise):
     degrees: ClassVar = {"first": 1, "second": 2}
     beta1: float = 0.9
     beta2: float = 0.999
-    eps: float = 0.1
-
-    def __post_init__(self) -> None:
-        _check_positive(self.eps)
+    eps: Positive = 0.1
 
     def update(self, gradient: Tensor, state: State, step: int) -> Tensor:
         """As torch.optim.Adam."""
@@ -112,38 +101,23 @@ class Adam(Entrywise):
         return first / size / (1 - self.beta1**step)
 
 
-def _check_positive(eps: float) -> None:
-    if not eps > 0:
-        raise MupscaleError(f"ε must be above 0, not {eps}: without it the update is no pseudo-Lipschitz function")
+def _check_shape(result: Tensor, given: Tensor, what: str) -> Tensor:
+    if result.shape != given.shape:
+        raise MupscaleError(
+            f"{what} returned shape {tuple(result.shape)} for {tuple(given.shape)}; it must act entry by entry"
+        )
+    return result
 
+
+# ---------------------------------------------------------------------------------------- weights
 
 _ENTRIES = 1 << 28  # of a matrix of all pairs of entries, at most
 
 
-class Updates(ABC):
-    """The sum of a matrix's updates, in units of 1/(nk)."""
+class OuterProducts:
+    """The sum of a matrix's updates under SGD with momentum: Σ cₛ leftₛ rightₛᵀ, two vectors a step and input.
 
-    @abstractmethod
-    def times(self, x: Tensor, transposed: bool) -> Tensor:
-        """It, or its transpose, times a batch."""
-
-    @abstractmethod
-    def step(self, left: Tensor, right: Tensor, lr: float) -> None:
-        """One update; nk times the gradient is the sum of leftᵢ rightᵢᵀ over the batch."""
-
-    @abstractmethod
-    def grow(self, times: float) -> None:
-        """Follow a program that has grown: old entries stay, so they are `times` as many units of 1/(nk); new are 0."""
-
-    @abstractmethod
-    def full(self) -> Tensor:
-        """All nk × nk entries."""
-
-
-class OuterProductUpdates(Updates):
-    """Under SGD with momentum: Σ cₛ leftₛ rightₛᵀ, memory for two vectors a step and input.
-
-    The velocity is made of the same vectors, with coefficients of its own.
+    In units of 1/(nk). The velocity is made of the same vectors, with coefficients of its own.
     """
 
     def __init__(self, program: Program, momentum: float) -> None:
@@ -159,7 +133,7 @@ class OuterProductUpdates(Updates):
         return (met * self.weight @ left).reshape(x.shape)
 
     def step(self, left: Tensor, right: Tensor, lr: float) -> None:
-        """Coefficients change; what is new is kept."""
+        """One update: coefficients change, and what is new is kept. nk times the gradient is Σ leftᵢ rightᵢᵀ."""
         new = self.weight.new_ones(len(left))
         self.velocity = torch.cat([self.momentum * self.velocity, new])
         self.weight = torch.cat([self.weight, 0 * new]) - lr * self.velocity
@@ -172,42 +146,50 @@ class OuterProductUpdates(Updates):
         self.left.lengthen(size, times)
         self.right.lengthen(size)
 
-    def full(self) -> Tensor:
-        """The sum of the outer products."""
-        return self.left.rows.T * self.weight @ self.right.rows / self.left.rows.shape[1]
+
+class Entries:
+    """Numbers that an entrywise optimizer trains, with what it remembers of each."""
+
+    def __init__(self, values: Tensor, optimizer: Entrywise) -> None:
+        self.values, self.optimizer = values, optimizer
+        self.state, self.steps = State(), 0
+
+    def update(self, gradient: Tensor, lr: float) -> None:
+        """One step of the optimizer."""
+        self.steps += 1
+        self.values.sub_(self.optimizer(gradient, self.state, self.steps), alpha=lr)
+
+    def extend(self, zeros: tuple[int, ...], kept: float, gradient: float) -> None:
+        """Add entries of 0 (as for torch's pad), and multiply the old ones, and gradients from now on, by these."""
+        self.values = pad(kept * self.values, zeros)
+        self.state = self.optimizer.grow(self.state, gradient, zeros)
 
 
-class EntrywiseUpdates(Updates):
-    """Under any entrywise optimizer: OuterNonlin with r = 1 of all vectors of the past, ψ kept for every pair (α, β).
+class Pairs(Entries):
+    """The sum of a matrix's updates under any entrywise optimizer: OuterNonlin with r = 1 of all vectors of the past.
 
-    Time and memory are of order (samples·k)², for each step and not for each product.
+    ψ, in units of 1/(nk), is kept for every pair (α, β). Time and memory are of order (samples·k)², for each step and
+    not for each product.
     """
 
     def __init__(self, program: Program, optimizer: Entrywise) -> None:
         size = _affordable_size(program)
-        self.program, self.optimizer, self.state, self.count = program, optimizer, State(), 0
-        self.entries = torch.zeros(size, size, device=program.device, dtype=program.dtype)
+        super().__init__(torch.zeros(size, size, device=program.device, dtype=program.dtype), optimizer)
+        self.program = program
 
     def times(self, x: Tensor, transposed: bool) -> Tensor:
         """⟨ψ_αβ x_β⟩ over β."""
         flat = self.program.weigh(x).reshape(len(x), -1)
-        return (flat @ (self.entries if transposed else self.entries.T)).reshape(x.shape)
+        return (flat @ (self.values if transposed else self.values.T)).reshape(x.shape)
 
     def step(self, left: Tensor, right: Tensor, lr: float) -> None:
-        """The optimizer sees every pair's gradient."""
-        self.count += 1
-        gradient = left.reshape(len(left), -1).T @ right.reshape(len(right), -1)
-        self.entries.sub_(self.optimizer(gradient, self.state, self.count), alpha=lr)
+        """One update; the optimizer sees every pair's gradient."""
+        self.update(left.reshape(len(left), -1).T @ right.reshape(len(right), -1), lr)
 
     def grow(self, times: float) -> None:
         """Old pairs keep what they have; pairs with a new unit start at zero, and so does their optimizer state."""
-        new = _affordable_size(self.program) - len(self.entries)
-        self.entries = pad(times * self.entries, (0, new, 0, new))
-        self.state = self.optimizer.grow(self.state, times, (0, new, 0, new))
-
-    def full(self) -> Tensor:
-        """As a matrix of the network."""
-        return self.entries / len(self.entries)
+        new = _affordable_size(self.program) - len(self.values)
+        self.extend((0, new, 0, new), times, times)
 
 
 def _affordable_size(program: Program) -> int:
@@ -221,11 +203,31 @@ def _affordable_size(program: Program) -> int:
     return size
 
 
-class HiddenWeight:
-    """A hidden matrix."""
+class OuterLayer(Entries):
+    """The input or the readout: a vector of the width for each feature or output."""
 
-    def __init__(self, program: Program, sigma: float, updates: Updates | None) -> None:
-        self.program, self.updates = program, updates
+    def __init__(self, program: Program, sigma: float, count: int, optimizer: Entrywise, *, is_readout: bool) -> None:
+        super().__init__(sigma * program.vector(program.k, count), optimizer)
+        self.program, self.sigma, self.is_readout = program, sigma, is_readout
+
+    def perturb(self, std: float, copies: int) -> None:
+        """Add entries N(0, std²), duplicated for upscalings to come."""
+        if std:
+            self.values = self.values + std * self.program.vector(copies, len(self.values))
+
+    def grow(self, times: float, copies: int, new: range, outgoing: float) -> None:
+        """Draw entries of new units. A readout is in units of 1/N, and so is every gradient but the readout's own."""
+        scale, kept, gradient = (outgoing, times, 1.0) if self.is_readout else (1.0, 1.0, times)
+        self.extend((0, 0, 0, len(new)), kept, gradient)
+        drawn = scale * self.sigma * self.program.vector(copies, len(self.values), of=new)
+        self.values[:, new.start : new.stop] = drawn
+
+
+class HiddenLayer:
+    """A hidden matrix: Gaussian matrices, and the sum of its updates."""
+
+    def __init__(self, program: Program, sigma: float, updates: OuterProducts | Pairs | None) -> None:
+        self.program, self.sigma, self.updates = program, sigma, updates
         self.parts: list[tuple[float, Matrix]] = []
         self.perturb(sigma, program.k)
 
@@ -235,12 +237,12 @@ class HiddenWeight:
             scale = std / (copies * math.sqrt(self.program.distinct(copies)))
             self.parts.append((scale, self.program.matrix(copies, out, in_)))
 
-    def grow(self, times: float, std: float, copies: int, new: range, outgoing: float) -> None:
+    def grow(self, times: float, copies: int, new: range, outgoing: float) -> None:
         """Draw three of the four blocks at the wide width; from old to old units nothing changes."""
         if self.updates is not None:
             self.updates.grow(times)
-        self.perturb(std, copies, out=new)
-        self.perturb(outgoing * std, copies, out=range(new.start), in_=new)
+        self.perturb(self.sigma, copies, out=new)
+        self.perturb(outgoing * self.sigma, copies, out=range(new.start), in_=new)
 
     def times(self, x: Tensor, *, transposed: bool = False) -> Tensor:
         """It, or its transpose, times a batch."""
@@ -249,24 +251,37 @@ class HiddenWeight:
             total = total + scale * matrix.times(x, transposed=transposed)
         return total
 
-    def full(self) -> Tensor:
-        """All entries, where its matrices have them."""
-        size = self.program.units * self.program.k
-        total = torch.zeros(size, size, device=self.program.device, dtype=self.program.dtype)
-        for scale, matrix in self.parts:
-            if not isinstance(matrix, DenseMatrix):
-                raise MupscaleError("only networks with real matrices have weights to show: take Finite(n, k) as it is")
-            total += scale * matrix.full()
-        return total if self.updates is None else total + self.updates.full()
 
+# ---------------------------------------------------------------------------------------- what is trained, and how
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From outputs and targets, both inputs × outputs, to one number."""
 
-Function = Callable[[Tensor], Tensor]
+Function = Annotated[
+    Callable[[Tensor], Tensor],
+    Must("a function of a tensor, such as Sign()", lambda value: not isinstance(value, type)),
+]
 
-PerLayer = float | Sequence[float] | Tensor
+
+def _are_levels(value: float | Sequence[float] | Tensor) -> bool:
+    levels = torch.as_tensor(value, dtype=torch.float64)
+    return bool((levels.isfinite() & (levels >= 0)).all())
+
+
+PerLayer = Annotated[
+    float | Sequence[float] | Tensor,
+    Must("standard deviations, 0 or more and finite, one or one per layer", _are_levels),
+]
 """One number for all layers, or one for each, from the input to the readout; arrays will do."""
+
+
+def per_layer(value: PerLayer, layers: int, what: str) -> list[float]:
+    """One number for each layer."""
+    levels = torch.as_tensor(value, dtype=torch.float64)
+    if levels.dim() and levels.shape != (layers,):
+        shape = str(len(levels)) if levels.dim() == 1 else f"an array of shape {tuple(levels.shape)}"
+        raise MupscaleError(f"{what} is one number or {layers}, one for each layer, not {shape}")
+    return [float(level) for level in levels.expand(layers)]
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -274,38 +289,15 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return 0.5 * (outputs - targets).square().sum(-1).mean()
 
 
-@dataclass(frozen=True)
-class Activation:
-    """A nonlinearity and its derivative, which is found by autograd where it is not given; they may work in place."""
-
-    value: Function
-    slope: Function | None = None
-
-    def __call__(self, h: Tensor) -> Tensor:
-        """φ(h)."""
-        return self.value(h.clone())
-
-    def derivative(self, h: Tensor) -> Tensor:
-        """φ′(h)."""
-        if self.slope is not None:
-            return self.slope(h.clone())
-        at = h.detach().requires_grad_()
-        with torch.enable_grad():
-            return torch.autograd.grad(self(at).sum(), at)[0]
-
-
-def _gelu_slope(h: Tensor) -> Tensor:
-    return 0.5 * (1 + torch.erf(h / math.sqrt(2))) + h * torch.exp(-h.square() / 2) / math.sqrt(2 * math.pi)
-
-
-ACTIVATIONS = {
-    "linear": Activation(lambda h: h, torch.ones_like),
-    "relu": Activation(torch.relu, lambda h: (h > 0).to(h.dtype)),
-    "tanh": Activation(torch.tanh, lambda h: 1 - torch.tanh(h).square()),
-    "gelu": Activation(torch.nn.functional.gelu, _gelu_slope),
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "linear": lambda h: h,
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "gelu": torch.nn.functional.gelu,
 }
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class Stage:
     """`steps` updates at one learning rate, and the upscaling that comes before them.
@@ -319,30 +311,25 @@ class Stage:
     1
     """
 
-    steps: int
-    lr: float
-    times: float = 1
+    steps: Annotated[int, Must("a whole number, 0 or more", lambda value: value >= 0)]
+    lr: NotNegative
+    times: Annotated[float, Must("1 or more, and finite", lambda value: 1 <= value < math.inf)] = 1
     noise: PerLayer = 0.0
     how: Literal["copies", "fresh"] = "copies"
-    outgoing: float = 1.0
+    outgoing: Annotated[float, Must("a number between 0 and 1", lambda value: 0 <= value <= 1)] = 1.0
 
     def __post_init__(self) -> None:
-        if self.how not in ("copies", "fresh"):
-            raise MupscaleError(f"a stage grows by 'copies' or by 'fresh' units, not by {self.how!r}")
-        fresh = self.how == "fresh"
-        whole = isinstance(self.steps, Integral) and (fresh or isinstance(self.times, Integral))
-        if not whole or self.steps < 0 or not 1 <= self.times < math.inf:
+        if self.how == "copies" and self.times != int(self.times):
             raise MupscaleError(
-                f"a stage has 0 steps or more and widens 1 time or more, in whole numbers, not {self.steps} and "
-                f"{self.times}" + (" (fresh units: any finite number of times)" if fresh else "")
+                f"copies make a network a whole number of times wider, not {self.times}: how='fresh' can"
             )
-        if not 0 <= self.outgoing <= 1:
-            raise MupscaleError(f"outgoing is a number between 0 and 1, not {self.outgoing}")
-        if not 0 <= self.lr < math.inf:
-            raise MupscaleError(f"a learning rate is 0 or more, and finite, not {self.lr}")
-        _check_not_negative(self.noise, "noise")
-        if fresh and self.noise:
+        if self.how == "fresh" and self.has_noise:
             raise MupscaleError(f"noise is for copies: fresh units take none, and noise={self.noise} was given")
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether any layer gets noise."""
+        return bool(torch.as_tensor(self.noise).any())
 
     @property
     def copies(self) -> int:
@@ -362,6 +349,7 @@ def mask_separated_copies(stages: Sequence[Stage]) -> Tensor:
     return group[:, None] != group
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class MLPSetup:
     """An MLP of `layers` weight layers, and how it is trained.
@@ -375,8 +363,10 @@ class MLPSetup:
     0.0
     """
 
-    layers: int = 3
-    activation: str | Activation | Function = "tanh"
+    layers: Annotated[
+        int, Must("a whole number, 2 or more: an input, a readout, and what is between", lambda value: value > 1)
+    ] = 3
+    activation: str | Function = "tanh"
     sigma: PerLayer = 1.0
     trained: Sequence[bool] | None = None
     momentum: float = 0.0
@@ -384,33 +374,26 @@ class MLPSetup:
     entrywise: Entrywise | Function | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.layers, Integral) or self.layers < 2:
-            raise MupscaleError(
-                f"an MLP has an input and a readout layer and more between them, not {self.layers} layers"
-            )
         if isinstance(self.activation, str) and self.activation not in ACTIVATIONS:
             raise MupscaleError(f"'{self.activation}' is no activation known here: {', '.join(ACTIVATIONS)} are")
         if self.trained is not None and len(self.trained) != self.layers:
             raise MupscaleError(
                 f"trained says of {len(self.trained)} layers whether they learn, and there are {self.layers}"
             )
-        if isinstance(self.entrywise, type) or not (self.entrywise is None or callable(self.entrywise)):
-            name = self.entrywise.__name__ if isinstance(self.entrywise, type) else repr(self.entrywise)
-            raise MupscaleError(
-                f"entrywise is a function of a gradient's entries or an object, such as mupscale.theory.Sign() and "
-                f"mupscale.theory.Adam(), and None is SGD; {name} is neither"
-            )
         if isinstance(self.entrywise, Entrywise) and self.momentum:
             raise MupscaleError(f"{type(self.entrywise).__name__} has its own memory: leave momentum out")
-        _per_layer(self.sigma, self.layers, "sigma")
-        _check_not_negative(self.sigma, "sigma")
+        per_layer(self.sigma, self.layers, "sigma")
 
-    @property
-    def phi(self) -> Activation:
-        """The activation with its derivative."""
-        if isinstance(self.activation, str):
-            return ACTIVATIONS[self.activation]
-        return self.activation if isinstance(self.activation, Activation) else Activation(self.activation)
+    def activate(self, h: Tensor) -> Tensor:
+        """φ(h); the function may work in place."""
+        phi = ACTIVATIONS[self.activation] if isinstance(self.activation, str) else self.activation
+        return _check_shape(phi(h.clone()), h, "the activation")
+
+    def slope(self, h: Tensor) -> Tensor:
+        """φ′(h)."""
+        at = h.detach().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(self.activate(at).sum(), at)[0]
 
     @property
     def optimizer(self) -> Entrywise:
@@ -470,7 +453,7 @@ def run(program: Program, mlp: MLPSetup, inputs: Tensor, targets: Tensor, stages
         return slope
 
     for stage in stages:
-        if stage.times != 1 or any(_per_layer(stage.noise, mlp.layers, "noise")):
+        if stage.times != 1 or stage.has_noise:
             upscaled.append(len(outputs))
             if stage.how == "fresh":
                 net.grow(stage.times, stage.outgoing)
@@ -499,39 +482,29 @@ class Network:
     """An MLP in the middle of its training; each layer has its power of n (μP) built in."""
 
     def __init__(self, program: Program, mlp: MLPSetup, features: int, outputs: int) -> None:
-        self.program, self.mlp, self.phi = program, mlp, mlp.phi
+        self.program, self.mlp = program, mlp
         self.equal = program.k  # copies of a unit that are still equal
         self.trained = list(mlp.trained or [True] * mlp.layers)
-        self.sigma = sigma = _per_layer(mlp.sigma, mlp.layers, "sigma")
-        self.input = sigma[0] * program.vector(program.k, features)
-        self.readout = sigma[-1] * program.vector(program.k, outputs)
-        self.hidden = [self._make_weight(layer, sigma[layer]) for layer in range(1, mlp.layers - 1)]
-        self._state: tuple[State, State] = ({}, {})
-        self._steps = 0
+        sigma = per_layer(mlp.sigma, mlp.layers, "sigma")
+        self.input = OuterLayer(program, sigma[0], features, mlp.optimizer, is_readout=False)
+        self.readout = OuterLayer(program, sigma[-1], outputs, mlp.optimizer, is_readout=True)
+        self.hidden = [HiddenLayer(program, sigma[i], self._updates(i)) for i in range(1, mlp.layers - 1)]
 
-    def _make_weight(self, layer: int, sigma: float) -> HiddenWeight:
+    def _updates(self, layer: int) -> OuterProducts | Pairs | None:
         if not self.trained[layer]:
-            return HiddenWeight(self.program, sigma, None)
-        sgd = self.mlp.entrywise is None
-        updates = (
-            OuterProductUpdates(self.program, self.mlp.momentum)
-            if sgd
-            else EntrywiseUpdates(self.program, self.mlp.optimizer)
-        )
-        return HiddenWeight(self.program, sigma, updates)
+            return None
+        if self.mlp.entrywise is None:
+            return OuterProducts(self.program, self.mlp.momentum)
+        return Pairs(self.program, self.mlp.optimizer)
 
     def upscale(self, times: int, noise: PerLayer) -> None:
         """Step 2 of Meta-algorithm 'Upscaling procedure': noise on every weight; the copies are there already."""
         if self.equal % times:
             raise MupscaleError(f"{self.equal} equal copies of a unit cannot be told apart {times} ways")
         self.equal //= times
-        std = _per_layer(noise, self.mlp.layers, "noise")
-        if std[0]:
-            self.input = self.input + std[0] * self.program.vector(self.equal, len(self.input))
-        if std[-1]:
-            self.readout = self.readout + std[-1] * self.program.vector(self.equal, len(self.readout))
-        for weight, level in zip(self.hidden, std[1:-1], strict=True):
-            weight.perturb(level, self.equal)
+        first, *middle, last = per_layer(noise, self.mlp.layers, "noise")
+        for layer, std in zip(self._layers(), (first, last, *middle), strict=True):
+            layer.perturb(std, self.equal)
 
     def grow(self, times: float, outgoing: float) -> None:
         """Growth by fresh units as `mupscale.Fresh` does it: what leads from old to old units stays, the rest is drawn.
@@ -539,82 +512,36 @@ class Network:
         The readout and all gradients are in units of 1/N, and N is `times` what it was: old ones are `times` theirs.
         """
         new = self.program.grow(times)
-        fresh = self.sigma[0] * self.program.vector(self.equal, len(self.input), of=new)
-        self.input = torch.cat([self.input, fresh], 1)
-        fresh = outgoing * self.sigma[-1] * self.program.vector(self.equal, len(self.readout), of=new)
-        self.readout = torch.cat([times * self.readout, fresh], 1)
-        for weight, std in zip(self.hidden, self.sigma[1:-1], strict=True):
-            weight.grow(times, std, self.equal, new, outgoing)
-        grown, zeros = self.mlp.optimizer.grow, (0, 0, 0, len(new))
-        self._state = (
-            grown(self._state[0], times, zeros),
-            grown(self._state[1], 1, zeros),
-        )  # the readout's gradient is its own
+        for layer in self._layers():
+            layer.grow(times, self.equal, new, outgoing)
+
+    def _layers(self) -> Iterator[OuterLayer | HiddenLayer]:
+        """In the order in which random numbers are drawn for them."""
+        yield from (self.input, self.readout)
+        yield from self.hidden
 
     def forward(self, inputs: Tensor) -> Tensor:
         """The outputs, batch × outputs; preactivations h and activations x are kept."""
-        self.inputs, self.h = inputs, [torch.einsum("bf,fuk->buk", inputs, self.input)]
-        self.x = [self._activated(self.h[0])]
-        for weight in self.hidden:
-            self.h.append(weight.times(self.x[-1]))
-            self.x.append(self._activated(self.h[-1]))
-        return self.program.inner(self.x[-1], self.readout)
+        self.inputs, self.h = inputs, [torch.einsum("bf,fuk->buk", inputs, self.input.values)]
+        self.x = [self.mlp.activate(self.h[0])]
+        for layer in self.hidden:
+            self.h.append(layer.times(self.x[-1]))
+            self.x.append(self.mlp.activate(self.h[-1]))
+        return self.program.inner(self.x[-1], self.readout.values)
 
     def step(self, slope: Tensor, lr: float) -> None:
         """Backpropagation of dL/dy from the last forward pass, and one update of every trained layer."""
-        self._steps += 1
         lowest = self.trained.index(True) if any(self.trained) else self.mlp.layers
-        back = torch.einsum("bo,ouk->buk", slope, self.readout)
+        back = torch.einsum("bo,ouk->buk", slope, self.readout.values)
         deltas: dict[int, Tensor] = {}
-        for layer in range(len(self.hidden), lowest - 1, -1):
-            deltas[layer] = back * self.phi.derivative(self.h[layer])
-            if layer > lowest:
-                back = self.hidden[layer - 1].times(deltas[layer], transposed=True)
+        for number in range(len(self.hidden), lowest - 1, -1):
+            deltas[number] = back * self.mlp.slope(self.h[number])
+            if number > lowest:
+                back = self.hidden[number - 1].times(deltas[number], transposed=True)
         if self.trained[0]:
-            self.input = self.input - lr * self._update(0, torch.einsum("bf,buk->fuk", self.inputs, deltas[0]))
+            self.input.update(torch.einsum("bf,buk->fuk", self.inputs, deltas[0]), lr)
         if self.trained[-1]:
-            self.readout = self.readout - lr * self._update(1, torch.einsum("bo,buk->ouk", slope, self.x[-1]))
-        for layer, weight in enumerate(self.hidden, start=1):
-            if weight.updates is not None:
-                weight.updates.step(deltas[layer], self.x[layer - 1], lr)
-
-    def weights(self) -> list[Tensor]:
-        """The weights of the nn.Linear layers that this is, the readout's with its 1/(nk); for real matrices alone."""
-        size = self.program.units * self.program.k
-        readout = self.readout.reshape(len(self.readout), -1) / size
-        return [self.input.reshape(len(self.input), -1).T, *(weight.full() for weight in self.hidden), readout]
-
-    def _update(self, which: int, gradient: Tensor) -> Tensor:
-        return self.mlp.optimizer(gradient, self._state[which], self._steps)
-
-    def _activated(self, h: Tensor) -> Tensor:
-        x = self.phi(h)
-        if x.shape != h.shape:
-            raise MupscaleError(
-                f"the activation returned shape {tuple(x.shape)} for {tuple(h.shape)}; it must act entry by entry"
-            )
-        return x
-
-
-def _check_not_negative(value: PerLayer, what: str) -> None:
-    """Refuse standard deviations that are none; what is no number at all is refused where the layers are counted."""
-    try:
-        levels = torch.as_tensor(value, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError):
-        return
-    if not bool((levels.isfinite() & (levels >= 0)).all()):
-        raise MupscaleError(f"{what} is a standard deviation, 0 or more and finite, not {value}")
-
-
-def _per_layer(value: PerLayer, layers: int, what: str) -> list[float]:
-    """One number for each layer."""
-    try:
-        levels = torch.as_tensor(value, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError):
-        raise MupscaleError(f"{what} is one number or {layers}, one for each layer, not {value!r}") from None
-    if levels.dim() == 0:
-        levels = levels.expand(layers)
-    if levels.shape != (layers,):
-        shape = str(len(levels)) if levels.dim() == 1 else f"an array of shape {tuple(levels.shape)}"
-        raise MupscaleError(f"{what} is one number or {layers}, one for each layer, not {shape}")
-    return [float(level) for level in levels]
+            self.readout.update(torch.einsum("bo,buk->ouk", slope, self.x[-1]), lr)
+        for number, layer in enumerate(self.hidden, start=1):
+            if layer.updates is not None:
+                layer.updates.step(deltas[number], self.x[number - 1], lr)

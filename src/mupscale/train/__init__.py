@@ -1,18 +1,17 @@
 """Training: a recipe, the run with growth in the middle of it, exact resume, one process or many.
 
 recipe (with class_paths, recipe_families, growth_events): what a run is, as plain values.
-recipe_runner: runs a recipe. training_run: its steps, how they fail and how a run ends.
-run_position, start, resuming, placed_members: where they begin.
-nonfinite: where they go wrong. model_checks: what they need, and what variations of a recipe share.
+training_run: a recipe run: where it begins and goes on, its steps, how they fail, how it ends.
+start: the model it begins with. run_models: models where they train, and grown there.
+loss_functions, objective, metrics, nonfinite: parts of a step. model_checks: what is looked at before the first one.
 processes: DDP and FSDP. run_folder, snapshot: what a run leaves on disk. stored_recipes: whose code is loaded from
 there, and paths in a folder that may be moved.
-loss_functions, numeric_precision, metrics, evaluation, progress: parts of a step.
-run_curves: pictures of runs. callbacks: who else is told of a run. dcp_folders: checkpoints of
-torch.distributed. dcp_growth: one grown into another. lightning_callback: growth in Lightning's Trainer.
+run_curves: pictures of runs. callbacks: who is told of a run. dcp_folders: checkpoints of torch.distributed.
+dcp_growth: one grown into another. lightning_callback: growth in Lightning's Trainer.
 """
 
-from mupscale.train.callbacks import Callback, JsonLines, TensorBoard, TensorBoardWriter, WeightsAndBiases
-from mupscale.train.class_paths import Spec, import_path
+from mupscale.train.callbacks import Callback, JsonLines, TensorBoard, WeightsAndBiases
+from mupscale.train.class_paths import Spec, import_path, load_of_kind
 from mupscale.train.dcp_folders import DcpFolder, load_dcp, load_dcp_model, save_dcp
 from mupscale.train.dcp_growth import (
     DcpComparison,
@@ -22,16 +21,14 @@ from mupscale.train.dcp_growth import (
     upscale_dcp,
     what_grows,
 )
-from mupscale.train.growing import check_copies, grow_model
 from mupscale.train.growth_events import Filling, Growth, NoiseLevel, build_noise, sizes_like
 from mupscale.train.lightning_callback import lightning_growth
 from mupscale.train.loss_functions import count_correct, cross_entropy
-from mupscale.train.model_checks import LoadedRecipe, check_data, cost_per_example, data_fingerprint
+from mupscale.train.metrics import exact_mean
+from mupscale.train.model_checks import check_data, cost_per_example, data_fingerprint
 from mupscale.train.nonfinite import MOST_IN_A_ROW
-from mupscale.train.numeric_precision import cast_input, compile_quietly, matmul_precision
-from mupscale.train.placed_members import init_member
+from mupscale.train.objective import cast_input, compile_quietly, matmul_precision, scores_of
 from mupscale.train.processes import Processes, join_processes
-from mupscale.train.progress import Silence, make_progress
 from mupscale.train.recipe import (
     MAY_CHANGE,
     Checkpoints,
@@ -42,10 +39,10 @@ from mupscale.train.recipe import (
     TunedAt,
     check_growing_sizes,
 )
-from mupscale.train.recipe_runner import run_recipe
 from mupscale.train.run_curves import draw_curves
 from mupscale.train.run_folder import RunFolder, find_checkpoint, step_of
-from mupscale.train.snapshot import RunState, read_snapshot, save_model_at
+from mupscale.train.run_models import check_copies, grow_model, init_member
+from mupscale.train.snapshot import RunState, read_snapshot, save_model_at, save_snapshot
 from mupscale.train.start import (
     StartingModel,
     copy_checkpoint,
@@ -54,7 +51,7 @@ from mupscale.train.start import (
     starting_point,
 )
 from mupscale.train.stored_recipes import StoredRecipe, packages_to_trust, seen_from, sign_run, stored_values, values_in
-from mupscale.train.training_run import Result, StopRequest, TrainingRun, catch_stop_signals
+from mupscale.train.training_run import Result, StopRequest, TrainingRun, catch_stop_signals, run_recipe
 
 __all__ = [
     "MAY_CHANGE",
@@ -68,7 +65,6 @@ __all__ = [
     "Filling",
     "Growth",
     "JsonLines",
-    "LoadedRecipe",
     "NoiseLevel",
     "Processes",
     "Recipe",
@@ -77,13 +73,11 @@ __all__ = [
     "RunState",
     "Schedule",
     "Seeds",
-    "Silence",
     "Spec",
     "StartingModel",
     "StopRequest",
     "StoredRecipe",
     "TensorBoard",
-    "TensorBoardWriter",
     "TrainingRun",
     "TunedAt",
     "WeightsAndBiases",
@@ -103,6 +97,7 @@ __all__ = [
     "describe_dcp_growth",
     "describe_start",
     "draw_curves",
+    "exact_mean",
     "find_checkpoint",
     "fingerprint_checkpoint",
     "grow_model",
@@ -112,13 +107,15 @@ __all__ = [
     "lightning_growth",
     "load_dcp",
     "load_dcp_model",
-    "make_progress",
+    "load_of_kind",
     "matmul_precision",
     "packages_to_trust",
     "read_snapshot",
     "run_recipe",
     "save_dcp",
     "save_model_at",
+    "save_snapshot",
+    "scores_of",
     "seen_from",
     "sign_run",
     "sizes_like",

@@ -1,4 +1,4 @@
-"""What a recipe's run tells others while it goes on: callbacks by class path, and three that ship.
+"""Who is told of a recipe's run while it goes on: the person at the terminal, and callbacks by class path.
 
 callbacks:
 - class_path: mupscale.train.WeightsAndBiases
@@ -8,8 +8,7 @@ callbacks:
 
 from __future__ import annotations
 
-import json
-import math
+import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -18,34 +17,9 @@ from typing import Any, Protocol
 from torch import nn
 from torch.optim import Optimizer
 
-from mupscale.system import MupscaleError, check_installed, make_folder, open_file, require
+from mupscale.system import MupscaleError, check_installed, make_folder, open_display, require
 from mupscale.train.class_paths import Spec
-
-
-class TensorBoardWriter:
-    """Writes every number of a record of metrics as `kind/name`."""
-
-    def __init__(self, folder: Path, step: int) -> None:
-        check_installed(["tensorboard"], "tensorboard: true")
-        try:
-            module = import_module("torch.utils.tensorboard")
-        except ImportError:  # a part of it is missing
-            raise MupscaleError("tensorboard: true needs tensorboard: pip install 'mupscale[plots]'") from None
-        first = step + 1  # what a kill left of later steps comes again
-        self.writer = module.SummaryWriter(str(folder), purge_step=first)
-
-    def write(self, record: dict[str, Any]) -> None:
-        """One record."""
-        for name, value in record.items():
-            if name != "step" and isinstance(value, int | float):
-                self.writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
-
-    def close(self) -> None:
-        """Flush."""
-        self.writer.close()
-
-
-Record = Mapping[str, Any]
+from mupscale.train.metrics import Record, append_line
 
 
 class RunInProgress(Protocol):
@@ -88,6 +62,67 @@ class Callback:
     def end(self, run: RunInProgress, record: Record) -> None:
         """At the end; record["status"] is finished, diverged or interrupted."""
 
+    def note(self, text: str) -> None:
+        """What a person should know, in a sentence."""
+
+    def close(self) -> None:
+        """However the run has ended."""
+
+
+def tell_record(callbacks: Sequence[Callback], run: RunInProgress, record: Record) -> None:
+    """A line of metrics, and the event that it is of."""
+    event = {"eval": "evaluation", "grow": "growth", "end": "end"}.get(record["kind"])
+    for name in ("metrics", event) if event else ("metrics",):
+        for callback in callbacks:
+            getattr(callback, name)(run, record)
+
+
+class Progress(Callback):
+    """For a person: a bar with loss, throughput and time left on a terminal, plain lines elsewhere.
+
+    steps: of the run. unit: what is counted, of which an example of the data has `per_example`, and a step `batch`
+    examples.
+    """
+
+    def __init__(self, steps: int, unit: str, per_step: int) -> None:
+        self.steps, self.unit, self.per_step = steps, unit, per_step
+        columns = ("wide bar", "count", "{task.fields[shown]}", "time", "left", "time left")
+        self.display = open_display(columns, steps, lines="stdout", first_line_at_once=True, shown="")
+        self._last = 0, 0.0
+
+    def begin(self, run: RunInProgress) -> None:
+        """Throughput is counted from here on."""
+        self._last = run.step, time.monotonic()
+
+    def metrics(self, run: RunInProgress, record: Record) -> None:
+        """The bar's new state, or a line if the last one is some time ago; evaluations stay."""
+        step = record["step"]
+        if record["kind"] == "train":
+            (before, then), self._last = self._last, (step, time.monotonic())
+            speed = (step - before) * self.per_step / (self._last[1] - then)
+            shown = f"loss {record['loss']:.4f}{describe_speed(speed, self.unit)}"
+            self.display.update(step, f"step {step}/{self.steps}  {shown}", last=step >= self.steps, shown=shown)
+        elif record["kind"] == "eval":
+            accuracy = f", accuracy {record['accuracy']:.1%}" if "accuracy" in record else ""
+            shown = f"held-out loss {record['loss']:.4f}{accuracy}"
+            self.display.note(f"step {step}  {shown}", f"step {step}/{self.steps}  {shown}")
+
+    def note(self, text: str) -> None:
+        """A line."""
+        self.display.note(text)
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        self.display.close()
+
+
+def describe_speed(speed: float, unit: str) -> str:
+    """So many units a second, in three digits; nothing where nothing was done."""
+    if speed <= 0:
+        return ""
+    scale, prefix = next(((s, p) for s, p in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if speed >= s), (1.0, ""))
+    return "  " + " ".join(filter(None, (f"{speed / scale:.3g}", prefix, f"{unit}/s")))
+
 
 class JsonLines(Callback):
     """Appends every line of metrics to a file. path: by default metrics-copy.jsonl in the run's folder."""
@@ -102,11 +137,37 @@ class JsonLines(Callback):
         make_folder(self.path.parent)
 
     def metrics(self, run: RunInProgress, record: Record) -> None:
-        """One line; what is not finite is null."""
+        """One line."""
         assert self.path is not None
-        plain = {n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in record.items()}
-        with open_file(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(plain) + "\n")
+        append_line(self.path, record)
+
+
+class TensorBoardWriter:
+    """Writes every number of a record of metrics as `kind/name`."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        check_installed(["tensorboard"], "tensorboard: true")
+        try:
+            module = import_module("torch.utils.tensorboard")
+        except ImportError:  # a part of it is missing
+            raise MupscaleError("tensorboard: true needs tensorboard: pip install 'mupscale[plots]'") from None
+        first = step + 1  # what a kill left of later steps comes again
+        self.writer = module.SummaryWriter(str(folder), purge_step=first)
+
+    def write(self, record: Record) -> None:
+        """One record."""
+        for name, value in numbers_of(record).items():
+            self.writer.add_scalar(name, value, record["step"])
+
+    def close(self) -> None:
+        """Flush."""
+        self.writer.close()
+
+
+def numbers_of(record: Record) -> dict[str, float]:
+    """The numbers of a record of metrics as kind/name, but for the step at which they are."""
+    kind = record["kind"]
+    return {f"{kind}/{n}": v for n, v in record.items() if isinstance(v, int | float) and n != "step"}
 
 
 class TensorBoard(Callback):
@@ -128,9 +189,9 @@ class TensorBoard(Callback):
     def metrics(self, run: RunInProgress, record: Record) -> None:
         """One record."""
         assert self.writer is not None
-        self.writer.write(dict(record))
+        self.writer.write(record)
 
-    def end(self, run: RunInProgress, record: Record) -> None:
+    def close(self) -> None:
         """Flush."""
         if self.writer is not None:
             self.writer.close()
@@ -159,42 +220,15 @@ class WeightsAndBiases(Callback):
 
     def metrics(self, run: RunInProgress, record: Record) -> None:
         """Numbers, as kind/name at the run's step."""
-        numbers = {f"{record['kind']}/{n}": v for n, v in record.items() if isinstance(v, int | float) and n != "step"}
-        self.run.log(numbers, step=int(record["step"]))
+        self.run.log(numbers_of(record), step=int(record["step"]))
 
     def end(self, run: RunInProgress, record: Record) -> None:
         """Close the run there."""
         self.run.finish(exit_code=0 if record.get("status") == "finished" else 1)
 
 
-class CallbackList:
-    """The callbacks of a run, told one after another.
-
-    >>> CallbackList([]).tell("begin", None)
-    """
-
-    def __init__(self, callbacks: Sequence[Callback]) -> None:
-        self.callbacks = list(callbacks)
-
-    def tell(self, event: str, *arguments: Any) -> None:
-        """Call the method of this name of each."""
-        for callback in self.callbacks:
-            getattr(callback, event)(*arguments)
-
-    def tell_record(self, run: RunInProgress, record: Record) -> None:
-        """A line of metrics, and the event that it is of."""
-        self.tell("metrics", run, record)
-        event = {"eval": "evaluation", "grow": "growth", "end": "end"}.get(record["kind"])
-        if event is not None:
-            self.tell(event, run, record)
-
-
 def make_callbacks(specs: Sequence[str | Mapping[str, Any]]) -> list[Callback]:
-    """Callbacks by their class paths, with arguments (class_path and init_args) or without.
-
-    >>> [type(callback).__name__ for callback in make_callbacks(["mupscale.train.JsonLines"])]
-    ['JsonLines']
-    """
+    """Callbacks by their class paths, with arguments (class_path and init_args) or without."""
     return [spec.make(Callback) for spec in callback_specs(specs)]
 
 

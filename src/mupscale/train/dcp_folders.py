@@ -10,14 +10,16 @@ import io
 import math
 import pickle
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mupscale.core import Shape
 from mupscale.system import MupscaleError, is_dcp_folder
 from mupscale.train.processes import Processes, divide_by_size
 
@@ -48,6 +50,31 @@ _SAFE = {
 }
 
 
+@contextmanager
+def explaining_torch(what: str, remedy: str = "") -> Iterator[None]:
+    """Errors of torch.distributed.checkpoint, which has many lines for each process, as one sentence."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that one process alone reads or writes is meant
+        try:
+            yield
+        except CheckpointException as error:  # no subclass of Exception
+            cause, _ = next(iter(error.failures.values()))
+            if isinstance(cause, MupscaleError):
+                raise cause from None
+            reason = " ".join(str(cause).split()) or type(cause).__name__
+            raise MupscaleError(f"{what}: {reason}{remedy}") from None
+
+
+def load_into(targets: dict[str, Tensor], reader: StorageReader, folder: Path, *, no_dist: bool = False) -> None:
+    """Fill the tensors from a folder, whatever their layout. no_dist: by this process alone."""
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    with explaining_torch(f"{folder} cannot be read"):
+        load(targets, storage_reader=reader, no_dist=no_dist)
+
+
 class _IndexReader(pickle.Unpickler):
     """Refuses everything that is no part of an index."""
 
@@ -61,6 +88,21 @@ class _IndexReader(pickle.Unpickler):
 
 def _join_path(*parts: str) -> str:
     return "/".join(parts)
+
+
+class DcpContent(Protocol):
+    """What a DCP folder holds, or is to hold: tensors, other objects as bytes, and the path of each in nested dicts."""
+
+    shapes: dict[str, Shape]
+    dtypes: dict[str, torch.dtype]
+    objects: dict[str, Any]
+    paths: dict[str, tuple[str | int, ...]]
+
+    def read(self, name: str) -> Tensor:
+        """The tensor of this name."""
+
+    def raw(self, name: str) -> bytes:
+        """The bytes that stand for an object."""
 
 
 class DcpFolder:
@@ -104,17 +146,8 @@ class DcpFolder:
 
     def read(self, name: str) -> Tensor:
         """The tensor of this name, whole and in main memory, whatever it was sharded over."""
-        from torch.distributed.checkpoint.api import CheckpointException
-        from torch.distributed.checkpoint.state_dict_loader import load
-
         tensor = torch.empty(self.shapes[name], dtype=self.dtypes[name])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that one process alone reads is meant
-            try:
-                load({name: tensor}, storage_reader=_reader(self.path, self._index), no_dist=True)
-            except CheckpointException as error:  # no subclass of Exception
-                last = str(error).strip().splitlines()[-1:] or [type(error).__name__]
-                raise MupscaleError(f"{self.path} cannot be read: {last[0]}") from None
+        load_into({name: tensor}, _reader(self.path, self._index), self.path, no_dist=True)
         return tensor
 
     def raw(self, name: str) -> bytes:
@@ -211,27 +244,16 @@ def save_dcp(folder: str | Path, model: nn.Module, optimizer: Optimizer | None =
     state: dict[str, Any] = {"model": get_model_state_dict(model)}
     if optimizer is not None:
         state["optimizer"] = get_optimizer_state_dict(model, optimizer)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with explaining_torch(f"{folder} could not be written"):
         save(state, checkpoint_id=str(folder), no_dist=not (dist.is_available() and dist.is_initialized()))
     return Path(folder)
 
 
-def write_dcp(
-    folder: Path,
-    tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
-    make: Callable[[str], Tensor],
-    objects: Mapping[str, bytes],
-    paths: Mapping[str, tuple[str | int, ...]],
-    processes: Processes,
-) -> None:
+def write_dcp(folder: Path, content: DcpContent, processes: Processes) -> None:
     """Write a DCP folder of which each tensor is made when its turn comes, and given up when it is written.
 
-    tensors: the shape and dtype of each. make: from its name to the tensor, in memory of its own. objects, paths: as
-    `DcpFolder` has them.
-    Several processes divide the tensors; all must call.
+    Tensors must have memory of their own. Several processes divide them; all must call.
     """
-    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -241,28 +263,21 @@ def write_dcp(
 
         def set_up_planner(self, *args: Any, **kwargs: Any) -> None:
             super().set_up_planner(*args, **kwargs)
-            self.mappings = {name: paths.get(name, (name,)) for name in self.state_dict}
+            self.mappings = {name: content.paths.get(name, (name,)) for name in self.state_dict}
 
         def resolve_data(self, write_item: Any) -> Any:
             if self.made is not None:  # torch keeps what it has written until the end
                 self.made.untyped_storage().resize_(0)
             name, self.made = write_item.index.fqn, None
-            if name in objects:
-                return io.BytesIO(objects[name])
-            self.made = make(name)
+            if name in content.objects:
+                return io.BytesIO(content.raw(name))
+            self.made = content.read(name)
             return self.made
 
-    sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in tensors.items()}
+    sizes = {name: math.prod(shape) * content.dtypes[name].itemsize for name, shape in content.shapes.items()}
     ours = divide_by_size(sizes, processes.world)[processes.rank]
-    state: dict[str, Any] = {n: torch.empty(tensors[n][0], dtype=tensors[n][1], device="meta") for n in ours}
-    state |= dict.fromkeys(objects)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            writer = FileSystemWriter(folder, per_thread_copy_ahead=0)  # one tensor after the other, on any machine
-            save(state, storage_writer=writer, planner=Planner(), no_dist=processes.world == 1)
-        except CheckpointException as error:
-            cause, _ = next(iter(error.failures.values()))
-            if isinstance(cause, MupscaleError):
-                raise cause from None
-            raise MupscaleError(f"{folder} could not be written: {' '.join(str(cause).split())}") from None
+    empty = {n: torch.empty(content.shapes[n], dtype=content.dtypes[n], device="meta") for n in ours}
+    state: dict[str, Any] = {**empty, **dict.fromkeys(content.objects)}
+    with explaining_torch(f"{folder} could not be written"):
+        writer = FileSystemWriter(folder, per_thread_copy_ahead=0)  # one tensor after the other, on any machine
+        save(state, storage_writer=writer, planner=Planner(), no_dist=processes.world == 1)

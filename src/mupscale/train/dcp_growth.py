@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,22 +23,21 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Entry, Initial, Plan, TensorSource, Width, check_dtype, check_same_names, naming
+from mupscale.core import Entry, Initial, Plan, Shape, TensorSource, Width, check_dtype, check_same_names, naming
 from mupscale.family import BuiltMembers, Family
 from mupscale.growth import (
     DEPTH_OPERATORS,
     Experts,
     NewTensor,
     Part,
-    axes_of_state,
     check_operator,
     check_written,
     grow_state,
     initial_state,
     is_replica,
-    is_scalar,
     plan_experts,
     refuse_nonfinite,
+    shape_of_state,
 )
 from mupscale.optim import NORM_FACTOR, GroupBuilder, recognise_optimizer, traits_of
 from mupscale.planning import initial_means, initial_std, no_pattern
@@ -53,7 +52,7 @@ from mupscale.system import (
     replace_text,
     text_table,
 )
-from mupscale.train.dcp_folders import DcpFolder, write_dcp
+from mupscale.train.dcp_folders import DcpContent, DcpFolder, write_dcp
 from mupscale.train.growth_events import Growth
 from mupscale.train.processes import Processes
 
@@ -61,8 +60,8 @@ RECORD_FILE = "mupscale.json"
 _FORMAT = "mupscale.dcp/1"
 _OPTIMIZERS = ("optimizer.", "optim.")
 _NO_SETTINGS = {"params", "foreach", "fused", "capturable", "differentiable", "maximize"}  # of a run, not of a group
+_PLAIN = (str, int, float, list, tuple, type(None))  # what a JSON file can hold
 _MOST_ROWS = 20
-Read = Callable[[str], Tensor]
 Router = Literal["drawn", "silent"]
 
 
@@ -104,14 +103,14 @@ def upscale_dcp(
     plan, sketches = plan_dcp(family, narrow, wide, growth, router)
     if all(entry.narrow == entry.wide for entry in plan.parameters.values()) and not plan.has_new_parts:
         raise MupscaleError(f"nothing would grow from {dict(narrow)} to {dict(wide)}. Choose larger sizes")
-    grown = _Growing(DcpFolder(source), plan, growth, seed, optimizer, *sketches)
+    grown = GrownFolder(DcpFolder(source), plan, growth, seed, optimizer, sketches)
     record = {
         "format": _FORMAT,
         "from": dict(narrow),
         "to": dict(wide),
         "growth": growth.filling,
         "seed": seed,
-        "groups": [{key: value for key, value in group.items() if _is_plain(value)} for group in grown.groups],
+        "groups": [{key: v for key, v in group.items() if isinstance(v, _PLAIN)} for group in grown.groups],
         "plan": json.loads(plan.to_json()),
     }
     what = f"{out} cannot be written"
@@ -123,7 +122,7 @@ def upscale_dcp(
             return place.enter_context(appearing(out))
 
         hidden = processes.ask_main(open_place, what)
-        write_dcp(hidden, grown.tensors, grown.make, grown.objects, grown.paths, processes)
+        write_dcp(hidden, grown, processes)
         processes.by_main(lambda: replace_text(hidden / RECORD_FILE, json.dumps(record, indent=1) + "\n"), what)
         processes.by_main(place.close, what)
     before = {plan.sources[name].name: math.prod(entry.narrow) for name, entry in plan.parameters.items()}
@@ -210,7 +209,7 @@ class DcpUpscaled:
     def trainer_lines(self) -> str:
         """The groups as torchtitan's config takes them, where there is an optimizer."""
         assert self.optimizer is not None
-        taken = set(inspect.signature(self.optimizer).parameters) - _NO_SETTINGS
+        taken = _settings_of(self.optimizer)
         every = [name for group in self.groups for name in group["params"]]
         lines = ["param_groups = ["]
         for group in self.groups:
@@ -252,7 +251,7 @@ def describe_dcp_growth(
             said.append("Old weights stay as they are beside fresh units: the column `weight` is for copies.")
     if grows != {"units"}:
         said.append(str(plan))
-    grown = _Growing(DcpFolder(source), plan, growth, 0, None, *sketches)
+    grown = GrownFolder(DcpFolder(source), plan, growth, 0, None, sketches)
     if grown.optimizer is None:
         return "\n\n".join([*said, "no optimizer state in the folder"])
     factors = {"lr": "lr_factor", "decay": "weight_decay_factor", "eps": "eps_factor", "norm": NORM_FACTOR}
@@ -284,15 +283,11 @@ def _pattern(names: list[str], every: list[str]) -> str:
     return general if {name for name in every if re.search(general, name)} == {*names} else expression(any_number=False)
 
 
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | float | bool | list | tuple | None)
+class GrownFolder:
+    """What becomes of a folder: every tensor, made when it is asked for, and every object, as `DcpFolder` has them.
 
-
-class _Growing:
-    """What becomes of every tensor and object of a folder.
-
-    narrow, wide: the models, without memory, whose names and shapes the folders have.
-    tensors: of the new folder, shapes and dtypes. objects: of it, bytes. paths: of both. groups: the wide optimizer's.
+    narrow, wide: the models, without memory, whose names and shapes the folders have; None where they are not known.
+    groups: of the wide model's optimizer.
     """
 
     def __init__(
@@ -302,17 +297,16 @@ class _Growing:
         growth: Growth,
         seed: int,
         optimizer: type[Optimizer] | None,
-        narrow: nn.Module | None,
-        wide: nn.Module | None,
+        models: tuple[nn.Module, nn.Module] | None,
     ) -> None:
         self.source, self.plan, self.seed, self.optimizer = source, plan, seed, optimizer
-        self.operator = growth.build_operator()
-        self.narrow, self.wide = narrow, wide
+        self.operator, self.models = growth.build_operator(), models
         check_operator(self.operator, plan)
         if plan.mup and plan.patterned:
             raise no_pattern(plan.patterned[0])
         self.prefix = source.model_prefix
-        self.tensors: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        self.shapes: dict[str, Shape] = {}
+        self.dtypes: dict[str, torch.dtype] = {}
         self.objects: dict[str, bytes] = {}
         self.paths: dict[str, tuple[str | int, ...]] = {}
         self.groups: list[dict[str, Any]] = []
@@ -320,98 +314,94 @@ class _Growing:
         self._translated: tuple[str, dict[str, Tensor]] = "", {}
         self._add_model()
         self._add_optimizer()
-        self._add_rest()
+        ours = {self.prefix + name for name in source.model}
+        for name in (*source.shapes, *source.objects):  # what is neither the model's nor the optimizer's, as it is
+            if name not in ours and not name.startswith(_OPTIMIZERS):
+                self._keep(name, name)
 
-    def make(self, name: str) -> Tensor:
-        """The tensor of this name in the new folder."""
+    def read(self, name: str) -> Tensor:
+        """The tensor of this name."""
         return self._makers[name]().contiguous()
 
-    def _add(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        make: Callable[[], Tensor],
-        like: str,
-        renamed: tuple[str, str] = ("", ""),
-    ) -> None:
-        """A tensor that is made of the stored one, and lies as it in nested dicts, under its own parameter's name."""
-        dtype = self._dtype(name.removeprefix(self.prefix), self.source.dtypes[like])
-        self.tensors[name], self._makers[name] = (tuple(shape), dtype), make
-        self._add_path(name, like, renamed)
+    def raw(self, name: str) -> bytes:
+        """The bytes that stand for an object."""
+        return self.objects[name]
 
-    def _add_path(self, name: str, like: str, renamed: tuple[str, str] = ("", "")) -> None:
-        path = tuple(p.replace(*renamed) if isinstance(p, str) else p for p in self.source.paths.get(like, ()))
+    def _add(self, name: str, shape: Shape, dtype: torch.dtype, make: Callable[[], Tensor]) -> None:
+        self.shapes[name], self.dtypes[name], self._makers[name] = tuple(shape), dtype, make
+
+    def _keep(self, name: str, stored: str, renamed: tuple[str, str] = ("", "")) -> None:
+        """What is stored under a name as it is; it lies as that in nested dicts, under its own parameter's name."""
+        if stored in self.source.objects:
+            self.objects[name] = self.source.raw(stored)
+        elif name not in self.shapes:
+            self._add(name, self.source.shapes[stored], self.source.dtypes[stored], partial(self.source.read, stored))
+        path = tuple(p.replace(*renamed) if isinstance(p, str) else p for p in self.source.paths.get(stored, ()))
         if ".".join(map(str, path)) == name:
             self.paths[name] = path
 
     # ------------------------------------------------------------------------------------------- the model
 
-    @cached_property
-    def _modules(self) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
-        return tuple({} if m is None else dict(m.named_modules()) for m in (self.narrow, self.wide))  # type: ignore[return-value]
-
     def _add_model(self) -> None:
         """The wide model's tensors by the names that it saves them under, and what each is read from."""
-        stored = {name: self.source.shapes[self.prefix + name] for name in self.source.model}
-        if self.narrow is not None and self.wide is not None:
-            expected = {name: tuple(t.shape) for name, t in self.narrow.state_dict().items()}
-            check_same_names(str(self.source.path), stored, "the model of these sizes", expected, _ADVICE, "tensor")
-            for name, shape in expected.items():
-                if stored[name] != shape:
-                    raise MupscaleError(
-                        f"'{name}' has shape {stored[name]} in {self.source.path} and {shape} in the model of these "
-                        f"sizes: {_ADVICE}"
-                    )
-            saved = {name: tuple(t.shape) for name, t in self.wide.state_dict().items()}
+        plan, stored = self.plan, {name: self.source.shapes[self.prefix + name] for name in self.source.model}
+        if self.models is None:
+            saved = {alias: plan[name].wide for alias, name in plan.names.items() if plan.old_path(alias) in stored}
         else:
-            saved = {alias: self.plan[name].wide for alias, name in self.plan.names.items()}
-            saved = {name: shape for name, shape in saved.items() if self.plan.old_path(name) in stored}
+            expected, saved = ({n: tuple(t.shape) for n, t in model.state_dict().items()} for model in self.models)
+            check_same_names(str(self.source.path), stored, "the model of these sizes", expected, _ADVICE, "tensor")
+            if odd := next((name for name, shape in expected.items() if stored[name] != shape), None):
+                raise MupscaleError(
+                    f"'{odd}' has shape {stored[odd]} in {self.source.path} and {expected[odd]} in the model of these "
+                    f"sizes: {_ADVICE}"
+                )
         for name, shape in saved.items():
-            old = self.plan.old_path(name)
-            is_plain = name in self.plan.names
-            read = partial(self._tensor, self.plan.names[name], self._read) if is_plain else None
-            make: Callable[[], Tensor] = self._made_by_module(name) if read is None else read
-            self._add(self.prefix + name, shape, make, self.prefix + old, (old, name))
+            old = self.prefix + plan.old_path(name)
+            is_plain = name in plan.names
+            make = partial(self._make, plan.names[name], self._read) if is_plain else self._made_by_module(name)
+            self._add(self.prefix + name, shape, self._dtype(name, self.source.dtypes[old]), make)
+            self._keep(self.prefix + name, old, (plan.old_path(name), name))
 
     def _dtype(self, name: str, dtype: torch.dtype) -> torch.dtype:
         """That of a tensor in the new folder: as in the old one, or, of a buffer that this lacks, as it is built."""
         is_new = name in self.plan.buffers and not self.plan.sources[name].is_taken
-        return naming.buffers(self.wide)[name].dtype if is_new and self.wide is not None else dtype
+        return naming.buffers(self.models[1])[name].dtype if is_new and self.models is not None else dtype
 
     def _read(self, name: str) -> Tensor:
-        tensor: Tensor = self.source.read(self.prefix + name)
-        return tensor
+        return self.source.read(self.prefix + name)
 
-    def _tensor(self, name: str, read: Read) -> Tensor:
+    def _make(self, name: str, read: Callable[[str], Tensor]) -> Tensor:
         """A parameter or buffer of the wide model, by the plan's name."""
-        entry, source = self.plan[name], self.plan.sources[name]
-        narrow, part = read(source.name), Part(name, self.plan, self.seed)
-        if (new := NewTensor.of(name, self.plan, self.seed)) is not None:
+        plan, operator, entry = self.plan, self.operator, self.plan[name]
+        narrow, part = read(plan.sources[name].name), Part(name, plan, self.seed)
+        if (new := NewTensor.of(name, plan, self.seed)) is not None:
             return new.whole(entry.wide, self._dtype(name, narrow.dtype))
-        if name in self.plan.buffers and (entry.narrow == entry.wide or not narrow.is_floating_point()):
+        is_buffer = name in plan.buffers
+        if is_buffer and (entry.narrow == entry.wide or not narrow.is_floating_point()):
             return narrow
+        if is_buffer and not operator.needs_multiples:
+            raise MupscaleError(f"the buffer '{name}' grows, and fresh units have no values for it. Use --how copies")
         check_dtype(name, narrow)
         refuse_nonfinite({name: narrow})
-        out = torch.full(entry.wide, float("nan"), dtype=narrow.dtype)
-        if name in self.plan.parameters:
-            self.operator.parameter(out, narrow.expand(part.entry.narrow), part)
-        elif self.operator.needs_multiples:
-            self.operator.buffer(out, narrow, part)
+        out = torch.full(entry.wide, math.nan, dtype=narrow.dtype)
+        if is_buffer:
+            operator.buffer(out, narrow, part)
         else:
-            raise MupscaleError(f"the buffer '{name}' grows, and fresh units have no values for it. Use --how copies")
-        check_written(name, out, self.operator)
+            operator.parameter(out, narrow.expand(part.entry.narrow), part)
+        check_written(name, out, operator)
         return out
 
     def _made_by_module(self, name: str) -> Callable[[], Tensor]:
         """Of a tensor that is no parameter: some module saves its parameters under other names, with a hook."""
-        modules, path = self._modules[1], name
+        modules = {} if self.models is None else dict(self.models[1].named_modules())
+        path = name
         while path and not (path in modules and modules[path]._state_dict_hooks):
             path = path.rpartition(".")[0]
         if not path:
             raise MupscaleError(f"'{name}' in {self.source.path} is no parameter or buffer of the model: {_ADVICE}")
 
         def make() -> Tensor:
-            if self._translated[0] != path:
+            if self._translated[0] != path:  # its other tensors come next
                 self._translated = path, self._translate(path)
             return self._translated[1][name].clone()
 
@@ -419,22 +409,24 @@ class _Growing:
 
     def _translate(self, path: str) -> dict[str, Tensor]:
         """What a module of the wide model saves, from what the narrow one's saved: through parameters and back."""
+        assert self.models is not None
         old = self.plan.old_path(path)
-        small, large = (_with_memory(m[p]) for m, p in zip(self._modules, (old, path), strict=True))
+        small, large = (
+            copy.deepcopy(model.get_submodule(place)).to_empty(device="cpu")
+            for model, place in zip(self.models, (old, path), strict=True)
+        )
         small.load_state_dict({name: self._read(f"{old}.{name}") for name in small.state_dict()})
-        ours: dict[str, Tensor] = {
-            f"{old}.{n}": t.detach() for n, t in (*small.named_parameters(), *small.named_buffers())
-        }
+        held = {f"{old}.{n}": t.detach() for n, t in (*small.named_parameters(), *small.named_buffers())}
         with torch.no_grad():
             for name, p in large.named_parameters():
-                p.data = self._tensor(self.plan.names[f"{path}.{name}"], ours.__getitem__)
+                p.data = self._make(self.plan.names[f"{path}.{name}"], held.__getitem__)
         return {f"{path}.{name}": tensor for name, tensor in large.state_dict().items()}
 
     # ------------------------------------------------------------------------------------------- the optimizer
 
     def _add_optimizer(self) -> None:
         """Its state by the names that it has itself, and its groups with the wide model's rates."""
-        names = [*self.source.tensors, *self.source.objects]
+        names = [*self.source.shapes, *self.source.objects]
         start = next((s for s in _OPTIMIZERS if any(n.startswith(f"{s}state.") for n in names)), None)
         if start is None:
             return
@@ -443,18 +435,20 @@ class _Growing:
             if name.startswith(f"{start}state."):
                 parameter, key = self._split(name.removeprefix(f"{start}state."), name)
                 states.setdefault(parameter, {})[key] = name
-        hypers = self._hyperparameters(start)
+        hypers, is_numbered = self._hyperparameters(f"{start}param_groups.")
         first = next(iter(hypers.values()), {})
         keys = {key for state in states.values() for key in state}
         cls = self.optimizer = self.optimizer or recognise_optimizer(keys, first, self.source.path)
-        one = cls([nn.Parameter(torch.zeros(1))], **_constructor(cls, first))
-        for name in self.plan.parameters:
-            source = self.plan.sources[name]
-            for key, stored in states.get(source.name, {}).items():
-                hyper = hypers.get(source.name, {})
-                self._add_state(stored.replace(source.name, name), stored, key, name, hyper, one)
-        if hypers:
-            self._add_groups(start, hypers, cls)
+        known = {key: value for key, value in first.items() if key in _settings_of(cls)}
+        one, builder = cls([nn.Parameter(torch.zeros(1))], **known), GroupBuilder(traits_of(cls).at(self.plan))
+        for name, entry in self.plan.parameters.items():
+            old = self.plan.sources[name].name
+            for key, stored in states.get(old, {}).items():
+                self._add_state(stored.replace(old, name), stored, key, name, hypers.get(old, {}), one)
+            if (own := hypers.get(old)) is not None:
+                builder.add(name, nn.Parameter(torch.empty(0)), entry, own, own)
+        for number, group in enumerate(builder.groups() if hypers else ()):
+            self._add_group(start, number, group, is_numbered)
 
     def _split(self, rest: str, whole: str) -> tuple[str, str]:
         """A parameter of the narrow model and the key behind it, in the name of something that is kept for it."""
@@ -469,10 +463,10 @@ class _Growing:
             )
         return self.plan.old_names[name], key
 
-    def _hyperparameters(self, start: str) -> dict[str, dict[str, Any]]:
-        """By parameter of the narrow model. torchtitan keeps them so; others keep numbered groups."""
-        start, found, numbered = f"{start}param_groups.", dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
-        for name in (*self.source.objects, *self.source.tensors):
+    def _hyperparameters(self, start: str) -> tuple[dict[str, dict[str, Any]], bool]:
+        """By parameter of the narrow model, as torchtitan keeps them; and whether they are in numbered groups."""
+        found, numbered = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
+        for name in (*self.source.objects, *self.source.shapes):
             if name.startswith(start):
                 rest, value = name.removeprefix(start), self.source.value(name)
                 number, _, key = rest.partition(".")
@@ -485,84 +479,52 @@ class _Growing:
             for name in group["params"]:
                 parameter, _ = self._split(f"{name}.lr", f"{start}…{name}")
                 found[parameter] = {key: v for key, v in group.items() if key not in ("params", "param_names")}
-        self._is_numbered = bool(numbered)
-        return found
+        return found, bool(numbered)
 
     def _add_state(
         self, name: str, stored: str, key: str, parameter: str, hyper: Mapping[str, Any], optimizer: Optimizer
     ) -> None:
         entry, source = self.plan.parameters[parameter], self.plan.sources[parameter]
-        if stored in self.source.objects:  # what is no tensor is a number for the whole parameter
-            self.objects[name] = self.source.raw(stored)
-            self._add_path(name, stored, (source.name, parameter))
-            return
-        shape, dtype, traits = self.source.shapes[stored], self.source.dtypes[stored], traits_of(type(optimizer))
-        sketch, stacked = torch.empty(shape, device="meta"), entry.stacked
-        if not source.is_taken and len(shape) == len(entry.narrow):
-            shape = tuple(w if s == n else s for s, n, w in zip(shape, entry.narrow, entry.wide, strict=True))
-        elif not is_scalar(sketch, entry):
-            sketch = sketch.expand(*stacked.narrow[: len(stacked.narrow) - len(shape)], *shape)
-            axes = axes_of_state(name, sketch, stacked)
-            shape = tuple(w if d in axes else n for d, (n, w) in enumerate(zip(sketch.shape, entry.wide, strict=True)))
-        part = Part(parameter, self.plan, self.seed)
-        like = torch.empty(1, dtype=dtype).expand(entry.wide)
+        if stored not in self.source.objects:  # what is no tensor is a number for the whole parameter
+            shape, dtype = self.source.shapes[stored], self.source.dtypes[stored]
+            if not source.is_taken and len(shape) == len(entry.narrow):
+                shape = tuple(w if s == n else s for s, n, w in zip(shape, entry.narrow, entry.wide, strict=True))
+            else:
+                shape = shape_of_state(name, shape, entry.stacked)
+            part, like = Part(parameter, self.plan, self.seed), torch.empty(1, dtype=dtype).expand(entry.wide)
 
-        def make() -> Tensor:
-            if not source.is_taken:  # none yet: as it is before the first step
-                return torch.full(shape, initial_state(optimizer, hyper, len(entry.narrow)).get(key, 0.0), dtype=dtype)
-            value = self.source.read(stored)
-            grown: Tensor = grow_state(key, value, part, like, hyper, traits, self.operator, optimizer)
-            return grown
+            def make() -> Tensor:
+                if not source.is_taken:  # none yet: as it is before the first step
+                    start = initial_state(optimizer, hyper, len(entry.narrow)).get(key, 0.0)
+                    return torch.full(shape, start, dtype=dtype)
+                value, traits = self.source.read(stored), traits_of(type(optimizer))
+                grown: Tensor = grow_state(key, value, part, like, hyper, traits, self.operator, optimizer)
+                return grown
 
-        self._add(name, shape, make, stored, (source.name, parameter))
+            self._add(name, shape, dtype, make)
+        self._keep(name, stored, (source.name, parameter))
 
-    def _add_groups(self, start: str, hypers: Mapping[str, dict[str, Any]], cls: type[Optimizer]) -> None:
-        builder = GroupBuilder(traits_of(cls).at(self.plan))
-        for name, entry in self.plan.parameters.items():
-            if (own := hypers.get(self.plan.sources[name].name)) is not None:
-                builder.add(name, nn.Parameter(torch.empty(0)), entry, own, own)
-        for number, group in enumerate(builder.groups()):
-            names = [name for name, _ in group["params"]]
-            self.groups.append({**group, "params": names})
-            said = {key: value for key, value in group.items() if key != "params"}
-            if self._is_numbered:
-                for key, value in {**said, "params": names}.items():
-                    self.objects[f"{start}param_groups.{number}.{key}"] = _saved(value)
-                    self.paths[f"{start}param_groups.{number}.{key}"] = (start[:-1], "param_groups", number, key)
-                continue
-            for name in names:
-                for key, value in said.items():
-                    self.objects[f"{start}param_groups.{name}.{key}"] = _saved(value)
-                    self.paths[f"{start}param_groups.{name}.{key}"] = (start[:-1], f"param_groups.{name}.{key}")
-
-    def _add_rest(self) -> None:
-        """What is neither the model's nor the optimizer's, as it is."""
-        ours = (*self.source.model,) if not self.prefix else ()
-        for name in self.source.tensors:
-            if name not in ours and not name.startswith((*_OPTIMIZERS, *((self.prefix,) if self.prefix else ()))):
-                self._add(name, self.source.shapes[name], partial(self.source.read, name), name)
-        for name in self.source.objects:
-            if not name.startswith(_OPTIMIZERS):
-                self.objects[name] = self.source.raw(name)
-                self._add_path(name, name)
+    def _add_group(self, start: str, number: int, group: dict[str, Any], is_numbered: bool) -> None:
+        """In the form that the source has: for a number, or for each parameter."""
+        said = {key: value for key, value in group.items() if key != "params"}
+        names = [name for name, _ in group["params"]]
+        self.groups.append({**said, "params": names})
+        owners = [number] if is_numbered else names
+        for owner in owners:
+            for key, value in {**said, "params": names}.items() if is_numbered else said.items():
+                name, stream = f"{start}param_groups.{owner}.{key}", io.BytesIO()
+                torch.save(value, stream)
+                self.objects[name] = stream.getvalue()
+                place = ("param_groups", number, key) if is_numbered else (f"param_groups.{owner}.{key}",)
+                self.paths[name] = (start[:-1], *place)
 
 
 _ADVICE = "give the sizes of the model in the folder (--from), and the function that builds it (--model)"
 
 
-def _with_memory(module: nn.Module) -> nn.Module:
-    return copy.deepcopy(module).to_empty(device="cpu")
-
-
-def _constructor(cls: type[Optimizer], hyper: Mapping[str, Any]) -> dict[str, Any]:
-    taken = set(inspect.signature(cls).parameters) - _NO_SETTINGS
-    return {key: value for key, value in hyper.items() if key in taken}
-
-
-def _saved(value: Any) -> bytes:
-    stream = io.BytesIO()
-    torch.save(value, stream)
-    return stream.getvalue()
+def _settings_of(cls: type[Optimizer]) -> set[str]:
+    """The hyperparameters that its constructor takes."""
+    return set(inspect.signature(cls).parameters) - _NO_SETTINGS
 
 
 def compare_dcp(
@@ -578,9 +540,7 @@ def compare_dcp(
     saves its parameters under other names. optimizer: as in `upscale_dcp`.
     """
     before, after = DcpFolder(small), DcpFolder(large)
-    tensors = {name: (shape, before.dtypes[name]) for name, shape in before.shapes.items()}
-    make: Callable[[str], Tensor] = before.read
-    objects = {name: before.raw(name) for name in before.objects}
+    expected: DcpContent = before
     record = _read_record(after.path)
     if record is not None:
         plan, growth, seed = Plan.from_json(json.dumps(record["plan"])), Growth(0, **record["growth"]), record["seed"]
@@ -590,17 +550,12 @@ def compare_dcp(
                 f"'{strangers[0]}' is no parameter: a module saves it instead of its own. Give --model, the function "
                 "that builds the model"
             )
-        models = [build and BuiltMembers(build, record["from"]).sketch(record[side]) for side in ("from", "to")]
-        grown = _Growing(before, plan, growth, seed, optimizer, *models)
-        tensors, make, objects = grown.tensors, grown.make, grown.objects
-    rows = list(_differences(tensors, make, after))
-    ours, theirs = objects, {name: after.raw(name) for name in after.objects}
-    rows += [
-        (name, _seen(ours.get(name)), _seen(theirs.get(name)))
-        for name in {**ours, **theirs}
-        if not _same(ours.get(name), theirs.get(name))
-    ]
-    return DcpComparison(before.path, after.path, record is not None, len(tensors) + len(objects), tuple(rows))
+        members = build and BuiltMembers(build, record["from"])
+        models = (members.sketch(record["from"]), members.sketch(record["to"])) if members else None
+        expected = GrownFolder(before, plan, growth, seed, optimizer, models)
+    rows = tuple(_differences(expected, after))
+    count = len(expected.shapes) + len(expected.objects)
+    return DcpComparison(before.path, after.path, record is not None, count, rows)
 
 
 @dataclass(frozen=True)
@@ -629,21 +584,22 @@ class DcpComparison:
         return "\n".join([table, *([f"… and {more} more"] if more > 0 else []), verdict])
 
 
-def _differences(
-    tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]], make: Callable[[str], Tensor], after: DcpFolder
-) -> Iterator[tuple[str, str, str]]:
-    """Of tensors that differ: their names, and the shapes; or, where these are the same, by what part of their size."""
-    for name in {**tensors, **after.shapes}:
-        shape, found = tensors[name][0] if name in tensors else None, after.shapes.get(name)
-        if shape != found:
-            yield name, _seen(shape), _seen(found)
+def _differences(expected: DcpContent, found: DcpContent) -> Iterator[tuple[str, str, str]]:
+    """Names, shapes or values of what differs; of tensors of one shape, how many entries and by what of their size."""
+    for name in {**expected.shapes, **found.shapes}:
+        shape, other = expected.shapes.get(name), found.shapes.get(name)
+        if shape is None or other is None or shape != other:
+            yield name, _seen(shape), _seen(other)
             continue
-        one, other = make(name).double(), after.read(name).double()
-        if not torch.equal(one, other):
-            size = float(one.norm())
-            off = float((one - other).norm()) / size if size else float("inf")
-            number = int((one != other).sum())
-            yield name, "×".join(map(str, shape or ())) or "a number", f"{number} entries differ, by {off:.1e} in all"
+        ours, theirs = expected.read(name).double(), found.read(name).double()
+        if not torch.equal(ours, theirs):
+            size = float(ours.norm())
+            off = float((ours - theirs).norm()) / size if size else math.inf
+            yield name, _seen(shape), f"{int((ours != theirs).sum())} entries differ, by {off:.1e} in all"
+    for name in {**expected.objects, **found.objects}:
+        one, another = (each.raw(name) if name in each.objects else None for each in (expected, found))
+        if one != another and (None in (one, another) or _seen(one) != _seen(another) or _seen(one) == _seen(b"")):
+            yield name, _seen(one), _seen(another)
 
 
 def _read_record(folder: Path) -> dict[str, Any] | None:
@@ -657,10 +613,6 @@ def _read_record(folder: Path) -> dict[str, Any] | None:
         return record
     except (OSError, ValueError, KeyError, TypeError, MupscaleError) as error:
         raise MupscaleError(f"{file} is not what mupscale upscale wrote ({type(error).__name__}: {error})") from None
-
-
-def _same(one: bytes | None, other: bytes | None) -> bool:
-    return one == other or (None not in (one, other) and _seen(one) == _seen(other) != _seen(b""))
 
 
 def _seen(value: Any) -> str:

@@ -6,6 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from torch.optim import Optimizer
+
 from mupscale.core import WidthLike
 from mupscale.family import Family
 from mupscale.growth import DepthOperator, Operator
@@ -39,69 +41,50 @@ def lightning_growth(
     """
     if width is None and depth is None:
         raise MupscaleError("lightning_growth needs the size to grow to: give width, depth, or both")
-    settings = {"depth": depth, "grow": grow, "noise": noise, "lr": lr, "seed": seed}
-    growth = _NetworkGrowth(at, family, width, attribute, settings, None if folder is None else Path(folder))
-    return _callback_class()(growth)
+    settings: dict[str, Any] = {"width": width, "depth": depth, "grow": grow, "noise": noise, "lr": lr, "seed": seed}
 
+    class GrowNetwork(_callback_base()):  # type: ignore[misc]
+        """The growth, once."""
 
-def _callback_class() -> Any:
-    """A subclass of Lightning's Callback, under whichever name it is installed."""
-    for name in ("lightning.pytorch", "pytorch_lightning"):
-        try:
-            base = import_module(name).Callback
-            break
-        except ImportError:
-            continue
-    else:
-        raise MupscaleError("lightning_growth needs Lightning: pip install lightning")
-
-    class GrowNetwork(base):  # type: ignore[misc, valid-type]
-        def __init__(self, growth: _NetworkGrowth) -> None:
-            self.growth = growth
+        done = False
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-            self.growth.after_step(trainer, pl_module)
+            if self.done or trainer.global_step < at:
+                return
+            if trainer.world_size > 1 or len(trainer.optimizers) != 1:
+                raise MupscaleError("lightning_growth grows a network in one process, with one optimizer")
+            self.done = True
+            self._save(trainer, "narrow")
+            optimizer = trainer.optimizers[0]
+            wide, grown = family.upscale(getattr(pl_module, attribute), optimizer, **settings)
+            assert grown is not None
+            for config in trainer.lr_scheduler_configs:
+                _grow_in_place(config.scheduler, optimizer, grown)
+            optimizer.param_groups, optimizer.state = grown.param_groups, grown.state
+            setattr(pl_module, attribute, wide)
+            self._save(trainer, "wide")
 
-    return GrowNetwork
+        def _save(self, trainer: Any, which: str) -> None:
+            if folder is not None:
+                trainer.save_checkpoint(Path(folder) / f"step-{trainer.global_step}-{which}.ckpt")
+
+    return GrowNetwork()
 
 
-class _NetworkGrowth:
-    """The growth itself, once."""
+def _grow_in_place(scheduler: Any, optimizer: Optimizer, grown: Optimizer) -> None:
+    """The schedule of the optimizer that Lightning holds, for the groups that it is given."""
+    widened = widen_scheduler(scheduler, grown)
+    for inner in getattr(widened, "_schedulers", ()):  # of SequentialLR: they act on Lightning's optimizer, too
+        inner.optimizer = optimizer
+    scheduler.__dict__.update({n: v for n, v in vars(widened).items() if n not in ("optimizer", "step")})
+    scheduler.__class__ = type(widened)  # which may have a floor for each group
 
-    def __init__(
-        self,
-        at: int,
-        family: Family,
-        width: WidthLike | None,
-        attribute: str,
-        settings: dict[str, Any],
-        folder: Path | None,
-    ) -> None:
-        self.at, self.family, self.width, self.attribute = at, family, width, attribute
-        self.settings, self.folder, self.done = settings, folder, False
 
-    def after_step(self, trainer: Any, module: Any) -> None:
-        """Grow, if this was the step."""
-        if self.done or trainer.global_step < self.at:
-            return
-        if trainer.world_size > 1 or len(trainer.optimizers) != 1:
-            raise MupscaleError("lightning_growth grows a network in one process, with one optimizer")
-        self.done = True
-        self._save(trainer, "narrow")
-        optimizer, network = trainer.optimizers[0], getattr(module, self.attribute)
-        wide, grown = self.family.upscale(network, optimizer, width=self.width, **self.settings)
-        assert grown is not None
-        for config in trainer.lr_scheduler_configs:
-            widened = widen_scheduler(config.scheduler, grown)
-            for inner in getattr(widened, "_schedulers", ()):  # of SequentialLR: they act on Lightning's optimizer, too
-                inner.optimizer = optimizer
-            kept = ("optimizer", "step")
-            config.scheduler.__dict__.update({n: v for n, v in vars(widened).items() if n not in kept})
-            config.scheduler.__class__ = type(widened)  # which may have a floor for each group
-        optimizer.param_groups, optimizer.state = grown.param_groups, grown.state
-        setattr(module, self.attribute, wide)
-        self._save(trainer, "wide")
-
-    def _save(self, trainer: Any, which: str) -> None:
-        if self.folder is not None:
-            trainer.save_checkpoint(self.folder / f"step-{trainer.global_step}-{which}.ckpt")
+def _callback_base() -> Any:
+    """Lightning's Callback, under whichever name it is installed."""
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        try:
+            return import_module(name).Callback
+        except ImportError:
+            continue
+    raise MupscaleError("lightning_growth needs Lightning: pip install lightning")

@@ -1,103 +1,20 @@
-"""Numbers of a run: one per step, on the device until somebody looks; and the lines of its metrics, by their types."""
+"""Numbers of a run: one per step, on the device until somebody looks; and lines of metrics, as they are on disk."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mupscale.system import MupscaleError, show_short
+from mupscale.system import MupscaleError, open_file, show_short
 from mupscale.train.processes import Processes
 
-_NUMBERS = ("loss", "lr", "flops", "seconds", "accuracy", "grad_norm")
-_PLAIN = 1 << 62
-_NEEDED = {"train": ("loss",), "eval": ("loss",), "grow": ("width",), "end": ("status",)}
-
-
-class MetricsChecks:
-    """The checks of a file's lines, most of which have the same fields of the same types as one before.
-
-    Of such a line only whole numbers are looked at, for a type says nothing of their size. Where a line is of a new
-    form, or a number is not plainly right, `check_metrics` has the word.
-
-    >>> checks = MetricsChecks("metrics.jsonl")
-    >>> checks.check({"kind": "train", "step": 1, "loss": 0.5}, 1)
-    >>> checks.check({"kind": "train", "step": -2, "loss": 0.5}, 2)
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: metrics.jsonl, line 2: 'step' is -2, but must be a whole number: remove ...
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = path
-        self.sound: dict[tuple[Any, ...], tuple[str, ...]] = {}
-
-    def check(self, record: Mapping[str, Any], number: int) -> None:
-        """Refuse the line of this number if something is wrong with it."""
-        form = (record["kind"], *record, *map(type, record.values()))
-        if not self._is_sound(record, form):
-            check_metrics(record, f"{self.path}, line {number}")
-            if dict not in form:
-                self.sound[form] = tuple(name for name, value in record.items() if type(value) is int)
-
-    def _is_sound(self, record: Mapping[str, Any], form: tuple[Any, ...]) -> bool:
-        try:
-            whole = self.sound[form]
-        except (KeyError, TypeError):  # a new form, or a kind that is a list
-            return False
-        for name in whole:  # noqa: SIM110 - a generator for every line takes half as long again
-            if not 0 < record[name] < _PLAIN:
-                return False
-        return True
-
-
-def check_metrics(record: Mapping[str, Any], where: str) -> None:
-    """Refuse a line whose fields are missing or of another type; where: the file and the line.
-
-    >>> check_metrics({"kind": "train", "step": None, "loss": 0.5}, "metrics.jsonl, line 3")
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: metrics.jsonl, line 3: 'step' is None, but must be a whole number: remove ...
-    """
-    _check(isinstance(record["kind"], str), record, "kind", "text", where)
-    for name in ("step", "at"):
-        _check(name not in record or _is_step(record[name]), record, name, "a whole number", where)
-    for name in _NUMBERS:
-        value = record.get(name)
-        fits = value is None or (isinstance(value, int | float) and not isinstance(value, bool) and _is_small(value))
-        _check(fits, record, name, "a number", where)
-    for name in _NEEDED.get(record["kind"], ()):
-        if name not in record:
-            raise MupscaleError(f"{where}: '{name}' is missing: remove the line")
-    _check(isinstance(record.get("status", ""), str), record, "status", "text", where)
-    _check("width" not in record or _is_width(record["width"]), record, "width", "a width", where)
-
-
-def _check(fits: bool, record: Mapping[str, Any], name: str, expected: str, where: str) -> None:
-    if not fits:
-        raise MupscaleError(
-            f"{where}: '{name}' is {show_short(record.get(name))}, but must be {expected}: remove the line"
-        )
-
-
-def _is_step(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
-
-
-def _is_small(value: float) -> bool:
-    return not isinstance(value, int) or abs(value) < 1 << 1000
-
-
-def _is_width(value: Any) -> bool:
-    if isinstance(value, dict):
-        return bool(value) and all(map(_is_width_number, value.values()))
-    return _is_width_number(value)
-
-
-def _is_width_number(value: Any) -> bool:
-    return _is_step(value) and value > 0
+Record = Mapping[str, Any]
 
 
 class MetricSeries:
@@ -129,6 +46,69 @@ class MetricSeries:
 
     def flush(self) -> float:
         """The mean of what is settled, which is then forgotten; no number where every step was left out."""
-        mean = math.fsum(self.settled) / len(self.settled) if self.settled else math.nan
+        mean = exact_mean(self.settled)
         self.settled = []
         return mean
+
+
+def exact_mean(numbers: list[float]) -> float:
+    """The mean to the last bit, whatever the order; no number of none."""
+    return math.fsum(numbers) / len(numbers) if numbers else math.nan
+
+
+def append_line(path: Path, record: Record) -> None:
+    """Append a record, whole whenever the process is killed; JSON has null for what is not finite."""
+    plain = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in record.items()}
+    with open_file(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(plain) + "\n")
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every line with its record, one at a time, for there may be millions; but not one that a kill cut short."""
+    if not path.is_file():  # nor a pipe, which would be waited for
+        return
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(record, dict) and "kind" in record and "step" in record and line.endswith("\n"):
+                _check(record, path, number)
+                yield line, record
+
+
+def _check(record: Record, path: Path, number: int) -> None:
+    """Refuse a line whose fields are missing or of another type."""
+    for name, value in record.items():
+        if name in _FIELDS and not _FIELDS[name][1](value):
+            expected = _FIELDS[name][0]
+            raise MupscaleError(
+                f"{path}, line {number}: '{name}' is {show_short(value)}, but must be {expected}: remove the line"
+            )
+    for name in _NEEDED.get(record["kind"], ()):
+        if name not in record:
+            raise MupscaleError(f"{path}, line {number}: '{name}' is missing: remove the line")
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or type(value) is float or (type(value) is int and abs(value) < 1 << 1000)
+
+
+def _is_step(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _is_width(value: Any) -> bool:
+    sizes = value.values() if isinstance(value, dict) else [value]
+    return bool(sizes) and all(_is_step(size) and size > 0 for size in sizes)
+
+
+_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "kind": ("text", lambda value: isinstance(value, str)),
+    "status": ("text", lambda value: isinstance(value, str)),
+    "width": ("a width", _is_width),
+    **dict.fromkeys(("step", "at"), ("a whole number", _is_step)),
+    **dict.fromkeys(("loss", "lr", "flops", "seconds", "accuracy", "grad_norm"), ("a number", _is_number)),
+}
+_NEEDED = {"train": ("loss",), "eval": ("loss",), "grow": ("width",), "end": ("status",)}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,25 +14,21 @@ from mupscale.data import Data
 from mupscale.family import Family
 from mupscale.models import count_flops
 from mupscale.system import MupscaleError, available_memory, describe_shortage
-from mupscale.train.growing import check_copies
 from mupscale.train.loss_functions import find_logits
-from mupscale.train.numeric_precision import cast_input
+from mupscale.train.objective import cast_input
 from mupscale.train.processes import Processes
 from mupscale.train.recipe import Recipe
+from mupscale.train.run_models import check_copies
 
 _FINGERPRINTED = 256  # examples that the fingerprint of the data looks at
 
 _Counted = tuple[float, int | None]
 """The FLOPs of an example, and the number of logits, where there are any."""
-_COUNTED: WeakKeyDictionary[Family, dict[Any, _Counted]] = WeakKeyDictionary()
+_COUNTED: WeakKeyDictionary[Family, dict[Any, _Counted | None]] = WeakKeyDictionary()
 
 
 def check_data(data: Data) -> None:
-    """There must be something to train on and to evaluate on.
-
-    >>> from mupscale.data import CoverTypeSample
-    >>> check_data(CoverTypeSample())
-    """
+    """There must be something to train on and to evaluate on."""
     if data.size < 1:
         raise MupscaleError("there is nothing to train on: the data's training part is empty")
     if next(iter(data.evaluation(1)), None) is None:
@@ -42,12 +36,7 @@ def check_data(data: Data) -> None:
 
 
 def data_fingerprint(data: Data) -> str:
-    """Eight digits that change with the number of examples and with what some of them hold, spread over all.
-
-    >>> from mupscale.data import CoverTypeSample
-    >>> data_fingerprint(CoverTypeSample()) == data_fingerprint(CoverTypeSample())
-    True
-    """
+    """Eight digits that change with the number of examples and with what some of them hold, spread over all."""
     count = min(data.size, _FINGERPRINTED)
     rows = torch.arange(count, device=data.rows_on or data.device) * data.size // count
     total = zlib.crc32(f"{data.size} {data.per_example}".encode())
@@ -63,30 +52,14 @@ def cost_per_example(family: Family, width: WholeWidth, data: Data, recipe: Reci
 
     All runs of a process share a family, so that they are counted once for each width. A model that looks at values
     (transformers' masks do) is built for it, where there is room. None where they cannot be counted.
-
-    >>> from mupscale.data import CoverTypeSample
-    >>> from mupscale.train import Spec
-    >>> recipe = Recipe(
-    ...     model=Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
-    ...     data=Spec("mupscale.data.CoverTypeSample"),
-    ...     optimizer=Spec("torch.optim.AdamW", {"lr": 1e-3}),
-    ...     width=64,
-    ...     base=64,
-    ...     steps=1,
-    ...     batch=1,
-    ... )
-    >>> cost_per_example(recipe.family(), 64, CoverTypeSample(), recipe)
-    72576.0
     """
     x = cast_input(_first_example(data), recipe)
     known = _COUNTED.setdefault(family, {})
     key = Width.of(width).label, tuple(x.shape), x.dtype, recipe.dtype()
-    counted = known.get(key)
-    if counted is None:
-        counted = _count_without_memory(family, width, x, recipe) or _count_on_weights(family, width, x, recipe)
-    if counted is None:
+    if key not in known:
+        known[key] = _count_without_memory(family, width, x, recipe) or _count_on_weights(family, width, x, recipe)
+    if (counted := known[key]) is None:
         return None
-    known[key] = counted
     cost, outputs = counted
     if data.classes is not None and outputs is not None and outputs < data.classes:
         raise MupscaleError(
@@ -111,8 +84,7 @@ def _count_on_weights(family: Family, width: WholeWidth, x: Tensor, recipe: Reci
     """
     model = None
     try:
-        needed = sum(p.numel() for p in family.sketch(width).parameters()) * recipe.dtype().itemsize
-        if 2 * needed > (available_memory() or 0):
+        if 2 * _count_parameters(family, width) * recipe.dtype().itemsize > (available_memory() or 0):
             return None
         with torch.random.fork_rng(devices=[]):
             model = family.build(width).to(recipe.dtype())
@@ -121,6 +93,10 @@ def _count_on_weights(family: Family, width: WholeWidth, x: Tensor, recipe: Reci
         if x.device.type == "cpu" and model is not None:  # where the model is to run
             _run_on_example(model, x, recipe, width)
         return None
+
+
+def _count_parameters(family: Family, width: WholeWidth) -> int:
+    return sum(p.numel() for p in family.sketch(width).parameters())
 
 
 def _count(model: nn.Module, x: Tensor) -> _Counted:
@@ -141,7 +117,7 @@ def check_memory(recipe: Recipe, family: Family, processes: Processes) -> None:
     if left is None or processes.device.type != "cpu" or processes.world > 1:
         return
     for width in (recipe.width, *(growth.width for growth in recipe.grow)):
-        count = sum(p.numel() for p in family.sketch(width).parameters())
+        count = _count_parameters(family, width)
         needed = 2 * count * recipe.dtype().itemsize
         if needed > left:
             raise MupscaleError(
@@ -190,27 +166,3 @@ def _run_on_example(model: nn.Module, x: Tensor, recipe: Recipe, width: WholeWid
 def _first_example(data: Data) -> Tensor:
     x, _ = data.examples(torch.zeros(1, dtype=torch.int64, device=data.rows_on or data.device))
     return x
-
-
-@dataclass(frozen=True)
-class LoadedRecipe:
-    """The recipe that many runs vary: its data and the cost of its steps are the same for all of them."""
-
-    recipe: Recipe
-
-    @cached_property
-    def data(self) -> Data:
-        """The data of all runs."""
-        return self.recipe.make_data()
-
-    @cached_property
-    def _flops_by_width(self) -> dict[str, float | None]:
-        return {}
-
-    def flops_per_step(self, width: WholeWidth) -> float | None:
-        """Training FLOPs of a step at a width; None where the model's cost cannot be counted."""
-        costs = self._flops_by_width
-        if (name := Width.of(width).label) not in costs:
-            each = cost_per_example(self.recipe.family(), width, self.data, self.recipe)
-            costs[name] = None if each is None else each * self.recipe.batch
-        return costs[name]

@@ -216,11 +216,7 @@ def _first_sentence(error: Exception) -> str:
 
 
 def divide_by_size(sizes: Mapping[str, int], count: int) -> list[list[str]]:
-    """The names in so many parts of about the same size.
-
-    >>> divide_by_size({"small": 1, "large": 3, "other": 2}, 2)
-    [['large'], ['other', 'small']]
-    """
+    """The names in so many parts of about the same size."""
     parts: list[list[str]] = [[] for _ in range(count)]
     load = [0] * count
     for name in sorted(sizes, key=lambda name: -sizes[name]):

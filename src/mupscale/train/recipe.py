@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from operator import attrgetter
-from typing import Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import torch
 from torch import Tensor
@@ -18,42 +18,21 @@ from mupscale.core import RuleSet, WholeWidth, Width
 from mupscale.data import Data
 from mupscale.family import Family
 from mupscale.optim import default_hyper
-from mupscale.system import MupscaleError, check_argument, parse_record, show_short, told_fields
+from mupscale.system import MupscaleError, Must, NotNegative, check_argument, parse_record, show_short, told_fields
 from mupscale.train.class_paths import Spec, load_of_kind
-from mupscale.train.growth_events import (
-    DEPTH_SIZES,
-    Filling,
-    Growth,
-    sizes_like,
-    usual_how,
-)
+from mupscale.train.growth_events import DEPTH_SIZES, Filling, Growth, sizes_like, usual_how
 from mupscale.train.loss_functions import load_loss
 from mupscale.train.recipe_families import family_of, make_data
 
+_AT_LEAST_0 = Annotated[int, Must("at least 0", lambda value: value >= 0)]
+_AT_LEAST_1 = Annotated[int, Must("at least 1", lambda value: value >= 1)]
 
-def check_choices(part: Any, where: str = "") -> None:
+
+def _check_words(part: Any, where: str = "") -> None:
     """Fields that are one of a few words are: on the command line the parser checks that, in Python and JSON nobody."""
     kind: type = type(part)
     for name, hint in _fields_of_words(kind).items():
         check_argument(hint, getattr(part, name), f"{where}{name}")
-
-
-def check_not_negative(what: str, value: float | dict[str, float] | None) -> None:
-    for number in value.values() if isinstance(value, dict) else [value]:
-        if number is not None and not 0 <= number < math.inf:
-            raise MupscaleError(f"{what} is {number}, but must be 0 or more and finite")
-
-
-def check_rate(arguments: Mapping[str, Any]) -> None:
-    """An optimizer's learning rate: there, and a number that can be one."""
-    if "lr" not in arguments:
-        raise MupscaleError("the optimizer's init_args need lr, the learning rate at the base width")
-    lr = arguments["lr"]
-    if isinstance(lr, Tensor):
-        return
-    if isinstance(lr, bool) or not isinstance(lr, int | float):
-        raise MupscaleError(f"the optimizer's lr is {show_short(lr)}, but must be a number")
-    check_not_negative("the optimizer's lr", lr)
 
 
 @cache
@@ -119,8 +98,8 @@ class TunedAt:
     steps: int
 
     def __post_init__(self) -> None:
-        if self.batch < 1 or self.steps < 1:
-            raise MupscaleError(f"tuned_at has batch {self.batch} and steps {self.steps}, but both must be at least 1")
+        for name in ("batch", "steps"):
+            check_argument(_AT_LEAST_1, getattr(self, name), f"tuned_at.{name}")
 
 
 @dataclass(frozen=True)
@@ -264,8 +243,8 @@ class Recipe(Filling):
             object.__setattr__(self, "how", usual_how(self.noise))
         self._name_sizes()
         self._resolve_growth()
-        check_choices(self)
-        check_choices(self.schedule, "schedule.")
+        _check_words(self)
+        _check_words(self.schedule, "schedule.")
         self._check_widths()
         self._check_numbers()
         self._check_growth()
@@ -319,29 +298,17 @@ class Recipe(Filling):
             )
 
     def _check_numbers(self) -> None:
-        for name, least in _LEAST.items():
-            value = attrgetter(name)(self)
-            if value is not None and value < least:
-                raise MupscaleError(f"{name} is {value}, but must be at least {least}")
-        for name, most in _MOST.items():
-            value = attrgetter(name)(self)
-            if value is not None and value > most:
-                raise MupscaleError(f"{name} is {show_short(value)}, but must be at most {most:,}")
-        if self.clip is not None and not self.clip > 0:
-            raise MupscaleError(f"clip is {self.clip}, but must be positive")
-        check_not_negative("noise", self.noise)
+        for name, hint in _NUMBERS.items():
+            if (value := attrgetter(name)(self)) is not None:
+                check_argument(hint, value, name)
         self._check_start()
-        if not 0 <= self.schedule.floor <= 1:
-            raise MupscaleError(f"schedule.floor is {self.schedule.floor}, but must be from 0 to 1")
-        for name, seed in asdict(self.seeds).items():
-            if not 0 <= seed < 1 << 63:
-                raise MupscaleError(f"seeds.{name} is {seed}, but must be from 0 to 2^63 - 1")
-        check_not_negative("checkpoints.minutes", self.checkpoints.minutes)
+        if "lr" not in self.optimizer.init_args:
+            raise MupscaleError("the optimizer's init_args need lr, the learning rate at the base width")
+        check_argument(NotNegative, self.optimizer.init_args["lr"], "the optimizer's lr")
         if self.batch % self.accumulate:
             raise MupscaleError(
                 f"a batch of {self.batch} cannot be split into {self.accumulate} equal parts (accumulate)"
             )
-        check_rate(self.optimizer.init_args)
         if self.schedule.warmup + self.schedule.decay > self.schedule.before + self.steps + self.schedule.after:
             raise MupscaleError(
                 f"the schedule's warm-up ({self.schedule.warmup}) and decay ({self.schedule.decay}) are longer than "
@@ -362,20 +329,21 @@ class Recipe(Filling):
     def _check_growth(self) -> None:
         step, width = 0, self.width
         for growth in self.grow:
+            where = f"growth at step {growth.at}"
             if not step < growth.at < self.steps:
                 before = f"the one at {step}" if step else "the first step"
                 raise MupscaleError(
-                    f"growth at step {growth.at}: it must come after {before} and before the end at {self.steps}. "
-                    f"Give more steps than {growth.at}, or an earlier step (at) in grow"
+                    f"{where}: it must come after {before} and before the end at {self.steps}. Give more steps than "
+                    f"{growth.at}, or an earlier step (at) in grow"
                 )
-            check_choices(growth, f"growth at step {growth.at}: ")
-            check_not_negative(f"growth at step {growth.at}: noise", growth.noise)
-            check_not_negative(f"growth at step {growth.at}: lr", growth.lr)
+            _check_words(growth, f"{where}: ")
+            check_argument(_NUMBERS["noise"], growth.noise, f"{where}: noise")
+            check_argument(NotNegative | None, growth.lr, f"{where}: lr")
             try:
                 operator = growth.build_operator()
             except MupscaleError as error:
-                raise MupscaleError(f"growth at step {growth.at}: {error}") from None
-            check_growing_sizes(growth.width, width, operator.needs_multiples, f"growth at step {growth.at}")
+                raise MupscaleError(f"{where}: {error}") from None
+            check_growing_sizes(growth.width, width, operator.needs_multiples, where)
             step, width = growth.at, growth.width
 
     def width_after(self, step: int) -> WholeWidth:
@@ -422,7 +390,7 @@ class Recipe(Filling):
         return {_IN_FILES.get(name, name): value for name, value in told_fields(self).items()}
 
     @classmethod
-    def from_json(cls, values: Any, where: object = "") -> Recipe:
+    def from_json(cls, values: Any, where: object = "", *, parse: Callable[..., Recipe] = parse_record) -> Recipe:
         """A recipe from nested plain values, as `to_json` gives them; where: the file that an error names."""
         if not isinstance(values, Mapping):
             raise MupscaleError(f"{f'{where}: ' if str(where) else ''}{show_short(values)} is not a recipe")
@@ -430,7 +398,7 @@ class Recipe(Filling):
         by_field = {names.get(name, name): value for name, value in values.items()}
         if by_field.get("grow", ()) is None:
             del by_field["grow"]
-        return parse_record(cls, by_field, where)
+        return parse(cls, by_field, where)
 
     def describe_difference(self, other: Recipe, step: int, *, same_start: bool = False) -> str | None:
         """What in the other recipe would have led to another model after `step` steps, as a sentence; None if nothing.
@@ -461,21 +429,22 @@ def check_growing_sizes(wide: WholeWidth, narrow: WholeWidth, multiples: bool, w
         Width.of(wide).check_multiple_of(Width.of(narrow), what)
 
 
-_LEAST = {
-    "steps": 1,
-    "batch": 1,
-    "accumulate": 1,
-    "log_every": 1,
-    "schedule.warmup": 0,
-    "schedule.decay": 0,
-    "schedule.before": 0,
-    "schedule.after": 0,
-    "checkpoints.every": 0,
-    "checkpoints.keep": 1,
-    "evaluation.every": 0,
-    "evaluation.batch": 1,
+_SEED = Annotated[int, Must("from 0 to 2^63 - 1", lambda seed: 0 <= seed < 1 << 63)]
+_NUMBERS: dict[str, Any] = {
+    **dict.fromkeys(("steps", "accumulate", "log_every", "checkpoints.keep"), _AT_LEAST_1),
+    **dict.fromkeys(
+        ("batch", "evaluation.batch"),
+        Annotated[_AT_LEAST_1, Must("at most 16,777,216", lambda batch: batch <= 1 << 24)],
+    ),
+    **dict.fromkeys(("checkpoints.every", "evaluation.every"), _AT_LEAST_0),
+    **{f"schedule.{name}": _AT_LEAST_0 for name in ("warmup", "decay", "before", "after")},
+    **{f"seeds.{each.name}": _SEED for each in fields(Seeds)},
+    "clip": Annotated[float, Must("positive", lambda clip: clip > 0)],
+    "noise": NotNegative | dict[str, NotNegative],
+    "schedule.floor": Annotated[float, Must("from 0 to 1", lambda floor: 0 <= floor <= 1)],
+    "checkpoints.minutes": NotNegative,
 }
-_MOST = {"batch": 1 << 24, "evaluation.batch": 1 << 24, "checkpoints.keep": 1 << 31}
+"""What numbers of a recipe must be, by their names."""
 _IN_FILES = {"start": "from", "start_width": "from_width"}  # `from` is no name in Python
 MAY_CHANGE = frozenset(
     [
@@ -499,6 +468,5 @@ def _shown(value: Any) -> str:
     if isinstance(value, Spec):
         return f"{value.class_path} with {value.init_args}"
     if isinstance(value, list):
-        events = [{"at": one.at, **told_fields(one)} if isinstance(one, Growth) else one for one in value]
-        return str(events)
+        return str([{"at": one.at, **told_fields(one)} if isinstance(one, Growth) else one for one in value])
     return str(value)

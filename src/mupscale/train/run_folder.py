@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Iterator
@@ -17,17 +16,14 @@ from mupscale.system import (
     clear_leftovers,
     make_folder,
     move,
-    open_file,
-    read_json,
     remove,
     replace_text,
 )
-from mupscale.train.metrics import MetricsChecks
+from mupscale.train.callbacks import TensorBoardWriter
+from mupscale.train.metrics import Record, append_line, read_lines
 from mupscale.train.recipe import Recipe
-from mupscale.train.stored_recipes import is_own_run, sign_run, stored_values, values_in
+from mupscale.train.stored_recipes import StoredRecipe, sign_run, stored_values
 
-_DECODER: Any = json.JSONDecoder()
-_SCAN = _DECODER.scan_once  # what json.loads does, without what it does around it
 _CHECKPOINT = re.compile(r"step-(\d{9})(\.safetensors)?")
 
 
@@ -39,8 +35,11 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.lock: RunLock | None = None
-        self.is_own = False  # begun by this user, here: see own_runs
+        self.board: TensorBoardWriter | None = None
+        self.is_own = False  # begun by this user, here: see sign_run
         self.made: list[Path] = []  # folders that were not there before, innermost first, while nothing is in them
+
+    # ------------------------------------------------------------------------------------------- while it trains
 
     def begin(self, resume: bool) -> None:
         """Make the folder and lock it, unless it holds a run that is not to be resumed, or that somebody trains."""
@@ -67,18 +66,8 @@ class RunFolder:
 
     def _is_signed(self) -> bool:
         with suppress(OSError, MupscaleError):
-            path = self.path / "recipe.json"
-            return is_own_run(self.path, Recipe.from_json(values_in(read_json(path), self.path), path))
+            return bool(StoredRecipe.read(self.path / "recipe.json").packages_if_own())
         return False
-
-    def release(self) -> None:
-        """Let others train in the folder; where nothing was written there, nothing is left of it."""
-        if self.lock is not None:
-            self.lock.release()
-            self.lock = None
-        with suppress(OSError):  # the first that is not empty
-            for folder in self.made:
-                folder.rmdir()
 
     def clear(self) -> None:
         """Remove the run that is there, and nothing that is no part of one."""
@@ -89,20 +78,21 @@ class RunFolder:
 
     def go_on(self, recipe: Recipe, step: int) -> None:
         """Write the recipe, and drop the metrics that will come again after so many steps."""
+        self._close_board()
+        if recipe.tensorboard:
+            self.board = TensorBoardWriter(self.path, step)
         self.made = []  # to stay
         if self.is_own:
             sign_run(self.path, recipe)
         replace_text(self.path / "recipe.json", json.dumps(stored_values(recipe, self.path), indent=2) + "\n")
-        lines = [line for line, record in self._lines() if not _is_written_again(record, step)]
+        lines = [line for line, record in read_lines(self.metrics) if not _is_written_again(record, step)]
         replace_text(self.metrics, "".join(lines))
 
-    def checkpoint(self, step: int, *, sharded: bool) -> Path:
-        """Where the checkpoint after so many steps belongs."""
-        return self.checkpoints / f"step-{step:09d}{'' if sharded else '.safetensors'}"
-
-    def set_aside(self, checkpoint: Path) -> None:
-        """Keep a damaged checkpoint under another name, so that it is taken for none."""
-        move(checkpoint, checkpoint.with_name(f"damaged-{checkpoint.name}"))
+    def write(self, record: Record) -> None:
+        """A line of metrics."""
+        append_line(self.metrics, record)
+        if self.board is not None:
+            self.board.write(record)
 
     def sync(self) -> None:
         """See to it that the metrics so far are on the disk, before the checkpoint that covers them."""
@@ -110,15 +100,35 @@ class RunFolder:
             with open(self.metrics, "rb") as file:
                 os.fsync(file.fileno())
 
-    def last(self) -> Path | None:
-        """The newest checkpoint."""
-        checkpoints = self.all()
-        return checkpoints[-1] if checkpoints else None
+    def set_aside(self, checkpoint: Path) -> None:
+        """Keep a damaged checkpoint under another name, so that it is taken for none."""
+        move(checkpoint, checkpoint.with_name(f"damaged-{checkpoint.name}"))
 
     def forget(self, keep: int) -> None:
         """Remove all checkpoints but the newest."""
         for path in self.all()[:-keep]:
             remove(path)
+
+    def release(self) -> None:
+        """Let others train in the folder; where nothing was written there, nothing is left of it."""
+        self._close_board()
+        if self.lock is not None:
+            self.lock.release()
+            self.lock = None
+        with suppress(OSError):  # the first that is not empty
+            for folder in self.made:
+                folder.rmdir()
+
+    def _close_board(self) -> None:
+        if self.board is not None:
+            self.board.close()
+            self.board = None
+
+    # ------------------------------------------------------------------------------------------- what is there
+
+    def checkpoint(self, step: int, *, sharded: bool = False) -> Path:
+        """Where the checkpoint after so many steps belongs."""
+        return self.checkpoints / f"step-{step:09d}{'' if sharded else '.safetensors'}"
 
     def all(self) -> list[Path]:
         """Every checkpoint, the newest last."""
@@ -127,48 +137,21 @@ class RunFolder:
         paths = [path for path in self.checkpoints.iterdir() if _CHECKPOINT.fullmatch(path.name)]
         return sorted(paths, key=step_of)
 
-    def write(self, record: dict[str, Any]) -> None:
-        """Append one line of metrics, whole whenever the process is killed; JSON has null for what is not finite."""
-        record = {name: None if _is_not_finite(value) else value for name, value in record.items()}
-        with open_file(self.metrics, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+    def last(self) -> Path | None:
+        """The newest checkpoint."""
+        checkpoints = self.all()
+        return checkpoints[-1] if checkpoints else None
 
     def records(self) -> list[dict[str, Any]]:
         """The metrics so far."""
         return list(self.each_record())
 
     def each_record(self) -> Iterator[dict[str, Any]]:
-        """The metrics so far, one line at a time: there may be millions."""
-        return (record for _, record in self._lines())
-
-    def _lines(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        if not self.metrics.is_file():  # nor a pipe, which would be waited for
-            return
-        checks = MetricsChecks(self.metrics)
-        with open(self.metrics, encoding="utf-8", errors="replace") as file:
-            for number, line in enumerate(file, 1):
-                record = _parse_line(line)
-                if isinstance(record, dict) and "kind" in record and "step" in record and line.endswith("\n"):
-                    checks.check(record, number)
-                    yield line, record  # and not the line that a kill cut short
+        """The same, one at a time."""
+        return (record for _, record in read_lines(self.metrics))
 
 
-def _parse_line(line: str) -> Any:
-    """The values of a line; None where it is no JSON, as one that a kill cut short."""
-    try:
-        record, end = _SCAN(line, 0)
-        return record if line[end:] == "\n" else json.loads(line)
-    except StopIteration:  # no value begins there, but perhaps after a blank
-        return _parse_line(line.lstrip()) if line[:1].isspace() else None
-    except (ValueError, RecursionError):
-        return None
-
-
-def _is_not_finite(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
-
-
-def _is_written_again(record: dict[str, Any], step: int) -> bool:
+def _is_written_again(record: Record, step: int) -> bool:
     """Whether the line came after the checkpoint of this step was written."""
     kind, at = record["kind"], int(record["step"])
     return at > step or kind == "end" or (kind in ("grow", "rewind") and at == step)
@@ -192,7 +175,7 @@ def find_checkpoint(path: str | Path) -> Path:
     ...     run = RunFolder(folder)
     ...     run.begin(resume=False)
     ...     for step in (100, 200):
-    ...         run.checkpoint(step, sharded=False).touch()
+    ...         run.checkpoint(step).touch()
     ...     run.release()
     ...     find_checkpoint(folder).name
     'step-000000200.safetensors'

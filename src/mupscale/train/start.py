@@ -20,6 +20,7 @@ from mupscale import checkpoint
 from mupscale.core import Plan, WholeWidth, naming, without_ddp
 from mupscale.data import Data
 from mupscale.family import Family
+from mupscale.growth import what_is_foreign
 from mupscale.optim import MuonAdamW, make_optimizer, muon_groups
 from mupscale.system import (
     MupscaleError,
@@ -32,11 +33,10 @@ from mupscale.system import (
     replacing,
 )
 from mupscale.train.dcp_folders import load_dcp_model
-from mupscale.train.growing import coming_batches, grow_model
-from mupscale.train.placed_members import init_member, place_member
 from mupscale.train.processes import Processes
 from mupscale.train.recipe import Recipe, check_growing_sizes
 from mupscale.train.run_folder import find_checkpoint
+from mupscale.train.run_models import coming_batches, grow_model, init_member, place_member
 from mupscale.train.snapshot import Snapshot, read_snapshot
 
 
@@ -69,13 +69,7 @@ def recipe_groups(
 
 
 def names_without_decay(model: nn.Module, plan: Plan, words: Sequence[str]) -> set[str]:
-    """The parameters that words like bias, norm or *.wte.weight mean; a word that means none is an error.
-
-    >>> import mupscale as mu
-    >>> model = nn.Linear(3, 4)
-    >>> names_without_decay(model, mu.plan(model, nn.Linear(3, 8)), ["bias"])
-    {'bias'}
-    """
+    """The parameters that words like bias, norm or *.wte.weight mean; a word that means none is an error."""
     norms = {path for path, module in naming.modules(model).items() if "norm" in type(module).__name__.lower()}
     spared = set[str]()
     for word in words:
@@ -101,21 +95,6 @@ def starting_point(
     """The model at the recipe's width and its optimizer: a fresh μP initialisation, or a checkpoint that is upscaled.
 
     data: where a checkpoint grows, on which copies are tried, or the statistics of new channels are measured.
-
-    >>> from mupscale.train import Spec
-    >>> recipe = Recipe(
-    ...     model=Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
-    ...     data=Spec("mupscale.data.CoverTypeSample"),
-    ...     optimizer=Spec("torch.optim.AdamW", {"lr": 1e-3}),
-    ...     width=16,
-    ...     base=16,
-    ...     steps=4,
-    ...     batch=32,
-    ...     device="cpu",
-    ... )
-    >>> model, optimizer = starting_point(recipe, recipe.family(), Processes(torch.device("cpu")))
-    >>> model.layers[0]
-    Linear(in_features=54, out_features=16, bias=True)
     """
     if recipe.start is None:
         model = init_member(family, recipe.width, recipe.seeds.init, processes, recipe.dtype())
@@ -169,15 +148,7 @@ class StartingModel:
 
 
 def describe_start(recipe: Recipe) -> StartingModel:
-    """The model that a recipe starts from (`start`), without its weights; refused where it is not the recipe's.
-
-    >>> from mupscale.train import Spec
-    >>> model, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
-    >>> sgd = Spec("torch.optim.SGD", {"lr": 0.1})
-    >>> describe_start(Recipe(model, data, sgd, width=16, base=16, steps=4, batch=32, start="nowhere.safetensors"))
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: there is no checkpoint at nowhere.safetensors
-    """
+    """The model that a recipe starts from (`start`), without its weights; refused where it is not the recipe's."""
     assert recipe.start is not None
     path = find_checkpoint(recipe.start)
     saved = _open(path)
@@ -195,29 +166,13 @@ def describe_start(recipe: Recipe) -> StartingModel:
 
 
 def fingerprint_checkpoint(start: str) -> str:
-    """Eight digits that change with any byte of the checkpoint that `start` means, see `find_checkpoint`.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder, "model.safetensors")
-    ...     _ = path.write_bytes(b"weights")
-    ...     fingerprint_checkpoint(str(path))
-    '1ad27358'
-    """
+    """Eight digits that change with any byte of the checkpoint that `start` means, see `find_checkpoint`."""
     path = find_checkpoint(start)
     return fingerprint_files([path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file()))
 
 
 def copy_checkpoint(start: str, folder: Path) -> Path:
-    """The checkpoint that `start` means (see `find_checkpoint`), copied into a folder that is for it alone, once.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder, "model.safetensors")
-    ...     _ = path.write_bytes(b"weights")
-    ...     copy_checkpoint(str(path), Path(folder, "kept")).read_bytes()
-    b'weights'
-    """
+    """The checkpoint that `start` means (see `find_checkpoint`), copied into a folder that is for it alone, once."""
     path = find_checkpoint(start)
     copy = folder / path.name
     try:
@@ -287,22 +242,12 @@ def _load_optimizer_state(
     named = all("param_names" in group for group in saved.content.optimizer["param_groups"])
     if not named or (theirs and theirs.rpartition(".")[2] != type(optimizer).__name__):
         return
-    hyper = hyperparameters(recipe, device)
-    restored = saved.restore_optimizer(type(optimizer), hyper, model)
-    kinds = {p: (p.dim(), group.get("muon")) for group in restored.param_groups for p in group["params"]}
-    needed = {kind: _kinds_of_state(recipe, *kind) for kind in {kinds[p] for p in restored.state}}
-    if all(needed[kinds[p]] <= values.keys() for p, values in restored.state.items()):
+    restored = saved.restore_optimizer(type(optimizer), hyperparameters(recipe, device), model)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    state = {number: restored.state.get(p, {}) for number, p in enumerate(parameters)}
+    groups = optimizer.state_dict()["param_groups"]
+    if not what_is_foreign({"param_groups": groups, "state": state}, optimizer):  # AMSGrad needs more than Adam keeps
         optimizer.state.update(restored.state)
-
-
-def _kinds_of_state(recipe: Recipe, dim: int, muon: bool | None = None) -> set[str]:
-    """What the optimizer keeps of a parameter with these hyperparameters (AMSGrad needs more than Adam has kept)."""
-    p = nn.Parameter(torch.zeros((2,) * dim))
-    p.grad = torch.zeros_like(p)
-    group = {"params": [p]} if muon is None else {"params": [p], "muon": muon}
-    optimizer = recipe.optimizer_class()([group], **hyperparameters(recipe, p.device))
-    optimizer.step()
-    return set(optimizer.state[p])
 
 
 def hyperparameters(recipe: Recipe, device: torch.device) -> dict[str, Any]:

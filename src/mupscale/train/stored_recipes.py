@@ -9,13 +9,13 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.optim import Optimizer
@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from mupscale.data import Data
 from mupscale.system import MupscaleError, is_signed, read_json, remove, replace_text, show_short, sign
 from mupscale.train.callbacks import Callback, callback_specs
-from mupscale.train.class_paths import import_path, kind_name, load_of_kind
+from mupscale.train.class_paths import Spec, kind_name, load_of_kind
 from mupscale.train.loss_functions import load_loss
 from mupscale.train.recipe import Recipe
 
@@ -31,16 +31,7 @@ _HERE = "."
 
 
 def stored_values(recipe: Recipe, folder: str | Path) -> dict[str, Any]:
-    """A recipe's plain values for a file of `folder`, which is its `out`; what it starts from is seen from there.
-
-    >>> from mupscale.train import Spec
-    >>> model, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
-    >>> sgd = Spec("torch.optim.SGD", {"lr": 0.1})
-    >>> recipe = Recipe(model, data, sgd, width=16, base=16, steps=4, batch=32, out="runs/wide", start="runs/base")
-    >>> values = stored_values(recipe, "runs/wide")
-    >>> values["out"], values["from"]
-    ('.', '../base')
-    """
+    """A recipe's plain values for a file of `folder`, which is its `out`; what it starts from is seen from there."""
     return {**recipe.to_json(), "out": _HERE, "from": seen_from(folder, recipe.start)}
 
 
@@ -70,24 +61,23 @@ def seen_from(folder: str | Path, path: str | None) -> str | None:
 
 SIGNATURE = "own.json"
 _OURS = ("mupscale", "torch")
+_HARMLESS = ("mupscale.", "torch.nn.", "torch.optim.")
+_KINDS: dict[str, type] = {"model": nn.Module, "data": Data, "optimizer": Optimizer}
 
 
-def packages_named(recipe: Recipe) -> list[str]:
-    """The packages and modules that a recipe names; nothing is imported.
+def specs_in(recipe: Recipe) -> dict[str, Spec]:
+    """All that a recipe names, by what it is there; a loss has no arguments."""
+    callbacks = {f"callbacks[{number}]": spec for number, spec in enumerate(callback_specs(recipe.callbacks))}
+    return {**{what: getattr(recipe, what) for what in _KINDS}, "loss": Spec(recipe.loss), **callbacks}
 
-    >>> from mupscale.train import Spec
-    >>> model, data = Spec("mine.Net", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
-    >>> sgd = Spec("torch.optim.SGD", {"lr": 0.1})
-    >>> packages_named(Recipe(model, data, sgd, width=16, base=16, steps=4, batch=32))
-    ['mine', 'mupscale', 'torch']
-    """
-    specs = [recipe.model, recipe.data, recipe.optimizer, *callback_specs(recipe.callbacks)]
-    return sorted({path.split(".")[0] for path in (recipe.loss, *(spec.class_path for spec in specs))})
+
+def _packages(specs: Iterable[Spec]) -> list[str]:
+    return sorted({spec.class_path.split(".")[0] for spec in specs})
 
 
 def sign_run(folder: Path, recipe: Recipe) -> None:
     """Remember that the run in this folder is this user's own, where it names classes of his own."""
-    text = _text(folder, recipe) if set(packages_named(recipe)) - {*_OURS} else None
+    text = _text(folder, recipe) if {*_packages(specs_in(recipe).values())} - {*_OURS} else None
     signature = None if text is None else sign(text)
     if signature is not None:
         replace_text(folder / SIGNATURE, json.dumps({"signature": signature}) + "\n")
@@ -108,11 +98,11 @@ def is_own_run(folder: Path, recipe: Recipe) -> bool:
 
 def _text(folder: Path, recipe: Recipe) -> str | None:
     """What is signed; None where code comes from no file, as in a notebook."""
-    named = [recipe.model, recipe.data, recipe.optimizer, *callback_specs(recipe.callbacks)]
-    code = {name: _origin(name) for name in packages_named(recipe) if name not in _OURS}
+    specs = specs_in(recipe)
+    code = {name: _origin(name) for name in _packages(specs.values()) if name not in _OURS}
     if None in code.values():
         return None
-    values = [[spec.class_path, spec.init_args] for spec in named]
+    values = [[spec.class_path, spec.init_args] for what, spec in specs.items() if what != "loss"]
     try:
         return json.dumps(["run", os.path.realpath(folder), code, recipe.loss, values], sort_keys=True)
     except TypeError:  # an argument that no file can hold, so nobody resumes it from one
@@ -126,10 +116,6 @@ def _origin(package: str) -> list[str] | None:
         spec = find_spec(package) or PathFinder.find_spec(package, [os.getcwd()])
     places = [] if spec is None else [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
     return [os.path.realpath(place) for place in places if place] or None
-
-
-_HARMLESS = ("mupscale.", "torch.nn.", "torch.optim.")
-_KINDS: dict[str, type] = {"model": nn.Module, "data": Data, "optimizer": Optimizer}
 
 
 @dataclass(frozen=True)
@@ -161,8 +147,8 @@ class StoredRecipe:
     @classmethod
     def of(cls, values: Any, path: str | Path, folder: Path | None = None) -> StoredRecipe:
         """The recipe whose plain values were found in the file at `path`, of this folder (default: its parent)."""
-        told = values_in(values, folder or Path(path).parent) if isinstance(values, Mapping) else values
-        return cls(Path(path), Recipe.from_json(told, path))
+        placed = values_in(values, folder or Path(path).parent) if isinstance(values, Mapping) else values
+        return cls(Path(path), Recipe.from_json(placed, path))
 
     @classmethod
     def read(cls, path: str | Path) -> StoredRecipe:
@@ -176,7 +162,7 @@ class StoredRecipe:
 
     def packages_if_own(self) -> list[str]:
         """The packages that it names, where this user began the run in its folder, on this machine; else none."""
-        return packages_named(self._recipe) if is_own_run(self.path.parent, self._recipe) else []
+        return _packages(specs_in(self._recipe).values()) if is_own_run(self.path.parent, self._recipe) else []
 
     def to_json(self) -> dict[str, Any]:
         """Its plain values."""
@@ -196,93 +182,81 @@ class StoredRecipe:
 
         trust: names of packages or modules. Nothing is imported before all names are looked at.
         """
-        names = dict(self._class_paths())
-        for what, path in names.items():
-            _check_name(path, what, trust, self.path)
-        for spec in callback_specs(self._recipe.callbacks):
-            if spec.init_args and not _is_trusted(spec.class_path, trust):  # it may tell them where to write
-                package = spec.class_path.split(".")[0]
-                raise MupscaleError(
-                    f"{self.path} gives its callback {spec.class_path} arguments, which may tell it where to write: if "
-                    f"you trust that file, add --trust {package}"
-                )
-        for what, path in names.items():
-            _check_kind(path, what, trust, self.path)
-            if getattr(import_path(path), "reaches_out", False) and not _is_trusted(path, trust):
-                raise MupscaleError(
-                    f"{self.path} names {path} as {what}, which sends data about the run elsewhere: if you want that, "
-                    f"add --trust {path.split('.')[0]}"
-                )
-        self._check_writing(trust)
+        specs = specs_in(self._recipe)
+        for look in (_doubt_name, _doubt_code, _doubt_reach):
+            for what, spec in specs.items():
+                try:
+                    doubt = look(what, spec)
+                except MupscaleError as error:
+                    raise MupscaleError(f"{self.path}: {what}: {error}") from None
+                if doubt is not None and not _is_trusted(doubt.code, trust):
+                    raise MupscaleError(f"{self.path} {doubt.words}, add --trust {doubt.package}")
         return self._recipe
 
-    def _check_writing(self, trust: Collection[str]) -> None:
-        """Refuse data that would be written to a place of the file's choice."""
-        spec = self._recipe.data
-        target: Any = spec.load()  # a Data, or a function of a trusted package
-        place: Path | None = target.writes_to(spec.init_args) if isinstance(target, type(Data)) else None
-        if place is not None and not _is_trusted(spec.class_path, trust):
-            raise MupscaleError(
-                f"{self.path} would have {spec.class_path} write to {place}, where nothing is packed yet: make it "
-                f"yourself (mupscale data tokenize), or, if you trust that file, add --trust mupscale.data"
-            )
 
-    def _class_paths(self) -> Iterator[tuple[str, str]]:
-        for what in _KINDS:
-            yield what, getattr(self._recipe, what).class_path
-        yield "loss", self._recipe.loss
-        for number, spec in enumerate(callback_specs(self._recipe.callbacks)):
-            yield f"callbacks[{number}]", spec.class_path
+class _Doubt(NamedTuple):
+    """Why what a file names is not used unless it is trusted: which code, and the package to trust."""
 
-
-def packages_to_trust(recipe: Recipe) -> list[str]:
-    """The packages of one's own that a run names, which `mupscale resume` has to be told to trust."""
-    paths = [recipe.model.class_path, recipe.data.class_path, recipe.optimizer.class_path, recipe.loss]
-    callbacks = callback_specs(recipe.callbacks)
-    paths += [spec.class_path for spec in callbacks]
-    told = {
-        spec.class_path.split(".")[0]
-        for spec in callbacks
-        if spec.init_args or getattr(spec.load(), "reaches_out", False)
-    }
-    return sorted({path.split(".")[0] for path in paths if not path.startswith(_HARMLESS)} | told)
-
-
-def _kind_of(what: str) -> type:
-    return Callback if what.startswith("callbacks") else _KINDS[what]
-
-
-def _check_name(path: str, what: str, trust: Collection[str], file: Path) -> None:
-    if not all(part.isidentifier() for part in path.split(".")) or "." not in path:
-        raise MupscaleError(f"{file} names {show_short(path)} as its {what}, which is no import path")
-    package = path.split(".")[0]
-    if not path.startswith(_HARMLESS) and not _is_trusted(path, trust):
-        raise MupscaleError(
-            f"{file} names {path} as its {what}. mupscale does not import {package} for a file that may come from "
-            f"somebody else. If you trust that code, add --trust {package}"
-        )
+    words: str
+    code: str
+    package: str
 
 
 def _is_trusted(path: str, trust: Collection[str]) -> bool:
     return any(path == name or path.startswith(f"{name}.") for name in trust)
 
 
-def _check_kind(path: str, what: str, trust: Collection[str], file: Path) -> None:
-    """Of mupscale and torch only classes are called, and no function may come from elsewhere than its name says."""
-    try:
-        if what == "loss":
-            load_loss(path)
-        else:
-            load_of_kind(path, _kind_of(what))
-    except MupscaleError as error:
-        raise MupscaleError(f"{file}: {what}: {error}") from None
-    target = import_path(path)
-    is_class = inspect.isclass(target)
-    if path.startswith(_HARMLESS) and what != "loss" and not is_class:
-        raise MupscaleError(f"{file}: {what}: {path} is a function, but must be a {kind_name(_kind_of(what))}")
-    home = getattr(target, "__module__", None) or ""
-    if not is_class and not f"{home}.".startswith(("mupscale.", "torch.")) and not _is_trusted(f"{home}.", trust):
-        raise MupscaleError(
-            f"{file} names {path} as its {what}, which is {home}.{getattr(target, '__name__', '?')}: if you trust "
-            f"that code, add --trust {home.split('.')[0]}"
+def _doubt_name(what: str, spec: Spec) -> _Doubt | None:
+    """Of names and arguments alone: nothing is imported."""
+    path = spec.class_path
+    if not all(part.isidentifier() for part in path.split(".")) or "." not in path:
+        raise MupscaleError(f"{show_short(path)} is no import path")
+    package = path.split(".")[0]
+    if not path.startswith(_HARMLESS):
+        words = (
+            f"names {path} as its {what}. mupscale does not import {package} for a file that may come from somebody "
+            "else. If you trust that code"
         )
+        return _Doubt(words, path, package)
+    if what.startswith("callbacks") and spec.init_args:
+        words = f"gives its callback {path} arguments, which may tell it where to write: if you trust that file"
+        return _Doubt(words, path, package)
+    return None
+
+
+def _doubt_code(what: str, spec: Spec) -> _Doubt | None:
+    """Of mupscale and torch only classes are called, and no function may come from elsewhere than its name says."""
+    path, target, kind = spec.class_path, spec.load(), Callback if what.startswith("callbacks") else _KINDS.get(what)
+    if kind is None:
+        load_loss(path)
+    else:
+        load_of_kind(path, kind)
+        if path.startswith(_HARMLESS) and not inspect.isclass(target):
+            raise MupscaleError(f"{path} is a function, but must be a {kind_name(kind)}")
+    home = f"{getattr(target, '__module__', None) or ''}."
+    if inspect.isclass(target) or home.startswith(("mupscale.", "torch.")):
+        return None
+    named = f"{home}{getattr(target, '__name__', '?')}"
+    return _Doubt(f"names {path} as its {what}, which is {named}: if you trust that code", home, home.split(".")[0])
+
+
+def _doubt_reach(what: str, spec: Spec) -> _Doubt | None:
+    """Of what sends data elsewhere, or writes to a place of the file's choice."""
+    path, target = spec.class_path, spec.load()
+    if getattr(target, "reaches_out", False):
+        words = f"names {path} as {what}, which sends data about the run elsewhere: if you want that"
+        return _Doubt(words, path, path.split(".")[0])
+    if what != "data" or not isinstance(target, type(Data)):  # else a function of a trusted package
+        return None
+    place: Path | None = target.writes_to(spec.init_args)
+    words = (
+        f"would have {path} write to {place}, where nothing is packed yet: make it yourself (mupscale data tokenize), "
+        "or, if you trust that file"
+    )
+    return None if place is None else _Doubt(words, path, "mupscale.data")
+
+
+def packages_to_trust(recipe: Recipe) -> list[str]:
+    """The packages of one's own that a run names, which `mupscale resume` has to be told to trust."""
+    specs = specs_in(recipe).items()
+    return _packages(s for what, s in specs if _doubt_name(what, s) or getattr(s.load(), "reaches_out", False))

@@ -6,37 +6,51 @@ so a resumed run takes the same steps as one that was never stopped, bit for bit
 
 from __future__ import annotations
 
+import math
 import shlex
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from mupscale.core import WholeWidth, Width
+from mupscale.checkpoint import DamagedCheckpoint
+from mupscale.core import Plan, WholeWidth, Width
+from mupscale.data import Data
 from mupscale.optim import clip_grad_norm_
-from mupscale.system import Interrupted, MupscaleError, derive, is_out_of_memory
-from mupscale.train.evaluation import evaluate
-from mupscale.train.growing import coming_batches, grow_model
+from mupscale.system import Interrupted, MupscaleError, derive
+from mupscale.train.callbacks import Callback, Progress, make_callbacks, tell_record
 from mupscale.train.growth_events import Growth
-from mupscale.train.loss_functions import find_logits
-from mupscale.train.nonfinite import has_finite_state
-from mupscale.train.numeric_precision import cast_input
+from mupscale.train.metrics import MetricSeries
+from mupscale.train.model_checks import (
+    check_data,
+    check_growth,
+    check_memory,
+    check_model_takes_data,
+    cost_per_example,
+    data_fingerprint,
+)
+from mupscale.train.nonfinite import NonfiniteSteps, has_finite_state
+from mupscale.train.objective import evaluate, explaining, make_objective, matmul_precision
+from mupscale.train.processes import Processes, join_processes
 from mupscale.train.recipe import Recipe
-from mupscale.train.run_position import RunPosition
-from mupscale.train.snapshot import RunState, save_snapshot
-from mupscale.train.stored_recipes import is_own_run, packages_to_trust, stored_values
+from mupscale.train.run_folder import RunFolder
+from mupscale.train.run_models import coming_batches, grow_model, place_member
+from mupscale.train.snapshot import RunState, read_snapshot, save_snapshot
+from mupscale.train.start import hyperparameters, starting_point
+from mupscale.train.stored_recipes import StoredRecipe, is_own_run, packages_to_trust, stored_values
 
 RunStatus = Literal["finished", "diverged", "interrupted"]
+_SETTLE_EVERY = 100  # steps after which losses are fetched from the device at the latest
 
 
 @dataclass(frozen=True)
@@ -51,93 +65,37 @@ class Result:
     out: Path | None
 
 
-def resume_command_of(recipe: Recipe, out: Path) -> str:
-    """The command that goes on with a run, with the packages of its own that it has to be trusted with."""
-    packages = [] if is_own_run(out, recipe) else packages_to_trust(recipe)
-    trust = "".join(f" --trust {package}" for package in packages)
-    return f"mupscale resume {shlex.quote(str(out))}{trust}"
+def run_recipe(recipe: Recipe, *, resume: bool = False, overwrite: bool = False) -> Result:
+    """Train as the recipe says; `resume` goes on from the last checkpoint in the run's folder, if there is one.
 
+    overwrite: where the folder holds a run, remove it and start over.
 
-_LONGEST = 300
-
-
-def explain_loss(recipe: Recipe, model: nn.Module, x: Tensor, y: Tensor, error: Exception) -> MupscaleError | None:
-    """What failed where a batch's loss was computed, model or loss, and on what; None where the error itself says it.
-
-    >>> from mupscale.train import Spec
-    >>> model, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
-    >>> recipe = Recipe(model, data, Spec("torch.optim.SGD", {"lr": 0.1}), width=8, base=8, steps=1, batch=2)
-    >>> targets = torch.tensor([3, 9])
-    >>> print(explain_loss(recipe, nn.Identity(), torch.zeros(2, 7), targets, RuntimeError("no class 9")))
-    the loss mupscale.train.cross_entropy cannot take outputs of shape (2, 7) ... from 3 to 9: no class 9
+    >>> from contextlib import redirect_stdout
+    >>> from mupscale.train import Growth, Spec
+    >>> recipe = Recipe(
+    ...     model=Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
+    ...     data=Spec("mupscale.data.CoverTypeSample"),
+    ...     optimizer=Spec("torch.optim.AdamW", {"lr": 1e-3}),
+    ...     width=16,
+    ...     base=16,
+    ...     steps=4,
+    ...     batch=32,
+    ...     grow=[Growth(at=2, width=32)],
+    ...     device="cpu",
+    ... )
+    >>> with redirect_stdout(None):  # without the lines of progress
+    ...     result = run_recipe(recipe)
+    >>> result.status, result.step, result.width
+    ('finished', 4, 32)
     """
-    return None if _is_no_mistake(error) else MupscaleError(_which_failed(recipe, model, x, y, error))
-
-
-def check_loss(recipe: Recipe, loss: Any) -> None:
-    """One number, which depends on the model's weights.
-
-    >>> from mupscale.train import Spec
-    >>> model, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
-    >>> recipe = Recipe(model, data, Spec("torch.optim.SGD", {"lr": 0.1}), width=8, base=8, steps=1, batch=2)
-    >>> check_loss(recipe, torch.zeros(3))
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: the loss mupscale.train.cross_entropy gives shape (3,), not one number
-    """
-    if not isinstance(loss, Tensor):
-        raise MupscaleError(f"the loss {recipe.loss} gives a {type(loss).__name__}, not a tensor of one number")
-    if loss.dim():
-        raise MupscaleError(f"the loss {recipe.loss} gives shape {tuple(loss.shape)}, not one number")
-    if not loss.requires_grad:
-        raise MupscaleError(
-            f"the loss {recipe.loss} does not depend on the model's weights, so the model cannot learn from it"
-        )
-
-
-def explain_step(recipe: Recipe, rate: float, error: Exception) -> MupscaleError | None:
-    """The optimizer whose step failed, and its learning rate; None where the error itself says enough.
-
-    >>> from mupscale.train import Spec
-    >>> model, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
-    >>> recipe = Recipe(model, data, Spec("torch.optim.SGD", {"lr": 1e300}), width=8, base=8, steps=1, batch=2)
-    >>> print(explain_step(recipe, 1e300, RuntimeError("value cannot be converted")))
-    torch.optim.SGD cannot take a step with a learning rate of 1e+300: value cannot be converted
-    """
-    if _is_no_mistake(error):
-        return None
-    name = recipe.optimizer.class_path
-    return MupscaleError(f"{name} cannot take a step with a learning rate of {rate:g}: {_reason(error)}")
-
-
-def _is_no_mistake(error: Exception) -> bool:
-    """What is told as it is: sentences, memory and disks that are full, and devices that broke."""
-    return isinstance(error, MupscaleError | OSError | torch.AcceleratorError) or is_out_of_memory(error)
-
-
-def _which_failed(recipe: Recipe, model: nn.Module, x: Tensor, y: Tensor, error: Exception) -> str:
-    if dist.is_available() and dist.is_initialized():  # the others would not call the model with this one
-        return f"the loss {recipe.loss} of inputs {_shown(x)} and targets {_shown(y)} failed: {_reason(error)}"
-    try:
-        with torch.no_grad():
-            outputs = model(x)
-    except Exception:
-        return f"the model {recipe.model.class_path} cannot take inputs {_shown(x)}: {_reason(error)}"
-    logits = find_logits(outputs)
-    given = f"a {type(outputs).__name__}" if logits is None else f"outputs of shape {tuple(logits.shape)}"
-    return f"the loss {recipe.loss} cannot take {given} and targets {_shown(y)}: {_reason(error)}"
-
-
-def _shown(values: Tensor) -> str:
-    """A tensor's shape, and the range of whole numbers: labels and tokens may lie outside of what a model knows."""
-    shape = f"of shape {tuple(values.shape)}"
-    if values.is_floating_point() or not values.numel():
-        return shape
-    return f"{shape} from {int(values.min())} to {int(values.max())}"
-
-
-def _reason(error: Exception) -> str:
-    said = " ".join(str(error).split())[:_LONGEST]
-    return f"{type(error).__name__}: {said}" if not isinstance(error, RuntimeError) else said or type(error).__name__
+    with ExitStack() as stack:
+        stack.enter_context(matmul_precision(recipe.precision))
+        processes = stack.enter_context(join_processes(recipe.device, recipe.parallel))
+        run = TrainingRun(recipe, processes)
+        stack.callback(run.close)
+        stop = stack.enter_context(catch_stop_signals())
+        run.begin(resume, overwrite)
+        return run.go(stop)
 
 
 class StopRequest:
@@ -182,11 +140,157 @@ def catch_stop_signals() -> Iterator[StopRequest]:
     request.check()
 
 
-_SETTLE_EVERY = 100  # steps after which losses are fetched from the device at the latest
+class TrainingRun:
+    """One training run, from where it stands to its end. listeners: instead of the bar or lines for a person."""
 
+    def __init__(
+        self,
+        recipe: Recipe,
+        processes: Processes,
+        listeners: Sequence[Callback] | None = None,
+        data: Data | None = None,
+    ) -> None:
+        if recipe.batch % (recipe.accumulate * processes.world):
+            raise MupscaleError(
+                f"a batch of {recipe.batch} in {recipe.accumulate} parts (accumulate) cannot be shared evenly by "
+                f"{processes.world} processes"
+            )
+        self.recipe, self.processes = recipe, processes
+        loaded = recipe.make_data() if data is None else data
+        self.data: Data = loaded.to(processes.device, recipe.dtype())
+        self.family = recipe.family()
+        self.folder = None if recipe.out is None else RunFolder(recipe.out)
+        self.callbacks: list[Callback] = []
+        if processes.main:
+            if listeners is None:
+                listeners = [Progress(recipe.steps, self.data.unit, recipe.batch * self.data.per_example)]
+            self.callbacks = [*make_callbacks(recipe.callbacks), *listeners]
+        self.nonfinite = NonfiniteSteps(recipe.on_nonfinite)
+        self.losses, self.norms = MetricSeries(processes), MetricSeries(processes)
 
-class TrainingRun(RunPosition):
-    """One training run, from where it stands to its end."""
+    # ------------------------------------------------------------------------------------------- where it stands
+
+    def begin(self, resume: bool, overwrite: bool = False) -> None:
+        """The model and the optimizer: initialised, from somebody's checkpoint, or where this run stood."""
+        recipe, folder = self.recipe, self.folder
+        if folder is not None:
+            self._write(lambda: folder.begin(resume or overwrite), folder.path)
+        check_memory(recipe, self.family, self.processes)
+        check_data(self.data)
+        cost_per_example(self.family, recipe.width, self.data, recipe)  # refuses data that do not fit
+        check_growth(recipe, self.family, self.data)
+        self.fingerprint = data_fingerprint(self.data)
+        threads = self._stand(resume)
+        if folder is not None:
+            if resume and folder.last() is not None:
+                finished = "; it is finished: more --steps go on" if self.step == recipe.steps else ""
+                self._note(f"resumed after step {self.step} from {folder.last()}{finished}")
+            elif resume and (folder.path / "recipe.json").exists():
+                self._note(f"{folder.path} has no checkpoint yet: starting over from step 0")
+            self._write(lambda: self._open(folder, overwrite), folder.path)
+        now = torch.get_num_threads()
+        if self.processes.device.type == "cpu" and threads not in (None, now):
+            self._note(
+                f"it ran with {threads} threads and goes on with {now}: sums are taken in another order, so it agrees "
+                f"to rounding with a run that was never stopped, and not bit for bit"
+            )
+        if epochs := self.data.describe_epochs(recipe.steps * recipe.batch):
+            self._note(f"{recipe.steps:,} steps of {recipe.batch:,} are {epochs}")
+        self._began = self._saved = time.monotonic()
+        self._tell("begin")
+
+    def _open(self, folder: RunFolder, overwrite: bool) -> None:
+        """Open the files of metrics, after every other check: a run that is refused changes no file."""
+        if overwrite:
+            folder.clear()
+        folder.go_on(self.recipe, self.step)
+
+    def _stand(self, at_last: bool) -> int | None:
+        """Take up the model and the optimizer of the newest checkpoint, or of the start where there is none.
+
+        at_last: False for the start in any case. The number of threads that the run had there, where it is known.
+        """
+        recipe = self.recipe
+        if at_last and self.folder is not None and self.folder.last() is not None:
+            state, model, optimizer = self._read_newest(self.folder)
+        else:
+            state = RunState(step=0, lr=float(recipe.optimizer.init_args["lr"]))
+            model, optimizer = starting_point(recipe, self.family, self.processes, self.data)
+        self.step, self.lr, self.left_out = state.step or 0, state.lr or 0.0, state.left_out or 0
+        self.flops, self.seconds = state.flops or 0.0, state.seconds or 0.0
+        self.losses.settled, self.norms.settled = [*(state.losses or ())], [*(state.norms or ())]
+        self._adopt(model, optimizer, recipe.width_after(self.step))
+        return state.threads
+
+    def _read_newest(self, folder: RunFolder) -> tuple[RunState, nn.Module, Optimizer]:
+        """What is in the newest checkpoint that is as it was written; damaged ones are set aside, and said."""
+        *before, newest = folder.all()
+        while True:
+            try:
+                return self._read(newest)
+            except DamagedCheckpoint as error:
+                if not before:
+                    raise MupscaleError(f"{error}; it is the only checkpoint, so remove it to start over") from None
+                damaged, newest = newest, before.pop()
+                self.processes.by_main(partial(folder.set_aside, damaged), f"{damaged} cannot be renamed")
+                self._note(f"{error}; it is kept as damaged-{damaged.name}, and {newest.name} is taken instead")
+
+    def _read(self, path: Path) -> tuple[RunState, nn.Module, Optimizer]:
+        """What is in the checkpoint at `path`, if it is one of this recipe's run on these data."""
+        recipe, run = self.recipe, path.parents[1]
+        try:
+            saved = read_snapshot(path)
+        except DamagedCheckpoint:
+            raise
+        except MupscaleError as error:
+            raise MupscaleError(f"{error}; remove it to resume from the checkpoint before it") from None
+        state = saved.run
+        if state is None:
+            raise MupscaleError(f"{path} is a checkpoint, but does not belong to a run, so it cannot be resumed")
+        step = state.check_whole(path)
+        if recipe.steps < step:
+            raise MupscaleError(
+                f"the run in {run} is already at step {step}, but you asked for {recipe.steps} steps: give more "
+                f"(--steps)"
+            )
+        if why := StoredRecipe.of(state.recipe, path, run).describe_difference(recipe, step):
+            raise MupscaleError(
+                f"{path} is a checkpoint of another recipe: {why}; choose another folder (--out), or put it back"
+            )
+        if state.data not in (None, self.fingerprint):
+            raise MupscaleError(
+                f"the data has changed since the run in {run} was trained (its fingerprint is {self.fingerprint}, and "
+                f"was {state.data}): restore the data, or start a new run from the checkpoint (--from {path})"
+            )
+        model = place_member(self.family, recipe.width_after(step), self.processes, recipe.dtype())
+        saved.restore_model(model)
+        hyper = hyperparameters(recipe, self.processes.device)
+        return state, model, saved.restore_optimizer(recipe.optimizer_class(), hyper, model)
+
+    def _adopt(self, model: nn.Module, optimizer: Optimizer, width: WholeWidth) -> None:
+        """Go on with this model and this optimizer."""
+        self.model, self.optimizer, self.width = model.train(), optimizer, width
+        self.plan: Plan = self.family.plan(width)
+        self.runner = self.processes.runner(model)
+        self.objective = make_objective(self.runner, self.recipe, self.processes.device)
+        self.flops_per_example = cost_per_example(self.family, width, self.data, self.recipe)
+        if self.flops_per_example is None:
+            check_model_takes_data(model, width, self.data, self.recipe, self.processes)
+        self.rate = math.nan
+
+    def _rewind(self) -> None:
+        """Go back to the last good checkpoint, or the start, and leave out the data since: a loss was not finite."""
+        bad, at, seconds, folder = self.step, self.losses.diverged_at(self.step), self._elapsed(), self.folder
+        self.losses, self.norms = MetricSeries(self.processes), MetricSeries(self.processes)
+        self._stand(at_last=True)
+        self.left_out = self.nonfinite.note_rewind(bad, self.step, self.left_out)
+        self.seconds, self._began = seconds, time.monotonic()
+        if folder is not None:
+            self._write(lambda: folder.go_on(self.recipe, self.step), folder.path)
+        self._record("rewind", **{"from": bad, "left_out": self.left_out})
+        self._note(
+            f"step {at} is not finite: back to step {self.step}, and {bad - self.step} batches of the data are left out"
+        )
 
     # ------------------------------------------------------------------------------------------- the loop
 
@@ -228,21 +332,23 @@ class TrainingRun(RunPosition):
         if (evaluating or saving) and not self._is_sound():  # then the last good checkpoint stays
             return "diverged"
         if evaluating:
-            self._evaluate()
+            self._record("eval", **evaluate(self.model, self.data, recipe, self.processes))
         if saving:
             self._save()
         if last:
             return "finished"
         return "interrupted" if stopping else None
 
-    def _rewind(self) -> None:
-        """Go back from a loss that is not finite, and say so."""
-        at = self.losses.diverged_at(self.step)
-        bad = self.go_back()
-        self._record("rewind", **{"from": bad, "left_out": self.left_out})
-        self.progress.note(
-            f"step {at} is not finite: back to step {self.step}, and {bad - self.step} batches of the data are left out"
-        )
+    def _agree(self, asked_to_stop: bool, logging: bool) -> tuple[bool, bool]:
+        """Whether to stop, and whether a checkpoint is due by the clock; processes agree where they log."""
+        minutes = self.recipe.checkpoints.minutes
+        due = minutes is not None and time.monotonic() - self._saved >= 60 * minutes
+        if self.processes.world == 1:
+            return asked_to_stop, due
+        if not logging:
+            return False, False
+        stopping, due = self.processes.any(asked_to_stop, due and self.processes.main)
+        return stopping, due
 
     def _train_step(self) -> None:
         recipe, parts = self.recipe, self.recipe.accumulate
@@ -253,17 +359,9 @@ class TrainingRun(RunPosition):
         losses, first = [], (self.step + self.left_out) * recipe.batch
         kept = self.nonfinite.keep_buffers(self.model)
         for number in range(parts):
-            stretch = self.processes.share(first + number * part, part)
-            x, y = self.data.batch(recipe.seeds.data, *stretch)
+            x, y = self.data.batch(recipe.seeds.data, *self.processes.share(first + number * part, part))
             with self.processes.accumulating(self.runner, number == parts - 1):
-                x = cast_input(x, self.recipe)
-                try:
-                    loss = self.objective(x, y)
-                except Exception as error:
-                    if told := explain_loss(recipe, self.runner, x, y, error):
-                        raise told from error
-                    raise
-                check_loss(recipe, loss)
+                loss = self.objective(x, y)
                 (loss / parts if parts > 1 else loss).backward()
             losses.append(loss.detach().clone() if graphed else loss.detach())  # a graph writes to one place
         mean = torch.stack(losses).mean() if parts > 1 else losses[0]
@@ -273,20 +371,19 @@ class TrainingRun(RunPosition):
             if recipe.clip is not None:
                 self.norms.add(clip_grad_norm_(self.model, recipe.clip, self.plan))
             self._set_rates()
-            try:
+            with explaining(self._describe_step):
                 self.optimizer.step()
-            except Exception as error:
-                if told := explain_step(recipe, self.rate, error):
-                    raise told from error
-                raise
         for group in self.optimizer.param_groups:  # zero_grad takes as long as a small layer
             for parameter in group["params"]:
                 parameter.grad = None
         self.step += 1
-        self.callbacks.tell("step", self)
+        self._tell("step")
         self.flops += (self.flops_per_example or 0.0) * recipe.batch
         if skipped:
             self._record("skip")
+
+    def _describe_step(self) -> str:
+        return f"{self.recipe.optimizer.class_path} cannot take a step with a learning rate of {self.rate:g}"
 
     def _set_rates(self) -> None:
         rate = self.lr * self.recipe.schedule.at(self.step, self.recipe.steps)
@@ -297,37 +394,33 @@ class TrainingRun(RunPosition):
 
     def _grow(self, growth: Growth) -> None:
         """Widen model, buffers and optimizer state in memory; a growth that fails is the end of the run."""
+        began, before = time.monotonic(), self.width
+        del self.runner, self.objective
+        if self.recipe.compile_mode() is not None:
+            torch.compiler.reset()
         try:
-            self._widen(growth)
+            wide, optimizer = grow_model(
+                self.model,
+                self.optimizer,
+                before=before,
+                width=growth.width,
+                grow=growth.build_operators(),
+                seed=derive(self.recipe.seeds.noise, "grow", growth.at),
+                family=self.family,
+                processes=self.processes,
+                data=self.data,
+                batches=coming_batches(self.recipe, self.data, self.step + self.left_out),
+            )
+            self.lr = growth.lr if growth.lr is not None else self.lr
+            self._adopt(wide, optimizer, growth.width)
         except MupscaleError as error:
             with suppress(MupscaleError):  # what went wrong first matters more
                 self._record("end", status="failed", error=str(error))
             raise
-
-    def _widen(self, growth: Growth) -> None:
-        began = time.monotonic()
-        del self.runner, self.objective
-        if self.recipe.compile_mode() is not None:
-            torch.compiler.reset()
-        before = self.width
-        wide, optimizer = grow_model(
-            self.model,
-            self.optimizer,
-            before=before,
-            width=growth.width,
-            grow=growth.build_operators(),
-            seed=derive(self.recipe.seeds.noise, "grow", growth.at),
-            family=self.family,
-            processes=self.processes,
-            data=self.data,
-            batches=coming_batches(self.recipe, self.data, self.step + self.left_out),
-        )
-        self.lr = growth.lr if growth.lr is not None else self.lr
-        self._adopt(wide, optimizer, growth.width)
         self._record("grow", **growth.record(self.lr))
-        seconds, narrow = time.monotonic() - began, Width.of(before)
-        self.progress.note(
-            f"step {self.step}  grown from {narrow.phrase} to {Width.of(growth.width)}, "
+        seconds = time.monotonic() - began
+        self._note(
+            f"step {self.step}  grown from {Width.of(before).phrase} to {Width.of(growth.width)}, "
             f"{growth.words}, lr {self.lr:g} ({seconds:.1f} s)"
         )
 
@@ -345,19 +438,11 @@ class TrainingRun(RunPosition):
 
     def _log(self) -> None:
         self._settle()
-        if not self.losses.finite:
-            return
-        more = {"grad_norm": self.norms.flush()} if self.norms.settled else {}
-        record = self._record("train", loss=self.losses.flush(), lr=self.rate, width=self.width, **more)
-        (step, then), self._reported = self._reported, (self.step, time.monotonic())
-        units = (self.step - step) * self.recipe.batch * self.data.per_example
-        self.progress.update(record, units / (self._reported[1] - then))
+        if self.losses.finite:
+            more = {"grad_norm": self.norms.flush()} if self.norms.settled else {}
+            self._record("train", loss=self.losses.flush(), lr=self.rate, width=self.width, **more)
 
-    def _evaluate(self) -> None:
-        scores = evaluate(self.model, self.data, self.recipe, self.processes)
-        self.progress.update(self._record("eval", **scores), 0.0)
-
-    def _record(self, kind: str, **values: Any) -> dict[str, Any]:
+    def _record(self, kind: str, **values: Any) -> None:
         """One line of metrics, with where the run stands."""
         record = {
             "kind": kind,
@@ -368,26 +453,27 @@ class TrainingRun(RunPosition):
             **values,
         }
         if (folder := self.folder) is not None:
-            self.processes.by_main(lambda: folder.write(record), f"{folder.metrics} cannot be written")
-        if self.board is not None:
-            self.board.write(record)
-        self.callbacks.tell_record(self, record)
-        return record
+            self._write(lambda: folder.write(record), folder.metrics)
+        tell_record(self.callbacks, self, record)
 
-    def _agree(self, asked_to_stop: bool, logging: bool) -> tuple[bool, bool]:
-        """Whether to stop, and whether a checkpoint is due by the clock; processes agree where they log."""
-        minutes = self.recipe.checkpoints.minutes
-        due = minutes is not None and time.monotonic() - self._saved >= 60 * minutes
-        if self.processes.world == 1:
-            return asked_to_stop, due
-        if not logging:
-            return False, False
-        stopping, due = self.processes.any(asked_to_stop, due and self.processes.main)
-        return stopping, due
+    def _elapsed(self) -> float:
+        """Seconds of training, those before a resume included."""
+        return self.seconds + time.monotonic() - self._began
+
+    def _write(self, action: Callable[[], object], place: Path) -> None:
+        self.processes.by_main(action, f"{place} cannot be written")
+
+    def _tell(self, event: str) -> None:
+        for callback in self.callbacks:
+            getattr(callback, event)(self)
+
+    def _note(self, text: str) -> None:
+        for callback in self.callbacks:
+            callback.note(text)
 
     def _save(self) -> None:
         """Write a checkpoint."""
-        if self.folder is None:
+        if (folder := self.folder) is None:
             return
         state = RunState(
             step=self.step,
@@ -398,12 +484,11 @@ class TrainingRun(RunPosition):
             losses=self.losses.settled,
             norms=self.norms.settled,
             left_out=self.left_out or None,
-            recipe=stored_values(self.recipe, self.folder.path),
+            recipe=stored_values(self.recipe, folder.path),
             data=self.fingerprint,
             threads=torch.get_num_threads(),
         )
-        folder = self.folder
-        self.processes.by_main(folder.sync, f"{folder.metrics} cannot be written")
+        self._write(folder.sync, folder.metrics)
         path = folder.checkpoint(self.step, sharded=self.processes.sharded)
         save_snapshot(path, self.model, self.optimizer, self.plan, self.processes, state)
         keep = self.recipe.checkpoints.keep
@@ -416,22 +501,28 @@ class TrainingRun(RunPosition):
         self._record("end", status=status, **more)
         out = None if self.folder is None else self.folder.path
         if status == "diverged":
-            self.progress.note(f"diverged: the loss of step {more['at']} is not finite; the history is kept")
+            self._note(f"diverged: the loss of step {more['at']} is not finite; the history is kept")
         elif status == "interrupted":
-            where = f"; go on with: {resume_command_of(self.recipe, out)}" if out else ""
-            self.progress.note(f"interrupted after step {self.step}{where}")
+            where = f"; go on with: {_resume_command(self.recipe, out)}" if out else ""
+            self._note(f"interrupted after step {self.step}{where}")
         return Result(status, self.step, self.width, self.model, self.optimizer, out)
 
     def close(self) -> None:
         """Leave the terminal and the files as they should be."""
         for name in ("runner", "objective"):  # DDP must be gone before the group of processes is, or both may hang
             self.__dict__.pop(name, None)
-        self.progress.close()
-        if self.board is not None:
-            self.board.close()
+        for callback in self.callbacks:
+            callback.close()
         if self.folder is not None:
             self.folder.release()
 
 
 def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
+
+
+def _resume_command(recipe: Recipe, out: Path) -> str:
+    """The command that goes on with a run, with the packages of its own that it has to be trusted with."""
+    packages = [] if is_own_run(out, recipe) else packages_to_trust(recipe)
+    trust = "".join(f" --trust {package}" for package in packages)
+    return f"mupscale resume {shlex.quote(str(out))}{trust}"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
-    from mupscale.sweep.space import Space
+    from mupscale.study.space import Space
 
 
 @dataclass(frozen=True)

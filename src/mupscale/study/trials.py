@@ -21,9 +21,9 @@ from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Literal
 
-from mupscale.sweep.pruning import RULES
-from mupscale.sweep.space import Cell, Sweep, SweepJob, Tried
-from mupscale.sweep.storage import Storage, load_optuna
+from mupscale.study.pruning import RULES
+from mupscale.study.space import Cell, Sweep, SweepJob, Tried
+from mupscale.study.storage import Storage, load_optuna
 from mupscale.system import MupscaleError, parse_record
 
 if TYPE_CHECKING:

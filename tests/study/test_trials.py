@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from mupscale.engine import Outcome, train_many
-from mupscale.sweep import SweepJob, run_sweep
-from mupscale.sweep.pruning import HALVING, MEDIAN, PruningRule
-from mupscale.sweep.search import combine_seeds
-from mupscale.sweep.space import Cell, Space, Sweep, Tried, sweep_remarks
-from mupscale.sweep.storage import PATIENCE, Storage
-from mupscale.sweep.trials import SweepTrials, trial_state
+from mupscale.study import SweepJob, run_sweep
+from mupscale.study.pruning import HALVING, MEDIAN, PruningRule
+from mupscale.study.search import combine_seeds
+from mupscale.study.space import Cell, Space, Sweep, Tried, sweep_remarks
+from mupscale.study.storage import PATIENCE, Storage
+from mupscale.study.trials import SweepTrials, trial_state
 from mupscale.system import MupscaleError, parse_record
 from mupscale.train import Recipe, Seeds, Spec
 from slow_cases import with_slow
@@ -346,7 +346,7 @@ def fail_where(monkeypatch: pytest.MonkeyPatch, wrong: Callable[[Recipe], bool])
             raise MemoryError("no memory left, say")
         return train_many(recipes, **options)
 
-    monkeypatch.setattr("mupscale.sweep.search.train_many", train)
+    monkeypatch.setattr("mupscale.study.search.train_many", train)
 
 
 @pytest.mark.quick("auto")

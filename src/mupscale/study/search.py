@@ -14,10 +14,11 @@ from pathlib import Path
 from statistics import fmean
 
 from mupscale.engine import NotStackable, Outcome, PointCallback, train_many
-from mupscale.sweep.space import Cell, Sweep, SweepJob, Tried
-from mupscale.sweep.storage import PATIENCE, Storage
-from mupscale.sweep.trials import SweepTrials
-from mupscale.sweep.workers import GRACE, Worker
+from mupscale.study.space import Cell, Sweep, SweepJob, Tried
+from mupscale.study.storage import PATIENCE, Storage
+from mupscale.study.training import Note, say_once
+from mupscale.study.trials import SweepTrials
+from mupscale.study.workers import GRACE, Worker
 from mupscale.system import (
     Interrupted,
     MupscaleError,
@@ -32,7 +33,6 @@ from mupscale.system import (
     write_json,
 )
 
-Note = Callable[[str], None]
 _POINTS = 40  # of a trial's curve
 _LOOK_EVERY = 1.0  # seconds
 _REPORT_EVERY = 5.0  # seconds between two reports of where trials stand, beside those at rungs
@@ -67,7 +67,7 @@ def run_sweep(
     many trials are left, and of how many.
 
     >>> import tempfile
-    >>> from mupscale.sweep import Space, SweepJob, run_sweep
+    >>> from mupscale.study import Space, SweepJob, run_sweep
     >>> from mupscale.train import Recipe, Spec
     >>> model, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
     >>> def recipes(cell):
@@ -85,8 +85,7 @@ def run_sweep(
     if on_start is not None:
         on_start(max(0, trials.wanted - trials.count_ended()), trials.wanted)
     with Worker(trials, grace) as me:
-        note = note or partial(show, stream="stderr")
-        search = SweepSearch(trials, me, folder, at_once, note, on_point, worker)
+        search = SweepSearch(trials, me, folder, at_once, note or partial(show, stream="stderr"), on_point, worker)
         if worker:
             search.note(f"{job.name}: worker {me.id} joins; {trials.count_open()} trials are open")
         search.run()
@@ -105,16 +104,13 @@ class SweepSearch:
     note: Note
     on_point: PointCallback | None = None
     worker: bool = False
-    noted: set[str] = field(default_factory=set)
     engine: str = ""
     looked: float = -math.inf  # when it last looked around
     trained: int = 0  # batches that came to an end
     failed: int = 0  # trials that failed by themselves
 
-    @property
-    def job(self) -> SweepJob:
-        """What is searched."""
-        return self.trials.job
+    def __post_init__(self) -> None:
+        self.job, self.note_once = self.trials.job, say_once(self.note)
 
     def run(self) -> None:
         """Train until every trial is done, by this worker or by others."""
@@ -136,7 +132,7 @@ class SweepSearch:
             if not running:
                 return
             plural = "" if running == 1 else "s"
-            self._note_once(f"{self.job.name}: waiting for {running} trial{plural} that other workers have")
+            self.note_once(f"{self.job.name}: waiting for {running} trial{plural} that other workers have")
             time.sleep(min(1.0, self.me.grace / 10))
             self.looked = -math.inf
 
@@ -146,7 +142,7 @@ class SweepSearch:
             return
         self.trials.check_description()
         if self.me.end_abandoned_trials():
-            self._note_once(f"{self.job.name}: a worker died or left; its trials are trained again")
+            self.note_once(f"{self.job.name}: a worker died or left; its trials are trained again")
             self.trials.refresh()
         self.looked = time.monotonic()
 
@@ -159,11 +155,6 @@ class SweepSearch:
         if self.job.sampler == "tpe":
             count = min(count, max(1, math.ceil(self.trials.wanted / _TPE_BATCHES)))
         return math.ceil(count / (1 + self.me.count_others()))
-
-    def _note_once(self, text: str) -> None:
-        if text not in self.noted:
-            self.noted.add(text)
-            self.note(text)
 
     def _adopt_batches(self) -> Iterator[TrialBatch]:
         """Take over batches that workers of this folder could not finish: those with a stack to go on from, or results.
@@ -237,13 +228,13 @@ class SweepSearch:
         if isinstance(error, NotStackable):
             if self.job.engine == "vectorised":
                 return None
-            self._note_once(f"{self.job.name}: one run at a time: {error}")
+            self.note_once(f"{self.job.name}: one run at a time: {error}")
             self.engine = "serial"
             return _GIVEN_BACK
         if not isinstance(error, _FAILURES):
             return None
         if len(batch.trials) > 1:
-            self._note_once(f"{self.job.name}: {len(batch.trials)} trials at once failed, so fewer: {what}")
+            self.note_once(f"{self.job.name}: {len(batch.trials)} trials at once failed, so fewer: {what}")
             return {"void": "in company"}
         self.failed += 1
         if self.failed > 1 and not self.trained:
@@ -346,10 +337,10 @@ class TrialBatch:
 
     study: str
     worker: str
-    place: str
-    pid: int
     trials: list[tuple[int, float, float]]
     stack: str
+    place: str = field(default_factory=machine_name)
+    pid: int = field(default_factory=os.getpid)
     results: list[Tried] | None = None
     seconds: float = 0.0
     folder: Path | None = field(default=None, init=False)
@@ -358,7 +349,7 @@ class TrialBatch:
     def begin(cls, study: str, worker: str, cells: Mapping[int, Cell], folder: Path | None) -> TrialBatch:
         """A batch of these trials; without a folder, nothing of it is kept."""
         trials = [(number, *cell) for number, cell in cells.items()]
-        batch = cls(study, worker, machine_name(), os.getpid(), trials, f"{study}.{worker}.stack.safetensors")
+        batch = cls(study, worker, trials, f"{study}.{worker}.stack.safetensors")
         batch.folder = folder
         return batch
 

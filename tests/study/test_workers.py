@@ -22,16 +22,16 @@ import torch
 from torch import Tensor
 
 from mupscale.data.stream import Batch
-from mupscale.sweep import SweepJob, run_sweep
-from mupscale.sweep.space import Cell, Space, Sweep, Tried
-from mupscale.sweep.storage import Storage
-from mupscale.sweep.trials import SweepTrials, trial_state
-from mupscale.sweep.workers import Worker
+from mupscale.study import SweepJob, run_sweep
+from mupscale.study.space import Cell, Space, Sweep, Tried
+from mupscale.study.storage import Storage
+from mupscale.study.trials import SweepTrials, trial_state
+from mupscale.study.workers import Worker
 from mupscale.system import Interrupted, MupscaleError, parse_record
 from mupscale.train import Recipe, Seeds, Spec
-from processes import PROCESSES
+from processes import DEADLINE, PROCESSES
 from slow_cases import with_slow
-from small_runs import ADAMW, DEADLINE, Rows, limit_files, recipe
+from small_runs import ADAMW, Rows, limit_files, recipe
 
 optuna = pytest.importorskip("optuna")
 

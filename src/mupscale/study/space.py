@@ -32,7 +32,7 @@ class Space:
     upscaling (the paper's 'Equivalence at zero noise'). A space with 0 alone is one of learning rates: Sweep 1.
     second: "embeddings" where `noises` are values of RuleSet.embeddings instead, all above 0.
 
-    >>> from mupscale.sweep import Space
+    >>> from mupscale.study import Space
     >>> space = Space(lrs=(0.2, 0.1), noises=(1.0,))
     >>> space.noises
     (0.0, 1.0)
@@ -109,8 +109,24 @@ class SweepJob:
 # ------------------------------------------------------------------------------------------------ what it found
 
 
+class BySeed:
+    """What has a loss for each seed (None: diverged)."""
+
+    losses: list[float | None]
+
+    @property
+    def finite(self) -> list[float]:
+        """The losses of the seeds that did not diverge."""
+        return [loss for loss in self.losses if loss is not None]
+
+    @property
+    def mean(self) -> float | None:
+        """Over the seeds; None if one of them diverged."""
+        return fmean(self.finite) if len(self.finite) == len(self.losses) else None
+
+
 @dataclass(frozen=True)
-class Tried:
+class Tried(BySeed):
     """A learning rate and a noise that were tried, with the loss of each seed (None: diverged).
 
     budget: the part of the full budget after which these losses are; below 1 it was stopped there, far behind.
@@ -129,16 +145,6 @@ class Tried:
     def cell(self) -> Cell:
         """Its hyperparameters."""
         return Cell(self.lr, self.noise)
-
-    @property
-    def finite(self) -> list[float]:
-        """The losses of the seeds that did not diverge."""
-        return [loss for loss in self.losses if loss is not None]
-
-    @property
-    def mean(self) -> float | None:
-        """Over the seeds; None if one of them diverged."""
-        return fmean(self.finite) if len(self.finite) == len(self.losses) else None
 
     @property
     def status(self) -> Literal["finished", "stopped", "diverged"]:
@@ -166,7 +172,7 @@ class Sweep:
     called, where that is not its name. measure: whose loss was minimised, training or held-out. seconds: of training.
     second: what is called noise here, where it is something else.
 
-    >>> from mupscale.sweep import Space, Sweep, Tried
+    >>> from mupscale.study import Space, Sweep, Tried
     >>> trials = [Tried(lr, 0.0, [loss]) for lr, loss in {0.1: 1.5, 0.2: 1.2, 0.4: None}.items()]
     >>> Sweep("sweep-1-width-64", trials, width=64).best.lr
     0.2
@@ -328,10 +334,13 @@ def _edge_remarks(sweep: Sweep) -> Iterator[str]:
         yield f"the best {one.what}, {one.best:.3g}, {one.where}: try {_listed(one.beyond(0))}"
 
 
-def joined_edges(sweeps: Iterable[Sweep]) -> list[str]:
-    """The same of several sweeps over one grid: a sentence for all learning rates, and one for all noise levels."""
+def joined_edges(sweeps: Iterable[Sweep], lrs: str = "study.lrs", noises: str = "study.noises") -> list[str]:
+    """The same of several sweeps over one grid: a sentence for all learning rates, and one for all noise levels.
+
+    lrs, noises: the settings that hold the grid.
+    """
     found, told = [(sweep.name, edge) for sweep in sweeps for edge in _edges(sweep)], []
-    for what, setting in {"learning rate": "study.lrs", "noise": "study.noises"}.items():
+    for what, setting in {"learning rate": lrs, "noise": noises}.items():
         edges = dict[_Edge, list[str]]()
         for name, edge in found:
             if edge.what == what:

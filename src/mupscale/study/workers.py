@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from mupscale.sweep.trials import SweepTrials
+from mupscale.study.trials import SweepTrials
 from mupscale.system import is_process_alive, machine_name, parse_record
 
 GRACE = 60.0  # seconds without a sign of life after which a worker counts as dead
@@ -46,12 +46,11 @@ class Worker:
         self._seen: dict[str, tuple[Heartbeat | None, float]] = {}  # with the time by our clock when it was new
         self._beats = 0
         self._stopped = threading.Event()
-        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._keep_in_touch, name="sweep-heartbeat", daemon=True)
 
     def __enter__(self) -> Worker:
-        for call in (self.send_heartbeat, self.read_heartbeats):
-            self.trials.storage.use(call)
+        self.trials.storage.use(self.send_heartbeat)
+        self.read_heartbeats()
         self._thread.start()
         return self
 
@@ -67,7 +66,6 @@ class Worker:
         while not self._stopped.wait(min(5.0, self.grace / 6)):
             with suppress(Exception):  # the main thread meets the same trouble, and says so
                 self.send_heartbeat()
-                self.read_heartbeats()
 
     def send_heartbeat(self) -> None:
         """Leave a sign of life in the storage."""
@@ -78,14 +76,13 @@ class Worker:
 
     def read_heartbeats(self) -> None:
         """Read which workers have left a new sign of life."""
-        attributes = self.trials.storage.optuna.get_study_user_attrs(self.trials.id)
-        with self._lock:
-            for name, values in attributes.items():
-                if name.startswith(_PREFIX):
-                    who = name.removeprefix(_PREFIX)
-                    sign = parse_record(Heartbeat, values, f"the sign of the worker {who} in the study")
-                    if who not in self._seen or self._seen[who][0] != sign:
-                        self._seen[who] = sign, time.monotonic()
+        storage = self.trials.storage
+        for name, values in storage.use(lambda: storage.optuna.get_study_user_attrs(self.trials.id)).items():
+            if name.startswith(_PREFIX):
+                who = name.removeprefix(_PREFIX)
+                sign = parse_record(Heartbeat, values, f"the sign of the worker {who} in the study")
+                if who not in self._seen or self._seen[who][0] != sign:
+                    self._seen[who] = sign, time.monotonic()
 
     def is_working(self, who: str) -> bool:
         """Whether a worker's last sign says that it works; true of one without a sign."""
@@ -94,13 +91,15 @@ class Worker:
 
     def count_others(self) -> int:
         """How many other workers are alive, as far as their signs tell."""
-        with self._lock:
-            others = [(who, sign) for who, (sign, _) in self._seen.items() if who != self.id]
-        return sum(sign is not None and sign.state == "works" and not self._is_dead(who) for who, sign in others)
+        return sum(
+            sign is not None and sign.state == "works" and not self._is_dead(who)
+            for who, (sign, _) in self._seen.items()
+            if who != self.id
+        )
 
     def end_abandoned_trials(self) -> int:
         """End the trials of workers that died, and of those that were interrupted and did not come back."""
-        self.trials.storage.use(self.read_heartbeats)
+        self.read_heartbeats()
         self.trials.refresh()
         count = 0
         for number in sorted(self.trials.running):
@@ -113,8 +112,7 @@ class Worker:
         return count
 
     def _last_seen(self, who: str) -> tuple[Heartbeat | None, float]:
-        with self._lock:
-            return self._seen.setdefault(who, (None, time.monotonic()))
+        return self._seen.setdefault(who, (None, time.monotonic()))
 
     def _is_dead(self, who: str) -> bool:
         sign, since = self._last_seen(who)

@@ -1,0 +1,357 @@
+"""The members of a family that have one depth: small ones run on a batch, initial values under μP, and plans."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from mupscale.core import Plan, Role, Width, WidthLike, naming
+from mupscale.family.built_members import BuiltMembers
+from mupscale.growth import Operator, is_replica
+from mupscale.planning import (
+    How,
+    Miniature,
+    Resizing,
+    Trials,
+    all_tensors,
+    build_plan,
+    check_plan_by_running,
+    check_silent_units,
+    count_draws,
+    default_init_at,
+    find_past_norms,
+    find_uneven,
+    find_width_dims,
+    initial_means,
+    initial_std,
+    is_large,
+    learn_roles,
+    rescale_spread,
+    roles_for_any_width,
+    warn_of_growing_outputs,
+    with_initial,
+    with_keeps,
+)
+from mupscale.system import MupscaleError, not_advising
+
+_PROBE_WIDTH = 8  # the least width of the models that are run to learn or check roles
+_DRAWS = 4  # freshly built models that the initialisation is measured on; of large ones two will do
+_MOST_NUMBERS = 1 << 22  # of a model that is not large
+
+
+class DepthMembers(BuiltMembers):
+    """The members of a family that have one depth; arguments are those of `Family`.
+
+    tried: the sizes in which members are known to have been tried already.
+    """
+
+    def __init__(
+        self,
+        build: Callable[..., nn.Module],
+        base: Width,
+        init_at: Width | None = None,
+        roles: Mapping[str, Role] | None = None,
+        inputs: Any = None,
+        tried: set[frozenset[str]] | None = None,
+    ) -> None:
+        super().__init__(build, base, roles, inputs)
+        self.tried: set[frozenset[str]] = set() if tried is None else tried
+        self._trials: Trials | None = None
+        self._pairs: dict[tuple[Width, Width], tuple[nn.Module, nn.Module]] = {}  # while they are learnt from
+        self._base_model = self.sketch(base)
+        self._width_dims = find_width_dims(self.sketch, self._base)
+        self.init_at = init_at or default_init_at(self._base, self._base_model, self._width_dims)
+        self._plans: dict[tuple[Width, Width, int], Plan] = {}  # by both widths, and how much had been tried then
+        self._measured: dict[str, float] | None = None
+        self._means: dict[str, tuple[float, ...]] = {}
+        if tried is None and inputs is not None:
+            self._learn(inputs)
+            probes = self._probes(inputs)
+            plan = self._between_probes(probes, "copies")
+            warn_of_growing_outputs(probes.narrow, probes.wide, plan, probes.inputs, probes.given(roles or {}))
+            self._pairs.clear()
+
+    # ------------------------------------------------------------------------------------------- small members, run
+
+    def has_tried(self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module) -> bool:
+        """Whether small members have grown as these two differ: of a width with several sizes, in the same ones."""
+        few, many = (self.width_of(member) for member in (narrow, wide))
+        if not self.tried or len(self._base.sizes) == 1:
+            return bool(self.tried)
+        differing = None if few is None or many is None else {n for n, k in many.ratio_to(few).items() if k != 1}
+        return differing is not None and (not differing or frozenset(differing) in self.tried)
+
+    def check_widths(self, inputs: Any, sizes: Iterable[str] | None = None) -> None:
+        """An error unless small members of these sizes widen exactly on a batch, or a stronger one of its kind."""
+        growing = frozenset(self._base.sizes if sizes is None else sizes)
+        if not growing:
+            return
+        trials = inputs if isinstance(inputs, Trials) else Trials(self._probes(inputs, sizes=growing).inputs)
+        self._check_at(1, trials, growing)
+        self.tried.add(growing)
+        if trials is not inputs:
+            trials.warn(self.roles)
+            self._pairs.clear()
+
+    @not_advising("inputs")  # which are given
+    def _check_at(self, times: int, trials: Trials, sizes: Iterable[str] | None = None) -> None:
+        probes = self._probes(trials.given, times, sizes)
+        check_plan_by_running(probes.narrow, probes.wide, self._between_probes(probes, "copies"), trials)
+
+    def _probes(self, inputs: Any, times: int = 1, sizes: Iterable[str] | None = None) -> Miniature:
+        """Two small members of the family, one twice as wide as the other; with few blocks if they are large."""
+        small = self._smaller(self._base.times(max(1, math.ceil(_PROBE_WIDTH / self._base.size)))).times(times)
+        wide = small.times(2, sizes)
+        if (small, wide) not in self._pairs:
+            self._pairs[small, wide] = self._with_memory(small), self._with_memory(wide)
+        return Miniature.of(*self._pairs[small, wide], inputs)
+
+    def _smaller(self, width: Width) -> Width:
+        """This width, or, where members are large, the least part of it at which everything is so much smaller."""
+        whole = self.sketch(width)
+        for divisor in (128, 64, 32, 16, 8, 4, 2) if is_large(whole) else ():
+            with suppress(Exception):  # no model can be built at this width
+                small = Width.of(width.times(Fraction(1, divisor)).plain, whole=True)
+                if small.size >= _PROBE_WIDTH:
+                    pair = Resizing(self.sketch(small), whole)
+                    if pair.ratio == divisor and pair.is_uniform:
+                        return small
+        return width
+
+    @cached_property
+    def can_draw_parts(self) -> bool:
+        """Whether parts have the values of the whole, as a small member shows.
+
+        Each parameter is made alone, while all others write into the memory that they share: whoever starts as
+        another's values finds them lost, if they can be lost in any part.
+        """
+        with suppress(Exception):  # whatever an author's code says to parameters that share their memory
+            small = self._smaller(self._base)
+            whole = naming.parameters(self.drawn(small, 0))
+            for name, p in whole.items():
+                made = naming.parameters(self.drawn_part(small, 0, (name,)))
+                if made.keys() != whole.keys() or not torch.equal(made[name], p):
+                    return False
+            return not naming.plain_tensors_without_memory(self.sketch(small))
+        return False
+
+    def _learn(self, inputs: Any) -> None:
+        """Where module types and names mislead, take the roles from runs of small members of the family."""
+        probes = self._probes(inputs)
+        given, trials = self.roles, Trials(probes.inputs)
+        self._trials = trials
+        with suppress(Exception):  # whatever the modules mislead to; the run may tell
+            self.check_widths(trials)
+        if not self.tried:
+            narrow, wide = probes.narrow, probes.wide
+            if uneven := find_uneven(narrow, wide):
+                raise MupscaleError(
+                    f"{uneven} does not grow by a whole multiple. If a size is rounded up, build it as a multiple of "
+                    f"the width, or use a base at which it is not rounded{self._even_bases()}. The base may differ "
+                    "from the width of the model that grows"
+                )
+            learnt = learn_roles(narrow, wide, trials, probes.given(self.roles or {}))
+            any_width = roles_for_any_width(narrow, wide, with_keeps(narrow, wide, learnt, trials))
+            self.roles = probes.patterns(any_width, self.roles or {})
+            self._check_at(2, trials)  # at another width, too, since roles are for all of them
+            self.check_widths(trials)
+        trials.renamed(probes.originals).warn(given)
+
+    def _even_bases(self) -> str:
+        """Two multiples of the base, if there are any, from which all sizes double at every width that is tried."""
+        even = list[str]()
+        for base in (self._base.times(factor) for factor in (Fraction(3, 2), 2, 3, 4, 6, 8)):
+            with suppress(Exception):  # no model can be built at this width
+                members = [self.sketch(Width.of(base, whole=True).times(k)) for k in (1, 2, 4)]
+                even += [str(base)] if not any(find_uneven(*pair) for pair in pairwise(members)) else []
+        return f", such as {' or '.join(even[:2])}" if even else ""
+
+    @cached_property
+    def _past_norms(self) -> Mapping[str, tuple[int, ...]] | None:
+        """What a run of two small members shows; None without a batch."""
+        if self._trials is None:
+            return None
+        probes = self._probes(self._trials.given)
+        past = find_past_norms(probes.narrow, probes.wide, self._between_probes(probes, "fresh"), self._trials.best)
+        return None if past is None else probes.by_original(past)
+
+    # ------------------------------------------------------------------------------------------- plans
+
+    def between(
+        self,
+        narrow: nn.Module,
+        wide: nn.Module,
+        *,
+        how: How,
+        tried: bool = False,
+        roles: Mapping[str, Role] | None = None,
+    ) -> Plan:
+        """The plan from one member to another, by the roles that are known, or by these."""
+        tried = tried or self.inputs is not None or bool(self.tried)
+        roles, dims = self.roles if roles is None else roles, self._width_dims
+        is_width = lambda name, dim: dim in dims.get(name, ())  # noqa: E731
+        return build_plan(narrow, wide, roles=roles, how=how, is_width=is_width, assume=tried)
+
+    def _between_probes(self, probes: Miniature, how: How) -> Plan:
+        return self.between(probes.narrow, probes.wide, how=how, tried=True, roles=probes.given(self.roles or {}))
+
+    def plan(self, width: WidthLike | nn.Module) -> Plan:
+        """μP at this width (or for this model): every factor relative to the base. Made once for each width.
+
+        With a batch (`inputs`, or `check`) it says that small members have been tried.
+        """
+        if isinstance(width, nn.Module):
+            return self._noting_trial(self.between(self._base_model, width, how="mup"), self._base, width)
+        return self._mup(self._base, Width.of(width))
+
+    def _mup(self, start: Width, width: Width) -> Plan:
+        """Every factor at a width relative to another; made once, as every draw at a width needs it."""
+        key = start, width, len(self.tried)
+        if key not in self._plans:
+            first = self._base_model if start == self._base else self.sketch(start)
+            self._plans[key] = self._noting_trial(self.between(first, self.sketch(width), how="mup"), start, width)
+        return self._plans[key]
+
+    def widening(
+        self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module, *, grow: Operator | None = None
+    ) -> Plan:
+        """The plan for growing one member into another, by copies or as `grow` does it.
+
+        It knows the family's initial values, which are the unit of noise and what fresh units are drawn from.
+        """
+        wide_model = self._at(wide)
+        copies = grow is None or grow.needs_multiples
+        plan = self.between(self._at(narrow), wide_model, how="copies" if copies else "fresh")
+        entries = self.between(self.sketch(self.init_at), wide_model, how="mup").parameters
+        past_norms = self._past_norms if plan.norms else None
+        plan = with_initial(plan, entries, self.initial_std(), self._means)
+        return self._noting_trial(plan.with_initial("past_norms", past_norms), narrow, wide)
+
+    def growth_plan(self, narrow: WidthLike, wide: WidthLike, grow: Operator) -> Plan:
+        """The plan of a growth by this operator, for which neither member needs memory."""
+        if is_replica(grow):  # for which initial values are not needed, and so not measured
+            return self._noting_trial(self.between(self._at(narrow), self._at(wide), how="copies"), narrow, wide)
+        return self.widening(narrow, wide, grow=grow)
+
+    def _noting_trial(self, plan: Plan, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module) -> Plan:
+        return replace(plan, tried_by="small members" if self.has_tried(narrow, wide) else None)
+
+    def _at(self, width: WidthLike | nn.Module) -> nn.Module:
+        return width if isinstance(width, nn.Module) else self.sketch(width)
+
+    # ------------------------------------------------------------------------------------------- initial values
+
+    def init_untried(self, width: WidthLike, seed: int = 0) -> nn.Module:
+        """What `init` does, without a word about what was not tried: for callers that try it, or have."""
+        model = self.drawn(width, seed)
+        self._rescale(naming.parameters(model), width, seed)
+        return model
+
+    def init_part(self, width: WidthLike, seed: int, part: Collection[str]) -> nn.Module:
+        """What `init_untried` gives, with values for the parameters that are named alone."""
+        model = self.drawn_part(width, seed, part)
+        parameters = naming.parameters(model)
+        self._rescale({name: parameters[name] for name in part}, width, seed)
+        return model
+
+    @torch.no_grad()
+    def _rescale(self, parameters: Mapping[str, nn.Parameter], width: WidthLike, seed: int) -> None:
+        """From the author's initial values to those under μP, in place.
+
+        What is random and has no width is that of a draw at `init_at`; a std of 0 is a constant.
+        """
+        if Width.of(width) == self.init_at:
+            return
+        entries = self._mup(self.init_at, Width.of(width)).parameters
+        measured = self.initial_std()
+        reference: dict[str, nn.Parameter] = {}
+        if any(std > 0 and not entries[name].axes for name, std in measured.items()):
+            reference = naming.parameters(self.drawn(self.init_at, seed))
+        for name, p in parameters.items():
+            entry = entries[name]
+            fold, offset = float(entry.fold), float(entry.offset)
+            if measured[name] == 0:
+                p.mul_(fold).add_(offset * (fold - 1))
+            elif not entry.axes:
+                p.copy_(reference[name])
+            else:
+                rescale_spread(p, measured[name] * entry.init, fold, centred=self._means[name] != (0.0,))
+
+    def initial_std(self) -> dict[str, float]:
+        """Std of the author's initialisation at `init_at`, over a few draws; 0 for what is not random."""
+        if self._measured is not None:
+            return self._measured
+        self._measured = {}
+        sizes = {name: p.numel() for name, p in naming.parameters(self.sketch(self.init_at)).items()}
+        if sum(sizes.values()) <= _MOST_NUMBERS:
+            draws = [naming.parameters(self.drawn(self.init_at, seed)) for seed in range(_DRAWS)]
+            more = range(_DRAWS, count_draws(draws, self._width_dims))
+            self._measure([*draws, *(naming.parameters(self.drawn(self.init_at, seed)) for seed in more)])
+            return self._measured
+        for part in _parts(sizes):
+            models = (naming.parameters(self.drawn_alone(self.init_at, seed, part)) for seed in range(2))
+            self._measure([{name: parameters[name] for name in part} for parameters in models])
+        return self._measured
+
+    def _measure(self, draws: list[dict[str, nn.Parameter]]) -> None:
+        stds = initial_std(draws)
+        self._measured = {**(self._measured or {}), **stds}
+        self._means |= initial_means(draws, stds)
+
+    # ------------------------------------------------------------------------------------------- growth
+
+    def wider(self, model: nn.Module, width: WidthLike, grow: Operator, inputs: Any) -> tuple[nn.Module, Plan]:
+        """A member for this one to grow into, without memory if that will do, and the plan, tried on a batch if any."""
+        wide = self.sketch(width)
+        if _lacks_values(wide, model, fresh=not grow.needs_multiples):
+            wide = self._with_memory(width)
+        plan = self.widening(model, wide, grow=grow)
+        if inputs is not None and (grow.needs_multiples or not plan.checked):
+            has_memory = not any(tensor.is_meta for tensor in all_tensors(wide).values())
+            check = check_plan_by_running if grow.needs_multiples else check_silent_units
+            check(model, wide if has_memory else self._with_memory(width), plan, inputs)
+            plan = replace(plan, tried_by="copies" if grow.needs_multiples else "silent units")
+        return wide, plan
+
+    def _with_memory(self, width: WidthLike) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            return self.build(width)
+
+
+def _parts(sizes: Mapping[str, int]) -> list[list[str]]:
+    """Parameters in parts that have no more numbers than the largest of them, or than a small model."""
+    most, parts, held = max(*sizes.values(), _MOST_NUMBERS // _DRAWS), list[list[str]](), math.inf
+    for name, size in sizes.items():
+        if held + size > most:
+            parts, held = [*parts, []], 0
+        parts[-1].append(name)
+        held += size
+    return parts
+
+
+def _lacks_values(wide: nn.Module, narrow: nn.Module, *, fresh: bool) -> bool:
+    """Whether a wide model without memory lacks values that neither a plan nor the narrow model has.
+
+    Plain tensors; buffers that no state dict holds and that may depend on the width; and, beside fresh units, buffers
+    that grow, but for statistics, which start anew.
+    """
+    ours, modules = naming.buffers(narrow), naming.modules(wide)
+    for name, buffer in naming.buffers(wide).items():
+        path, _, local = name.rpartition(".")
+        if buffer.is_meta and name in ours:
+            grows, is_unsaved = buffer.shape != ours[name].shape, local in modules[path]._non_persistent_buffers_set
+            if is_unsaved and (grows or buffer.numel() == 1):
+                return True
+            if fresh and grows and not isinstance(modules[path], _NormBase):
+                return True
+    return bool(naming.plain_tensors_without_memory(wide))

@@ -1,0 +1,549 @@
+"""Two models with generic weights, the wide one's made of the narrow one's by a plan: do they compute the same?
+
+Outputs and gradients are compared, in float64. Large models run in single precision instead, with the weights of one
+block at a time: these are written when the block is called, and once more for its backward pass. So a check takes the
+memory of one block, and of what lies in no block, and not several copies of both models.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import checkpoint
+
+from mupscale.core import Entry, Plan, index_of_old, is_new, naming
+from mupscale.planning.tracing import (
+    Recorder,
+    computed_tensors,
+    differentiated,
+    drawing,
+    generic_numbers,
+    gradient_loss,
+    in_float64,
+    outputs_in_float64,
+    run_in_float64,
+    run_on_batch,
+    saved_tensors,
+    silence_dropout,
+    take_modes,
+    tensors_in,
+    why_random,
+)
+from mupscale.system import MupscaleError, warn
+
+LARGE = 1 << 25
+"""Numbers in two models' parameters from which on they are not copied in float64."""
+
+EMPTY = "the batch is empty, so it shows nothing: pass inputs= with at least one row"
+
+_UNITS = 256  # of an axis, at most, whose gradients are compared
+
+_in_full: ContextVar[bool] = ContextVar("in_full", default=False)
+
+Shapes = Sequence[tuple[int, ...]]
+Write = Callable[[str, Tensor], object]
+"""Writes the weight of this name into a tensor."""
+
+
+def is_large(*models: nn.Module) -> bool:
+    """Whether models are too large to be copied in float64, several times."""
+    return not _in_full.get() and sum(p.numel() for model in models for p in model.parameters()) > LARGE
+
+
+@contextmanager
+def in_full_precision() -> Iterator[None]:
+    """Inside, no model counts as large: a miniature is looked at in float64, and so are models that have none."""
+    token = _in_full.set(True)
+    try:
+        yield
+    finally:
+        _in_full.reset(token)
+
+
+def relative_difference(ours: Tensor, theirs: Tensor) -> float:
+    """‖ours − theirs‖ / ‖ours‖, in double precision; infinite if either is not finite."""
+    a, b = ours.double(), theirs.double()
+    norm = float(a.norm())
+    difference = float((a - b).norm())
+    value = difference / norm if norm else difference
+    return value if value == value else float("inf")
+
+
+_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
+
+
+def are_close(expected: Tensor, actual: Tensor, loosened: float = 1.0, size: float = 0.0) -> bool:
+    """Whether two tensors are equal up to the rounding of one operation on numbers of their size, or of this one."""
+    tolerance = loosened * _TOLERANCE.get(expected.dtype, 3e-2)
+    allowed = tolerance * max(size, largest_number(expected)) + 1e-300
+    if expected.shape == actual.shape:
+        difference = largest_number(actual - expected, nan=math.inf)
+        if difference <= allowed or 2 * allowed < difference < math.inf:  # between them, it depends on the entry's size
+            return difference <= allowed
+    return bool(torch.allclose(actual, expected, rtol=tolerance, atol=allowed, equal_nan=True))
+
+
+def largest_number(tensor: Tensor, nan: float | None = None) -> float:
+    """The largest absolute value in a tensor; where there are nan or inf, of the others, or `nan` where given."""
+    if not tensor.numel():
+        return 0.0
+    largest = float(torch.linalg.vector_norm(tensor, math.inf))
+    if math.isfinite(largest):
+        return largest
+    return nan if nan is not None else largest_number(tensor[tensor.isfinite()])
+
+
+def _streamed(original: nn.Module, write: Write, in_blocks: bool) -> nn.Module:
+    """A copy of a model in float32, whose blocks hold their weights in one stretch of memory while they run.
+
+    write: gives a weight its values. in_blocks: False for all weights at once.
+    """
+    plain = naming.unwrap(original)
+    memo: dict[int, Any] = dict(computed_tensors(plain))
+    memo |= {id(p): nn.Parameter(p.new_empty(()).float().expand(p.shape), p.requires_grad) for p in plain.parameters()}
+    for buffer in plain.buffers():
+        memo[id(buffer)] = buffer.detach().float() if buffer.is_floating_point() else buffer.detach().clone()
+    model = copy.deepcopy(plain, memo)
+    silence_dropout(model)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            module.sparse = True  # a gradient of the few rows that were looked up, beside a readout's of all
+    names = {id(p): name for name, p in naming.parameters(model).items()}
+
+    @torch.no_grad()
+    def fill(parameters: Sequence[nn.Parameter]) -> None:
+        for p in parameters:
+            write(names[id(p)], p.detach())
+
+    blocks = _blocks(model) if in_blocks else []
+    most = max((sum(p.numel() for p in own) for _, own in blocks), default=0)
+    memory = torch.empty(most, device=next((p.device for _, own in blocks for p in own), None))
+    for block, own in blocks:
+        start = 0
+        for p in own:
+            p.data = memory[start : start + p.numel()].view(p.shape)
+            start += p.numel()
+        block.forward = _filling(block.forward, fill, own)
+    within = {id(p) for _, own in blocks for p in own}
+    rest = [p for p in model.parameters() if id(p) not in within]
+    for p in rest:
+        p.data = torch.empty(p.shape, device=p.device)
+    fill(rest)
+    return model
+
+
+def _filling(forward: Callable[..., Any], fill: Callable[[Any], None], own: Sequence[nn.Parameter]) -> Any:
+    """A block's forward pass behind the filling of its weights; both are done once more for the backward pass."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        fill(own)
+        return forward(*args, **kwargs)
+
+    def call_twice(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return call(*args, **kwargs)
+        return checkpoint(call, *args, use_reentrant=False, **kwargs)
+
+    return call_twice
+
+
+def tied_parameters(model: nn.Module) -> set[int]:
+    """The parameters that several blocks, or other parts of the model, share."""
+    groups = naming.aliases(model.named_parameters(remove_duplicate=False))
+    shared = {group[0] for group in groups if len(group) > 1}
+    return {id(p) for name, p in naming.parameters(model).items() if name in shared}
+
+
+def _blocks(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
+    """The blocks of the outermost lists, with the parameters that nothing else has."""
+    tied = tied_parameters(model)
+    found: list[tuple[nn.Module, list[nn.Parameter]]] = []
+    lists: list[str] = []
+    for path, module in model.named_modules():
+        inside = any(path.startswith(f"{outer}.") or not outer for outer in lists)
+        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1 and not inside:
+            lists.append(path)
+            for block in module:
+                if own := [p for p in block.parameters() if id(p) not in tied]:
+                    found.append((block, own))
+    return found
+
+
+class GenericPair:
+    """Copies of two models and a batch: the narrow one with generic weights, the wide one with what is made of these.
+
+    silent: they are put into the places of old units, with zeros elsewhere, as a growth by fresh units leaves them; and
+    norms look at old units alone. Otherwise they are copied. in_blocks: large models hold the weights of one block.
+    """
+
+    def __init__(
+        self,
+        narrow: nn.Module,
+        wide: nn.Module,
+        plan: Plan,
+        batch: Any,
+        *,
+        silent: bool = False,
+        in_blocks: bool = True,
+    ) -> None:
+        self.plan, self.silent, self.is_large = plan, silent, is_large(narrow, wide)
+        self.models: tuple[nn.Module, nn.Module]
+        if self.is_large:
+            weights = naming.parameters(narrow)
+
+            def drawn(name: str) -> Tensor:
+                return generic_numbers(weights[name], name, seed=1)
+
+            small = _streamed(narrow, lambda name, target: target.copy_(drawn(name)), in_blocks)
+            large = _streamed(wide, lambda name, target: self._write(name, drawn(name), target), in_blocks)
+            take_modes(large, narrow)
+            self.batch = tree_map(_in_single, batch)
+            self.weight: Callable[[str], Tensor] = drawn
+        else:
+            small, self.batch = in_float64(narrow, batch, generic=1)
+            large, _ = in_float64(wide, (), like=narrow)
+            self.weight = naming.parameters(small).__getitem__
+        self.models = small, large
+        self._make_wide()
+
+    @torch.no_grad()
+    def _make_wide(self) -> None:
+        small, large = self.models
+        theirs, ours = naming.buffers(large), naming.buffers(small)
+        if not self.is_large:
+            ours, theirs = saved_tensors(small), saved_tensors(large)
+        for name, tensor in ours.items():
+            if (name in self.plan.parameters or name in self.plan.buffers) and tensor.is_floating_point():
+                self._write(name, tensor, theirs[name])
+        if self.silent:
+            look_at_old_units_alone(small, large, self.plan, self._kept)
+
+    def _write(self, name: str, weight: Tensor, target: Tensor) -> None:
+        entry = self.plan[name]
+        if not self.silent:
+            entry.widened(weight, target, factor=None if name in self.plan.parameters else entry.rule.weight)
+        elif name in self.plan.parameters:
+            target.zero_()[index_of_old(entry.narrow, entry.axes)] = keep(entry, weight)
+        else:
+            target.zero_()[index_of_old(entry.narrow, entry.axes)] = weight
+
+    def _kept(self, name: str) -> Tensor:
+        return keep(self.plan[name], self.weight(name))
+
+    def outputs(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Of both, the tensors of floating point that they return for the batch."""
+        ours, theirs = (self._outputs(model) for model in self.models)
+        return ours, theirs
+
+    def _outputs(self, model: nn.Module) -> list[Tensor]:
+        if not self.is_large:
+            return outputs_in_float64(model, self.batch)
+        with drawing(0, model.parameters()):
+            return [t for t in tensors_in(run_on_batch(model, self.batch)) if t.is_floating_point()]
+
+
+def _in_single(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def keep(entry: Entry, weight: Tensor) -> Tensor:
+    """What becomes of a weight of old units beside fresh ones."""
+    return weight * float(entry.keep) + float(entry.offset) * (float(entry.keep) - 1)
+
+
+def look_at_old_units_alone(
+    kept: nn.Module,
+    large: nn.Module,
+    plan: Plan,
+    weight: Callable[[str], Tensor] | None = None,
+    new_units: list[Tensor] | None = None,
+) -> None:
+    """Let the norms of the wide model do to the old units what the narrow one's do, and give zeros for new ones.
+
+    weight: of a norm of the narrow model, by its name, where it does not have its own.
+    new_units: a list that what the norms are given for new units is put into as they are called. With it GroupNorms,
+    which mix old and new units whatever these start at, are left as they are.
+    """
+    ours, theirs = naming.modules(kept), naming.modules(large)
+    for name, kind in plan.norms.items():
+        path, entry = name.rpartition(".")[0], plan[name]
+        if not (kind in ("layer", "rms") or (kind == "group" and new_units is None)):
+            continue
+        own = ours[path]
+        if weight is not None:
+            own = naming.copy_model(own)
+            for local, p in own.named_parameters(recurse=False):
+                p.data = weight(f"{path}.{local}".lstrip("."))
+        index = index_of_old(entry.narrow, entry.axes)[0]
+        new = is_new(entry.axes[0], entry.narrow[0]).nonzero()[:, 0]
+
+        def old_units_alone(
+            x: Tensor,
+            norm: nn.Module = own,
+            index: Any = index,
+            new: Tensor = new,
+            is_group: bool = kind == "group",
+            count: int = entry.wide[0],
+        ) -> Tensor:
+            dim = 1 if is_group or x.shape[-1] != count else -1  # some LayerNorms are of channels before positions
+            units = x.movedim(dim, -1)
+            if new_units is not None:
+                new_units.append(units[..., new])
+            out = torch.zeros_like(units)
+            out[..., index] = norm(units[..., index].movedim(-1, dim)).movedim(dim, -1)
+            return out.movedim(-1, dim)
+
+        theirs[path].forward = old_units_alone
+
+
+@dataclass
+class Compared:
+    """Why two models differ on a batch, in words, or nothing; the shapes of their outputs.
+
+    gradients: of the narrow one, where they are not large.
+    """
+
+    reason: str = ""
+    shapes: tuple[Shapes, Shapes] = ((), ())
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+
+
+def compare_copies(narrow: nn.Module, wide: nn.Module, plan: Plan, batch: Any) -> Compared:
+    """Compare outputs and gradients on a batch, the wide model's weights being copies as planned."""
+    if is_large(narrow, wide):
+        with suppress(Exception):  # a block whose weights are used elsewhere, or that is not alike when it is run again
+            return _compare(GenericPair(narrow, wide, plan, batch))
+    return _compare(GenericPair(narrow, wide, plan, batch, in_blocks=False))
+
+
+_LOOSENED = {False: (5, 1000, 1e-3), True: (20, 20, 5e-3)}
+"""Of outputs and gradients, by whether models are large: how much more than one operation's rounding is allowed; and
+from which part of the largest gradient on. Single precision through many blocks rounds by some 1e-6, and a wrong order
+or constant is off by a good part."""
+
+
+@torch.enable_grad()
+def _compare(pair: GenericPair) -> Compared:
+    of_outputs, of_gradients, part = _LOOSENED[pair.is_large]
+    unused = [pair.outputs()]
+    ours, theirs = unused[0]
+    shapes = [tuple(t.shape) for t in ours], [tuple(t.shape) for t in theirs]
+    _check_numbers(ours)
+    for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        if a.shape == b.shape and not are_close(a.detach(), b.detach(), of_outputs):  # others are units, as copies
+            off = relative_difference(a.detach(), b.detach())
+            said = f"output {number} of the wide model differs from the narrow one's by {off:.1e} on the batch"
+            return Compared(said if pair.is_large else said + _first_module(pair), shapes)
+    del ours, theirs
+    samples, gradients = dict[str, _Sample](), dict[str, Tensor]()
+    largest, wrong = [0.0], list[str]()
+
+    def keep_sample(name: str, gradient: Tensor) -> None:
+        samples[name] = _Sample(pair.plan.parameters[name], gradient)
+        largest[0] = max(largest[0], largest_number(samples[name].values))
+        if not pair.is_large:
+            gradients[name] = gradient
+
+    def compare_sample(name: str, gradient: Tensor) -> None:
+        if name in samples and not samples[name].agrees(gradient, of_gradients, part * largest[0]):
+            wrong.append(name)
+
+    def differentiate() -> None:
+        outputs = unused.pop() if unused else pair.outputs()
+        wrong.clear()
+        for model, values in zip(pair.models, outputs, strict=True):
+            loss = gradient_loss(values, *shapes)
+            if loss.requires_grad:
+                loss.backward()
+            for p in model.parameters() if pair.is_large else ():
+                p.data = p.new_empty(0)  # their memory is for what follows
+
+    for model, look in zip(pair.models, (keep_sample, compare_sample), strict=True):
+        _watch_gradients(model, look)
+    differentiated(differentiate, pair.models)
+    _check_numbers([*gradients.values()])
+    if wrong:
+        said = f"the copies of '{wrong[0]}' do not each get their share of its gradient on the batch"
+        return Compared(said, shapes, gradients)
+    warn_of_kept_losses(*pair.models)
+    return Compared("", shapes, gradients)
+
+
+def _watch_gradients(model: nn.Module, look: Callable[[str, Tensor], None]) -> None:
+    """Show each gradient as soon as it is whole, with the parameter's name; it is not kept in the model."""
+
+    def hand_on(p: Tensor, name: str) -> None:
+        gradient, p.grad = p.grad, None
+        if gradient is not None:
+            look(name, gradient.to_dense())
+
+    for name, p in naming.parameters(model).items():
+        if p.requires_grad:
+            p.register_post_accumulate_grad_hook(partial(hand_on, name=name))
+
+
+class _Sample:
+    """A part of a narrow gradient, and the places of its copies in the wide one.
+
+    Units of an axis that grows are taken at random. Of other long axes, as of a table's rows, those with the largest
+    gradients are, since most have none.
+    """
+
+    def __init__(self, entry: Entry, gradient: Tensor) -> None:
+        self.share = float(entry.rule.gradient())
+        generator = torch.Generator().manual_seed(0)
+        self.wide = list[Tensor]()
+        for d, (n, m) in enumerate(zip(entry.narrow, entry.wide, strict=True)):
+            index = torch.arange(m)
+            if m > _UNITS:
+                index = torch.randperm(m, generator=generator)[:_UNITS].sort().values
+                if n == m:
+                    others = [e for e in range(gradient.dim()) if e != d]
+                    sizes = gradient.abs().amax(others) if others else gradient.abs()
+                    index = sizes.topk(_UNITS).indices.cpu()
+            self.wide.append(index)
+            source = entry.axes[d].source(n)[index] if n != m else index
+            gradient = gradient.index_select(d, source.to(gradient.device))
+        self.values = gradient.clone()
+
+    def agrees(self, gradient: Tensor, loosened: float, faint: float) -> bool:
+        """Whether the copies in a wide gradient have their shares; rounding counts as of numbers of this size."""
+        for d, index in enumerate(self.wide):
+            gradient = gradient.index_select(d, index.to(gradient.device))
+        return are_close(self.values * self.share, gradient, loosened, size=faint * self.share)
+
+
+def _check_numbers(tensors: Sequence[Tensor]) -> None:
+    """What is nan on both sides looks equal, and so does nothing at all: there must be numbers to compare."""
+    if tensors and not any(tensor.numel() for tensor in tensors):
+        raise MupscaleError(EMPTY)
+    for tensor in tensors:
+        if tensor.isnan().all() and tensor.numel():
+            raise MupscaleError(
+                "the narrow model computes nan on the batch, so the check cannot tell whether copies are exact. Pass "
+                "inputs on which outputs and gradients are finite"
+            )
+
+
+def warn_of_kept_losses(narrow: nn.Module, wide: nn.Module) -> None:
+    """Warn where modules keep a number of their last run that can be differentiated and is not the same at both widths.
+
+    It may be a part of the loss that is not in the outputs, which then weighs more the wider the model is.
+    """
+    theirs = dict(_kept_numbers(wide))
+    for name, number in _kept_numbers(narrow):
+        if name in theirs and not are_close(number.detach(), theirs[name].detach(), loosened=100):
+            before, after = float(number.detach()), float(theirs[name].detach())
+            warn(
+                f"'{name}', which the model computes besides its outputs, is {before:.4g} in the narrow model and "
+                f"{after:.4g} in the wide one. If it is part of the loss, training differs. Make it a mean over units "
+                "instead of a sum, or give it less weight in the wide model's loss"
+            )
+
+
+def _kept_numbers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Numbers that modules keep as attributes, alone or in lists and dicts, with the graph that they come from."""
+    for path, module in naming.modules(model).items():
+        for attribute, value in vars(module).items():
+            if attribute in ("_parameters", "_buffers", "_modules"):
+                continue
+            for place, tensor in enumerate(tensors_in(value)):
+                if tensor.numel() == 1 and tensor.grad_fn is not None and tensor.is_floating_point():
+                    yield f"{path}.{attribute}".lstrip(".") + (f"[{place}]" if tensor is not value else ""), tensor
+
+
+def _first_module(pair: GenericPair) -> str:
+    """The module in which two models begin to differ, in words; none where no module's output shows it.
+
+    What draws random numbers may differ for that alone.
+    """
+    small, large = pair.models
+    if random := why_random(small, pair.batch):
+        return f" ({random})"
+    with torch.no_grad(), Recorder(small) as ours, Recorder(large) as theirs:
+        for model in pair.models:
+            run_in_float64(model, pair.batch)
+    first = first_differing_module(ours, theirs, pair.plan, 1e-8)
+    return "" if first is None else f", and '{first.name}' is the first module that does (by {first.relative:.1e})"
+
+
+ROUNDING = 1e-5
+"""Differences below it may be float32's."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place where the two models differ, and what usually causes it there."""
+
+    name: str
+    kind: str
+    relative: float
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} '{self.name}' differs first (by {self.relative:.1e}). {self.advice}"
+
+
+_USUALLY = (
+    "Usually heads that were not recognised: if their number grows, whole heads must be copied "
+    "(Role(out_block=head_dim), in_block for the output projection); if head_dim grows, attention must scale as "
+    "1/head_dim. Or a flatten before it: channels of H·W positions are copied in blocks of H·W (in_block). Otherwise a "
+    "tied weight used in two roles, a bare parameter on the input side (Role(in_=DIM)), or a constant in forward that "
+    "depends on the width, such as a division by √width or ALiBi's slopes."
+)
+_FACTOR = (
+    "Usually a constant in forward that depends on the width, such as a division by √width, or a tied readout whose "
+    "1/k no norm takes."
+)
+_ROUNDS = (
+    "A difference this small may be rounding in a module that always computes in float32, as norms of transformers do. "
+    "If so, pass tolerance=1e-4."
+)
+
+
+def first_differing_module(
+    ours: Recorder, theirs: Recorder, plan: Plan, tolerance: float, *, may_round: bool = True
+) -> Difference | None:
+    """The first module, in the order in which they run, whose output in the wide model is not the narrow one's.
+
+    may_round: whether modules may have computed in float32, which is then said of small differences.
+    """
+    for path, output in ours.outputs.items():
+        if path not in theirs.outputs:
+            continue
+        expected, actual = (t.double() for t in _as_copies(output, theirs.outputs[path]))
+        if expected.shape != actual.shape:
+            return Difference(path or type(ours.model).__name__, "module", math.inf, _USUALLY)
+        folds = {1.0, *(float(e.fold) for n, e in plan.parameters.items() if path and n.startswith(f"{path}."))}
+        relative = min(relative_difference(expected * fold, actual) for fold in folds)
+        if not relative <= tolerance:
+            advice, size = _USUALLY, float((expected * expected).sum())
+            factor = float((expected * actual).sum()) / size if size else 0.0
+            if factor and factor == factor and relative_difference(expected * factor, actual) <= tolerance:
+                advice = f"Its output is {factor:.4g} times what it should be. {_FACTOR}"
+            if may_round and relative < ROUNDING:
+                advice = f"{_ROUNDS} {advice}"
+            return Difference(path or type(ours.model).__name__, "module", relative, advice)
+    return None
+
+
+def _as_copies(narrow: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
+    """Copies of the narrow output and the wide output, both in order of size, so that they agree in whatever order."""
+    if narrow.dim() != wide.dim():
+        return narrow, wide
+    expected = narrow
+    for d in range(narrow.dim()):
+        if narrow.shape[d] and wide.shape[d] % narrow.shape[d] == 0 and wide.shape[d] != narrow.shape[d]:
+            expected = expected.repeat_interleave(wide.shape[d] // narrow.shape[d], d).sort(dim=d).values
+            wide = wide.sort(dim=d).values
+    return expected, wide
