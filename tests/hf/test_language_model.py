@@ -164,9 +164,10 @@ def test_what_is_to_be_kept_in_mind_is_said_before_anything_trains(
 ) -> None:
     folder = folder_with_tokenizer(tmp_path / "model", "gpt2")
     (folder / "optimizer.pt").write_bytes(b"a Trainer's")
+    other = folder_with_tokenizer(tmp_path / "other", "gpt2")
     given = {
         "from": folder, "width": 32, "steps": 24, "batch": 4, "optimizer": "AdamW", "optimizer.lr": 0.003,
-        "study.base_steps": 16, "study.widths": [8], "device": "cpu", "data.tokenizer": "bytes",
+        "study.base_steps": 16, "study.widths": [8], "device": "cpu", "data.tokenizer": f"hf:{other}",
     }  # fmt: skip
     words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     assert main(["run", recipe_of(tmp_path, folder), *words, "--dry-run"]) == 0

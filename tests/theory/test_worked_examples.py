@@ -194,13 +194,13 @@ slow = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("layers", "stages", "sizes", "dense", "allowed"),  # allowed are about three standard errors of the slope
+    ("layers", "stages", "sizes", "dense", "allowed"),  # allowed are three to four standard errors of the slope
     [
         (3, EXAMPLES[1], {256: 40, 4096: 40}, False, 0.1),
-        pytest.param(4, EXAMPLES[2], {256: 40, 4096: 40}, False, 0.1, marks=slow),
+        pytest.param(4, EXAMPLES[2], {256: 40, 4096: 40}, False, 0.13, marks=slow),
         (3, EXAMPLES[1], {32: 40, 256: 20}, True, 0.22),
-        pytest.param(3, EXAMPLES[1], {256: 60, 1024: 30, 4096: 12}, True, 0.1, marks=slow),
-        pytest.param(4, EXAMPLES[2], {256: 60, 1024: 30, 4096: 12}, True, 0.1, marks=slow),
+        pytest.param(3, EXAMPLES[1], {256: 60, 1024: 30, 4096: 12}, True, 0.13, marks=slow),
+        pytest.param(4, EXAMPLES[2], {256: 60, 1024: 30, 4096: 12}, True, 0.13, marks=slow),
         (3, [Stage(1, 0.1), fresh(1, 0.07, 2)], {64: 30, 4096: 30}, False, 0.15),
         pytest.param(
             3, [Stage(1, 0.1), fresh(1, 0.07, 2)], dict.fromkeys((64, 256, 1024, 4096), 200), False, 0.06, marks=slow

@@ -361,8 +361,9 @@ def _compare(pair: GenericPair) -> Compared:
     def differentiate() -> None:
         outputs = unused.pop() if unused else pair.outputs()
         wrong.clear()
+        sizes = [[tuple(output.shape) for output in each] for each in outputs]  # in training mode there may be fewer
         for model, values in zip(pair.models, outputs, strict=True):
-            loss = gradient_loss(values, *shapes)
+            loss = gradient_loss(values, *sizes)
             if loss.requires_grad:
                 loss.backward()
             for p in model.parameters() if pair.is_large else ():

@@ -156,10 +156,13 @@ def _run_on_example(model: nn.Module, x: Tensor, recipe: Recipe, width: WholeWid
     try:
         model(x)
     except Exception as error:
+        remedy = "set its number of inputs (d_in, …) to what the data has"
+        if not x.is_floating_point():
+            remedy = f"give it a vocabulary for tokens up to {int(x.max())}, or the data its tokenizer"
         raise MupscaleError(
             f"{recipe.model.class_path} at {Width.of(width).phrase} cannot take the data's examples of shape "
             f"{tuple(x.shape[1:])}: {str(error).splitlines()[0] if str(error) else type(error).__name__}; choose a "
-            f"width that it can have, or set its number of inputs (d_in, …) to what the data has"
+            f"width that it can have, or {remedy}"
         ) from error
 
 
