@@ -1,5 +1,4 @@
 """Patterns: attention in blocks that pool, gate, mask and remember, and torch's own modules for it."""
-# mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from patterns_attention import FOLD_IN_SLICE, Stream, attend, linear
-from patterns_kit import add, floats, pattern, tokens, weight
+from patterns_kit import Network, add, floats, pattern, tokens, weight
 
 X = floats(2, 4, 5)
 
@@ -19,8 +18,8 @@ X = floats(2, 4, 5)
 class SameLayer(Stream):
     """One weight writes both queries and keys, so k**-0.25 goes into it."""
 
-    def __init__(self, k: int) -> None:
-        super().__init__(k)
+    def make(self, k: int) -> None:
+        super().make(k)
         self.p, self.v, self.o = linear(k, 8 * k, False), linear(k, 8 * k), linear(k, 8 * k)
 
     def mix(self, h: Tensor) -> Tensor:
@@ -32,8 +31,8 @@ class SameLayer(Stream):
 class Latent(Stream):
     """Keys and values are written from a compressed vector, whose width grows, too."""
 
-    def __init__(self, k: int) -> None:
-        super().__init__(k)
+    def make(self, k: int) -> None:
+        super().make(k)
         self.d, self.u = linear(k, 4 * k), nn.Linear(4 * k, 16 * k)
         self.q, self.o, self.n = linear(k, 8 * k), linear(k, 8 * k), nn.LayerNorm(4 * k)
 
@@ -44,11 +43,10 @@ class Latent(Stream):
 
 
 @pattern("pooling by a learned query", X)
-class Pool(nn.Module):
+class Pool(Network):
     """Positions are weighed by their product with one bare vector, divided by sqrt(width)."""
 
-    def __init__(self, k: int) -> None:
-        super().__init__()
+    def make(self, k: int) -> None:
         self.a, self.q, self.c = nn.Linear(5, 8 * k), weight(8 * k), nn.Linear(8 * k, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -57,11 +55,10 @@ class Pool(nn.Module):
 
 
 @pattern("latent vectors read the input", X)
-class Latents(nn.Module):
+class Latents(Network):
     """A parameter (3, width) attends to the positions, then to itself."""
 
-    def __init__(self, k: int) -> None:
-        super().__init__()
+    def make(self, k: int) -> None:
         self.z, self.a, self.c = weight(1, 3, 8 * k), nn.Linear(5, 8 * k), nn.Linear(8 * k, 3)
         self.u = nn.MultiheadAttention(8 * k, 2 * k, batch_first=True)
         self.v = nn.MultiheadAttention(8 * k, 2 * k, batch_first=True)
@@ -75,11 +72,10 @@ class Latents(nn.Module):
 
 
 @pattern("sets: inducing points and pooling by seeds", X)
-class Sets(nn.Module):
+class Sets(Network):
     """Inducing points attend to the set, the set to them, and seeds pool it, all with one kind of block."""
 
-    def __init__(self, k: int) -> None:
-        super().__init__()
+    def make(self, k: int) -> None:
         self.a, self.i, self.s, self.c = nn.Linear(5, 8 * k), weight(2, 8 * k), weight(1, 8 * k), nn.Linear(8 * k, 3)
         self.ws = nn.ModuleList([nn.Linear(8 * k, 8 * k) for _ in range(12)])
 
@@ -101,8 +97,8 @@ class Sets(nn.Module):
 class Unit(Stream):
     """One small shared vector makes query and key by scale and shift, and the map multiplies a gate."""
 
-    def __init__(self, k: int) -> None:
-        super().__init__(k)
+    def make(self, k: int) -> None:
+        super().make(k)
         self.m, self.s, self.o = linear(k, 24 * k), linear(k, 4), nn.Linear(12 * k, 8 * k)
         self.g, self.b = weight(2, 4), weight(2, 4)
 
@@ -116,8 +112,8 @@ class Unit(Stream):
 class Additive(Stream):
     """The score of a pair is a vector times tanh of a sum of two layers."""
 
-    def __init__(self, k: int) -> None:
-        super().__init__(k)
+    def make(self, k: int) -> None:
+        super().make(k)
         self.u, self.v, self.w = linear(k, 6 * k), linear(k, 6 * k, False), weight(6 * k)
 
     def mix(self, h: Tensor) -> Tensor:
@@ -128,8 +124,8 @@ class Additive(Stream):
 class Slots(Stream):
     """A softmax over slots reads a bare table: copies of slots have 1/k each."""
 
-    def __init__(self, k: int) -> None:
-        super().__init__(k)
+    def make(self, k: int) -> None:
+        super().make(k)
         self.u, self.v = linear(k, 6 * k), weight(6 * k, 8 * k)
 
     def mix(self, h: Tensor) -> Tensor:
@@ -137,11 +133,10 @@ class Slots(Stream):
 
 
 @pattern("padding is masked by the input", tokens(4, 3, 5))
-class Padded(nn.Module):
+class Padded(Network):
     """Positions with token 0 are masked in the scores and in the mean."""
 
-    def __init__(self, k: int) -> None:
-        super().__init__()
+    def make(self, k: int) -> None:
         self.a = nn.Embedding(4, 8 * k, padding_idx=0)
         self.m, self.c = nn.MultiheadAttention(8 * k, 2 * k, batch_first=True), nn.Linear(8 * k, 3)
         self.p = weight(5, 8 * k)
@@ -156,19 +151,18 @@ class Padded(nn.Module):
 class Torch(Stream):
     """torch's own attention."""
 
-    def __init__(self, k: int, heads: int, **more: bool) -> None:
-        super().__init__(k)
+    def make(self, k: int, heads: int, **more: bool) -> None:
+        super().make(k)
         self.m = nn.MultiheadAttention(8 * k, heads, batch_first=True, **more)
 
     def mix(self, h: Tensor) -> Tensor:
         return self.m(h, h, h)[0]
 
 
-class TorchCross(nn.Module):
+class TorchCross(Network):
     """torch's own attention, with keys and values of other sizes."""
 
-    def __init__(self, k: int, heads: int, bias: bool) -> None:
-        super().__init__()
+    def make(self, k: int, heads: int, bias: bool) -> None:
         self.a, self.c = nn.Linear(5, 8 * k), nn.Linear(8 * k, 3)
         self.m = nn.MultiheadAttention(8 * k, heads, kdim=4, vdim=5, batch_first=True, bias=bias)
 
@@ -182,22 +176,18 @@ add(
     lambda k: Torch(k, 2 * k, add_bias_kv=True, add_zero_attn=True),
     X,
 )
-add("nn.MultiheadAttention, dim grows", lambda k: Torch(k, 2), X, expected="either", reason=FOLD_IN_SLICE)
+add("nn.MultiheadAttention, dim grows", lambda k: Torch(k, 2), X, either=FOLD_IN_SLICE)
 add("nn.MultiheadAttention, other sizes, heads grow", lambda k: TorchCross(k, 2 * k, True), X, floats(2, 4, 4))
 add("nn.MultiheadAttention, other sizes, dim grows", lambda k: TorchCross(k, 2, False), X, floats(2, 4, 4))
 
 
-class Layer(nn.Module):
+class Layer(Network):
     """torch's own encoder layer, twice."""
 
-    def __init__(self, k: int, first: bool) -> None:
-        super().__init__()
+    def make(self, k: int, first: bool) -> None:
         make = nn.TransformerEncoderLayer(8 * k, 2 * k, 12 * k, 0.0, F.gelu, batch_first=True, norm_first=first)
-        self.a, self.m, self.c = (
-            nn.Linear(5, 8 * k),
-            nn.TransformerEncoder(make, 2, enable_nested_tensor=False),
-            nn.Linear(8 * k, 3),
-        )
+        self.a, self.m = nn.Linear(5, 8 * k), nn.TransformerEncoder(make, 2, enable_nested_tensor=False)
+        self.c = nn.Linear(8 * k, 3)
         for p in self.m.parameters():
             nn.init.normal_(p, std=0.4)  # the layers of an encoder are copies of one
 
@@ -210,11 +200,10 @@ add("nn.TransformerEncoder, norms before", lambda k: Layer(k, True), X)
 
 
 @pattern("nn.TransformerDecoderLayer", X, floats(2, 3, 5))
-class Decoder(nn.Module):
+class Decoder(Network):
     """torch's own decoder layer, with a mask."""
 
-    def __init__(self, k: int) -> None:
-        super().__init__()
+    def make(self, k: int) -> None:
         self.a, self.b, self.c = nn.Linear(5, 8 * k), nn.Linear(5, 8 * k), nn.Linear(8 * k, 3)
         self.m = nn.TransformerDecoderLayer(8 * k, 2 * k, 12 * k, 0.0, batch_first=True)
 

@@ -1,15 +1,15 @@
 """Patterns: graphs, sets, capsules, and comparisons by distances and products."""
-# mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patterns_kit import add, floats, pattern, weight
+from patterns_kit import Network, add, floats, pattern, weight
 
 X = floats(3, 5)
 G = floats(5, 4)
@@ -30,11 +30,10 @@ def edges() -> Tensor:
 
 
 @pattern("graph, averages of neighbours and bare weights", G)
-class Averages(nn.Module):
+class Averages(Network):
     """Neighbours averaged by a matrix from the left, weights from the right, twice."""
 
-    def __init__(self, k: int) -> None:
-        super().__init__()
+    def make(self, k: int) -> None:
         self.u, self.v, self.b, self.c = weight(4, 8 * k), weight(8 * k, 6 * k), weight(8 * k), weight(6 * k, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -45,17 +44,12 @@ class Averages(nn.Module):
 
 
 @pattern("graph, attention by two vectors, heads grow", G)
-class Vectors(nn.Module):
+class Vectors(Network):
     """Scores of an edge are products with a vector for its start and one for its end, per head."""
 
-    def __init__(self, k: int) -> None:
-        super().__init__()
-        self.w, self.s, self.t, self.c = (
-            nn.Linear(4, 8 * k, bias=False),
-            weight(2 * k, 4),
-            weight(2 * k, 4),
-            nn.Linear(8 * k, 3),
-        )
+    def make(self, k: int) -> None:
+        self.w, self.s, self.t = nn.Linear(4, 8 * k, bias=False), weight(2 * k, 4), weight(2 * k, 4)
+        self.c = nn.Linear(8 * k, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.w(x).unflatten(-1, (-1, 4))
@@ -65,11 +59,10 @@ class Vectors(nn.Module):
 
 
 @pattern("graph, attention by two vectors, one head", G)
-class OneVector(nn.Module):
+class OneVector(Network):
     """Scores are h @ a for two bare vectors (width, 1)."""
 
-    def __init__(self, k: int) -> None:
-        super().__init__()
+    def make(self, k: int) -> None:
         self.w, self.s, self.t, self.c = weight(4, 8 * k), weight(8 * k, 1), weight(8 * k, 1), nn.Linear(8 * k, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -79,11 +72,10 @@ class OneVector(nn.Module):
         return self.c(torch.tanh(torch.matmul(p, h)))
 
 
-class Messages(nn.Module):
+class Messages(Network):
     """Messages along edges from both ends, summed by index_add, and an update of the sum and the node."""
 
-    def __init__(self, k: int, how: str) -> None:
-        super().__init__()
+    def make(self, k: int, how: str) -> None:
         self.how, self.a, self.c = how, nn.Linear(4, 8 * k), nn.Linear(8 * k, 3)
         self.m = nn.Linear(16 * k + (2 if how == "raw" else 0), 6 * k)
         self.u, self.e = nn.Linear(14 * k, 8 * k), nn.Linear(2, 8 * k) if how == "embedded" else nn.Identity()
@@ -102,21 +94,14 @@ class Messages(nn.Module):
 
 add("graph, messages from both ends", lambda k: Messages(k, "ends"), G)
 add("graph, messages from both ends and embedded features", lambda k: Messages(k, "embedded"), G)
-add(
-    "graph, messages from both ends and raw features",
-    lambda k: Messages(k, "raw"),
-    G,
-    expected="refused",
-    reason=UNEQUAL,
-)
+add("graph, messages from both ends and raw features", lambda k: Messages(k, "raw"), G, refused=UNEQUAL)
 
 
 @pattern("graph, sums with a learned weight of the node itself", G)
-class Sums(nn.Module):
+class Sums(Network):
     """(1 + eps) times the node plus its neighbours, by scatter_add, then a small network."""
 
-    def __init__(self, k: int) -> None:
-        super().__init__()
+    def make(self, k: int) -> None:
         self.e, self.a, self.c = weight(1), nn.Linear(4, 8 * k), nn.Linear(8 * k, 3)
         self.m = nn.Sequential(nn.Linear(8 * k, 8 * k), nn.BatchNorm1d(8 * k), nn.ReLU(), nn.Linear(8 * k, 8 * k))
 
@@ -127,11 +112,10 @@ class Sums(nn.Module):
 
 
 @pattern("graph, several aggregates side by side", G)
-class Aggregates(nn.Module):
+class Aggregates(Network):
     """Mean, largest and smallest of the neighbours, each also scaled by the degree, concatenated."""
 
-    def __init__(self, k: int) -> None:
-        super().__init__()
+    def make(self, k: int) -> None:
         self.a, self.u, self.c = nn.Linear(4, 6 * k), nn.Linear(36 * k, 6 * k), nn.Linear(6 * k, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -143,11 +127,10 @@ class Aggregates(nn.Module):
 
 
 @pattern("graph, attention with products of ends", G)
-class Products(nn.Module):
+class Products(Network):
     """Queries and keys at the ends of edges, a softmax over those that meet, a gated skip."""
 
-    def __init__(self, k: int) -> None:
-        super().__init__()
+    def make(self, k: int) -> None:
         self.q, self.k, self.v, self.s = (nn.Linear(4, 8 * k) for _ in range(4))
         self.b, self.c = nn.Linear(24 * k, 1), nn.Linear(8 * k, 3)
 
@@ -163,11 +146,10 @@ class Products(nn.Module):
 
 
 @pattern("sets, layers around a sum", floats(3, 5, 4))
-class DeepSet(nn.Module):
+class DeepSet(Network):
     """Members through layers, summed, through layers, with a layer that sees each member and the mean."""
 
-    def __init__(self, k: int) -> None:
-        super().__init__()
+    def make(self, k: int) -> None:
         self.a, self.u, self.v = nn.Linear(4, 8 * k), nn.Linear(8 * k, 8 * k), nn.Linear(8 * k, 8 * k, bias=False)
         self.r = nn.Sequential(nn.Linear(8 * k, 6 * k), nn.Tanh(), nn.Linear(6 * k, 3))
 
@@ -176,11 +158,10 @@ class DeepSet(nn.Module):
         return self.r(torch.relu(self.u(h) - self.v(h.mean(1, keepdim=True))).sum(1))
 
 
-class Capsules(nn.Module):
+class Capsules(Network):
     """Small vectors vote for three others, and are routed by agreement."""
 
-    def __init__(self, k: int, ins: int, dim: int, rounds: int) -> None:
-        super().__init__()
+    def make(self, k: int, ins: int, dim: int, rounds: int) -> None:
         self.ins, self.rounds = ins, rounds
         self.a, self.w, self.c = nn.Linear(5, 4 * ins), weight(ins, 3, dim, 4), weight(3, dim, 2)
 
@@ -200,18 +181,16 @@ add(
     "capsules, routed, their number grows",
     lambda k: Capsules(k, 4 * k, 4, 2),
     X,
-    expected="refused",
-    reason="votes have to be divided by k for the sum, and not for the agreement",
+    refused="1/k for the sum, and none for the agreement",
 )
 add("capsules, routed, their size grows", lambda k: Capsules(k, 4, 4 * k, 2), X)
 
 
 # --- distances and comparisons
-class Pair(nn.Module):
+class Pair(Network):
     """Two inputs through the same layers, compared."""
 
-    def __init__(self, k: int, f: Callable[[Tensor, Tensor], Tensor], act: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
+    def make(self, k: int, f: Callable[[Tensor, Tensor], Tensor], act: Callable[[Tensor], Tensor]) -> None:
         self.f, self.act, self.a, self.b = f, act, nn.Linear(5, 8 * k), nn.Linear(8 * k, 6 * k)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -221,47 +200,29 @@ class Pair(nn.Module):
 
 same = nn.Identity()
 TOO_MUCH = "the distance grows with k, and no weight can take a factor through the tanh"
-add("pair, squared distance", lambda k: Pair(k, lambda u, v: (u - v).pow(2).sum(-1), same), X, X)
-add("pair, mean squared distance of tanh", lambda k: Pair(k, lambda u, v: (u - v).pow(2).mean(-1), torch.tanh), X, X)
-add(
-    "pair, squared distance of tanh",
-    lambda k: Pair(k, lambda u, v: (u - v).pow(2).sum(-1), torch.tanh),
-    X,
-    X,
-    expected="refused",
-    reason=TOO_MUCH,
-)
-add("pair, distance of all to all", lambda k: Pair(k, torch.cdist, same), X, X)
-add("pair, sum of absolute differences of relu", lambda k: Pair(k, lambda u, v: (u - v).abs().sum(-1), F.relu), X, X)
-add("pair, F.pairwise_distance", lambda k: Pair(k, lambda u, v: F.pairwise_distance(u, v, eps=0.0), same), X, X)
-add("pair, F.cosine_similarity of tanh", lambda k: Pair(k, F.cosine_similarity, torch.tanh), X, X)
-add(
-    "pair, products of all with all, normed",
-    lambda k: Pair(k, lambda u, v: F.normalize(u) @ F.normalize(v).T, torch.tanh),
-    X,
-    X,
-)
-add(
-    "pair, products of all with all, tanh",
-    lambda k: Pair(k, lambda u, v: u @ v.T, torch.tanh),
-    X,
-    X,
-    expected="refused",
-    reason=TOO_MUCH,
-)
-add(
-    "pair, products of all with all, divided by the width",
-    lambda k: Pair(k, lambda u, v: u @ v.T / u.shape[1], torch.tanh),
-    X,
-    X,
-)
 
 
-class Form(nn.Module):
+def pair(name: str, f: Callable[[Tensor, Tensor], Tensor], act: Callable[[Tensor], Tensor], refused: str = "") -> None:
+    """One comparison."""
+    add(f"pair, {name}", partial(Pair, f=f, act=act), X, X, refused=refused)
+
+
+pair("squared distance", lambda u, v: (u - v).pow(2).sum(-1), same)
+pair("mean squared distance of tanh", lambda u, v: (u - v).pow(2).mean(-1), torch.tanh)
+pair("squared distance of tanh", lambda u, v: (u - v).pow(2).sum(-1), torch.tanh, TOO_MUCH)
+pair("distance of all to all", torch.cdist, same)
+pair("sum of absolute differences of relu", lambda u, v: (u - v).abs().sum(-1), F.relu)
+pair("F.pairwise_distance", partial(F.pairwise_distance, eps=0.0), same)
+pair("F.cosine_similarity of tanh", F.cosine_similarity, torch.tanh)
+pair("products of all with all, normed", lambda u, v: F.normalize(u) @ F.normalize(v).T, torch.tanh)
+pair("products of all with all, tanh", lambda u, v: u @ v.T, torch.tanh, TOO_MUCH)
+pair("products of all with all, divided by the width", lambda u, v: u @ v.T / u.shape[1], torch.tanh)
+
+
+class Form(Network):
     """A difference of units measured by a learned matrix."""
 
-    def __init__(self, k: int, how: str) -> None:
-        super().__init__()
+    def make(self, k: int, how: str) -> None:
         self.how, self.a = how, nn.Linear(5, 8 * k)
         self.m = weight(8 * k, {"full": 8, "factor, grows": 6}.get(how, 0) * k or 3)
 
@@ -275,11 +236,10 @@ add("pair, a learned form in factors, rank fixed", lambda k: Form(k, "factor"), 
 add("pair, a learned form in factors, rank grows", lambda k: Form(k, "factor, grows"), X, X)
 
 
-class Centres(nn.Module):
+class Centres(Network):
     """Units are compared with learned centres by distance."""
 
-    def __init__(self, k: int, how: str) -> None:
-        super().__init__()
+    def make(self, k: int, how: str) -> None:
         self.how, self.a, self.p, self.c = how, nn.Linear(5, 8 * k), weight(4, 8 * k), nn.Linear(4, 3)
         self.g = weight(4) if how in ("rate", "exp rate") else None
 
@@ -299,25 +259,22 @@ add(
     "centres, squared distance times exp of a rate",
     lambda k: Centres(k, "exp rate"),
     X,
-    expected="refused",
-    reason="1/k is a shift of the rate by log k, and no factor",
+    refused="1/k shifts the rate by log k",
 )
-add("centres, squared distance of tanh", lambda k: Centres(k, "sum"), X, expected="refused", reason=TOO_MUCH)
+add("centres, squared distance of tanh", lambda k: Centres(k, "sum"), X, refused=TOO_MUCH)
 add(
     "centres, squared distance without a nonlinearity",
     lambda k: Centres(k, "linear"),
     X,
-    expected="either",
-    reason="exact with 1/sqrt(k) in the layer, its bias and the centres",
+    either="exact with 1/sqrt(k) in all",
 )
 
 
 @pattern("nearest of a list of codes", X)
-class Codes(nn.Module):
+class Codes(Network):
     """Units are replaced by the nearest learned code; gradients go straight through."""
 
-    def __init__(self, k: int) -> None:
-        super().__init__()
+    def make(self, k: int) -> None:
         self.a, self.e, self.c = nn.Linear(5, 8 * k), weight(6, 8 * k), nn.Linear(8 * k, 3)
 
     def forward(self, x: Tensor) -> Tensor:

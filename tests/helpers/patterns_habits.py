@@ -6,17 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patterns_kit import floats, pattern, tokens, weight
+from patterns_kit import Network, floats, pattern, tokens, weight
 
 X = floats(3, 5, 4)
 
 
 @pattern("one head becomes two, flattened", X)
-class OneHead(nn.Module):
+class OneHead(Network):
     """A single head lies in order after the transposition, so the narrow model copies nothing in memory."""
 
-    def __init__(self, k: int) -> None:
-        super().__init__()
+    def make(self, k: int) -> None:
         self.a, self.b, self.c = nn.Linear(4, 8 * k), nn.Linear(8 * k, 24 * k), nn.Linear(8 * k, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -26,11 +25,10 @@ class OneHead(nn.Module):
 
 
 @pattern("scores biased by a small network of distances, relu in place", X)
-class Distances(nn.Module):
+class Distances(Network):
     """The network sees no data, and changes what it computes from its weights in place."""
 
-    def __init__(self, k: int) -> None:
-        super().__init__()
+    def make(self, k: int) -> None:
         self.a, self.b, self.c = nn.Linear(4, 8 * k), nn.Linear(8 * k, 24 * k), nn.Linear(8 * k, 3)
         self.s = nn.Sequential(nn.Linear(1, 6), nn.ReLU(inplace=True), nn.Linear(6, 2 * k))
 
@@ -43,11 +41,10 @@ class Distances(nn.Module):
 
 
 @pattern("positions divided by sqrt(width), norm by length", tokens(7, 3, 5))
-class Positions(nn.Module):
+class Positions(Network):
     """The constant belongs into the table of positions: into the tokens' it would scale the residual stream."""
 
-    def __init__(self, k: int) -> None:
-        super().__init__()
+    def make(self, k: int) -> None:
         self.e, self.p, self.g = nn.Embedding(7, 8 * k), nn.Embedding(5, 8 * k), weight(1)
         self.a, self.b, self.c = nn.Linear(8 * k, 6 * k), nn.Linear(6 * k, 8 * k), nn.Linear(8 * k, 3)
 
@@ -59,11 +56,10 @@ class Positions(nn.Module):
 
 
 @pattern("random projections that layers share", X)
-class Shared(nn.Module):
+class Shared(Network):
     """One pair of buffers under three names, in modules that hold nothing else; each layer has gains of its own."""
 
-    def __init__(self, k: int) -> None:
-        super().__init__()
+    def make(self, k: int) -> None:
         self.i, self.a, self.b = nn.Linear(4, 8 * k), Fixed(4, 8 * k), Fixed(8 * k, 4)
         self.layers, self.c = nn.ModuleList(Projected(k, self.a, self.b) for _ in range(2)), weight(3, 8 * k)
 
@@ -74,19 +70,17 @@ class Shared(nn.Module):
         return torch.einsum("btd,od->bto", x, self.c)
 
 
-class Fixed(nn.Module):
+class Fixed(Network):
     """A random matrix that is saved and not trained."""
 
-    def __init__(self, *shape: int) -> None:
-        super().__init__()
+    def make(self, *shape: int) -> None:
         self.register_buffer("w", torch.randn(shape))
 
 
-class Projected(nn.Module):
+class Projected(Network):
     """A fixed projection down and up, with gains."""
 
-    def __init__(self, k: int, a: nn.Module, b: nn.Module) -> None:
-        super().__init__()
+    def make(self, k: int, a: nn.Module, b: nn.Module) -> None:
         self.a, self.b, self.d, self.e = a, b, weight(4), weight(8 * k)
 
     def forward(self, x: Tensor) -> Tensor:

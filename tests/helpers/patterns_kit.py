@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -42,24 +42,33 @@ def tokens(vocabulary: int, *shape: int) -> Draw:
     return lambda generator: torch.randint(0, vocabulary, shape, generator=generator)
 
 
-def add(name: str, build: Callable[[int], nn.Module], *inputs: Draw, expected: str = "exact", reason: str = "") -> None:
-    """Put a pattern on the list."""
+def add(name: str, build: Callable[[int], nn.Module], *inputs: Draw, refused: str = "", either: str = "") -> None:
+    """Put a pattern on the list; refused, either: the reason why that is expected."""
 
     def draw() -> tuple[Tensor, ...]:
         generator = torch.Generator().manual_seed(0)
         return tuple(one(generator) for one in inputs)
 
-    REGISTERED.append(Pattern(name, build, draw, expected, reason))
+    expected = "refused" if refused else "either" if either else "exact"
+    REGISTERED.append(Pattern(name, build, draw, expected, refused or either))
 
 
-def pattern(name: str, *inputs: Draw, expected: str = "exact", reason: str = "") -> Callable[[type[M]], type[M]]:
+def pattern(name: str, *inputs: Draw, **reason: str) -> Callable[[type[M]], type[M]]:
     """Put a class on the list whose instances are made of the multiplier alone."""
 
     def register(made: type[M]) -> type[M]:
-        add(name, made, *inputs, expected=expected, reason=reason)
+        add(name, made, *inputs, **reason)
         return made
 
     return register
+
+
+class Network(nn.Module):
+    """Whose parts `make` makes, from the multiplier and what else there is to say."""
+
+    def __init__(self, k: int, *more: Any, **named: Any) -> None:
+        super().__init__()
+        self.make(k, *more, **named)
 
 
 def weight(*shape: int, size: float = 0.5) -> nn.Parameter:

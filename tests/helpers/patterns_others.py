@@ -1,33 +1,28 @@
 """Patterns: structured matrices, buffers, what is frozen or dropped, and habits of code."""
-# mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from patterns_kit import add, floats, pattern, tokens, weight
+from patterns_kit import Network, add, floats, pattern, tokens, weight
 
 X = floats(3, 5)
 UNEQUAL = "units that grow and inputs that do not lie on one axis of a weight"
 
 
 # --- structured matrices
-class Matrix(nn.Module):
+class Matrix(Network):
     """A square matrix made of parameters in one of several ways."""
 
-    def __init__(self, k: int, how: str) -> None:
-        super().__init__()
+    def make(self, k: int, how: str) -> None:
         n, self.how = 8 * k, how
         self.a, self.c = nn.Linear(5, n), nn.Linear(n, 3)
-        shapes = {
-            "ring": (n,),
-            "diagonal": (n,),
-            "blocks": (2, n // 2, n // 2),
-            "reflection": (n,),
-        }
+        shapes = {"ring": (n,), "diagonal": (n,), "blocks": (2, n // 2, n // 2), "reflection": (n,)}
         shapes |= {
             "small blocks": (n // 4, 4, 4),
             "outer of small": (n // 2, n // 2),
@@ -72,7 +67,7 @@ class Matrix(nn.Module):
 
 def matrix(name: str, how: str, refused: str = "") -> None:
     """One way."""
-    add(f"matrix, {name}", lambda k: Matrix(k, how), X, expected="refused" if refused else "exact", reason=refused)
+    add(f"matrix, {name}", partial(Matrix, how=how), X, refused=refused)
 
 
 matrix("depends on the distance on a ring", "ring")
@@ -88,21 +83,16 @@ matrix("exponential of a skew weight", "exponential")
 matrix("Cayley transform of a skew weight", "inverse")
 matrix("reflection", "reflection")
 matrix("without its diagonal", "no self", "a unit would have to leave out all its copies, and leaves out itself")
-matrix("lower triangle", "triangle", "the wide triangle is not the narrow one with every entry repeated")
+matrix("lower triangle", "triangle", "a wide triangle is no narrow one")
 
 
 @pattern("two products with small matrices and a transpose between", X)
-class Monarch(nn.Module):
+class Monarch(Network):
     """Blocks of units, a transpose, blocks again."""
 
-    def __init__(self, k: int) -> None:
-        super().__init__()
-        self.a, self.u, self.v, self.c = (
-            nn.Linear(5, 8 * k),
-            weight(2, 4 * k, 4 * k),
-            weight(4 * k, 2, 2),
-            nn.Linear(8 * k, 3),
-        )
+    def make(self, k: int) -> None:
+        self.a, self.u, self.v = nn.Linear(5, 8 * k), weight(2, 4 * k, 4 * k), weight(4 * k, 2, 2)
+        self.c = nn.Linear(8 * k, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.einsum("bnc,nco->bno", torch.tanh(self.a(x)).view(len(x), 2, -1), self.u)
@@ -110,14 +100,10 @@ class Monarch(nn.Module):
 
 
 # --- buffers, modes and habits
-class Held(nn.Module):
+class Held(Network):
     """Buffers that grow with the width."""
 
-    p: Tensor
-    q: Tensor
-
-    def __init__(self, k: int, how: str) -> None:
-        super().__init__()
+    def make(self, k: int, how: str) -> None:
         n, self.how = 8 * k, how
         self.a, self.b, self.c = nn.Linear(5, n), nn.Linear(n, n), nn.Linear(n, 3)
         square = how in ("square", "echo")
@@ -146,19 +132,15 @@ add(
     "buffer, one random number per unit, not saved",
     lambda k: Held(k, "unsaved"),
     X,
-    expected="either",
-    reason="exact where the buffer is copied, which is lost when the model is loaded again",
+    either="exact until it is loaded again",
 )
 
 
 @pattern("running mean of units, updated in forward", X)
-class Running(nn.Module):
+class Running(Network):
     """A buffer follows the mean of the batch and is subtracted."""
 
-    m: Tensor
-
-    def __init__(self, k: int) -> None:
-        super().__init__()
+    def make(self, k: int) -> None:
         self.a, self.c = nn.Linear(5, 8 * k), nn.Linear(8 * k, 3)
         self.register_buffer("m", torch.zeros(8 * k))
 
@@ -182,18 +164,16 @@ add(
     "dropout",
     lambda k: nn.Sequential(nn.Linear(5, 8 * k), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8 * k, 3)),
     X,
-    expected="either",
-    reason="exact with the dropout switched off: copies are dropped one by one",
+    either="exact without: copies are dropped one by one",
 )
 add("a unit's own slope", lambda k: nn.Sequential(nn.Linear(5, 8 * k), nn.PReLU(8 * k), nn.Linear(8 * k, 3)), X)
 add("one slope for all units", lambda k: nn.Sequential(nn.Linear(5, 8 * k), nn.PReLU(), nn.Linear(8 * k, 3)), X)
 
 
-class Habit(nn.Module):
+class Habit(Network):
     """A residual network written with one habit."""
 
-    def __init__(self, k: int, how: str) -> None:
-        super().__init__()
+    def make(self, k: int, how: str) -> None:
         self.how, self.a, self.c = how, nn.Linear(5, 8 * k), nn.Linear(8 * k, 3)
         self.u, self.v = nn.Linear(8 * k, 12 * k), nn.Linear(12 * k, 8 * k)
 
@@ -243,7 +223,7 @@ class Habit(nn.Module):
 
 def habit(how: str, name: str) -> None:
     """One habit."""
-    add(f"habit, {name}", lambda k: Habit(k, how), X)
+    add(f"habit, {name}", partial(Habit, how=how), X)
 
 
 habit("in place", "operations in place")
@@ -259,11 +239,10 @@ habit("python loop over units", "a loop over units")
 habit("gradient", "the output is a gradient")
 
 
-class Skip(nn.Module):
+class Skip(Network):
     """Coordinates come in again after some layers."""
 
-    def __init__(self, k: int, how: str) -> None:
-        super().__init__()
+    def make(self, k: int, how: str) -> None:
         self.how, self.a, self.b = how, nn.Linear(5, 8 * k), nn.Linear(8 * k + (5 if how == "raw" else 8 * k), 8 * k)
         self.m, self.c = nn.Linear(5, 8 * k), nn.Linear(8 * k, 3)
 
@@ -274,16 +253,15 @@ class Skip(nn.Module):
         return self.c(torch.relu(self.b(torch.cat((h, y), -1))))
 
 
-add("skip, raw coordinates beside units", lambda k: Skip(k, "raw"), X, expected="refused", reason=UNEQUAL)
+add("skip, raw coordinates beside units", lambda k: Skip(k, "raw"), X, refused=UNEQUAL)
 add("skip, embedded coordinates beside units", lambda k: Skip(k, "embedded"), X)
 
 
 @pattern("waves of learned frequencies", X)
-class Waves(nn.Module):
+class Waves(Network):
     """Sines and cosines of learned projections, concatenated."""
 
-    def __init__(self, k: int) -> None:
-        super().__init__()
+    def make(self, k: int) -> None:
         self.f, self.a, self.c = weight(5, 4 * k), nn.Linear(8 * k, 6 * k), nn.Linear(6 * k, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -292,17 +270,12 @@ class Waves(nn.Module):
 
 
 @pattern("mean and spread of a latent of fixed size", X)
-class Latent(nn.Module):
+class Latent(Network):
     """One layer writes means and log variances; the decoder reads the means, and a penalty is added."""
 
-    def __init__(self, k: int) -> None:
-        super().__init__()
-        self.a, self.m, self.b, self.c = (
-            nn.Linear(5, 8 * k),
-            nn.Linear(8 * k, 4),
-            nn.Linear(2, 8 * k),
-            nn.Linear(8 * k, 5),
-        )
+    def make(self, k: int) -> None:
+        self.a, self.m, self.b = nn.Linear(5, 8 * k), nn.Linear(8 * k, 4), nn.Linear(2, 8 * k)
+        self.c = nn.Linear(8 * k, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         m, s = self.m(torch.relu(self.a(x))).chunk(2, -1)
@@ -310,11 +283,10 @@ class Latent(nn.Module):
 
 
 @pattern("several readouts of several layers", tokens(6, 3), X)
-class Readouts(nn.Module):
+class Readouts(Network):
     """A token is added, every layer is read, readouts are summed with learned weights by softmax."""
 
-    def __init__(self, k: int) -> None:
-        super().__init__()
+    def make(self, k: int) -> None:
         self.e, self.a, self.b = nn.Embedding(6, 8 * k), nn.Linear(5, 8 * k), nn.Linear(8 * k, 6 * k)
         self.u, self.v, self.w = nn.Linear(8 * k, 3), nn.Linear(6 * k, 3), weight(2)
 

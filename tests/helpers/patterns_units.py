@@ -1,50 +1,37 @@
 """Patterns: what a network may do across its units: norms, sums, extremes, orders, neighbours, transforms."""
-# mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patterns_kit import add, floats, pattern, weight
+from patterns_kit import Network, add, floats, pattern, weight
 
 X = floats(3, 5)
 Act = Callable[[Tensor], Tensor]
 same = nn.Identity()
 
 
-class Between(nn.Module):
-    """A function of all units between two layers, behind a tanh that no factor passes."""
+class Between(Network):
+    """A function of all units between two layers, behind a tanh that no factor passes; or n features of them."""
 
-    def __init__(self, k: int, f: Act) -> None:
-        super().__init__()
-        self.f, self.a, self.c = f, nn.Linear(5, 8 * k), nn.Linear(8 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.c(self.f(torch.tanh(self.a(x))))
-
-
-class Feature(nn.Module):
-    """One number (or a few) from all units, read by a last layer."""
-
-    def __init__(self, k: int, f: Act, n: int = 1) -> None:
-        super().__init__()
-        self.f, self.a, self.c = f, nn.Linear(5, 8 * k), nn.Linear(n, 3)
+    def make(self, k: int, f: Act, n: int = 0) -> None:
+        self.f, self.a, self.c = f, nn.Linear(5, 8 * k), nn.Linear(n or 8 * k, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.c(self.f(torch.tanh(self.a(x))))
 
 
-class Last(nn.Module):
+class Last(Network):
     """One number from all units is the output."""
 
-    def __init__(self, k: int, f: Act, act: Act = same, bias: bool = True) -> None:
-        super().__init__()
+    def make(self, k: int, f: Act, act: Act = same, bias: bool = True) -> None:
         self.f, self.act, self.a = f, act, nn.Linear(5, 8 * k, bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -53,24 +40,17 @@ class Last(nn.Module):
 
 def between(name: str, f: Act, refused: str = "") -> None:
     """One function."""
-    add(f"across units, {name}", lambda k: Between(k, f), X, expected="refused" if refused else "exact", reason=refused)
+    add(f"across units, {name}", partial(Between, f=f), X, refused=refused)
 
 
 def feature(name: str, f: Act, refused: str = "", n: int = 1) -> None:
-    """One feature."""
-    add(
-        f"read by a layer, {name}",
-        lambda k: Feature(k, f, n),
-        X,
-        expected="refused" if refused else "exact",
-        reason=refused,
-    )
+    """One number, or a few, that a layer reads."""
+    add(f"read by a layer, {name}", partial(Between, f=f, n=n), X, refused=refused)
 
 
 def last(name: str, f: Act, act: Act = same, bias: bool = True, refused: str = "") -> None:
     """One output."""
-    expected = "refused" if refused else "exact"
-    add(f"as the output, {name}", lambda k: Last(k, f, act, bias), X, expected=expected, reason=refused)
+    add(f"as the output, {name}", partial(Last, f=f, act=act, bias=bias), X, refused=refused)
 
 
 def centred(h: Tensor) -> Tensor:
@@ -108,7 +88,7 @@ between("divided by the length, times sqrt(width)", lambda h: h / h.norm(dim=-1,
 between(
     "divided by the length and a little",
     lambda h: h / (h.norm(dim=-1, keepdim=True) + 0.1),
-    "a length that grows, plus a constant that does not",
+    "the constant does not grow",
 )
 between("F.normalize", lambda h: F.normalize(h, dim=-1))
 between("F.normalize, sums of absolute values", lambda h: F.normalize(h, p=1.0, dim=-1))
@@ -118,7 +98,7 @@ between("standardised, unbiased", lambda h: centred(h) / h.std(-1, keepdim=True)
 between(
     "standardised, unbiased and a little",
     lambda h: centred(h) / (h.std(-1, keepdim=True) + 0.1),
-    "a deviation that depends on the width, plus a constant that does not",
+    "the constant does not grow",
 )
 between("each half normed alone", lambda h: torch.cat([F.layer_norm(y, y.shape[-1:]) for y in h.chunk(2, -1)], -1))
 between("divided by the width", lambda h: h / h.shape[-1])
@@ -131,30 +111,18 @@ between("log_softmax", lambda h: h.log_softmax(-1), "every unit is shifted by lo
 between("softmax of halves", lambda h: h.unflatten(-1, (2, -1)).softmax(-1).flatten(1))
 between("softmax of pairs", lambda h: h.unflatten(-1, (-1, 2)).softmax(-1).flatten(1))
 between("softmax, times the width, with a threshold", lambda h: F.relu(h.softmax(-1) * h.shape[-1] - 0.9))
-between(
-    "softmax with a threshold", lambda h: F.relu(h.softmax(-1) - 0.05), "each unit has 1/k, and the threshold stays"
-)
+between("softmax with a threshold", lambda h: F.relu(h.softmax(-1) - 0.05), "1/k each, and the threshold stays")
 # --- sums and extremes
 between("less its mean", centred)
 between("less its sum", lambda h: h - h.sum(-1, keepdim=True), "the sum grows by k and the unit does not")
 between("times its sum", lambda h: h * h.sum(-1, keepdim=True))
 between("times its largest, amax", lambda h: h * h.amax(-1, keepdim=True))
-between(
-    "times its largest, max", lambda h: h * h.max(-1, keepdim=True).values, "the gradient of max goes to one copy alone"
-)
+between("times its largest, max", lambda h: h * h.max(-1, keepdim=True).values, "the gradient goes to one copy alone")
 between("those above the mean", lambda h: torch.where(h > h.mean(-1, keepdim=True), h, 0.1 * h))
 between("the best half stays", lambda h: h * (h >= h.topk(h.shape[-1] // 2).values[:, -1:]))
-between(
-    "the best three stay",
-    lambda h: h * (h >= h.topk(3).values[:, -1:]),
-    "copies of one unit take several of the places",
-)
-between("cumsum", lambda h: h.cumsum(-1), "copies have different sums before them")
-between(
-    "cumulative mean",
-    lambda h: h.cumsum(-1) / torch.arange(1, h.shape[-1] + 1),
-    "copies have different means before them",
-)
+between("the best three stay", lambda h: h * (h >= h.topk(3).values[:, -1:]), "copies of one unit take several places")
+between("cumsum", lambda h: h.cumsum(-1), "they differ before copies")
+between("cumulative mean", lambda h: h.cumsum(-1) / torch.arange(1, h.shape[-1] + 1), "they differ before copies")
 # --- order and neighbours
 between("sorted", lambda h: h.sort(-1).values)
 between("sorted, downwards, and centred", lambda h: centred(h.sort(-1, descending=True)[0]))
@@ -166,92 +134,55 @@ between("rolled by one", lambda h: h.roll(1, -1))
 between("rolled by one, added", lambda h: h + 0.5 * h.roll(1, -1))
 between("difference of neighbours on a ring", circular)
 between("riffled", shuffled)
-between(
-    "riffled, added", lambda h: h + 0.5 * shuffled(h), "no layout of copies is the same before and behind the riffle"
-)
+between("riffled, added", lambda h: h + 0.5 * shuffled(h), "no layout is the same before and behind it")
 between("a drawn order", permuted)
 between("mean of pairs, twice", lambda h: F.avg_pool1d(h[:, None], 2)[:, 0].repeat_interleave(2, -1))
-between(
-    "mean of three neighbours",
-    lambda h: F.avg_pool1d(h[:, None], 3, 1, 1)[:, 0],
-    "neighbours differ for copies, and at the ends",
-)
+between("mean of three neighbours", lambda h: F.avg_pool1d(h[:, None], 3, 1, 1)[:, 0], "copies have other neighbours")
 between("a matrix by distance", toeplitz, "distances between copies are not those of their originals")
+between("Fourier transform", lambda h: torch.fft.fft(h).real, "the wide one has other frequencies")
 between(
-    "Fourier transform",
-    lambda h: torch.fft.fft(h).real,
-    "frequencies of the wide vector are not those of the narrow one",
-)
-between(
-    "scaled by place",
-    lambda h: h * torch.linspace(0.1, 1, h.shape[-1], dtype=h.dtype),
-    "constants that are no copies of the narrow ones",
+    "scaled by place", lambda h: h * torch.linspace(0.1, 1, h.shape[-1], dtype=h.dtype), "constants that are no copies"
 )
 between("scaled by half", lambda h: h * torch.cat((torch.full((h.shape[-1] // 2,), 0.3), torch.ones(h.shape[-1] // 2))))
 # --- features
 feature("mean", lambda h: h.mean(-1, keepdim=True))
 feature("sum", lambda h: h.sum(-1, keepdim=True))
 feature("length", lambda h: h.norm(dim=-1, keepdim=True))
-feature(
-    "mean, largest and deviation", lambda h: torch.stack((h.mean(-1), h.amax(-1), h.std(-1, correction=0)), -1), n=3
-)
-feature(
-    "mean and sum",
-    lambda h: torch.stack((h.mean(-1), h.sum(-1)), -1),
-    "only one of two columns of a weight has a factor",
-    n=2,
-)
+feature("mean, largest, deviation", lambda h: torch.stack((h.mean(-1), h.amax(-1), h.std(-1, correction=0)), -1), n=3)
+feature("mean and sum", lambda h: torch.stack((h.mean(-1), h.sum(-1)), -1), "one of two columns has a factor", n=2)
 feature("deviation, unbiased", lambda h: h.std(-1, keepdim=True))
 feature("two best", lambda h: h.topk(2).values, "both are copies of the best", n=2)
 feature("logsumexp", lambda h: h.logsumexp(-1, keepdim=True).sin(), "it grows by log k")
 feature("entropy", lambda h: -(h.softmax(-1) * h.log_softmax(-1)).sum(-1, keepdim=True).sin(), "it grows by log k")
 feature("product", lambda h: (1 + h / 4).prod(-1, keepdim=True), "it is raised to the power k")
 feature(
-    "windows of three", lambda h: h.unfold(-1, 3, 1).prod(-1).mean(-1, keepdim=True), "windows hold copies of one unit"
+    "windows of three", lambda h: h.unfold(-1, 3, 1).prod(-1).mean(-1, keepdim=True), "they hold copies of one unit"
 )
 feature("windows of two, apart", lambda h: h.unfold(-1, 2, 2).prod(-1).mean(-1, keepdim=True))
 feature("median", lambda h: h.median(-1, keepdim=True).values, "its gradient goes to one copy alone")
 feature("product of halves", lambda h: (h.chunk(2, -1)[0] * h.chunk(2, -1)[1]).sum(-1, keepdim=True))
 # --- outputs
 last("mean of tanh", lambda h: h.mean(-1), torch.tanh)
-last(
-    "sum of tanh", lambda h: h.sum(-1), torch.tanh, refused="it grows by k, and no weight can take 1/k through the tanh"
-)
-last(
-    "sum of softplus",
-    lambda h: h.sum(-1),
-    F.softplus,
-    refused="it grows by k, and no weight can take 1/k through the softplus",
-)
+last("sum of tanh", lambda h: h.sum(-1), torch.tanh, refused="it grows by k, and nothing takes 1/k through the tanh")
+last("sum of softplus", lambda h: h.sum(-1), F.softplus, refused="it grows by k, and nothing takes 1/k")
 last("sum of relu", lambda h: h.sum(-1), F.relu)
 last("sum of squares", lambda h: h.pow(2).sum(-1))
 last("sum of squares of relu, without a bias", lambda h: h.pow(2).sum(-1), F.relu, bias=False)
 last("mean of squares", lambda h: h.pow(2).mean(-1), torch.tanh)
 last("length", lambda h: h.norm(dim=-1))
 last("largest, amax", lambda h: h.amax(-1))
-last("largest, max", lambda h: h.max(-1)[0], refused="the gradient of max goes to one copy alone")
+last("largest, max", lambda h: h.max(-1)[0], refused="the gradient goes to one copy alone")
 last("deviation, biased", lambda h: h.std(-1, correction=0), torch.tanh)
-last(
-    "deviation, unbiased",
-    lambda h: h.std(-1),
-    torch.tanh,
-    refused="a factor that depends on the width, and no weight can take it",
-)
+last("deviation, unbiased", lambda h: h.std(-1), torch.tanh, refused="no weight can take its factor")
 last("logsumexp", lambda h: h.logsumexp(-1), bias=False, refused="it grows by log k")
 last("log of the mean of exp", lambda h: h.logsumexp(-1) - math.log(h.shape[-1]), bias=False)
 
 
-@pattern(
-    "as an index, argmax",
-    X,
-    expected="either",
-    reason="exact as long as ties always go to the first copy: its row alone is read and trained",
-)
-class Index(nn.Module):
+@pattern("as an index, argmax", X, either="exact while ties go to the first copy: its row alone is read and trained")
+class Index(Network):
     """The number of the largest unit chooses a row of a table."""
 
-    def __init__(self, k: int) -> None:
-        super().__init__()
+    def make(self, k: int) -> None:
         self.a, self.t, self.c = nn.Linear(5, 8 * k), weight(8 * k, 3), nn.Linear(8 * k, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -259,11 +190,10 @@ class Index(nn.Module):
         return self.c(h) + F.embedding(h.argmax(-1), self.t)
 
 
-class Gain(nn.Module):
+class Gain(Network):
     """A norm with a gain, written by hand, in a residual network with two layers."""
 
-    def __init__(self, k: int, how: str, scalar: bool = False) -> None:
-        super().__init__()
+    def make(self, k: int, how: str, scalar: bool = False) -> None:
         self.how, self.a, self.c = how, nn.Linear(5, 8 * k), nn.Linear(8 * k, 3)
         self.u, self.v = nn.Linear(8 * k, 12 * k), nn.Linear(12 * k, 8 * k)
         self.g, self.s = (weight(1 if scalar else 8 * k) for _ in "gs")
@@ -291,9 +221,9 @@ class Gain(nn.Module):
         return self.c(self.norm(h, self.s))
 
 
-def gain(name: str, how: str, expected: str = "exact", reason: str = "", scalar: bool = False) -> None:
+def gain(name: str, how: str, either: str = "", scalar: bool = False) -> None:
     """One norm."""
-    add(f"norm by hand, {name}", lambda k: Gain(k, how, scalar), X, expected=expected, reason=reason)
+    add(f"norm by hand, {name}", partial(Gain, how=how, scalar=scalar), X, either=either)
 
 
 gain("root mean square", "mean")
@@ -303,15 +233,10 @@ gain("length, gain 1 + w", "length, 1 + w")
 gain("length, one gain for all", "length", scalar=True)
 gain("F.normalize times sqrt(width)", "normalize")
 gain("tanh in its place", "tanh")
-gain(
-    "unbiased deviation plus a constant",
-    "deviation",
-    "either",
-    "exact with the same factor in all that writes the stream and its inverse in the gains",
-)
+gain("unbiased deviation plus a constant", "deviation", "exact with a factor in what writes the stream")
 
 
-def normed(name: str, norm: Callable[[int], nn.Module], expected: str = "exact", reason: str = "") -> None:
+def normed(name: str, norm: Callable[[int], nn.Module], refused: str = "") -> None:
     """One of torch's norms, in a small image network."""
 
     def build(k: int) -> nn.Module:
@@ -319,7 +244,7 @@ def normed(name: str, norm: Callable[[int], nn.Module], expected: str = "exact",
         pooled = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * k, 3))
         return nn.Sequential(first, norm(k), nn.Tanh(), second, norm(k), nn.Tanh(), *pooled)
 
-    add(f"torch's norm, {name}", build, floats(3, 3, 4, 4), expected=expected, reason=reason)
+    add(f"torch's norm, {name}", build, floats(3, 3, 4, 4), refused=refused)
 
 
 normed("BatchNorm2d", lambda k: nn.BatchNorm2d(8 * k))
@@ -331,31 +256,19 @@ normed("GroupNorm, size of groups fixed", lambda k: nn.GroupNorm(2 * k, 8 * k))
 normed("GroupNorm, one group", lambda k: nn.GroupNorm(1, 8 * k))
 normed("GroupNorm, a group for each channel", lambda k: nn.GroupNorm(8 * k, 8 * k))
 normed("LayerNorm over channels and places", lambda k: nn.LayerNorm([8 * k, 4, 4]))
-normed(
-    "LocalResponseNorm",
-    lambda k: nn.LocalResponseNorm(3, 0.5),
-    "refused",
-    "neighbouring channels, with zeros at the ends",
-)
-add(
-    "torch's norm, BatchNorm1d",
-    lambda k: nn.Sequential(nn.Linear(5, 8 * k), nn.BatchNorm1d(8 * k), nn.ReLU(), nn.Linear(8 * k, 3)),
-    floats(4, 5),
-)
-add(
-    "torch's norm, LayerNorm",
-    lambda k: nn.Sequential(nn.Linear(5, 8 * k), nn.LayerNorm(8 * k), nn.ReLU(), nn.Linear(8 * k, 3)),
-    X,
-)
-add(
-    "torch's norm, RMSNorm",
-    lambda k: nn.Sequential(nn.Linear(5, 8 * k), nn.RMSNorm(8 * k), nn.ReLU(), nn.Linear(8 * k, 3)),
-    X,
-)
-add(
-    "torch's norm, LayerNorm of groups of four",
-    lambda k: nn.Sequential(
-        nn.Linear(5, 8 * k), nn.Unflatten(1, (2 * k, 4)), nn.LayerNorm(4), nn.Flatten(), nn.Linear(8 * k, 3)
-    ),
-    X,
-)
+normed("LocalResponseNorm", lambda k: nn.LocalResponseNorm(3, 0.5), "neighbours, zeros at the ends")
+
+
+def normed_units(name: str, norms: Callable[[int], tuple[nn.Module, ...]], after: type[nn.Module] = nn.ReLU) -> None:
+    """Norms of units, in a small network."""
+
+    def build(k: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(5, 8 * k), *norms(k), after(), nn.Linear(8 * k, 3))
+
+    add(f"torch's norm, {name}", build, floats(4, 5) if name == "BatchNorm1d" else X)
+
+
+normed_units("BatchNorm1d", lambda k: (nn.BatchNorm1d(8 * k),))
+normed_units("LayerNorm", lambda k: (nn.LayerNorm(8 * k),))
+normed_units("RMSNorm", lambda k: (nn.RMSNorm(8 * k),))
+normed_units("LayerNorm of groups of four", lambda k: (nn.Unflatten(1, (2 * k, 4)), nn.LayerNorm(4)), nn.Flatten)
