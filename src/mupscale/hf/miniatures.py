@@ -234,7 +234,7 @@ def _pair(config: Config, times: Times) -> tuple[nn.Module, nn.Module, Batch]:
         torch.manual_seed(0)
         narrow, wide = (_with_constants(build_model(one)) for one in (config, wide_config(config, times)))
         for model in (narrow, wide):  # a cache is no output to compare, and hrm_text saves a config that breaks its own
-            model.config.use_cache = False
+            model.config.use_cache = False  # type: ignore[union-attr]
         return narrow, wide, batch_for(narrow)
 
 
