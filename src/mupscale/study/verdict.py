@@ -115,15 +115,15 @@ def answer_comparison(runs: SystemRuns) -> dict[str, Any]:
     much of its loss it ends above the base model continued (negative: below). break_even: by rival, from which cost on
     it is lower, in these two ways. Contenders that cost more than the others are no part of it.
     """
-    ranked = sorted(
-        (one for one in runs.contenders if one.final is not None and not one.contender.full_steps), key=_final
-    )
-    if not ranked:
+    finals = {one.name: one.final for one in runs.contenders if one.final is not None}
+    judged = [one for one in runs.contenders if one.name in finals and not one.contender.full_steps]
+    if not judged:
         raise MupscaleError(
             f"every contender diverged: give smaller learning rates ({recipe_entry('study.lrs')}), or look at the base "
             "model's curve"
         )
-    best = next((one for one in ranked if one.contender.is_grown), None)
+    ranked = sorted(judged, key=lambda one: finals[one.name])
+    best = next((one.name for one in ranked if one.contender.is_grown), None)
     kinds = ["grow" if one.contender.is_grown else one.name for one in ranked]
     rivals = [one for one, kind in zip(ranked, kinds, strict=True) if kind != kinds[0]]
     values: dict[str, Any] = {
@@ -131,41 +131,29 @@ def answer_comparison(runs: SystemRuns) -> dict[str, Any]:
         "winner": ranked[0].name if all(is_clear(ranked[0], other) for other in ranked[1:]) else None,
         "ranking": [one.name for one in ranked],
         "diverged": [one.name for one in runs.contenders if one.final is None],
-        "grown": None if best is None else best.name,
+        "grown": best,
         "cost_charged": None,
         "cost_there": None,
         "above_continued": None,
         "break_even": {},
     }
     if best is not None:
-        values |= _compare_grown(runs, best)
-    return {**values, "sentence": _write_sentence(runs, values)}
-
-
-def _compare_grown(runs: SystemRuns, best: ContenderRuns) -> dict[str, Any]:
-    ways = {"charged": True, "there": False} if runs.base_cost is not None else {"there": False}
-    curves = {
-        (name, way): runs.curve(name, charged=charged)
-        for name in (best.name, CONTINUED.name, FROM_SCRATCH.name)
-        for way, charged in ways.items()
-    }
-    scratch, continued = runs.get(FROM_SCRATCH.name), runs.get(CONTINUED.name)
-    costs: dict[str, Any] = {"cost_charged": None, "cost_there": None}
-    if scratch is not None and scratch.final is not None:
-        for way in ways:
-            ratio = compare_costs(curves[best.name, way], curves[scratch.name, way])
-            costs[f"cost_{way}"] = None if ratio is None else asdict(ratio)
-    return {
-        **costs,
-        "above_continued": (
-            None if continued is None or continued.final is None else _final(best) / continued.final - 1
-        ),
-        "break_even": {
-            one.name: {way: asdict(find_break_even(curves[best.name, way], curves[one.name, way])) for way in ways}
-            for one in (continued, scratch)
-            if one is not None
-        },
-    }
+        ways = ["charged", "there"] if runs.base_cost is not None else ["there"]
+        rival_names = [name for name in (CONTINUED.name, FROM_SCRATCH.name) if runs.get(name) is not None]
+        both = {
+            name: {way: [runs.curve(one, charged=way == "charged") for one in (best, name)] for way in ways}
+            for name in rival_names
+        }
+        if FROM_SCRATCH.name in finals:
+            ratios = {way: compare_costs(*curves) for way, curves in both[FROM_SCRATCH.name].items()}
+            values |= {f"cost_{way}": ratio and asdict(ratio) for way, ratio in ratios.items()}
+        if CONTINUED.name in finals:
+            values["above_continued"] = finals[best] / finals[CONTINUED.name] - 1
+        values["break_even"] = {
+            name: {way: asdict(find_break_even(*curves)) for way, curves in by_way.items()}
+            for name, by_way in both.items()
+        }
+    return {**values, "sentence": _write_sentence(runs, finals, values)}
 
 
 def is_clear(lower: ContenderRuns, higher: ContenderRuns) -> bool:
@@ -182,9 +170,8 @@ def is_clear(lower: ContenderRuns, higher: ContenderRuns) -> bool:
     return max(a for a, _ in pairs) < min(b for _, b in pairs)
 
 
-def _write_sentence(runs: SystemRuns, values: Mapping[str, Any]) -> str:
+def _write_sentence(runs: SystemRuns, finals: Mapping[str, float], values: Mapping[str, Any]) -> str:
     """The answer in words anyone understands."""
-    finals = {one.name: _final(one) for one in runs.contenders if one.final is not None}
     first, *others = map(contender_named, values["ranking"])
 
     def above(one: Contender) -> str:
@@ -217,11 +204,6 @@ def _write_sentence(runs: SystemRuns, values: Mapping[str, Any]) -> str:
         higher = words.format_share(1 / (1 + values["above_continued"]) - 1)
         parts.append(f"continuing the base model ends {higher} higher, {where}")
     return f"{first.advice}: {'; '.join(parts)}." if parts else f"{first.advice}."
-
-
-def _final(one: ContenderRuns) -> float:
-    assert one.final is not None
-    return one.final
 
 
 # ---------------------------------------------------------------------------------------------- as the paper counts
@@ -334,8 +316,6 @@ RISE = 0.01
 
 Numbers = Mapping[str, float | None]
 
-_PARTS = {"learning_rate": "the learning rate", "head_start": "the head start", "noise": "the noise"}
-
 
 def write_verdict(runs: Sequence[ContenderRuns], costs: Numbers, gain: Numbers) -> list[str]:
     """Sentences about the paper's comparison, the answer first.
@@ -346,47 +326,78 @@ def write_verdict(runs: Sequence[ContenderRuns], costs: Numbers, gain: Numbers) 
     upscaled, ours, best = _named(runs, COPIES), _ours(runs), _lowest(runs, "baseline")
     if upscaled is None:
         return ["Growing cannot be judged here: no upscaled model was trained."]
+    lost = "the one run" if len(upscaled.curves) == 1 else f"all {len(upscaled.curves)} runs"
     if ours is None:
         return [
-            f"Growing does not pay here: {_all(upscaled)} of the upscaled model diverged, so try a smaller learning "
+            f"Growing does not pay here: {lost} of the upscaled model diverged, so try a smaller learning "
             f"rate or less noise (study.grown_lrs, study.noises)."
         ]
+    subject = ours.contender.paper.subject
     if best is None:
         trained = [one.name for one in runs if one.contender.kind == "baseline"]
         why = f"{' and '.join(trained)} diverged" if trained else "there is no baseline to compare with"
-        return [
-            f"Growing cannot be judged here: {ours.contender.paper.subject} ends at a loss of "
-            f"{fmean(ours.finals):.4g}, but {why}."
-        ]
-    sentences = [
-        *_compare_finals(ours, best),
-        *_same_loss(ours, best, costs),
-        *_held_out(runs),
-        *_without_change(ours, upscaled),
-        *_as_the_paper_counts(upscaled, costs),
-        *_parts(gain),
-        *_others(runs),
-    ]
-    if min(len(ours.finals), len(best.finals)) == 1:
-        sentences.append("This rests on one seed, so the spread between seeds is unknown: take 3 or more (seeds).")
-    return sentences
-
-
-def _compare_finals(ours: ContenderRuns, best: ContenderRuns) -> list[str]:
-    """Where the ranges overlap, but both start from the same base models, each seed compares like with like."""
+        return [f"Growing cannot be judged here: {subject} ends at a loss of {fmean(ours.finals):.4g}, but {why}."]
     pays, loses = max(ours.finals) < min(best.finals), max(best.finals) < min(ours.finals)
     answer = "Growing pays here" if pays else "Growing does not pay here"
     if not pays and not loses:
         answer = "Growing makes no difference beyond the spread between seeds"
-    headline = (
-        f"{answer}: at equal FLOPs {ours.contender.paper.subject} ends at a loss of {_range(ours.finals)}, and the "
+    told = [
+        f"{answer}: at equal FLOPs {subject} ends at a loss of {_range(ours.finals)}, and the "
         f"best alternative, {best.contender.paper.subject}, at {_range(best.finals)}."
-    )
+    ]
+    # where the ranges overlap, but both start from the same base models, each seed compares like with like
     training, held_out = (_differences(ours, best, end) for end in (Curve.final, Curve.final_held_out))
-    if pays or loses or not best.contender.from_base or not training:
-        return [headline]
-    more = f", and held out by {held_out}" if held_out else ""
-    return [headline, f"Seed by seed, both from the same base model, the upscaled one differs by {training}{more}."]
+    if training and best.contender.from_base and not (pays or loses):
+        more = f", and held out by {held_out}" if held_out else ""
+        told.append(f"Seed by seed, both from the same base model, the upscaled one differs by {training}{more}.")
+    # FLOPs to the same loss: what the better one needs to reach the final loss of the other, base model charged
+    better, worse = (ours, best) if fmean(ours.finals) <= fmean(best.finals) else (best, ours)
+    charged = {one.name: costs.get("base") if one.contender.from_base else 0.0 for one in (better, worse)}
+    whole, before = _cost(worse, worse.steps), charged[worse.name]
+    if whole is not None and before is not None:
+        ratio = speedup(whole + before, _cost_until(better, fmean(worse.finals)), charged[better.name])
+        who, whose = ("The upscaled model", "that") if better is ours else ("That", "the upscaled model's")
+        if ratio is not None:
+            told.append(f"{who} reaches {whose} final loss {_times(ratio)} cheaper, the base model's cost included.")
+    # the same question of unseen data, each model where it does best: training on may fit the training set alone
+    grown, rival = (_lowest(runs, kind, _lowest_held_out) for kind in ("grown", "baseline"))
+    if grown is not None and rival is not None:
+        remark = " (changed halfway)" if grown.contender.paper.change else ""
+        told.append(
+            f"On held-out data the upscaled model's loss{remark} comes down to {_lowest_held_out(grown):.4g}, that "
+            f"of the best alternative, {rival.contender.paper.subject}, to {_lowest_held_out(rival):.4g}."
+        )
+    if ours is not upscaled:  # (e′) is the better one, and (e) is what all that follows is told of
+        without = f"Without the change halfway, {lost} of the upscaled model diverged."
+        if upscaled.finals:
+            ends = f"Without the change halfway the upscaled model ends at {_range(upscaled.finals)}"
+            without = f"{ends}; what follows is about that one."
+        told.append(without)
+    lowest = costs.get("scratch_min_loss")
+    if lowest is not None and upscaled.finals:  # the paper's 'Evaluation criteria'
+        ways = {
+            "speedup_sunk": "if you already have the base model",
+            "speedup_base_charged": "with its cost included",
+            "speedup_all_charged": "with the cost of tuning included as well",
+        }
+        speedups = [f"{_times(ratio)} {how}" for name, how in ways.items() if (ratio := costs.get(name)) is not None]
+        target = f"the lowest loss of as many steps from scratch, {lowest:.4g}"
+        if cost_to_reach(mean_curve(upscaled), lowest, by="steps") is None:
+            told.append(
+                f"As the paper counts: in its {upscaled.steps} steps the upscaled model does not reach {target}."
+            )
+        elif speedups:
+            told.append(f"As the paper counts: the speed-up to {target}, is {', '.join(speedups)}.")
+    told += _parts(gain)
+    ends = [
+        f"{one.paper.subject} ends at {_range(beside.finals) if beside.finals else 'nothing, for it diverged'}"
+        for one in CONTENDERS
+        if one.kind == "beside" and (beside := _named(runs, one)) is not None
+    ]
+    told += [f"For comparison: {'; '.join(ends)}."] if ends else []
+    if min(len(ours.finals), len(best.finals)) == 1:
+        told.append("This rests on one seed, so the spread between seeds is unknown: take 3 or more (seeds).")
+    return told
 
 
 def _differences(ours: ContenderRuns, theirs: ContenderRuns, end: Callable[[Curve], float | None]) -> str:
@@ -399,73 +410,17 @@ def _differences(ours: ContenderRuns, theirs: ContenderRuns, end: Callable[[Curv
     return f"{span} (lower with {sum(each < 0 for each in differences)} of {len(differences)} seeds)"
 
 
-def _same_loss(upscaled: ContenderRuns, best: ContenderRuns, costs: Numbers) -> list[str]:
-    """FLOPs to the same loss: what the better one needs to reach the final loss of the other, base model charged."""
-    ours, theirs = fmean(upscaled.finals), fmean(best.finals)
-    better, worse = (upscaled, best) if ours <= theirs else (best, upscaled)
-    charged = {one.name: costs.get("base") if one.contender.from_base else 0.0 for one in (better, worse)}
-    whole, until = _cost(worse, worse.steps), _cost_until(better, max(ours, theirs))
-    before = charged[worse.name]
-    ratio = None if whole is None or before is None else speedup(whole + before, until, charged[better.name])
-    if ratio is None:
-        return []
-    who, whose = ("The upscaled model", "that") if better is upscaled else ("That", "the upscaled model's")
-    return [f"{who} reaches {whose} final loss {_times(ratio)} cheaper, the base model's cost included."]
-
-
-def _held_out(runs: Sequence[ContenderRuns]) -> list[str]:
-    """The same question of unseen data, each model where it does best: training on may fit the training set alone."""
-
-    def lowest(one: ContenderRuns) -> float | None:
-        return min((loss for _, loss in mean_curve(one, held_out=True)), default=None)
-
-    grown, best = (_lowest(runs, kind, lowest) for kind in ("grown", "baseline"))
-    if grown is None or best is None:
-        return []
-    remark = " (changed halfway)" if grown.contender.paper.change else ""
-    return [
-        f"On held-out data the upscaled model's loss{remark} comes down to {lowest(grown):.4g}, that "
-        f"of the best alternative, {best.contender.paper.subject}, to {lowest(best):.4g}."
-    ]
-
-
-def _without_change(ours: ContenderRuns, upscaled: ContenderRuns) -> list[str]:
-    """Where (e′) is the better one: (e), of which all that follows is told."""
-    if ours is upscaled:
-        return []
-    without = "Without the change halfway"
-    if not upscaled.finals:
-        return [f"{without}, {_all(upscaled)} of the upscaled model diverged."]
-    return [f"{without} the upscaled model ends at {_range(upscaled.finals)}; what follows is about that one."]
-
-
-def _as_the_paper_counts(upscaled: ContenderRuns, costs: Numbers) -> list[str]:
-    """Speed-ups to the lowest loss from scratch (the paper's 'Evaluation criteria')."""
-    lowest = costs.get("scratch_min_loss")
-    if lowest is None or not upscaled.finals:
-        return []
-    ways = {
-        "speedup_sunk": "if you already have the base model",
-        "speedup_base_charged": "with its cost included",
-        "speedup_all_charged": "with the cost of tuning included as well",
-    }
-    speedups = [f"{_times(ratio)} {how}" for name, how in ways.items() if (ratio := costs.get(name)) is not None]
-    target = f"the lowest loss of as many steps from scratch, {lowest:.4g}"
-    if cost_to_reach(mean_curve(upscaled), lowest, by="steps") is None:
-        return [f"As the paper counts: in its {upscaled.steps} steps the upscaled model does not reach {target}."]
-    return [f"As the paper counts: the speed-up to {target}, is {', '.join(speedups)}."] if speedups else []
-
-
 def _parts(gain: Numbers) -> list[str]:
     """How much is the learning rate, the head start and the noise."""
     scratch, upscaled = gain.get(FROM_SCRATCH.name), gain.get(COPIES.name)
-    parts = {name: value for name in _PARTS if (value := gain.get(name)) is not None}
+    names = {"learning_rate": "the learning rate", "head_start": "the head start", "noise": "the noise"}
+    parts = {name: value for name in names if (value := gain.get(name)) is not None}
     if scratch is None or upscaled is None or not {"head_start", "noise"} <= parts.keys():
         return []
     total = scratch - upscaled
     are_shares = total > 0 and all(abs(value) <= total for value in parts.values())  # else some outweigh the whole
     shares = [
-        f"{_signed(f'{value:.3g}')}{_signed(f' ({value / total:.0%})') if are_shares else ''} is {_PARTS[name]}"
+        f"{_signed(f'{value:.3g}')}{_signed(f' ({value / total:.0%})') if are_shares else ''} is {names[name]}"
         for name, value in parts.items()
     ]
     whole = f"Of the {'gain' if total > 0 else 'difference'} of {_signed(f'{total:.3g}')} over training from scratch"
@@ -479,24 +434,15 @@ def _parts(gain: Numbers) -> list[str]:
     return sentences
 
 
-def _others(runs: Sequence[ContenderRuns]) -> list[str]:
-    ends = [
-        f"{one.paper.subject} ends at {_range(ours.finals) if ours.finals else 'nothing, for it diverged'}"
-        for one in CONTENDERS
-        if one.kind == "beside" and (ours := _named(runs, one)) is not None
-    ]
-    return [f"For comparison: {'; '.join(ends)}."] if ends else []
-
-
 def write_warnings(sweeps: Sequence[Sweep], runs: Sequence[ContenderRuns]) -> list[str]:
     """What speaks against taking the numbers of the paper's comparison at their word."""
     tuned_at = [Width.of(sweep.width if sweep.start is None else sweep.start) for sweep in sweeps]
-    small = {str(width): width.is_plain and width.size < TRUSTED for width in tuned_at}  # by parts nobody knows it
+    # by parts of a width nobody knows it
+    small = [str(width) for width in dict.fromkeys(tuned_at) if width.is_plain and width.size < TRUSTED]
     sentences = [
         f"the small width {name} may be too small to trust what is tuned there: the paper advises about 100 units and "
         f"more"
-        for name, is_small in small.items()
-        if is_small
+        for name in small
     ]
     sentences += [f"{sweep.name}: {finding}" for sweep in sweeps for finding in sweep_remarks(sweep)]
     for one in runs:
@@ -504,15 +450,11 @@ def write_warnings(sweeps: Sequence[Sweep], runs: Sequence[ContenderRuns]) -> li
         if lost:
             rest = "" if lost == len(one.curves) else "; means are over the others"
             sentences.append(f"{one.name}: {lost} of {len(one.curves)} seeds diverged{rest}")
-    return [*sentences, *_parting(runs)]
-
-
-def _parting(runs: Sequence[ContenderRuns]) -> list[str]:
-    """The paper's caution: the theory is about training, so look where held-out loss goes another way."""
-    upscaled, best, sentences = _ours(runs) or _named(runs, COPIES), _lowest(runs, "baseline"), list[str]()
+    # the paper's caution: the theory is about training, so look where held-out loss goes another way
+    upscaled, best = _ours(runs) or _named(runs, COPIES), _lowest(runs, "baseline")
     held, other = mean_curve(upscaled, held_out=True), mean_curve(best, held_out=True)
     if upscaled is None or not held:
-        return []
+        return sentences
     advice = "the method looks at training alone, and the paper advises caution where the two part"
     (at, lowest), (_, last) = min(held, key=lambda point: point[1]), held[-1]
     after = [loss for step, loss in mean_curve(upscaled) if step >= at]
@@ -544,6 +486,10 @@ def _lowest(
     return min(losses, key=lambda pair: pair[0])[1] if losses else None
 
 
+def _lowest_held_out(one: ContenderRuns) -> float | None:
+    return min((loss for _, loss in mean_curve(one, held_out=True)), default=None)
+
+
 def _range(losses: Sequence[float]) -> str:
     mean = f"{fmean(losses):.4g}"
     return mean if len(losses) == 1 else f"{mean} ({min(losses):.4g} to {max(losses):.4g})"
@@ -555,7 +501,3 @@ def _times(ratio: float) -> str:
 
 def _signed(number: str) -> str:
     return number if "e" in number else number.replace("-", "−")
-
-
-def _all(runs: ContenderRuns) -> str:
-    return "the one run" if len(runs.curves) == 1 else f"all {len(runs.curves)} runs"

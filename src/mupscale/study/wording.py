@@ -10,7 +10,7 @@ from typing import Any
 from mupscale.core import Width
 from mupscale.study.contenders import COPIES, COPIES_OWN, FROM_SCRATCH, contender_named
 from mupscale.study.forecast import COST_ROWS, LOSS_ROW
-from mupscale.study.results import Card, ContenderRuns, Curve, PageTable, StageSpent, StudySummary, SystemRuns
+from mupscale.study.results import Card, ContenderRuns, Curve, PageTable, StudySummary, SystemRuns
 from mupscale.study.verdict import CostRatio
 from mupscale.system import MupscaleError, words
 
@@ -52,51 +52,42 @@ def count_of(count: int, what: str) -> str:
 
 def list_contenders(title: str, runs: SystemRuns, measure: str) -> PageTable:
     """A row per contender at the full budget, lowest loss first, those that diverged last."""
+
+    def noise(one: ContenderRuns) -> str:
+        if isinstance(one.noise, dict):
+            return "per parameter"
+        return words.format_setting(one.noise) if one.noise else "none"
+
+    def final(one: ContenderRuns) -> str:
+        count, lost = len(one.points[-1].losses), len(one.points[-1].losses) - len(one.finals)
+        more = f"\n{lost} of {count} seeds diverged" if lost else ""
+        return "diverged" if lost == count else _in_two_lines(one.finals) + more
+
     ranked = sorted(runs.contenders, key=lambda one: float("inf") if one.final is None else one.final)
+    rates = [(one.lr, *([] if one.change is None else [one.change[1]])) for one in ranked]
     columns = {
         "contender": [one.shown for one in ranked],
         "width": [format_width(one.width) for one in ranked],
-        "learning rate": [_rate(one) for one in ranked],
-        "noise": [_noise(one) for one in ranked],
+        "learning rate": [" → ".join(map(words.format_setting, some)) for some in rates],
+        "noise": [noise(one) for one in ranked],
         "steps": [words.format_count(one.steps) for one in ranked],
         "cost": [format_cost(runs, runs.charge(one) + one.points[-1].cost) for one in ranked],
-        f"final {measure}": [_final(one) for one in ranked],
-        **dict(_scores(ranked, measure)),
+        f"final {measure}": [final(one) for one in ranked],
     }
-    over = "the mean over the seeds, with their range"
-    base = "If a contender starts from the base model, its cost includes the base model's, and its steps do not."
-    note = f"{base} Losses are {over}."
-    return PageTable(title, list(columns), [list(row) for row in zip(*columns.values(), strict=True)], note=note)
-
-
-def _rate(one: ContenderRuns) -> str:
-    start = words.format_setting(one.lr)
-    return start if one.change is None else f"{start} → {words.format_setting(one.change[1])}"
-
-
-def _noise(one: ContenderRuns) -> str:
-    if isinstance(one.noise, dict):
-        return "per parameter"
-    return words.format_setting(one.noise) if one.noise else "none"
-
-
-def _final(one: ContenderRuns) -> str:
-    count, lost = len(one.points[-1].losses), len(one.points[-1].losses) - len(one.finals)
-    if lost == count:
-        return "diverged"
-    return _in_two_lines(one.finals) + (f"\n{lost} of {count} seeds diverged" if lost else "")
-
-
-def _scores(contenders: Sequence[ContenderRuns], measure: str) -> Iterator[tuple[str, list[str]]]:
-    """What else was measured at the end, by those of whom curves are kept."""
+    # what else was measured at the end, by those of whom curves are kept
     last: dict[str, Callable[[Curve], list[float]]] = {
         "held-out loss": lambda curve: curve.held_out_losses[-1:],
         "accuracy": lambda curve: curve.accuracy[-1:],
     }
     for name, read in last.items():
-        found = [[v for c in one.curves if c.status != "diverged" for v in read(c)] for one in contenders]
+        found = [[v for c in one.curves if c.status != "diverged" for v in read(c)] for one in ranked]
         if any(found) and name != measure:
-            yield name, [_in_two_lines(values) for values in found]
+            columns[name] = [_in_two_lines(values) for values in found]
+    note = (
+        "If a contender starts from the base model, its cost includes the base model's, and its steps do not. Losses "
+        "are the mean over the seeds, with their range."
+    )
+    return PageTable(title, list(columns), [list(row) for row in zip(*columns.values(), strict=True)], note=note)
 
 
 def _in_two_lines(values: Sequence[float]) -> str:
@@ -146,9 +137,9 @@ def write_pay_words(summary: StudySummary) -> StudySummary:
         summary,
         sentences=[*sentences, *_rates_found(summary)],
         cards=list(_pay_cards(summary)),
-        measured=[*_pay_measuring(summary), *_shares(summary.stages)],
+        measured=list(_pay_measuring(summary)),
         tables=list(_pay_tables(summary)),
-        stages=[replace(stage, label=_name_stage(stage.name)) for stage in summary.stages],
+        stages=[replace(one, label=_STAGES.get(one.name) or _forecast_stage(one.name)) for one in summary.stages],
     )
 
 
@@ -174,8 +165,15 @@ def _pay_cards(summary: StudySummary) -> Iterator[Card]:
     for what, way in {COST: "charged", COST_THERE: "there", LOSS: ""}.items():
         shown = words.format_times if way else words.format_change
         expected = costs.get(way) if way else forecast["above_continued"].get(grown)
-        if large is None:
-            yield _expected_card(what, expected, phrase, shown)
+        if large is None and not expected:
+            yield Card(what, "unknown", f"{phrase}; training from scratch was left out")
+            continue
+        if large is None and "no_rule" in expected:
+            yield Card(what, "no forecast", f"{phrase}; {expected['no_rule']}")
+            continue
+        if large is None:  # the range is the forecast: its middle alone would stand beside "too close to call"
+            number = f"{shown(expected['low'])} to {shown(expected['high'])}"
+            yield Card(what, number, f"{_MORE[what]}; {phrase}; in the middle {shown(expected['value'])}")
             continue
         measured = summary.answer[f"cost_{way}" if way else "above_continued"]
         if measured is None:
@@ -185,23 +183,10 @@ def _pay_cards(summary: StudySummary) -> Iterator[Card]:
             yield Card(what, "unknown", why)
             continue
         range_ = f"; forecast {words.format_range(expected, shown)}" if expected else ""
-        number = f"{CostRatio(**measured)}×" if way else _higher_or_lower(measured)
+        number = f"{CostRatio(**measured)}×" if way else "the same"
+        if measured and not way:
+            number = f"{words.format_percent(abs(measured))} {'higher' if measured > 0 else 'lower'}"
         yield Card(what, number, f"{_MORE[what]}; {phrase}{range_}")
-
-
-def _expected_card(what: str, one: Mapping[str, Any] | None, phrase: str, shown: Callable[[Any], str]) -> Card:
-    """The range is the forecast: its middle alone would stand beside "too close to call"."""
-    if not one:
-        return Card(what, "unknown", f"{phrase}; training from scratch was left out")
-    if "no_rule" in one:
-        return Card(what, "no forecast", f"{phrase}; {one['no_rule']}")
-    middle = f"in the middle {shown(one['value'])}"
-    return Card(what, f"{shown(one['low'])} to {shown(one['high'])}", f"{_MORE[what]}; {phrase}; {middle}")
-
-
-def _higher_or_lower(above: float) -> str:
-    size = words.format_percent(abs(above))
-    return "the same" if not above else f"{size} {'higher' if above > 0 else 'lower'}"
 
 
 def _break_evens(answer: Mapping[str, Any], large: SystemRuns) -> Iterator[str]:
@@ -240,7 +225,7 @@ def _pay_measuring(summary: StudySummary) -> Iterator[str]:
     base, runs, settings = summary.base, summary.large or summary.small[-1], summary.settings
     tuned = "every contender's own learning rate"
     if any(len({cell.noise for cell in one.trials}) > 1 for one in summary.tuned):
-        unit = next((one.get("unit", "init") for one in summary.recipe.get("grow") or ()), "init")
+        unit = next((one.get("noise_unit", "init") for one in summary.recipe.get("grow") or ()), "init")
         tuned += ", and the noise of copies" + (f" ({_UNITS[unit]})" if unit != "init" else "")
     order = " Their losses there come from one seed, or from all where values were close, and from batches in another "
     order += "order than those of the small contenders: they may lie outside these contenders' range."
@@ -266,62 +251,49 @@ def _pay_measuring(summary: StudySummary) -> Iterator[str]:
     stopped = [cell for one in summary.tuned for cell in one.trials if cell.status == "stopped"]
     if stopped:
         yield f"Settings that were far behind after {stopped[0].budget:g} of the budget were stopped."
-
-
-def _shares(stages: Sequence[StageSpent]) -> Iterator[str]:
-    """What tuning and the forecast took of all cost."""
-    total = sum(stage.cost or 0.0 for stage in stages)
-    if total:
-        tuning = sum(stage.cost or 0.0 for stage in stages if stage.name in _TUNING) / total
-        forecast = sum(stage.cost or 0.0 for stage in stages if stage.name.startswith(_FORECAST)) / total
+    spent = {stage.name: stage.cost or 0.0 for stage in summary.stages}
+    if total := sum(spent.values()):
+        tuning = sum(cost for name, cost in spent.items() if name in _TUNING) / total
+        forecast = sum(cost for name, cost in spent.items() if name.startswith(_FORECAST)) / total
         yield f"Tuning took {100 * tuning:.0f} % of the total cost, the forecast {100 * forecast:.0f} %."
 
 
-def _name_stage(name: str) -> str:
-    if name.startswith(_FORECAST):
-        return f"Forecast: small contenders, base width {name.removeprefix(_FORECAST)}"
-    return _STAGES.get(name, name)
+def _forecast_stage(name: str) -> str:
+    at = name.removeprefix(_FORECAST)
+    return name if at == name else f"Forecast: small contenders, base width {at}"
 
 
 def _pay_tables(summary: StudySummary) -> Iterator[PageTable]:
     """Forecast and outcome, then the contenders; or the forecast, and the small contenders."""
+    forecast, rows = summary.forecast, list[list[str]]()
     if summary.large is None:
-        rows = list(_forecast_rows(summary.forecast))
+        for name, one in forecast["above_continued"].items():
+            rows.append([f"{contender_named(name).label}{LOSS_ROW}", words.format_range(one, words.format_change)])
+        for name, ways in forecast["cost"].items():
+            label = contender_named(name).label
+            rows += [
+                [f"{label}{COST_ROWS[way]}", words.format_range(one, words.format_times)] for way, one in ways.items()
+            ]
         yield PageTable("The forecast", ["what", "forecast"], rows, note=FORECAST_RANGE)
         for runs in summary.small:
             title = f"Small contenders at the full budget, width {format_widths(runs)}"
             yield list_contenders(title, runs, summary.measure)
         return
-    held = summary.forecast["held"]
-    judged = [row["held"] for row in held if row["held"] is not None]
-    size = summary.forecast.get("size", {}).get("sentence")
-    about = [
-        str(summary.forecast["sentence"]),
-        *([size] if size else []),
-        *([f"{sum(judged)} of {len(judged)} forecasts were right."] if judged else []),
-    ]
+    for row in forecast["held"]:
+        what, expected, measured = row["what"], row["forecast"], row["measured"]
+        if isinstance(measured, str):
+            foretold = "too close to call" if expected is None else contender_named(expected).label
+            ended = contender_named(measured).label
+        else:
+            shown = words.format_change if what.endswith(LOSS_ROW) else words.format_times
+            foretold, ended = words.format_range(expected, shown), shown(measured)
+        rows.append([what, foretold, ended, {True: "yes", False: "no"}.get(row["held"], words.UNKNOWN)])
+    judged = [row["held"] for row in forecast["held"] if row["held"] is not None]
+    about = [str(forecast["sentence"]), str(forecast.get("size", {}).get("sentence") or "")]
+    about.append(f"{sum(judged)} of {len(judged)} forecasts were right." if judged else "")
     head = ["what", "forecast", "measured", "right?"]
-    yield PageTable("Forecast and outcome", head, [_held_row(row) for row in held], about, note=FORECAST_RANGE)
+    yield PageTable("Forecast and outcome", head, rows, [one for one in about if one], note=FORECAST_RANGE)
     yield list_contenders("The contenders (ways to train) at the full budget", summary.large, summary.measure)
-
-
-def _held_row(row: Mapping[str, Any]) -> list[str]:
-    held = {True: "yes", False: "no"}.get(row["held"], words.UNKNOWN)
-    expected, measured = row["forecast"], row["measured"]
-    if isinstance(measured, str):
-        forecast = "too close to call" if expected is None else contender_named(expected).label
-        return [row["what"], forecast, contender_named(measured).label, held]
-    shown = words.format_change if row["what"].endswith(LOSS_ROW) else words.format_times
-    return [row["what"], words.format_range(expected, shown), shown(measured), held]
-
-
-def _forecast_rows(forecast: Mapping[str, Any]) -> Iterator[list[str]]:
-    for name, one in forecast["above_continued"].items():
-        yield [f"{contender_named(name).label}{LOSS_ROW}", words.format_range(one, words.format_change)]
-    for name, ways in forecast["cost"].items():
-        for way, row in COST_ROWS.items():
-            if way in ways:
-                yield [f"{contender_named(name).label}{row}", words.format_range(ways[way], words.format_times)]
 
 
 # ---------------------------------------------------------------------------------------------- the paper's comparison
@@ -350,38 +322,35 @@ def write_paper_words(summary: StudySummary) -> StudySummary:
 
     answer holds costs and choice. It gets reference: the loss that speed-ups are about, as a line for the pictures.
     """
-    answer, large = summary.answer, summary.large
+    answer, large, settings = summary.answer, summary.large, summary.settings
     assert large is not None
     lowest = answer["costs"].get("scratch_min_loss")
     reference = {"loss": lowest, "label": "(a)'s lowest in (e)'s steps"}
+    small = " and ".join(format_width(width) for width in settings["widths"])
+    over = "held-out" if settings.get("measure") == "held-out" else "training"
+    trial = "one seed" if settings["small_seeds"] == 1 else f"{settings['small_seeds']} seeds"
+    count = max(len(one.points[-1].losses) for one in large.contenders)
+    mean = "A line is the mean over those that finished, its band their range."
     return replace(
         summary,
-        cards=[*_speed_up(answer["costs"]), *_final_losses(large), *_chosen(answer["choice"])],
-        measured=list(_paper_measuring(summary, large)),
+        cards=list(_paper_cards(answer["costs"], large, answer["choice"])),
+        measured=[
+            f"Tuned at width {small}, by the {over} loss, with {trial} a trial.",
+            f"Seeds: {count}. {mean}" if count > 1 else _ONE_SEED,
+            "Final loss: the mean of the training loss over the last tenth of the steps.",
+        ],
         tables=list(_paper_tables(answer, large)),
         answer={**answer, "reference": reference} if words.is_finite_number(lowest) else answer,
     )
 
 
-def _speed_up(costs: Mapping[str, Any]) -> Iterator[Card]:
-    if "speedup_base_charged" not in costs:
-        return
-    number, sunk, everything = (_cost(costs, f"speedup_{how}") for how in ("base_charged", "sunk", "all_charged"))
-    more = f"base model's cost included; {sunk} if you already have it, {everything} with tuning included as well"
-    known = number not in ("not reached", "unknown")
-    yield Card("Speed-up to the from-scratch model's lowest loss", number, more if known else "")
-
-
-def _cost(costs: Mapping[str, Any], key: str) -> str:
-    """One of them; without a number it says whether the loss was not reached or the cost is not known."""
-    if words.is_finite_number(value := costs.get(key)):
-        return _COSTS[key][1](value)
-    reachable = words.is_finite_number(costs.get("scratch_total"))
-    return "not reached" if key in _REACHED and reachable else "unknown"
-
-
-def _final_losses(large: SystemRuns) -> Iterator[Card]:
-    """From scratch, the best of the other baselines, and what was grown."""
+def _paper_cards(costs: Mapping[str, Any], large: SystemRuns, choice: Mapping[str, Any]) -> Iterator[Card]:
+    """The speed-up; final losses from scratch, of the best other baseline and of what was grown; what was chosen."""
+    if "speedup_base_charged" in costs:
+        number, sunk, everything = (_cost(costs, f"speedup_{how}") for how in ("base_charged", "sunk", "all_charged"))
+        more = f"base model's cost included; {sunk} if you already have it, {everything} with tuning included as well"
+        known = number not in ("not reached", "unknown")
+        yield Card("Speed-up to the from-scratch model's lowest loss", number, more if known else "")
     baselines = [one for one in large.contenders if one.contender.kind == "baseline" and one.finals]
     best = min(baselines, key=lambda one: fmean(one.finals), default=None)
     shown: dict[str, ContenderRuns | None] = {"from scratch": large.get(FROM_SCRATCH.name)}
@@ -394,10 +363,7 @@ def _final_losses(large: SystemRuns) -> Iterator[Card]:
             seeds = len(runs.finals)
             over = f"{spread.rstrip(')')} over {seeds} seeds" if spread else "one seed" if seeds == 1 else ""
             yield Card(f"Final loss, {what}", mean if seeds else "diverged", over)
-
-
-def _chosen(choice: Mapping[str, Any]) -> Iterator[Card]:
-    """Noise and learning rate after the growth, and what one small width alone would transfer."""
+    # noise and learning rate after the growth, and what one small width alone would transfer
     noise, rate = [f"; plain transfer: {words.format_setting(each)}" for each in choice["plain"] or ()] or ("", "")
     unit = _UNITS.get(choice["unit"], f"unit {choice['unit']}")
     yield Card("Chosen noise", words.format_setting(choice["noise"]), f"{unit}{noise}")
@@ -405,15 +371,12 @@ def _chosen(choice: Mapping[str, Any]) -> Iterator[Card]:
     yield Card("Chosen learning rate", words.format_setting(choice["lr"]), f"after upscaling; {before} before{rate}")
 
 
-def _paper_measuring(summary: StudySummary, large: SystemRuns) -> Iterator[str]:
-    small = " and ".join(format_width(width) for width in summary.settings["widths"])
-    seeds = summary.settings["small_seeds"]
-    over = "held-out" if summary.settings.get("measure") == "held-out" else "training"
-    yield f"Tuned at width {small}, by the {over} loss, with {'one seed' if seeds == 1 else f'{seeds} seeds'} a trial."
-    count = max(len(one.points[-1].losses) for one in large.contenders)
-    mean = "A line is the mean over those that finished, its band their range."
-    yield f"Seeds: {count}. {mean}" if count > 1 else _ONE_SEED
-    yield "Final loss: the mean of the training loss over the last tenth of the steps."
+def _cost(costs: Mapping[str, Any], key: str) -> str:
+    """One of them; without a number it says whether the loss was not reached or the cost is not known."""
+    if words.is_finite_number(value := costs.get(key)):
+        return _COSTS[key][1](value)
+    reachable = words.is_finite_number(costs.get("scratch_total"))
+    return "not reached" if key in _REACHED and reachable else "unknown"
 
 
 def _paper_tables(answer: Mapping[str, Any], large: SystemRuns) -> Iterator[PageTable]:
