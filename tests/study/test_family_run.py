@@ -175,7 +175,7 @@ def test_the_dry_run_costs_what_is_spent_to_the_last_digit(whole: tuple[Path, in
     shown = estimate_family(small(), settings())
     assert words.format_flops(together) in shown
     assert "All of it takes about " in shown
-    added = [row[4] for row in list_sizes(planner, trees[0])]
+    added = [row[4] for row in list_sizes(planner, trees[0])[1]]
     assert added[0] == words.format_flops(trees[0][0].spent)
     assert all(one in shown for one in added)
     assert len(list((whole[0] / "stretches").iterdir())) == len(trained) + len(checks)

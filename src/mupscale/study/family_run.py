@@ -260,12 +260,10 @@ class FamilyPlanner:
         return given if isinstance(given, list) else [given] * len(self.settings.sizes)
 
     def _in_cost(self, size: WholeWidth, value: float) -> float:
-        per_step = self.ground.cost_per_step(size)
-        if self.settings.unit == "flops":
-            return value
-        if self.settings.unit == "steps":
-            return value * per_step
-        tokens = value if self.settings.unit == "tokens" else value * self.parameters(size)
+        per_step, unit = self.ground.cost_per_step(size), self.settings.unit
+        if unit in ("flops", "steps"):
+            return value if unit == "flops" else value * per_step
+        tokens = value if unit == "tokens" else value * self.parameters(size)
         return tokens / self.tokens_per_step * per_step
 
     def plan(self, sizes: Sequence[WholeWidth], lr: float, fall: float, seed: int) -> list[PlannedSize]:
@@ -296,21 +294,17 @@ class FamilyPlanner:
             leaves, ends = (round((share * budget - spent) / each) for share in (1 - part, self.ends))
             shared, warmup = min(leaves, ends), 0 if number else self.recipe.schedule.warmup
             if shared <= warmup:
-                self._refuse(number, budget, spent, spent + (warmup + 1) * each)
+                share, needed = min(1 - part, self.ends), spent + (warmup + 1) * each
+                least = math.ceil(self._asked()[number] * (needed / share) / budget)
+                raise MupscaleError(
+                    f"size {Width.of(size)} may spend {words.format_flops(budget)}, and the trunk has spent "
+                    f"{words.format_flops(spent)} when it gets there, which leaves nothing of the {share:.0%} before "
+                    f"it branches off: give it a budget of at least {least:,} {self.settings.unit.replace('_', ' ')}, "
+                    f"or leave the size out"
+                )
             cuts.append(_Cut(shared, leaves - shared, max(1, round(part * budget / each)), ends - shared))
             spent += ends * each
         return cuts
-
-    def _refuse(self, number: int, budget: float, spent: float, needed: float) -> None:
-        """Say which size cannot be reached, and the nearest budget that works. needed: FLOPs before its branch."""
-        share = min(1 - self.settings.decay, self.ends)
-        least = math.ceil(self._asked()[number] * (needed / share) / budget)
-        raise MupscaleError(
-            f"size {Width.of(self.settings.sizes[number])} may spend {words.format_flops(budget)}, and the trunk has "
-            f"spent {words.format_flops(spent)} when it gets there, which leaves nothing of the {share:.0%} before it "
-            f"branches off: give it a budget of at least {least:,} {self.settings.unit.replace('_', ' ')}, or leave "
-            f"the size out"
-        )
 
     def _trunk_piece(self, steps: int, done: int, whole: int) -> dict[str, Any]:
         """So many steps of the trunk, which has taken `done` and will have taken `whole` when the largest is there."""
@@ -395,13 +389,8 @@ def make_planner(recipe: Recipe, settings: FamilySettings, make_ground: MakeGrou
 # ---------------------------------------------------------------------------------------------- before it is trained
 
 
-def name_columns(planner: FamilyPlanner) -> list[str]:
-    """The head of the table of sizes."""
-    return ["size", "parameters", "steps, trunk + branch", planner.ground.example[1], "FLOPs here", "FLOPs alone"]
-
-
-def list_sizes(planner: FamilyPlanner, planned: Sequence[PlannedSize]) -> list[list[str]]:
-    """A row for every size. FLOPs here: what it adds to those before it; alone: what it would cost alone."""
+def list_sizes(planner: FamilyPlanner, planned: Sequence[PlannedSize]) -> tuple[list[str], list[list[str]]]:
+    """Head and a row for every size. FLOPs here: what it adds to those before it; alone: what it would cost alone."""
     rows, before = [], 0.0
     for number, one in enumerate(planned, start=1):
         together, _ = planner.costs(planned[:number])
@@ -416,7 +405,8 @@ def list_sizes(planner: FamilyPlanner, planned: Sequence[PlannedSize]) -> list[l
             ]
         )
         before = together
-    return rows
+    unit = planner.ground.example[1]
+    return ["size", "parameters", "steps, trunk + branch", unit, "FLOPs here", "FLOPs alone"], rows
 
 
 def describe_saving(planner: FamilyPlanner, planned: Sequence[PlannedSize]) -> str:
@@ -435,8 +425,7 @@ def estimate_family(recipe: Recipe, settings: FamilySettings) -> str:
     planned = planner.plan(settings.sizes, planner.lr, settings.fall, 0)
     together, alone = planner.costs(planned)
     costs = f"({words.format_flops(together)} against {words.format_flops(alone)})"
-    lines = [text_table(name_columns(planner), list_sizes(planner, planned), left=0)]
-    lines.append(f"{describe_saving(planner, planned)} {costs}.")
+    lines = [text_table(*list_sizes(planner, planned), left=0), f"{describe_saving(planner, planned)} {costs}."]
     leaves, extra = [one.leaf for one in planned], dict[str, list[Stretch]]()
     if settings.tune:
         extra["tuning"] = [one.leaf for trial in planner.tuning_trees().values() for one in trial]
@@ -519,8 +508,11 @@ class _FamilyRun:
             leaves = [one.leaf for tree in trees.values() for one in tree]
             losses = self.trainer.train(leaves)
         self.tuned_on = {leaf.key for leaf in leaves}
-        pairs = zip(losses[::2], losses[1::2], strict=True)
-        trials = [Tried(*values, [_geometric_mean(pair)]) for values, pair in zip(trees, pairs, strict=True)]
+        means = [
+            None if small is None or large is None else math.exp(fmean(map(math.log, (small, large))))
+            for small, large in zip(losses[::2], losses[1::2], strict=True)
+        ]
+        trials = [Tried(*values, [mean]) for values, mean in zip(trees, means, strict=True)]
         alive = [trial for trial in trials if trial.mean is not None]
         if not alive:
             raise MupscaleError(
@@ -566,19 +558,14 @@ class _FamilyRun:
         for seed, (one, loss) in enumerate(zip(seeds, losses, strict=True)):
             target = first if seed == 0 else first.with_name(f"{first.name}-seed-{seed}")
             told = json.dumps(stored_values(self.trainer.recipe_of(one.leaf), target), indent=2) + "\n"
-            if loss is not None and not self.trainer.processes.ask_main(partial(_is_kept, target, told)):
-                model = self._load_pretrained(one)
-                self.trainer.by_main(partial(self._write_size, one, loss, target, told, model))
+            if loss is None or self.trainer.processes.ask_main(partial(_is_kept, target, told)):
+                continue
+            model, family = None, self.planner.recipe.family()
+            if callable(getattr(family.sketch(one.size), "save_pretrained", None)):  # all processes read its shards
+                model = family.build(one.size)
+                read_snapshot(find_checkpoint(str(self.trainer.recipe_of(one.leaf).out))).restore_model(model)
+            self.trainer.by_main(partial(self._write_size, one, loss, target, told, model))
         return first
-
-    def _load_pretrained(self, one: PlannedSize) -> Any:
-        """The finished model, where it can be saved as a Hugging Face folder; all processes read its shards."""
-        family = self.planner.recipe.family()
-        if not callable(getattr(family.sketch(one.size), "save_pretrained", None)):
-            return None
-        model = family.build(one.size)
-        read_snapshot(find_checkpoint(str(self.trainer.recipe_of(one.leaf).out))).restore_model(model)
-        return model
 
     def _write_size(self, one: PlannedSize, loss: float, target: Path, told: str, model: Any) -> None:
         """Whole or not at all, whenever the process is killed; what another family left under its name stays."""
@@ -587,13 +574,12 @@ class _FamilyRun:
                 place for n in count(1) if not (place := target.with_name(f"{target.name}-before-{n}")).exists()
             )
             move(target, aside)
-            before = _stored_loss(aside)
-            ended = (
-                "" if before is None else f". It ended at a held-out loss of {before:.4f}, the new one at {loss:.4f}"
-            )
-            moved = f"{target} was of another family, and is in {aside} now{ended}"
+            moved, before = f"{target} was of another family, and is in {aside} now", math.inf
+            with suppress(OSError, MupscaleError, KeyError, TypeError, ValueError):
+                before = float(read_json(aside / "size.json")["held_out_loss"])
+                moved += f". It ended at a held-out loss of {before:.4f}, the new one at {loss:.4f}"
             self.trainer.note(f"  {moved}")
-            if before is not None and before < loss:
+            if before < loss:
                 self.notes.append(f"{moved}: the new one is worse")
         run = self.trainer.recipe_of(one.leaf)
         with appearing(target) as hidden:
@@ -601,8 +587,7 @@ class _FamilyRun:
             replace_text(hidden / "recipe.json", told)
             if model is not None:
                 model.save_pretrained(hidden / "hf")
-                card = write_card(self.planner, one, loss, _class_to_load(model))
-                replace_text(hidden / "hf" / "README.md", card)
+                replace_text(hidden / "hf" / "README.md", write_card(self.planner, one, loss, model))
             write_json(hidden / "size.json", {**self.planner.count(one), "held_out_loss": loss})
         sign_run(target, run)
 
@@ -635,12 +620,24 @@ class _FamilyRun:
         """What came of it, which is also written."""
         planner, first, settings = self.planner, trees[0], self.settings
         sentence = write_family_sentence(describe_saving(planner, first), checks)
-        rows, by_size = [], dict[str, list[float | None]]()
-        for one, same, row in zip(first, zip(*trees, strict=True), list_sizes(planner, first), strict=True):
+        (head, rows), by_size = list_sizes(planner, first), dict[str, list[float | None]]()
+        for one, same, row in zip(first, zip(*trees, strict=True), rows, strict=True):
             losses = by_size[str(Width.of(one.size))] = self._ends([each.leaf for each in same])
             check = checks.get(Width.of(one.size).label)
-            rows.append([*row, _spread(losses), "" if check is None else _spread(check.scratch)])
-        head = [*name_columns(planner), "held-out loss", "from scratch"]
+            row += [_spread(losses), "" if check is None else _spread(check.scratch)]
+        tables = [PageTable("Every size", [*head, "held-out loss", "from scratch"], rows)]
+        if tried := sorted({rate for check in checks.values() for rate in check.tried}):
+            shown = [[label, *(_spread(check.tried[rate]) for rate in tried)] for label, check in checks.items()]
+            title = "From scratch, at every learning rate that was tried"
+            tables.append(PageTable(title, ["size", *(f"at {rate:g}" for rate in tried)], shown))
+        notes = [*self.notes, *describe_disorder(by_size, bool(self.tuned))]
+        notes += joined_edges((check.search for check in checks.values()), "family.check_lrs")
+        better = sorted({check.lr for check in checks.values() if len(check.tried) > 1 and check.lr != lr})
+        if better and not self.tuned:
+            notes.append(
+                f"from scratch, the best learning rate was {' and '.join(f'{rate:g}' for rate in better)}, and the "
+                f"trunk trained at {lr:g}, untuned. That favours from scratch: family.tune tunes the trunk, too"
+            )
         together, alone = planner.costs(first)
         spent = self.trainer.spent["tuning"].cost if self.tuned else None
         beside = f"tuning took {spent / together:.2g}× the family's FLOPs more" if spent else ""
@@ -661,7 +658,7 @@ class _FamilyRun:
                 "From scratch: the same size and schedule with as many FLOPs, at the best of "
                 f"{len(settings.check_rates(lr))} learning rates.",
             ],
-            tables=[PageTable("Every size", head, rows), *tabulate_checks(checks)],
+            tables=tables,
             tuned=self.tuned,
             large=self._runs(trees, checks),
             answer={
@@ -670,15 +667,13 @@ class _FamilyRun:
                 "fall": fall,
                 "cost": together,
                 "cost_alone": alone,
-                "checks": {label: check.told() for label, check in checks.items()},
+                "checks": {
+                    label: {name: getattr(check, name) for name in ("lr", "scratch", "family", "tried")}
+                    for label, check in checks.items()
+                },
             },
             stages=[replace(stage, label=stages[stage.name]) for stage in self.trainer.spent.values()],
-            notes=[
-                *self.notes,
-                *describe_disorder(by_size, bool(self.tuned)),
-                *joined_edges((check.search for check in checks.values()), "family.check_lrs"),
-                *([] if self.tuned else _describe_rates(checks, lr)),
-            ],
+            notes=notes,
         )
 
     def _runs(self, trees: Sequence[Sequence[PlannedSize]], checks: Mapping[str, Check]) -> SystemRuns:
@@ -716,16 +711,14 @@ def _is_kept(folder: Path, recipe: str) -> bool:
     return kept.is_file() and kept.read_text(encoding="utf-8") == recipe
 
 
-def _stored_loss(folder: Path) -> float | None:
-    """The held-out loss that a size's folder records."""
-    with suppress(OSError, MupscaleError, KeyError, TypeError, ValueError):
-        return float(read_json(folder / "size.json")["held_out_loss"])
-    return None
+def write_card(planner: FamilyPlanner, one: PlannedSize, loss: float, model: nn.Module) -> str:
+    """README.md of a size that is a Hugging Face folder: what it is, what it has cost, and how it is loaded.
 
-
-def write_card(planner: FamilyPlanner, one: PlannedSize, loss: float, cls: str) -> str:
-    """README.md of a size that is a Hugging Face folder: what it is, what it has cost, and how it is loaded."""
+    By transformers' own class, which the model is, or that it holds.
+    """
     size = Width.of(one.size)
+    bases = (base for module in model.modules() for base in type(module).__mro__)
+    own = (base.__name__ for base in bases if base.__module__.startswith("transformers.models."))
     unit = planner.ground.example[1]
     seen = f"{words.format_count(planner.count(one)[unit])} {unit}"
     family = ", ".join(str(Width.of(each)) for each in planner.settings.sizes)
@@ -748,16 +741,9 @@ them as one run that grows from size to size. This one trained for {one.steps[0]
 ```python
 import transformers
 
-model = transformers.{cls}.from_pretrained("hf")
+model = transformers.{next(own, "AutoModel")}.from_pretrained("hf")
 ```
 """
-
-
-def _class_to_load(model: nn.Module) -> str:
-    """The class of transformers' own that a model is, or that it holds."""
-    bases = (base for module in model.modules() for base in type(module).__mro__)
-    own = (base.__name__ for base in bases if base.__module__.startswith("transformers.models."))
-    return next(own, "AutoModel")
 
 
 # ---------------------------------------------------------------------------------------------- what it says
@@ -789,10 +775,6 @@ class Check:
         """The losses from scratch at every learning rate."""
         return {trial.lr: trial.losses for trial in self.search.trials}
 
-    def told(self) -> dict[str, Any]:
-        """As plain values."""
-        return {name: getattr(self, name) for name in ("lr", "scratch", "family", "tried")}
-
     @property
     def difference(self) -> str:
         """By how much of its loss the family's model ends above the one from scratch, with the range over seeds."""
@@ -806,25 +788,6 @@ class Check:
             return f"{size} (one seed: no range)"
         low, high = (f"{'+' * (x > 0)}{words.format_digits(100 * x)}" for x in (min(relative), max(relative)))
         return f"{size} ({low} to {high} %)"
-
-
-def tabulate_checks(checks: Mapping[str, Check]) -> list[PageTable]:
-    """The loss from scratch at every learning rate that was tried, where sizes were checked."""
-    rates = sorted({rate for check in checks.values() for rate in check.tried})
-    rows = [[label, *(_spread(check.tried[rate]) for rate in rates)] for label, check in checks.items()]
-    head = ["size", *(f"at {rate:g}" for rate in rates)]
-    return [PageTable("From scratch, at every learning rate that was tried", head, rows)] if rows else []
-
-
-def _describe_rates(checks: Mapping[str, Check], lr: float) -> list[str]:
-    """That runs from scratch were tuned and the trunk was not, where that shows."""
-    rates = sorted({check.lr for check in checks.values() if len(check.tried) > 1 and check.lr != lr})
-    if not rates:
-        return []
-    return [
-        f"from scratch, the best learning rate was {' and '.join(f'{rate:g}' for rate in rates)}, and the trunk "
-        f"trained at {lr:g}, untuned. That favours from scratch: family.tune tunes the trunk, too"
-    ]
 
 
 def describe_disorder(losses: Mapping[str, Sequence[float | None]], tuned: bool = False) -> list[str]:
@@ -852,8 +815,3 @@ def write_family_sentence(saving: str, checks: Mapping[str, Check]) -> str:
 def _spread(losses: Sequence[float | None]) -> str:
     finite = [loss for loss in losses if loss is not None]
     return words.format_spread(finite) if len(finite) == len(losses) else "diverged"
-
-
-def _geometric_mean(losses: Sequence[float | None]) -> float | None:
-    finite = [loss for loss in losses if loss is not None]
-    return math.exp(fmean(map(math.log, finite))) if len(finite) == len(losses) else None

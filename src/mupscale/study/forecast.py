@@ -95,8 +95,7 @@ def _cost_quantity(name: str, charged: bool) -> Quantity:
     """The logarithm of what a contender costs over starting over, to the same loss."""
 
     def quantity(runs: SystemRuns, seed: int) -> float | None:
-        ours, theirs = (runs.curve(one, charged=charged, seed=seed) for one in (name, FROM_SCRATCH.name))
-        ratio = compare_costs(ours, theirs)
+        ratio = compare_costs(*(runs.curve(one, charged=charged, seed=seed) for one in (name, FROM_SCRATCH.name)))
         return None if ratio is None else math.log(ratio.value)
 
     return quantity
@@ -218,22 +217,24 @@ def forecast_size(
     """
     if any(runs.unit != "FLOPs" or runs.get(FROM_SCRATCH.name) is None for runs in small):
         return {}
-    seeds = min(runs.seeds for runs in small)
-    found = [
-        at
-        for seed in range(seeds)
-        for at in _extrapolate([_crossing(runs, seed) for runs in small], small, narrow, cost)
-    ]
+    seeds, here = min(runs.seeds for runs in small), math.log(cost(narrow))
+    steps = [math.log(cost(runs.narrow)) for runs in small]
     sizes = {"narrow": narrow, "wide": wide, "budget": budget, "best": narrow}
     told: dict[str, Any] = {**sizes, "overtakes": {}, "seeds": seeds}
-    if found and None not in found:
-        logs = sorted(at for at in found if at is not None)
-        if logs[-1] - math.log(budget) < _FAR:
-            low, value, high = (math.exp(at) for at in (logs[0], math.fsum(logs) / len(logs), logs[-1]))
-            if seeds < 2:  # the two rules alone would give a range that is far too narrow
-                low = high = value
-            told["overtakes"] = {"low": low, "value": value, "high": high}
-            told["best"] = narrow if low > budget else wide if high < budget else None
+    crossings = [[_crossing(runs, seed) for runs in small] for seed in range(seeds)]
+    logs: list[float] = []  # what each rule makes of each seed's crossings
+    for known in crossings if all(None not in some for some in crossings) else ():
+        at = [one for one in known if one is not None]
+        logs.append(at[-1] + 2 * (here - steps[-1]))
+        if len(set(steps)) > 1:
+            line = linear_regression(steps, at)
+            logs.append(line.slope * here + line.intercept)
+    if logs and max(logs) - math.log(budget) < _FAR:
+        low, value, high = (math.exp(at) for at in (min(logs), math.fsum(logs) / len(logs), max(logs)))
+        if seeds < 2:  # the two rules alone would give a range that is far too narrow
+            low = high = value
+        told["overtakes"] = {"low": low, "value": value, "high": high}
+        told["best"] = None if low <= budget <= high else narrow if low > budget else wide
     return {**told, "sentence": write_size(told)}
 
 
@@ -247,24 +248,6 @@ def _crossing(runs: SystemRuns, seed: int) -> float | None:
         lines.append(linear_regression(*zip(*points, strict=True)))
     ours, theirs = lines
     return None if theirs.slope >= ours.slope else (theirs.intercept - ours.intercept) / (ours.slope - theirs.slope)
-
-
-def _extrapolate(
-    crossings: Sequence[float | None],
-    small: Sequence[SystemRuns],
-    narrow: WholeWidth,
-    cost: Callable[[WholeWidth], float],
-) -> list[float | None]:
-    """What each rule makes of one seed's crossings; None where they do not meet."""
-    sizes, here = [math.log(cost(runs.narrow)) for runs in small], math.log(cost(narrow))
-    known = [at for at in crossings if at is not None]
-    if len(known) < len(crossings):
-        return [None]
-    rules: list[float | None] = [known[-1] + 2 * (here - sizes[-1])]
-    if len(set(sizes)) > 1:
-        line = linear_regression(sizes, known)
-        rules.append(line.slope * here + line.intercept)
-    return rules
 
 
 def write_size(told: Mapping[str, Any]) -> str:

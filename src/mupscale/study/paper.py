@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from mupscale.checks import CoordCheck, coord_check
-from mupscale.core import RuleSet, WholeWidth, Width
+from mupscale.core import WholeWidth, Width
 from mupscale.engine import Outcome, lowest_loss_bar, read_outcome
 from mupscale.growth import SignalNoise
 from mupscale.study.contenders import (
@@ -232,8 +233,11 @@ class PaperStudy:
             first = self._sweep(name, (None, largest.narrow), self.first_space, _base_model(largest), seeds, worker)
             base_lr = first.best.lr
             self.sweeps.append(first)
-            if not self.first_space.has_noise:
-                self._use_rules(replace(self.recipe.rules, embeddings=first.best.noise))
+            if not self.first_space.has_noise:  # go on by other rules, which hold for every width
+                rules, command = replace(self.recipe.rules, embeddings=first.best.noise), self.trainer.command
+                self.recipe = replace(self.recipe, rules=rules)
+                self.__post_init__()
+                self.trainer.command = command
         pairs: list[tuple[float, Sweep]] = []
         for small in self.small:
             self._train_small(small, base_lr)
@@ -245,12 +249,6 @@ class PaperStudy:
         optimum, self.sentences = extrapolate(pairs, Width.of(self.system.narrow).size)
         self.choice = self._choose(optimum, base_lr, pairs[-1][1])
         return self.choice
-
-    def _use_rules(self, rules: RuleSet) -> None:
-        """Go on by other rules, which hold for every width."""
-        command, self.recipe = self.trainer.command, replace(self.recipe, rules=rules)
-        self.__post_init__()
-        self.trainer.command = command
 
     def _train_small(self, small: System, lr: float) -> None:
         """The small base models that Sweep 2 grows."""
@@ -454,11 +452,10 @@ class PaperStudy:
             assert given is not None
             return given
 
-        def stretch(cell: Cell, seed: int) -> Stretch:
-            return planned(cell).stretch(seed)
-
         sizes, seeds = (self.system.narrow, self.system.wide), alive[: self.settings.small_seeds]
-        sweep = self._sweep(self.sweep_name(one), sizes, self.space, stretch, seeds)
+        sweep = self._sweep(
+            self.sweep_name(one), sizes, self.space, lambda cell, seed: planned(cell).stretch(seed), seeds
+        )
         self.sweeps.append(sweep)
         return planned(sweep.best.cell)
 
@@ -652,62 +649,48 @@ _WIDE_ENOUGH = 64  # below this width the readout's own start shows in a coordin
 def check_coordinates(ground: Ground, small: System, folder: Path, lr: float, note: Note) -> CoordCheck | None:
     """Is the family set up right at all? The check is kept in the folder; None where it cannot be made.
 
-    small: the smallest system that was tuned at.
+    small: the smallest system that was tuned at. The three widths begin with its own, or with 64 where that is cheap.
     """
-    widths = _widths(ground, small)
-    settings = {"recipe": hash_values(ground.identity), "lr": lr, "widths": widths}
-    path = folder / "coordinates.json"
-    try:
+    recipe, data, narrow = ground.recipe, ground.data, Width.of(small.narrow)
+
+    def examples(width: WholeWidth) -> int:
+        """How many a batch of the check may have, for it to take seconds on a CPU."""
+        cost = ground.flops_per_step(width)
+        affordable = _EXAMPLES if cost is None else int(_AFFORDABLE * recipe.batch / cost)
+        return max(1, min(recipe.batch, _EXAMPLES // data.per_example, affordable))
+
+    growing = narrow.growing(Width.of(small.wide))
+    start = narrow.times(math.ceil(_WIDE_ENOUGH / narrow.size)) if narrow.is_plain else narrow
+    if examples(start.times(4, growing).whole) < _FEW:
+        start = narrow
+    widths = [start.times(factor, growing).whole for factor in (1, 2, 4)]
+    settings, path = {"recipe": hash_values(ground.identity), "lr": lr, "widths": widths}, folder / "coordinates.json"
+    with suppress(OSError, KeyError, TypeError, MupscaleError):  # else it is made anew
         stored = read_json(path)
         if stored["asked"] == settings:
             return parse_record(CoordCheck, stored["check"])
-    except (OSError, KeyError, TypeError, MupscaleError):
-        pass  # it is made anew
+
+    def objective(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return recipe.loss_function()(model(cast_input(batch[0], recipe)), batch[1])
+
     note(f"coordinate check: widths {', '.join(Width.of(width).label for width in widths)}")
+    hyper: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in recipe.optimizer.init_args.items()}
     try:
-        check = _check(ground, widths, lr)
+        count = examples(widths[-1])
+        drawn = [data.batch(recipe.seeds.data, number * count, count) for number in range(3)]
+        check = coord_check(
+            recipe.family(),
+            widths,
+            [(x.cpu(), y.cpu()) for x, y in drawn],  # where the check's models are
+            objective,
+            recipe.optimizer_class(),
+            steps=3,
+            seeds=2,
+            dtype=recipe.dtype(),
+            **{**hyper, "lr": lr},
+        )
     except Exception as error:  # one picture of the report, and no reason to lose a run
         note(f"the coordinate check could not be made: {' '.join(str(error).split())[:160]}")
         return None
     write_json(path, {"asked": settings, "check": asdict(check)})
     return check
-
-
-def _widths(ground: Ground, system: System) -> list[WholeWidth]:
-    """Three, from the smallest width that is tuned at, or from 64 where that is cheap."""
-    narrow = Width.of(system.narrow)
-    growing = narrow.growing(Width.of(system.wide))
-    start = narrow.times(math.ceil(_WIDE_ENOUGH / narrow.size)) if narrow.is_plain else narrow
-    if _examples(ground, start.times(4, growing).whole) < _FEW:
-        start = narrow
-    return [start.times(factor, growing).whole for factor in (1, 2, 4)]
-
-
-def _check(ground: Ground, widths: Sequence[WholeWidth], lr: float) -> CoordCheck:
-    recipe, data, loss = ground.recipe, ground.data, ground.recipe.loss_function()
-    count = _examples(ground, widths[-1])
-    drawn = [data.batch(recipe.seeds.data, number * count, count) for number in range(3)]
-    batches = [(x.cpu(), y.cpu()) for x, y in drawn]  # where the check's models are
-
-    def objective(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return loss(model(cast_input(batch[0], recipe)), batch[1])
-
-    hyper: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in recipe.optimizer.init_args.items()}
-    return coord_check(
-        recipe.family(),
-        widths,
-        batches,
-        objective,
-        recipe.optimizer_class(),
-        steps=3,
-        seeds=2,
-        dtype=recipe.dtype(),
-        **{**hyper, "lr": lr},
-    )
-
-
-def _examples(ground: Ground, width: WholeWidth) -> int:
-    """How many examples a batch of the check may have, for it to take seconds on a CPU."""
-    cost = ground.flops_per_step(width)
-    affordable = _EXAMPLES if cost is None else int(_AFFORDABLE * ground.recipe.batch / cost)
-    return max(1, min(ground.recipe.batch, _EXAMPLES // ground.data.per_example, affordable))

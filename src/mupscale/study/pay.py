@@ -5,7 +5,7 @@ Small systems are tuned at and forecast from; the large one is the user's own.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +26,7 @@ from mupscale.study.dry_run import describe_stages
 from mupscale.study.forecast import check_forecast, forecast_size, make_forecast
 from mupscale.study.results import BudgetPoint, ContenderRuns, StudySummary, SystemRuns, Tuning
 from mupscale.study.settings import NARROW, StudySettings
-from mupscale.study.space import Sweep, Tried, joined_edges
+from mupscale.study.space import CLOSE, Cell, Sweep, Tried, joined_edges
 from mupscale.study.systems import (
     System,
     check_builds,
@@ -125,7 +125,10 @@ class PayStudy:
             tuning = tune_contenders(self.small[0], trainer, float(self.recipe.optimizer.init_args["lr"]))
             small = [self._train(one, trainer, tuning) for one in self.small]
             forecast = make_forecast(small, self.system.narrow)
-            forecast["size"] = self._forecast_size(small)
+            system, cost_per_step, forecast["size"] = self.system, self.ground.cost_per_step, dict[str, Any]()
+            if system.base_steps is not None:  # the better size, with all that the base model and the growth cost
+                budget = (system.base_steps + system.steps(CONTINUED)) * cost_per_step(system.narrow)
+                forecast["size"] = forecast_size(small, system.narrow, system.wide, budget, cost_per_step)
             for said in () if forecast_only else (forecast, forecast["size"]):  # its summary says it
                 if "sentence" in said:
                     self.note(said["sentence"])
@@ -149,14 +152,6 @@ class PayStudy:
                 told |= {"large": large, "answer": answer}
                 summary = trainer.save_summary(self.recipe, self.settings, write_pay_words, **told)
             return summary
-
-    def _forecast_size(self, small: Sequence[SystemRuns]) -> dict[str, Any]:
-        """The better one of the two sizes, with all that the base model and the growth cost; {} where not told."""
-        system, cost = self.system, self.ground.cost_per_step
-        if system.base_steps is None:
-            return {}
-        budget = (system.base_steps + system.steps(CONTINUED)) * cost(system.narrow)
-        return forecast_size(small, system.narrow, system.wide, budget, cost)
 
     def planned(self, forecast_only: bool) -> tuple[dict[str, list[Stretch]], bool]:
         """The leaves of every stage, and whether all candidates are tried in one go.
@@ -187,14 +182,11 @@ class PayStudy:
 
     def _large_system(self) -> System:
         """The user's own two widths, from the recipe's growth event or from a checkpoint."""
-        if self.recipe.start is not None:
-            return self._from_checkpoint()
-        otherwise = ", or start from a checkpoint (--from PATH --width WIDE)"
-        return read_system(self.recipe, self.settings, self.ground, "a comparison", otherwise)
-
-    def _from_checkpoint(self) -> System:
-        recipe, start = self.recipe, describe_start(self.recipe)
-        name = self.base_name or recipe.start
+        recipe = self.recipe
+        if recipe.start is None:
+            otherwise = ", or start from a checkpoint (--from PATH --width WIDE)"
+            return read_system(recipe, self.settings, self.ground, "a comparison", otherwise)
+        start, name = describe_start(recipe), self.base_name or recipe.start
         narrow, wide = Width.of(start.width), Width.of(recipe.width)
         if narrow == wide or narrow.size > wide.size:
             raise MupscaleError(
@@ -341,8 +333,6 @@ def describe_plan(
 
 # ---------------------------------------------------------------------------------------------- tuning
 
-CLOSE = 0.01  # candidates within so much of the lowest loss are tried with more seeds
-
 
 class _Values(NamedTuple):
     """What a contender tries: one learning rate and noise, with one seed."""
@@ -373,15 +363,18 @@ def tune_contenders(system: System, trainer: Trainer, lr: float) -> Tuning:
         early = {one: leaf for one in tried if (leaf := plan(one).early) is not None}
         first = dict(zip(early, trainer.train(list(early.values())), strict=True))
         stopped: dict[_Values, Tried] = {}
-        for own in by_name.values() if early else ():
-            stopped |= _judge_early({one: first[one] for one in own}, settings)
+        for own in by_name.values() if early else ():  # those that diverged, or lie far behind, go no further
+            judged = {one: Tried(one.lr, one.noise, [first[one]], settings.budgets[0]) for one in own}
+            promising = list_promising(list(judged.values()), settings.prune)
+            stopped |= {one: cell for one, cell in judged.items() if cell not in promising}
+            stopped |= {one: replace(cell, budget=1.0) for one, cell in judged.items() if cell.mean is None}
         going_on = [one for one in tried if one not in stopped]
         final = dict(zip(going_on, trainer.train([plan(one).full for one in going_on]), strict=True))
         for name, own in by_name.items():
             tuning[name] = choose(name, [stopped.get(one) or Tried(one.lr, one.noise, [final[one]]) for one in own])
     with trainer.stage("close", "more seeds where candidates are close"):
         seeds = range(1, settings.small_seeds)
-        close = {name: {cell.cell for cell in _close(tuning[name].trials)} for name in by_name if seeds}
+        close = {name: _close(tuning[name].trials) for name in by_name if seeds}
         again = [one for one in tried if (one.lr, one.noise) in close.get(one.contender.name, ())]
         ends = iter(trainer.train([plan(one._replace(seed=seed)).full for one in again for seed in seeds]))
         more = {one: [next(ends) for _ in seeds] for one in again}
@@ -405,14 +398,6 @@ def list_candidates(system: System, contenders: Sequence[Contender], rates: Sequ
     ]
 
 
-def _judge_early(losses: Mapping[_Values, float | None], settings: StudySettings) -> dict[_Values, Tried]:
-    """A contender's candidates that go no further than the first budget: they diverged, or lie far behind."""
-    cells = {one: Tried(one.lr, one.noise, [loss], settings.budgets[0]) for one, loss in losses.items()}
-    promising = list_promising(list(cells.values()), settings.prune)
-    lost = {one: replace(cell, budget=1.0) for one, cell in cells.items() if cell.mean is None}
-    return {**{one: cell for one, cell in cells.items() if cell not in promising}, **lost}
-
-
 def list_promising(tried: Sequence[Tried], margin: float) -> list[Tried]:
     """Those that may still win: within the margin of the best, or next to it in learning rate at its noise.
 
@@ -433,12 +418,11 @@ def _limit(lowest: float | None, margin: float) -> float:
     return (lowest or 0.0) + margin * abs(lowest or 0.0)
 
 
-def _close(tried: Sequence[Tried]) -> list[Tried]:
+def _close(tried: Sequence[Tried]) -> set[Cell]:
     """The candidates that one seed cannot tell apart; none where the best stands alone."""
-    ended = [cell for cell in tried if cell.loss is not None]
-    limit = _limit(min(cell.loss or 0.0 for cell in ended), CLOSE)
-    near = [cell for cell in ended if (cell.loss or 0.0) <= limit]
-    return near if len(near) > 1 else []
+    losses = {cell.cell: cell.loss for cell in tried if cell.loss is not None}
+    near = {cell for cell, loss in losses.items() if loss <= _limit(min(losses.values()), CLOSE)}
+    return near if len(near) > 1 else set()
 
 
 def choose(name: str, tried: Sequence[Tried], among: Collection[tuple[float, float]] | None = None) -> Sweep:

@@ -6,7 +6,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -17,7 +17,7 @@ from mupscale.engine import NotStackable, Outcome, PointCallback, train_many
 from mupscale.study.space import Cell, Sweep, SweepJob, Tried
 from mupscale.study.storage import PATIENCE, Storage
 from mupscale.study.training import Note, say_once
-from mupscale.study.trials import SweepTrials
+from mupscale.study.trials import ENDED, SweepTrials, trial_state
 from mupscale.study.workers import GRACE, Worker
 from mupscale.system import (
     Interrupted,
@@ -83,7 +83,8 @@ def run_sweep(
         raise MupscaleError(f"at_once is {at_once}, but at least 1 trial must be taken at a time")
     trials = SweepTrials(job, Storage(storage, patience), retries)
     if on_start is not None:
-        on_start(max(0, trials.wanted - trials.count_ended()), trials.wanted)
+        ended = sum(trial_state(trial) in ENDED for trial in trials.known)
+        on_start(max(0, trials.wanted - ended), trials.wanted)
     with Worker(trials, grace) as me:
         search = SweepSearch(trials, me, folder, at_once, note or partial(show, stream="stderr"), on_point, worker)
         if worker:
@@ -168,8 +169,10 @@ class SweepSearch:
         clear_leftovers(self.folder)
         for path in sorted(self.folder.glob(f"{self.job.study_name}.*.batch.json")):
             batch = TrialBatch.read(path)
-            if batch is None or batch.study != self.job.study_name or batch.is_under_way(self.me):
+            if batch is None or batch.study != self.job.study_name:
                 continue
+            if batch.place == machine_name() and is_process_alive(batch.pid) and self.me.is_working(batch.worker):
+                continue  # it is still at it
             if batch.results is None and not batch.has_stack:
                 for number in [] if self.worker else sorted(self.trials.take_over(batch.cells, self.me.id)):
                     self.trials.drop(number, **_GIVEN_BACK)
@@ -245,21 +248,50 @@ class SweepSearch:
 
     def _train(self, batch: TrialBatch) -> list[Tried]:
         """The batch as one call of the engine: every cell with all its seeds."""
-        recipes = [self.job.recipes(cell) for cell in batch.cells.values()]
-        numbers = [number for number, some in zip(batch.cells, recipes, strict=True) for _ in some]
-        watch = _TrialWatch(self.trials, numbers, self.note, self.on_point)
-        began = time.monotonic()
-        rule = self.trials.rule
+        recipes, trials, rule = [self.job.recipes(cell) for cell in batch.cells.values()], self.trials, self.trials.rule
+        numbers = [number for number, some in zip(batch.cells, recipes, strict=True) for _ in some]  # of every run
+        at_rungs: dict[int, dict[int, float]] = {}  # losses by rung and run: one run at a time they come one by one
+        pruned: set[int] = set()
+        began = reported_at = time.monotonic()
+
+        def mean_over_seeds(losses: Mapping[int, float]) -> dict[int, float]:
+            by_trial: dict[int, list[float]] = {}
+            for run, loss in losses.items():
+                by_trial.setdefault(numbers[run], []).append(loss)
+            return {number: fmean(some) for number, some in by_trial.items()}
+
+        def report(step: int, losses: Mapping[int, float]) -> None:
+            """Store where trials stand, now and then; a storage out of reach for a while does not stop the training."""
+            nonlocal reported_at
+            if self.on_point is not None:
+                self.on_point(step, losses)
+            if time.monotonic() - reported_at >= _REPORT_EVERY:
+                with suppress(MupscaleError):
+                    trials.report(mean_over_seeds(losses), step)
+                reported_at = time.monotonic()
+
+        def prune(step: int, losses: Mapping[int, float]) -> list[int]:
+            """The runs to stop at a rung; none where the storage is out of reach."""
+            at_rungs.setdefault(step, {}).update(losses)
+            running = {numbers[run] for run in losses} - pruned
+            try:
+                means = mean_over_seeds(at_rungs[step])
+                trials.report({number: means[number] for number in running}, step)
+                pruned.update(running & trials.find_behind(step))
+            except MupscaleError as error:
+                self.note(f"nothing is stopped at step {step}: {error}")
+            return [run for run in losses if numbers[run] in pruned]
+
         outcomes = iter(
             train_many(
                 [recipe for some in recipes for recipe in some],
                 engine="vectorised" if self.engine == "auto" else self.engine,  # type: ignore[arg-type]
                 points=_POINTS,
                 rungs=[] if rule is None else rule.steps(self.job.steps),
-                prune=None if rule is None else watch.prune,
+                prune=None if rule is None else prune,
                 evaluate=self.job.measure == "held-out",
                 save=batch.stack_path,
-                on_point=watch.report_point,
+                on_point=report,
                 note=self.note,
                 data=self.job.data,
             )
@@ -282,47 +314,6 @@ def combine_seeds(cell: Cell, outcomes: Sequence[Outcome], job: SweepJob) -> Tri
     curve = [(s, fmean(loss for o in outcomes for step, loss in o.curve if step == s)) for s in sorted(shared)]
     cost = math.fsum(outcome.flops or 0.0 for outcome in outcomes)
     return Tried(*cell, losses, steps / job.steps if is_stopped else 1.0, curve, steps, cost)
-
-
-class _TrialWatch:
-    """The callbacks of `train_many` for a batch: losses go to the storage, trials to prune to the engine.
-
-    numbers: of the trial that each run is a seed of. on_point: called at every point, too.
-    """
-
-    def __init__(self, trials: SweepTrials, numbers: Sequence[int], note: Note, on_point: PointCallback | None) -> None:
-        self.trials, self.numbers, self.note, self.on_point = trials, numbers, note, on_point
-        self.losses: dict[int, dict[int, float]] = {}  # by rung and run: one run at a time they come one by one
-        self.pruned: set[int] = set()  # numbers of trials
-        self.reported_at = time.monotonic()
-
-    def report_point(self, step: int, losses: Mapping[int, float]) -> None:
-        """Store where trials stand, now and then; a storage out of reach for a while does not stop the training."""
-        if self.on_point is not None:
-            self.on_point(step, losses)
-        if time.monotonic() - self.reported_at >= _REPORT_EVERY:
-            with suppress(MupscaleError):
-                self.trials.report(self._mean_over_seeds(losses), step)
-            self.reported_at = time.monotonic()
-
-    def prune(self, step: int, losses: Mapping[int, float]) -> Collection[int]:
-        """The runs to stop at a rung; none where the storage is out of reach."""
-        at_rung = self.losses.setdefault(step, {})
-        at_rung.update(losses)
-        running = {self.numbers[run] for run in losses} - self.pruned
-        try:
-            means = self._mean_over_seeds(at_rung)
-            self.trials.report({number: means[number] for number in running}, step)
-            self.pruned |= running & self.trials.find_behind(step)
-        except MupscaleError as error:
-            self.note(f"nothing is stopped at step {step}: {error}")
-        return [run for run in losses if self.numbers[run] in self.pruned]
-
-    def _mean_over_seeds(self, losses: Mapping[int, float]) -> dict[int, float]:
-        by_trial: dict[int, list[float]] = {}
-        for run, loss in losses.items():
-            by_trial.setdefault(self.numbers[run], []).append(loss)
-        return {number: fmean(some) for number, some in by_trial.items()}
 
 
 # ------------------------------------------------------------------------------------------------ on disk
@@ -382,10 +373,6 @@ class TrialBatch:
     def has_stack(self) -> bool:
         """Whether there is one."""
         return self.stack_path is not None and self.stack_path.exists()
-
-    def is_under_way(self, me: Worker) -> bool:
-        """Whether the process that trains it is still at it."""
-        return self.place == machine_name() and is_process_alive(self.pid) and me.is_working(self.worker)
 
     def write(self) -> None:
         """Write which trials are trained, and their results."""

@@ -243,52 +243,51 @@ CLOSE = 0.01
 
 def sweep_remarks(sweep: Sweep) -> list[str]:
     """What a person should know before they trust the optimum: sentences, those that matter most first."""
-    found: list[str] = []
-    if sweep.finished:
-        found = [*_zero_noise(sweep), *_near_divergence(sweep), *_edge_remarks(sweep)]
-        found += _edges_without_noise(sweep)
     ends = {"diverged": "diverged", "stopped": "stopped early by pruning"}
     counts = {how: sum(trial.status == status for trial in sweep.trials) for status, how in ends.items()}
-    return found + [f"{count} of {len(sweep.trials)} trials {how}" for how, count in counts.items() if count]
+    lost = [f"{count} of {len(sweep.trials)} trials {how}" for how, count in counts.items() if count]
+    return [*(_remarks_on_best(sweep) if sweep.finished else ()), *lost]
 
 
-def _zero_noise(sweep: Sweep) -> Iterator[str]:
-    """Whether noise, and with it upscaling, pays at all: zero noise is training on (Equivalence at zero noise)."""
+def _remarks_on_best(sweep: Sweep) -> Iterator[str]:
+    """Zero noise, divergence beside the optimum, edges of the grid."""
     loss, best = sweep.finished[0]
     zeros = [one for one in sweep.finished if one[1].noise == 0]
-    if len(sweep.grid.noises) == 1 or not zeros:
-        return
-    zero_loss, zero = zeros[0]
-    if zero is best:
-        yield "the sweep selects zero noise: upscaling does not pay here: training on without new capacity is best"
-        return
-    gap, spread = zero_loss - loss, max(zero.spread, best.spread)
-    losses = f"the best trial without noise reaches {zero_loss:.4g}, the best with noise {loss:.4g}"
-    if len(best.losses) > 1 and gap <= spread:
-        yield f"{losses}, which is within the spread between seeds ({spread:.2g}): noise may not pay here"
-    elif len(best.losses) == 1 and gap < CLOSE * abs(loss):
-        yield (
-            f"{losses}, {gap / abs(loss):.1%} apart; with one seed the spread between seeds is unknown, so "
-            f"noise may not pay here: try small_seeds 3"
-        )
-
-
-def _near_divergence(sweep: Sweep) -> Iterator[str]:
-    """The optimum a grid step away from a trial that diverged: another seed, or a wider model, may diverge there."""
-    beyond = _diverged_beside(sweep, sweep.best)
-    if beyond is None:
-        return
+    # whether noise, and with it upscaling, pays at all: zero noise is training on (Equivalence at zero noise)
+    if len(sweep.grid.noises) > 1 and zeros:
+        zero_loss, zero = zeros[0]
+        gap, spread = zero_loss - loss, max(zero.spread, best.spread)
+        losses = f"the best trial without noise reaches {zero_loss:.4g}, the best with noise {loss:.4g}"
+        if zero is best:
+            yield "the sweep selects zero noise: upscaling does not pay here: training on without new capacity is best"
+        elif len(best.losses) > 1 and gap <= spread:
+            yield f"{losses}, which is within the spread between seeds ({spread:.2g}): noise may not pay here"
+        elif len(best.losses) == 1 and gap < CLOSE * abs(loss):
+            yield (
+                f"{losses}, {gap / abs(loss):.1%} apart; with one seed the spread between seeds is unknown, so "
+                f"noise may not pay here: try small_seeds 3"
+            )
 
     def describe(trial: Tried) -> str:
         noise = f" and {sweep.second} {trial.noise:.3g}" if len(sweep.grid.noises) > 1 else ""
         return f"learning rate {trial.lr:.3g}{noise}"
 
-    safe = [(loss, trial) for loss, trial in sweep.finished if not _diverged_beside(sweep, trial)]
-    other = f"; the best that is not, {describe(safe[0][1])}, has {safe[0][0]:.4g}" if safe else ""
-    yield (
-        f"the best trial is close to one that diverged ({describe(beyond)}): with other seeds or widths it may, "
-        f"too{other}"
-    )
+    # a grid step away from a trial that diverged: another seed, or a wider model, may diverge at the optimum, too
+    if (beyond := _diverged_beside(sweep, sweep.best)) is not None:
+        safe = [(loss, trial) for loss, trial in sweep.finished if not _diverged_beside(sweep, trial)]
+        other = f"; the best that is not, {describe(safe[0][1])}, has {safe[0][0]:.4g}" if safe else ""
+        yield (
+            f"the best trial is close to one that diverged ({describe(beyond)}): with other seeds or widths it may, "
+            f"too{other}"
+        )
+    yield from _edge_remarks(sweep)
+    # the same of the best trial without noise, whose learning rate baselines have; where losses are not flat there
+    if zeros and zeros[0][1].lr != sweep.best.lr:
+        zero_loss, zero = zeros[0]
+        others = [other for other, trial in zeros if trial.lr != zero.lr]
+        if not others or min(others) - zero_loss >= CLOSE * abs(zero_loss):
+            alone = replace(sweep, trials=[zero], space=Space(sweep.grid.lrs))
+            yield from (f"without noise, {remark}" for remark in _edge_remarks(alone))
 
 
 def _diverged_beside(sweep: Sweep, trial: Tried) -> Tried | None:
@@ -362,18 +361,6 @@ def _edges(sweep: Sweep) -> Iterator[_Edge]:
         if len(tried) > 1 and at == len(tried) - 1:
             ratio = tried[-1] / tried[-2] if tried[-2] else 2.0
             yield _Edge(what, value, "largest", tried[-1], ratio, tuple(tried))
-
-
-def _edges_without_noise(sweep: Sweep) -> Iterator[str]:
-    """The same of the best trial without noise, whose learning rate baselines have; where losses are not flat there."""
-    zeros = [one for one in sweep.finished if one[1].noise == 0]
-    if not zeros or zeros[0][1].lr == sweep.best.lr:  # said already
-        return
-    loss, zero = zeros[0]
-    others = [other for other, trial in zeros if trial.lr != zero.lr]
-    if not others or min(others) - loss >= CLOSE * abs(loss):
-        alone = replace(sweep, trials=[zero], space=Space(sweep.grid.lrs))
-        yield from (f"without noise, {remark}" for remark in _edge_remarks(alone))
 
 
 def _nearest(values: Sequence[float], value: float) -> int:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 TrialState = Literal["running", "finished", "diverged", "stopped", "void", "died", "failed"]
 _COUNTING = ("running", "finished", "diverged", "stopped")  # a cell with such a trial needs no other
-_ENDED = _COUNTING[1:]
+ENDED = _COUNTING[1:]
 _AGAIN = ("given back", "in company")  # void trials whose cell is to be trained all the same
 _DESCRIPTION = "sweep"  # the study's attribute with what it searches
 
@@ -59,13 +59,17 @@ class SweepTrials:
         self._deaths: dict[Cell, list[int]] = {}
         self._companies: dict[Cell, int] = {}  # the largest batch in which a cell may be tried
         self._first: int | None = None  # the first number that was not there when this process came
+        sampler: Any = optuna.samplers.RandomSampler(seed=job.seed)
+        if job.sampler == "tpe":  # asked for in batches: those under way count as bad, so that others differ from them
+            at_random = min(10, max(2, (job.trials or 10) // 4))
+            sampler = optuna.samplers.TPESampler(seed=job.seed, constant_liar=True, n_startup_trials=at_random)
         self.study = storage.use(
             lambda: optuna.create_study(
                 study_name=job.study_name,
                 storage=storage.optuna,
                 load_if_exists=True,
                 direction="minimize",
-                sampler=_make_sampler(optuna, job),
+                sampler=sampler,
             )
         )
         self.id = storage.use(lambda: storage.optuna.get_study_id_from_name(job.study_name))
@@ -150,10 +154,6 @@ class SweepTrials:
             return room
         return len(self.to_do) if self.job.sampler == "grid" else min(room, len(self.to_do))
 
-    def count_ended(self) -> int:
-        """How many trials have a result, as of the last look."""
-        return sum(trial_state(trial) in _ENDED for trial in self.known)
-
     # ------------------------------------------------------------------------------------------- ask
 
     def take(self, count: int, worker: str, offset: int = 0) -> dict[int, Cell]:
@@ -163,8 +163,9 @@ class SweepTrials:
         """
         cells = self._choose(count, offset)
         numbers = [self._begin(cell, worker, len(cells)) for cell in cells]
-        if self.is_drawn and not cells:
-            numbers = [self._ask(worker) for _ in range(count)]
+        for _ in range(count if self.is_drawn and not cells else 0):  # the sampler draws them
+            numbers.append(int(self.storage.use(lambda: self.study.ask(self.ranges)).number))
+            self._set(numbers[-1], "worker", worker)
         self.refresh()
         return {number: cell for number in numbers if (cell := self._keep(number)) is not None}
 
@@ -185,12 +186,6 @@ class SweepTrials:
                 chosen.append(cell)
                 count = min(count, limit)
         return chosen
-
-    def _ask(self, worker: str) -> int:
-        """Begin a trial of a cell that the sampler draws."""
-        number: int = self.storage.use(lambda: self.study.ask(self.ranges)).number
-        self._set(number, "worker", worker)
-        return number
 
     def _begin(self, cell: Cell, worker: str, company: int) -> int:
         """Begin a trial of a cell; company: how many are trained at once."""
@@ -306,7 +301,7 @@ class SweepTrials:
         """Every trial that came to an end, by noise and learning rate, from the storage alone."""
         self.refresh()
         job, seeds = self.job, len(self.job.recipes(self.job.space.cells[0]))
-        ended = [trial for trial in self.known if trial_state(trial) in _ENDED]
+        ended = [trial for trial in self.known if trial_state(trial) in ENDED]
         found = [read_result(trial, job.steps, seeds) for trial in ended]
         return Sweep(
             job.name,
@@ -342,13 +337,6 @@ def _planned_cells(job: SweepJob) -> list[Cell]:
         lr = draw_log(space.lrs)
         planned[Cell(lr, draw.uniform(0.0, space.noises[-1]) if space.has_noise else draw_log(space.noises))] = None
     return list(planned)
-
-
-def _make_sampler(optuna: Any, job: SweepJob) -> Any:
-    if job.sampler == "tpe":  # asked for in batches: those under way count as bad, so that others differ from them
-        at_random = min(10, max(2, (job.trials or 10) // 4))
-        return optuna.samplers.TPESampler(seed=job.seed, constant_liar=True, n_startup_trials=at_random)
-    return optuna.samplers.RandomSampler(seed=job.seed)
 
 
 def _first_difference(theirs: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> str:

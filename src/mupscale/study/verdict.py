@@ -370,8 +370,8 @@ def write_verdict(runs: Sequence[ContenderRuns], costs: Numbers, gain: Numbers) 
     if ours is not upscaled:  # (e′) is the better one, and (e) is what all that follows is told of
         without = f"Without the change halfway, {lost} of the upscaled model diverged."
         if upscaled.finals:
-            ends = f"Without the change halfway the upscaled model ends at {_range(upscaled.finals)}"
-            without = f"{ends}; what follows is about that one."
+            end = f"Without the change halfway the upscaled model ends at {_range(upscaled.finals)}"
+            without = f"{end}; what follows is about that one."
         told.append(without)
     lowest = costs.get("scratch_min_loss")
     if lowest is not None and upscaled.finals:  # the paper's 'Evaluation criteria'
