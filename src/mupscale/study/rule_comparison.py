@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -171,18 +172,16 @@ def measure_transfer(sizes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, 
     size. transferred: what the best rate of the smallest costs there. Costs are shares of the lowest loss.
     """
     seeds = range(len(sizes[0]["points"][0]["losses"]))
-    by_seed = [_of_seed([_curve(size, seed) for size in (sizes[0], sizes[-1])]) for seed in seeds]
+    by_seed = [_of_seed(sizes, seed) for seed in seeds]
     return {name: _with_error([one[name] for one in by_seed]) for name in NUMBERS}
 
 
-def _curve(size: Mapping[str, Any], seed: int) -> dict[float, float]:
-    """The loss of one seed by log2 of the rate; infinite where it diverged."""
-    losses = {math.log2(point["x"]): point["losses"][seed] for point in size["points"]}
-    return {x: math.inf if losses[x] is None else float(losses[x]) for x in sorted(losses)}
-
-
-def _of_seed(curves: Sequence[Mapping[float, float]]) -> dict[str, float]:
-    small, large = curves
+def _of_seed(sizes: Sequence[Mapping[str, Any]], seed: int) -> dict[str, float]:
+    """The numbers of one seed; a loss is infinite where it diverged."""
+    small, large = (
+        {math.log2(point["x"]): _finite(point["losses"])[seed] for point in sorted(size["points"], key=itemgetter("x"))}
+        for size in (sizes[0], sizes[-1])
+    )
     best, lowest = min(small, key=lambda x: small[x]), min(large.values())
     if not math.isfinite(lowest):
         return dict.fromkeys(NUMBERS, math.inf)
@@ -234,7 +233,12 @@ def rules_in_words(values: Mapping[str, Any]) -> list[str]:
     told = []
     if costs:
         best = min(costs, key=lambda name: float(costs[name]["mean"] or 0.0))
-        alike = [name for name in costs if name != best and _overlap(costs[name], costs[best])]
+        lowest, spread = costs[best]["mean"] or 0.0, costs[best]["error"] or 0.0
+        alike = [  # two means lie within twice the error of their difference; one seed has none
+            name
+            for name, one in costs.items()
+            if name != best and abs((one["mean"] or 0.0) - lowest) <= 2 * math.hypot(one["error"] or 0.0, spread)
+        ]
         within = f"; within the errors, as little with {', '.join(alike)}" if alike else ""
         told.append(
             f"from {values['over']} {sizes[0]} to {sizes[-1]}, taking the best rate along costs least with {best}: "
@@ -252,12 +256,6 @@ def rules_in_words(values: Mapping[str, Any]) -> list[str]:
         whose = "with every rule set" if len(names) == len(values["rules"]) > 1 else f"with {', '.join(names)}"
         told.append(f"{whose} the best rate lies on the edge of the grid at {where}: try a wider range (study.lrs)")
     return told
-
-
-def _overlap(one: Mapping[str, float | None], other: Mapping[str, float | None]) -> bool:
-    """Whether two means lie within twice the error of their difference; one seed has none."""
-    spread = math.hypot(one["error"] or 0.0, other["error"] or 0.0)
-    return abs((one["mean"] or 0.0) - (other["mean"] or 0.0)) <= 2 * spread
 
 
 def _finite(losses: Sequence[float | None]) -> list[float]:

@@ -71,7 +71,17 @@ def transfer_check(
     }
     with trainer.alone():
         for system in systems:
-            losses = _train_width(trainer, system, asked)
+            width, cells = Width.of(system.narrow), asked.cells
+            with trainer.stage(f"base-{width.label}", f"width {width}: {count_of(seeds, 'base model')}"):
+                if None in trainer.train([system.base_model(asked.base_rate, seed) for seed in range(seeds)]):
+                    raise MupscaleError(
+                        f"the base model of width {width} diverged at learning rate {asked.base_rate:g}: take a "
+                        f"smaller one (--optimizer.lr)"
+                    )
+            about = f"width {system.label}: {count_of(len(cells), 'trial')} × {count_of(seeds, 'seed')}"
+            with trainer.stage(f"trials-{width.label}", about):
+                ends = iter(trainer.train(asked.trials(system), keep=False))
+            losses = {cell: [next(ends) for _ in range(seeds)] for cell in cells}
             for axis, line in lines.items():
                 points = [{"x": getattr(cell, axis), "losses": losses[cell]} for cell in line]
                 values[axis].append({"width": system.wide, "from": system.narrow, "points": points})
@@ -137,21 +147,6 @@ class TransferCheck:
     def describe(self, engine: Engine = "auto") -> str:
         """A table of what is trained at each width, its cost and time."""
         return describe_stages({one.label: self.trials(one) for one in self.systems}, self.protocol, engine)
-
-
-def _train_width(trainer: Trainer, system: System, asked: TransferCheck) -> dict[Cell, list[float | None]]:
-    """The final training losses of each cell by seed; None for those that diverged."""
-    width, seeds, cells = Width.of(system.narrow), asked.seeds, asked.cells
-    with trainer.stage(f"base-{width.label}", f"width {width}: {count_of(seeds, 'base model')}"):
-        if None in trainer.train([system.base_model(asked.base_rate, seed) for seed in range(seeds)]):
-            raise MupscaleError(
-                f"the base model of width {width} diverged at learning rate {asked.base_rate:g}: take a smaller one "
-                f"(--optimizer.lr)"
-            )
-    about = f"width {system.label}: {count_of(len(cells), 'trial')} × {count_of(seeds, 'seed')}"
-    with trainer.stage(f"trials-{width.label}", about):
-        losses = iter(trainer.train(asked.trials(system), keep=False))
-        return {cell: [next(losses) for _ in range(seeds)] for cell in cells}
 
 
 # ---------------------------------------------------------------------------------------------- what it says
@@ -221,43 +216,43 @@ def _moves(entries: Sequence[Mapping[str, Any]], what: str) -> list[str]:
     if len(grid) < 2:
         return []
     lines = [read_width_line(entry) for entry in entries]
-    lost = [f"at width {line} every {what} tried diverged" for line in lines if not line.losses]
+    said = [f"at width {line} every {what} tried diverged" for line in lines if not line.losses]
     lines = [line for line in lines if line.losses]
     if len(lines) < 2:
-        return [
-            *lost,
-            f"whether the best {what} transfers cannot be seen at {len(lines)} width(s): give two or more",
-        ]
-    at = [grid.index(line.best) for line in lines]
-    moved = max(at) - min(at)
-    over = f"over grown widths {lines[0]} … {lines[-1]}"
+        return [*said, f"whether the best {what} transfers cannot be seen at {len(lines)} width(s): give two or more"]
+    small, large, at = lines[0], lines[-1], [grid.index(line.best) for line in lines]
+    # the optimum may lie beyond the grid; below no noise at all there is nothing
+    on_edge = [line for line in lines if line.best == grid[-1] or 0 < line.best == grid[0]]
+    moved, over = max(at) - min(at), f"over grown widths {small} … {large}"
+    steps = [(grid[i], grid[i + 1]) for i in range(min(at), max(at))]
+    ratios = {f"{after / before:.3g}" if before > 0 else "" for before, after in steps}
+    ratio = f" (×{ratios.pop()}{' each' if moved > 1 else ''})" if len(ratios) == 1 and "" not in ratios else ""
+    taken = f"taking the best {what} of width {small}, {small.best:.3g}, to width {large}"
+    if moved and small.best == large.best:
+        said.append(f"the best {what} of width {small}, {small.best:.3g}, is the best at width {large}, too")
+    elif moved and small.best not in large.losses:
+        said.append(f"{taken} diverges there")
+    elif moved:
+        said.append(f"{taken} costs {_extra_loss(small, large):.1%} of the loss there")
     if moved == 0:
-        end = "whether it transfers cannot be seen on the edge" if _on_edge(lines[0], grid) else "it transfers"
-        movement = f"the best {what}, {grid[at[0]]:.3g}, does not move {over}: {end}"
+        end = "whether it transfers cannot be seen on the edge" if on_edge else "it transfers"
+        said.append(f"the best {what}, {small.best:.3g}, does not move {over}: {end}")
     elif moved == 1:
         end = "the optimum transfers"
-        if any(_on_edge(line, grid) for line in lines):
+        if on_edge:
             end = "whether it transfers cannot be seen on the edge"
-        elif max(_extra_loss(lines[0], line) for line in lines) > _MOST_EXTRA:
+        elif max(_extra_loss(small, line) for line in lines) > _MOST_EXTRA:
             end = f"the optimum does not transfer, since that costs more than {_MOST_EXTRA:.0%} of the loss"
-        movement = f"the best {what} moves by at most 1 grid step{_ratio(grid, at)} {over}: {end}"
+        said.append(f"the best {what} moves by at most 1 grid step{ratio} {over}: {end}")
     else:
         path = ", ".join(f"{line.best:.3g} at {line}" for line in lines)
-        apart = any(line.tells_apart(lines[0].best) for line in lines)
+        apart = any(line.tells_apart(small.best) for line in lines)
         end = "the optimum does not transfer" if apart else "but not every seed agrees, so the optimum may transfer"
-        movement = f"the best {what} moves by {moved} grid steps{_ratio(grid, at)} {over} ({path}): {end}"
-    price = _price(lines[0], lines[-1], what) if moved else []
-    return [*lost, *price, movement, *_edges(lines, grid, what)]
-
-
-def _price(small: WidthLine, large: WidthLine, what: str) -> list[str]:
-    """What transferring from the smallest width costs at the largest."""
-    if small.best == large.best:
-        return [f"the best {what} of width {small}, {small.best:.3g}, is the best at width {large}, too"]
-    taken = f"taking the best {what} of width {small}, {small.best:.3g}, to width {large}"
-    if small.best not in large.losses:
-        return [f"{taken} diverges there"]
-    return [f"{taken} costs {_extra_loss(small, large):.1%} of the loss there"]
+        said.append(f"the best {what} moves by {moved} grid steps{ratio} {over} ({path}): {end}")
+    if on_edge:
+        where = ", ".join(map(str, on_edge))
+        said.append(f"the best {what} lies on the edge of the grid at width {where}: try a wider range")
+    return said
 
 
 def _extra_loss(small: WidthLine, large: WidthLine) -> float:
@@ -266,23 +261,3 @@ def _extra_loss(small: WidthLine, large: WidthLine) -> float:
         return 0.0
     lowest = large.loss(large.best)
     return large.loss(small.best) / lowest - 1 if small.best in large.losses and lowest else math.inf
-
-
-def _edges(lines: Sequence[WidthLine], grid: Sequence[float], what: str) -> list[str]:
-    where = [str(line) for line in lines if _on_edge(line, grid)]
-    if not where:
-        return []
-    return [f"the best {what} lies on the edge of the grid at width {', '.join(where)}: try a wider range"]
-
-
-def _on_edge(line: WidthLine, grid: Sequence[float]) -> bool:
-    """The optimum may lie beyond the grid; below no noise at all there is nothing."""
-    return line.best == grid[-1] or 0 < line.best == grid[0]
-
-
-def _ratio(grid: Sequence[float], at: Sequence[int]) -> str:
-    """The factor of a grid step, where all those that the optimum moved over have the same."""
-    steps = [(grid[i], grid[i + 1]) for i in range(min(at), max(at))]
-    ratios = {f"{after / before:.3g}" for before, after in steps if before > 0}
-    uniform = len(ratios) == 1 and all(before > 0 for before, _ in steps)
-    return f" (×{ratios.pop()}{' each' if len(steps) > 1 else ''})" if uniform else ""
