@@ -63,7 +63,7 @@ def gpt2_flops(layers: int, heads: int, head_dim: int, vocab: int, context: int)
     return 6 * parameters + 12 * layers * heads * head_dim * context
 
 
-def count_flops(module: nn.Module, *inputs: object) -> int:
+def count_flops(module: nn.Module, *inputs: object, **named: object) -> int:
     """Training FLOPs (forward and backward) of one call of any module, counted as in Appendix F.4.
 
     Counts the matrix products and convolutions of a forward pass in eval mode without gradients, times three:
@@ -80,7 +80,7 @@ def count_flops(module: nn.Module, *inputs: object) -> int:
     module.eval()
     try:
         with torch.no_grad(), _plain_kernels(), FlopCounterMode(display=False) as counter, _NoteFFTs() as ffts:  # type: ignore[no-untyped-call]
-            module(*inputs)
+            module(*inputs, **named)
     finally:
         for part, training in zip(parts, modes, strict=True):
             part.training = training

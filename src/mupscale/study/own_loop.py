@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -282,29 +282,13 @@ class _LoopGround(Ground):
         if not rows:
             raise MupscaleError("a study counts FLOPs: give the family a batch (inputs=), or the loop flops=")
         for build, place in ((family.sketch, "meta"), (family.build, "cpu")):
-            inputs = tree_map_only(Tensor, partial(torch.Tensor.to, device=place), family.inputs)
-            args, named = call_arguments(inputs)
-            try:
-                with seeded(0):
-                    flops = count_flops(_Called(build(width), named), *args)
-            except Exception:  # a model that needs values
-                continue
-            return flops / rows * self.recipe.batch
+            args, named = call_arguments(tree_map_only(Tensor, partial(torch.Tensor.to, device=place), family.inputs))
+            with suppress(Exception), seeded(0):  # a model that needs values
+                return count_flops(build(width), *args, **named) / rows * self.recipe.batch
         raise MupscaleError("the FLOPs of the model cannot be counted on the family's inputs: give the loop flops=")
 
     def make_trainer(self, *given: Any, **more: Any) -> Trainer:
         return _LoopTrainer(self, *given, **more)
-
-
-class _Called(nn.Module):
-    """A model with its keywords, for what gives positional arguments alone."""
-
-    def __init__(self, model: nn.Module, named: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.model, self.named = model, named
-
-    def forward(self, *args: Any) -> Any:
-        return self.model(*args, **self.named)
 
 
 @dataclass
@@ -475,6 +459,10 @@ def fingerprint_code(function: Any, *more: Any) -> str:
     return hash_values([list(_tell(function, set())), *more])
 
 
+_PLAIN = (bool, int, float, str, bytes, tuple, Tensor, type(None))
+_PYTHON = Path(sysconfig.get_paths()["stdlib"]).resolve()
+
+
 def _tell(value: Any, seen: set[int]) -> Iterator[Any]:
     """Plain values that stand for this one."""
     if isinstance(value, partial):
@@ -497,29 +485,36 @@ def _tell(value: Any, seen: set[int]) -> Iterator[Any]:
         if isinstance(function := getattr(value, "__func__", value), FunctionType):
             yield from _tell(function.__code__, seen)
             yield from _tell(function.__defaults__ or (), seen)
-            yield from _outside(function, seen)
+            for name, each in _outside(function):
+                yield name
+                yield from _tell(each, seen)
         else:  # a class, or an object
-            methods = [each for each in vars(_class_of(value)).values() if isinstance(each, FunctionType)]
+            kind = value if isinstance(value, type) else type(value)
+            methods = [each for each in vars(kind).values() if isinstance(each, FunctionType)]
             for each in methods:
                 yield from _tell(each, seen)
-            changing = {
-                i.argval
-                for m in methods
-                if m.__name__ != "__init__"
-                for i in dis.get_instructions(m)
-                if i.opname == "STORE_ATTR"
-            } | {"training"}
-            for name, each in sorted(getattr(value, "__dict__", {}).items()) if not isinstance(value, type) else ():
+            used = [i for m in methods if m.__name__ != "__init__" for i in dis.get_instructions(m)]
+            changing = {"training", *(i.argval for i in used if i.opname == "STORE_ATTR")}
+            for name, each in sorted(getattr(value, "__dict__", {}).items()) if kind is not value else ():
                 if isinstance(each, _PLAIN) and name not in changing:
                     yield name
                     yield from _tell(each, seen)
 
 
-_PLAIN = (bool, int, float, str, bytes, tuple, Tensor, type(None))
-
-
-def _class_of(value: Any) -> type:
-    return value if isinstance(value, type) else type(value)
+def _outside(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """What a function finds around it and does not set itself: plain values, tensors, what the user's modules hold."""
+    around = inspect.getclosurevars(function)
+    counted = {each.argval for each in dis.get_instructions(function) if each.opname in ("STORE_GLOBAL", "STORE_DEREF")}
+    for name, each in sorted({**around.globals, **around.nonlocals}.items()):
+        used = {} if name in counted else {name: each}
+        if used and isinstance(each, ModuleType) and _is_users(each.__name__):
+            used = {n: vars(each)[n] for n in sorted({*function.__code__.co_names}) if n in vars(each)}
+        for one, found in used.items():
+            kind = found if isinstance(found, type) else type(found)
+            home = getattr(found, "__module__", None) or kind.__module__
+            is_own = home == function.__module__ or _is_users(home) or isinstance(found, nn.modules.loss._Loss)
+            if isinstance(found, _PLAIN) or (is_own and not isinstance(found, ModuleType)):
+                yield one, found
 
 
 def _is_users(module: str | None) -> bool:
@@ -529,23 +524,3 @@ def _is_users(module: str | None) -> bool:
         return False
     path = Path(file).resolve()
     return not {"site-packages", "dist-packages"} & {*path.parts} and _PYTHON not in path.parents
-
-
-_PYTHON = Path(sysconfig.get_paths()["stdlib"]).resolve()
-
-
-def _outside(function: FunctionType, seen: set[int]) -> Iterator[Any]:
-    """What a function finds around it and does not set itself: plain values, tensors, what the user's modules hold."""
-    around = inspect.getclosurevars(function)
-    counted = {each.argval for each in dis.get_instructions(function) if each.opname in ("STORE_GLOBAL", "STORE_DEREF")}
-    for name, each in sorted({**around.globals, **around.nonlocals}.items()):
-        if name not in counted:
-            used = {name: each}
-            if isinstance(each, ModuleType) and _is_users(each.__name__):
-                used = {n: vars(each)[n] for n in sorted({*function.__code__.co_names}) if n in vars(each)}
-            for one, found in used.items():
-                home = getattr(found, "__module__", None) or _class_of(found).__module__
-                is_own = home == function.__module__ or _is_users(home) or isinstance(found, nn.modules.loss._Loss)
-                if isinstance(found, _PLAIN) or (is_own and not isinstance(found, ModuleType)):
-                    yield one
-                    yield from _tell(found, seen)
