@@ -20,7 +20,7 @@ DEVICE = "cuda"
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("training", ["SGD-momentum", "AdamW", "Adafactor", "RMSprop", "Muon-reference"])
+@pytest.mark.parametrize("training", ["SGD-momentum", "AdamW", "Adafactor", "RMSprop", "Muon"])
 @pytest.mark.parametrize("architecture", ["mlp", "gpt2-heads", "resnet18", "grouped-queries", "lstm"])
 def test_dynamic_equivalence_on_cuda(architecture: str, training: str) -> None:
     with torch.device("cuda"):

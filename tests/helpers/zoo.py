@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -228,49 +228,6 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
-class ReferenceMuon(Optimizer):
-    """torch.optim.Muon in the parameters' own precision: torch rounds its Newton–Schulz iteration to bfloat16."""
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        weight_decay: float = 0.1,
-        momentum: float = 0.95,
-        eps: float = 1e-7,
-        adjust_lr_fn: str | None = None,
-    ) -> None:
-        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "eps": eps}
-        super().__init__(params, {**defaults, "adjust_lr_fn": adjust_lr_fn})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                state = self.state[p]
-                buffer = state.setdefault("momentum_buffer", torch.zeros_like(p))
-                buffer.lerp_(p.grad, 1 - group["momentum"])
-                update = self._orthogonalize(p.grad.lerp(buffer, group["momentum"]), group["eps"])
-                rows, columns = p.shape
-                adjust = max(1, rows / columns) ** 0.5
-                if group["adjust_lr_fn"] == "match_rms_adamw":
-                    adjust = 0.2 * max(rows, columns) ** 0.5
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(update, alpha=-group["lr"] * adjust)
-
-    @staticmethod
-    def _orthogonalize(g: Tensor, eps: float) -> Tensor:
-        x = g.T if g.shape[0] > g.shape[1] else g
-        x = x / x.norm().clamp(min=eps)
-        for _ in range(5):
-            a = x @ x.T
-            x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
-        return x.T if g.shape[0] > g.shape[1] else x
-
-
-mu.register_optimizer(ReferenceMuon, like=torch.optim.Muon)
-
-
 class Unrounded(TorchFunctionMode):
     """Casts to bfloat16 are copies: torch.optim.Muon's own code, with its Newton–Schulz iteration in float64.
 
@@ -302,6 +259,7 @@ class Training:
 
 _ADAM = {"lr": 3e-2, "eps": 1e-2, "weight_decay": 0.03}
 _ADAMW = {"lr": 3e-2, "eps": 1e-2, "weight_decay": 0.5}
+_MUON = {"lr": 0.02, "weight_decay": 0.3, "eps": 1e-2}
 _O = torch.optim
 TRAININGS: dict[str, Training] = {
     "SGD": Training(_O.SGD, {"lr": 0.3, "weight_decay": 0.02}),
@@ -320,13 +278,8 @@ TRAININGS: dict[str, Training] = {
     "Adadelta": Training(_O.Adadelta, {"lr": 1.0, "eps": 1e-3, "weight_decay": 0.02}),
     "Rprop": Training(_O.Rprop, {"lr": 2e-3, "step_sizes": (1e-3, 5e-3)}),
     "ASGD": Training(_O.ASGD, {"lr": 0.3, "lambd": 0.02, "alpha": 0.5, "t0": 5, "weight_decay": 0.02}),
-    "Muon": Training(_O.AdamW, _ADAMW, (_O.Muon, {"lr": 0.02, "weight_decay": 0.3, "eps": 1e-2})),
-    "Muon-reference": Training(_O.AdamW, _ADAMW, (ReferenceMuon, {"lr": 0.02, "weight_decay": 0.3, "eps": 1e-2})),
-    "Muon-reference-rms": Training(
-        _O.AdamW,
-        _ADAMW,
-        (ReferenceMuon, {"lr": 0.02, "weight_decay": 0.3, "eps": 1e-2, "adjust_lr_fn": "match_rms_adamw"}),
-    ),
+    "Muon": Training(_O.AdamW, _ADAMW, (_O.Muon, _MUON)),
+    "Muon-rms": Training(_O.AdamW, _ADAMW, (_O.Muon, {**_MUON, "adjust_lr_fn": "match_rms_adamw"})),
 }
 
 
