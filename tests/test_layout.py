@@ -18,17 +18,7 @@ import pytest
 from syntax import nodes, tree
 
 SOURCE = Path(__file__).parents[1] / "src" / "mupscale"
-HEAVY = [
-    "matplotlib",
-    "optuna",
-    "transformers",
-    "tokenizers",
-    "rich",
-    "jinja2",
-    "yaml",
-    "sklearn",
-    "datasets",
-]
+HEAVY = ["matplotlib", "optuna", "transformers", "tokenizers", "rich", "jinja2", "yaml", "sklearn", "datasets"]
 
 FLOORS = [
     ["system"],

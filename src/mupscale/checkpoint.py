@@ -67,11 +67,7 @@ class Checkpoint:
 
 @checks_arguments
 def save(
-    path: str | Path,
-    model: nn.Module,
-    optimizer: Optimizer | None = None,
-    plan: Plan | None = None,
-    **extra: Any,
+    path: str | Path, model: nn.Module, optimizer: Optimizer | None = None, plan: Plan | None = None, **extra: Any
 ) -> Path:
     """Write a checkpoint; `extra` is anything JSON can hold. With several processes all must call, and one writes.
 

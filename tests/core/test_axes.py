@@ -233,8 +233,7 @@ def test_axes_that_no_axis_equals_do_not_compose(first: Axis, second: Axis) -> N
 
 
 @pytest.mark.parametrize(
-    ("narrow", "wide", "expected"),
-    [(4, 8, 2), (4, 6, Fraction(3, 2)), (4, 2, Fraction(1, 2)), (4, 4, 1), (0, 0, 1)],
+    ("narrow", "wide", "expected"), [(4, 8, 2), (4, 6, Fraction(3, 2)), (4, 2, Fraction(1, 2)), (4, 4, 1), (0, 0, 1)]
 )
 def test_multiplier_is_exact(narrow: int, wide: int, expected: int | Fraction) -> None:
     found = multiplier(narrow, wide)

@@ -54,10 +54,7 @@ def test_depth_width_and_both_at_once(rule: str) -> None:
     optimizer = one.optimizer(model, torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
     train(model, optimizer)
     before, first = model(TOKENS).detach(), loss_of(model).detach()
-    for target, grow in (
-        ({"depth": 5}, None),
-        ({"width": {"width": 16, "depth": 4}}, (mu.Copies(), mu.Identity())),
-    ):
+    for target, grow in (({"depth": 5}, None), ({"width": {"width": 16, "depth": 4}}, (mu.Copies(), mu.Identity()))):
         grown, more = one.upscale(model, optimizer, grow=grow, exact=True, **target)
         assert float((grown(TOKENS) - before).detach().abs().max()) < 1e-12
         fresh = hyper(one.optimizer(grown, torch.optim.AdamW, lr=1e-2, weight_decay=0.1))

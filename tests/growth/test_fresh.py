@@ -485,10 +485,7 @@ def test_what_cannot_be_grown_is_refused() -> None:
 @pytest.mark.parametrize(
     ("scale", "why"),
     [
-        (
-            {"attention_multiplier": 2.0},
-            "old units cannot make up for the new scale: the queries are not separate",
-        ),
+        ({"attention_multiplier": 2.0}, "old units cannot make up for the new scale: the queries are not separate"),
         ({}, "belongs in the queries, which are not separate"),
     ],
 )

@@ -11,10 +11,7 @@ import mupscale as mu
 from mupscale.models import GPT2, MLP, ResNet18
 from zoo import ARCHITECTURES, TRAININGS, train_pair
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 cross_entropy = torch.nn.functional.cross_entropy
 DEVICE = "cuda"
 

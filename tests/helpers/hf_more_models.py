@@ -99,14 +99,7 @@ MORE: dict[str, tuple[str, str, dict[str, Any]]] = {
         "ForConditionalGeneration",
         {"d_model": 16, "d_kv": 6, "d_ff": 20, "num_layers": 2, "num_heads": 4, "vocab_size": VOCAB},
     ),
-    "bart": (
-        "Bart",
-        "ForConditionalGeneration",
-        {
-            **_TWO_STACKS,
-            "max_position_embeddings": POSITIONS,
-        },
-    ),
+    "bart": ("Bart", "ForConditionalGeneration", {**_TWO_STACKS, "max_position_embeddings": POSITIONS}),
     "bloom": ("Bloom", "ForCausalLM", {"hidden_size": 16, "n_layer": 2, "n_head": 4, "vocab_size": VOCAB}),
     "mpt": ("Mpt", "ForCausalLM", {"d_model": 16, "n_layers": 2, "n_heads": 4, "vocab_size": VOCAB, "max_seq_len": 24}),
     "mamba2": (

@@ -97,8 +97,6 @@ add("heads and their size both grow", lambda k: Apart(k, 2 * k, 2 * k, (2 * k) *
 
 @pattern("heads in the batch", X)
 class InBatch(Apart):
-    """Heads are moved into the batch, and back."""
-
     def make(self, k: int) -> None:
         super().make(k, 2 * k, 4, 0.5)
 
@@ -114,8 +112,6 @@ class InBatch(Apart):
 
 @pattern("heads split and stacked along the batch", X)
 class StackedHeads(Apart):
-    """Heads are pieces of split, concatenated along the batch, as early implementations did."""
-
     def make(self, k: int) -> None:
         super().make(k, 2 * k, 4, 0.5)
 
@@ -146,8 +142,6 @@ add("einsum heads, dim grows without a scale", lambda k: Einsum(k, "hmd", dim=2 
 
 @pattern("einsum heads grow, four-dimensional weight", X)
 class Einsum4(Stream):
-    """Queries, keys and values are the first axis of a weight with four."""
-
     def make(self, k: int) -> None:
         super().make(k)
         self.w, self.b, self.o = weight(3, 2 * k, 8 * k, 4), weight(3, 1, 2 * k, 1, 4), weight(2 * k, 4, 8 * k)
@@ -193,8 +187,6 @@ add("one key for all heads, broadcast", lambda k: Shared(k, 2 * k, 1, "broadcast
 
 @pattern("cross attention", X, floats(2, 3, 4))
 class Cross(Network):
-    """Queries from one input, keys and values in one fused layer from another with a width of its own."""
-
     def make(self, k: int) -> None:
         self.a, self.b, self.m = nn.Linear(5, 8 * k), nn.Linear(4, 6 * k), nn.Linear(6 * k, 16 * k)
         self.c = nn.Linear(8 * k, 3)

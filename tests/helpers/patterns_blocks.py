@@ -29,8 +29,6 @@ class SameLayer(Stream):
 
 @pattern("keys and values through a narrow layer", X)
 class Latent(Stream):
-    """Keys and values are written from a compressed vector, whose width grows, too."""
-
     def make(self, k: int) -> None:
         super().make(k)
         self.d, self.u = linear(k, 4 * k), nn.Linear(4 * k, 16 * k)
@@ -44,8 +42,6 @@ class Latent(Stream):
 
 @pattern("pooling by a learned query", X)
 class Pool(Network):
-    """Positions are weighed by their product with one bare vector, divided by sqrt(width)."""
-
     def make(self, k: int) -> None:
         self.a, self.q, self.c = nn.Linear(5, 8 * k), weight(8 * k), nn.Linear(8 * k, 3)
 
@@ -56,8 +52,6 @@ class Pool(Network):
 
 @pattern("latent vectors read the input", X)
 class Latents(Network):
-    """A parameter (3, width) attends to the positions, then to itself."""
-
     def make(self, k: int) -> None:
         self.z, self.a, self.c = weight(1, 3, 8 * k), nn.Linear(5, 8 * k), nn.Linear(8 * k, 3)
         self.u = nn.MultiheadAttention(8 * k, 2 * k, batch_first=True)
@@ -73,8 +67,6 @@ class Latents(Network):
 
 @pattern("sets: inducing points and pooling by seeds", X)
 class Sets(Network):
-    """Inducing points attend to the set, the set to them, and seeds pool it, all with one kind of block."""
-
     def make(self, k: int) -> None:
         self.a, self.i, self.s, self.c = nn.Linear(5, 8 * k), weight(2, 8 * k), weight(1, 8 * k), nn.Linear(8 * k, 3)
         self.ws = nn.ModuleList([nn.Linear(8 * k, 8 * k) for _ in range(12)])
@@ -95,8 +87,6 @@ class Sets(Network):
 
 @pattern("gated attention unit", X)
 class Unit(Stream):
-    """One small shared vector makes query and key by scale and shift, and the map multiplies a gate."""
-
     def make(self, k: int) -> None:
         super().make(k)
         self.m, self.s, self.o = linear(k, 24 * k), linear(k, 4), nn.Linear(12 * k, 8 * k)
@@ -110,8 +100,6 @@ class Unit(Stream):
 
 @pattern("additive attention", X)
 class Additive(Stream):
-    """The score of a pair is a vector times tanh of a sum of two layers."""
-
     def make(self, k: int) -> None:
         super().make(k)
         self.u, self.v, self.w = linear(k, 6 * k), linear(k, 6 * k, False), weight(6 * k)
@@ -134,8 +122,6 @@ class Slots(Stream):
 
 @pattern("padding is masked by the input", tokens(4, 3, 5))
 class Padded(Network):
-    """Positions with token 0 are masked in the scores and in the mean."""
-
     def make(self, k: int) -> None:
         self.a = nn.Embedding(4, 8 * k, padding_idx=0)
         self.m, self.c = nn.MultiheadAttention(8 * k, 2 * k, batch_first=True), nn.Linear(8 * k, 3)
@@ -201,8 +187,6 @@ add("nn.TransformerEncoder, norms before", lambda k: Layer(k, True), X)
 
 @pattern("nn.TransformerDecoderLayer", X, floats(2, 3, 5))
 class Decoder(Network):
-    """torch's own decoder layer, with a mask."""
-
     def make(self, k: int) -> None:
         self.a, self.b, self.c = nn.Linear(5, 8 * k), nn.Linear(5, 8 * k), nn.Linear(8 * k, 3)
         self.m = nn.TransformerDecoderLayer(8 * k, 2 * k, 12 * k, 0.0, batch_first=True)

@@ -31,8 +31,6 @@ def edges() -> Tensor:
 
 @pattern("graph, averages of neighbours and bare weights", G)
 class Averages(Network):
-    """Neighbours averaged by a matrix from the left, weights from the right, twice."""
-
     def make(self, k: int) -> None:
         self.u, self.v, self.b, self.c = weight(4, 8 * k), weight(8 * k, 6 * k), weight(8 * k), weight(6 * k, 3)
 
@@ -45,8 +43,6 @@ class Averages(Network):
 
 @pattern("graph, attention by two vectors, heads grow", G)
 class Vectors(Network):
-    """Scores of an edge are products with a vector for its start and one for its end, per head."""
-
     def make(self, k: int) -> None:
         self.w, self.s, self.t = nn.Linear(4, 8 * k, bias=False), weight(2 * k, 4), weight(2 * k, 4)
         self.c = nn.Linear(8 * k, 3)
@@ -60,8 +56,6 @@ class Vectors(Network):
 
 @pattern("graph, attention by two vectors, one head", G)
 class OneVector(Network):
-    """Scores are h @ a for two bare vectors (width, 1)."""
-
     def make(self, k: int) -> None:
         self.w, self.s, self.t, self.c = weight(4, 8 * k), weight(8 * k, 1), weight(8 * k, 1), nn.Linear(8 * k, 3)
 
@@ -99,8 +93,6 @@ add("graph, messages from both ends and raw features", lambda k: Messages(k, "ra
 
 @pattern("graph, sums with a learned weight of the node itself", G)
 class Sums(Network):
-    """(1 + eps) times the node plus its neighbours, by scatter_add, then a small network."""
-
     def make(self, k: int) -> None:
         self.e, self.a, self.c = weight(1), nn.Linear(4, 8 * k), nn.Linear(8 * k, 3)
         self.m = nn.Sequential(nn.Linear(8 * k, 8 * k), nn.BatchNorm1d(8 * k), nn.ReLU(), nn.Linear(8 * k, 8 * k))
@@ -113,8 +105,6 @@ class Sums(Network):
 
 @pattern("graph, several aggregates side by side", G)
 class Aggregates(Network):
-    """Mean, largest and smallest of the neighbours, each also scaled by the degree, concatenated."""
-
     def make(self, k: int) -> None:
         self.a, self.u, self.c = nn.Linear(4, 6 * k), nn.Linear(36 * k, 6 * k), nn.Linear(6 * k, 3)
 
@@ -128,8 +118,6 @@ class Aggregates(Network):
 
 @pattern("graph, attention with products of ends", G)
 class Products(Network):
-    """Queries and keys at the ends of edges, a softmax over those that meet, a gated skip."""
-
     def make(self, k: int) -> None:
         self.q, self.k, self.v, self.s = (nn.Linear(4, 8 * k) for _ in range(4))
         self.b, self.c = nn.Linear(24 * k, 1), nn.Linear(8 * k, 3)
@@ -147,8 +135,6 @@ class Products(Network):
 
 @pattern("sets, layers around a sum", floats(3, 5, 4))
 class DeepSet(Network):
-    """Members through layers, summed, through layers, with a layer that sees each member and the mean."""
-
     def make(self, k: int) -> None:
         self.a, self.u, self.v = nn.Linear(4, 8 * k), nn.Linear(8 * k, 8 * k), nn.Linear(8 * k, 8 * k, bias=False)
         self.r = nn.Sequential(nn.Linear(8 * k, 6 * k), nn.Tanh(), nn.Linear(6 * k, 3))
@@ -272,8 +258,6 @@ add(
 
 @pattern("nearest of a list of codes", X)
 class Codes(Network):
-    """Units are replaced by the nearest learned code; gradients go straight through."""
-
     def make(self, k: int) -> None:
         self.a, self.e, self.c = nn.Linear(5, 8 * k), weight(6, 8 * k), nn.Linear(8 * k, 3)
 

@@ -79,8 +79,6 @@ for notation in (
 
 @pattern("bare weights, square and used both ways round", X)
 class BothWays(Network):
-    """A square matrix multiplies from the right in one layer, and its transpose in the next."""
-
     def make(self, k: int) -> None:
         self.a, self.b, self.c = weight(5, 8 * k), weight(8 * k, 8 * k), weight(8 * k, 3)
 
@@ -92,8 +90,6 @@ class BothWays(Network):
 
 @pattern("stacked weights, bmm", X)
 class Stacked(Network):
-    """Four small networks side by side, as batched products of three-dimensional weights."""
-
     def make(self, k: int) -> None:
         self.a, self.b, self.p = weight(4, 5, 8 * k), weight(4, 8 * k, 3), weight(4, 1, 8 * k)
 
@@ -104,8 +100,6 @@ class Stacked(Network):
 
 @pattern("stacked weights, the layers of one depth", X)
 class Depth(Network):
-    """All hidden matrices are one parameter (layers, width, width), walked through by a loop."""
-
     def make(self, k: int) -> None:
         self.a, self.w, self.p = nn.Linear(5, 8 * k), weight(3, 8 * k, 8 * k, size=0.3), weight(3, 8 * k)
         self.c = nn.Linear(8 * k, 2)
@@ -119,8 +113,6 @@ class Depth(Network):
 
 @pattern("slices of one big parameter, along the output", X)
 class SlicedOut(Network):
-    """Two matrices that read the same units are kept in one parameter and sliced apart."""
-
     def make(self, k: int) -> None:
         self.d, self.a, self.w, self.c = 8 * k, nn.Linear(5, 8 * k), weight(8 * k, 16 * k), weight(8 * k, 3)
 
@@ -131,8 +123,6 @@ class SlicedOut(Network):
 
 @pattern("slices of one big parameter, along the input", X)
 class SlicedIn(Network):
-    """Two matrices that write to the same units are kept in one parameter and sliced apart."""
-
     def make(self, k: int) -> None:
         self.a, self.b, self.w = nn.Linear(5, 8 * k), nn.Linear(5, 4 * k), weight(6 * k, 12 * k)
         self.c = nn.Linear(6 * k, 3)
@@ -146,8 +136,6 @@ class SlicedIn(Network):
 
 @pattern("a flat vector of all weights", X, refused="weights of one axis need different factors")
 class Flat(Network):
-    """Every weight of a two-layer network is a piece of one long vector."""
-
     def make(self, k: int) -> None:
         self.d = 8 * k
         self.w = weight(8 * k * (5 + 1 + 3))
@@ -159,8 +147,6 @@ class Flat(Network):
 
 @pattern("a list of parameters", X)
 class Listed(Network):
-    """Weights live in a ParameterList, biases in another."""
-
     def make(self, k: int) -> None:
         sizes = (5, 8 * k, 6 * k, 3)
         self.ws = nn.ParameterList([weight(i, o) for i, o in pairwise(sizes)])
@@ -174,8 +160,6 @@ class Listed(Network):
 
 @pattern("a dictionary of parameters", X)
 class Named(Network):
-    """Weights live in a ParameterDict."""
-
     def make(self, k: int) -> None:
         self.all = nn.ParameterDict({"u": weight(8 * k, 5), "v": weight(8 * k, 8 * k), "w": weight(3, 8 * k)})
 
@@ -185,8 +169,6 @@ class Named(Network):
 
 @pattern("mlp, residual", X)
 class Residual(Network):
-    """Each layer is added to what it read, with an inner width of its own."""
-
     def make(self, k: int) -> None:
         self.a, self.c = nn.Linear(5, 8 * k), nn.Linear(8 * k, 3)
         self.us = nn.ModuleList([nn.Linear(8 * k, 12 * k) for _ in range(2)])
@@ -241,8 +223,6 @@ add("gate and value, F.glu", lambda k: nn.Sequential(nn.Linear(5, 8 * k), nn.GLU
 
 @pattern("gate and value, three pieces of which two differ in width", X)
 class Pieces(Network):
-    """One layer writes gate, value and a shorter side branch, split by unequal sizes."""
-
     def make(self, k: int) -> None:
         self.n, self.a, self.b = [6 * k, 6 * k, 2 * k], nn.Linear(5, 14 * k), nn.Linear(6 * k, 3)
         self.c = nn.Linear(2 * k, 3)
@@ -319,8 +299,6 @@ class Normed(Network):
 
 @pattern("weight standardised in forward", X)
 class Standardised(Network):
-    """Rows of the weight lose their mean and are divided by their root mean square before use, and by the width."""
-
     def make(self, k: int) -> None:
         self.a, self.w, self.g, self.c = nn.Linear(5, 8 * k), weight(8 * k, 8 * k), weight(8 * k), nn.Linear(8 * k, 3)
 
@@ -332,8 +310,6 @@ class Standardised(Network):
 
 @pattern("highway", X)
 class Highway(Network):
-    """A gate decides per unit between the layer and what it read."""
-
     def make(self, k: int) -> None:
         self.a, self.b, self.t = nn.Linear(5, 8 * k), nn.Linear(8 * k, 8 * k), nn.Linear(8 * k, 8 * k)
         self.c = nn.Linear(8 * k, 3)

@@ -88,8 +88,6 @@ matrix("lower triangle", "triangle", "a wide triangle is no narrow one")
 
 @pattern("two products with small matrices and a transpose between", X)
 class Monarch(Network):
-    """Blocks of units, a transpose, blocks again."""
-
     def make(self, k: int) -> None:
         self.a, self.u, self.v = nn.Linear(5, 8 * k), weight(2, 4 * k, 4 * k), weight(4 * k, 2, 2)
         self.c = nn.Linear(8 * k, 3)
@@ -138,8 +136,6 @@ add(
 
 @pattern("running mean of units, updated in forward", X)
 class Running(Network):
-    """A buffer follows the mean of the batch and is subtracted."""
-
     def make(self, k: int) -> None:
         self.a, self.c = nn.Linear(5, 8 * k), nn.Linear(8 * k, 3)
         self.register_buffer("m", torch.zeros(8 * k))
@@ -259,8 +255,6 @@ add("skip, embedded coordinates beside units", lambda k: Skip(k, "embedded"), X)
 
 @pattern("waves of learned frequencies", X)
 class Waves(Network):
-    """Sines and cosines of learned projections, concatenated."""
-
     def make(self, k: int) -> None:
         self.f, self.a, self.c = weight(5, 4 * k), nn.Linear(8 * k, 6 * k), nn.Linear(6 * k, 3)
 
@@ -271,8 +265,6 @@ class Waves(Network):
 
 @pattern("mean and spread of a latent of fixed size", X)
 class Latent(Network):
-    """One layer writes means and log variances; the decoder reads the means, and a penalty is added."""
-
     def make(self, k: int) -> None:
         self.a, self.m, self.b = nn.Linear(5, 8 * k), nn.Linear(8 * k, 4), nn.Linear(2, 8 * k)
         self.c = nn.Linear(8 * k, 5)
@@ -284,8 +276,6 @@ class Latent(Network):
 
 @pattern("several readouts of several layers", tokens(6, 3), X)
 class Readouts(Network):
-    """A token is added, every layer is read, readouts are summed with learned weights by softmax."""
-
     def make(self, k: int) -> None:
         self.e, self.a, self.b = nn.Embedding(6, 8 * k), nn.Linear(5, 8 * k), nn.Linear(8 * k, 6 * k)
         self.u, self.v, self.w = nn.Linear(8 * k, 3), nn.Linear(6 * k, 3), weight(2)

@@ -42,8 +42,6 @@ add(
 
 @pattern("experts, rows of the batch sent to modules by index", X)
 class Routed(Network):
-    """The best expert of a list works on its rows only, written back by index_add."""
-
     def make(self, k: int) -> None:
         self.a, self.g, self.c = nn.Linear(5, 8 * k), nn.Linear(8 * k, 3), nn.Linear(8 * k, 3)
         self.es = nn.ModuleList(
@@ -62,8 +60,6 @@ class Routed(Network):
 
 @pattern("bilinear, a bare three-dimensional weight", X, X)
 class Bare3(Network):
-    """Each output is a quadratic form of two width vectors."""
-
     def make(self, k: int) -> None:
         self.a, self.b, self.w = nn.Linear(5, 8 * k), nn.Linear(5, 6 * k), weight(3, 8 * k, 6 * k)
 
@@ -73,8 +69,6 @@ class Bare3(Network):
 
 @pattern("bilinear, nn.Bilinear between widths", X, X)
 class Bi(Network):
-    """nn.Bilinear reads two widths and writes a third."""
-
     def make(self, k: int) -> None:
         self.a, self.b = nn.Linear(5, 4 * k), nn.Linear(5, 6 * k)
         self.m, self.c = nn.Bilinear(4 * k, 6 * k, 8 * k), nn.Linear(8 * k, 2)
@@ -85,8 +79,6 @@ class Bi(Network):
 
 @pattern("bilinear, nn.Bilinear with a raw input", X)
 class BiRaw(Network):
-    """nn.Bilinear of units and the input itself."""
-
     def make(self, k: int) -> None:
         self.a, self.m = nn.Linear(5, 6 * k), nn.Bilinear(6 * k, 5, 3)
 
@@ -108,8 +100,6 @@ class Written(Network):
 
 @pattern("a scale written by another network", X, floats(3, 4))
 class Film(Network):
-    """Scale and shift per unit come from a second input, by chunk."""
-
     def make(self, k: int) -> None:
         self.a, self.m, self.b = nn.Linear(5, 8 * k), nn.Linear(4, 16 * k), nn.Linear(8 * k, 8 * k)
         self.c = nn.Linear(8 * k, 3)
@@ -121,8 +111,6 @@ class Film(Network):
 
 @pattern("one gate for all units", X)
 class OneGate(Network):
-    """A single sigmoid read from all units scales all units."""
-
     def make(self, k: int) -> None:
         self.a, self.g, self.c = nn.Linear(5, 8 * k), nn.Linear(8 * k, 1), nn.Linear(8 * k, 3)
 
@@ -133,8 +121,6 @@ class OneGate(Network):
 
 @pattern("one layer used three times", X)
 class Reused(Network):
-    """The same hidden layer is applied again and again."""
-
     def make(self, k: int) -> None:
         self.a, self.b, self.c = nn.Linear(5, 8 * k), nn.Linear(8 * k, 8 * k), nn.Linear(8 * k, 3)
 
@@ -193,8 +179,6 @@ class Outer(Network):
 
 @pattern("outer product of units with a raw input, flattened", X)
 class OuterRaw(Network):
-    """A readout of all products of a unit and an input, the input first."""
-
     def make(self, k: int) -> None:
         self.a, self.c = nn.Linear(5, 6 * k), nn.Linear(30 * k, 3)
 
@@ -223,8 +207,6 @@ add("curves on edges, (basis, out, in)", lambda k: Basis(k, "noi"), X)
 
 @pattern("cosine head", X)
 class Cosine(Network):
-    """Logits are cosines between units and the rows of a bare weight, times a learned size."""
-
     def make(self, k: int) -> None:
         self.a, self.w, self.s = nn.Linear(5, 8 * k), weight(3, 8 * k), weight(1, size=2.0)
 
@@ -256,8 +238,6 @@ class OneTable(Network):
 
 @pattern("prototypes, products", X)
 class Prototypes(Network):
-    """Units are compared with bare vectors by products, one vector alone and a matrix of them."""
-
     def make(self, k: int) -> None:
         self.a, self.q, self.p = nn.Linear(5, 8 * k), weight(8 * k), weight(8 * k, 3)
 

@@ -86,8 +86,6 @@ add("recurrence by hand, four gates of each unit together", lambda k: ByHand(k, 
 
 @pattern("recurrence by hand, concatenated input and state", X)
 class Joined(Network):
-    """Gates read the state and an embedding of the input in one vector, both as wide."""
-
     def make(self, k: int) -> None:
         self.n, self.a, self.g, self.h = 6 * k, nn.Linear(4, 6 * k), nn.Linear(12 * k, 12 * k), nn.Linear(12 * k, 6 * k)
         self.c = nn.Linear(6 * k, 3)
@@ -102,8 +100,6 @@ class Joined(Network):
 
 @pattern("recurrence by hand, raw input beside the state", X, refused="units and inputs lie on one axis")
 class Beside(Network):
-    """The cell reads the raw input and the state in one vector."""
-
     def make(self, k: int) -> None:
         self.n, self.h, self.c = 6 * k, nn.Linear(6 * k + 4, 6 * k), nn.Linear(6 * k, 3)
 
@@ -183,8 +179,6 @@ add(
 
 @pattern("table in two factors", T)
 class Factored(Network):
-    """A narrow table and a layer to the width, and the same two for the readout behind a norm."""
-
     def make(self, k: int) -> None:
         self.e, self.p, self.n = nn.Embedding(7, 4), nn.Linear(4, 8 * k, bias=False), nn.LayerNorm(8 * k)
         self.u = nn.Linear(8 * k, 8 * k)
@@ -197,8 +191,6 @@ class Factored(Network):
 
 @pattern("several tables, concatenated", T, tokens(3, 2, 5))
 class TwoTables(Network):
-    """Embeddings of two things of unequal widths, concatenated."""
-
     def make(self, k: int) -> None:
         self.a, self.b, self.c = nn.Embedding(7, 6 * k), nn.Embedding(3, 2 * k), nn.Linear(8 * k, 3)
 
@@ -208,8 +200,6 @@ class TwoTables(Network):
 
 @pattern("nn.EmbeddingBag", tokens(7, 3, 4))
 class Bag(Network):
-    """The mean of a bag of tokens, and pairs of fields multiplied."""
-
     def make(self, k: int) -> None:
         self.a, self.b, self.c = nn.EmbeddingBag(7, 8 * k, mode="mean"), nn.Embedding(7, 8 * k), nn.Linear(8 * k, 3)
 
@@ -220,8 +210,6 @@ class Bag(Network):
 
 @pattern("time as waves of fixed size", floats(3, 5), floats(3))
 class Time(Network):
-    """A time becomes eight waves, a network makes scale and shift of it."""
-
     def make(self, k: int) -> None:
         self.a, self.b, self.c = nn.Linear(5, 8 * k), nn.Linear(8 * k, 8 * k), nn.Linear(8 * k, 3)
         self.t = nn.Sequential(nn.Linear(8, 4 * k), nn.SiLU(), nn.Linear(4 * k, 16 * k))
@@ -234,8 +222,6 @@ class Time(Network):
 
 @pattern("time as waves of the width", floats(3, 5), floats(3), refused="it has other frequencies")
 class WideTime(Network):
-    """A time becomes as many waves as there are units, and is added to them."""
-
     def make(self, k: int) -> None:
         self.a, self.c = nn.Linear(5, 8 * k), nn.Linear(8 * k, 3)
 
@@ -330,8 +316,6 @@ add(
 
 @pattern("short causal filter for each channel", X)
 class Short(Network):
-    """nn.Conv1d with as many groups as channels, padded and cut."""
-
     def make(self, k: int) -> None:
         self.a, self.c = nn.Linear(4, 8 * k), nn.Linear(8 * k, 3)
         self.f = nn.Conv1d(8 * k, 8 * k, 3, padding=2, groups=8 * k)
@@ -342,8 +326,6 @@ class Short(Network):
 
 @pattern("dilated filters with gates", X)
 class Dilated(Network):
-    """Causal dilated layers with tanh and sigmoid halves, a residual and a sum of skips."""
-
     def make(self, k: int) -> None:
         self.a, self.c = nn.Conv1d(4, 6 * k, 1), nn.Conv1d(8 * k, 3, 1)
         self.us = nn.ModuleList([nn.Conv1d(6 * k, 12 * k, 2, dilation=2**i) for i in range(2)])
@@ -361,8 +343,6 @@ class Dilated(Network):
 
 @pattern("shift by one position, mixed per channel", X)
 class Shifted(Network):
-    """Each channel mixes a position with the one before, then a running average with decay per channel."""
-
     def make(self, k: int) -> None:
         self.a, self.c, self.m, self.w = nn.Linear(4, 8 * k), nn.Linear(8 * k, 3), weight(2, 1, 1, 8 * k), weight(8 * k)
         self.k, self.v, self.r = (nn.Linear(8 * k, 8 * k, bias=False) for _ in range(3))
@@ -426,8 +406,6 @@ add("Fourier transform along positions and units", lambda k: Fourier(k, True), X
 
 @pattern("complex weights for low frequencies", X)
 class Spectral(Network):
-    """Low frequencies along positions are multiplied by complex matrices, kept as pairs of real numbers."""
-
     def make(self, k: int) -> None:
         self.a, self.w, self.s = nn.Linear(4, 8 * k), weight(8 * k, 8 * k, 2, 2), nn.Conv1d(8 * k, 8 * k, 1)
         self.c = nn.Linear(8 * k, 3)

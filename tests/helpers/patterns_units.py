@@ -180,8 +180,6 @@ last("log of the mean of exp", lambda h: h.logsumexp(-1) - math.log(h.shape[-1])
 
 @pattern("as an index, argmax", X, either="exact while ties go to the first copy: its row alone is read and trained")
 class Index(Network):
-    """The number of the largest unit chooses a row of a table."""
-
     def make(self, k: int) -> None:
         self.a, self.t, self.c = nn.Linear(5, 8 * k), weight(8 * k, 3), nn.Linear(8 * k, 3)
 

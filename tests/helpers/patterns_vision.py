@@ -98,8 +98,6 @@ add(
 
 @pattern("image, flattened to places and channels", X)
 class ChannelsLast(Network):
-    """Channels are the last axis when all is flattened."""
-
     def make(self, k: int) -> None:
         self.a, self.c = nn.Conv2d(3, 4 * k, 2, 2), nn.Linear(16 * k, 3)
 
@@ -109,8 +107,6 @@ class ChannelsLast(Network):
 
 @pattern("image, bare four-dimensional weights", X)
 class Bare4(Network):
-    """F.conv2d and F.conv_transpose2d with bare parameters."""
-
     def make(self, k: int) -> None:
         self.u, self.v, self.w = weight(8 * k, 3, 3, 3), weight(8 * k, 6 * k, 2, 2), weight(6 * k, 3)
         self.b = weight(6 * k)
@@ -122,8 +118,6 @@ class Bare4(Network):
 
 @pattern("image, a bare filter repeated for all channels", X)
 class OneFilter(Image):
-    """One blur for all channels, expanded to a filter for each."""
-
     def make(self, k: int) -> None:
         super().make(k)
         self.f = weight(1, 1, 3, 3)
@@ -134,8 +128,6 @@ class OneFilter(Image):
 
 @pattern("image, kernels mixed for each example, groups of the batch", X)
 class Mixed(Image):
-    """Each example has its own mixture of kernels, run as one layer with as many groups as examples."""
-
     def make(self, k: int) -> None:
         super().make(k)
         self.g, self.w = nn.Linear(8 * k, 3), weight(3, 8 * k, 8 * k, 3, 3, size=0.2)
@@ -148,8 +140,6 @@ class Mixed(Image):
 
 @pattern("image, a residual block in groups with a projection", X)
 class Block(Image):
-    """Bottleneck with grouped channels, norms, and a projection on the skip."""
-
     def make(self, k: int) -> None:
         super().make(k, 12)
         self.us = nn.ModuleList(
@@ -200,8 +190,6 @@ class ByHand(Image):
 
 @pattern("image, down and up with concatenated skips", X)
 class Skips(Network):
-    """A small U-Net, whose widths differ by level."""
-
     def make(self, k: int) -> None:
         self.a, self.b = nn.Conv2d(3, 4 * k, 3, padding=1), nn.Conv2d(4 * k, 8 * k, 3, padding=1)
         self.u, self.m = nn.ConvTranspose2d(8 * k, 4 * k, 2, 2), nn.Conv2d(8 * k, 4 * k, 3, padding=1)
@@ -215,8 +203,6 @@ class Skips(Network):
 
 @pattern("image, skips of unequal widths, upsampled", X)
 class Unequal(Network):
-    """A wide level is resized and concatenated with a narrow one, the wide one first, with a norm over both."""
-
     def make(self, k: int) -> None:
         self.a, self.b = nn.Conv2d(3, 4 * k, 3, padding=1), nn.Conv2d(4 * k, 12 * k, 3, 2, 1)
         self.n, self.c = nn.GroupNorm(1, 16 * k), nn.Conv2d(16 * k, 2, 1)
@@ -229,8 +215,6 @@ class Unequal(Network):
 
 @pattern("image, every layer reads all before it", X)
 class Dense(Network):
-    """Outputs are concatenated to what was read, layer by layer."""
-
     def make(self, k: int) -> None:
         self.a = nn.Conv2d(3, 6 * k, 3, padding=1)
         self.us = nn.ModuleList([nn.Conv2d((6 + 4 * i) * k, 4 * k, 3, padding=1) for i in range(3)])
@@ -265,8 +249,6 @@ add("image, channels beside coordinates", lambda k: Raw(k, "places"), X, refused
 
 @pattern("image, raw image beside coordinates", X)
 class Coordinates(Network):
-    """Coordinates are concatenated to the image, before anything grows."""
-
     def make(self, k: int) -> None:
         self.a, self.c = nn.Conv2d(5, 8 * k, 3), nn.Linear(8 * k, 3)
 
@@ -349,8 +331,6 @@ add("patches, Tensor.unfold", lambda k: Patches(k, "view"), X)
 
 @pattern("patches of channels that grow, F.unfold", X)
 class Unfolded(Image):
-    """A convolution written as F.unfold and a matrix (out, channels * places)."""
-
     def make(self, k: int) -> None:
         super().make(k, 6)
         self.w = weight(6 * k, 8 * k * 4)
@@ -361,8 +341,6 @@ class Unfolded(Image):
 
 @pattern("windows, attention in each, then merged", X)
 class Windows(Network):
-    """Attention in windows with a bias per head, shifted, then four neighbours concatenated, normed and reduced."""
-
     def make(self, k: int) -> None:
         self.a, self.m, self.o = nn.Conv2d(3, 8 * k, 1), nn.Linear(8 * k, 24 * k), nn.Linear(8 * k, 8 * k)
         self.t, self.n, self.r = weight(9, 2 * k), nn.LayerNorm(32 * k), nn.Linear(32 * k, 16 * k, bias=False)
@@ -385,8 +363,6 @@ class Windows(Network):
 
 @pattern("mixing of positions, then of units", floats(2, 6, 5))
 class Mixer(Network):
-    """Layers over a fixed number of positions, whose inner width grows, and over units."""
-
     def make(self, k: int) -> None:
         self.a, self.n, self.m = nn.Linear(5, 8 * k), nn.LayerNorm(8 * k), nn.LayerNorm(8 * k)
         self.c = nn.Linear(8 * k, 3)
@@ -402,8 +378,6 @@ class Mixer(Network):
 
 @pattern("image, a modern block with a scale per channel", X)
 class Modern(Image):
-    """A filter for each channel, a norm and layers with channels last, and a learned scale on the residual."""
-
     def make(self, k: int) -> None:
         super().make(k)
         self.d, self.n, self.g = nn.Conv2d(8 * k, 8 * k, 3, padding=1, groups=8 * k), nn.LayerNorm(8 * k), weight(8 * k)
@@ -430,8 +404,6 @@ class NonLocal(Image):
 
 @pattern("image, products of channels, flattened", X)
 class Gram(Network):
-    """All products of two channels, averaged over places, are read by a layer."""
-
     def make(self, k: int) -> None:
         self.a, self.c = nn.Conv2d(3, 4 * k, 2), nn.Linear(16 * k * k, 3)
 
@@ -442,8 +414,6 @@ class Gram(Network):
 
 @pattern("image, where each channel looks", X)
 class Looks(Network):
-    """A softmax over places gives two coordinates per channel, flattened together."""
-
     def make(self, k: int) -> None:
         self.a, self.c = nn.Conv2d(3, 6 * k, 3, padding=1), nn.Linear(12 * k, 3)
 
@@ -455,8 +425,6 @@ class Looks(Network):
 
 @pattern("image, residuals to centres, normed twice", X)
 class Centres(Network):
-    """Differences to learned centres, weighed softly, normed per centre and all together, then read."""
-
     def make(self, k: int) -> None:
         self.a, self.g, self.m = nn.Conv2d(3, 8 * k, 1), nn.Conv2d(8 * k, 4, 1), weight(4, 8 * k)
         self.c = nn.Linear(32 * k, 3)
@@ -470,8 +438,6 @@ class Centres(Network):
 
 @pattern("image, style written into the statistics of channels", X, floats(2, 4))
 class Style(Image):
-    """Channels are standardised over places, then scaled and shifted by another input."""
-
     def make(self, k: int) -> None:
         super().make(k)
         self.s = nn.Linear(4, 16 * k)

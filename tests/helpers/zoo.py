@@ -207,10 +207,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         lambda: 2 * torch.randn(16, 5),
     ),
     "conv-flatten": Architecture(
-        lambda: ConvNet(3),
-        lambda: ConvNet(6),
-        _images(8),
-        {"head.weight": mu.Role(out=0, in_=1, in_block=16)},
+        lambda: ConvNet(3), lambda: ConvNet(6), _images(8), {"head.weight": mu.Role(out=0, in_=1, in_block=16)}
     ),
     "depthwise": Architecture(lambda: Depthwise(4), lambda: Depthwise(12), _images(8), lr=1.5),
     "resnet18": Architecture(

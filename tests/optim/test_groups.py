@@ -77,11 +77,7 @@ TABLE: dict[str, tuple[type[optim.Optimizer], dict[str, Any], Table]] = {
     "RMSprop": (optim.RMSprop, {"centered": True, "momentum": 0.5}, {**DEGREE_0, **COUPLED, **EPS}),
     "Adagrad": (optim.Adagrad, {"lr_decay": 0.1}, {**DEGREE_0, **COUPLED, **EPS}),
     "Adamax": (optim.Adamax, {}, {**DEGREE_0, **COUPLED, **EPS}),
-    "Adadelta": (
-        optim.Adadelta,
-        {},
-        {**DEGREE_1, **COUPLED, "eps": lambda out, in_, fold: 1 / (fold * out) ** 2},
-    ),
+    "Adadelta": (optim.Adadelta, {}, {**DEGREE_1, **COUPLED, "eps": lambda out, in_, fold: 1 / (fold * out) ** 2}),
     "ASGD": (optim.ASGD, {"lambd": 0.3}, {**DEGREE_1, **COUPLED, "lambd": DECOUPLED_1}),
     "Rprop": (optim.Rprop, {}, {**DEGREE_0, "step_sizes": lambda *rule: (DEGREE_0["lr"](*rule),) * 2}),
     "SparseAdam": (optim.SparseAdam, {}, {**DEGREE_0, **EPS}),
@@ -724,15 +720,7 @@ def test_a_users_optimizer_is_registered_and_equivalent(float64: None) -> None:
         assert groups[name]["weight_decay"] == pytest.approx(0.5 * rule.in_)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"degree": 1},
-        {"decoupled": False},
-        {"state": {"exp_avg": 2}},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("wrong", [{"degree": 1}, {"decoupled": False}, {"state": {"exp_avg": 2}}], ids=str)
 def test_a_wrong_registration_shows_in_verify(wrong: dict[str, Any], float64: None) -> None:
     ours = lion()
     mu.register_optimizer(ours, **{"degree": 0, "decoupled": True, "eps": (), "state": {"exp_avg": 1}, **wrong})

@@ -9,12 +9,4 @@ from mupscale.checks.before_and_after import GrowthTable, growth_table
 from mupscale.checks.coordinates import CoordCheck, Measurement, coord_check
 from mupscale.checks.equivalence import Report, verify
 
-__all__ = [
-    "CoordCheck",
-    "GrowthTable",
-    "Measurement",
-    "Report",
-    "coord_check",
-    "growth_table",
-    "verify",
-]
+__all__ = ["CoordCheck", "GrowthTable", "Measurement", "Report", "coord_check", "growth_table", "verify"]

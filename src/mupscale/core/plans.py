@@ -329,12 +329,7 @@ _UNKNOWN = Initial()
 
 
 def check_same_names(
-    left: str,
-    ours: Mapping[str, Any],
-    right: str,
-    theirs: Mapping[str, Any],
-    advice: str,
-    what: str = "parameter",
+    left: str, ours: Mapping[str, Any], right: str, theirs: Mapping[str, Any], advice: str, what: str = "parameter"
 ) -> None:
     """An error that names the first parameter (or other thing) which one of two models has and the other lacks.
 

@@ -29,14 +29,7 @@ from mupscale.growth.draws import NewTensor, draw_normal, standard_normal
 from mupscale.growth.experts import Experts, plan_experts
 from mupscale.growth.fresh import Fresh, FreshTensor, FreshValues, Region
 from mupscale.growth.lossless import gain_factor, obstacles, without_gains
-from mupscale.growth.noise import (
-    GaussianNoise,
-    Noise,
-    SignalNoise,
-    as_noise,
-    check_spread,
-    unit_std,
-)
+from mupscale.growth.noise import GaussianNoise, Noise, SignalNoise, as_noise, check_spread, unit_std
 from mupscale.growth.operator_pairs import (
     DEPTH_OPERATORS,
     OPERATORS,

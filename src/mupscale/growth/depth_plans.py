@@ -33,14 +33,7 @@ from mupscale.core import (
 )
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.writing import SAME, distance, grown_in_float64
-from mupscale.planning import (
-    BlockList,
-    Writers,
-    find_block_lists,
-    find_writers,
-    run_in_float64,
-    tensors_in,
-)
+from mupscale.planning import BlockList, Writers, find_block_lists, find_writers, run_in_float64, tensors_in
 from mupscale.system import MupscaleError, checks_arguments
 
 

@@ -66,12 +66,7 @@ class ExpertLayer(NamedTuple):
 
 @checks_arguments
 def plan_experts(
-    dense: nn.Module,
-    sparse: nn.Module,
-    *,
-    inputs: Any = None,
-    grow: Experts | None = None,
-    tried: Plan | None = None,
+    dense: nn.Module, sparse: nn.Module, *, inputs: Any = None, grow: Experts | None = None, tried: Plan | None = None
 ) -> Plan:
     """How `dense` grows into `sparse`, which has experts in place of feed-forward parts, or more experts.
 

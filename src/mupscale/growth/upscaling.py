@@ -35,15 +35,7 @@ from mupscale.planning import (
     with_initial_of_wide,
 )
 from mupscale.planning import plan as make_plan
-from mupscale.system import (
-    MupscaleError,
-    NotNegative,
-    ReplicaWarning,
-    UncheckedPlan,
-    checks_arguments,
-    warn,
-    words,
-)
+from mupscale.system import MupscaleError, NotNegative, ReplicaWarning, UncheckedPlan, checks_arguments, warn, words
 
 UNCHECKED = (
     "this growth has not been tried: its plan follows from module types and names. Pass inputs= (a small batch, as "

@@ -9,12 +9,7 @@ from torch import Tensor, nn
 
 from mupscale.system import MupscaleError
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "relu": nn.ReLU,
-    "tanh": nn.Tanh,
-    "gelu": nn.GELU,
-    "linear": nn.Identity,
-}
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU, "linear": nn.Identity}
 
 
 class MLP(nn.Module):

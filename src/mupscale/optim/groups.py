@@ -16,14 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale.core import Plan, RuleSet, is_sharded, naming
-from mupscale.optim.group_builder import (
-    DECAY_RULE,
-    FOLLOW_LR,
-    FROM_GROUP,
-    RATE_CHANGE,
-    GroupBuilder,
-    scale,
-)
+from mupscale.optim.group_builder import DECAY_RULE, FOLLOW_LR, FROM_GROUP, RATE_CHANGE, GroupBuilder, scale
 from mupscale.optim.optimizer_traits import Hyper, traits_of
 from mupscale.system import MupscaleError, NotNegative, check_argument, checks_arguments, warn
 

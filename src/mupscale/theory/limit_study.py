@@ -412,12 +412,7 @@ def best_way(ways: Sequence[WayToGrow], how: str = "copies") -> WayToGrow | None
 
 
 def list_ways(
-    times: float,
-    after: int,
-    lr: float,
-    rates: Sequence[float],
-    noises: Sequence[float],
-    outgoing: Sequence[float],
+    times: float, after: int, lr: float, rates: Sequence[float], noises: Sequence[float], outgoing: Sequence[float]
 ) -> list[Stage]:
     """All of them: copies with each noise where `times` is whole, fresh units with each amplitude; at each rate."""
     if times <= 1 or not rates or min(rates) <= 0:
