@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from mupscale.cli import main
+from mupscale.cli.arguments import with_hyphens
+from mupscale.cli.command_lines import fill_help
 from mupscale.cli.command_table import COMMANDS
 from mupscale.cli.completion import options_of
-from mupscale.cli.spelling import fill_help, with_hyphens
 from mupscale.cli.training import read_recipe
 from syntax import nodes
 

@@ -152,6 +152,8 @@ def test_other_weights_in_the_folder_are_another_base_model(tmp_path: Path) -> N
 
 
 def test_tokens_of_another_tokenizer_are_kept_in_mind(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
     assert describe_tokens(recipe_from(tmp_path / "model", f"hf:{tmp_path}/model/../model")) == []
     for other in ("bytes", f"hf:{tmp_path}/other"):
         (said,) = describe_tokens(recipe_from(tmp_path / "model", other))

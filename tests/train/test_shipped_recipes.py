@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mupscale.cli import main
-from mupscale.cli.shipped_list import shipped_recipes
+from mupscale.cli.recipe_options import shipped_recipes
 from mupscale.cli.studies import RUN, read_study
 from mupscale.cli.training import read_recipe
 from mupscale.core import Width

@@ -14,7 +14,7 @@ from mupscale.core import RuleSet
 from mupscale.engine import train_many
 from mupscale.system import MupscaleError
 from mupscale.train import Evaluation, Growth, Recipe, Spec, run_recipe
-from small_runs import CLASSES, FEATURES, column
+from small_runs import ADAMW, CLASSES, FEATURES, column
 
 
 def recipe(out: Path | None = None, **changes: Any) -> Recipe:
@@ -60,8 +60,8 @@ def test_from_a_checkpoint_and_in_the_engine(tmp_path: Path) -> None:
     run_recipe(base)
     from_it = {"start": str(tmp_path / "base"), "steps": 3, "how": "identity"}
     deeper = [
-        recipe(width={"width": 8, "layers": 4}, **from_it),
-        recipe(width={"width": 8, "layers": 4}, **from_it, optimizer=Spec(small_runs.ADAMW.class_path, {**small_runs.ADAMW.init_args, "lr": 1e-3})),
+        recipe(width={"width": 8, "layers": 4}, **from_it, optimizer=optimizer)
+        for optimizer in (ADAMW, replace(ADAMW, init_args={**ADAMW.init_args, "lr": 1e-3}))
     ]
     stacked, alone = (train_many(deeper, engine=engine, points=3) for engine in ("vectorised", "serial"))
     assert [one.loss for one in stacked] == pytest.approx([one.loss for one in alone], rel=1e-9)

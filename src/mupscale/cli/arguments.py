@@ -8,10 +8,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from mupscale.cli.spelling import with_hyphens, with_underscores
 from mupscale.system import MupscaleError, Typed, read_regular
 
 MOST_BYTES = 1 << 20
+
+
+def with_hyphens(text: str) -> str:
+    """Text with its options as the command line spells them: hyphens wherever they are shown, underscores accepted."""
+    return re.sub(r"(?<![\w-])--[a-z][\w.]*", lambda match: match[0].replace("_", "-"), text)
 
 
 class UsageError(MupscaleError):
@@ -119,7 +123,7 @@ def separate_options(
             alone.append(word)
             continue
         spelled, equals, value = word.partition("=")
-        name = with_underscores(spelled).lstrip("-")
+        name = spelled.lstrip("-").replace("-", "_") if spelled.startswith("--") else spelled.lstrip("-")
         adds, name = name.endswith("+"), name.removesuffix("+")
         if names is not None:
             _check_name(name, names.all)

@@ -34,11 +34,20 @@ from mupscale.system import (
 )
 
 
-def _depth(options: Any) -> tuple[str | None, dict[str, Any]]:
-    """What --how says of width, and what of depth: beside --layers it may name either."""
+def check_before_imports(options: Any) -> dict[str, Any]:
+    """What is wrong without looking at any tensor; what is asked of depth. torch is imported for words alone.
+
+    Beside --layers, --how may name what new units or what new layers are: `options.how` is then left with the former.
+    """
+    _describe(options.describe)
+    path = Path(options.checkpoint)
+    if options.times is not None:
+        parse_multipliers(options.times)
+    if path.is_dir() and not (path / "adapter_config.json").exists():
+        check_has_config(path)
     how, deepen = options.how, options.deepen
     if how is None and deepen is None:
-        return None, {} if options.layers is None else {"layers": options.layers, "deepen": "identity"}
+        return {} if options.layers is None else {"layers": options.layers, "deepen": "identity"}
     from mupscale.growth import DEPTH_OPERATORS, word_in_table
 
     if options.layers is None:
@@ -56,24 +65,16 @@ def _depth(options: Any) -> tuple[str | None, dict[str, Any]]:
         word_in_table(how or "fresh")
     except MupscaleError as error:
         raise UsageError(f"--{error}") from None
-    return how, {} if options.layers is None else {"layers": options.layers, "deepen": deepen or "identity"}
-
-
-def check_before_imports(path: str, options: Any) -> dict[str, Any]:
-    """What is wrong without looking at any tensor; what is asked of depth. torch is imported for words alone."""
-    if options.times is not None:
-        parse_multipliers(options.times)
-    if Path(path).is_dir() and not (Path(path) / "adapter_config.json").exists():
-        check_has_config(Path(path))
-    options.how, depth = _depth(options)
-    return depth
+    options.how = how
+    return {} if options.layers is None else {"layers": options.layers, "deepen": deepen or "identity"}
 
 
 _DESCRIBE = Option(
     "--describe",
     str,
     "your Python module that says what tensors of your own are (mupscale.hf.register)",
-    metavar="MODULE",
+    None,
+    "MODULE",
 )
 _TRUST = Option("--trust-remote-code", bool, "allow the checkpoint to run its own model or tokenizer code")
 _DEQUANTISE = Option("--dequantise", bool, "read a quantised GGUF file as float32; the rounding of its weights remains")
@@ -100,9 +101,7 @@ _GROWTH = (
     Option("--heads", str, "number of its attention heads; head_dim does not change"),
     Option("--kv", str, "number of its key/value heads (default: they grow with the heads)"),
     Option(
-        "--outgoing",
-        float,
-        "scale of the weights from fresh units into old ones, 0 to 1 (default: 1, as initialised)",
+        "--outgoing", float, "scale of the weights from fresh units into old ones, 0 to 1 (default: 1, as initialised)"
     ),
     Option("--lossless", bool, "fresh units that leave the outputs unchanged at first"),
     Option("--layers", int, "number of layers of the large model; can be combined with a width"),
@@ -251,8 +250,7 @@ def upscale_command(words: list[str]) -> int:
             _replace_folder(place, Path(out))
         show(said.replace(str(place), out, 1)) if said else None
         return 0
-    _describe(options.describe)
-    depth, place = check_before_imports(path, options), _check_place(Path(out), options.overwrite)
+    depth, place = check_before_imports(options), _check_place(Path(out), options.overwrite)
     from mupscale.hf import upscale
 
     upscaled = upscale(
@@ -275,23 +273,15 @@ def upscale_command(words: list[str]) -> int:
 
 def _check_place(out: Path, overwrite: bool) -> Path:
     """Where to write; what stands at `out` already is refused, unless it is mupscale's and is to be replaced."""
+    is_ours = (out / "mupscale.json").is_file() and not out.is_symlink()
+    if overwrite and not is_ours and (out.exists() or out.is_symlink()):
+        raise UsageError(f"--overwrite: mupscale did not write {out}: remove it yourself, or choose another OUT")
     if overwrite:
-        return _beside(out)
+        return out.with_name(f".{out.name}.new") if out.exists() else out
     if is_taken(out):
-        own = (
-            "Use --overwrite to replace it"
-            if (out / "mupscale.json").is_file() and not out.is_symlink()
-            else "Remove it"
-        )
+        own = "Use --overwrite to replace it" if is_ours else "Remove it"
         raise MupscaleError(f"{out} already exists. {own}, or choose a different name")
     return out
-
-
-def _beside(out: Path) -> Path:
-    """Where a checkpoint is written that is to replace the one at `out`."""
-    if out.is_symlink() or (out.exists() and not (out / "mupscale.json").is_file()):
-        raise UsageError(f"--overwrite: mupscale did not write {out}: remove it yourself, or choose another OUT")
-    return out.with_name(f".{out.name}.new") if out.exists() else out
 
 
 def _replace_folder(new: Path, old: Path) -> None:
@@ -327,8 +317,7 @@ def inspect_command(words: list[str]) -> int:
     path = options.checkpoint
     if is_dcp:
         return inspect_dcp_folder(path, options)
-    _describe(options.describe)
-    depth = check_before_imports(path, options)
+    depth = check_before_imports(options)
     from mupscale.hf import inspect
 
     overview = inspect(

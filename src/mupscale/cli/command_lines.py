@@ -17,12 +17,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
-from mupscale.cli.arguments import Given, Names, UsageError, Words, add_to_lists, separate_options, set_options
-from mupscale.cli.spelling import HELP_ALL, fill_help, with_hyphens
+from mupscale.cli.arguments import (
+    Given,
+    Names,
+    UsageError,
+    Words,
+    add_to_lists,
+    separate_options,
+    set_options,
+    with_hyphens,
+)
 from mupscale.system import Must, check_installed, parse_given, show, terminal_width, wrap_text
 
 _Run = TypeVar("_Run", bound=Callable[[list[str]], int])
 _COLUMN = 30  # where help on an option begins, at most
+HELP_ALL = "--help-all"
 _OPTIONS, _ARGUMENTS = "options", "positional arguments"
 _DRAWS_NOTHING = {"--dry-run", "--print-config", "--watch"}
 
@@ -103,8 +112,7 @@ class Section(NamedTuple):
 
     def read(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The values of those that are given, by name; those below a prefix become what their class makes of them."""
-        module, _, name = self.path.rpartition(".")
-        target = getattr(import_module(module), name)
+        target = _attribute(self.path)
         if self.prefix:
             values = given.get(self.prefix, {})
             return {self.prefix: parse_given(target, values, (self.prefix,), UsageError)}
@@ -151,7 +159,8 @@ class CommandLine:
     """A command: its name, what it is for in a line, how it is used, what it is about (with examples), what it takes.
 
     main: the options that `--help` shows, where there are many; `--help-all` shows all. resumable: whether it goes on
-    if it is repeated. needs: optional packages, each followed by the option that asks for it, if one does.
+    if it is repeated. needs: optional packages, each followed by the option that asks for it, if one does. calls: a
+    function that takes all options, where the command does nothing else.
     """
 
     name: str
@@ -162,6 +171,7 @@ class CommandLine:
     main: str = ""
     resumable: bool = False
     needs: tuple[str, ...] = ()
+    calls: str = ""
     function: Callable[[list[str]], int] = field(init=False)
 
     def command(self, run: _Run) -> _Run:
@@ -178,7 +188,10 @@ class CommandLine:
         if not _DRAWS_NOTHING & given:
             asked = (need.partition(" ") for need in self.needs)
             check_installed([package for package, _, option in asked if option in ("", *words)], "this command")
-        return self.function(words)
+        if not self.calls:
+            return self.function(words)
+        _attribute(self.calls)(**vars(self.read(words)[1]))
+        return 0
 
     def separate(self, words: Sequence[str], *, many: bool = False) -> tuple[list[str], list[Given]]:
         """The words that stand alone, and the options, of which each exists."""
@@ -228,6 +241,31 @@ class CommandLine:
         return {name: entries for part in parts for name, entries in part.sections().items()}
 
 
+def fill_help(text: str, width: int) -> str:
+    """A description in lines of at most `width`: paragraphs are filled anew, long examples (indented) are broken."""
+    lines, paragraph = list[str](), list[str]()
+    for line in [*text.strip("\n").splitlines(), ""]:
+        if line.strip() and not line.startswith(" "):
+            paragraph.append(line)
+            continue
+        lines += textwrap.wrap(" ".join(paragraph), width, break_long_words=False, break_on_hyphens=False)
+        paragraph.clear()
+        lines += _break_example(line, width) if line.strip() else [""]
+    return "\n".join(lines).rstrip("\n")
+
+
+def _break_example(line: str, width: int) -> list[str]:
+    """A command, and what it is for below it where both are too long for a line; a long command goes on after a \\."""
+    if len(line) <= width:
+        return [line]
+    comment = re.match(r"(\s*\S.*?)\s{3,}(.*)$", line)
+    command, about = (part.rstrip() for part in comment.groups()) if comment else (line.rstrip(), "")
+    lines = [command]
+    while len(lines[-1]) > width and (cut := lines[-1].rfind(" --", 8, width - 2)) > 0:
+        lines[-1:] = [f"{lines[-1][:cut]} \\", f"      {lines[-1][cut + 1 :]}"]
+    return [*lines, *([f"      # {about}"] if about else [])]
+
+
 def help_of_rows(rows: Sequence[Row], width: int | None = None) -> str:
     """Lines of help in two columns, below their titles."""
     width = width or terminal_width() or 120
@@ -242,6 +280,11 @@ def help_of_rows(rows: Sequence[Row], width: int | None = None) -> str:
             lines += [f"{'':<{column}}{line}" for line in about]
         sections.append("\n".join(lines))
     return "\n\n".join(sections)
+
+
+def _attribute(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)
 
 
 def at_least(number: int) -> Any:

@@ -14,13 +14,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from mupscale.cli import checkpoints, infinite_width, shipped_list, studies, tokens, training
+from mupscale.cli import checkpoints, infinite_width, studies, tokens, training
 from mupscale.cli.arguments import Answered, UsageError
-from mupscale.cli.command_lines import CommandLine
+from mupscale.cli.command_lines import HELP_ALL, CommandLine
 from mupscale.cli.completion import completions, shell_script
 from mupscale.cli.failures import failure_sentence, give_up_stdout, prepare_streams, print_failure
 from mupscale.cli.own_modules import finding_own_modules
-from mupscale.cli.spelling import HELP_ALL
 from mupscale.system import VERSION, Interrupted, asked_by_command, at_loudness, show, wrap_text
 
 COMMANDS: dict[str, CommandLine] = {
@@ -34,7 +33,7 @@ COMMANDS: dict[str, CommandLine] = {
         studies.TRANSFER_CHECK,
         studies.REPORT,
         training.CURVES,
-        shipped_list.RECIPES,
+        training.RECIPES,
         checkpoints.UPSCALE,
         checkpoints.VERIFY,
         checkpoints.INSPECT,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from mupscale.cli.arguments import UsageError
+from mupscale.cli.arguments import UsageError, with_hyphens
 from mupscale.cli.command_lines import CommandLine
-from mupscale.cli.recipe_options import RECIPE
-from mupscale.cli.shipped_list import shipped_recipes
-from mupscale.cli.spelling import with_hyphens
+from mupscale.cli.recipe_options import RECIPE, shipped_recipes
 
 _GLOBAL = ("--help", "--version", "--completion", "--debug", "--quiet", "--verbose")
 _SCRIPTS = {

@@ -97,18 +97,15 @@ def inspect_dcp_folder(path: str, options: Any) -> int:
         show(describe_dcp_growth(path, family, *sizes, _growth(options, what_grows(family, *sizes))))
         return 0
     folder, rows = DcpFolder(path), Counter[tuple[str, str, str]]()
-    for name, shape in folder.shapes.items():
-        dtype = str(folder.dtypes[name]).removeprefix("torch.")
-        rows[_any_layer(name), "×".join(map(str, shape)) or "a number", dtype] += 1
-    for name in folder.objects:
-        rows[_any_layer(name), "", "object"] += 1
+    for name in (*folder.shapes, *folder.objects):
+        of_any_layer, what = printable(re.sub(r"(?<=\.)\d+(?=\.)", "*", name)), ("", "object")
+        if name in folder.shapes:
+            shape, dtype = folder.shapes[name], str(folder.dtypes[name]).removeprefix("torch.")
+            what = "×".join(map(str, shape)) or "a number", dtype
+        rows[of_any_layer, *what] += 1
     cells = [(name, shape, dtype, str(count) if count > 1 else "") for (name, shape, dtype), count in rows.items()]
     show(text_table(("name", "shape", "dtype", "layers"), cells, left=3))
     return 0
-
-
-def _any_layer(name: str) -> str:
-    return printable(re.sub(r"(?<=\.)\d+(?=\.)", "*", name))
 
 
 def _family(options: Any) -> tuple[Any, tuple[dict[str, int], dict[str, int]]]:
@@ -135,18 +132,14 @@ def _family(options: Any) -> tuple[Any, tuple[dict[str, int], dict[str, int]]]:
     narrow = {n: size for n, size in usual.items() if alone or n in {**given, **wide}}
     if unknown := [name for name in wide if name not in {**narrow, **mixture} and name not in _EXPERTS]:
         raise UsageError(f"{options.model} has no default for {unknown[0]}: give the folder's sizes (--from)")
-    base, to = {**narrow, **_sizes(options, "base")}, {**narrow, **_experts_after(mixture, wide), **wide}
+    few, after = mixture.get("experts", 0), {**narrow, **mixture}
+    if few > 1 and "top_k" in mixture:  # so many more active ones as there are more experts, unless that is given
+        after["top_k"] = mixture["top_k"] * wide.get("experts", few) // few
+    base, to = {**narrow, **_sizes(options, "base")}, {**after, **wide}
     inputs = None if options.inputs is None else import_path(options.inputs)()
     build = partial(build, **mixture)
     family = BuiltMembers(build, base, inputs=inputs) if alone else Family(build, base, init_at=narrow, inputs=inputs)
     return family, ({**narrow, **mixture}, to)
-
-
-def _experts_after(mixture: dict[str, int], wide: dict[str, int]) -> dict[str, int]:
-    """The sizes of experts where none are named: as before, and so much more active ones as there are more experts."""
-    few, many = mixture.get("experts", 0), wide.get("experts", mixture.get("experts", 0))
-    more = {"top_k": mixture["top_k"] * many // few} if few > 1 and "top_k" in mixture else {}
-    return {**mixture, **more}
 
 
 def _sizes(options: Any, option: str) -> dict[str, int]:

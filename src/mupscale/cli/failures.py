@@ -25,7 +25,10 @@ def failure_sentence(error: BaseException, command: str, again: str) -> tuple[st
     if isinstance(error, MupscaleError):
         return f"{of_command}: {error}", 3 if isinstance(error, Diverged) else 1
     if isinstance(error, OSError):
-        return f"{of_command}: {_of_the_system(error)}{again}", 1
+        named, reason = error.filename, error.strerror or _first_words(error)
+        if error.errno in _DISK_FULL:
+            named, reason = named and f"{named} cannot be written", f"{reason}; free some space"
+        return f"{of_command}: {f'{named}: ' if named else ''}{reason}{again}", 1
     if is_out_of_memory(error):
         return f"{of_command}: there is not enough memory ({_first_words(error)}); use smaller sizes{again}", 1
     if isinstance(error, RecursionError):
@@ -33,14 +36,6 @@ def failure_sentence(error: BaseException, command: str, again: str) -> tuple[st
     if isinstance(error, ValueError) and "null byte" in str(error):
         return f"{of_command}: a path contains a NUL character, which no system accepts", 1
     return f"{of_command}: {_first_words(error)}; -v shows where it comes from", 1
-
-
-def _of_the_system(error: OSError) -> str:
-    """A file, a disk or a network that refuses."""
-    reason = error.strerror or _first_words(error)
-    if error.errno in _DISK_FULL:
-        return f"{f'{error.filename} cannot be written: ' if error.filename else ''}{reason}; free some space"
-    return f"{error.filename}: {reason}" if error.filename else str(reason)
 
 
 def _first_words(error: BaseException) -> str:

@@ -56,14 +56,16 @@ def adopt_hugging_face_base(tree: dict[str, Any], unasked: Sequence[str] = ()) -
 
 
 def base_checkpoint(recipe: Recipe, folder: Path) -> Recipe:
-    """The recipe with its weights, and its Trainer's optimizer.pt, in a checkpoint of ours, written into a folder once.
+    """The recipe; where it starts from a Hugging Face folder, with its weights, and its Trainer's optimizer.pt, in a
+    checkpoint of ours, written into a folder once.
 
     Its name tells which weights it holds, so that other ones are never taken for them.
     """
+    if recipe.start is None or not is_hugging_face(recipe.start):
+        return recipe
     from mupscale.hf import load_language_model, load_language_optimizer
     from mupscale.train import save_model_at
 
-    assert recipe.start is not None
     source = Path(recipe.start)
     files = (path for path in source.iterdir() if path.name in _NAMED or path.suffix in _WEIGHTS)
     path = folder / _BASE_FILE.format(fingerprint_files(sorted(files)))
@@ -77,10 +79,12 @@ def base_checkpoint(recipe: Recipe, folder: Path) -> Recipe:
 
 
 def describe_tokens(recipe: Recipe) -> list[str]:
-    """What is to be kept in mind where the data may be in another tokenizer's tokens than the folder's."""
+    """What is to be kept in mind where the data may be in another tokenizer's tokens than a Hugging Face folder's."""
     tokenizer = str(recipe.data.init_args.get("tokenizer", ""))
     named = tokenizer.removeprefix("hf:")
-    if recipe.start is None or (named != tokenizer and Path(named).resolve() == Path(recipe.start).resolve()):
+    if recipe.start is None or not is_hugging_face(recipe.start):
+        return []
+    if named != tokenizer and Path(named).resolve() == Path(recipe.start).resolve():
         return []
     has_one = (Path(recipe.start) / "tokenizer.json").is_file()
     name = f" (data.tokenizer: hf:{recipe.start})" if has_one else ", and that folder has no tokenizer.json"

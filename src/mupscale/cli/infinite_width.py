@@ -33,18 +33,17 @@ from mupscale.system import (
 if TYPE_CHECKING:
     from mupscale.study import Space, Sweep
     from mupscale.theory import (
-        ConditionCheck,
         Draws,
         Estimate,
         Experiment,
         LimitComparison,
-        Settings,
         WayToGrow,
         WorkedExample,
     )
 
 
 _LEVELS = Annotated[list[NotNegative], NOT_EMPTY]
+_RATES = Annotated[list[Positive], NOT_EMPTY]
 _FOUR = Annotated[list[NotNegative], Must("four numbers, for the weights A B C D", lambda values: len(values) == 4)]
 _FACTORS = Annotated[list[int], Must("whole numbers of 1 or more", lambda k: bool(k) and min(k) > 0)]
 _DISTINCT = Annotated[
@@ -107,12 +106,7 @@ forms, the infinite-width limit and finite networks, and shows when noise leaves
         Option("--steps", at_least(0), "updates before the upscaling", 8),
         Option("--after", at_least(1), "updates after it", 8),
         Option("--times", at_least(1), "k: how many times wider", 2),
-        Option(
-            "--noise",
-            _FOUR,
-            "noise σ̄_Δ of the weights A B C D; A is the output layer",
-            [0.8, 0.5, 0.4, 0.3],
-        ),
+        Option("--noise", _FOUR, "noise σ̄_Δ of the weights A B C D; A is the output layer", [0.8, 0.5, 0.4, 0.3]),
         Option("--sigma", NotNegative, "σ̄ of the initial weights", 1.0),
         Option("--x", float, "the one input", 1.0),
         Option("--target", float, "the loss is (y − target)²/2", 1.0),
@@ -168,12 +162,7 @@ Zero noise is always tried: it is the same as continuing without upscaling.""",
         *_network_options(after=1),
         Option("--times", _DISTINCT, "factors by which to grow, one sweep each", [2]),
         Option("--noises", list[float], "noise levels σ̄_Δ to try, in addition to 0", [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]),
-        Option(
-            "--lrs",
-            list[float],
-            "learning rates to try after upscaling",
-            [0.06, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0],
-        ),
+        Option("--lrs", list[float], "learning rates to try after upscaling", [0.06, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0]),
         *_limit_options(samples=4000, seeds=2),
         _out_option("limit/sweep"),
     ),
@@ -200,12 +189,7 @@ new units into old ones. Zero noise is always tried: it is the same as continuin
         Option("--times", _MORE, "r: how many times wider; copies need a whole number", 2.0),
         Option("--noises", list[float], "noise levels σ̄_Δ of copies to try, in addition to 0", [0.5, 1.0, 2.0]),
         Option("--outgoing", list[float], "amplitudes of fresh units to try", [0.0, 0.5, 1.0]),
-        Option(
-            "--rates",
-            Annotated[list[Positive], NOT_EMPTY],
-            "learning rates after the growth, as multiples of --lr",
-            [0.25, 0.5, 1.0, 2.0],
-        ),
+        Option("--rates", _RATES, "learning rates after the growth, as multiples of --lr", [0.25, 0.5, 1.0, 2.0]),
         *_finite_options(networks=16, widths=[64, 128, 256, 512]),
         *_limit_options(samples=4000, seeds=2),
         _out_option("limit/grow"),
@@ -273,9 +257,17 @@ def _command(line: CommandLine) -> Callable[[Callable[[Study], None]], Callable[
             options = line.read(words)[1]
             from mupscale.theory import FewSamples
 
-            with folder_to_write(options.out) as folder, _memory_errors_in_words(), warnings.catch_warnings():
+            with folder_to_write(options.out) as folder, warnings.catch_warnings():
                 warnings.simplefilter("ignore", FewSamples)  # said as a note below the tables
-                run(Study(options, folder))
+                try:
+                    run(Study(options, folder))
+                except (MemoryError, RuntimeError) as error:
+                    if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
+                        raise
+                    raise MupscaleError(
+                        "this does not fit into memory: take smaller --widths or fewer --samples, or --revealed for "
+                        "wide networks"
+                    ) from None
                 print_place("Results and pictures", folder)
             return 0
 
@@ -287,9 +279,20 @@ def _command(line: CommandLine) -> Callable[[Callable[[Study], None]], Callable[
 @_command(EXAMPLES)
 def limit_examples_command(study: Study) -> None:
     """mupscale limit examples."""
-    from mupscale.theory import limit_pictures, limit_study, measure_conditions
+    from mupscale.theory import Settings, limit_pictures, limit_study, measure_conditions
 
-    asked, settings = study.options, _example_settings(study.options)
+    asked = study.options
+    settings = Settings(
+        slope=lambda y: y - asked.target,
+        lr=asked.lr,
+        upscaled_lr=asked.upscaled_lr,
+        before=asked.steps,
+        after=asked.after,
+        x=asked.x,
+        sigma=asked.sigma,
+        times=asked.times,
+        noise=tuple(zip("ABCD", asked.noise, strict=True)),
+    )
     with _bar(2 * (2 + asked.networks * len(asked.widths)), "networks") as tick:
         draws = study.draws(tick, samples=1000, seeds=2)
         examples = [limit_study.worked_example(n, settings, asked.target, asked.widths, draws) for n in (1, 2)]
@@ -304,23 +307,9 @@ def limit_examples_command(study: Study) -> None:
     limit_pictures.draw_errors(comparisons, study.gallery)
     for example in examples:
         print_example(example)
-    print_conditions(checks)
-
-
-def _example_settings(options: Options) -> Settings:
-    from mupscale.theory import Settings
-
-    return Settings(
-        slope=lambda y: y - options.target,
-        lr=options.lr,
-        upscaled_lr=options.upscaled_lr,
-        before=options.steps,
-        after=options.after,
-        x=options.x,
-        sigma=options.sigma,
-        times=options.times,
-        noise=tuple(zip("ABCD", options.noise, strict=True)),
-    )
+    lines = (f"  {check.choice}: {check.what} by {check.change:.2g}" for check in checks)
+    moved = "How far each choice moves the run that is never upscaled"
+    show(moved, *(wrap_text(line, hanging="    ") for line in lines), "")
 
 
 @_command(MLP)
@@ -421,23 +410,26 @@ def print_example(example: WorkedExample) -> None:
     """A worked example: closed form, limit and networks, step by step."""
     comparison = example.comparison
     columns = ["step", "closed form", "limit − it", *(f"n = {n}" for n in comparison.widths)]
-    print_table(f"Example {example.number}: the output", columns, _output_rows(example))
+    limit = comparison.limit.outputs.mean.flatten().tolist()
+    networks, rows = [measured.outputs for measured in comparison.finite], []
+    for step, closed in enumerate(example.closed):
+        cells = [f"{float(e.mean[step]):.3f} ± {float(e.standard_error[step]):.3f}" for e in networks]
+        rows.append((str(step), f"{closed:.6f}", f"{limit[step] - closed:.1e}", *cells))
+    print_table(f"Example {example.number}: the output", columns, rows)
     slope = f" {_slope(comparison)}" if comparison.slope is not None else ""
     show(wrap_text(f"The limit backend is within {example.difference:.1e} of the closed form.{slope}") + "\n")
-
-
-def print_conditions(checks: Sequence[ConditionCheck]) -> None:
-    """How far conditions leave the limit unchanged."""
-    lines = (f"  {check.choice}: {check.what} by {check.change:.2g}" for check in checks)
-    shown = [wrap_text(line, hanging="    ") for line in lines]
-    show("How far each choice moves the run that is never upscaled", *shown, "")
 
 
 def print_comparison(comparison: LimitComparison) -> None:
     """An MLP in the limit and at finite widths."""
     title = "The loss at the end, and how far outputs are from the limit (rms)"
-    columns = ["n", "k·n", "loss", "one network", "their mean", "std. error"]
-    print_table(title, columns, _comparison_rows(comparison))
+    columns, rows = ["n", "k·n", "loss", "one network", "their mean", "std. error"], []
+    for networks, error, (gap, doubt) in zip(comparison.finite, comparison.errors, comparison.gaps, strict=True):
+        sizes = f"{networks.width or 0:,}", f"{(networks.width or 0) * comparison.times:,}"
+        rows.append((*sizes, _last_value(networks.losses), f"{error:.2g}", f"{gap:.2g}", f"{doubt:.1g}"))
+    doubt = float(comparison.limit.outputs.standard_error.square().mean().sqrt())
+    rows.append(("∞", "", _last_value(comparison.limit.losses), "", "", f"{doubt:.1g}"))
+    print_table(title, columns, rows)
     if comparison.times > 1:
         correlation = comparison.limit.correlation
         least = f"{float(correlation.min()):.3f} at its lowest, {float(correlation[-1]):.3f} at the end"
@@ -491,37 +483,20 @@ def print_best(sweeps: Sequence[Sweep]) -> None:
     """The best cell of each sweep, and what else a sweep shows."""
     from mupscale.study import sweep_remarks
 
-    columns = ["upscaled to", "noise", "learning rate", "loss", "best without noise"]
-    print_table("The best cell at infinite width", columns, map(_best_row, sweeps))
+    columns, rows = ["upscaled to", "noise", "learning rate", "loss", "best without noise"], []
+    for sweep in sweeps:
+        losses = [trial.loss for trial in sweep.trials if trial.noise == 0 and trial.loss is not None]
+        zero = f"{min(losses):.4g}" if losses else "diverged"
+        if all(trial.loss is None for trial in sweep.trials):
+            rows.append((str(sweep.width), "", "", "all diverged", zero))
+            continue
+        best = sweep.best
+        error = statistics.stdev(best.finite) / math.sqrt(len(best.finite)) if len(best.finite) > 1 else math.nan
+        rows.append((str(sweep.width), f"{best.noise:g}", f"{best.lr:g}", f"{best.loss:.4g} ± {error:.1g}", zero))
+    print_table("The best cell at infinite width", columns, rows)
     for sweep in sweeps:
         for sentence in sweep_remarks(sweep):
             show(wrap_text(f"{sweep.start} → {sweep.width}: {sentence}."))
-
-
-def _comparison_rows(comparison: LimitComparison) -> Iterator[tuple[str, ...]]:
-    for networks, error, (gap, doubt) in zip(comparison.finite, comparison.errors, comparison.gaps, strict=True):
-        n, loss = networks.width or 0, _last_value(networks.losses)
-        yield f"{n:,}", f"{n * comparison.times:,}", loss, f"{error:.2g}", f"{gap:.2g}", f"{doubt:.1g}"
-    doubt = float(comparison.limit.outputs.standard_error.square().mean().sqrt())
-    yield "∞", "", _last_value(comparison.limit.losses), "", "", f"{doubt:.1g}"
-
-
-def _output_rows(example: WorkedExample) -> Iterator[tuple[str, ...]]:
-    limit = example.comparison.limit.outputs.mean.flatten().tolist()
-    networks = [measured.outputs for measured in example.comparison.finite]
-    for step, closed in enumerate(example.closed):
-        cells = [f"{float(e.mean[step]):.3f} ± {float(e.standard_error[step]):.3f}" for e in networks]
-        yield str(step), f"{closed:.6f}", f"{limit[step] - closed:.1e}", *cells
-
-
-def _best_row(sweep: Sweep) -> tuple[str, ...]:
-    losses = [trial.loss for trial in sweep.trials if trial.noise == 0 and trial.loss is not None]
-    zero = f"{min(losses):.4g}" if losses else "diverged"
-    if all(trial.loss is None for trial in sweep.trials):
-        return str(sweep.width), "", "", "all diverged", zero
-    best = sweep.best
-    loss = f"{best.loss:.4g} ± {_standard_error(best.finite):.1g}"
-    return str(sweep.width), f"{best.noise:g}", f"{best.lr:g}", loss, zero
 
 
 def _last_value(estimate: Estimate) -> str:
@@ -538,23 +513,6 @@ def _slope(comparison: LimitComparison) -> str:
             f"n^-0.5): take more networks, or widths that are farther apart."
         )
     return f"Networks come closer as {power}; the Master theorem says n^-0.5."
-
-
-def _standard_error(values: Sequence[float]) -> float:
-    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-
-
-@contextmanager
-def _memory_errors_in_words() -> Iterator[None]:
-    """What does not fit into memory becomes an error of one sentence."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
-            raise
-        raise MupscaleError(
-            "this does not fit into memory: take smaller --widths or fewer --samples, or --revealed for wide networks"
-        ) from None
 
 
 @contextmanager

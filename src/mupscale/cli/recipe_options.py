@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,7 +36,6 @@ from mupscale.cli.command_lines import (
 )
 from mupscale.cli.output_places import says_nothing_is_written
 from mupscale.cli.own_modules import allow_modules, named_classes
-from mupscale.cli.shipped_list import find_recipe
 from mupscale.system import MupscaleError, parse_given, show, told_fields
 
 if TYPE_CHECKING:
@@ -67,6 +67,24 @@ RECIPE: tuple[Option | Section, ...] = (
     Option("--from-width", None, "width of that checkpoint, if it does not record it", metavar="N"),
 )
 """What every command takes that reads a recipe."""
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Recipes by name: inside an installed package, or beside its sources."""
+    here = Path(__file__).parents[1]
+    folder = next((f for f in (here / "recipes", here.parents[1] / "recipes") if f.is_dir()), here)
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def find_recipe(name: str) -> str:
+    """A recipe that ships, by its name, or a file; a file of such a name is given as ./NAME."""
+    shipped = shipped_recipes()
+    if name in shipped:
+        return str(shipped[name])
+    if Path(name).is_file():
+        return name
+    near = difflib.get_close_matches(Path(name).stem, shipped, n=1)
+    raise UsageError(f"there is no recipe {name}" + (f"; did you mean {near[0]}, which ships?" if near else ""))
 
 
 def recipe_usage(more: str = "") -> str:
@@ -127,41 +145,30 @@ def _merged(line: CommandLine, files: Sequence[str], options: Sequence[Given]) -
         # A run of `train` and a family are folders of different kinds, so one recipe gives them different names.
         tree["out"] = str(Path("runs", f"{name}-family" if line.name == "family" else name))
     sections = line.sections()
-    for values in map(_values_in_file, files):
-        _merge(tree, values, sections)
+    for file in files:
+        values: Mapping[str, Any] = read_yaml(file)
+        if Path(file).name == "recipe.json":  # it lies in a run's folder: its paths lead from here
+            from mupscale.train import values_in
+
+            values = values_in(values, Path(file).parent)
+        for name, value in values.items():  # those of a section one by one, and any other mapping as a whole
+            before = tree.get(name)
+            if name in _CLASSES:
+                tree[name] = _merged_class(name, before, value)
+            else:
+                within = before if name in sections and isinstance(before, dict) and isinstance(value, dict) else None
+                tree[name] = value if within is None else {**within, **value}
     classes = [option for option in options if option.name.removesuffix(".class_path") in _CLASSES]
     for option in classes:
         name = option.name.removesuffix(".class_path")
         tree[name] = _merged_class(name, tree.get(name), option.value)
-    set_options(tree, (_within_class(option) for option in options if option not in classes), sections)
+    others = [option for option in options if option not in classes]
+    for number, option in enumerate(others):  # --model.depth is model.init_args.depth
+        name, _, rest = option.name.partition(".")
+        if name in _CLASSES and rest.partition(".")[0] != "init_args":
+            others[number] = option._replace(name=f"{name}.init_args.{rest}")
+    set_options(tree, others, sections)
     return tree
-
-
-def _within_class(option: Given) -> Given:
-    """An option of a class by its place in the recipe: --model.depth is model.init_args.depth."""
-    name, _, rest = option.name.partition(".")
-    is_argument = name in _CLASSES and rest.partition(".")[0] != "init_args"
-    return option._replace(name=f"{name}.init_args.{rest}") if is_argument else option
-
-
-def _values_in_file(file: str) -> Mapping[str, Any]:
-    """A recipe's values; of one that lies in a run's folder, its paths lead from here."""
-    from mupscale.train import values_in
-
-    values = read_yaml(file)
-    return values_in(values, Path(file).parent) if Path(file).name == "recipe.json" else values
-
-
-def _merge(tree: Tree, values: Mapping[str, Any], sections: Collection[str]) -> None:
-    """Take a file's values over into a tree: those of a section one by one, and any other mapping as a whole."""
-    for name, value in values.items():
-        before = tree.get(name)
-        if name in _CLASSES:
-            tree[name] = _merged_class(name, before, value)
-        elif name in sections and isinstance(before, dict) and isinstance(value, dict):
-            tree[name] = {**before, **value}
-        else:
-            tree[name] = value
 
 
 def _merged_class(name: str, before: Tree | None, value: Any) -> Tree:

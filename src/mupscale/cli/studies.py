@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mupscale.cli.arguments import UsageError, list_items, read_value
 from mupscale.cli.command_lines import HIDDEN, CommandLine, Option, Section
-from mupscale.cli.hugging_face_base import adopt_hugging_face_base, base_checkpoint, describe_tokens, is_hugging_face
+from mupscale.cli.hugging_face_base import adopt_hugging_face_base, base_checkpoint, describe_tokens
 from mupscale.cli.output_places import folder_to_write, print_place
 from mupscale.cli.recipe_options import RECIPE, Tree, read_recipe_and_options, recipe_usage
 from mupscale.system import number_in_environment, pausing_garbage_collection, print_at_once, show, wrap_text
@@ -180,7 +180,7 @@ def run_command(words: list[str]) -> int:
     asked = read_study(RUN, words, lambda tree: None if tree.get("paper") else adopt_hugging_face_base(tree))
     if sum(asked.options[name] for name in ("forecast", "paper", "when")) > 1:
         raise UsageError("--forecast, --paper and --when exclude each other: give one of them")
-    preset = _run_paper if asked.options["paper"] else _run_when if asked.options["when"] else _run_pay
+    preset = _run_another if asked.options["paper"] or asked.options["when"] else _run_pay
     with folder_to_write(asked.recipe.out) as folder:
         summary = preset(asked, folder, shlex.join(["mupscale", "run", *words]))
         return 0 if summary is None else _tell(summary, folder)
@@ -195,11 +195,11 @@ def family_command(words: list[str]) -> int:
     settings = options["family"]
     if options["dry_run"]:
         with TemporaryDirectory() as kept:
-            show(estimate_family(_own_checkpoint(recipe, Path(kept)), settings))
+            show(estimate_family(base_checkpoint(recipe, Path(kept)), settings))
         return 0
-    notes = describe_tokens(recipe) if is_hugging_face(recipe.start) else []
+    notes = describe_tokens(recipe)
     with folder_to_write(recipe.out) as folder:
-        own, command = _own_checkpoint(recipe, folder), shlex.join(["mupscale", "family", *words])
+        own, command = base_checkpoint(recipe, folder), shlex.join(["mupscale", "family", *words])
         summary = run_family(own, settings, folder, command=command, notes=notes)
         return 0 if number_in_environment("RANK", 0) else _tell(summary, folder)
 
@@ -241,11 +241,11 @@ def _run_pay(asked: StudyArguments, folder: Path, command: str) -> StudySummary 
     from mupscale.study import describe_plan, run_pay
 
     recipe = asked.recipe
-    base_name, notes = recipe.start or "", describe_tokens(recipe) if is_hugging_face(recipe.start) else []
+    base_name, notes = recipe.start or "", describe_tokens(recipe)
     told = {"forecast_only": asked.options["forecast"], "base_name": base_name, "notes": notes}
     if asked.options["dry_run"]:
         with TemporaryDirectory() as kept:
-            show(describe_plan(_own_checkpoint(recipe, Path(kept)), asked.settings, folder, **told))
+            show(describe_plan(base_checkpoint(recipe, Path(kept)), asked.settings, folder, **told))
         return None
     said: list[str] = []
 
@@ -253,31 +253,19 @@ def _run_pay(asked: StudyArguments, folder: Path, command: str) -> StudySummary 
         said.append(text)
         print_at_once(text)
 
-    summary = run_pay(_own_checkpoint(recipe, folder), asked.settings, folder, command=command, note=note, **told)
+    summary = run_pay(base_checkpoint(recipe, folder), asked.settings, folder, command=command, note=note, **told)
     return replace(summary, notes=[one for one in summary.notes if f"Note: {one}" not in said])
 
 
-def _run_paper(asked: StudyArguments, folder: Path, command: str) -> StudySummary | None:
-    from mupscale.study import estimate_paper, run_paper
+def _run_another(asked: StudyArguments, folder: Path, command: str) -> StudySummary | None:
+    """The paper's comparison, or when to grow."""
+    from mupscale.study import estimate_paper, estimate_when, run_paper, run_when
 
-    if asked.options["dry_run"]:
-        show(estimate_paper(asked.recipe, asked.settings, folder))
-        return None
-    return run_paper(asked.recipe, asked.settings, folder, command=command)
-
-
-def _run_when(asked: StudyArguments, folder: Path, command: str) -> StudySummary | None:
-    from mupscale.study import estimate_when, run_when
-
-    if asked.options["dry_run"]:
-        show(estimate_when(asked.recipe, asked.settings))
-        return None
-    return run_when(asked.recipe, asked.settings, folder, command=command)
-
-
-def _own_checkpoint(recipe: Recipe, folder: Path) -> Recipe:
-    """The recipe; with a Hugging Face folder's weights in a checkpoint of ours, where it starts from one."""
-    return base_checkpoint(recipe, folder) if is_hugging_face(recipe.start) else recipe
+    recipe, settings, is_paper = asked.recipe, asked.settings, asked.options["paper"]
+    if not asked.options["dry_run"]:
+        return (run_paper if is_paper else run_when)(recipe, settings, folder, command=command)
+    show(estimate_paper(recipe, settings, folder) if is_paper else estimate_when(recipe, settings))
+    return None
 
 
 @SWEEP.command
@@ -372,23 +360,18 @@ def report_command(words: list[str]) -> int:
     if not runs:
         raise UsageError("give the folder of at least one run, such as runs/mlp-covtype-demo")
     if parsed.watch:
-        return _watch(runs, parsed.port)
+        from mupscale.cli.live_page import make_server
+
+        if len(runs) > 1:
+            raise UsageError(f"--watch shows one folder, not {len(runs)}: give the folder that contains the runs")
+        with make_server(Path(runs[0]), parsed.port) as server, suppress(KeyboardInterrupt):
+            print_at_once(f"http://127.0.0.1:{server.server_address[1]}/ shows {runs[0]}; Ctrl-C ends it")
+            server.serve_forever()
+        return 0
     with pausing_garbage_collection():
         from mupscale.report import write_report
 
         show(f"Report: {write_report(runs, None if out is None else Path(out))}")
-    return 0
-
-
-def _watch(runs: Sequence[str], port: int) -> int:
-    """Serve the page of a folder until Ctrl-C."""
-    from mupscale.cli.live_page import make_server
-
-    if len(runs) > 1:
-        raise UsageError(f"--watch shows one folder, not {len(runs)}: give the folder that contains the runs")
-    with make_server(Path(runs[0]), port) as server, suppress(KeyboardInterrupt):
-        print_at_once(f"http://127.0.0.1:{server.server_address[1]}/ shows {runs[0]}; Ctrl-C ends it")
-        server.serve_forever()
     return 0
 
 

@@ -15,6 +15,7 @@ Turn text into tokens, once: a folder of memory-mapped shards and an index, whic
   mupscale data tokenize 'web/*.parquet' data/web --gpt2 gpt2-bpe   with GPT-2's, from encoder.json and vocab.bpe""",
     (Section("mupscale.data.tokenize"),),
     resumable=True,
+    calls="mupscale.data.tokenize",
 )
 
 INFO = CommandLine(
@@ -30,22 +31,5 @@ What a folder of tokens holds, or what a table in a file becomes.
         Option("tokens", str, "the folder, or a CSV or Parquet file"),
         Section("mupscale.data.TableFile", skip=frozenset({"path"})),
     ),
+    calls="mupscale.data.info",
 )
-
-
-@TOKENIZE.command
-def tokenize_command(words: list[str]) -> int:
-    """mupscale data tokenize SOURCE OUT."""
-    from mupscale.data import tokenize
-
-    tokenize(**vars(TOKENIZE.read(words)[1]))
-    return 0
-
-
-@INFO.command
-def info_command(words: list[str]) -> int:
-    """mupscale data info FOLDER or FILE."""
-    from mupscale.data import info
-
-    info(**vars(INFO.read(words)[1]))
-    return 0

@@ -1,9 +1,10 @@
-"""The commands for training: train, resume, curves."""
+"""The commands for training: train, resume, curves; and recipes, which lists those that ship."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 from mupscale.cli.arguments import UsageError, add_to_lists, separate_options, set_options
 from mupscale.cli.command_lines import HIDDEN, CommandLine, Option, Section, value_of
 from mupscale.cli.own_modules import allow_modules, named_classes
-from mupscale.cli.recipe_options import RECIPE, parse_recipe, read_recipe_and_options, recipe_usage
-from mupscale.system import pausing_garbage_collection, print_at_once, printable, read_regular, show
+from mupscale.cli.recipe_options import RECIPE, parse_recipe, read_recipe_and_options, recipe_usage, shipped_recipes
+from mupscale.system import pausing_garbage_collection, print_at_once, printable, read_regular, show, wrap_text
 
 if TYPE_CHECKING:
     from mupscale.train import Recipe, Result, StoredRecipe
@@ -81,6 +82,25 @@ Plot the losses of several runs in one picture, with marks where they grew.
     (Section("mupscale.train.draw_curves", skip=frozenset({"runs"})),),
     needs=("matplotlib",),
 )
+
+RECIPES = CommandLine(
+    "recipes",
+    "list the recipes that come with mupscale",
+    "",
+    "List the recipes that come with mupscale, each with what it trains.",
+    (),
+)
+
+
+@RECIPES.command
+def recipes_command(words: list[str]) -> int:
+    """mupscale recipes."""
+    for name, path in shipped_recipes().items():
+        first = path.read_text(encoding="utf-8").partition("\n")[0]
+        show(wrap_text(f"  {name:<24}{first.lstrip('# ')}", hanging=" " * 26))
+    show(wrap_text("mupscale train NAME trains one; mupscale train NAME --print-config shows it."))
+    return 0
+
 
 Beginning = Literal["new", "resume", "overwrite"]
 _STATUS = {"finished": 0, "diverged": 3, "interrupted": 130}
@@ -151,7 +171,11 @@ def read_run(words: Sequence[str]) -> Recipe:
                 f"mupscale train RECIPE --from {runs[0]} {option.shown} …"
             )
     _, options = RESUME.separate(words)
-    trust = _read_trust(option.value or "" for option in options if option.name == "trust") + stored.packages_if_own()
+    packages = [name for each in options if each.name == "trust" for name in (each.value or "").split(",")]
+    for name in packages:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise UsageError(f"--trust takes the name of a package or module, such as my_models, and not {name!r}")
+    trust = packages + stored.packages_if_own()
     options = [option for option in options if option.name != "trust"]
     values = {name: value for name, value in stored.to_json().items() if name in changeable}
     set_options(values, options, RESUME.sections())
@@ -161,33 +185,19 @@ def read_run(words: Sequence[str]) -> Recipe:
     return replace(changed, out=runs[0])
 
 
-def _read_trust(given: Iterable[str]) -> list[str]:
-    """The packages behind --trust, which may be given several times."""
-    packages = [name for names in given for name in names.split(",")]
-    for name in packages:
-        if not all(part.isidentifier() for part in name.split(".")):
-            raise UsageError(f"--trust takes the name of a package or module, such as my_models, and not {name!r}")
-    return packages
-
-
 def _stored_recipe(run: Path) -> StoredRecipe:
     """What the folder of a run says about it."""
     from mupscale.train import StoredRecipe
 
     if not (run / "recipe.json").exists() and (run / "stretches").is_dir():
-        raise UsageError(f"{run} holds a study, not a single run. To continue it, {_how_to_continue(run)}")
+        from mupscale.study import COMMAND_FILE
+
+        how = "repeat the command or the call that began it"
+        with suppress(OSError, UnicodeDecodeError):  # somebody else's command is shown, and never run
+            command = read_regular(run / COMMAND_FILE, 1 << 16).decode("utf-8").strip()
+            how = f"repeat its command where you gave it: {printable(command)}"
+        raise UsageError(f"{run} holds a study, not a single run. To continue it, {how}")
     try:
         return StoredRecipe.read(run / "recipe.json")
     except OSError as error:
         raise UsageError(f"{run} is not the folder of a run: cannot read its recipe.json ({error.strerror})") from None
-
-
-def _how_to_continue(study: Path) -> str:
-    """The command that began a study, or that there is none; somebody else's is shown, and never run."""
-    from mupscale.study import COMMAND_FILE
-
-    try:
-        command = read_regular(study / COMMAND_FILE, 1 << 16).decode("utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return "repeat the command or the call that began it"
-    return f"repeat its command where you gave it: {printable(command)}"

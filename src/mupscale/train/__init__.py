@@ -14,8 +14,6 @@ from mupscale.train.callbacks import Callback, JsonLines, TensorBoard, WeightsAn
 from mupscale.train.class_paths import Spec, import_path, load_of_kind
 from mupscale.train.dcp_folders import DcpFolder, load_dcp, load_dcp_model, save_dcp
 from mupscale.train.dcp_growth import (
-    DcpComparison,
-    DcpUpscaled,
     compare_dcp,
     describe_dcp_growth,
     upscale_dcp,
@@ -44,7 +42,6 @@ from mupscale.train.run_folder import RunFolder, find_checkpoint, step_of
 from mupscale.train.run_models import check_copies, grow_model, init_member
 from mupscale.train.snapshot import RunState, read_snapshot, save_model_at, save_snapshot
 from mupscale.train.start import (
-    StartingModel,
     copy_checkpoint,
     describe_start,
     fingerprint_checkpoint,
@@ -58,9 +55,7 @@ __all__ = [
     "MOST_IN_A_ROW",
     "Callback",
     "Checkpoints",
-    "DcpComparison",
     "DcpFolder",
-    "DcpUpscaled",
     "Evaluation",
     "Filling",
     "Growth",
@@ -74,7 +69,6 @@ __all__ = [
     "Schedule",
     "Seeds",
     "Spec",
-    "StartingModel",
     "StopRequest",
     "StoredRecipe",
     "TensorBoard",

@@ -91,7 +91,6 @@ class Progress(Callback):
         self._last = 0, 0.0
 
     def begin(self, run: RunInProgress) -> None:
-        """Throughput is counted from here on."""
         self._last = run.step, time.monotonic()
 
     def metrics(self, run: RunInProgress, record: Record) -> None:
@@ -108,11 +107,9 @@ class Progress(Callback):
             self.display.note(f"step {step}  {shown}", f"step {step}/{self.steps}  {shown}")
 
     def note(self, text: str) -> None:
-        """A line."""
         self.display.note(text)
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
         self.display.close()
 
 
@@ -131,47 +128,17 @@ class JsonLines(Callback):
         self.path = None if path is None else Path(path)
 
     def begin(self, run: RunInProgress) -> None:
-        """Settle where the file is."""
         if self.path is None:
             self.path = _folder(run, "JsonLines", "path") / "metrics-copy.jsonl"
         make_folder(self.path.parent)
 
     def metrics(self, run: RunInProgress, record: Record) -> None:
-        """One line."""
         assert self.path is not None
         append_line(self.path, record)
 
 
-class TensorBoardWriter:
-    """Writes every number of a record of metrics as `kind/name`."""
-
-    def __init__(self, folder: Path, step: int) -> None:
-        check_installed(["tensorboard"], "tensorboard: true")
-        try:
-            module = import_module("torch.utils.tensorboard")
-        except ImportError:  # a part of it is missing
-            raise MupscaleError("tensorboard: true needs tensorboard: pip install 'mupscale[plots]'") from None
-        first = step + 1  # what a kill left of later steps comes again
-        self.writer = module.SummaryWriter(str(folder), purge_step=first)
-
-    def write(self, record: Record) -> None:
-        """One record."""
-        for name, value in numbers_of(record).items():
-            self.writer.add_scalar(name, value, record["step"])
-
-    def close(self) -> None:
-        """Flush."""
-        self.writer.close()
-
-
-def numbers_of(record: Record) -> dict[str, float]:
-    """The numbers of a record of metrics as kind/name, but for the step at which they are."""
-    kind = record["kind"]
-    return {f"{kind}/{n}": v for n, v in record.items() if isinstance(v, int | float) and n != "step"}
-
-
 class TensorBoard(Callback):
-    """Writes every number of the metrics for TensorBoard. folder: by default the run's own.
+    """Writes every number of the metrics as `kind/name` for TensorBoard. folder: by default the run's own.
 
     >>> TensorBoard("boards/mine").folder
     'boards/mine'
@@ -179,22 +146,34 @@ class TensorBoard(Callback):
 
     def __init__(self, folder: str | None = None) -> None:
         self.folder = folder
-        self.writer: TensorBoardWriter | None = None
+        self.writer: Any = None
 
     def begin(self, run: RunInProgress) -> None:
-        """Open the files."""
-        folder = _folder(run, "TensorBoard", "folder") if self.folder is None else Path(self.folder)
-        self.writer = TensorBoardWriter(folder, run.step)
+        self.open(_folder(run, "TensorBoard", "folder") if self.folder is None else Path(self.folder), run.step)
 
-    def metrics(self, run: RunInProgress, record: Record) -> None:
-        """One record."""
-        assert self.writer is not None
-        self.writer.write(record)
+    def open(self, folder: Path, step: int) -> None:
+        """Write into this folder, where what a kill left of later steps comes again."""
+        check_installed(["tensorboard"], "tensorboard: true")
+        try:
+            module = import_module("torch.utils.tensorboard")
+        except ImportError:  # a part of it is missing
+            raise MupscaleError("tensorboard: true needs tensorboard: pip install 'mupscale[plots]'") from None
+        self.writer = module.SummaryWriter(str(folder), purge_step=step + 1)
+
+    def metrics(self, run: RunInProgress | None, record: Record) -> None:
+        for name, value in numbers_of(record).items() if self.writer is not None else ():
+            self.writer.add_scalar(name, value, record["step"])
 
     def close(self) -> None:
-        """Flush."""
         if self.writer is not None:
             self.writer.close()
+            self.writer = None
+
+
+def numbers_of(record: Record) -> dict[str, float]:
+    """The numbers of a record of metrics as kind/name, but for the step at which they are."""
+    kind = record["kind"]
+    return {f"{kind}/{n}": v for n, v in record.items() if isinstance(v, int | float) and n != "step"}
 
 
 class WeightsAndBiases(Callback):
@@ -213,17 +192,14 @@ class WeightsAndBiases(Callback):
         self.run: Any = None
 
     def begin(self, run: RunInProgress) -> None:
-        """Open the run there."""
         wandb = require("wandb", reason="WeightsAndBiases needs wandb")
         name = {} if run.recipe.out is None else {"name": Path(run.recipe.out).name}
         self.run = wandb.init(**{"config": run.recipe.to_json(), "resume": "allow", **name, **self.init})
 
     def metrics(self, run: RunInProgress, record: Record) -> None:
-        """Numbers, as kind/name at the run's step."""
         self.run.log(numbers_of(record), step=int(record["step"]))
 
     def end(self, run: RunInProgress, record: Record) -> None:
-        """Close the run there."""
         self.run.finish(exit_code=0 if record.get("status") == "finished" else 1)
 
 

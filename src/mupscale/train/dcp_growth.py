@@ -541,8 +541,16 @@ def compare_dcp(
     """
     before, after = DcpFolder(small), DcpFolder(large)
     expected: DcpContent = before
-    record = _read_record(after.path)
-    if record is not None:
+    record, file = None, after.path / RECORD_FILE
+    if file.exists():
+        try:
+            record = read_json(file)
+            if record["format"] != _FORMAT or not {"plan", "growth", "seed", "from", "to"} <= record.keys():
+                raise KeyError("format")
+        except (OSError, ValueError, KeyError, TypeError, MupscaleError) as error:
+            raise MupscaleError(
+                f"{file} is not what mupscale upscale wrote ({type(error).__name__}: {error})"
+            ) from None
         plan, growth, seed = Plan.from_json(json.dumps(record["plan"])), Growth(0, **record["growth"]), record["seed"]
         strangers = [name for name in before.model if name not in plan.old_names]
         if build is None and strangers:
@@ -600,19 +608,6 @@ def _differences(expected: DcpContent, found: DcpContent) -> Iterator[tuple[str,
         one, another = (each.raw(name) if name in each.objects else None for each in (expected, found))
         if one != another and (None in (one, another) or _seen(one) != _seen(another) or _seen(one) == _seen(b"")):
             yield name, _seen(one), _seen(another)
-
-
-def _read_record(folder: Path) -> dict[str, Any] | None:
-    file = folder / RECORD_FILE
-    if not file.exists():
-        return None
-    try:
-        record: dict[str, Any] = read_json(file)
-        if record["format"] != _FORMAT or not {"plan", "growth", "seed", "from", "to"} <= record.keys():
-            raise KeyError("format")
-        return record
-    except (OSError, ValueError, KeyError, TypeError, MupscaleError) as error:
-        raise MupscaleError(f"{file} is not what mupscale upscale wrote ({type(error).__name__}: {error})") from None
 
 
 def _seen(value: Any) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-
-from torch.optim import Optimizer
 
 from mupscale.core import WidthLike
 from mupscale.family import Family
@@ -41,9 +40,15 @@ def lightning_growth(
     """
     if width is None and depth is None:
         raise MupscaleError("lightning_growth needs the size to grow to: give width, depth, or both")
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        with suppress(ImportError):
+            callback: Any = import_module(name).Callback
+            break
+    else:
+        raise MupscaleError("lightning_growth needs Lightning: pip install lightning")
     settings: dict[str, Any] = {"width": width, "depth": depth, "grow": grow, "noise": noise, "lr": lr, "seed": seed}
 
-    class GrowNetwork(_callback_base()):  # type: ignore[misc]
+    class GrowNetwork(callback):  # type: ignore[misc]
         """The growth, once."""
 
         done = False
@@ -59,7 +64,11 @@ def lightning_growth(
             wide, grown = family.upscale(getattr(pl_module, attribute), optimizer, **settings)
             assert grown is not None
             for config in trainer.lr_scheduler_configs:
-                _grow_in_place(config.scheduler, optimizer, grown)
+                scheduler, widened = config.scheduler, widen_scheduler(config.scheduler, grown)
+                for inner in getattr(widened, "_schedulers", ()):  # of SequentialLR: they act on Lightning's, too
+                    inner.optimizer = optimizer
+                scheduler.__dict__.update({n: v for n, v in vars(widened).items() if n not in ("optimizer", "step")})
+                scheduler.__class__ = type(widened)  # which may have a floor for each group
             optimizer.param_groups, optimizer.state = grown.param_groups, grown.state
             setattr(pl_module, attribute, wide)
             self._save(trainer, "wide")
@@ -69,22 +78,3 @@ def lightning_growth(
                 trainer.save_checkpoint(Path(folder) / f"step-{trainer.global_step}-{which}.ckpt")
 
     return GrowNetwork()
-
-
-def _grow_in_place(scheduler: Any, optimizer: Optimizer, grown: Optimizer) -> None:
-    """The schedule of the optimizer that Lightning holds, for the groups that it is given."""
-    widened = widen_scheduler(scheduler, grown)
-    for inner in getattr(widened, "_schedulers", ()):  # of SequentialLR: they act on Lightning's optimizer, too
-        inner.optimizer = optimizer
-    scheduler.__dict__.update({n: v for n, v in vars(widened).items() if n not in ("optimizer", "step")})
-    scheduler.__class__ = type(widened)  # which may have a floor for each group
-
-
-def _callback_base() -> Any:
-    """Lightning's Callback, under whichever name it is installed."""
-    for name in ("lightning.pytorch", "pytorch_lightning"):
-        try:
-            return import_module(name).Callback
-        except ImportError:
-            continue
-    raise MupscaleError("lightning_growth needs Lightning: pip install lightning")

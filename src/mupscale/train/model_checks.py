@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -57,7 +58,7 @@ def cost_per_example(family: Family, width: WholeWidth, data: Data, recipe: Reci
     known = _COUNTED.setdefault(family, {})
     key = Width.of(width).label, tuple(x.shape), x.dtype, recipe.dtype()
     if key not in known:
-        known[key] = _count_without_memory(family, width, x, recipe) or _count_on_weights(family, width, x, recipe)
+        known[key] = _count_any_way(family, width, x, recipe)
     if (counted := known[key]) is None:
         return None
     cost, outputs = counted
@@ -70,18 +71,13 @@ def cost_per_example(family: Family, width: WholeWidth, data: Data, recipe: Reci
     return cost
 
 
-def _count_without_memory(family: Family, width: WholeWidth, x: Tensor, recipe: Recipe) -> _Counted | None:
-    try:
-        return _count(family.sketch(width).to("meta", recipe.dtype()), x.to("meta"))
-    except Exception:  # a model that needs values
-        return None
-
-
-def _count_on_weights(family: Family, width: WholeWidth, x: Tensor, recipe: Recipe) -> _Counted | None:
-    """The same on a model that is built, unless that takes more than half of the memory.
+def _count_any_way(family: Family, width: WholeWidth, x: Tensor, recipe: Recipe) -> _Counted | None:
+    """On a model without memory; on one that is built where it needs values, unless it takes more than half of memory.
 
     An error where the model cannot take the example at all: it is no matter of counting then.
     """
+    with suppress(Exception):  # a model that needs values
+        return _count(family.sketch(width).to("meta", recipe.dtype()), x.to("meta"))
     model = None
     try:
         if 2 * _count_parameters(family, width) * recipe.dtype().itemsize > (available_memory() or 0):

@@ -60,7 +60,14 @@ def make_objective(runner: nn.Module, recipe: Recipe, device: torch.device) -> C
         x = cast_input(x, recipe)
         with explaining(lambda: _what_failed(recipe, runner, x, y)):
             value = compiled(x, y)
-        _check_loss(recipe.loss, value)
+        if not isinstance(value, Tensor):
+            raise MupscaleError(f"the loss {recipe.loss} gives a {type(value).__name__}, not a tensor of one number")
+        if value.dim():
+            raise MupscaleError(f"the loss {recipe.loss} gives shape {tuple(value.shape)}, not one number")
+        if not value.requires_grad:
+            raise MupscaleError(
+                f"the loss {recipe.loss} does not depend on the model's weights, so the model cannot learn from it"
+            )
         return value
 
     return objective
@@ -111,18 +118,6 @@ def _shown(values: Tensor) -> str:
     if values.is_floating_point() or not values.numel():
         return shape
     return f"{shape} from {int(values.min())} to {int(values.max())}"
-
-
-def _check_loss(path: str, loss: Any) -> None:
-    """One number, which depends on the model's weights."""
-    if not isinstance(loss, Tensor):
-        raise MupscaleError(f"the loss {path} gives a {type(loss).__name__}, not a tensor of one number")
-    if loss.dim():
-        raise MupscaleError(f"the loss {path} gives shape {tuple(loss.shape)}, not one number")
-    if not loss.requires_grad:
-        raise MupscaleError(
-            f"the loss {path} does not depend on the model's weights, so the model cannot learn from it"
-        )
 
 
 @torch.no_grad()

@@ -202,17 +202,14 @@ def _device(name: str) -> torch.device:
         try:
             torch.zeros(1, device=device)
         except Exception as error:
-            raise MupscaleError(f"device {name} cannot be used here: {_first_sentence(error)}") from None
+            reason = (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0]
+            raise MupscaleError(f"device {name} cannot be used here: {reason}") from None
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise MupscaleError("you asked for device cuda, but torch finds no GPU here: use device auto or cpu")
         if device.index is None:
             return torch.device("cuda", number_in_environment("LOCAL_RANK", 0))
     return device
-
-
-def _first_sentence(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0]
 
 
 def divide_by_size(sizes: Mapping[str, int], count: int) -> list[list[str]]:

@@ -241,8 +241,17 @@ class Recipe(Filling):
             object.__setattr__(self, "how", None)
         elif self.start is not None and self.how is None:
             object.__setattr__(self, "how", usual_how(self.noise))
-        self._name_sizes()
-        self._resolve_growth()
+        # where the width or the base names the model's argument, a plain number in the others means that, too
+        named = self.width if isinstance(self.width, dict) else self.base
+        for name in ("width", "base", "init_at", "start_width"):
+            if (size := getattr(self, name)) is not None:
+                object.__setattr__(self, name, sizes_like(size, named))
+        width, events = self.width, []
+        for growth in self.grow:
+            events.append(growth.resolved(width))
+            width = events[-1].width
+        if events != self.grow:
+            object.__setattr__(self, "grow", events)
         _check_words(self)
         _check_words(self.schedule, "schedule.")
         self._check_widths()
@@ -271,22 +280,6 @@ class Recipe(Filling):
         object.__setattr__(self, "grow", grow)
         object.__setattr__(self, "tuned_at", None)
 
-    def _name_sizes(self) -> None:
-        """Where the width or the base names the model's argument, give a plain number in the others that name, too."""
-        named = self.width if isinstance(self.width, dict) else self.base
-        for name in ("width", "base", "init_at", "start_width"):
-            if (width := getattr(self, name)) is not None:
-                object.__setattr__(self, name, sizes_like(width, named))
-
-    def _resolve_growth(self) -> None:
-        """Give every growth event its whole width."""
-        width, events = self.width, []
-        for growth in self.grow:
-            events.append(growth.resolved(width))
-            width = events[-1].width
-        if events != self.grow:
-            object.__setattr__(self, "grow", events)
-
     def _check_widths(self) -> None:
         widths = {"width": self.width, "base": self.base, "init_at": self.init_at}
         for what, width in {**widths, "from_width": self.start_width}.items():
@@ -301,7 +294,15 @@ class Recipe(Filling):
         for name, hint in _NUMBERS.items():
             if (value := attrgetter(name)(self)) is not None:
                 check_argument(hint, value, name)
-        self._check_start()
+        if "\0" in (self.start or ""):
+            raise MupscaleError("from contains a NUL character, which no path can have")
+        told = {"noise": self.noise, "from_width": self.start_width, "how": self.how is not None}
+        if self.start is None and any(told.values()):
+            raise MupscaleError(
+                f"{next(name for name, value in told.items() if value)} is for a run that starts from a checkpoint "
+                f"(from); to set how the model grows in the middle of a run, use grow"
+            )
+        self.build_operator()
         if "lr" not in self.optimizer.init_args:
             raise MupscaleError("the optimizer's init_args need lr, the learning rate at the base width")
         check_argument(NotNegative, self.optimizer.init_args["lr"], "the optimizer's lr")
@@ -314,17 +315,6 @@ class Recipe(Filling):
                 f"the schedule's warm-up ({self.schedule.warmup}) and decay ({self.schedule.decay}) are longer than "
                 f"the run's {self.steps} steps"
             )
-
-    def _check_start(self) -> None:
-        if "\0" in (self.start or ""):
-            raise MupscaleError("from contains a NUL character, which no path can have")
-        told = {"noise": self.noise, "from_width": self.start_width, "how": self.how is not None}
-        if self.start is None and any(told.values()):
-            raise MupscaleError(
-                f"{next(name for name, value in told.items() if value)} is for a run that starts from a checkpoint "
-                f"(from); to set how the model grows in the middle of a run, use grow"
-            )
-        self.build_operator()
 
     def _check_growth(self) -> None:
         step, width = 0, self.width
@@ -447,20 +437,8 @@ _NUMBERS: dict[str, Any] = {
 """What numbers of a recipe must be, by their names."""
 _IN_FILES = {"start": "from", "start_width": "from_width"}  # `from` is no name in Python
 MAY_CHANGE = frozenset(
-    [
-        "steps",
-        "accumulate",
-        "compile",
-        "evaluation",
-        "checkpoints",
-        "on_nonfinite",
-        "log_every",
-        "tensorboard",
-        "callbacks",
-        "device",
-        "parallel",
-        "out",
-    ]
+    {"steps", "accumulate", "compile", "evaluation", "checkpoints", "on_nonfinite"}
+    | {"log_every", "tensorboard", "callbacks", "device", "parallel", "out"}
 )
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -21,17 +18,7 @@ from mupscale.train.class_paths import Spec, load_of_kind
 _ROWS = 4  # on which small models are compared
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What a family depends on, and how it is made."""
-
-    key: Any
-    make: Callable[[], Family] = field(compare=False)
-
-
-@lru_cache(maxsize=8)
-def _kept(asked: _Asked) -> Family:
-    return asked.make()
+_KEPT: dict[Any, Family] = {}  # those of the last eight asked for
 
 
 def family_of(
@@ -42,18 +29,23 @@ def family_of(
     Where its modules do not tell what a parameter is, small models are run on a few examples, which show it. What has
     been found out about it (plans, initial values, whether copies are exact on these data) holds for all runs.
     """
-    make = partial(_make, model, data, base, init_at, RuleSet(depth=depth))
     try:
         plain = json.dumps([model.init_args, data.init_args, base, init_at, depth], sort_keys=True)
     except (TypeError, ValueError):  # arguments that are more than plain values
-        return make()
-    return _kept(_Asked((model.load(), data.load(), plain, torch.get_default_dtype()), make))
+        return _make(model, data, base, init_at, RuleSet(depth=depth))
+    key = (model.load(), data.load(), plain, torch.get_default_dtype())
+    family = _KEPT.pop(key) if key in _KEPT else _make(model, data, base, init_at, RuleSet(depth=depth))
+    _KEPT[key] = family
+    while len(_KEPT) > 8:
+        del _KEPT[next(iter(_KEPT))]
+    return family
 
 
 def _make(model: Spec, data: Spec, base: WholeWidth, init_at: WholeWidth | None, rules: RuleSet) -> Family:
     def build(*width: int | float, **widths: int | float) -> nn.Module:
-        if width and not _takes_width(target := model.load()):
-            names = list(inspect.signature(target).parameters) or ["ARGUMENT"]
+        takes = inspect.signature(model.load()).parameters if width else {}
+        if width and not any(one.name == "width" or one.kind is one.VAR_KEYWORD for one in takes.values()):
+            names = list(takes) or ["ARGUMENT"]
             raise MupscaleError(
                 f"{model.class_path} has no argument called width; it has {', '.join(names)}. Name the one that is its "
                 f"width, in width or in base, such as width: {{{names[0]}: {width[0]}}}. Plain numbers in grow, "
@@ -72,12 +64,6 @@ def _make(model: Spec, data: Spec, base: WholeWidth, init_at: WholeWidth | None,
         return family
     # of modules that do not tell, and of what writes into the residual stream, it is found by running small models
     return Family(build, base, init_at=init_at, rules=rules, inputs=few_examples(make_data(data)))
-
-
-def _takes_width(target: Any) -> bool:
-    """Whether a class or function has this argument, by name or among any that it takes."""
-    parameters = inspect.signature(target).parameters.values()
-    return any(one.name == "width" or one.kind is one.VAR_KEYWORD for one in parameters)
 
 
 def make_data(spec: Spec) -> Data:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from mupscale.core import Width
 from mupscale.plots import COLORS, GREY, figure, keep_extremes, save_figure
@@ -39,17 +39,34 @@ def draw_curves(runs: list[str], out: str = "curves.png", against: Against = "st
         'curves.svg'
     """
     held_out = loss == "held-out"
-    lines = [_read(RunFolder(run), "eval" if held_out else "train", against) for run in runs]
-    for run, (points, _) in zip(runs, lines, strict=True):
+    kind = "eval" if held_out else "train"
+    lines = []
+    for run in runs:
+        records = [record for record in RunFolder(run).each_record() if record.get(against) is not None]
+        points = [(record[against], record["loss"]) for record in records if record["kind"] == kind]
         if not points:
             raise MupscaleError(f"{run} has no {loss} loss against {against} to draw")
+        values = [math.nan if value is None else value for _, value in points]
+        points = [points[i] for i in keep_extremes(values, values, _MOST)]
+        lines.append((points, [record for record in records if record["kind"] == "grow"]))
     fig, ax = figure(8, 4.6)
     for number, (run, (points, growths)) in enumerate(zip(runs, lines, strict=True)):
         color = COLORS[number % len(COLORS)]
         style = {"color": color, "lw": 1.6, "marker": "o" if held_out else None, "ms": 3}
         ax.plot(*zip(*points, strict=True), label=Path(run).resolve().name, **style)
         for growth in growths:
-            _mark(ax, growth, growth[against], color, number)
+            at = growth[against]
+            ax.axvline(at, color=GREY, lw=0.8, ls="--", zorder=0)
+            ax.annotate(
+                f"→ {Width.of(growth['width']).phrase}",
+                (at, 0.97 - 0.05 * number),  # on a line of its own for every run
+                xycoords=("data", "axes fraction"),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="top",
+                fontsize=8,
+                color=color,
+            )
     ax.set_yscale("log")
     ax.yaxis.set_major_formatter("{x:.2g}")
     ax.yaxis.set_minor_formatter("{x:.2g}")
@@ -58,34 +75,3 @@ def draw_curves(runs: list[str], out: str = "curves.png", against: Against = "st
     ax.set_ylabel(f"{loss} loss")
     ax.legend(frameon=False, fontsize=9, loc="upper right")
     return save_figure(fig, Path(out))
-
-
-def _read(run: RunFolder, kind: str, against: Against) -> tuple[list[tuple[float, float]], list[dict[str, Any]]]:
-    """The points of a line that are drawn, and the growths to mark in it."""
-    points, growths = [], []
-    for record in run.each_record():
-        if record.get(against) is None:
-            continue
-        if record["kind"] == kind:
-            points.append((record[against], record["loss"]))
-        elif record["kind"] == "grow":
-            growths.append(record)
-    values = [math.nan if value is None else value for _, value in points]
-    return [points[i] for i in keep_extremes(values, values, _MOST)], growths
-
-
-def _mark(ax: Any, growth: dict[str, Any], at: float, color: str, row: int) -> None:
-    """A growth event: a dashed line, and the new width beside it, on a line of its own for every run."""
-    width = Width.of(growth["width"])
-    shown = width.phrase
-    ax.axvline(at, color=GREY, lw=0.8, ls="--", zorder=0)
-    ax.annotate(
-        f"→ {shown}",
-        (at, 0.97 - 0.05 * row),
-        xycoords=("data", "axes fraction"),
-        xytext=(4, 0),
-        textcoords="offset points",
-        va="top",
-        fontsize=8,
-        color=color,
-    )

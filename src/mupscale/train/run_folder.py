@@ -19,7 +19,7 @@ from mupscale.system import (
     remove,
     replace_text,
 )
-from mupscale.train.callbacks import TensorBoardWriter
+from mupscale.train.callbacks import TensorBoard
 from mupscale.train.metrics import Record, append_line, read_lines
 from mupscale.train.recipe import Recipe
 from mupscale.train.stored_recipes import StoredRecipe, sign_run, stored_values
@@ -35,7 +35,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.lock: RunLock | None = None
-        self.board: TensorBoardWriter | None = None
+        self.board = TensorBoard()
         self.is_own = False  # begun by this user, here: see sign_run
         self.made: list[Path] = []  # folders that were not there before, innermost first, while nothing is in them
 
@@ -59,15 +59,12 @@ class RunFolder:
         try:
             for folder in (self.path, make_folder(self.checkpoints)):
                 clear_leftovers(folder, alone=True)
-            self.is_own = not (self.path / "recipe.json").exists() or self._is_signed()
+            self.is_own = not (self.path / "recipe.json").exists()
+            with suppress(OSError, MupscaleError):
+                self.is_own = self.is_own or bool(StoredRecipe.read(self.path / "recipe.json").packages_if_own())
         except BaseException:
             self.release()
             raise
-
-    def _is_signed(self) -> bool:
-        with suppress(OSError, MupscaleError):
-            return bool(StoredRecipe.read(self.path / "recipe.json").packages_if_own())
-        return False
 
     def clear(self) -> None:
         """Remove the run that is there, and nothing that is no part of one."""
@@ -78,9 +75,9 @@ class RunFolder:
 
     def go_on(self, recipe: Recipe, step: int) -> None:
         """Write the recipe, and drop the metrics that will come again after so many steps."""
-        self._close_board()
+        self.board.close()
         if recipe.tensorboard:
-            self.board = TensorBoardWriter(self.path, step)
+            self.board.open(self.path, step)
         self.made = []  # to stay
         if self.is_own:
             sign_run(self.path, recipe)
@@ -91,8 +88,7 @@ class RunFolder:
     def write(self, record: Record) -> None:
         """A line of metrics."""
         append_line(self.metrics, record)
-        if self.board is not None:
-            self.board.write(record)
+        self.board.metrics(None, record)
 
     def sync(self) -> None:
         """See to it that the metrics so far are on the disk, before the checkpoint that covers them."""
@@ -111,18 +107,13 @@ class RunFolder:
 
     def release(self) -> None:
         """Let others train in the folder; where nothing was written there, nothing is left of it."""
-        self._close_board()
+        self.board.close()
         if self.lock is not None:
             self.lock.release()
             self.lock = None
         with suppress(OSError):  # the first that is not empty
             for folder in self.made:
                 folder.rmdir()
-
-    def _close_board(self) -> None:
-        if self.board is not None:
-            self.board.close()
-            self.board = None
 
     # ------------------------------------------------------------------------------------------- what is there
 

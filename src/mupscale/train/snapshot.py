@@ -98,17 +98,24 @@ def save_snapshot(
     if not processes.sharded:
         checkpoint.save(path, model, optimizer, plan, **extra)
         return
-    temporary = path.with_name(f".{path.name}.tmp")
-    what = f"the checkpoint {path} could not be written"
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
-    def make_empty() -> None:
-        remove(temporary)
-        make_folder(temporary)
-
+    temporary, what = path.with_name(f".{path.name}.tmp"), f"the checkpoint {path} could not be written"
+    tensors: dict[str, Any] = {**_model_tensors(model)}
+    others: dict[str, dict[str, Any]] = {}  # of the optimizer's state what is no tensor
+    for name, p in naming.parameters(model).items():
+        state = optimizer.state.get(p, {})
+        tensors |= {f"optimizer.{name}/{key}": value for key, value in state.items() if isinstance(value, Tensor)}
+        others[name] = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
+    header = {"state": others, "param_groups": optimizer.state_dict()["param_groups"]}
     try:
-        processes.by_main(make_empty, what)
-        _write_shards(temporary, model, optimizer, what)
-        checkpoint.save_states(temporary / _HEADER, {}, _without_tensors(model, optimizer), plan, extra)
+        processes.by_main(lambda: remove(temporary), what)
+        processes.by_main(lambda: make_folder(temporary), what)
+        with explaining_torch(what, "; the one before is whole"):
+            writer = HuggingFaceStorageWriter(str(temporary / _SHARDS), save_distributed=True)
+            save_shards(tensors, storage_writer=writer)
+        checkpoint.save_states(temporary / _HEADER, {}, header, plan, extra)
         processes.by_main(lambda: move(temporary, path), what)
     except MupscaleError:  # all processes fail here, or none
         with suppress(OSError):
@@ -208,19 +215,6 @@ def read_snapshot(path: Path) -> Snapshot:
     return Snapshot(path, checkpoint.load(path / _HEADER if path.is_dir() else path))
 
 
-def _write_shards(folder: Path, model: nn.Module, optimizer: Optimizer, what: str) -> None:
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-    from torch.distributed.checkpoint.state_dict_saver import save as save_shards
-
-    state: dict[str, Any] = {**_model_tensors(model)}
-    for name, p in naming.parameters(model).items():
-        for key, value in optimizer.state.get(p, {}).items():
-            if isinstance(value, Tensor):
-                state[f"optimizer.{name}/{key}"] = value
-    with explaining_torch(what, "; the one before is whole"):
-        save_shards(state, storage_writer=HuggingFaceStorageWriter(str(folder / _SHARDS), save_distributed=True))
-
-
 def _reader(folder: Path) -> Any:
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
@@ -245,12 +239,3 @@ def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
     for name, tensor in naming.unwrap(model).state_dict(keep_vars=True).items():
         tensors.setdefault(id(tensor), (f"model.{naming.canonical(name)}", tensor.detach()))
     return dict(tensors.values())
-
-
-def _without_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """The optimizer's groups, and of its state what is no tensor."""
-    state = {
-        name: {key: value for key, value in optimizer.state.get(p, {}).items() if not isinstance(value, Tensor)}
-        for name, p in naming.parameters(model).items()
-    }
-    return {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}

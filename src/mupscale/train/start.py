@@ -73,20 +73,16 @@ def names_without_decay(model: nn.Module, plan: Plan, words: Sequence[str]) -> s
     norms = {path for path, module in naming.modules(model).items() if "norm" in type(module).__name__.lower()}
     spared = set[str]()
     for word in words:
-        matching = {name for name in plan.parameters if _is_meant(name, word, norms)}
+        matching = {name for name in plan.parameters if fnmatchcase(name, word)}
+        if word == "bias":
+            matching = {name for name in plan.parameters if name.rpartition(".")[2].startswith("bias")}
+            matching |= {name for name in plan.parameters if name.endswith("bias")}
+        elif word == "norm":
+            matching = {name for name in plan.parameters if name.rpartition(".")[0] in norms}
         if not matching:
             raise MupscaleError(f"no_decay: {word} matches no parameter: give bias, norm, or a pattern such as *.bias")
         spared |= matching
     return spared
-
-
-def _is_meant(name: str, word: str, norms: set[str]) -> bool:
-    path, _, last = name.rpartition(".")
-    if word == "bias":
-        return last.startswith("bias") or last.endswith("bias")
-    if word == "norm":
-        return path in norms
-    return fnmatchcase(name, word)
 
 
 def starting_point(

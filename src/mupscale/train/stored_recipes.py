@@ -189,7 +189,7 @@ class StoredRecipe:
                     doubt = look(what, spec)
                 except MupscaleError as error:
                     raise MupscaleError(f"{self.path}: {what}: {error}") from None
-                if doubt is not None and not _is_trusted(doubt.code, trust):
+                if doubt is not None and not any(f"{doubt.code}.".startswith(f"{name}.") for name in trust):
                     raise MupscaleError(f"{self.path} {doubt.words}, add --trust {doubt.package}")
         return self._recipe
 
@@ -200,10 +200,6 @@ class _Doubt(NamedTuple):
     words: str
     code: str
     package: str
-
-
-def _is_trusted(path: str, trust: Collection[str]) -> bool:
-    return any(path == name or path.startswith(f"{name}.") for name in trust)
 
 
 def _doubt_name(what: str, spec: Spec) -> _Doubt | None:

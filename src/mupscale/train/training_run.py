@@ -187,7 +187,9 @@ class TrainingRun:
                 self._note(f"resumed after step {self.step} from {folder.last()}{finished}")
             elif resume and (folder.path / "recipe.json").exists():
                 self._note(f"{folder.path} has no checkpoint yet: starting over from step 0")
-            self._write(lambda: self._open(folder, overwrite), folder.path)
+            if overwrite:  # after every other check: a run that is refused changes no file
+                self._write(folder.clear, folder.path)
+            self._write(lambda: folder.go_on(recipe, self.step), folder.path)
         now = torch.get_num_threads()
         if self.processes.device.type == "cpu" and threads not in (None, now):
             self._note(
@@ -198,12 +200,6 @@ class TrainingRun:
             self._note(f"{recipe.steps:,} steps of {recipe.batch:,} are {epochs}")
         self._began = self._saved = time.monotonic()
         self._tell("begin")
-
-    def _open(self, folder: RunFolder, overwrite: bool) -> None:
-        """Open the files of metrics, after every other check: a run that is refused changes no file."""
-        if overwrite:
-            folder.clear()
-        folder.go_on(self.recipe, self.step)
 
     def _stand(self, at_last: bool) -> int | None:
         """Take up the model and the optimizer of the newest checkpoint, or of the start where there is none.
@@ -320,10 +316,11 @@ class TrainingRun:
         self._train_step()
         last = self.step == recipe.steps
         logging = last or self.step % recipe.log_every == 0
-        if logging:
-            self._log()
-        elif len(self.losses.pending) >= _SETTLE_EVERY:
+        if logging or len(self.losses.pending) >= _SETTLE_EVERY:
             self._settle()
+        if logging and self.losses.finite:
+            more = {"grad_norm": self.norms.flush()} if self.norms.settled else {}
+            self._record("train", loss=self.losses.flush(), lr=self.rate, width=self.width, **more)
         if not self.losses.finite or self.nonfinite.is_hopeless:
             return "diverged"
         evaluating = last or _is_due(self.step, recipe.evaluation.every)
@@ -371,7 +368,8 @@ class TrainingRun:
             if recipe.clip is not None:
                 self.norms.add(clip_grad_norm_(self.model, recipe.clip, self.plan))
             self._set_rates()
-            with explaining(self._describe_step):
+            what = f"{recipe.optimizer.class_path} cannot take a step with a learning rate of {self.rate:g}"
+            with explaining(lambda: what):
                 self.optimizer.step()
         for group in self.optimizer.param_groups:  # zero_grad takes as long as a small layer
             for parameter in group["params"]:
@@ -381,9 +379,6 @@ class TrainingRun:
         self.flops += (self.flops_per_example or 0.0) * recipe.batch
         if skipped:
             self._record("skip")
-
-    def _describe_step(self) -> str:
-        return f"{self.recipe.optimizer.class_path} cannot take a step with a learning rate of {self.rate:g}"
 
     def _set_rates(self) -> None:
         rate = self.lr * self.recipe.schedule.at(self.step, self.recipe.steps)
@@ -435,12 +430,6 @@ class TrainingRun:
         self._settle()
         finite = has_finite_state(self.model, self.optimizer, self.processes)
         return self.losses.finite and finite
-
-    def _log(self) -> None:
-        self._settle()
-        if self.losses.finite:
-            more = {"grad_norm": self.norms.flush()} if self.norms.settled else {}
-            self._record("train", loss=self.losses.flush(), lr=self.rate, width=self.width, **more)
 
     def _record(self, kind: str, **values: Any) -> None:
         """One line of metrics, with where the run stands."""
