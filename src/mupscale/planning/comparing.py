@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -30,7 +31,6 @@ from mupscale.planning.tracing import (
     generic_numbers,
     gradient_loss,
     in_float64,
-    outputs_in_float64,
     run_in_float64,
     run_on_batch,
     saved_tensors,
@@ -125,6 +125,19 @@ def _streamed(original: nn.Module, write: Write, in_blocks: bool) -> nn.Module:
         for p in parameters:
             write(names[id(p)], p.detach())
 
+    def filling(forward: Callable[..., Any], own: Sequence[nn.Parameter]) -> Callable[..., Any]:
+        """A block's forward pass behind the filling of its weights; both are done once more for the backward pass."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            fill(own)
+            return forward(*args, **kwargs)
+
+        def call_twice(*args: Any, **kwargs: Any) -> Any:
+            graph = torch.is_grad_enabled()
+            return checkpoint(call, *args, use_reentrant=False, **kwargs) if graph else call(*args, **kwargs)
+
+        return call_twice
+
     blocks = _blocks(model) if in_blocks else []
     most = max((sum(p.numel() for p in own) for _, own in blocks), default=0)
     memory = torch.empty(most, device=next((p.device for _, own in blocks for p in own), None))
@@ -133,7 +146,7 @@ def _streamed(original: nn.Module, write: Write, in_blocks: bool) -> nn.Module:
         for p in own:
             p.data = memory[start : start + p.numel()].view(p.shape)
             start += p.numel()
-        block.forward = _filling(block.forward, fill, own)
+        block.forward = filling(block.forward, own)
     within = {id(p) for _, own in blocks for p in own}
     rest = [p for p in model.parameters() if id(p) not in within]
     for p in rest:
@@ -142,26 +155,10 @@ def _streamed(original: nn.Module, write: Write, in_blocks: bool) -> nn.Module:
     return model
 
 
-def _filling(forward: Callable[..., Any], fill: Callable[[Any], None], own: Sequence[nn.Parameter]) -> Any:
-    """A block's forward pass behind the filling of its weights; both are done once more for the backward pass."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        fill(own)
-        return forward(*args, **kwargs)
-
-    def call_twice(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return call(*args, **kwargs)
-        return checkpoint(call, *args, use_reentrant=False, **kwargs)
-
-    return call_twice
-
-
 def tied_parameters(model: nn.Module) -> set[int]:
     """The parameters that several blocks, or other parts of the model, share."""
-    groups = naming.aliases(model.named_parameters(remove_duplicate=False))
-    shared = {group[0] for group in groups if len(group) > 1}
-    return {id(p) for name, p in naming.parameters(model).items() if name in shared}
+    counts = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    return {number for number, count in counts.items() if count > 1}
 
 
 def _blocks(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
@@ -173,9 +170,8 @@ def _blocks(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
         inside = any(path.startswith(f"{outer}.") or not outer for outer in lists)
         if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1 and not inside:
             lists.append(path)
-            for block in module:
-                if own := [p for p in block.parameters() if id(p) not in tied]:
-                    found.append((block, own))
+            own = ((block, [p for p in block.parameters() if id(p) not in tied]) for block in module)
+            found += [(block, parameters) for block, parameters in own if parameters]
     return found
 
 
@@ -184,6 +180,7 @@ class GenericPair:
 
     silent: they are put into the places of old units, with zeros elsewhere, as a growth by fresh units leaves them; and
     norms look at old units alone. Otherwise they are copied. in_blocks: large models hold the weights of one block.
+    new_units: as for _look_at_old_units_alone.
     """
 
     def __init__(
@@ -195,9 +192,10 @@ class GenericPair:
         *,
         silent: bool = False,
         in_blocks: bool = True,
+        new_units: list[Tensor] | None = None,
     ) -> None:
         self.plan, self.silent, self.is_large = plan, silent, is_large(narrow, wide)
-        self.models: tuple[nn.Module, nn.Module]
+        small: nn.Module
         if self.is_large:
             weights = naming.parameters(narrow)
 
@@ -207,103 +205,79 @@ class GenericPair:
             small = _streamed(narrow, lambda name, target: target.copy_(drawn(name)), in_blocks)
             large = _streamed(wide, lambda name, target: self._write(name, drawn(name), target), in_blocks)
             take_modes(large, narrow)
-            self.batch = tree_map(_in_single, batch)
+            self.batch = tree_map(lambda x: x.float() if isinstance(x, Tensor) and x.is_floating_point() else x, batch)
             self.weight: Callable[[str], Tensor] = drawn
+            ours, theirs = naming.buffers(small), naming.buffers(large)
         else:
             small, self.batch = in_float64(narrow, batch, generic=1)
             large, _ = in_float64(wide, (), like=narrow)
             self.weight = naming.parameters(small).__getitem__
-        self.models = small, large
-        self._make_wide()
-
-    @torch.no_grad()
-    def _make_wide(self) -> None:
-        small, large = self.models
-        theirs, ours = naming.buffers(large), naming.buffers(small)
-        if not self.is_large:
             ours, theirs = saved_tensors(small), saved_tensors(large)
-        for name, tensor in ours.items():
-            if (name in self.plan.parameters or name in self.plan.buffers) and tensor.is_floating_point():
-                self._write(name, tensor, theirs[name])
-        if self.silent:
-            look_at_old_units_alone(small, large, self.plan, self._kept)
+        self.models = small, large
+        with torch.no_grad():
+            for name, tensor in ours.items():
+                if (name in plan.parameters or name in plan.buffers) and tensor.is_floating_point():
+                    self._write(name, tensor, theirs[name])
+            if silent:
+                self._look_at_old_units_alone(new_units)
 
     def _write(self, name: str, weight: Tensor, target: Tensor) -> None:
-        entry = self.plan[name]
-        if not self.silent:
-            entry.widened(weight, target, factor=None if name in self.plan.parameters else entry.rule.weight)
-        elif name in self.plan.parameters:
-            target.zero_()[index_of_old(entry.narrow, entry.axes)] = keep(entry, weight)
+        entry, is_parameter = self.plan[name], name in self.plan.parameters
+        if self.silent:
+            old = _kept(entry, weight) if is_parameter else weight
+            target.zero_()[index_of_old(entry.narrow, entry.axes)] = old
         else:
-            target.zero_()[index_of_old(entry.narrow, entry.axes)] = weight
+            entry.widened(weight, target, factor=None if is_parameter else entry.rule.weight)
 
-    def _kept(self, name: str) -> Tensor:
-        return keep(self.plan[name], self.weight(name))
+    def _look_at_old_units_alone(self, new_units: list[Tensor] | None) -> None:
+        """Let the wide model's norms do to the old units what the narrow one's do, and give zeros for new ones.
 
-    def outputs(self) -> tuple[list[Tensor], list[Tensor]]:
+        new_units: a list that what the norms are given for new units is put into as they are called. With it
+        GroupNorms, which mix old and new units whatever these start at, are left as they are.
+        """
+        ours, theirs = map(naming.modules, self.models)
+        for name, kind in self.plan.norms.items():
+            path, entry = name.rpartition(".")[0], self.plan[name]
+            if not (kind in ("layer", "rms") or (kind == "group" and new_units is None)):
+                continue
+            own = naming.copy_model(ours[path])
+            for local, p in own.named_parameters(recurse=False):
+                full = f"{path}.{local}".lstrip(".")
+                p.data = _kept(self.plan[full], self.weight(full))
+            index = index_of_old(entry.narrow, entry.axes)[0]
+            new = is_new(entry.axes[0], entry.narrow[0]).nonzero()[:, 0]
+
+            def old_units_alone(
+                x: Tensor,
+                norm: nn.Module = own,
+                index: Any = index,
+                new: Tensor = new,
+                is_group: bool = kind == "group",
+                count: int = entry.wide[0],
+            ) -> Tensor:
+                dim = 1 if is_group or x.shape[-1] != count else -1  # some LayerNorms are of channels before positions
+                units = x.movedim(dim, -1)
+                if new_units is not None:
+                    new_units.append(units[..., new])
+                out = torch.zeros_like(units)
+                out[..., index] = norm(units[..., index].movedim(-1, dim)).movedim(dim, -1)
+                return out.movedim(-1, dim)
+
+            theirs[path].forward = old_units_alone
+
+    def outputs(self) -> list[list[Tensor]]:
         """Of both, the tensors of floating point that they return for the batch."""
-        ours, theirs = (self._outputs(model) for model in self.models)
-        return ours, theirs
-
-    def _outputs(self, model: nn.Module) -> list[Tensor]:
-        if not self.is_large:
-            return outputs_in_float64(model, self.batch)
-        with drawing(0, model.parameters()):
-            return [t for t in tensors_in(run_on_batch(model, self.batch)) if t.is_floating_point()]
+        outputs = []
+        for model in self.models:
+            with drawing(0, model.parameters()):
+                returned = run_on_batch(model, self.batch, in_double=not self.is_large)
+            outputs.append([t for t in tensors_in(returned) if t.is_floating_point()])
+        return outputs
 
 
-def _in_single(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-def keep(entry: Entry, weight: Tensor) -> Tensor:
+def _kept(entry: Entry, weight: Tensor) -> Tensor:
     """What becomes of a weight of old units beside fresh ones."""
     return weight * float(entry.keep) + float(entry.offset) * (float(entry.keep) - 1)
-
-
-def look_at_old_units_alone(
-    kept: nn.Module,
-    large: nn.Module,
-    plan: Plan,
-    weight: Callable[[str], Tensor] | None = None,
-    new_units: list[Tensor] | None = None,
-) -> None:
-    """Let the norms of the wide model do to the old units what the narrow one's do, and give zeros for new ones.
-
-    weight: of a norm of the narrow model, by its name, where it does not have its own.
-    new_units: a list that what the norms are given for new units is put into as they are called. With it GroupNorms,
-    which mix old and new units whatever these start at, are left as they are.
-    """
-    ours, theirs = naming.modules(kept), naming.modules(large)
-    for name, kind in plan.norms.items():
-        path, entry = name.rpartition(".")[0], plan[name]
-        if not (kind in ("layer", "rms") or (kind == "group" and new_units is None)):
-            continue
-        own = ours[path]
-        if weight is not None:
-            own = naming.copy_model(own)
-            for local, p in own.named_parameters(recurse=False):
-                p.data = weight(f"{path}.{local}".lstrip("."))
-        index = index_of_old(entry.narrow, entry.axes)[0]
-        new = is_new(entry.axes[0], entry.narrow[0]).nonzero()[:, 0]
-
-        def old_units_alone(
-            x: Tensor,
-            norm: nn.Module = own,
-            index: Any = index,
-            new: Tensor = new,
-            is_group: bool = kind == "group",
-            count: int = entry.wide[0],
-        ) -> Tensor:
-            dim = 1 if is_group or x.shape[-1] != count else -1  # some LayerNorms are of channels before positions
-            units = x.movedim(dim, -1)
-            if new_units is not None:
-                new_units.append(units[..., new])
-            out = torch.zeros_like(units)
-            out[..., index] = norm(units[..., index].movedim(-1, dim)).movedim(dim, -1)
-            return out.movedim(-1, dim)
-
-        theirs[path].forward = old_units_alone
 
 
 @dataclass

@@ -220,6 +220,15 @@ def _ask_alone(module: nn.Module, ask: Callable[[_Call], _Answer], otherwise: _A
             return otherwise
 
 
+def in_groups(names: Mapping[str, str], most: int) -> str:
+    """Names of parameters, each with a remark, in words: those that differ in numbers alone together."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, remark in names.items():
+        groups.setdefault((pattern_of_name(name), remark), []).append(name)
+    shown = [f"'{name_of_group(alike)}'{remark}" for (_, remark), alike in list(groups.items())[:most]]
+    return ", ".join(shown) + (f" and {len(groups) - most} more" if len(groups) > most else "")
+
+
 def check_certain(uncertain: Mapping[str, tuple[str, int]]) -> None:
     """Refuse parameters of which nobody can tell whether they are read along their width or give it, all at once.
 
@@ -227,21 +236,18 @@ def check_certain(uncertain: Mapping[str, tuple[str, int]]) -> None:
     """
     if not uncertain:
         return
-    groups: dict[tuple[str, str], list[str]] = {}
-    for name, (what, _) in uncertain.items():
-        groups.setdefault((pattern_of_name(name), what), []).append(name)
-    shown = [f"'{name_of_group(names)}' (in {what})" for (_, what), names in list(groups.items())[:_SHOWN]]
-    more = f" and {len(groups) - _SHOWN} more" if len(groups) > _SHOWN else ""
-    names, dim = next(iter(groups.values())), next(iter(uncertain.values()))[1]
-    local = names[0].rpartition(".")[2]
-    pattern = f"*.{local}" if len(names) > 1 and not local.isdigit() else names[0]
+    shown = in_groups({name: f" (in {what})" for name, (what, _) in uncertain.items()}, _SHOWN)
+    first, (what, dim) = next(iter(uncertain.items()))
+    alike = [n for n, (kind, _) in uncertain.items() if (pattern_of_name(n), kind) == (pattern_of_name(first), what)]
+    local = first.rpartition(".")[2]
+    pattern = f"*.{local}" if len(alike) > 1 and not local.isdigit() else first
     batch = "pass a small batch, inputs="
     say_it = (
         f"make the plan (mupscale.plan) or the Family with roles={{'{pattern}': mupscale.Role(out={dim})}} if it "
         f"is added or multiplied, and Role(in_={dim}) if it is summed over"
     )
     raise PlanError(
-        f"the modules do not show whether {', '.join(shown)}{more} is added to (or multiplied with) hidden units, or "
+        f"the modules do not show whether {shown} is added to (or multiplied with) hidden units, or "
         f"summed over them{ways_out('. To show it, ', inputs=batch, roles=say_it)}"
     )
 

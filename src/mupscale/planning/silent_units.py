@@ -23,8 +23,8 @@ from mupscale.core import Axis, Entry, Plan, Role, index_of_old, is_new, multipl
 from mupscale.planning.comparing import (
     GenericPair,
     are_close,
-    keep,
-    look_at_old_units_alone,
+    in_full_precision,
+    largest_number,
     relative_difference,
 )
 from mupscale.planning.from_modules import build_plan, find_role, find_uneven
@@ -33,10 +33,9 @@ from mupscale.planning.tracing import (
     differentiated,
     gradient_loss,
     gradients_of,
-    in_float64,
     outputs_in_float64,
     run_in_float64,
-    saved_tensors,
+    size_of,
     why_random,
 )
 from mupscale.planning.trials import Trials
@@ -75,22 +74,18 @@ def find_parting(
     small: nn.Module, large: nn.Module, batch: Any, plan: Plan, tolerance: float = _ALIKE
 ) -> Parting | None:
     """Where two models part of which the wide one holds the narrow one's weights in the places of old units."""
-    ours, theirs = (_outputs(model, batch) for model in (small, large))
+    with Recorder(small) as ours, Recorder(large) as theirs:
+        for model in (small, large):
+            run_in_float64(model, batch)
     last = ""
-    for path in ours:
+    for path, output in ours.outputs.items():
         weights = {name: entry for name, entry in plan.parameters.items() if name.rpartition(".")[0] == path}
-        off = _difference_at_old_units(ours[path], theirs.get(path), weights, tolerance)
+        off = _difference_at_old_units(output, theirs.outputs.get(path), weights, tolerance)
         if off is not None and not off <= tolerance:
             return Parting(path, last, weights, off)
         if off is not None and any(len(entry.narrow) > 1 for entry in weights.values()):
             last = path
     return None
-
-
-def _outputs(model: nn.Module, batch: Any) -> dict[str, Tensor]:
-    with Recorder(model) as recorder:
-        run_in_float64(model, batch)
-    return recorder.outputs
 
 
 def _difference_at_old_units(
@@ -260,107 +255,85 @@ def find_past_norms(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any)
 
     plan: for fresh units. Units that are zero where they are read count as made by a norm.
     """
-    with suppress(MupscaleError):  # the models do not run in float64, which does not keep them from growing
-        trial = _Trial(narrow, wide, plan, inputs)
-        writers = trial.find_writers()
-        if writers is None:
+    norms = [name for name, kind in plan.norms.items() if kind in ("layer", "rms")]
+    new_units: list[Tensor] = []  # that norms are given
+    with suppress(MupscaleError), in_full_precision():  # what does not run in float64 can grow all the same
+        pair = GenericPair(narrow, wide, plan, inputs, silent=True, new_units=new_units)
+        large = pair.models[1].requires_grad_(True)
+        _draw_new_units(pair, norms, ())
+
+        def run() -> list[Tensor]:
+            new_units.clear()
+            large.zero_grad()
+            return outputs_in_float64(large, pair.batch)
+
+        def found_writers() -> set[str] | None:
+            run()
+            return None if len(new_units) < len(norms) else _with_gradient(pair, new_units, "out")[1]
+
+        writers = differentiated(found_writers, [large])
+        if writers is None:  # a norm was not called as a module
             return None
-        return trial.past_norms(writers, trial.find_direct_readers(writers))
+        _draw_new_units(pair, norms, writers)
+        used, direct = differentiated(lambda: _with_gradient(pair, run(), "in_"), [large])
+        past = {
+            name: (
+                *(_growing(entry, entry.out) if name not in writers else ()),
+                *(_growing(entry, entry.in_) if name in direct else ()),
+            )
+            for name, entry in plan.parameters.items()
+            if name in used and name not in plan.norms
+        }
+        return {name: dims for name, dims in past.items() if dims}
     return None
 
 
-class _Trial:
-    """Both models in float64 with generic weights; norms look at the old units alone, and new inputs weigh nothing."""
+def _with_gradient(pair: GenericPair, results: list[Tensor], side: str) -> tuple[set[str], set[str]]:
+    """The wide parameters that are used, and those whose new units, on this side, change the results.
 
-    def __init__(self, narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> None:
-        self.plan = plan
-        small, self.batch = in_float64(narrow, inputs, generic=1)
-        self.large, _ = in_float64(wide, inputs, like=narrow)
-        self.kept = saved_tensors(small)
-        for name, weight in self.kept.items():
-            if name in plan.parameters:
-                weight.copy_(keep(plan[name], weight))
-        self.norms = [name for name, kind in plan.norms.items() if kind in ("layer", "rms")]
-        self.new_units: list[Tensor] = []
-        look_at_old_units_alone(small, self.large, plan, new_units=self.new_units)
-
-    def find_writers(self) -> set[str] | None:
-        """Parameters whose new outputs some norm reads; None where a norm was not called as a module."""
-        self._fill(writers=())
-
-        def found() -> set[str] | None:
-            self._run()
-            return None if len(self.new_units) < len(self.norms) else self._with_gradient(self.new_units, "out")
-
-        return differentiated(found, [self.large])
-
-    def find_direct_readers(self, writers: Collection[str]) -> set[str]:
-        """Parameters whose new inputs are not zero, where new units start as a lossless growth has them."""
-        self._fill(writers)
-        return differentiated(lambda: self._with_gradient(self._run(), "in_"), [self.large])
-
-    def past_norms(self, writers: Collection[str], direct: Collection[str]) -> dict[str, tuple[int, ...]]:
-        past: dict[str, tuple[int, ...]] = {}
-        for name, entry in self.plan.parameters.items():
-            if name in self.plan.norms or name not in self.used:
-                continue
-            unread = _growing(entry, entry.out) if name not in writers else ()
-            if dims := (*unread, *(_growing(entry, entry.in_) if name in direct else ())):
-                past[name] = dims
-        return past
-
-    def _run(self) -> list[Tensor]:
-        self.new_units.clear()
-        for p in self.large.parameters():
-            p.requires_grad_(True)
-            p.grad = None
-        return outputs_in_float64(self.large, self.batch)
-
-    def _with_gradient(self, results: list[Tensor], side: str) -> set[str]:
-        """The parameters whose new units, on this side, change the results."""
-        gradients = gradients_of(self.large, gradient_loss(results))
-        largest = max((float(g.abs().max()) for g in gradients.values() if g.numel()), default=0.0)
-        self.used = set(gradients)
-        return {
-            name
-            for name, gradient in gradients.items()
-            if _largest_at_new_units(gradient, self.plan.parameters[name], side) > _ROUNDING * largest
-        }
-
-    @torch.no_grad()
-    def _fill(self, writers: Collection[str]) -> None:
-        """Old units in their places; new ones drawn, and of the writers zero or the mean of the old ones."""
-        theirs, parameters = saved_tensors(self.large), naming.parameters(self.large)
-        generator = torch.Generator().manual_seed(2)
-        for name, weight in self.kept.items():
-            entry, target, old = (
-                self.plan[name],
-                theirs[name],
-                index_of_old(self.plan[name].narrow, self.plan[name].axes),
-            )
-            if name in parameters:
-                size = float(weight.square().mean().sqrt()) if weight.numel() else 0.0
-                target.copy_(torch.randn(target.shape, generator=generator, dtype=torch.float64) * size)
-                for d in _growing(entry, entry.in_):
-                    target.masked_fill_(_new(entry, d).to(target.device), 0.0)
-            target[old] = weight
-            if name in writers and len(entry.out) == 1:
-                self._start_new_outputs(target, entry)
-
-    def _start_new_outputs(self, target: Tensor, entry: Entry) -> None:
-        (dim,) = entry.out
-        units = (entry.narrow[dim], entry.wide[dim])
-        kinds = {self.plan.norms[n] for n in self.norms if _sizes(self.plan.parameters[n]) == units}
-        new = _new(entry, dim).to(target.device)
-        if kinds == {"rms"}:
-            target.masked_fill_(new, 0.0)
-        elif kinds:
-            old = places(entry.axes[dim], entry.narrow[dim]).to(target.device)
-            target.copy_(torch.where(new, target.index_select(dim, old).mean(dim, keepdim=True), target))
+    Of outputs it is new ones from old inputs (out), and old ones from new inputs (in_).
+    """
+    gradients = gradients_of(pair.models[1], gradient_loss(results))
+    level = _ROUNDING * max(map(largest_number, gradients.values()), default=0.0)
+    changing = set[str]()
+    for name, gradient in gradients.items():
+        entry = pair.plan.parameters[name]
+        ours, others = (entry.out, entry.in_) if side == "out" else (entry.in_, entry.out)
+        where = torch.zeros((1,) * gradient.dim(), dtype=torch.bool)
+        for d in _growing(entry, ours):
+            where = where | _new(entry, d)
+        for d in _growing(entry, others):
+            where = where & ~_new(entry, d)
+        if largest_number(gradient * where.to(gradient)) > level:
+            changing.add(name)
+    return set(gradients), changing
 
 
-def _sizes(entry: Entry) -> tuple[int, int]:
-    return entry.narrow[0], entry.wide[0]
+@torch.no_grad()
+def _draw_new_units(pair: GenericPair, norms: Collection[str], writers: Collection[str]) -> None:
+    """Draw what new units have; new inputs weigh nothing, and writers give what a lossless growth begins with.
+
+    That is zero where RMSNorms read it, and the mean of the old units where LayerNorms do.
+    """
+    generator = torch.Generator().manual_seed(2)
+    for name, target in naming.parameters(pair.models[1]).items():
+        entry = pair.plan.parameters[name]
+        index = index_of_old(entry.narrow, entry.axes)
+        weight = target[index].clone()
+        target.copy_(torch.randn(target.shape, generator=generator, dtype=torch.float64) * size_of(weight))
+        for d in _growing(entry, entry.in_):
+            target.masked_fill_(_new(entry, d).to(target.device), 0.0)
+        target[index] = weight
+        if name in writers and len(entry.out) == 1:
+            (dim,) = entry.out
+            sizes = entry.narrow[dim], entry.wide[dim]
+            read_by = {pair.plan.norms[n] for n in norms if (pair.plan[n].narrow[0], pair.plan[n].wide[0]) == sizes}
+            new = _new(entry, dim).to(target.device)
+            if read_by == {"rms"}:
+                target.masked_fill_(new, 0.0)
+            elif read_by:
+                old = places(entry.axes[dim], entry.narrow[dim]).to(target.device)
+                target.copy_(torch.where(new, target.index_select(dim, old).mean(dim, keepdim=True), target))
 
 
 def _growing(entry: Entry, dims: tuple[int, ...]) -> tuple[int, ...]:
@@ -371,14 +344,3 @@ def _new(entry: Entry, dim: int) -> Tensor:
     """Which units along a dimension are new, to be broadcast over the others."""
     new = is_new(entry.axes[dim], entry.narrow[dim])
     return new.reshape([-1 if d == dim else 1 for d in range(len(entry.wide))])
-
-
-def _largest_at_new_units(gradient: Tensor, entry: Entry, side: str) -> float:
-    """The largest gradient of new outputs from old inputs (out), or of old outputs from new inputs (in_)."""
-    ours, others = (entry.out, entry.in_) if side == "out" else (entry.in_, entry.out)
-    where = torch.zeros((1,) * gradient.dim(), dtype=torch.bool)
-    for d in _growing(entry, ours):
-        where = where | _new(entry, d)
-    for d in _growing(entry, others):
-        where = where & ~_new(entry, d)
-    return float((gradient.abs() * where.to(gradient)).max()) if gradient.numel() else 0.0

@@ -10,8 +10,8 @@ import random
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -518,20 +518,14 @@ def hooked(model: nn.Module, after: OnCall, before: OnCall | None = None) -> Ite
             handle.remove()
 
 
-def _readable_fields(output: Any) -> Iterator[tuple[str, Any]]:
-    """The fields of a dataclass; a config may refuse to read one that differs by layer."""
-    for each in fields(output):
-        try:
-            value = getattr(output, each.name)
-        except Exception:
-            continue
-        yield each.name, value
-
-
 def _plain(output: Any) -> Any:
     """Dataclass-like outputs of transformers, and dataclasses, as a dict, for the tree to look into."""
     if is_dataclass(output) and not isinstance(output, dict | type):
-        output = dict(_readable_fields(output))
+        readable = {}
+        for each in fields(output):
+            with suppress(Exception):  # a config may refuse to read a field that differs by layer
+                readable[each.name] = getattr(output, each.name)
+        output = readable
     if isinstance(output, dict):
         return {key: _plain(value) for key, value in output.items()}
     if isinstance(output, tuple | list):
@@ -560,23 +554,39 @@ class Recorder(AbstractContextManager["Recorder"]):
         self._hooks.__exit__(*error)
 
 
-_COPIES = {torch.ops.aten.clone.default}
 _SHAPES = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
 
 
 def without_copies(run: RecordedRun) -> RecordedRun:
-    """The run without copies of tensors that nothing is written into, its tensors numbered anew."""
+    """The run without copies of tensors that nothing is written into; numbers in the order in which tensors occur."""
     changed = _changed(run)
     same: dict[int, int] = {}  # the number of a copy: that of what it is a copy of
-    kept = []
+    numbers: dict[int, int] = {}
+
+    def new(number: int) -> int:
+        return numbers.setdefault(same.get(number, number), len(numbers))
+
+    def ref(x: Any) -> Any:
+        return Ref(new(x.number)) if isinstance(x, Ref) else x
+
+    operations = []
     for op in run.operations:
-        is_plain = not changed & {*op.refs, *op.results}
-        if is_plain and op.function in _COPIES:
+        is_plain, function = not changed & {*op.refs, *op.results}, op.function
+        if is_plain and function is torch.ops.aten.clone.default:
             same |= {number: same.get(op.refs[0], op.refs[0]) for number in op.results if number is not None}
-        else:
-            is_shape = is_plain and op.function in _SHAPES
-            kept.append(replace(op, function=torch.ops.aten.reshape.default) if is_shape else op)
-    return _renumbered(replace(run, operations=kept), same)
+            continue
+        if is_plain and function in _SHAPES:
+            function = torch.ops.aten.reshape.default
+        args, kwargs = tree_map(ref, (op.args, op.kwargs), is_leaf=lambda x: isinstance(x, Ref))
+        results = tuple(None if number is None else new(number) for number in op.results)
+        operations.append(Operation(function, args, kwargs, results, op.module))
+    return RecordedRun(
+        operations,
+        {new(number): leaf for number, leaf in run.leaves.items()},
+        {new(number): name for number, name in run.names.items()},
+        {new(number) for number in run.inputs},
+        [new(number) for number in run.outputs],
+    )
 
 
 def _changed(run: RecordedRun) -> set[int | None]:
@@ -590,32 +600,6 @@ def _changed(run: RecordedRun) -> set[int | None]:
             members = set[int | None]().union(*(groups.get(n, {n}) for n in (*op.refs, *op.results) if n is not None))
             groups |= {number: members for number in members if number is not None}
     return set[int | None]().union(*(groups.get(number, {number}) for number in written))
-
-
-def _renumbered(run: RecordedRun, same: dict[int, int]) -> RecordedRun:
-    """Numbers in the order in which tensors occur, so that equal runs have equal ones."""
-    numbers: dict[int, int] = {}
-
-    def new(number: int) -> int:
-        return numbers.setdefault(same.get(number, number), len(numbers))
-
-    def ref(x: Any) -> Any:
-        return Ref(new(x.number)) if isinstance(x, Ref) else x
-
-    def renumbered() -> Iterator[Operation]:
-        for op in run.operations:
-            args, kwargs = tree_map(ref, (op.args, op.kwargs), is_leaf=lambda x: isinstance(x, Ref))
-            results = tuple(None if number is None else new(number) for number in op.results)
-            yield replace(op, args=args, kwargs=kwargs, results=results)
-
-    operations = list(renumbered())
-    return RecordedRun(
-        operations,
-        {new(number): leaf for number, leaf in run.leaves.items()},
-        {new(number): name for number, name in run.names.items()},
-        {new(number) for number in run.inputs},
-        [new(number) for number in run.outputs],
-    )
 
 
 Shapes = Sequence[tuple[int, ...]]
@@ -663,18 +647,12 @@ def gradient_loss(outputs: Sequence[Tensor], narrow: Shapes | None = None, wide:
     for output, before, after in zip(outputs, narrow or same, wide or same, strict=True):
         grown = [d for d, (a, b) in enumerate(zip(before, after, strict=False)) if a != b]
         shape = [1 if d in grown else n for d, n in enumerate(output.shape)]
-        push = torch.randn(shape, generator=generator, dtype=output.dtype)
+        push = torch.randn(shape, generator=generator, dtype=output.dtype).to(output.device)
         if output.requires_grad:
-            loss = loss + (_mean(output, grown) * push.to(output.device)).sum().cpu()
+            if len(grown) == 1 and has_length_one(output, grown[0]):  # the copies are shorter the more there are
+                push = push * output.shape[grown[0]] ** 0.5
+            loss = loss + ((output.mean(grown, keepdim=True) if grown else output) * push).sum().cpu()
     return loss
-
-
-def _mean(output: Tensor, dims: list[int]) -> Tensor:
-    """Over these dimensions; of vectors of length 1, whose copies are shorter the more there are, in their own unit."""
-    if not dims:
-        return output
-    mean = output.mean(dims, keepdim=True)
-    return mean * output.shape[dims[0]] ** 0.5 if len(dims) == 1 and has_length_one(output, dims[0]) else mean
 
 
 def has_length_one(vectors: Tensor, dim: int = -1, slack: float = _UNIT) -> bool:

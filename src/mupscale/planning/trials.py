@@ -9,6 +9,7 @@ repeated. A batch that the model refuses, or that gives it no finite numbers, is
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mupscale.core import Role, naming
 from mupscale.planning.comparing import EMPTY, Shapes, in_full_precision, is_large, largest_number
-from mupscale.planning.first_guesses import is_certain_output
+from mupscale.planning.first_guesses import in_groups, is_certain_output
 from mupscale.planning.from_modules import find_role
 from mupscale.planning.miniatures import find_miniatures
 from mupscale.planning.tracing import (
@@ -34,7 +35,7 @@ from mupscale.planning.tracing import (
     record_run,
     run_in_float64,
 )
-from mupscale.system import MupscaleError, UncheckedPlan, name_of_group, pattern_of_name, warn
+from mupscale.system import MupscaleError, UncheckedPlan, warn
 
 _SEED = 8_117_359  # one that nobody takes: a tensor drawn like its neighbour would hide what tells them apart
 _ROWS = 8  # at least
@@ -63,6 +64,11 @@ class Leaves:
         """The first tensor of numbers, or of rows of a table: what the rest goes with."""
         drawn = (t for i, t in enumerate(self.tensors) if t.dim() and (t.is_floating_point() or i in tables))
         return next(drawn, next((t for t in self.tensors if t.dim()), None))
+
+    def drawn(self, tables: Mapping[int, int]) -> list[int]:
+        """The tensors that can have other numbers: those of floating point, and rows of tables."""
+        floats = [i for i, t in enumerate(self.tensors) if t.is_floating_point() and (t.dim() or all_alike(t))]
+        return sorted({*tables, *floats})
 
     def replaced(self, tensors: Sequence[Tensor]) -> Any:
         """The batch with these tensors."""
@@ -103,27 +109,6 @@ def has_one_position(tensor: Tensor) -> bool:
 
 Sizes = list[dict[int, int]]  # for every tensor, new sizes by dimension
 
-
-def _larger(lead: Tensor, tensors: Sequence[Tensor]) -> Iterator[tuple[Sizes, bool]]:
-    """More rows, then more positions, then both, as one tensor has them; others go along where sizes agree."""
-    rows = min(max(_ROWS, 4 * len(lead)), _MOST_ROWS)
-    more_rows = {0: rows} if rows > len(lead) else {}
-    options: list[tuple[dict[int, int], bool]] = [(more_rows, False)]
-    for length in _LENGTHS:
-        for dims in _position_dims(lead):
-            longer = {d: length(lead.shape[d]) for d in dims}
-            options += [(longer, True), (more_rows | longer, True)]
-    for wanted, is_longer in options:
-        for along in _ALONG:
-            yield [_sizes_along(lead, tensor, wanted, along) for tensor in tensors], is_longer
-
-
-def _position_dims(tensor: Tensor) -> list[tuple[int, ...]]:
-    """Where positions may be: behind the rows, last (channels first), or the sides of an image."""
-    by_dims: dict[int, list[tuple[int, ...]]] = {2: [(1,)], 3: [(1,), (2,)], 4: [(2, 3), (1,)], 5: [(2, 3, 4), (1,)]}
-    return by_dims.get(tensor.dim(), [])
-
-
 Along = Callable[[list[int], int, int], list[int]]
 _ALONG: tuple[Along, ...] = (
     lambda fitting, dim, dims: [d for d in fitting if d == dim],
@@ -133,21 +118,32 @@ _ALONG: tuple[Along, ...] = (
 """Of dimensions of one size (of so many in all), those that grow where another tensor grows along this one."""
 
 
-def _sizes_along(lead: Tensor, tensor: Tensor, wanted: Mapping[int, int], along: Along) -> dict[int, int]:
-    if tensor is lead:
-        return dict(wanted)
-    sizes = dict[int, int]()
-    for dim, size in wanted.items():
-        fitting = [d for d in range(tensor.dim()) if tensor.shape[d] == lead.shape[dim]]
-        sizes |= dict.fromkeys(along(fitting, dim, tensor.dim()), size)
-    return sizes
+def _larger(lead: Tensor, tensors: Sequence[Tensor]) -> Iterator[tuple[Sizes, bool]]:
+    """More rows, then more positions, then both, as one tensor has them; others go along where sizes agree."""
+    rows = min(max(_ROWS, 4 * len(lead)), _MOST_ROWS)
+    more_rows = {0: rows} if rows > len(lead) else {}
+    options: list[tuple[dict[int, int], bool]] = [(more_rows, False)]
+    for length, dims in itertools.product(_LENGTHS, _position_dims(lead)):
+        longer = {d: length(lead.shape[d]) for d in dims}
+        options += [(longer, True), (more_rows | longer, True)]
+
+    def sizes(tensor: Tensor, wanted: Mapping[int, int], along: Along) -> dict[int, int]:
+        if tensor is lead:
+            return dict(wanted)
+        found = dict[int, int]()
+        for dim, size in wanted.items():
+            fitting = [d for d in range(tensor.dim()) if tensor.shape[d] == lead.shape[dim]]
+            found |= dict.fromkeys(along(fitting, dim, tensor.dim()), size)
+        return found
+
+    for (wanted, is_longer), along in itertools.product(options, _ALONG):
+        yield [sizes(tensor, wanted, along) for tensor in tensors], is_longer
 
 
-def _drawn(leaves: Leaves, tables: Mapping[int, int]) -> list[int]:
-    """The tensors of a batch that can have other numbers: those of floating point, and rows of tables."""
-    return [
-        i for i, t in enumerate(leaves.tensors) if i in tables or (t.is_floating_point() and (t.dim() or all_alike(t)))
-    ]
+def _position_dims(tensor: Tensor) -> list[tuple[int, ...]]:
+    """Where positions may be: behind the rows, last (channels first), or the sides of an image."""
+    by_dims: dict[int, list[tuple[int, ...]]] = {2: [(1,)], 3: [(1,), (2,)], 4: [(2, 3), (1,)], 5: [(2, 3, 4), (1,)]}
+    return by_dims.get(tensor.dim(), [])
 
 
 def strengthened(leaves: Leaves, tables: Mapping[int, int], timid: bool = False) -> Iterator[tuple[Any, bool]]:
@@ -157,7 +153,7 @@ def strengthened(leaves: Leaves, tables: Mapping[int, int], timid: bool = False)
     timid: with small and positive numbers, where the model refused others.
     """
     generator = torch.Generator().manual_seed(_SEED)
-    changeable = _drawn(leaves, tables)
+    changeable = leaves.drawn(tables)
     alike = [i for i in changeable if all_alike(leaves.tensors[i])]
 
     def made(sizes: Sizes, changed: Collection[int]) -> Any:
@@ -257,17 +253,17 @@ def _growing_weights(narrow: nn.Module, wide: nn.Module) -> dict[str, list[int]]
     """
     ours, theirs = naming.parameters(narrow), naming.parameters(wide)
     growing = {
-        name: [d for d in range(p.dim()) if p.shape[d] != theirs[name].shape[d]]
+        name: dims
         for name, p in ours.items()
         if name in theirs and p.dim() == theirs[name].dim()
+        if (dims := [d for d in range(p.dim()) if p.shape[d] != theirs[name].shape[d]])
     }
-    growing = {name: dims for name, dims in growing.items() if dims}
+    matrices = [name for name in growing if ours[name].dim() > 1]
 
     def is_beside_a_weight(name: str) -> bool:
         path, _, local = name.rpartition(".")
-        within = f"{path}." if path else ""
         is_bias = ours[name].dim() == 1 and "bias" in local
-        return is_bias and any(ours[other].dim() > 1 and other.startswith(within) for other in growing)
+        return is_bias and any(other.startswith(f"{path}.".lstrip(".")) for other in matrices)
 
     return {name: dims for name, dims in growing.items() if not is_beside_a_weight(name)}
 
@@ -277,10 +273,6 @@ class Seen(NamedTuple):
 
     units: Mapping[tuple[str, int], Tensor]
     absent: frozenset[str]
-
-    def with_more(self, other: Seen) -> Seen:
-        """What the two show together."""
-        return Seen({key: mask | other.units[key] for key, mask in self.units.items()}, self.absent & other.absent)
 
     @property
     def lacking(self) -> float:
@@ -363,13 +355,13 @@ class Trials:
         if self._has_looked:
             return self
         self._has_looked = True
+        shown: Trials | _Strengthening
         if is_large(narrow, wide) and (mini := next(find_miniatures(narrow, wide, self.given), None)) is not None:
             with in_full_precision():
-                seen_small = Trials(mini.inputs).look(mini.narrow, mini.wide).renamed(mini.originals)
-            self.strong, self.unseen, self.parts = seen_small.strong, seen_small.unseen, seen_small.parts
+                shown = Trials(mini.inputs).look(mini.narrow, mini.wide).renamed(mini.originals)
         else:
-            search = _Strengthening(narrow, wide, self.given, gradients)
-            self.strong, self.unseen, self.parts = search.best, search.unseen, search.parts
+            shown = _Strengthening(narrow, wide, self.given, gradients)
+        self.strong, self.unseen, self.parts = shown.strong, shown.unseen, shown.parts
         return self
 
     def renamed(self, originals: Mapping[str, Sequence[str]]) -> Trials:
@@ -382,7 +374,8 @@ class Trials:
         """Say which parameters no batch has shown. roles: those that the user gave, who knows."""
         unseen, parts = ([n for n in names if find_role(roles or {}, n) is None] for names in (self.unseen, self.parts))
         if unseen or parts:
-            some = [_listed(unseen)] * bool(unseen) + [f"a part of {_listed(parts)}"] * bool(parts)
+            groups = [in_groups(dict.fromkeys(names, ""), _SHOWN) for names in (unseen, parts)]
+            some = [groups[0]] * bool(unseen) + [f"a part of {groups[1]}"] * bool(parts)
             stronger = "" if self.strong is None else ", nor on a stronger one that was drawn"
             warn(
                 f"the batch does not show whether the plan is right for {' and '.join(some)}: it changes no output on "
@@ -395,15 +388,16 @@ class Trials:
 class _Strengthening:
     """The search for a batch that leaves less unseen than the given one, if that leaves anything.
 
-    best: the batch, or None. unseen, parts: as in Trials.
+    strong: the batch, or None. unseen, parts: as in Trials.
     """
 
     def __init__(
         self, narrow: nn.Module, wide: nn.Module, given: Any, gradients: Mapping[str, Tensor] | None = None
     ) -> None:
         self.narrow, self.wide, self.growing = narrow, wide, _growing_weights(narrow, wide)
-        self.best, self.unseen, self.parts = None, list[str](), list[str]()
-        trained = all(naming.parameters(narrow)[name].requires_grad for name in self.growing)
+        self.strong, self.unseen, self.parts = None, list[str](), list[str]()
+        parameters = naming.parameters(narrow)
+        trained = all(parameters[name].requires_grad for name in self.growing)
         seen = self._seen_by(gradients) if gradients is not None and trained else self._see(given)
         if seen is None:
             return
@@ -411,33 +405,42 @@ class _Strengthening:
         is_short = any(map(has_one_position, leaves.tensors))
         if seen.lacking or is_short or any(all_alike(t) or has_equal_slices(t) for t in leaves.tensors):
             tables = find_tables(in_float64(narrow, given, generic=1)[0], leaves)
-            lead, drawn = leaves.lead(tables), [leaves.tensors[i] for i in _drawn(leaves, tables)]
+            lead, drawn = leaves.lead(tables), [leaves.tensors[i] for i in leaves.drawn(tables)]
             is_dull = any(all_alike(t) or (t is lead and has_equal_slices(t)) for t in drawn)
             if seen.lacking or is_short or is_dull:
                 seen, is_still_dull = self._strengthen(seen, leaves, tables, is_short, is_dull)
                 is_free = len(drawn) == len(leaves.tensors) and not is_still_dull
         effective = self._effective([name for name in seen.unseen if name in seen.absent], given)
-        self.unseen = [name for name in seen.unseen if name not in effective and not self._is_certain(name)]
+        modules = naming.modules(narrow)
+        for name in seen.unseen:
+            (path, _, local), dims = name.rpartition("."), self.growing[name]
+            # a gain's or an added token's growing axis has its units, whatever it is used for
+            is_certain = len(dims) == 1 and is_certain_output(modules[path], local, parameters[name], dims[0])
+            if name not in effective and not is_certain:
+                self.unseen.append(name)
         # where all of the batch could be changed, what is still unseen has no effect on any batch
         self.parts = [] if is_free else seen.parts
 
     def _strengthen(
-        self, seen: Seen, leaves: Leaves, tables: Mapping[int, int], is_short: bool, is_dull: bool
+        self, first: Seen, leaves: Leaves, tables: Mapping[int, int], is_short: bool, is_dull: bool
     ) -> tuple[Seen, bool]:
         """Try batches until one leaves nothing unseen: what all show together, and whether they are short or dull."""
-        first, lacks = seen, (float(is_dull + is_short), seen.lacking)
+        seen, lacks = first, (float(is_dull + is_short), first.lacking)
         is_taken = False
         for timid in (False, True):
             for batch, is_longer in () if is_taken else strengthened(leaves, tables, timid):
                 if not (first.lacking or is_dull or is_longer) or (shown := self._see(batch)) is None:
                     continue  # it has what is there already, or the model does not take it
                 is_taken = True
-                together = first.with_more(shown)
+                both = {key: mask | shown.units[key] for key, mask in first.units.items()}
+                together = Seen(both, first.absent & shown.absent)
                 now = float(is_short and not is_longer), together.lacking
-                if now < lacks and self._is_taken_by_wide(batch):
-                    self.best, seen, lacks = batch, together, now
-                    if not any(lacks):
-                        break
+                if now < lacks:
+                    with suppress(Exception), torch.no_grad():  # whatever the wide model raises on it
+                        run_in_float64(*in_float64(self.wide, batch, like=self.narrow))
+                        self.strong, seen, lacks = batch, together, now
+                        if not any(lacks):
+                            break
         return seen, bool(lacks[0])
 
     @torch.enable_grad()
@@ -463,21 +466,6 @@ class _Strengthening:
         return Seen(units, frozenset(self.growing.keys() - gradients.keys()))
 
     @torch.no_grad()
-    def _is_taken_by_wide(self, batch: Any) -> bool:
-        """Whether the wide model runs on a batch, too."""
-        with suppress(Exception):  # as above
-            run_in_float64(*in_float64(self.wide, batch, like=self.narrow))
-            return True
-        return False
-
-    def _is_certain(self, name: str) -> bool:
-        """Whether a parameter's growing axis has its units, whatever it is used for: of a gain, or an added token."""
-        path, _, local = name.rpartition(".")
-        module, tensor = naming.modules(self.narrow)[path], naming.parameters(self.narrow)[name]
-        dims = self.growing[name]
-        return len(dims) == 1 and is_certain_output(module, local, tensor, dims[0])
-
-    @torch.no_grad()
     def _effective(self, names: Sequence[str], given: Any) -> list[str]:
         """Of parameters that have no gradient those that change outputs all the same, as they do behind a `detach`."""
 
@@ -489,13 +477,5 @@ class _Strengthening:
                 outputs.append(outputs_in_float64(model, values))
             return any(not torch.equal(a, b) for a, b in zip(*outputs, strict=True))
 
-        batches = [given] if self.best is None else [given, self.best]
+        batches = [given] if self.strong is None else [given, self.strong]
         return [name for name in names if any(changes(name, batch) for batch in batches)]
-
-
-def _listed(names: Collection[str]) -> str:
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(pattern_of_name(name), []).append(name)
-    shown = [f"'{name_of_group(group)}'" for group in list(groups.values())[:_SHOWN]]
-    return ", ".join(shown) + (f" and {len(groups) - _SHOWN} more" if len(groups) > _SHOWN else "")
