@@ -11,7 +11,7 @@ import copy
 import itertools
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mupscale.core import Axis, Number, Role, expand, index_of_old
+from mupscale.core import Axis, Role, expand, index_of_old
 from mupscale.planning.comparing import are_close
 from mupscale.planning.from_modules import How
 from mupscale.planning.tracing import Operation, RecordedRun
@@ -39,10 +39,14 @@ def growing_dims(narrow: Sequence[int], wide: Sequence[int]) -> tuple[int, ...] 
 
 def possible_axes(n: int, wide: int, hints: Iterable[Axis] = ()) -> list[Axis]:
     """Every order in which n units can be copied to so many: the hints that fit first, then blocks of any length."""
-    times = wide // n
-    fitting = [axis for axis in hints if axis.times == times and _fits(axis, n)]
-    blocks = [Axis(times, block) for block in range(1, n + 1) if n % block == 0]
-    return list(dict.fromkeys([*fitting, *blocks]))
+
+    def fits(axis: Axis) -> bool:
+        parts = axis.sections or ((n, axis.block),)
+        whole = sum(length for length, _ in parts) == n and all(length % block == 0 for length, block in parts)
+        return whole and axis.times == wide // n
+
+    blocks = [Axis(wide // n, block) for block in range(1, n + 1) if n % block == 0]
+    return list(dict.fromkeys([*filter(fits, hints), *blocks]))
 
 
 def explanations(narrow: Tensor, wide: Tensor, hints: Iterable[Axis]) -> Iterator[tuple[dict[int, Axis], float]]:
@@ -144,15 +148,9 @@ def factor_between(expected: Tensor, actual: Tensor) -> float | None:
     return None
 
 
-def copies_of_each(axes: Axes) -> Number:
+def _copies(axes: Axes) -> float:
     """How many copies there are of each narrow entry."""
-    return math.prod((axis.times for axis in axes.values()), start=1)
-
-
-def _fits(axis: Axis, n: int) -> bool:
-    if axis.sections:
-        return sum(length for length, _ in axis.sections) == n and all(length % b == 0 for length, b in axis.sections)
-    return n % axis.block == 0
+    return float(math.prod((axis.times for axis in axes.values()), start=1))
 
 
 Dim = tuple[str, int]
@@ -225,35 +223,33 @@ class Stuck:
     factor: float | None = None
 
 
+@dataclass
 class Side:
     """One of the two models: its run, its weights by name, which of them are trained, and what was computed so far."""
 
-    def __init__(self, run: RecordedRun, weights: dict[str, Tensor], trained: Collection[str]) -> None:
-        self.run, self.weights, self.trained = run, weights, trained
-        self.values: dict[int, Tensor] = {}
+    run: RecordedRun
+    weights: dict[str, Tensor]
+    trained: Collection[str]
+    values: dict[int, Tensor] = field(default_factory=dict)
 
 
 def tensors_of(values: Sequence[Any]) -> list[Tensor]:
     return [value for value in values if isinstance(value, Tensor)]
 
 
-Find = Callable[[Side, int, Mapping[str, Tensor]], Tensor]
-
-
 class Applied:
     """An operation on one side, with a graph behind what it gives.
 
     arguments: the numbers of those that gradients are wanted of. names: the weights likewise. instead: other values.
-    find: gives the tensor of a number, for given weights.
     """
 
     def __init__(
         self,
+        follower: Follower,
         side: Side,
         position: int,
         arguments: Collection[int],
         names: Sequence[str],
-        find: Find,
         instead: Mapping[int, Tensor],
     ) -> None:
         op = side.run.operations[position]
@@ -261,17 +257,16 @@ class Applied:
             given = {name: side.weights[name].detach().requires_grad_() for name in names}
             own = {n: instead.get(n, side.values[n]).detach().requires_grad_() for n in op.refs if n in arguments}
             self.leaves: dict[int | str, Tensor] = dict((*given.items(), *own.items()))
-            tensors = {n: own[n] if n in own else instead.get(n, find(side, n, given)) for n in op.refs}
-            self.results = op.run(tensors)
+            found = {n: own[n] if n in own else instead.get(n, follower.tensor(side, n, given)) for n in op.refs}
+            self.results = op.run(found)
 
     def pull(self, push: Mapping[int, Tensor]) -> dict[int | str, Tensor]:
         """Gradients of the arguments and weights, for these of the results, by their places."""
-        keys = list(self.leaves)
         with torch.enable_grad():  # one number, since torch loads its compiler for seconds to check given gradients
             total = torch.stack([(self.results[i] * each.conj()).real.sum() for i, each in push.items()]).sum()
-        gradients = torch.autograd.grad(total, [self.leaves[key] for key in keys], allow_unused=True, retain_graph=True)
-        pairs = zip(keys, gradients, strict=True)
-        return {key: torch.zeros_like(self.leaves[key]) if g is None else g for key, g in pairs}
+        leaves = list(self.leaves.values())
+        gradients = torch.autograd.grad(total, leaves, allow_unused=True, retain_graph=True, materialize_grads=True)
+        return dict(zip(self.leaves, gradients, strict=True))
 
 
 _MOST_CHOICES = 40
@@ -346,30 +341,29 @@ class Follower:
     def is_contracted(self, position: int, name: str, dim: int) -> bool:
         """Whether changing one unit of a weight changes all of the result, and not a part of it."""
         side = self.small if self.small.weights[name].shape[dim] > 1 else self.large
-        weight = side.weights[name]
-        before = tensors_of(self.dense_results(side, position, {}))
+        op, weight = side.run.operations[position], side.weights[name]
+
+        def results(given: Mapping[str, Tensor]) -> list[Tensor]:
+            """For dense arguments, so that no zero hides an effect."""
+            generator, tensors = torch.Generator().manual_seed(position), {}
+            for number in op.refs:
+                value = self.tensor(side, number, given)
+                if number in self.axes and value.is_floating_point():
+                    value = torch.randn(value.shape, generator=generator, dtype=value.dtype).to(value.device)
+                tensors[number] = value
+            return tensors_of(op.run(tensors))
+
+        before = results({})
         for index in dict.fromkeys((0, weight.shape[dim] - 1, weight.shape[dim] // 2, weight.shape[dim] // 3)):
             changed = weight.clone()
             changed.select(dim, index).mul_(1.7).add_(0.3 * float(weight.abs().mean()))
-            after = tensors_of(self.dense_results(side, position, {name: changed}))
+            after = results({name: changed})
             differs = [(a != b) & ~(a.isnan() & b.isnan()) for a, b in zip(before, after, strict=True)]
             touched = next((d for d in differs if bool(d.any())), None)
             if touched is not None:
                 others = [tuple(o for o in range(touched.dim()) if o != e) for e in range(touched.dim())]
                 return all(bool((touched.any(dim=o) if o else touched).all()) for o in others)
         return False
-
-    def dense_results(self, side: Side, position: int, given: Mapping[str, Tensor]) -> list[Any]:
-        """The operation's results for other weights, and for dense arguments, so that no zero hides an effect."""
-        op = side.run.operations[position]
-        generator = torch.Generator().manual_seed(position)
-        tensors = {}
-        for number in op.refs:
-            value = self.tensor(side, number, given)
-            if number in self.axes and value.is_floating_point():
-                value = torch.randn(value.shape, generator=generator, dtype=value.dtype).to(value.device)
-            tensors[number] = value
-        return op.run(tensors)
 
     def note(self, number: int, axes: Mapping[int, Axis], scale: float, sources: Mapping[int, frozenset[Dim]]) -> None:
         self.axes[number], self.scales[number], self.sources[number] = dict(axes), scale, dict(sources)
@@ -395,22 +389,17 @@ class Follower:
                 if isinstance(outcome, Stuck):
                     return outcome
                 self._accept(position, outcome)
-        return self._check_outputs()
-
-    def _check_outputs(self) -> Stuck | None:
         for position, number in enumerate(self.small.run.outputs, len(self.small.run.operations)):
-            scale = self.scales.get(number, 1.0)
-            if not math.isclose(scale, 1.0, rel_tol=1e-7):
+            if not math.isclose(scale := self.scales.get(number, 1.0), 1.0, rel_tol=1e-7):
                 return Stuck(position, scale)
         return None
 
     def _compute_constant(self, position: int) -> None:
+        op, made = self.small.run.operations[position], []
         for side in (self.small, self.large):
-            op = side.run.operations[position]
-            results = zip(op.results, op.run(side.values, in_place=True), strict=True)
-            side.values |= {number: value for number, value in results if number is not None}
-        op = self.small.run.operations[position]
-        _check_draws(op, *([side.values[n] for n in op.results if n is not None] for side in (self.small, self.large)))
+            made.append(side.run.operations[position].run(side.values, in_place=True))
+            side.values |= {n: value for n, value in zip(op.results, made[-1], strict=True) if n is not None}
+        _check_draws(op, *made)
 
     def _take_narrow_constant(self, number: int) -> None:
         """Go on with copies of a narrow constant, where the wide one has that at old units.
@@ -436,13 +425,17 @@ class Follower:
         axes = {number: self.axes[number] for number in op.refs if number in self.axes} | dict(other or {})
         floats = [number for number in axes if self.small.values[number].is_floating_point()]
         names = [name for name in self.weights_of(op) if name in self.small.trained]
-        ours = Applied(self.small, position, floats, names, self.tensor, {})
+        ours = Applied(self, self.small, position, floats, names, {})
+        expanded = {
+            number: expand(self.small.values[number], by_dim, scale=self.scales[number])
+            for number, by_dim in (other or {}).items()
+        }
         is_scaled = any(self.scales.get(number, 1.0) != 1.0 for number in op.refs)
         off_by_factor = None
         for choice in itertools.islice(self._choices(position, axes), _MOST_CHOICES):
             self._write(choice)
             try:
-                theirs = Applied(self.large, position, floats, names, self.tensor, self._expanded(other or {}))
+                theirs = Applied(self, self.large, position, floats, names, expanded)
                 _check_draws(op, ours.results, theirs.results)
                 accepted = self._explain(position, axes, choice, ours, theirs)
             except RuntimeError:  # these shapes do not go together
@@ -471,22 +464,19 @@ class Follower:
 
     def factor_without(self, position: int, zeroed: str) -> float | None:
         """By what the operation would be off if one of its weights were zero; none where it would not be a multiple."""
-        op = self.small.run.operations[position]
-        axes = {number: self.axes[number] for number in op.refs if number in self.axes}
+        axes = {n: self.axes[n] for n in self.small.run.operations[position].refs if n in self.axes}
+        hints = [axis for by_dim in axes.values() for axis in by_dim.values()]
         for choice in itertools.islice(self._choices(position, axes), _MOST_CHOICES):
             self._write(choice)
             outputs = []
             for side in (self.small, self.large):
-                given = {zeroed: torch.zeros_like(side.weights[zeroed])}
-                tensors = {number: self.tensor(side, number, given) for number in op.refs}
-                outputs.append(tensors_of(side.run.operations[position].run(tensors))[0])
+                op, given = side.run.operations[position], {zeroed: torch.zeros_like(side.weights[zeroed])}
+                outputs.append(tensors_of(op.run({n: self.tensor(side, n, given) for n in op.refs}))[0])
             for name in choice:
                 del self.written[name]
-            for _, factor in explanations(
-                outputs[0], outputs[1], [a for by_dim in axes.values() for a in by_dim.values()]
-            ):
-                if factor != 1.0:
-                    return factor
+            factors = (factor for _, factor in explanations(outputs[0], outputs[1], hints) if factor != 1.0)
+            if (factor := next(factors, None)) is not None:
+                return factor
         return None
 
     def _choices(self, position: int, axes: Mapping[int, Mapping[int, Axis]]) -> Iterator[dict[str, Written]]:
@@ -499,7 +489,10 @@ class Follower:
         grown = {name: self._growing(name) for name in names}
         spots = [(name, d) for name in names for d in grown[name] if self.is_contracted(position, name, d)]
         hints = [axis for by_dim in axes.values() for axis in by_dim.values()]
-        options = [self._orders(spot, hints) for spot in spots]
+        options = [
+            possible_axes(*self._sizes(spot), [*hints, *([guessed] if (guessed := self.guess.axes.get(spot)) else [])])
+            for spot in spots
+        ]
         simplest = sorted(spots, key=lambda spot: (spot[0] in self.small.trained, len(grown[spot[0]])))
         undivided = (None, *simplest) if len(spots) > 1 else (None,)  # a sum over two weights divides one of them
         everything: Iterator[Any] = itertools.product(self._outputs(grown, spots, hints), *options, undivided)
@@ -517,17 +510,14 @@ class Follower:
         self, grown: Mapping[str, tuple[int, ...]], inputs: Sequence[Dim], hints: Sequence[Axis]
     ) -> list[dict[str, dict[int, Axis]]]:
         """Orders for what weights give out: as guessed, as the arguments lie, and in blocks of any length."""
-        spots = [(name, d) for name, dims in grown.items() for d in dims]
-        free = [spot for spot in spots if spot not in inputs]
-        blocks = range(1, min((self._sizes(spot)[0] for spot in free), default=0) + 1)
-        orders = [
-            {spot: self._output_order(spot, []) for spot in spots},
-            {spot: self._output_order(spot, hints) for spot in spots},
-        ]
-        for block in blocks:
-            if all(self._sizes(spot)[0] % block == 0 for spot in free):
-                chosen = {spot: Axis(self._sizes(spot)[1] // self._sizes(spot)[0], block) for spot in free}
-                orders.append({**orders[0], **chosen})
+        sizes = {(name, d): self._sizes((name, d)) for name, dims in grown.items() for d in dims}
+        free = {spot: pair for spot, pair in sizes.items() if spot not in inputs}
+        guessed = {spot: self.guess.axes.get(spot, Axis(wide // n)) for spot, (n, wide) in sizes.items()}
+        fitting = {spot: [a for a in possible_axes(*pair, hints) if a in hints] for spot, pair in sizes.items()}
+        orders = [guessed, {spot: [*fitting[spot], guessed[spot]][0] for spot in sizes}]
+        for block in range(1, min((n for n, _ in free.values()), default=0) + 1):
+            if all(n % block == 0 for n, _ in free.values()):
+                orders.append({**guessed, **{spot: Axis(wide // n, block) for spot, (n, wide) in free.items()}})
         unique = [order for i, order in enumerate(orders) if order not in orders[:i]]
         return [{name: {d: order[name, d] for d in dims} for name, dims in grown.items()} for order in unique]
 
@@ -541,35 +531,18 @@ class Follower:
             )
         return dims
 
-    def _output_order(self, spot: Dim, hints: Sequence[Axis]) -> Axis:
-        """As guessed, or as an argument's units of the same number lie."""
-        n, wide = self._sizes(spot)
-        fitting = [axis for axis in possible_axes(n, wide, hints) if axis in hints]
-        return fitting[0] if fitting else self.guess.axes.get(spot, Axis(wide // n))
-
     def _sizes(self, spot: Dim) -> tuple[int, int]:
         name, d = spot
         return self.small.weights[name].shape[d], self.large.weights[name].shape[d]
-
-    def _orders(self, spot: Dim, hints: Sequence[Axis]) -> list[Axis]:
-        guessed = [self.guess.axes[spot]] if spot in self.guess.axes else []
-        return possible_axes(*self._sizes(spot), [*hints, *guessed])
 
     def _write(self, choice: Mapping[str, Written]) -> None:
         """Widen these weights."""
         for name, written in choice.items():
             fold, offset = self.guess.folds.get(name, (1.0, 0.0))
-            summed = math.prod(int(written.axes[d].times) for d in written.inputs)
-            weight = fold / summed
+            weight = fold / _copies({d: written.axes[d] for d in written.inputs})
             wide = expand(self.small.weights[name], written.axes, scale=weight)
             self.large.weights[name] = wide.add_(offset * (weight - 1)) if offset else wide
             self.written[name] = written
-
-    def _expanded(self, axes: Mapping[int, Mapping[int, Axis]]) -> dict[int, Tensor]:
-        return {
-            number: expand(self.small.values[number], by_dim, scale=self.scales[number])
-            for number, by_dim in axes.items()
-        }
 
     def _explain(
         self,
@@ -612,24 +585,21 @@ class Follower:
             return True
         generator = torch.Generator().manual_seed(position)
         push = {i: torch.randn(v.shape, generator=generator, dtype=v.dtype).to(v.device) for i, v in pushed.items()}
-        expanded = {}
-        for i, value in push.items():
-            by_dim, factor = results[i]
-            expanded[i] = expand(value, by_dim, scale=1 / (float(copies_of_each(by_dim)) * factor))
+        expanded = {
+            i: expand(value, results[i][0], scale=1 / (_copies(results[i][0]) * results[i][1]))
+            for i, value in push.items()
+        }
         small, large = ours.pull(push), theirs.pull(expanded)
         for key, gradient in small.items():
-            copied, share = self._share(key, axes)
+            if isinstance(key, int):
+                copied, share = axes[key], 1 / (_copies(axes[key]) * self.scales[key])
+            else:
+                written = self.written[key]
+                out = _copies({d: written.axes[d] for d in written.outputs})
+                copied, share = dict(written.axes), 1 / (out * self.guess.fold(key))
             if not are_close(expand(gradient, copied, scale=share), large[key], loosened=10):
                 return False
         return True
-
-    def _share(self, key: int | str, axes: Mapping[int, dict[int, Axis]]) -> tuple[Mapping[int, Axis], float]:
-        """How a gradient is copied, and the part of it that each copy gets."""
-        if isinstance(key, int):
-            return axes[key], 1 / (float(copies_of_each(axes[key])) * self.scales[key])
-        written = self.written[key]
-        out = math.prod(int(written.axes[d].times) for d in written.outputs)
-        return written.axes, 1 / (out * self.guess.fold(key))
 
     def _accept(self, position: int, accepted: Accepted) -> None:
         """Compute the operation for good on both sides."""
@@ -698,16 +668,22 @@ class SourceUnits:
         self.follower, self.position = follower, position
         self.known: dict[tuple[bool, int, int], dict[Dim, list[Tensor]] | None] = {}
 
-    def order(self, source: Dim, changed: Mapping[tuple[int, int], Axis]) -> Axis | None:
-        """The order of a weight's units that gives dimensions of arguments these orders and leaves the others.
+    def orders(self, changed: Sequence[tuple[int, int]], axis: Axis) -> dict[Dim, Axis]:
+        """The orders of weights' units that give these dimensions of arguments this one, and nothing else another."""
+        sources = {spot: self.follower.sources[spot[0]][spot[1]] for spot in changed}
+        found = {
+            source: self._order(source, [spot for spot in changed if source in sources[spot]], axis)
+            for source in frozenset[Dim]().union(*sources.values())
+        }
+        return {source: order for source, order in found.items() if order is not None}
 
-        changed: by number of the argument, and dimension. None where there is none, or where nothing is to be changed.
-        """
+    def _order(self, source: Dim, changed: Sequence[tuple[int, int]], axis: Axis) -> Axis | None:
+        """The order of a weight's units that gives dimensions of arguments this one and leaves the others, if any."""
         follower, (name, dim) = self.follower, source
         n, wide = (side.weights[name].shape[dim] for side in (follower.small, follower.large))
         current = follower.written[name].axes[dim]
         units, told = current.source(n), torch.full((wide,), -1)
-        for spot, axis in changed.items():
+        for spot in changed:
             ours, theirs = (self._behind(is_wide, *spot, source) for is_wide in (False, True))
             if ours is None or theirs is None:
                 return None
@@ -776,15 +752,10 @@ class SourceUnits:
 
 def _rows(number: Tensor, weights: Mapping[str, Tensor], sources: Collection[Dim]) -> dict[Dim, Tensor]:
     """The gradient of a number, for each source as a matrix with a row for each of its units."""
-    names = list(weights)
-    found = torch.autograd.grad(number, [weights[name] for name in names], retain_graph=True, allow_unused=True)
-    gradients = dict(zip(names, found, strict=True))
-    rows = {}
-    for name, dim in sources:
-        gradient = gradients.get(name)
-        gradient = torch.zeros_like(weights[name]) if gradient is None else gradient
-        rows[name, dim] = gradient.movedim(dim, 0).reshape(gradient.shape[dim], -1).cpu()
-    return rows
+    tensors = list(weights.values())
+    found = torch.autograd.grad(number, tensors, retain_graph=True, allow_unused=True, materialize_grads=True)
+    gradients = dict(zip(weights, found, strict=True))
+    return {(name, dim): gradients[name].movedim(dim, 0).flatten(1).cpu() for name, dim in sources}
 
 
 def _single(plain: Tensor, numbered: Tensor, count: int) -> list[Tensor] | None:
@@ -795,9 +766,7 @@ def _single(plain: Tensor, numbered: Tensor, count: int) -> list[Tensor] | None:
     numbers = ratio.round().long()
     if bool(((ratio - numbers).abs() > _WHOLE).any() or (numbers < 0).any() or (numbers > count).any()):
         return None
-    order = numbers.argsort(stable=True)
-    lengths: Sequence[int] = torch.bincount(numbers, minlength=count + 1).tolist()
-    return list(order.split(list(lengths)))[1:]
+    return [(numbers == number).nonzero()[:, 0] for number in range(1, count + 1)]
 
 
 _FOLDS_UPSTREAM = 5  # operations with weights, back from where a factor shows
@@ -824,38 +793,22 @@ def _with_other_orders(follower: Follower, position: int) -> Iterator[Guess]:
     traced = SourceUnits(follower, position)
     for number, dim in arguments:
         n, wide = (side.values[number].shape[dim] for side in (follower.small, follower.large))
-        current, sources = follower.axes[number][dim], follower.sources[number][dim]
+        sources = follower.sources[number][dim]
         same_sources = [
             (m, e) for m, e in arguments if follower.sources[m][e] == sources and follower.small.values[m].shape[e] == n
         ]
         for axis in possible_axes(n, wide, orders_there):
-            if axis == current:
+            if axis == follower.axes[number][dim]:
                 continue
             for changed in ([(number, dim)], same_sources) if len(same_sources) > 1 else ([(number, dim)],):
                 other = {m: dict(follower.axes[m]) for m, _ in changed}
                 for m, e in changed:
                     other[m][e] = axis
                 if isinstance(follower.attempt(position, other), Accepted):
-                    for orders in (
-                        *_traced_orders(follower, traced, changed, axis),
-                        *_equal_blocks(follower, sources, axis),
-                    ):
-                        yield replace(follower.guess, axes={**follower.guess.axes, **orders})
-
-
-def _traced_orders(
-    follower: Follower, traced: SourceUnits, changed: Sequence[tuple[int, int]], axis: Axis
-) -> Iterator[dict[Dim, Axis]]:
-    """The order of parameters' outputs that gives these dimensions of arguments this one, and nothing else another."""
-    sources = frozenset[Dim]().union(*(follower.sources[number][dim] for number, dim in changed))
-    spots = dict.fromkeys(changed, axis)
-    found = {
-        source: traced.order(source, {(m, e): a for (m, e), a in spots.items() if source in follower.sources[m][e]})
-        for source in sources
-    }
-    orders = {source: order for source, order in found.items() if order is not None}
-    if orders:
-        yield _for_all_layers(follower, orders)
+                    for orders in (traced.orders(changed, axis), *_equal_blocks(follower, sources, axis)):
+                        if orders:
+                            everywhere = _for_all_layers(follower, orders)
+                            yield replace(follower.guess, axes={**follower.guess.axes, **everywhere})
 
 
 def _equal_blocks(follower: Follower, sources: frozenset[Dim], axis: Axis) -> Iterator[dict[Dim, Axis]]:
@@ -863,24 +816,16 @@ def _equal_blocks(follower: Follower, sources: frozenset[Dim], axis: Axis) -> It
     sizes = {spot: follower.small.weights[spot[0]].shape[spot[1]] for spot in sources}
     for length in range(1, max(sizes.values(), default=0) + 1):
         orders = {spot: Axis(axis.times, length) for spot, size in sizes.items() if size % length == 0}
-        if orders and all(follower.large.weights[n].shape[d] == sizes[n, d] * axis.times for n, d in orders):
-            yield _for_all_layers(follower, orders)
+        if all(follower.large.weights[n].shape[d] == sizes[n, d] * axis.times for n, d in orders):
+            yield orders
 
 
 def _for_all_layers(follower: Follower, orders: Mapping[Dim, Axis]) -> dict[Dim, Axis]:
     """The same order for parameters of the same name and size in other layers."""
-    patterns = {(_pattern(name), dim, follower.small.weights[name].shape): axis for (name, dim), axis in orders.items()}
-    everywhere = dict(orders)
-    for name, weight in follower.small.weights.items():
-        for dim in range(weight.dim()):
-            axis = patterns.get((_pattern(name), dim, weight.shape))
-            if axis is not None:
-                everywhere.setdefault((name, dim), axis)
-    return everywhere
-
-
-def _pattern(name: str) -> str:
-    return re.sub(r"\d+", "#", name)
+    kinds = {name: (re.sub(r"\d+", "#", name), weight.shape) for name, weight in follower.small.weights.items()}
+    patterns = {(kinds[name], dim): axis for (name, dim), axis in orders.items()}
+    spots = ((name, dim) for name, (_, shape) in kinds.items() for dim in range(len(shape)))
+    return {(n, d): patterns[kinds[n], d] for n, d in spots if (kinds[n], d) in patterns} | dict(orders)
 
 
 def _without_factors(follower: Follower, position: int) -> Iterator[Guess]:
@@ -920,26 +865,18 @@ def _with_own_folds(follower: Follower, position: int, factors: Sequence[float])
 
 def _with_folds(follower: Follower, position: int, factor: float) -> Iterator[Guess]:
     """A constant folded into weights: those of the operation itself, or of operations before it."""
-    yield from _with_folds_into(follower, _foldable(follower, position), factor)
+    here = follower.small.run.operations[position : position + 1]
+    own = ([name] for op in here for name in follower.weights_of(op))
+    upstream = _upstream(follower, operations_before(follower, position))
+    yield from _with_folds_into(follower, itertools.chain(own, upstream), factor)
 
 
 def _with_folds_into(follower: Follower, foldable: Iterable[list[str]], factor: float) -> Iterator[Guess]:
     """A constant folded into one of these sets of weights; one that is used twice in a product takes the root of it."""
-    for names, power in itertools.product(foldable, (1.0, 0.5)):
-        for offset in (0.0, 1.0):
-            if offset and any(follower.small.weights[name].dim() > 1 for name in names):
-                continue
-            folds = dict(follower.guess.folds)
-            for name in names:
-                folds[name] = (_exact(follower.guess.fold(name) * abs(factor) ** -power), offset)
-            yield replace(follower.guess, folds=folds)
-
-
-def _foldable(follower: Follower, position: int) -> Iterator[list[str]]:
-    run = follower.small.run
-    if position < len(run.operations):
-        yield from ([name] for name in follower.weights_of(run.operations[position]))
-    yield from _upstream(follower, operations_before(follower, position))
+    for names, power, offset in itertools.product(foldable, (1.0, 0.5), (0.0, 1.0)):
+        if not offset or all(follower.small.weights[name].dim() < 2 for name in names):
+            own = {n: (_exact(follower.guess.fold(n) * abs(factor) ** -power), offset) for n in names}
+            yield replace(follower.guess, folds={**follower.guess.folds, **own})
 
 
 def _upstream(follower: Follower, earlier_operations: Iterable[int]) -> Iterator[list[str]]:
@@ -981,7 +918,9 @@ def refusal(follower: Follower, stuck: Stuck, how: How | None = None) -> Mupscal
         )
     op = operations[stuck.position]
     where = f"'{op.module}'" if op.module else "the model"
-    shapes = [f"{_shape(follower.small, n)} → {_shape(follower.large, n)}" for n in op.refs if _grows(follower, n)]
+    sides = follower.small.values, follower.large.values
+    pairs = [[tuple(values[n].shape) for values in sides] for n in op.refs if all(n in values for values in sides)]
+    shapes = [f"{ours} → {theirs}" for ours, theirs in pairs if ours != theirs]
     what = f"{where} ({op.name} of {', '.join(shapes) or 'what does not grow'})"
     if _uses_numbers_of_the_width(follower, op.refs):
         table = "register the table as a buffer (register_buffer) instead of computing it in forward"
@@ -1006,11 +945,3 @@ def _uses_numbers_of_the_width(follower: Follower, numbers: Iterable[int]) -> bo
             if ours.shape != theirs.shape and next(explanations(ours, theirs, []), None) is None:
                 return True
     return False
-
-
-def _grows(follower: Follower, number: int) -> bool:
-    return follower.kind(number) != "weight" and _shape(follower.small, number) != _shape(follower.large, number)
-
-
-def _shape(side: Side, number: int) -> tuple[int, ...]:
-    return tuple(side.values[number].shape) if number in side.values else ()
