@@ -755,7 +755,8 @@ def _rows(number: Tensor, weights: Mapping[str, Tensor], sources: Collection[Dim
     tensors = list(weights.values())
     found = torch.autograd.grad(number, tensors, retain_graph=True, allow_unused=True, materialize_grads=True)
     gradients = dict(zip(weights, found, strict=True))
-    return {(name, dim): gradients[name].movedim(dim, 0).flatten(1).cpu() for name, dim in sources}
+    rows = {(name, dim): gradients[name].movedim(dim, 0).cpu() for name, dim in sources}
+    return {source: gradient.reshape(len(gradient), -1) for source, gradient in rows.items()}
 
 
 def _single(plain: Tensor, numbered: Tensor, count: int) -> list[Tensor] | None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mupscale.core import Axis, Entry, Number, Plan, Role, check_same_names, naming, tidy
+from mupscale.core import Entry, Number, Plan, Role, check_same_names, naming, tidy
 from mupscale.planning.comparing import compare_copies, is_large
 from mupscale.planning.following import (
     Follower,
@@ -34,7 +34,6 @@ from mupscale.planning.following import (
 from mupscale.planning.from_modules import ONE_DEPTH, How, build_plan, find_role
 from mupscale.planning.initial import all_tensors
 from mupscale.planning.tracing import (
-    Operation,
     RecordedRun,
     in_float64,
     record_run,
@@ -137,13 +136,15 @@ def roles_by_running(
     how: what the roles are for, which a refusal then gives advice for. own_constants: as in Guess.
     """
     search = _Search(narrow, wide, inputs, how)
-    groups = naming.aliases(all_tensors(narrow).items())
-    first_names = {alias: group[0] for group in groups for alias in group}
+    first_names = {alias: group[0] for group in naming.aliases(all_tensors(narrow).items()) for alias in group}
     guess = Guess(own_constants=own_constants)
     if given is not None:
         told = {first_names[name]: role for name in reversed(first_names) if (role := find_role(given, name))}
         with suppress(MupscaleError):
-            guess = replace(guess, axes=_guessed_axes(build_plan(narrow, wide, roles=given, assume=True)))
+            plan = build_plan(narrow, wide, roles=given, assume=True)
+            entries = {**plan.buffers, **plan.parameters}.items()
+            axes = {(name, d): axis for name, entry in entries for d, axis in entry.axes.items() if axis.times != 1}
+            guess = replace(guess, axes=axes)
         guess = guess_with_roles(guess, told, saved_tensors(search.small), saved_tensors(search.large))
     error = None
     for products in (False, True):
@@ -155,11 +156,6 @@ def roles_by_running(
             roles |= _computed_buffers(search.small, search.large)
             return {alias: roles[name] for alias, name in first_names.items() if name in roles}
     raise error or AssertionError("no error, and no roles")
-
-
-def _guessed_axes(plan: Plan) -> dict[tuple[str, int], Axis]:
-    entries = {**plan.buffers, **plan.parameters}
-    return {(name, d): axis for name, entry in entries.items() for d, axis in entry.axes.items() if axis.times != 1}
 
 
 def _computed_buffers(small: nn.Module, large: nn.Module) -> dict[str, Role]:
@@ -185,7 +181,14 @@ class _Search:
         check_same_names("the narrow model", ours, "the wide model", theirs, ONE_DEPTH, what="parameter or buffer")
         self.narrow_run = record_run(self.small, self.batch).run
         self.wide_run = record_run(self.large, self.batch).run
-        _check_own_weights(narrow, self.narrow_run)
+        originals = {id(p): name for name, p in naming.parameters(narrow).items()}
+        for leaf in self.narrow_run.leaves.values():
+            if id(leaf) in originals:
+                raise MupscaleError(
+                    f"a copy of the model still uses '{originals[id(leaf)]}' of the original: a function in the model "
+                    "refers to the model itself, and copy.deepcopy does not see "
+                    f"that{ways_out(forward='refer to it in forward instead', no_inputs='leave out inputs=')}"
+                )
         self.compared = _comparable(self.narrow_run, self.wide_run)
         self.passes = 0
 
@@ -196,11 +199,7 @@ class _Search:
         while True:
             narrow_run, wide_run, shared = self.compared
             small, large = (
-                Side(
-                    replace(run, operations=run.operations[:shared]),
-                    dict(saved_tensors(model)),
-                    naming.parameters(model),
-                )
+                Side(replace(run, operations=run.operations[:shared]), saved_tensors(model), naming.parameters(model))
                 for run, model in ((narrow_run, self.small), (wide_run, self.large))
             )
             follower = Follower(small, large, guess)
@@ -213,19 +212,26 @@ class _Search:
             if not self._record_again(follower):
                 break
         if stuck is None and not is_whole:
-            raise _different_operations(narrow_run.operations, wide_run.operations, shared)
+            op = (narrow_run if shared < len(narrow_run.operations) else wide_run).operations[shared]
+            ways = ways_out("; ", build="build them alike but for their widths", no_inputs="leave out inputs=")
+            where = op.module or "the model"
+            raise MupscaleError(
+                f"the two models do not run the same operations: they differ from '{where}' on ({op.name}){ways}"
+            )
         return follower, stuck
 
     def _record_again(self, follower: Follower) -> bool:
-        """Run the wide model with what is known of its weights; whether it did something else."""
-        before = self.wide_run
+        """Run the wide model with what is known of its weights; whether it did something else, or with other numbers."""
         with torch.no_grad():
             for name, weight in saved_tensors(self.large).items():
                 if name in follower.written:
                     weight.copy_(follower.large.weights[name])
-        self.wide_run = record_run(self.large, self.batch).run
+        runs = self.wide_run, record_run(self.large, self.batch).run
+        self.wide_run = runs[1]
         self.compared = _comparable(self.narrow_run, self.wide_run)
-        return not _same_run(before, self.wide_run)
+        steps = [[(op.function, op.args, op.kwargs) for op in run.operations] for run in runs]
+        first, second = ({n: leaf for n, leaf in run.leaves.items() if n not in run.names} for run in runs)
+        return steps[0] != steps[1] or any(n not in second or not torch.equal(t, second[n]) for n, t in first.items())
 
     def roles(self, guess: Guess) -> dict[str, Role]:
         """What the pass that came through says of every weight that met data; an error where no guess helps.
@@ -248,7 +254,9 @@ class _Search:
                     continue
                 tried.append(better)
                 other, where = self.follow(better)
-                if where is not None and self._is_elsewhere(follower, stuck, where):
+                # what makes an output right may be wrong for another reader of the same units, such as a second head
+                is_of_order = stuck.factor is not None and where is not None and where.factor is None
+                if where and is_of_order and where.position not in operations_before(follower, stuck.position):
                     with suppress(MupscaleError):
                         other, where = self._get_past(other, where, tried, stuck.position)
                 if where is None or where.position > stuck.position:
@@ -260,71 +268,29 @@ class _Search:
                 raise refusal(follower, stuck, self.how)
         return follower, stuck
 
-    def _is_elsewhere(self, follower: Follower, stuck: Stuck, where: Stuck) -> bool:
-        """Whether what makes an output right is wrong for another reader of the same units, such as a second head."""
-        if stuck.factor is None or where.factor is not None:
-            return False
-        return where.position not in operations_before(follower, stuck.position)
-
-
-def _check_own_weights(model: nn.Module, run_of_copy: RecordedRun) -> None:
-    """An error where a copy of the model computes with weights of the model that it is a copy of."""
-    originals = {id(p): name for name, p in naming.parameters(model).items()}
-    for leaf in run_of_copy.leaves.values():
-        if id(leaf) in originals:
-            raise MupscaleError(
-                f"a copy of the model still uses '{originals[id(leaf)]}' of the original: a function in the model "
-                "refers to the model itself, and copy.deepcopy does not see "
-                f"that{ways_out(forward='refer to it in forward instead', no_inputs='leave out inputs=')}"
-            )
-
-
-def _same_run(ours: RecordedRun, theirs: RecordedRun) -> bool:
-    """Whether two runs of one model did the same, with the same constants."""
-    steps = ([(op.function, op.args, op.kwargs) for op in run.operations] for run in (ours, theirs))
-    constants = ({n: leaf for n, leaf in run.leaves.items() if n not in run.names} for run in (ours, theirs))
-    first, second = constants
-    return next(steps) == next(steps) and all(n in second and torch.equal(leaf, second[n]) for n, leaf in first.items())
-
 
 def _comparable(ours: RecordedRun, theirs: RecordedRun) -> tuple[RecordedRun, RecordedRun, int]:
-    """The two runs, and how many operations they have in common; without copies in memory if that is more."""
-    shared = _count_shared_operations(ours.operations, theirs.operations)
-    if shared == max(len(ours.operations), len(theirs.operations)):
-        return ours, theirs, shared
-    plain = without_copies(ours), without_copies(theirs)
-    return *plain, _count_shared_operations(plain[0].operations, plain[1].operations)
-
-
-def _count_shared_operations(ours: list[Operation], theirs: list[Operation]) -> int:
-    """How many operations the two models have in common before they part."""
-    for position, (a, b) in enumerate(zip(ours, theirs, strict=False)):
-        if a.function is not b.function or a.refs != b.refs or a.results != b.results:
-            return position
-    return min(len(ours), len(theirs))
-
-
-def _different_operations(ours: list[Operation], theirs: list[Operation], position: int) -> MupscaleError:
-    op = (ours if position < len(ours) else theirs)[position]
-    return MupscaleError(
-        f"the two models do not run the same operations: they differ from '{op.module or 'the model'}' on "
-        f"({op.name}){ways_out('; ', build='build them alike but for their widths', no_inputs='leave out inputs=')}"
-    )
+    """The two runs, and how many operations they have in common; without copies in memory if they part before."""
+    shared = 0
+    for is_plain in (False, True):
+        if is_plain:
+            ours, theirs = without_copies(ours), without_copies(theirs)
+        pairs = enumerate(zip(ours.operations, theirs.operations, strict=False))
+        lengths = len(ours.operations), len(theirs.operations)
+        parted = (i for i, (a, b) in pairs if (a.function, a.refs, a.results) != (b.function, b.refs, b.results))
+        shared = next(parted, min(lengths))
+        if shared == max(lengths):
+            break
+    return ours, theirs, shared
 
 
 def _role(name: str, written: Written, guess: Guess) -> Role | None:
-    fold, offset = guess.folds.get(name, (1.0, 0.0))
+    fold, offset = (_tidy(number) for number in guess.folds.get(name, (1.0, 0.0)))
     inputs, outputs = ([written.axes[d] for d in dims] for dims in (written.inputs, written.outputs))
     if any(axis.sections for axis in inputs) or any(len(set(axes)) > 1 for axes in (inputs, outputs)):
         return None
-    return Role(
-        out=written.outputs,
-        in_=written.inputs,
-        out_block=outputs[0] if outputs else 1,
-        in_block=inputs[0] if inputs else 1,
-        fold=_tidy(fold),
-        offset=_tidy(offset),
-    )
+    out, in_ = (axes[0] if axes else 1 for axes in (outputs, inputs))
+    return Role(written.outputs, written.inputs, out, in_, fold, offset=offset)
 
 
 def _tidy(number: float) -> Number:
@@ -377,14 +343,12 @@ def _merged(narrow: nn.Module, given: Mapping[str, Role], learnt: Mapping[str, R
         for name in group if told else ():
             if name in learnt and name not in told:
                 sides = learnt[name].dims(named[name].dim())
-                alike = (role for role in told.values() if _only(role.dims(named[name].dim()), sides) == sides)
-                merged[name] = next(alike, learnt[name])
+                used = sum(sides, ())
+                for role in reversed(told.values()):
+                    theirs = role.dims(named[name].dim())
+                    if tuple(tuple(d for d in side if d in used) for side in theirs) == sides:
+                        merged[name] = role
     return _as_patterns(merged, given)
-
-
-def _only(sides: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Of outputs and inputs the dimensions that are either to others."""
-    return tuple(tuple(d for d in side if any(d in other for other in others)) for side in sides)
 
 
 def _refuse_given(
@@ -417,13 +381,11 @@ def roles_for_any_width(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, 
     """The roles, by pattern, with constants as powers of the multiplier where they were found as numbers."""
     plan = build_plan(narrow, wide, roles=roles, assume=True)
     made: dict[tuple[str, Role], Role] = {}  # one for all names of a tied tensor, which are to have equal roles
+    names = {}
     for name, first in plan.names.items():
-        role = find_role(roles, name)
-        if role is not None and (first, role) not in made:
-            made[first, role] = _for_any_width(name, role, plan[first])
-    names = {
-        name: made[first, role] for name, first in plan.names.items() if (role := find_role(roles, name)) is not None
-    }
+        if (role := find_role(roles, name)) is not None:
+            names[name] = made.get((first, role)) or _for_any_width(name, role, plan[first])
+            made[first, role] = names[name]
     return _as_patterns(names, roles)
 
 

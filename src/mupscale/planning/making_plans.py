@@ -222,15 +222,12 @@ def _plan_between_constants(narrow: nn.Module, wide: nn.Module, trials: Trials, 
     So are ALiBi's slopes, those of n heads among those of 2n, if old heads are the last of those in their place.
     """
     shown = roles_by_running(narrow, wide, trials.best, None, "fresh", own_constants=True)
-    for last in (True, False):
-        roles = {name: _placed(role, last=last) for name, role in (shown | given).items()}
+    for last in (True, False):  # of the blocks that come in the place of an old one
+        roles = {
+            name: replace(role, out_block=replace(role.out_axis, last=last), in_block=replace(role.in_axis, last=last))
+            for name, role in (shown | given).items()
+        }
         planned = build_plan(narrow, wide, roles=with_keeps(narrow, wide, roles, trials), how="fresh", assume=True)
         if keeps_outputs(narrow, wide, planned, trials):
             return replace(planned, tried_by="silent units")
     raise MupscaleError("the wide model has constants among which those of the narrow one do not lie")
-
-
-def _placed(role: Role, *, last: bool) -> Role:
-    """The role with old blocks as the first, or the last, of those that come in their place."""
-    out, in_ = (replace(axis, last=last) for axis in (role.out_axis, role.in_axis))
-    return replace(role, out_block=out, in_block=in_)
