@@ -73,10 +73,8 @@ def in_full_precision() -> Iterator[None]:
 def relative_difference(ours: Tensor, theirs: Tensor) -> float:
     """‖ours − theirs‖ / ‖ours‖, in double precision; infinite if either is not finite."""
     a, b = ours.double(), theirs.double()
-    norm = float(a.norm())
-    difference = float((a - b).norm())
-    value = difference / norm if norm else difference
-    return value if value == value else float("inf")
+    value = float((a - b).norm()) / (float(a.norm()) or 1.0)
+    return math.inf if math.isnan(value) else value
 
 
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -319,18 +317,21 @@ def _compare(pair: GenericPair) -> Compared:
             said = f"output {number} of the wide model differs from the narrow one's by {off:.1e} on the batch"
             return Compared(said if pair.is_large else said + _first_module(pair), shapes)
     del ours, theirs
-    samples, gradients = dict[str, _Sample](), dict[str, Tensor]()
-    largest, wrong = [0.0], list[str]()
+    samples, gradients, wrong = dict[str, _Sample](), dict[str, Tensor](), list[str]()
+    largest = 0.0
 
-    def keep_sample(name: str, gradient: Tensor) -> None:
-        samples[name] = _Sample(pair.plan.parameters[name], gradient)
-        largest[0] = max(largest[0], largest_number(samples[name].values))
-        if not pair.is_large:
-            gradients[name] = gradient
-
-    def compare_sample(name: str, gradient: Tensor) -> None:
-        if name in samples and not samples[name].agrees(gradient, of_gradients, part * largest[0]):
-            wrong.append(name)
+    def look(p: Tensor, name: str, is_wide: bool) -> None:
+        """Look at a gradient as soon as it is whole; it is not kept in the model."""
+        nonlocal largest
+        gradient, p.grad = p.grad if p.grad is None else p.grad.to_dense(), None
+        if gradient is not None and is_wide:
+            if name in samples and not samples[name].agrees(gradient, of_gradients, part * largest):
+                wrong.append(name)
+        elif gradient is not None:
+            samples[name] = _Sample(pair.plan.parameters[name], gradient)
+            largest = max(largest, largest_number(samples[name].values))
+            if not pair.is_large:
+                gradients[name] = gradient
 
     def differentiate() -> None:
         outputs = unused.pop() if unused else pair.outputs()
@@ -343,8 +344,10 @@ def _compare(pair: GenericPair) -> Compared:
             for p in model.parameters() if pair.is_large else ():
                 p.data = p.new_empty(0)  # their memory is for what follows
 
-    for model, look in zip(pair.models, (keep_sample, compare_sample), strict=True):
-        _watch_gradients(model, look)
+    for is_wide, model in enumerate(pair.models):
+        for name, p in naming.parameters(model).items():
+            if p.requires_grad:
+                p.register_post_accumulate_grad_hook(partial(look, name=name, is_wide=bool(is_wide)))
     differentiated(differentiate, pair.models)
     _check_numbers([*gradients.values()])
     if wrong:
@@ -352,19 +355,6 @@ def _compare(pair: GenericPair) -> Compared:
         return Compared(said, shapes, gradients)
     warn_of_kept_losses(*pair.models)
     return Compared("", shapes, gradients)
-
-
-def _watch_gradients(model: nn.Module, look: Callable[[str, Tensor], None]) -> None:
-    """Show each gradient as soon as it is whole, with the parameter's name; it is not kept in the model."""
-
-    def hand_on(p: Tensor, name: str) -> None:
-        gradient, p.grad = p.grad, None
-        if gradient is not None:
-            look(name, gradient.to_dense())
-
-    for name, p in naming.parameters(model).items():
-        if p.requires_grad:
-            p.register_post_accumulate_grad_hook(partial(hand_on, name=name))
 
 
 class _Sample:
@@ -380,12 +370,11 @@ class _Sample:
         self.wide = list[Tensor]()
         for d, (n, m) in enumerate(zip(entry.narrow, entry.wide, strict=True)):
             index = torch.arange(m)
-            if m > _UNITS:
+            if m > _UNITS and n != m:
                 index = torch.randperm(m, generator=generator)[:_UNITS].sort().values
-                if n == m:
-                    others = [e for e in range(gradient.dim()) if e != d]
-                    sizes = gradient.abs().amax(others) if others else gradient.abs()
-                    index = sizes.topk(_UNITS).indices.cpu()
+            elif m > _UNITS:
+                others = [e for e in range(gradient.dim()) if e != d]
+                index = (gradient.abs().amax(others) if others else gradient.abs()).topk(_UNITS).indices.cpu()
             self.wide.append(index)
             source = entry.axes[d].source(n)[index] if n != m else index
             gradient = gradient.index_select(d, source.to(gradient.device))
@@ -402,12 +391,11 @@ def _check_numbers(tensors: Sequence[Tensor]) -> None:
     """What is nan on both sides looks equal, and so does nothing at all: there must be numbers to compare."""
     if tensors and not any(tensor.numel() for tensor in tensors):
         raise MupscaleError(EMPTY)
-    for tensor in tensors:
-        if tensor.isnan().all() and tensor.numel():
-            raise MupscaleError(
-                "the narrow model computes nan on the batch, so the check cannot tell whether copies are exact. Pass "
-                "inputs on which outputs and gradients are finite"
-            )
+    if any(tensor.isnan().all() and tensor.numel() for tensor in tensors):
+        raise MupscaleError(
+            "the narrow model computes nan on the batch, so the check cannot tell whether copies are exact. Pass "
+            "inputs on which outputs and gradients are finite"
+        )
 
 
 def warn_of_kept_losses(narrow: nn.Module, wide: nn.Module) -> None:

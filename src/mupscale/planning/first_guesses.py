@@ -47,47 +47,43 @@ class _Heads:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.heads: Any = _attribute(module, HEADS)
-        self.size: Any = _attribute(module, HEAD_DIM)
+        config = getattr(module, "config", None) if "attention" in type(module).__name__.lower() else None
+
+        def attribute(names: Sequence[str]) -> Any:
+            """The first of these that the module, or an attention module's `config`, has as a positive int."""
+            values = (getattr(holder, name, None) for holder in (module, config) for name in names)
+            return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and v > 0), None)
+
+        self.heads: Any = attribute(HEADS)
         self.kv_heads: Any = self.heads
+        self.size = attribute(HEAD_DIM)
         if self.heads is None and self.size is None:
             return
         scales = [getattr(module, name, None) for name in SCALE]
         self.scale: Any = next((s for s in scales if isinstance(s, int | float) and s is not True and s > 0), None)
-        self.linears = {name: m for name, m in naming.modules(module).items() if name and _is_linear(m)}
+        children: dict[str, Any] = dict(naming.modules(module))
+        self.linears = {
+            name: (child.weight.shape if hasattr(child, "nf") else child.weight.shape[::-1])  # units read, and given
+            for name, child in children.items()
+            if name and (isinstance(child, nn.Linear) or (type(child).__name__ == "Conv1D" and hasattr(child, "nf")))
+        }
         self.query, self.key_value, self.fused, self.out = (
             [name for name in self.linears if pattern.fullmatch(name.split(".")[0])]
             for pattern in (_QUERY, _KEY_VALUE, _FUSED, _OUT)
         )
         self.is_complete = len(self.out) == 1 and bool(self.fused or (self.query and self.key_value))
         if self.is_complete:
-            units = _features(self.linears[self.out[0]])[0]
+            units = self.linears[self.out[0]][0]
             if self.heads is None:
                 self.heads = multiplier(self.size, units)
             else:
                 self.size = max(1, units // self.heads)
-            rows: Any = _features(self.linears[(self.fused or self.key_value)[0]])[1]
+            rows: Any = self.linears[(self.fused or self.key_value)[0]][1]
             if self.fused:
                 rows = (rows - units) // 2
             elif "kv" in self.key_value[0]:
                 rows //= 2
             self.kv_heads = multiplier(self.size, rows)
-
-
-def _attribute(module: nn.Module, names: Sequence[str]) -> Any:
-    """The first of these that the module has as a positive int; an attention module's `config` is asked too."""
-    config = getattr(module, "config", None) if "attention" in type(module).__name__.lower() else None
-    values = (getattr(holder, name, None) for holder in (module, config) for name in names)
-    return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and v > 0), None)
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or (type(module).__name__ == "Conv1D" and hasattr(module, "nf"))
-
-
-def _features(module: Any) -> tuple[int, int]:
-    """How many units a linear layer reads, and how many it gives."""
-    return tuple(module.weight.shape if hasattr(module, "nf") else module.weight.shape[::-1])
 
 
 def _gains_of(module: nn.Module, letter: str) -> list[str]:
@@ -103,11 +99,9 @@ def head_roles(narrow: nn.Module, wide: nn.Module, path: str) -> Roles:
     if is_torchs_own(narrow) or small.heads is None or large.heads is None or any(h.heads is not None for h in within):
         return {}  # also a container that merely knows the number of heads
     same_heads = (small.heads, small.kv_heads) == (large.heads, large.kv_heads)
-    if (same_heads and small.size == large.size) or small.heads != int(small.heads):
+    if not small.linears or (same_heads and small.size == large.size) or small.heads != int(small.heads):
         return {}
     where = f"attention '{path}'" if path else "the attention module"
-    if not small.linears:
-        return {}
     if not small.is_complete:
         raise _needs_run(
             f"{where} goes from {small.heads} heads of {small.size or 'head_dim'} to {large.heads} of "
@@ -363,14 +357,12 @@ def bare_norms(modules: Mapping[str, nn.Module], widths: Collection[int]) -> dic
 
 
 def _kind_of_function(normed: Callable[[Tensor], Tensor], units: int) -> str:
+    def are_close(left: Tensor, right: Tensor) -> bool:
+        return left.shape == right.shape and float((left - right).abs().max()) <= 0.02 * float(left.abs().max())
+
     x = torch.randn(4, units, generator=torch.Generator().manual_seed(0)).double()
     y, other = normed(x), normed(torch.cat([x[:, :1] * 9 * _SHIFT, x[:, 1:]], dim=1))
-    if not _are_close(y, normed(x * _SHIFT)) or _are_close(y[:, 1:], other[:, 1:]):
+    is_norm = are_close(y, normed(x * _SHIFT)) and not are_close(y[:, 1:], other[:, 1:])
+    if not is_norm or not math.isclose(float(y.square().mean()), 1.0, rel_tol=0.05):
         return ""
-    if not math.isclose(float(y.square().mean()), 1.0, rel_tol=0.05):
-        return ""
-    return "layer" if _are_close(y, normed(x + _SHIFT)) else "rms"
-
-
-def _are_close(left: Tensor, right: Tensor) -> bool:
-    return left.shape == right.shape and float((left - right).abs().max()) <= 0.02 * float(left.abs().max())
+    return "layer" if are_close(y, normed(x + _SHIFT)) else "rms"

@@ -105,21 +105,16 @@ def check_blocks(entries: Mapping[str, Entry], how: How) -> None:
             raise MupscaleError(f"'{name}': dimension {dim} of {n} units does not divide into blocks of {axis.block}")
         if how == "fresh":
             try:
-                for length, block in _parts(n, axis):
+                for length, block in axis.sections or ((n, axis.block),):
                     whole_blocks(axis, length, block)
             except MupscaleError as error:
                 alike = [(units, other) for _, units, _, other in growing if other.times == axis.times]
                 raise MupscaleError(f"'{name}', dimension {dim}: {error}{_sizes_that_fit(n, alike)}") from None
 
 
-def _parts(n: int, axis: Axis) -> Sequence[tuple[int, int]]:
-    """An axis of n units as lengths, and the blocks that they lie in."""
-    return axis.sections or ((n, axis.block),)
-
-
 def _sizes_that_fit(n: int, alike: Sequence[tuple[int, Axis]]) -> str:
     """The sizes nearest to the one asked for, of an axis of n units, at which no axis that grows alike is cut."""
-    parts = [part for units, axis in alike for part in _parts(units, axis)]
+    parts = [part for units, axis in alike for part in axis.sections or ((units, axis.block),)]
     if any(length % block for length, block in parts):
         return ""
     times, common = Fraction(alike[0][1].times), math.gcd(*(length // block for length, block in parts))
@@ -145,14 +140,6 @@ def check_read_widths(
                     f"'{name}' reads {entry.narrow[d]} → {entry.wide[d]} inputs, but nothing in the model grows by "
                     "that factor. Does it join a width with a part that does not grow? Give each part its own layer"
                 )
-
-
-def agrees_with_rebuilt(entry: Entry, small: Tensor, large: Tensor, how: How) -> bool:
-    """Whether a buffer that the wide model computes by itself is what growing the narrow one's gives."""
-    if how == "fresh":
-        return torch.equal(small, large[index_of_old(entry.narrow, entry.axes)].to(small))
-    copies = entry.widened(small, factor=entry.rule.weight)
-    return torch.equal(copies, large.to(copies))
 
 
 def build_plan(
@@ -206,7 +193,6 @@ class _Walk:
         self.narrow, self.wide = naming.unwrap(narrow), naming.unwrap(wide)
         self.small, self.large = naming.modules(narrow), naming.modules(wide)
         self.overrides, self.how, self.is_width, self.assume = overrides, how, is_width, assume
-        self.used: set[str] = set()
         self.readouts: dict[str, tuple[str, Number, Number]] = {}
         self.unkept: set[str] = set()
         self.uncertain: dict[str, tuple[str, int]] = {}
@@ -255,19 +241,14 @@ class _Walk:
         return resolved
 
     def _override(self, name: str) -> Role | None:
-        for pattern, role in self.overrides.items():
-            if fnmatchcase(name, pattern):
-                self.used.add(pattern)
-                return role
-        return None
+        return find_role(self.overrides, name)
 
     def check_patterns_used(self) -> None:
         """A pattern that names nothing is a typing error, not a wish."""
-        names = [name for kind in ("parameters", "buffers") for name, _ in _named(self.narrow, kind)]
-        for pattern in self.overrides.keys() - self.used:
-            if any(fnmatchcase(name, pattern) for name in names):
-                continue  # all that it names is named by earlier ones, too
-            raise MupscaleError(f"roles: the pattern '{pattern}' matches no parameter or buffer of the model")
+        names = {name: None for kind in ("parameters", "buffers") for name, _ in _named(self.narrow, kind)}
+        for pattern in self.overrides:
+            if pattern not in names and not any(fnmatchcase(name, pattern) for name in names):
+                raise MupscaleError(f"roles: the pattern '{pattern}' matches no parameter or buffer of the model")
 
     def entries(self, kind: str) -> dict[str, Entry]:
         small = dict(_named(self.narrow, kind))
@@ -284,7 +265,7 @@ class _Walk:
         return {n: entry for n, entry in entries.items() if not self._is_own(n, entry, small[n], large[n])}
 
     def _is_own(self, name: str, entry: Entry, small: Tensor, large: Tensor) -> bool:
-        """Whether the wide model has a buffer of its own, such as √width, that it computes anew whenever it is built.
+        """Whether the wide model computes a buffer of its own, such as √width, that is not what growing this one gives.
 
         What makes up for it is in the parameters, which only a trial can show: an error where there is none.
         """
@@ -294,7 +275,9 @@ class _Walk:
         if saved or constant or self._override(name) is not None:
             return False
         if not small.is_meta and not large.is_meta:
-            if agrees_with_rebuilt(entry, small, large, self.how):
+            at_old = large[index_of_old(entry.narrow, entry.axes)] if self.how == "fresh" else large
+            grown = small if self.how == "fresh" else entry.widened(small, factor=entry.rule.weight)
+            if torch.equal(grown, at_old.to(grown)):
                 return False
             if self.assume:
                 return True
@@ -428,7 +411,11 @@ class _Walk:
         """
         for embedding, (readout, times, keep) in self.readouts.items():
             others = {name: entry for name, entry in entries.items() if name != embedding}
-            norm = [name for name, entry in others.items() if self._told_to_fold(name, times, entry)]
+            norm = [
+                name
+                for name, entry in others.items()
+                if (role := self._override(name)) and role.fold != 1 and math.isclose(entry.fold * times, 1)
+            ]
             if not norm and (times != 1 or keep != 1):
                 width = entries[embedding].narrow[entries[embedding].out[0]]
                 with suppress(PlanError) if self.assume else nullcontext():  # a run shows what takes it
@@ -457,10 +444,6 @@ class _Walk:
     def told(self, entries: Mapping[str, Entry]) -> set[str]:
         """Parameters whose roles the user gave."""
         return {name for name, entry in entries.items() if any(self._override(alias) for alias in entry.names)}
-
-    def _told_to_fold(self, name: str, times: Number, entry: Entry) -> bool:
-        role = self._override(name)
-        return role is not None and role.fold != 1 and math.isclose(entry.fold * times, 1)
 
 
 def find_role(roles: Mapping[str, Role], name: str) -> Role | None:

@@ -221,7 +221,7 @@ class _Search:
         return follower, stuck
 
     def _record_again(self, follower: Follower) -> bool:
-        """Run the wide model with what is known of its weights; whether it did something else, or with other numbers."""
+        """Run the wide model with what is known of its weights; whether it did anything else, or by other numbers."""
         with torch.no_grad():
             for name, weight in saved_tensors(self.large).items():
                 if name in follower.written:

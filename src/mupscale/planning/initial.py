@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import torch
 from torch import Tensor, nn
@@ -27,16 +27,11 @@ def find_width_dims(sketch: Sketch, base: Width) -> dict[str, set[int]]:
     width_dims: dict[str, set[int]] = {}
     small = all_tensors(sketch(base))
     for number, width in enumerate(probes):
-        try:
-            probe = all_tensors(sketch(width))
-        except Exception:  # a width alone may not be buildable; all of them together must be
-            if number == 0:
-                raise
-            continue
-        for name, tensor in probe.items():
-            if name in small and small[name].dim() == tensor.dim():
-                grown = {d for d in range(tensor.dim()) if tensor.shape[d] != small[name].shape[d]}
-                width_dims.setdefault(name, set()).update(grown)
+        with suppress(Exception) if number else nullcontext():  # a width alone may not be buildable
+            for name, tensor in all_tensors(sketch(width)).items():
+                if name in small and small[name].dim() == tensor.dim():
+                    grown = {d for d in range(tensor.dim()) if tensor.shape[d] != small[name].shape[d]}
+                    width_dims.setdefault(name, set()).update(grown)
     if not any(width_dims.values()):
         raise MupscaleError(
             f"no parameter changes when the width doubles from {base.plain}: does build use its argument?"
@@ -116,7 +111,7 @@ def initial_means(
 ) -> dict[str, tuple[float, ...]]:
     """Mean of each parameter over freshly initialised models, for each of the equal parts that constants have.
 
-    A mean that may be an accident of the draws is 0. What starts as a pattern, which is nothing to draw, has none: ().
+    What starts as a pattern, which is nothing to draw, has none: ().
     """
     means = {}
     for name, std in stds.items():
@@ -125,8 +120,10 @@ def initial_means(
             means[name] = _constant_parts(first)
         elif len(draws) == 1 and _has_pattern(first):
             means[name] = ()
-        else:
-            means[name] = (mean_of([draw[name] for draw in draws], std),)
+        else:  # one that may be an accident is within six standard errors of 0
+            count = max(1, sum(draw[name].numel() for draw in draws))
+            mean = sum(float(draw[name].detach().sum(dtype=torch.float64)) for draw in draws) / count
+            means[name] = (mean if std > 0 and abs(mean) > 6 * std / math.sqrt(count) else 0.0,)
     return means
 
 
@@ -142,13 +139,6 @@ def _has_pattern(values: Tensor) -> bool:
         if alike > 6 / math.sqrt(steps.numel()):
             return True
     return False
-
-
-def mean_of(draws: Sequence[Tensor], std: float) -> float:
-    """The mean over the draws of a random parameter; 0 where it may be an accident: six standard errors from 0."""
-    count = max(1, sum(p.numel() for p in draws))
-    mean = sum(float(p.detach().sum(dtype=torch.float64)) for p in draws) / count
-    return mean if std > 0 and abs(mean) > 6 * std / math.sqrt(count) else 0.0
 
 
 def with_initial(

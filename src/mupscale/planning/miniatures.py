@@ -378,40 +378,32 @@ def find_miniatures(narrow: nn.Module, wide: nn.Module, inputs: Any, *, narrower
         sizes = Resizing(narrow, wide)
         thinned = [sizes.thinned(), sizes.thinned(inner=False), Thinned()]
         factors = [Fraction(1, d) for d in sizes.divisors()[: _MOST * narrower]] + [Fraction(1)]
-        rows = _rows(inputs)
+        # so many rows of tables are enough for the batch, or a longer one of its kind, whatever its tokens are
+        rows = max([_ROWS, *(4 * n for t in tensors_in(call_arguments(inputs)) for n in t.shape[1:])])
         short = sizes.shorter_tables(rows)
-        batch = tree_map(lambda x: x % rows if short and _is_whole(x) else x, inputs)
+
+        def shortened(x: Any) -> Any:
+            is_whole = isinstance(x, Tensor) and not x.is_floating_point() and x.dtype != torch.bool
+            return x % rows if short and is_whole else x
+
+        batch = tree_map(shortened, inputs)
         tried = 0
         for blocks in [each for i, each in enumerate(thinned) if each not in thinned[:i]]:
             for factor in factors if blocks.kept or short else factors[:-1]:
-                if tried < _MOST and (pair := _runnable_pair(sizes, factor, blocks, short, batch)) is not None:
-                    tried += 1
-                    originals: dict[str, list[str]] = {}
-                    for name in all_tensors(narrow):
-                        originals.setdefault(blocks.name_in_miniature(name), []).append(name)
-                    yield Miniature(*pair, batch, originals)
-
-
-def _rows(inputs: Any) -> int:
-    """How many rows of tables are enough for a batch, or a longer one of its kind, whatever its tokens are."""
-    return max([_ROWS, *(4 * n for t in tensors_in(call_arguments(inputs)) for n in t.shape[1:])])
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, Tensor) and not value.is_floating_point() and value.dtype != torch.bool
-
-
-def _runnable_pair(
-    sizes: Resizing, factor: Fraction, blocks: Thinned, short: Mapping[int, int], inputs: Any
-) -> tuple[nn.Module, nn.Module] | None:
-    try:
-        narrow, wide = (sizes.copy(model, factor, blocks, short) for model in (sizes.narrow, sizes.wide))
-        with torch.no_grad():
-            for model in (narrow, wide):
-                run_in_float64(*in_float64(model, in_double(inputs)))
-    except Exception:  # whatever a model raises whose sizes do not go together
-        return None
-    return narrow, wide
+                if tried == _MOST:
+                    return
+                try:
+                    small, large = (sizes.copy(model, factor, blocks, short) for model in (sizes.narrow, sizes.wide))
+                    with torch.no_grad():
+                        for model in (small, large):
+                            run_in_float64(*in_float64(model, in_double(batch)))
+                except Exception:  # whatever a model raises whose sizes do not go together
+                    continue
+                tried += 1
+                originals: dict[str, list[str]] = {}
+                for name in all_tensors(narrow):
+                    originals.setdefault(blocks.name_in_miniature(name), []).append(name)
+                yield Miniature(small, large, batch, originals)
 
 
 def roles_of(plan: Plan) -> dict[str, Role]:
