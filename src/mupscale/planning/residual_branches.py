@@ -18,18 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from mupscale.core import naming, plain_type
-from mupscale.planning.tracing import (
-    Call,
-    Operation,
-    RecordedRun,
-    Ref,
-    in_float64,
-    record_run,
-)
+from mupscale.planning.tracing import Call, Operation, RecordedRun, Ref, in_float64, record_run
 from mupscale.planning.trials import check_not_empty
 from mupscale.system import MupscaleError
-
-_LISTS = (nn.ModuleList, nn.Sequential)
 
 
 @dataclass(frozen=True)
@@ -65,9 +56,8 @@ def find_block_lists(shallow: nn.Module, deep: nn.Module, blocks: str | None = N
         other = theirs.get(path)
         if other is None or not _is_list(module) or not _is_list(other) or len(module._modules) == len(other._modules):
             continue
-        if not any(True for _ in (*other.parameters(), *other.buffers())):  # of nothing that is stored
-            continue
-        if not any(path.startswith(f"{block}.") for one in lists for block in one.deep):
+        is_stored = any(True for _ in (*other.parameters(), *other.buffers()))
+        if is_stored and not any(path.startswith(f"{block}.") for one in lists for block in one.deep):
             lists.append(_longer_list(path, module, other))
     if not lists:
         same = naming.parameters(shallow).keys() == naming.parameters(deep).keys()
@@ -83,7 +73,8 @@ def find_block_lists(shallow: nn.Module, deep: nn.Module, blocks: str | None = N
 def _is_list(module: nn.Module) -> bool:
     """Whether a module holds others in an order: also a ModuleDict by their numbers, as torchtitan has it."""
     numbers = [str(number) for number in range(len(module._modules))]
-    return isinstance(module, _LISTS) or (isinstance(module, nn.ModuleDict) and [*module._modules] == numbers != [])
+    is_numbered = isinstance(module, nn.ModuleDict) and [*module._modules] == numbers != []
+    return is_numbered or isinstance(module, nn.ModuleList | nn.Sequential)
 
 
 def _named_blocks(pattern: str, ours: Mapping[str, nn.Module], theirs: Mapping[str, nn.Module]) -> BlockList:
@@ -94,49 +85,43 @@ def _named_blocks(pattern: str, ours: Mapping[str, nn.Module], theirs: Mapping[s
     for modules in (ours, theirs):
         numbered = [(int(match[1]), path) for path in modules if (match := expression.fullmatch(path))]
         paths.append(tuple(path for _, path in sorted(numbered)))
-    _check_longer(pattern, *paths)
-    _check_one_class(pattern, [*(ours[p] for p in paths[0]), *(theirs[p] for p in paths[1])])
-    return BlockList(pattern, paths[0], paths[1])
+    blocks = BlockList(pattern, paths[0], paths[1])
+    _check(blocks, [*(ours[p] for p in paths[0]), *(theirs[p] for p in paths[1])])
+    return blocks
 
 
-def _check_longer(path: str, shallow: Sequence[Any], deep: Sequence[Any]) -> None:
-    if not shallow or len(deep) <= len(shallow):
+def _check(blocks: BlockList, modules: Iterable[nn.Module]) -> None:
+    """An error unless there are more blocks, and these modules are of one class."""
+    shallow, deep = len(blocks.shallow), len(blocks.deep)
+    if not shallow or deep <= shallow:
         raise MupscaleError(
-            f"'{path}' has {len(shallow)} blocks in the shallow model and {len(deep)} in the deep one: a deeper model "
+            f"'{blocks.path}' has {shallow} blocks in the shallow model and {deep} in the deep one: a deeper model "
             f"needs more of them, and at least one to begin with"
         )
-
-
-def _check_one_class(path: str, blocks: Iterable[nn.Module]) -> None:
-    kinds = list(dict.fromkeys(plain_type(block).__name__ for block in blocks))
+    kinds = list(dict.fromkeys(plain_type(block).__name__ for block in modules))
     if len(kinds) > 1:
         raise MupscaleError(
-            f"'{path}' holds blocks of different classes ({', '.join(kinds)}), so the class of a new block is unknown. "
-            "A list that grows in depth must have blocks of one class"
+            f"'{blocks.path}' holds blocks of different classes ({', '.join(kinds)}), so the class of a new block is "
+            "unknown. A list that grows in depth must have blocks of one class"
         )
 
 
-def _longer_list(path: str, shallow: Any, deep: Any) -> BlockList:
+def _longer_list(path: str, *models: Any) -> BlockList:
     """The stretch of one class in a list that is longer in the deep model; what follows it moves."""
-    names = [[f"{path}.{name}".lstrip(".") for name in module._modules] for module in (shallow, deep)]
-    shallow, deep = ([*module._modules.values()] for module in (shallow, deep))
-    kinds = [[plain_type(block) for block in blocks] for blocks in (shallow, deep)]
+    names = [[f"{path}.{name}".lstrip(".") for name in module._modules] for module in models]
+    children = [block for module in models for block in module._modules.values()]
+    kinds = [[plain_type(block) for block in module._modules.values()] for module in models]
     grown = [kind for kind in dict.fromkeys([*kinds[0], *kinds[1]]) if kinds[0].count(kind) != kinds[1].count(kind)]
-    if len(grown) != 1 or any(_without(grown[0], k) != _without(grown[0], kinds[0]) for k in kinds):
-        _check_longer(f"{path}.*".lstrip("."), *names)
-        _check_one_class(path, [*shallow, *deep])
+    pattern = f"{path}.*".lstrip(".")
+    others = [[kind for kind in k if kind not in grown[:1]] for k in kinds]
+    if len(grown) != 1 or others[0] != others[1]:
+        _check(BlockList(pattern, tuple(names[0]), tuple(names[1])), children)
     starts = [k.index(grown[0]) if grown[0] in k else 0 for k in kinds]
-    counts = [k.count(grown[0]) for k in kinds]
-    blocks = [tuple(n[start : start + count]) for n, start, count in zip(names, starts, counts, strict=True)]
-    _check_longer(f"{path}.*".lstrip("."), *blocks)
-    if any(set(k[s : s + c]) != {grown[0]} for k, s, c in zip(kinds, starts, counts, strict=True)):
-        _check_one_class(path, [*shallow, *deep])
-    after = [n[start + count :] for n, start, count in zip(names, starts, counts, strict=True)]
-    return BlockList(f"{path}.*".lstrip("."), blocks[0], blocks[1], dict(zip(after[1], after[0], strict=True)))
-
-
-def _without(kind: type, kinds: Sequence[type]) -> list[type]:
-    return [each for each in kinds if each is not kind]
+    ends = [start + k.count(grown[0]) for start, k in zip(starts, kinds, strict=True)]
+    shallow, deep = (tuple(n[start:end]) for n, start, end in zip(names, starts, ends, strict=True))
+    is_one_stretch = all({*k[start:end]} == {grown[0]} for k, start, end in zip(kinds, starts, ends, strict=True))
+    _check(BlockList(pattern, shallow, deep), () if is_one_stretch else children)
+    return BlockList(pattern, shallow, deep, dict(zip(names[1][ends[1] :], names[0][ends[0] :], strict=True)))
 
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # which have no forward pass of their own
@@ -177,10 +162,6 @@ class MarkedRun:
             if self.values[number].shape in shapes
             and (self.last_uses.get(number, -1) >= block.last or number in self.run.outputs)
         ]
-
-    def operation(self, position: int) -> Operation:
-        """The operation at a place in the run."""
-        return self.run.operations[position]
 
 
 def run_with_blocks(model: nn.Module, paths: Sequence[str], inputs: Any, *, until_next: bool = False) -> MarkedRun:
@@ -295,14 +276,12 @@ def _try_silence(
     for block in marked.blocks:
         if not block.returned or block.path not in candidates:
             continue
-        if not all(_gives_back(marked, block, number) for number in marked.streams(block)):
-            writers_of_block = candidates.pop(block.path)
-            finite = all(bool(marked.values[number].isfinite().all()) for number in marked.streams(block))
-            reasons[block.path] = (
-                "its output is not just its input plus branches"
-                if finite
-                else f"with {', '.join(writers_of_block)} at zero, it divides by zero"
-            )
+        streams = marked.streams(block)
+        if not all(_gives_back(marked, block, number) for number in streams):
+            names = ", ".join(candidates.pop(block.path))
+            finite = all(bool(marked.values[number].isfinite().all()) for number in streams)
+            transformed, divides = "its output is not just its input plus branches", "at zero, it divides by zero"
+            reasons[block.path] = transformed if finite else f"with {names} {divides}"
 
 
 def _gives_back(marked: MarkedRun, block: Call, number: int) -> bool:
@@ -355,7 +334,7 @@ class _Walk:
             if number in self.block.given:
                 return []
             raise _Unlike("it has no residual connection: its input is not added to what it computes")
-        operation = self.marked.operation(position)
+        operation = self.marked.run.operations[position]
         operands = [n for n in dict.fromkeys(operation.refs) if n in self.data]
         if operation.name in _SUMS and len(operands) == 2:
             for stream, branch in (operands, operands[::-1]):
@@ -391,7 +370,7 @@ class _Walk:
             if roots or not bool(self.marked.values[number].any()):
                 return roots
             raise _Unlike("a branch ends in the block's own input, with no parameter after it")
-        operation = self.marked.operation(position)
+        operation = self.marked.run.operations[position]
         operands = [n for n in dict.fromkeys(operation.refs) if n in self.data]
         others = [n for n in dict.fromkeys(_factors(operation)) if n not in self.data]
         roots = {name: value for n in others for name, value in self._roots(n, position).items()}
@@ -405,26 +384,20 @@ class _Walk:
             return writers
         if roots:
             return self._own(roots)
-        return self._through(operation, operands, position)
+        # behind an operation without parameters: of a product, one factor that is zero is enough
+        reason = _Unlike(f"a branch ends in {operation.name} ('{operation.module}'), which does not write zero at zero")
+        for operand in operands if operation.is_view or _KEEP_ZERO.fullmatch(operation.name) else ():
+            try:
+                return self._written_by(operand, position)
+            except _Unlike as error:
+                reason = error
+        raise reason
 
     def _own(self, roots: Writers) -> Writers:
         """The same, if all of them are the block's own."""
         if strangers := [name for name in roots if not name.startswith(f"{self.block.path}.")]:
             raise _Unlike(f"'{strangers[0]}', which writes into the stream, is shared with other parts of the model")
         return dict(roots)
-
-    def _through(self, operation: Operation, operands: list[int], position: int) -> Writers:
-        """Go on behind an operation without parameters: of a product, one factor that is zero is enough."""
-        keeps_zero = operation.is_view or _KEEP_ZERO.fullmatch(operation.name)
-        reason = _Unlike(f"a branch ends in {operation.name} ('{operation.module}'), which does not write zero at zero")
-        if not keeps_zero:
-            raise reason
-        for operand in operands:
-            try:
-                return self._written_by(operand, position)
-            except _Unlike as error:
-                reason = error
-        raise reason
 
     def _roots(self, number: int, before: int) -> Writers:
         """The parameters that a tensor follows from without the batch, and at which value of theirs it is zero."""
@@ -433,7 +406,7 @@ class _Walk:
         if position is None:
             is_parameter = name is not None and isinstance(self.marked.values[number], nn.Parameter)
             return {name: 0.0} if name is not None and is_parameter else {}
-        operation = self.marked.operation(position)
+        operation = self.marked.run.operations[position]
         roots = [self._roots(n, position) for n in _factors(operation)]
         if operation.name in _PRODUCTS:  # of which one factor that is zero is enough, and two could not learn
             return next(filter(None, roots), {})

@@ -74,9 +74,8 @@ class KeepDouble(TorchFunctionMode):
         lowers = function in _LOWER
         if len(args) + len(kwargs) < 2 and not lowers:  # an attribute of a tensor, as most of the many calls are
             return function(*args, **kwargs)
-        has_double = function in _PRODUCTS and any(isinstance(a, Tensor) and a.dtype == torch.float64 for a in args)
-        if has_double:  # torch refuses two precisions in one product
-            return function(*in_double(args), **kwargs)
+        if function in _PRODUCTS and any(isinstance(a, Tensor) and a.dtype == torch.float64 for a in args):
+            return function(*in_double(args), **kwargs)  # torch refuses two precisions in one product
         if function in _GROUPED and len(args) > 1 and args[0].dtype == torch.float64 and args[1].dim() == 3:
             return _grouped_product(*in_double(args), **kwargs)
         if function in _MADE and kwargs.get("dtype") in _LESS:
@@ -90,14 +89,13 @@ class KeepDouble(TorchFunctionMode):
             others = [a for a in (*args[1:], *kwargs.values()) if isinstance(a, Tensor)]
             if others and others[0].dtype in _LESS:
                 return tensor.to(others[0].device)
-        return function(*(_double(a) for a in args), **{name: _double(value) for name, value in kwargs.items()})
 
+        def double(value: Any) -> Any:
+            kind = type(value)
+            is_less = (kind is torch.dtype and value in _LESS) or (kind is str and value in _NAMED)
+            return torch.float64 if is_less else value
 
-def _double(value: Any) -> Any:
-    """A dtype of less precision, or the name of one, as float64; anything else as it is."""
-    kind = type(value)
-    lower = (kind is torch.dtype and value in _LESS) or (kind is str and value in _NAMED)
-    return torch.float64 if lower else value
+        return function(*map(double, args), **{name: double(value) for name, value in kwargs.items()})
 
 
 def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -119,7 +117,15 @@ def run_on_batch(model: nn.Module, inputs: Any, *, in_double: bool = False) -> A
     except Exception as error:
         check_takes(model, inputs)
         kind, said = type(naming.unwrap(model)).__name__, " ".join(f"{type(error).__name__}: {error}".split())
-        if in_double and _runs_in_float32(model, inputs):
+        runs_in_float32 = False
+        if in_double:
+            with suppress(Exception), torch.no_grad():  # whatever it is that fails in float32, too
+                args, kwargs = tree_map_only(
+                    Tensor, lambda t: t.float() if t.is_floating_point() else t, (args, kwargs)
+                )
+                copy_model(model).float()(*args, **kwargs)
+                runs_in_float32 = True
+        if runs_in_float32:
             raise MupscaleError(
                 f"{kind} does not run on the batch in float64 ({said}), but a plan by running needs "
                 f"float64{ways_out(double='let nothing in the model ask for float32', no_inputs='leave out inputs=')}"
@@ -146,18 +152,6 @@ def check_takes(model: nn.Module, inputs: Any) -> None:
             "pass what the model is called with: a tensor, a tuple of arguments or a dict of keywords, without labels "
             "that only the loss needs"
         ) from None
-
-
-def _runs_in_float32(model: nn.Module, inputs: Any) -> bool:
-    """Whether a model that fails in float64 does run, so that the precision is what it fails for."""
-    single = tree_map_only(Tensor, lambda t: t.float() if t.is_floating_point() else t, inputs)
-    args, kwargs = call_arguments(single)
-    try:
-        with torch.no_grad():
-            copy_model(model).float()(*args, **kwargs)
-    except Exception:  # whatever it is
-        return False
-    return True
 
 
 @contextmanager
@@ -335,7 +329,11 @@ def in_float64(
     for name, p in naming.parameters(model).items():
         if p.is_complex():
             check_dtype(name, p)
-    memo = {id(t): _copied_in_double(t) for t in tensors if type(t) in (nn.Parameter, Tensor)}  # read once
+    memo: dict[int, Tensor] = {}
+    for t in tensors:
+        if type(t) in (nn.Parameter, Tensor):
+            doubled = t.detach().to(torch.float64 if t.is_floating_point() else t.dtype, copy=True)  # read once
+            memo[id(t)] = nn.Parameter(doubled, t.requires_grad) if isinstance(t, nn.Parameter) else doubled
     copied = copy_model(naming.unwrap(model), {**memo, **computed_tensors(model)}).double()
     if like is not None:
         take_modes(copied, like)
@@ -388,12 +386,6 @@ def computed_tensors(model: nn.Module) -> dict[int, Tensor]:
     """
     kept = (value for module in model.modules() for value in vars(module).values())
     return {id(t): t.detach().clone() for t in kept if isinstance(t, Tensor) and t.grad_fn is not None}
-
-
-def _copied_in_double(tensor: Tensor) -> Tensor:
-    dtype = torch.float64 if tensor.is_floating_point() else tensor.dtype
-    copied = tensor.detach().to(dtype, copy=True)
-    return nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
 
 
 def silence_dropout(model: nn.Module) -> bool:
