@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 import mupscale as mu
-from mupscale.planning.first_guesses import kind_of_norm
+from mupscale.planning.from_modules import kind_of_norm
 
 LOSSLESS = mu.Fresh(lossless=True)
 

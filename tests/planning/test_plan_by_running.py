@@ -107,7 +107,7 @@ def test_the_zoo_is_large() -> None:
 
 def test_a_wrong_order_of_copies_is_not_let_through() -> None:
     """What the check at the end is for: heads copied unit by unit give other outputs."""
-    from mupscale.planning.from_run import check_plan_by_running
+    from mupscale.planning.making_plans import check_plan_by_running
 
     pattern = next(p for p in PATTERNS if p.name == "separate heads grow")
     narrow, wide, inputs = pattern.build(1), pattern.build(2), pattern.inputs()

@@ -1,28 +1,20 @@
 """How a plan is found: which axes of each parameter grow, and what they are to it.
 
-making_plans       the plan between two models: from their modules, or by running them
-from_modules       two models side by side: what their types and names say
+making_plans       the plan between two models: from their modules, or by running them, searched and checked
+from_modules       two models side by side: what their types and names say, of heads, bare parameters and norms too
   role_registry      the roles of torch's modules, and those that users add
-  first_guesses      heads, bare parameters and norms, by names and attributes
-from_run           two models side by side: what they compute, searched and checked
-  tracing            a model run on a batch: in float64, as a list of operations
-  following          one pass over both runs: every wide tensor has to be copies of the narrow one; better guesses
+tracing            a model run on a batch: in float64, as a list of operations
+following          one pass over both runs: every wide tensor has to be copies of the narrow one; better guesses
+comparing          two models with generic weights: whether they compute the same
 trials             what a plan is tried on: the batch, and a stronger one where that leaves something unseen
 silent_units       the wide model with the old units alone: where it differs, and what that shows for fresh units
-large_models       small models in place of large ones, and a check at full size
+miniatures         small models in place of large ones, and models at sizes between two others
 initial            which dimensions are widths, and the standard deviations and means of a fresh initialisation
 residual_branches  the blocks that a deep model has more of, and what in them writes into the residual stream
 """
 
 from mupscale.planning.comparing import ROUNDING, Difference, first_differing_module, is_large, relative_difference
-from mupscale.planning.first_guesses import bare_norms
-from mupscale.planning.from_modules import How, build_plan, find_uneven
-from mupscale.planning.from_run import (
-    check_plan_by_running,
-    learn_roles,
-    roles_for_any_width,
-    warn_of_growing_outputs,
-)
+from mupscale.planning.from_modules import How, bare_norms, build_plan, find_uneven
 from mupscale.planning.initial import (
     all_tensors,
     count_draws,
@@ -36,7 +28,14 @@ from mupscale.planning.initial import (
     rescale_spread,
     with_initial,
 )
-from mupscale.planning.making_plans import plan, with_initial_of_wide
+from mupscale.planning.making_plans import (
+    check_plan_by_running,
+    learn_roles,
+    plan,
+    roles_for_any_width,
+    warn_of_growing_outputs,
+    with_initial_of_wide,
+)
 from mupscale.planning.miniatures import Miniature, Resizing, roles_of
 from mupscale.planning.residual_branches import BlockList, Writers, find_block_lists, find_writers, silence
 from mupscale.planning.role_registry import register_roles

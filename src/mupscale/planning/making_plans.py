@@ -1,32 +1,52 @@
-"""A plan between two models: from their modules, or, where there is a batch, by running them."""
+"""A plan between two models: from their modules, or, where there is a batch, read off the computation.
+
+That is: guess, follow the units, and where that gets stuck, guess better; then check it. What is found are roles,
+beside those that the user gave, and for all widths of a family.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from fractions import Fraction
 from glob import escape
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import nn
 
-from mupscale.core import Plan, Role, gather_whole, naming
-from mupscale.planning.comparing import in_full_precision, is_large
-from mupscale.planning.from_modules import How, build_plan, find_uneven
-from mupscale.planning.from_run import (
-    check_plan_by_running,
-    learn_roles,
-    roles_by_running,
-    roles_for_any_width,
-    warn_of_growing_outputs,
-    what_differs,
+from mupscale.core import Entry, Number, Plan, Role, check_same_names, gather_whole, naming, tidy
+from mupscale.planning.comparing import Shapes, compare_copies, in_full_precision, is_large
+from mupscale.planning.following import (
+    Follower,
+    Guess,
+    Side,
+    Stuck,
+    Written,
+    explanations,
+    guess_with_roles,
+    operations_before,
+    refusal,
+    suggestions,
 )
-from mupscale.planning.initial import initial_means, initial_std, with_initial
+from mupscale.planning.from_modules import ONE_DEPTH, How, build_plan, find_role, find_uneven
+from mupscale.planning.initial import all_tensors, initial_means, initial_std, with_initial
 from mupscale.planning.miniatures import Resizing, find_miniatures, roles_of
 from mupscale.planning.silent_units import check_silent_units, find_past_norms, keeps_outputs, with_keeps
+from mupscale.planning.tracing import (
+    RecordedRun,
+    in_float64,
+    record_run,
+    run_in_float64,
+    saved_tensors,
+    tensors_in,
+    without_copies,
+)
 from mupscale.planning.trials import Trials
-from mupscale.system import MupscaleError, checks_arguments, not_advising, seeded
+from mupscale.system import MupscaleError, checks_arguments, not_advising, seeded, warn, ways_out
 
 
 @runtime_checkable
@@ -231,3 +251,371 @@ def _plan_between_constants(narrow: nn.Module, wide: nn.Module, trials: Trials, 
         if keeps_outputs(narrow, wide, planned, trials):
             return replace(planned, tried_by="silent units")
     raise MupscaleError("the wide model has constants among which those of the narrow one do not lie")
+
+
+def warn_of_growing_outputs(
+    narrow: nn.Module,
+    wide: nn.Module,
+    plan: Plan,
+    inputs: Any,
+    roles: Mapping[str, Role] | None = None,
+    shapes: Sequence[Shapes] = (),
+) -> None:
+    """Warn where an output grows that nothing in the model reads, as a number of classes does by mistake.
+
+    Hidden units that a model hands out are read by its own layers. roles: of the user, who knows what has one.
+    shapes: of the two models' outputs, where they are known.
+    """
+    entries = plan.parameters
+    read = set[tuple[int, int]]()
+    for entry in entries.values():
+        for d in entry.in_:
+            n, wide_n, block = entry.narrow[d], entry.wide[d], entry.axes[d].block
+            read |= {(n, wide_n), (n // block, wide_n // block)}  # as channels are, after a flatten
+    unread: dict[tuple[int, int], list[str]] = {}
+    for name, entry in entries.items():
+        for d in entry.out:
+            if entry.axes[d].times != 1 and (sizes := (entry.narrow[d], entry.wide[d])) not in read:
+                unread.setdefault(sizes, []).append(name)
+    if not unread:
+        return
+    models = (in_float64(model, inputs, like=narrow) for model in (narrow, wide))
+    shapes = shapes or [[tuple(t.shape) for t in tensors_in(run_in_float64(*pair))] for pair in models]
+    for number, (before, after) in enumerate(zip(*shapes, strict=False)):
+        for sizes in zip(before, after, strict=False):
+            writers = unread.get(sizes, [])
+            if writers and not any(find_role(roles or {}, alias) for name in writers for alias in entries[name].names):
+                name = max(writers, key=lambda name: len(entries[name].narrow))
+                warn(
+                    f"output {number} of the model grows from {sizes[0]} to {sizes[1]}, written by '{name}', and "
+                    f"nothing in the model reads it. If these are classes or tokens, build the wide model with "
+                    f"{sizes[0]}: otherwise {'new ones are drawn' if plan.mup else 'each is there several times'}, "
+                    "which changes what the model says. If they are features for other code, say that they are meant "
+                    f"to grow: roles={{'{name}': mupscale.{Role(out=entries[name].out, in_=entries[name].in_)}}}"
+                )
+
+
+_STRONGER = " (a stronger batch of the same kind: yours leaves parts of the model unseen)"
+
+
+def check_plan_by_running(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> None:
+    """An error unless models with generic weights, one widened as planned, agree in outputs and gradients."""
+    trials = Trials.of(inputs)
+    if reason := what_differs(narrow, wide, plan, trials):
+        run = "make the plan by running the models, plan(narrow, wide, inputs=…)"
+        ways = ways_out("; ", inputs=run, roles="pass roles= for what it gets wrong")
+        raise MupscaleError(f"the plan is wrong: {reason}{ways}")
+    if trials is not inputs:
+        trials.warn()
+
+
+def what_differs(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> str:
+    """What `check_plan_by_running` finds wrong, in words; nothing where the plan is right."""
+    trials = Trials.of(inputs)
+    found = compare_copies(narrow, wide, plan, trials.given)
+    if is_large(narrow, wide):
+        trials.shapes = found.shapes
+    if found.reason:
+        return found.reason
+    trials.look(narrow, wide, found.gradients or None)
+    reason = "" if trials.strong is None else compare_copies(narrow, wide, plan, trials.strong).reason
+    return f"{reason}{_STRONGER}" if reason else ""
+
+
+_MOST_PASSES = 25
+
+
+def roles_by_running(
+    narrow: nn.Module,
+    wide: nn.Module,
+    inputs: Any,
+    given: Mapping[str, Role] | None = None,
+    how: How | None = None,
+    *,
+    own_constants: bool = False,
+) -> dict[str, Role]:
+    """The role of every parameter and saved buffer that the models use on this batch, under all their names.
+
+    inputs: what the models are called with: a tensor, a tuple of arguments, or a dict of keywords.
+    given: roles by pattern, which the search begins with, beside what modules say; None to begin with nothing.
+    how: what the roles are for, which a refusal then gives advice for. own_constants: as in Guess.
+    """
+    search = _Search(narrow, wide, inputs, how)
+    first_names = {alias: group[0] for group in naming.aliases(all_tensors(narrow).items()) for alias in group}
+    guess = Guess(own_constants=own_constants)
+    if given is not None:
+        told = {first_names[name]: role for name in reversed(first_names) if (role := find_role(given, name))}
+        with suppress(MupscaleError):
+            plan = build_plan(narrow, wide, roles=given, assume=True)
+            entries = {**plan.buffers, **plan.parameters}.items()
+            axes = {(name, d): axis for name, entry in entries for d, axis in entry.axes.items() if axis.times != 1}
+            guess = replace(guess, axes=axes)
+        guess = guess_with_roles(guess, told, saved_tensors(search.small), saved_tensors(search.large))
+    error = None
+    for products in (False, True):
+        try:
+            roles = search.roles(replace(guess, products=products))
+        except MupscaleError as refused:
+            error = error or refused
+        else:
+            roles |= _computed_buffers(search.small, search.large)
+            return {alias: roles[name] for alias, name in first_names.items() if name in roles}
+    raise error or AssertionError("no error, and no roles")
+
+
+def _computed_buffers(small: nn.Module, large: nn.Module) -> dict[str, Role]:
+    """Buffers that no state dict holds and that the wide model computes itself, where they are copies all the same."""
+    saved, theirs = saved_tensors(small), naming.buffers(large)
+    roles = {}
+    for name, buffer in naming.buffers(small).items():
+        if name not in saved and name in theirs and buffer.shape != theirs[name].shape:
+            axes = next((axes for axes, factor in explanations(buffer, theirs[name], []) if factor == 1.0), {})
+            if len(set(axes.values())) == 1:
+                roles[name] = Role(out=tuple(axes), out_block=next(iter(axes.values())).block)
+    return roles
+
+
+class _Search:
+    """Pass after pass over the two runs, each under a better guess."""
+
+    def __init__(self, narrow: nn.Module, wide: nn.Module, inputs: Any, how: How | None) -> None:
+        self.how = how
+        self.small, self.batch = in_float64(narrow, inputs, generic=0)
+        self.large, _ = in_float64(wide, inputs, like=narrow)
+        ours, theirs = saved_tensors(self.small), saved_tensors(self.large)
+        check_same_names("the narrow model", ours, "the wide model", theirs, ONE_DEPTH, what="parameter or buffer")
+        self.narrow_run = record_run(self.small, self.batch).run
+        self.wide_run = record_run(self.large, self.batch).run
+        originals = {id(p): name for name, p in naming.parameters(narrow).items()}
+        for leaf in self.narrow_run.leaves.values():
+            if id(leaf) in originals:
+                raise MupscaleError(
+                    f"a copy of the model still uses '{originals[id(leaf)]}' of the original: a function in the model "
+                    "refers to the model itself, and copy.deepcopy does not see "
+                    f"that{ways_out(forward='refer to it in forward instead', no_inputs='leave out inputs=')}"
+                )
+        self.compared = _comparable(self.narrow_run, self.wide_run)
+        self.passes = 0
+
+    def follow(self, guess: Guess) -> tuple[Follower, Stuck | None]:
+        """One pass; where the wide model went another way (experts), again with the weights known by then."""
+        self.passes += 1
+        reached = -1
+        while True:
+            narrow_run, wide_run, shared = self.compared
+            small, large = (
+                Side(replace(run, operations=run.operations[:shared]), saved_tensors(model), naming.parameters(model))
+                for run, model in ((narrow_run, self.small), (wide_run, self.large))
+            )
+            follower = Follower(small, large, guess)
+            stuck = follower.follow()
+            is_whole = shared == max(len(narrow_run.operations), len(wide_run.operations))
+            is_fixed = is_whole and not any(op.depends_on_values for op in narrow_run.operations)
+            if is_fixed or (is_whole and stuck is None) or len(follower.written) <= reached:
+                break
+            reached = len(follower.written)
+            if not self._record_again(follower):
+                break
+        if stuck is None and not is_whole:
+            op = (narrow_run if shared < len(narrow_run.operations) else wide_run).operations[shared]
+            ways = ways_out("; ", build="build them alike but for their widths", no_inputs="leave out inputs=")
+            where = op.module or "the model"
+            raise MupscaleError(
+                f"the two models do not run the same operations: they differ from '{where}' on ({op.name}){ways}"
+            )
+        return follower, stuck
+
+    def _record_again(self, follower: Follower) -> bool:
+        """Run the wide model with what is known of its weights; whether it did anything else, or by other numbers."""
+        with torch.no_grad():
+            for name, weight in saved_tensors(self.large).items():
+                if name in follower.written:
+                    weight.copy_(follower.large.weights[name])
+        runs = self.wide_run, record_run(self.large, self.batch).run
+        self.wide_run = runs[1]
+        self.compared = _comparable(self.narrow_run, self.wide_run)
+        steps = [[(op.function, op.args, op.kwargs) for op in run.operations] for run in runs]
+        first, second = ({n: leaf for n, leaf in run.leaves.items() if n not in run.names} for run in runs)
+        return steps[0] != steps[1] or any(n not in second or not torch.equal(t, second[n]) for n, t in first.items())
+
+    def roles(self, guess: Guess) -> dict[str, Role]:
+        """What the pass that came through says of every weight that met data; an error where no guess helps.
+
+        Nothing of a weight that is copied in several orders at once, as a recurrent layer's: its module knows it.
+        """
+        self.passes = 0
+        follower, _ = self._get_past(*self.follow(guess), [guess])
+        seen = {name: written for name, written in follower.written.items() if name not in follower.unseen}
+        roles = {name: _role(name, written, follower.guess) for name, written in seen.items()}
+        return {name: role for name, role in roles.items() if role is not None}
+
+    def _get_past(
+        self, follower: Follower, stuck: Stuck | None, tried: list[Guess], goal: int | None = None
+    ) -> tuple[Follower, Stuck | None]:
+        """Better guesses until one comes through, or past a position; an error where none does."""
+        while stuck is not None and (goal is None or stuck.position <= goal):
+            for better in suggestions(follower, stuck):
+                if better in tried:
+                    continue
+                tried.append(better)
+                other, where = self.follow(better)
+                # what makes an output right may be wrong for another reader of the same units, such as a second head
+                is_of_order = stuck.factor is not None and where is not None and where.factor is None
+                if where and is_of_order and where.position not in operations_before(follower, stuck.position):
+                    with suppress(MupscaleError):
+                        other, where = self._get_past(other, where, tried, stuck.position)
+                if where is None or where.position > stuck.position:
+                    follower, stuck = other, where
+                    break
+                if self.passes > _MOST_PASSES:
+                    raise refusal(follower, stuck, self.how)
+            else:
+                raise refusal(follower, stuck, self.how)
+        return follower, stuck
+
+
+def _comparable(ours: RecordedRun, theirs: RecordedRun) -> tuple[RecordedRun, RecordedRun, int]:
+    """The two runs, and how many operations they have in common; without copies in memory if they part before."""
+    shared = 0
+    for is_plain in (False, True):
+        if is_plain:
+            ours, theirs = without_copies(ours), without_copies(theirs)
+        pairs = enumerate(zip(ours.operations, theirs.operations, strict=False))
+        lengths = len(ours.operations), len(theirs.operations)
+        parted = (i for i, (a, b) in pairs if (a.function, a.refs, a.results) != (b.function, b.refs, b.results))
+        shared = next(parted, min(lengths))
+        if shared == max(lengths):
+            break
+    return ours, theirs, shared
+
+
+def _role(name: str, written: Written, guess: Guess) -> Role | None:
+    fold, offset = (_tidy(number) for number in guess.folds.get(name, (1.0, 0.0)))
+    inputs, outputs = ([written.axes[d] for d in dims] for dims in (written.inputs, written.outputs))
+    if any(axis.sections for axis in inputs) or any(len(set(axes)) > 1 for axes in (inputs, outputs)):
+        return None
+    out, in_ = (axes[0] if axes else 1 for axes in (outputs, inputs))
+    return Role(written.outputs, written.inputs, out, in_, fold, offset=offset)
+
+
+def _tidy(number: float) -> Number:
+    fraction = Fraction(number).limit_denominator(4096)
+    return tidy(fraction) if float(fraction) == number else number
+
+
+_MOST_SHOWN = 3  # roles named in a message
+
+
+def learn_roles(
+    narrow: nn.Module, wide: nn.Module, inputs: Any, given: Mapping[str, Role], how: How | None = None
+) -> dict[str, Role]:
+    """By pattern: the roles that were given, and for all else those that a run shows; an error where they do not hold.
+
+    how: what they are for, which a refusal then gives advice for.
+    """
+    trials = Trials.of(inputs).look(narrow, wide)
+
+    def differs(given: Mapping[str, Role], learnt: Mapping[str, Role]) -> str:
+        roles = _merged(narrow, given, learnt)
+        return what_differs(narrow, wide, build_plan(narrow, wide, roles=roles, assume=True), trials)
+
+    def learn(batch: Any, start: Mapping[str, Role] | None) -> dict[str, Role]:
+        return roles_by_running(narrow, wide, batch, start, how, own_constants=how == "fresh")
+
+    try:
+        learnt = learn(trials.best, given)
+    except MupscaleError as error:
+        try:  # where they are wrong, they mislead the search
+            learnt = learn(trials.best, None) if given else {}
+        except MupscaleError:
+            raise error from None
+        if not given:
+            raise
+    if reason := differs(given, learnt):
+        raise _refuse_given(given, learnt, reason, differs)
+    return _merged(narrow, given, learnt)
+
+
+def _merged(narrow: nn.Module, given: Mapping[str, Role], learnt: Mapping[str, Role]) -> dict[str, Role]:
+    """By pattern, what was given, else what was learnt; of a tied tensor what was given for another name of it.
+
+    But not where the other name was learnt to be used in another way, as a readout uses an embedding's weight.
+    """
+    named, merged = all_tensors(narrow), dict(learnt)
+    for group in naming.aliases(named.items()):
+        told = {name: role for name in group if (role := find_role(given, name)) is not None}
+        merged |= told
+        for name in group if told else ():
+            if name in learnt and name not in told:
+                sides = learnt[name].dims(named[name].dim())
+                used = sum(sides, ())
+                for role in reversed(told.values()):
+                    theirs = role.dims(named[name].dim())
+                    if tuple(tuple(d for d in side if d in used) for side in theirs) == sides:
+                        merged[name] = role
+    return _as_patterns(merged, given)
+
+
+def _refuse_given(
+    given: Mapping[str, Role], learnt: Mapping[str, Role], reason: str, differs: Callable[..., str]
+) -> MupscaleError:
+    """Which of the given roles is wrong, and what a run shows in its place."""
+
+    def stand(others: Mapping[str, Role]) -> bool:
+        with suppress(MupscaleError):
+            return not differs(others, learnt)
+        return False
+
+    wrong = [pattern for pattern in given if stand({p: role for p, role in given.items() if p != pattern})]
+    if not wrong and given and stand({}):
+        wrong = list(given)
+    if not wrong:
+        said = ways_out("; ", roles="pass roles=")
+        return MupscaleError(f"the plan is wrong, and so is the one that a run of the models shows: {reason}{said}")
+    shown = {name: role for name, role in learnt.items() if any(fnmatchcase(name, pattern) for pattern in wrong)}
+    instead = "; ".join(f"{role} for '{name}'" for name, role in list(shown.items())[:_MOST_SHOWN])
+    advice = f"A run of the models shows {instead}: use that, or leave" if instead else "Leave"
+    listed, one = "; for ".join(f"'{pattern}', {given[pattern]}" for pattern in wrong), len(wrong) == 1
+    return MupscaleError(
+        f"the {'role' if one else 'roles'} given for {listed}, {'does' if one else 'do'} not pass the check: "
+        f"{reason}. {advice} {'it' if one else 'them'} out"
+    )
+
+
+def roles_for_any_width(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Role]) -> dict[str, Role]:
+    """The roles, by pattern, with constants as powers of the multiplier where they were found as numbers."""
+    plan = build_plan(narrow, wide, roles=roles, assume=True)
+    made: dict[tuple[str, Role], Role] = {}  # one for all names of a tied tensor, which are to have equal roles
+    names = {}
+    for name, first in plan.names.items():
+        if (role := find_role(roles, name)) is not None:
+            names[name] = made.get((first, role)) or _for_any_width(name, role, plan[first])
+            made[first, role] = names[name]
+    return _as_patterns(names, roles)
+
+
+def _for_any_width(name: str, role: Role, entry: Entry) -> Role:
+    if all(constant is None or constant == 1 or callable(constant) for constant in (role.fold, role.keep)):
+        return role
+    times = float(entry.rule.in_ if entry.rule.in_ != 1 else entry.rule.out)
+    if times == 1:
+        pair = "plan the pair of models instead, with plan(narrow, wide, inputs=…)"
+        raise MupscaleError(
+            f"a constant that depends on the width would have to be stored in '{name}', which has no width. Remove "
+            f"that constant from the model{ways_out(', or ', no_inputs=pair)}"
+        )
+    by_input = entry.rule.in_ != 1
+
+    def as_power(constant: Number) -> Callable[[Number, Number], Number]:
+        power = round(4 * math.log(float(constant)) / math.log(times)) / 4
+        return lambda out, in_: float(in_ if by_input else out) ** power
+
+    fold = role.fold if callable(role.fold) or role.fold == 1 else as_power(role.fold)
+    keep = role.keep if role.keep is None or callable(role.keep) else as_power(role.keep)
+    return replace(role, fold=fold, keep=keep)
+
+
+def _as_patterns(by_name: Mapping[str, Role], given: Mapping[str, Role]) -> dict[str, Role]:
+    """The roles by name first; what was given comes behind, so that patterns which name nothing are found."""
+    exact = {escape(name): role for name, role in by_name.items()}
+    return exact | {pattern: role for pattern, role in given.items() if pattern not in exact}

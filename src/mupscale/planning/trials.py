@@ -20,8 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mupscale.core import Role, naming
 from mupscale.planning.comparing import EMPTY, Shapes, in_full_precision, is_large, largest_number
-from mupscale.planning.first_guesses import in_groups, is_certain_output
-from mupscale.planning.from_modules import find_role
+from mupscale.planning.from_modules import find_role, in_groups, is_certain_output
 from mupscale.planning.miniatures import find_miniatures
 from mupscale.planning.tracing import (
     Operation,
