@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import product
 from statistics import median
 from typing import Any
 
@@ -56,16 +57,53 @@ def draw_heat_map(ax: Any, heat_map: HeatMap) -> None:
     >>> [text.get_text() for text in ax.texts], [label.get_text() for label in ax.get_yticklabels()]
     (['3.000', '2.000'], ['0 (none)', '1'])
     """
+    from matplotlib.patches import Patch, Rectangle
+
     color = number_colors(list(heat_map.numbers.values()))
-    for column in range(len(heat_map.columns)):
-        for row in range(len(heat_map.rows)):
-            _draw_cell(ax, heat_map, column, row, color)
+    columns, rows, reference = heat_map.columns, heat_map.rows, heat_map.reference
+    for place in product(columns, rows):
+        column, row = columns.index(place[0]), rows.index(place[1])
+        corner = column - 0.5, row - 0.5
+        if place in heat_map.crossed:
+            ax.plot(column, row, "x", ms=5, color=BAD, mew=1)
+        elif place in heat_map.hatched:
+            ax.add_patch(Rectangle(corner, 1, 1, fc="none", ec=MUTED, hatch="////", lw=0))
+        elif place in heat_map.numbers:
+            face = color.to_rgba(heat_map.numbers[place])
+            ax.add_patch(Rectangle(corner, 1, 1, fc=face, ec=PAPER, lw=1))
+            if heat_map.with_text:
+                dark_face = 0.3 * face[0] + 0.59 * face[1] + 0.11 * face[2] < 0.5
+                style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7.5}
+                at, ink = row - (0.2 if place == heat_map.best else 0), "#fdfdfd" if dark_face else "#101418"
+                ax.text(column, at, words.format_loss(heat_map.numbers[place]), color=ink, **style)
     if heat_map.best is not None:
-        column, row = heat_map.columns.index(heat_map.best[0]), heat_map.rows.index(heat_map.best[1])
+        column, row = columns.index(heat_map.best[0]), rows.index(heat_map.best[1])
         up, size = (0.22, 10) if heat_map.with_text else (0, 12)
         ax.plot(column, row + up, ms=size, ls="", zorder=5, label="optimum", **STAR)
-    _add_legend(ax, heat_map)
-    _label_axes(ax, heat_map)
+    if heat_map.crossed_label:
+        ax.plot([], [], "x", ms=5, color=BAD, label=heat_map.crossed_label)
+    handles, labels = ax.get_legend_handles_labels()
+    if heat_map.hatched_label:
+        handles.append(Patch(fc="none", ec=MUTED, hatch="////", lw=0.5))
+        labels.append(heat_map.hatched_label)
+    if handles:
+        ax.figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    ax.grid(False)
+    ax.spines[:].set_visible(False)
+    ax.tick_params(length=0)
+    ax.set_xlim(-0.5, len(columns) - 0.5)
+    ax.set_ylim(-0.5, len(rows) - 0.5)
+    ticks, label = [words.format_setting(value) for value in columns], heat_map.column_label
+    if heat_map.with_text and words.is_finite_number(reference) and reference > 0:
+        factors = [value / reference for value in columns]
+        times = [f"÷{1 / factor:.2g}" if factor < 0.995 else f"×{factor:.2g}" for factor in factors]
+        ticks, label = [f"{tick}\n{n}" for tick, n in zip(ticks, times, strict=True)], heat_map.reference_label
+    ax.set_xlabel(label)
+    ax.set_xticks(range(len(columns)), ticks, rotation=0 if heat_map.with_text else 45, fontsize=8)
+    ax.set_yticks(range(len(rows)), ["0 (none)" if value == 0 else words.format_setting(value) for value in rows])
+    ax.set_ylabel(heat_map.row_label)
+    if rows[0] == 0 and len(rows) > 1:
+        ax.axhline(0.5, color=INK, lw=1.2)
     add_color_bar(ax, color)
 
 
@@ -115,58 +153,3 @@ def add_color_bar(ax: Any, color: Any, label: str = "loss") -> None:
     if high - low <= 1e-9 * abs(low):  # all numbers are the same
         bar.set_ticks([low], labels=[words.format_loss(low)])
     bar.ax.set_title(label, fontsize=8, loc="left", color=INK)
-
-
-def _draw_cell(ax: Any, heat_map: HeatMap, column: int, row: int, color: Any) -> None:
-    from matplotlib.patches import Rectangle
-
-    place, corner = (heat_map.columns[column], heat_map.rows[row]), (column - 0.5, row - 0.5)
-    if place in heat_map.crossed:
-        ax.plot(column, row, "x", ms=5, color=BAD, mew=1)
-    elif place in heat_map.hatched:
-        ax.add_patch(Rectangle(corner, 1, 1, fc="none", ec=MUTED, hatch="////", lw=0))
-    elif place in heat_map.numbers:
-        face = color.to_rgba(heat_map.numbers[place])
-        ax.add_patch(Rectangle(corner, 1, 1, fc=face, ec=PAPER, lw=1))
-        if heat_map.with_text:
-            dark_face = 0.3 * face[0] + 0.59 * face[1] + 0.11 * face[2] < 0.5
-            ink = "#fdfdfd" if dark_face else "#101418"
-            at = row - (0.2 if place == heat_map.best else 0)
-            text = words.format_loss(heat_map.numbers[place])
-            ax.text(column, at, text, ha="center", va="center", fontsize=7.5, color=ink)
-
-
-def _add_legend(ax: Any, heat_map: HeatMap) -> None:
-    from matplotlib.patches import Patch
-
-    if heat_map.crossed_label:
-        ax.plot([], [], "x", ms=5, color=BAD, label=heat_map.crossed_label)
-    handles, labels = ax.get_legend_handles_labels()
-    if heat_map.hatched_label:
-        handles.append(Patch(fc="none", ec=MUTED, hatch="////", lw=0.5))
-        labels.append(heat_map.hatched_label)
-    if handles:
-        ax.figure.legend(handles, labels, loc="outside lower center", ncols=3)
-
-
-def _label_axes(ax: Any, heat_map: HeatMap) -> None:
-    columns, rows, reference = heat_map.columns, heat_map.rows, heat_map.reference
-    ax.grid(False)
-    ax.spines[:].set_visible(False)
-    ax.tick_params(length=0)
-    ax.set_xlim(-0.5, len(columns) - 0.5)
-    ax.set_ylim(-0.5, len(rows) - 0.5)
-    ticks, label = [words.format_setting(value) for value in columns], heat_map.column_label
-    if heat_map.with_text and words.is_finite_number(reference) and reference > 0:
-        ticks = [f"{tick}\n{_multiple(value / reference)}" for tick, value in zip(ticks, columns, strict=True)]
-        label = heat_map.reference_label
-    ax.set_xlabel(label)
-    ax.set_xticks(range(len(columns)), ticks, rotation=0 if heat_map.with_text else 45, fontsize=8)
-    ax.set_yticks(range(len(rows)), ["0 (none)" if value == 0 else words.format_setting(value) for value in rows])
-    ax.set_ylabel(heat_map.row_label)
-    if rows[0] == 0 and len(rows) > 1:
-        ax.axhline(0.5, color=INK, lw=1.2)
-
-
-def _multiple(factor: float) -> str:
-    return f"÷{1 / factor:.2g}" if factor < 0.995 else f"×{factor:.2g}"

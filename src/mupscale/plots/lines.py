@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,8 @@ def add_end_labels(ax: Any, labels: Sequence[EndLabel], size: float = 8.5) -> li
     >>> bool(low.y1 < high.y0), bool(ax.get_ylim()[0] > 0.9)
     (True, True)
     """
+    from matplotlib.lines import Line2D
+
     fig = ax.figure
     texts = [
         ax.annotate(
@@ -163,12 +166,18 @@ def add_end_labels(ax: Any, labels: Sequence[EndLabel], size: float = 8.5) -> li
         return texts
     fig.draw_without_rendering()  # from here on the axes have the size that the words leave them
     box, point = ax.get_window_extent(), fig.dpi / 72
-    wanted = [_height_of(ax, label.end) for label in labels]
+    places = ax.transScale + ax.transLimits  # from data to parts of the axes
+    ends = [label.end for label in labels]
+    wanted = [float(places.transform(end)[1]) if isinstance(end, tuple) else end for end in ends]
     heights = [(text.get_window_extent().height + _APART * point) / box.height for text in texts]
-    places = spread_apart(wanted, heights)
-    for text, label, at in zip(texts, labels, places, strict=True):
+    for text, label, at in zip(texts, labels, spread_apart(wanted, heights), strict=True):
         text.xy = (1.0, at)
-        _add_leader(ax, label, at, _LEADER * point / box.width)
+        if isinstance(label.end, tuple):  # a thin line from the curve's end to its words
+            look: dict[str, Any] = {"lw": 0.7, "color": label.color, "alpha": 0.8, "clip_on": False}
+            (x, y), end = places.transform(label.end), 1.0 + _LEADER * point / box.width
+            line = Line2D([x, 1.0, end], [y, y, at], transform=ax.transAxes, **look)
+            line.set_in_layout(False)
+            ax.add_artist(line)  # which leaves the limits of the axes as they are
     return texts
 
 
@@ -187,38 +196,13 @@ def spread_apart(wanted: Sequence[float], sizes: Sequence[float], low: float = 0
     for number in order:
         offsets.append(before + sizes[number] / 2)
         before += sizes[number]
-    levels = _rising([wanted[number] - offset for number, offset in zip(order, offsets, strict=True)])
+    groups: list[list[float]] = []  # the nearest levels that never fall: those that do are replaced by their mean
+    for number, offset in zip(order, offsets, strict=True):
+        groups.append([wanted[number] - offset])
+        while len(groups) > 1 and fmean(groups[-2]) > fmean(groups[-1]):
+            groups[-2:] = [groups[-2] + groups[-1]]
+    levels = [fmean(group) for group in groups for _ in group]
     most = max(low, high - before)
     placed = [min(max(level, low), most) + offset for level, offset in zip(levels, offsets, strict=True)]
     by_number = dict(zip(order, placed, strict=True))
     return [round(by_number[number], 12) for number in range(len(wanted))]
-
-
-def _rising(values: Sequence[float]) -> list[float]:
-    """The nearest values that never fall: those that do are replaced by their mean."""
-    groups: list[list[float]] = []
-    for value in values:
-        groups.append([value])
-        while len(groups) > 1 and sum(groups[-2]) / len(groups[-2]) > sum(groups[-1]) / len(groups[-1]):
-            groups[-2:] = [groups[-2] + groups[-1]]
-    return [sum(group) / len(group) for group in groups for _ in group]
-
-
-def _height_of(ax: Any, end: tuple[float, float] | float) -> float:
-    """A part of the axes' height."""
-    if not isinstance(end, tuple):
-        return end
-    return float((ax.transScale + ax.transLimits).transform(end)[1])
-
-
-def _add_leader(ax: Any, label: EndLabel, at: float, width: float) -> None:
-    """A thin line from the curve's end to its words."""
-    from matplotlib.lines import Line2D
-
-    if not isinstance(label.end, tuple):
-        return
-    x, y = (ax.transScale + ax.transLimits).transform(label.end)
-    look: dict[str, Any] = {"lw": 0.7, "color": label.color, "alpha": 0.8, "clip_on": False}
-    line = Line2D([x, 1.0, 1.0 + width], [y, y, at], transform=ax.transAxes, **look)
-    line.set_in_layout(False)
-    ax.add_artist(line)  # which leaves the limits of the axes as they are
