@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -74,9 +75,7 @@ def draw_system(
     dark = dark_colors(find_looks(runs.contenders).values())
 
     def draw(shape: Shape, end: str) -> Picture:
-        def sketch(ax: Any) -> None:
-            sketch_system(ax, runs, measure, shape, marks)
-
+        sketch = partial(sketch_system, runs=runs, measure=measure, shape=shape, marks=marks)
         return gallery.draw(f"{name}{end}", alt, caption, sketch, size=shape.size, dark=dark)
 
     return draw(shape, ""), draw(NARROW, "-narrow")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
@@ -62,16 +63,17 @@ def draw_tuning(tuned: Sequence[Sweep], gallery: Gallery, base_lr: object) -> It
     if contenders:
         yield _draw_rates("tuned-rates", contenders, gallery)
     for one in tuned:
-        if len({trial.noise for trial in one.trials}) > 1:
-            yield _draw_noise(one, gallery, base_lr)
+        grid, noises = one.sampler == "grid", {trial.noise for trial in one.trials}
+        if len(noises) > 1:
+            sketch = partial(sketch_heat_map, one=one, base_lr=base_lr) if grid else partial(sketch_scatter, one=one)
+            size = (4.8, 1.7 + 0.36 * len(noises) if grid else 3.6)
+            caption = f"{_title(one)}: {_measure(one)} by learning rate and {one.second}; the star is what was chosen"
+            yield gallery.draw(_file(one), _alt(one), caption, sketch, size=size)
             if len(chosen := list_by_noise(one)) > 1:
-                where = "at the best learning rate" if one.sampler == "grid" else "at learning rates near the best"
+                where = "at the best learning rate" if grid else "at learning rates near the best"
                 caption = f"{_title(one)}: loss by noise level {where}, {words.format_setting(one.best.lr)}"
-
-                def curves(ax: Any, chosen: list[Tried] = chosen, one: Sweep = one) -> None:
-                    sketch_by_noise(ax, chosen, one)
-
-                yield gallery.draw(f"{_file(one)}-by-noise", caption, caption, curves)
+                sketch = partial(sketch_by_noise, trials=chosen, one=one)
+                yield gallery.draw(f"{_file(one)}-by-noise", caption, caption, sketch)
         elif one not in contenders:
             yield _draw_rates(_file(one), [one], gallery)
 
@@ -134,10 +136,7 @@ def _draw_rates(name: str, searches: Sequence[Sweep], gallery: Gallery) -> Pictu
     title = _measure(searches[0]).capitalize() if several else f"{_title(searches[0])}: {_measure(searches[0])}"
     caption = f"{title} against learning rate{', each at its chosen noise' if several else ''}"
     looks = find_looks(searches)
-
-    def sketch(ax: Any) -> None:
-        sketch_rates(ax, searches, looks)
-
+    sketch = partial(sketch_rates, searches=searches, looks=looks)
     alt = f"{caption}. {' '.join(_alt(one) for one in searches)}"
     size, dark = (4.8, 3.7 if several else 3.2), dark_colors(looks.values())
     return gallery.draw(name, alt, f"{caption}; the ring is what was chosen", sketch, size=size, dark=dark)
@@ -155,8 +154,9 @@ def sketch_rates(ax: Any, searches: Sequence[Sweep], looks: dict[str, Look]) -> 
         add_line(ax, rates, losses, look.color, ls=style, lw=1.6, marker="o", ms=3)
         ax.plot([one.best.lr], [one.best.loss], "o", ms=9, mfc="none", mew=1.4, color=look.color, zorder=5)
         if len(searches) > 1:
-            end = rates[-1], done[-1][1]
-            labels.append(EndLabel(_wrapped(_name(one)), look.color, end, look.contender.kind != "base"))
+            text, end = escape_text(_name(one)), (rates[-1], done[-1][1])
+            text = text.replace(" ", "\n", 1) if len(_name(one)) > 14 else text
+            labels.append(EndLabel(text, look.color, end, look.contender.kind != "base"))
         if any(trial.status == "diverged" for trial in trials):
             lost.append(([trial.lr for trial in trials if trial.status == "diverged"], look.color))
     finals = [trial.loss for one in searches for trial in one.trials if trial.loss is not None]
@@ -165,11 +165,6 @@ def sketch_rates(ax: Any, searches: Sequence[Sweep], looks: dict[str, Look]) -> 
     add_crosses(ax, lost)
     ax.set_ylabel(_measure(searches[0]))
     add_end_labels(ax, labels)
-
-
-def _wrapped(text: str) -> str:
-    first, _, rest = escape_text(text).partition(" ")
-    return f"{first}\n{rest}" if len(text) > 14 else escape_text(text)
 
 
 def _set_rate_axis(ax: Any, searches: Sequence[Sweep]) -> None:
@@ -182,17 +177,6 @@ def _set_rate_axis(ax: Any, searches: Sequence[Sweep]) -> None:
 
 
 # ------------------------------------------------------------------------------------ learning rates and noise
-
-
-def _draw_noise(one: Sweep, gallery: Gallery, base_lr: object) -> Picture:
-    grid = one.sampler == "grid"
-    size = (4.8, 1.7 + 0.36 * len({trial.noise for trial in one.trials})) if grid else (4.8, 3.6)
-    caption = f"{_title(one)}: {_measure(one)} by learning rate and {one.second}; the star is what was chosen"
-
-    def sketch(ax: Any) -> None:
-        sketch_heat_map(ax, one, base_lr) if grid else sketch_scatter(ax, one)
-
-    return gallery.draw(_file(one), _alt(one), caption, sketch, size=size)
 
 
 def sketch_heat_map(ax: Any, one: Sweep, base_lr: object) -> None:
@@ -233,20 +217,16 @@ def sketch_scatter(ax: Any, one: Sweep) -> None:
     ax.scatter([t.lr for t in finished], [t.noise for t in finished], c=faces, s=34, ec=MUTED, lw=0.4, zorder=3)
     ax.plot(*one.best.cell, ms=14, ls="", zorder=5, label="optimum", **STAR)
     _set_rate_axis(ax, [one])
-    _set_noise_axis(ax, [trial.noise for trial in one.trials if trial.noise > 0])
-    add_legend_below(ax, 3)
-    add_color_bar(ax, color)
-
-
-def _set_noise_axis(ax: Any, positive: Sequence[float]) -> None:
-    """Zero, a linear stretch to the smallest noise, and logarithmic above."""
+    positive = [trial.noise for trial in one.trials if trial.noise > 0]
     least, most = min(positive), max(positive)
-    ax.set_yscale("symlog", linthresh=least, linscale=0.5)
+    ax.set_yscale("symlog", linthresh=least, linscale=0.5)  # zero, a linear stretch to the smallest noise, then log
     ticks = [0.0, *round_numbers(least, most, 5)]
     ax.set_yticks(ticks, [words.format_setting(tick) for tick in ticks])
     ax.yaxis.minorticks_off()
     ax.set_ylim(-0.3 * least, most * 1.3)
     ax.set_ylabel("noise")
+    add_legend_below(ax, 3)
+    add_color_bar(ax, color)
 
 
 # ------------------------------------------------------------------------------------------ curves by noise
