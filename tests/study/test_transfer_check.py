@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,113 +21,92 @@ from small_runs import GENTLE, MLP, metrics, recipe
 GRID = [0.1, 0.2, 0.4, 0.8, 1.6]
 
 
-def line(width: Any, best: float, xs: list[float] = GRID, spread: float = 0.0, height: float = 0.1) -> dict[str, Any]:
-    """Losses of three seeds with their lowest at one value."""
-    at = xs.index(best)
-    points = [
-        {"x": x, "losses": [1 + height * (i - at) ** 2 + seed * spread for seed in range(3)]} for i, x in enumerate(xs)
-    ]
-    return {"width": width, "from": width, "points": points}
+def line(width: Any, best: float, xs: list[float] = GRID, **how: Any) -> dict[str, Any]:
+    """Losses of three seeds with their lowest at one value. but: other losses, by value's place and seed."""
+    at, height, spread, seeds = xs.index(best), how.get("height", 0.1), how.get("spread", 0.0), how.get("seeds", 3)
+    losses = [[1 + height * (i - at) ** 2 + seed * spread for seed in range(seeds)] for i in range(len(xs))]
+    for (place, seed), loss in how.get("but", {}).items():
+        losses[place][seed] = loss
+    return {"width": width, "from": width, "points": [{"x": x, "losses": losses[i]} for i, x in enumerate(xs)]}
 
 
-def verdict(*lines: dict[str, Any], axis: str = "lr") -> list[str]:
-    return judge_transfer({"lr": [], "noise": [], axis: list(lines)})
+LR, OVER, NONE = "the best learning rate", "over grown widths 128 … 256", [0.0, 1.0, 2.0]
+VERDICTS: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
+    "it stays": ([line(128, 0.4), line(256, 0.4)], [f"{LR}, 0.4, does not move {OVER}: it transfers"]),
+    "a step, with its ratio and price": (
+        [line(128, 0.4, height=0.04), line(256, 0.8, height=0.04), line(512, 0.8, height=0.04)],
+        [
+            "taking the best learning rate of width 128, 0.4, to width 512 costs 4.0% of the loss there",
+            f"{LR} moves by at most 1 grid step (×2) over grown widths 128 … 512: the optimum transfers",
+        ],
+    ),
+    "a step that costs more": (
+        [line(128, 0.4), line(256, 0.8)],
+        ["*costs 10.0% of the loss there", "*the optimum does not transfer, since that costs more than 5% of the loss"],
+    ),
+    "a step in between": ([line(128, 0.4), line(256, 0.8), line(512, 0.4)], ["*", "*does not transfer*"]),
+    "a step to the edge": (
+        [line(128, 0.8, height=0.01), line(256, 1.6, height=0.01)],
+        ["*", "*whether it transfers cannot be seen on the edge", "*at width 256*"],
+    ),
+    "to and fro, as far as it goes": (
+        [line(128, 0.4), line(256, 0.2), line(512, 0.8), line(1024, 0.4)],
+        ["the best learning rate of width 128, 0.4, is the best at width 1024, too", "*2 grid steps*"],
+    ),
+    # seeds differ from each other, and agree on the best or not
+    "seeds agree": ([line(128, 0.2), line(256, 0.8, spread=0.3)], ["*", "*the optimum does not transfer"]),
+    "a seed does not": (
+        [line(128, 0.2), line(256, 0.8, spread=0.3, but={(1, 0): 0.9})],
+        ["*", "*not every seed agrees, so the optimum may transfer"],
+    ),
+    "one seed is no excuse": (
+        [line(128, 0.2, seeds=1), line(256, 0.8, spread=0.3, seeds=1)],
+        ["*", "*the optimum does not transfer"],
+    ),
+    "where a seed diverged is not the best": (
+        [line(128, 0.8), line(256, 0.8, but={(3, 1): None, (2, 0): 0.99})],
+        ["taking the best learning rate of width 128, 0.8, to width 256 diverges there", "*at most 1 grid step*"],
+    ),
+    "a width where all diverged": (
+        [line(128, 0.4), line(256, 0.4), line(512, 0.4, but={(i, seed): None for i in range(5) for seed in range(3)})],
+        ["at width 512 every learning rate tried diverged", f"*{OVER}: it transfers"],
+    ),
+    "on the edge": (
+        [line(128, 1.6), line(256, 1.6)],
+        [
+            "*whether it transfers cannot be seen on the edge",
+            f"{LR} lies on the edge of the grid at width 128, 256: try a wider range",
+        ],
+    ),
+    "on the other edge": ([line(128, 0.1), line(256, 0.1)], ["*", "*"]),
+    "one width": ([line(128, 0.4)], ["*give two or more"]),
+    "one value": ([line(128, 0.4, [0.4]), line(256, 0.4, [0.4])], []),
+    "widths by name": (
+        [line({"head_dim": 4}, 0.4), line({"head_dim": 8}, 0.4)],
+        ["*over grown widths head_dim 4 … head_dim 8*"],
+    ),
+    "noise: more than a step": (
+        [line(128, 0.2), line(256, 0.4), line(512, 0.8)],
+        [
+            "*costs 40.0% of the loss there",
+            "the best noise moves by 2 grid steps (×2 each) over grown widths 128 … 512 (0.2 at 128, 0.4 at 256, "
+            "0.8 at 512): the optimum does not transfer",
+        ],
+    ),
+    "noise: none is no edge": ([line(128, 0.0, NONE), line(256, 0.0, NONE)], ["*"]),
+    "noise: from none there is no ratio": ([line(128, 0.0, NONE), line(256, 1.0, NONE)], ["*", "*1 grid step over*"]),
+}
 
 
-def test_an_optimum_that_stays_transfers() -> None:
-    assert verdict(line(128, 0.4), line(256, 0.4)) == [
-        "the best learning rate, 0.4, does not move over grown widths 128 … 256: it transfers"
-    ]
-
-
-def test_one_grid_step_is_told_with_its_ratio_and_its_price() -> None:
-    assert verdict(*(line(width, best, height=0.04) for width, best in ((128, 0.4), (256, 0.8), (512, 0.8)))) == [
-        "taking the best learning rate of width 128, 0.4, to width 512 costs 4.0% of the loss there",
-        "the best learning rate moves by at most 1 grid step (×2) over grown widths 128 … 512: the optimum transfers",
-    ]
-
-
-def test_a_grid_step_that_costs_more_or_ends_on_the_edge_does_not_transfer() -> None:
-    price, moves = verdict(line(128, 0.4), line(256, 0.8))
-    assert price.endswith("costs 10.0% of the loss there")
-    assert moves.endswith("the optimum does not transfer, since that costs more than 5% of the loss")
-    assert "does not transfer" in verdict(line(128, 0.4), line(256, 0.8), line(512, 0.4))[1]  # in between
-    _, moves, edge = verdict(line(128, 0.8, height=0.01), line(256, 1.6, height=0.01))
-    assert moves.endswith("whether it transfers cannot be seen on the edge")
-    assert "at width 256" in edge
-
-
-def test_more_than_a_step_does_not_transfer() -> None:
-    """What it costs is said first: it may be little."""
-    price, moves = verdict(line(128, 0.2), line(256, 0.4), line(512, 0.8), axis="noise")
-    assert moves == (
-        "the best noise moves by 2 grid steps (×2 each) over grown widths 128 … 512 (0.2 at 128, 0.4 at 256, "
-        "0.8 at 512): the optimum does not transfer"
-    )
-    assert price.endswith("costs 40.0% of the loss there")
-
-
-def test_movement_to_and_fro_counts_as_far_as_it_goes() -> None:
-    price, moves = verdict(line(128, 0.4), line(256, 0.2), line(512, 0.8), line(1024, 0.4))
-    assert price == "the best learning rate of width 128, 0.4, is the best at width 1024, too"
-    assert "2 grid steps" in moves
-
-
-def test_movement_that_not_every_seed_agrees_on_is_called_so() -> None:
-    moved = line(256, 0.8, spread=0.3)  # seeds differ from each other, but agree on the best
-    assert "the optimum does not transfer" in verdict(line(128, 0.2), moved)[1]
-    moved["points"][1]["losses"][0] = 0.9
-    assert "not every seed agrees, so the optimum may transfer" in verdict(line(128, 0.2), moved)[1]
-
-
-def test_one_seed_cannot_excuse_a_movement() -> None:
-    lines = [line(128, 0.2), line(256, 0.8, spread=0.3)]
-    for point in (point for entry in lines for point in entry["points"]):
-        del point["losses"][1:]
-    assert "the optimum does not transfer" in verdict(*lines)[1]
-
-
-def test_a_value_at_which_a_seed_diverged_is_not_the_best() -> None:
-    hurt = line(256, 0.8)
-    hurt["points"][3]["losses"][1] = None
-    hurt["points"][2]["losses"][0] = 0.99
-    found = verdict(line(128, 0.8), hurt)
-    assert "at most 1 grid step" in found[1]
-    assert found[0] == "taking the best learning rate of width 128, 0.8, to width 256 diverges there"
-
-
-def test_a_width_at_which_everything_diverged_is_named_and_left_out() -> None:
-    lost = line(512, 0.4)
-    for point in lost["points"]:
-        point["losses"] = [None, None, None]
-    found = verdict(line(128, 0.4), line(256, 0.4), lost)
-    assert found[0] == "at width 512 every learning rate tried diverged"
-    assert "over grown widths 128 … 256: it transfers" in found[1]
-
-
-def test_an_optimum_on_the_edge_says_nothing_of_transfer() -> None:
-    first, edge = verdict(line(128, 1.6), line(256, 1.6))
-    assert first.endswith("whether it transfers cannot be seen on the edge")
-    assert edge == "the best learning rate lies on the edge of the grid at width 128, 256: try a wider range"
-    assert len(verdict(line(128, 0.1), line(256, 0.1))) == 2
-
-
-def test_no_noise_at_all_is_no_edge_and_has_no_ratio() -> None:
-    grid = [0.0, 1.0, 2.0]
-    assert len(verdict(line(128, 0.0, grid), line(256, 0.0, grid), axis="noise")) == 1
-    assert "1 grid step over" in verdict(line(128, 0.0, grid), line(256, 1.0, grid), axis="noise")[1]
-
-
-def test_one_width_or_one_value_shows_nothing() -> None:
-    assert "give two or more" in verdict(line(128, 0.4))[0]
-    assert verdict(line(128, 0.4, [0.4]), line(256, 0.4, [0.4])) == []
-
-
-def test_widths_by_name_are_told_by_name() -> None:
-    assert (
-        "over grown widths head_dim 4 … head_dim 8"
-        in verdict(line({"head_dim": 4}, 0.4), line({"head_dim": 8}, 0.4))[0]
-    )
+@pytest.mark.parametrize("case", VERDICTS)
+def test_the_verdict(case: str) -> None:
+    """What transferring costs is said before how far the optimum moves; * stands for any words."""
+    lines, wanted = VERDICTS[case]
+    axis = "noise" if case.startswith("noise") else "lr"
+    found = judge_transfer({"lr": [], "noise": [], axis: lines})
+    assert len(found) == len(wanted)
+    for one, words in zip(found, wanted, strict=True):
+        assert re.fullmatch(".*".join(map(re.escape, words.split("*"))), one), one
 
 
 # ------------------------------------------------------------------------------------------------ real runs
