@@ -17,10 +17,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from mupscale.study import Cell, Space, SweepJob, Tried
-from mupscale.study.search import SweepSearch, TrialBatch
+from mupscale.study.search import SweepSearch, TrialBatch, Worker
 from mupscale.study.storage import Storage
 from mupscale.study.trials import SweepTrials
-from mupscale.study.workers import Worker
 from mupscale.train import Recipe, Spec
 
 CURVE = [(step, 1.0 / step) for step in range(1, 41)]

@@ -22,7 +22,7 @@ from mupscale.plots import (
     set_value_axis,
     styled,
 )
-from mupscale.plots.figures import find_contrast
+from mupscale.plots.gallery import find_contrast
 from mupscale.report import cost_picture, gain, loss_curves, tuning
 from mupscale.report.cost_picture import HALF, NARROW, WIDE, Shape
 from mupscale.report.looks import Look, find_looks

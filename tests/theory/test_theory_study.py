@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from mupscale.plots.figures import figure
-from mupscale.plots.gallery import Gallery
+from mupscale.plots import Gallery, figure
 from mupscale.system import MupscaleError
 from mupscale.theory import Draws, FewSamples, Finite, Limit, MLPSetup, Stage, WayToGrow, best_way, limit_pictures
 from mupscale.theory.limit_study import (

@@ -1,16 +1,16 @@
 """The drawing kit: style, pictures as files; it knows no model and no run.
 
-figures     a figure in the house style, colours that can be read, and writing it
-gallery     a folder of pictures as PNG and SVG, for light and dark pages
+gallery     a figure in the house style, colours that can be read; a folder of pictures, for light and dark pages
 heat_map    numbers over two lists of values
 lines       axes for numbers that lie far apart, words at the ends of lines, lines of very many points
 """
 
-from mupscale.plots.figures import COLORS, GREY, figure, save_figure, with_contrast
 from mupscale.plots.gallery import (
     BAD,
+    COLORS,
     DARK_PAPER,
     GOOD,
+    GREY,
     INK,
     MUTED,
     PAPER,
@@ -20,11 +20,14 @@ from mupscale.plots.gallery import (
     add_legend_below,
     drop_partial_point,
     escape_text,
+    figure,
     level_colors,
     recolour_for_dark,
+    save_figure,
     set_count_axis,
     set_log_axis_if_wide,
     styled,
+    with_contrast,
 )
 from mupscale.plots.heat_map import STAR, HeatMap, add_color_bar, draw_heat_map, number_colors
 from mupscale.plots.lines import EndLabel, add_crosses, add_end_labels, keep_extremes, round_numbers, set_value_axis

@@ -12,9 +12,9 @@ family_run: the preset that trains every size out of one growing run; when, tran
 own_loop: pay and family in a training loop of one's own
 
 Sweeps, by any number of workers that share a storage:
-space: what is searched, what was found, and what to know of it; search: take trials, train them, store the results
-trials: all trials of a sweep in its storage, which is SQLite, a journal or a database; workers: who is at work, and
-who died; pruning: when to stop a trial that falls behind
+space: what is searched, what was found, and what to know of it
+search: take trials, train them, store the results; who is at work, and who died
+trials: all trials of a sweep in its storage, which is SQLite, a journal or a database; when to stop one
 """
 
 from mupscale.study.contenders import (

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -277,9 +277,13 @@ class FamilyPlanner:
             own |= self._trunk_piece(cut.shared, done, whole)
             trunk = Stretch(**own) if trunk is None else trunk.then(**own, **growing)
             done += cut.shared
-            leaf = trunk
-            for piece in self._branch_pieces(trunk, cut, done, whole):
-                leaf = leaf.then(**piece)
+            leaf, last = trunk, self.settings.schedule == "cosine" and done + cut.alone + cut.decay == whole
+            if last:  # the largest ends the trunk's cosine
+                leaf = leaf.then(**self._trunk_piece(cut.alone + cut.decay, done, whole))
+            else:  # on at the rate that the trunk has there, then down to zero
+                rate = trunk.lr * trunk.schedule.at(trunk.steps, trunk.steps)
+                leaf = leaf.then(steps=cut.alone, lr=rate, schedule=Schedule()) if cut.alone else leaf
+                leaf = replace(leaf.decayed(cut.decay, self.recipe.schedule.floor), lr=rate)
             if cut.on and number + 1 < len(sizes):
                 trunk = trunk.then(**self._trunk_piece(cut.on, done, whole))
                 done += cut.on
@@ -314,17 +318,6 @@ class FamilyPlanner:
             schedule = Schedule("cosine", own.warmup, 0, own.floor, before=done, after=whole - done - steps)
         return {"steps": steps, "schedule": schedule}
 
-    def _branch_pieces(self, trunk: Stretch, cut: _Cut, done: int, whole: int) -> Iterator[dict[str, Any]]:
-        """On at the rate that the trunk has there, then down to zero; the largest ends the trunk's cosine instead."""
-        if self.settings.schedule == "cosine" and done + cut.alone + cut.decay == whole:
-            yield self._trunk_piece(cut.alone + cut.decay, done, whole)
-            return
-        rate = trunk.lr * trunk.schedule.at(trunk.steps, trunk.steps)
-        if cut.alone:
-            yield {"steps": cut.alone, "lr": rate, "schedule": Schedule()}
-        decay = Schedule("wsd", decay=cut.decay, floor=self.recipe.schedule.floor)
-        yield {"steps": cut.decay, "lr": rate, "schedule": decay}
-
     def scratch(self, one: PlannedSize, lr: float, seed: int) -> Stretch:
         """The same size trained from scratch with as many FLOPs as are charged to it, under the same schedule."""
         steps = max(2, round(one.spent / self.ground.cost_per_step(one.size)))
@@ -333,7 +326,7 @@ class FamilyPlanner:
         if self.settings.schedule == "cosine":
             return replace(first, schedule=Schedule("cosine", own.warmup, 0, own.floor))
         trunk = replace(first, steps=steps - decay, schedule=Schedule(warmup=own.warmup))
-        return trunk.then(steps=decay, schedule=Schedule("wsd", decay=decay, floor=own.floor))
+        return trunk.decayed(decay, own.floor)
 
     def tuning_trees(self) -> dict[tuple[float, float], list[PlannedSize]]:
         """The two smallest sizes with every learning rate and every factor by which it falls."""

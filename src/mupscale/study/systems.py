@@ -84,8 +84,7 @@ class System:
     def decayed_base(self, lr: float, seed: int) -> Stretch:
         """The same with a decay behind it, a quarter of the whole: what its learning rate is judged by."""
         base = self.base_model(lr, seed)
-        steps = max(1, math.ceil(base.steps / (DECAY - 1)))
-        return base.then(steps=steps, schedule=Schedule("wsd", decay=steps))
+        return base.decayed(max(1, math.ceil(base.steps / (DECAY - 1))))
 
     def beginning(self, one: Contender, base_lr: float, lr: float, noise: NoiseLevel, seed: int) -> Stretch:
         """Where a contender begins; how long and under which schedule is not said yet."""

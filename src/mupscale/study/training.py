@@ -305,13 +305,9 @@ class Trainer:
         """Those of one size, length, schedule and rules are one program."""
         groups: dict[str, list[Stretch]] = {}
         for stretch in wave:
-            name = f"{Width.of(stretch.width).label}-{stretch.steps}-{stretch.schedule.kind}-{stretch.schedule.warmup}"
-            if stretch.schedule.before or stretch.schedule.after:
-                name += f"-{stretch.schedule.before}-{stretch.schedule.after}"
-            if stretch.base is not None:
-                name += f"-base-{Width.of(stretch.base).label}"
-            if stretch.rules is not None:
-                name += f"-{hash_values([str(stretch.rules), stretch.batch])}"
+            own = stretch.schedule
+            alike = [own.kind, own.warmup, own.before, own.after, stretch.base, str(stretch.rules), stretch.batch]
+            name = f"{Width.of(stretch.width).label}-{stretch.steps}-{hash_values(alike)}"
             groups.setdefault(name, []).append(stretch)
         for name, members in groups.items():
             recipes = [self.recipe_of(stretch) for stretch in members]

@@ -67,6 +67,10 @@ class Stretch(Filling):
         new |= {**Filling(how="copies").filling, "noise_unit": self.noise_unit}
         return replace(self, parent=self, **{**new, **changes})
 
+    def decayed(self, steps: int, floor: float = 0.0) -> Stretch:
+        """The next stretch, in which the rate falls to its floor."""
+        return self.then(steps=steps, schedule=Schedule("wsd", decay=steps, floor=floor))
+
     @property
     def is_grown(self) -> bool:
         """Whether it trains at another size than its parent."""
@@ -138,7 +142,7 @@ def branch_off(first: Stretch, steps: int, budgets: Sequence[float], kind: str, 
             )
         piece: dict[str, Any] = {"steps": constant, "schedule": Schedule(warmup=warmup)}
         trunk = replace(first, **piece) if trunk is None else trunk.then(**piece, order=trunk.order + 2)
-        leaves[part] = trunk.then(steps=decay, schedule=Schedule("wsd", decay=decay, floor=own.floor))
+        leaves[part] = trunk.decayed(decay, own.floor)
         done += constant
     return leaves
 

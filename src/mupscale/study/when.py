@@ -74,12 +74,11 @@ def plan_when(recipe: Recipe, settings: StudySettings, ground: Ground) -> list[A
             left = round((budget - done * narrow) / wide)
             decay = min(left - 1, round(budget / wide / DECAY))
             grown = trunk.then(width=growth.width, steps=left - decay, how="fresh", schedule=Schedule(), order=50)
-            arms[part].leaves.append(grown.then(steps=decay, schedule=Schedule("wsd", decay=decay, floor=own.floor)))
+            arms[part].leaves.append(grown.decayed(decay, own.floor))
         assert trunk is not None
-        steps = round(budget / narrow)
-        decay = steps // DECAY
-        last = trunk.then(steps=steps - decay - done, schedule=Schedule())
-        arms[1.0].leaves.append(last.then(steps=decay, schedule=Schedule("wsd", decay=decay, floor=own.floor)))
+        decay = round(budget / narrow) // DECAY
+        last = trunk.then(steps=round(budget / narrow) - decay - done, schedule=Schedule())
+        arms[1.0].leaves.append(last.decayed(decay, own.floor))
     return list(arms.values())
 
 
