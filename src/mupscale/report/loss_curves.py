@@ -234,7 +234,8 @@ def _zoom(drawn: Sequence[CurveLine], what: What) -> tuple[float, float] | None:
     That is where the comparison is decided; a single jump, or a model that is there to be worse, does not count.
     """
     shown = [line for line in drawn if line.xs.size]
-    compared = [line for line in shown if line.look.contender.sets_zoom] or shown
+    looked_at = [(line, line.look.contender) for line in shown]
+    compared = [line for line, one in looked_at if one.kind != "base" and not one.keeps_rates] or shown
     if not compared:
         return None
     means = [line.mean.tolist() for line in compared]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from mupscale.growth import DEPTH_OPERATORS, OPERATORS
+from mupscale.growth import OPERATORS
 from mupscale.system import MupscaleError
 from mupscale.train import Filling
 
@@ -37,11 +37,6 @@ class InPaper(NamedTuple):
     change: Rate | None = None
     on_request: bool = False
     own_sweep: bool = False
-
-    @property
-    def has_own_rate(self) -> bool:
-        """Whether it has the learning rate that is best without noise, so that it is left out where none is."""
-        return "own" in (self.rate, self.change)
 
 
 @dataclass(frozen=True)
@@ -98,11 +93,6 @@ class Contender:
         return self.is_wide and self.from_base
 
     @property
-    def adds_blocks(self) -> bool:
-        """Whether it is about new blocks, for models that grow in depth alone; else about new units."""
-        return self.how in DEPTH_OPERATORS
-
-    @property
     def needs_multiples(self) -> bool:
         """Whether it grows by whole factors alone."""
         return self.is_grown and Filling(how=self.how).build_operator().needs_multiples
@@ -111,11 +101,6 @@ class Contender:
     def tuned_as(self) -> str | None:
         """The contender whose tuned values it takes; none: its own."""
         return "from-scratch" if self.full_steps else None
-
-    @property
-    def sets_zoom(self) -> bool:
-        """Whether a zoomed picture makes room for its curve."""
-        return self.kind != "base" and not self.keeps_rates
 
     @property
     def short(self) -> str:

@@ -271,7 +271,8 @@ class PaperStudy:
         constants = self._constants(base_lr, optimum.noise) if signal else None
         zero_lr = (last.best_without_noise or last.best).lr
         nearest = min(last.grid.lrs, key=lambda lr: abs(math.log(lr / optimum.lr)))
-        others = any(one.paper.has_own_rate for one in self.contenders if one.kind == "baseline")
+        baselines = [one.paper for one in self.contenders if one.kind == "baseline"]
+        others = any("own" in (one.rate, one.change) for one in baselines)
         own_lr = None if zero_lr == nearest or not others else zero_lr
         is_plain = (optimum.noise, optimum.lr) == plain
         return Choice(base_lr, optimum.lr, optimum.noise, unit, own_lr, None if is_plain else plain, constants)

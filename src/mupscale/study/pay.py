@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mupscale.core import WholeWidth, Width
+from mupscale.growth import DEPTH_OPERATORS
 from mupscale.study.contenders import (
     BASE,
     CONTINUED,
@@ -215,7 +216,7 @@ class PayStudy:
         if depth_alone and not self.has_choice:
             self.settings = replace(self.settings, contenders=list(USUAL_IN_DEPTH))
         wanted = contenders_named(self.settings.contenders)
-        if odd := next((one for one in wanted if one.is_grown and one.adds_blocks != depth_alone), None):
+        if odd := next((one for one in wanted if one.is_grown and (one.how in DEPTH_OPERATORS) != depth_alone), None):
             grows, about = ("depth alone grows", "units") if depth_alone else ("a width grows", "blocks")
             raise MupscaleError(
                 f"from {narrow} to {wide} {grows}, and {odd.name} is about new {about}: take from "

@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Literal
 
 from mupscale.core import WholeWidth, Width
@@ -143,9 +142,9 @@ class StudySettings:
         if fits is not None and not (len(smaller) == len(many_times) and all(map(fits, smaller))):
             smaller = []
             for times in many_times:
-                near = sorted(range(1, steps // 2 + 1), key=partial(_distance, steps / times))[:_TRIED]
-                found = (width for k in near if (width := part(k)) not in smaller and fits(width))
-                smaller += itertools.islice(found, 1)
+                by_ratio = {k: abs(math.log(k / (steps / times))) for k in range(1, steps // 2 + 1)}
+                near = map(part, sorted(by_ratio, key=by_ratio.__getitem__)[:_TRIED])
+                smaller += itertools.islice((width for width in near if width not in smaller and fits(width)), 1)
             smaller.sort(key=lambda width: Width.of(width).size)
         if not smaller:
             raise MupscaleError(
@@ -153,8 +152,3 @@ class StudySettings:
                 f"{recipe_entry('study.widths')}, such as [64]"
             )
         return smaller
-
-
-def _distance(wanted: float, k: int) -> float:
-    """How far a size is from the one that is wanted, as a ratio."""
-    return abs(math.log(k / wanted))
