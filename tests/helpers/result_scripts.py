@@ -10,11 +10,9 @@ from types import ModuleType
 ROOT = Path(__file__).parents[2]
 
 
-def load_script(name: str) -> ModuleType:
+def load_script(name: str, folder: Path = ROOT / "results") -> ModuleType:
     """results/NAME.py, which lies in no package."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "results" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 from pathlib import Path
@@ -11,19 +10,14 @@ from typing import Any
 import pytest
 
 from mupscale.train import Recipe
+from result_scripts import ROOT, load_script
 
 yaml = pytest.importorskip("yaml")
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    spec = importlib.util.spec_from_file_location("depth_results", ROOT / "results" / "depth.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("depth")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "results").glob("depth-*/depth.yaml")), ids=lambda p: p.parent.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -28,6 +27,7 @@ from mupscale.study.contenders import USUAL_IN_PAPER
 from mupscale.study.transfer import judge_transfer, read_width_line
 from mupscale.study.wording import count_of, write_paper_words, write_pay_words
 from mupscale.train import Recipe
+from result_scripts import load_script
 from slow_cases import with_slow
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -73,11 +73,7 @@ def reproduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     books = [{"text": text} for text in tinyshakespeare()[:80_000].split("\n\n")]
     (tmp_path / "books.jsonl").write_text("\n".join(map(json.dumps, books)))
     monkeypatch.chdir(tmp_path)
-    spec = importlib.util.spec_from_file_location("reproduce", tmp_path / "results" / "reproduce.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_script("reproduce", tmp_path / "results")
     monkeypatch.setattr(module, "subprocess", SimpleNamespace(Popen=InProcess))
     return module
 
@@ -114,7 +110,6 @@ def test_a_summary_is_of_the_recipe_beside_it(path: Path) -> None:
     assert json.loads(json.dumps(left)) == json.loads(json.dumps(right))
     assert type(settings)(**summary.settings) == settings  # a later setting has its default
     assert summary.name == named(path)
-    assert summary.large is not None
     assert all(len(one.curves) == settings.seeds for one in summary.large.contenders)
     assert all(word not in path.read_text() for word in ("/root", "/home", "/tmp", "/work"))
 
@@ -160,7 +155,6 @@ ROWS = {
 
 
 def runs_of(summary: StudySummary, name: str) -> ContenderRuns | None:
-    assert summary.large is not None
     return summary.large.get(name)
 
 

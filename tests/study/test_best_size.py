@@ -67,12 +67,10 @@ def test_lines_that_do_not_meet() -> None:
 def test_stored_comparisons_came_out_as_it_says_or_it_does_not_say(folder: Path) -> None:
     summary = load_summary(folder)
     large = summary.large
-    assert large is not None
     cost = {}
     for runs in (*summary.small, large):
         for name, width in (("continued", runs.narrow), ("from-scratch", runs.wide)):
             one = runs.get(name)
-            assert one is not None
             cost[str(width)] = one.points[-1].cost / one.points[-1].steps
     budget = large.curve("continued")[-1][0]
     told = forecast_size(summary.small, large.narrow, large.wide, budget, lambda width: cost[str(width)])

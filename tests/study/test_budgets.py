@@ -22,7 +22,6 @@ def test_what_a_loss_costs_is_where_the_curve_has_it(costs: list[float], losses:
     for (low, above), (high, below) in pairwise(curve):
         middle = (above + below) / 2
         cost = cost_to_reach(curve, middle)
-        assert cost is not None
         assert low <= cost <= high * (1 + 1e-12)
         assert loss_at(curve, min(cost, curve[-1][0])) == pytest.approx(middle)
 

@@ -43,7 +43,6 @@ def train_together(rank: int, folder: Path) -> None:
 
 
 def losses(summary: Any) -> list[float]:
-    assert summary.large is not None
     return [point.losses[0] for one in summary.large.contenders for point in one.points]
 
 

@@ -124,7 +124,6 @@ def test_a_size_whose_budget_is_spent_is_refused_with_the_nearest_that_works() -
     with pytest.raises(MupscaleError, match=r"size 8 may spend .* give it a budget of at least [\d,]+ steps") as error:
         make_planner(small(), settings(budget=[100, 100, 30])).plan(SIZES, 0.01, 1.0, 0)
     found = re.search(r"at least ([\d,]+) steps", str(error.value))
-    assert found is not None
     least = int(found[1].replace(",", ""))
     make_planner(small(), settings(budget=[100, 100, least])).plan(SIZES, 0.01, 1.0, 0)
     with pytest.raises(MupscaleError):
@@ -220,15 +219,12 @@ def test_what_another_family_left_under_a_size_stays_beside_it(whole: tuple[Path
 
 def test_every_size_is_an_ordinary_finished_run_at_the_loss_that_is_told(whole: tuple[Path, int]) -> None:
     summary = read(whole[0])
-    assert summary.large is not None
     for size in SIZES:
         runs = summary.large.get(f"size-{size}")
-        assert runs is not None
         for seed in range(2):
             folder = whole[0] / "sizes" / (f"{size}-seed-1" if seed else str(size))
             assert metrics(folder, "eval")[-1]["loss"] == runs.points[-1].losses[seed]
             state = read_snapshot(find_checkpoint(str(folder))).run
-            assert state is not None
             assert state.width == size
     assert summary.sentences[0].startswith("Three sizes for 0.")
     assert "checked at 6: " in summary.sentences[0]
@@ -291,7 +287,6 @@ def facts(summary: StudySummary) -> dict[str, Any]:
 
 
 def losses(summary: StudySummary) -> list[Any]:
-    assert summary.large is not None
     return [one.points[-1].losses for one in summary.large.contenders if one.name.startswith("size-")]
 
 
@@ -337,7 +332,6 @@ def test_sizes_in_width_and_depth(tmp_path: Path) -> None:
     model = replace(gpt["model"], init_args={k: v for k, v in gpt["model"].init_args.items() if k != "layers"})
     deep = small(model=model, data=gpt["data"], width=sizes[0], base=sizes[0], init_at=None)
     summary = run_family(deep, FamilySettings(sizes=sizes, budget=12), tmp_path / "run", note=quiet)
-    assert summary.large is not None
     assert Width.of(summary.large.wide) == Width.of(sizes[1])
     assert all(loss is not None for some in losses(summary) for loss in some)
 

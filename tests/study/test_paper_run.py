@@ -95,11 +95,6 @@ def choice_of(summary: StudySummary) -> Choice:
     return Choice(**summary.answer["choice"])
 
 
-def best_of(search: Sweep) -> Tried:
-    assert search.best is not None
-    return search.best
-
-
 # ------------------------------------------------------------------------------------------------ what is in the folder
 
 
@@ -160,7 +155,7 @@ def test_the_choice_is_the_best_of_the_sweeps(done: StudySummary) -> None:
 
 def test_a_trial_of_sweep_2_is_an_ordinary_run(done: StudySummary, study: PaperStudy, tmp_path: Path) -> None:
     """Upscaling procedure, Step 0: the small base model, upscaled with a cell's noise and learning rate."""
-    trial = best_of(done.tuned[1])
+    trial = done.tuned[1].best
     start = from_base(study, choice_of(done).base_lr, 0, narrow=4, width=8, lr=trial.lr, noise=trial.noise)
     losses = trained(tmp_path / "trial", **start)
     assert trial.loss == pytest.approx(fmean(losses[WIDE_STEPS * 9 // 10 :]), **EXACT)
@@ -266,7 +261,6 @@ def cost(summary: StudySummary, name: str) -> float:
 def test_baselines_cost_what_they_are_compared_with(done: StudySummary) -> None:
     wide, narrow = cost(done, "copies") / WIDE_STEPS, cost(done, "base") / BASE_STEPS
     assert wide > 2 * narrow
-    assert done.large is not None
     assert done.large.base_cost == cost(done, "base")
     whole = cost(done, "base") + cost(done, "copies")
     assert abs(cost(done, "from-scratch") - whole) <= wide
@@ -347,7 +341,6 @@ def test_signal_noise_is_tuned_small_and_its_constants_transferred(tmp_path: Pat
     study._train_small(tuned_at, 0.01)
     sweep = Sweep("sweep-2", [Tried(0.02, 0.1, [1.0])], 8, 4)
     choice = study._choose(Cell(0.03, 0.2), 0.01, sweep)
-    assert choice.constants is not None
     found = []
     for seed in (0, 1):
         noise = SignalNoise(0.2)
@@ -355,7 +348,6 @@ def test_signal_noise_is_tuned_small_and_its_constants_transferred(tmp_path: Pat
         kept = study.trainer.recipe_of(tuned_at.base_model(0.01, seed)).out
         read_snapshot(find_checkpoint(str(kept))).restore_model(model)
         signal.family().upscale(model, width=tuned_at.wide, noise=noise, seed=derive(seed, "start"))
-        assert noise.effective is not None
         assert isinstance(noise.effective.std, dict)
         found.append(noise.effective.std)
     assert found[0] != found[1]
@@ -363,8 +355,6 @@ def test_signal_noise_is_tuned_small_and_its_constants_transferred(tmp_path: Pat
         assert constant == pytest.approx(fmean(one[name] for one in found), rel=1e-12)
     assert any(constant > 0 for constant in choice.constants.values())
     ours, plain = study._plan(COPIES, choice), study._plan(contender_named("copies-plain"), choice)
-    assert ours is not None
-    assert plain is not None
     made = study.trainer.recipe_of(ours.stretch(0))
     assert (made.noise, made.noise_unit, made.width) == (choice.constants, "theory", signal.grow[0].width)
     level = plain.stretch(0).noise
@@ -439,7 +429,7 @@ def test_what_cannot_be_stacked_is_trained_one_run_at_a_time(tmp_path: Path) -> 
 def test_the_measure_may_be_the_held_out_loss(tmp_path: Path) -> None:
     how = settings(measure="held-out", seeds=1, contenders=["copies"])
     summary = run_quietly(tmp_path / "run", small(), how)
-    trial = best_of(summary.tuned[0])
+    trial = summary.tuned[0].best
     assert summary.tuned[0].measure == "held-out"
     assert trial.loss != pytest.approx(fmean(loss for _, loss in trial.curve[-3:]), rel=1e-6)
     assert names_of(summary) == ["base", "copies"]

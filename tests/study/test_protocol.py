@@ -201,8 +201,6 @@ def test_the_data_is_loaded_once_for_all_stages(tmp_path: Path) -> None:
 def test_steps_at_another_width_for_the_same_cost() -> None:
     made = protocol()
     narrow, wide = made.flops_per_step(8), made.flops_per_step(16)
-    assert narrow is not None
-    assert wide is not None
     assert system(made).steps(CONTINUED) == round(WIDE_STEPS * wide / narrow)
     assert system(made).steps(FROM_SCRATCH) == round(WIDE_STEPS + BASE_STEPS * narrow / wide)
 
@@ -217,7 +215,6 @@ def test_a_model_whose_cost_is_unknown_is_compared_step_by_step(tmp_path: Path) 
     summary = run_quietly(tmp_path / "run", unknown, how)
     scratch = runs_of(summary, "from-scratch")
     assert (scratch.steps, scratch.cost_per_step) == (12, None)
-    assert summary.large is not None
     assert (summary.large.unit, summary.large.base_cost) == ("steps", None)
     assert {stage.cost for stage in summary.stages if not stage.name.startswith("sweep")} == {None}
     assert summary.answer["costs"]["tuning"] is None

@@ -52,7 +52,6 @@ def test_a_candidate_has_the_same_schedule_whether_it_is_judged_early_or_not(
 ) -> None:
     own = Schedule(warmup=warmup)
     early, full = plan_candidate(FIRST, steps, first, "wsd", own)
-    assert early is not None
     assert multiples(full) == multiples(plan_candidate(FIRST, steps, 1.0, "wsd", own).full)
     assert multiples(early) == multiples(plan_candidate(FIRST, round(first * steps), 1.0, "wsd", own).full)
     assert len({each.order for each in list_stretches([early, full])}) == 3
@@ -122,7 +121,6 @@ def test_another_recipe_is_another_folder_and_a_moved_one_the_same() -> None:
 
 def test_all_contenders_cost_the_same_with_the_base_model_charged() -> None:
     system = large(steps=2500, grow=growing().grow)
-    assert system.base_cost is not None
     narrow, wide = system.costs.cost_per_step(8), system.costs.cost_per_step(16)
     budget = system.base_cost + system.grown_steps * wide
     for one in PAY:

@@ -42,7 +42,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def arms_of(summary: StudySummary) -> list[ContenderRuns]:
-    assert summary.large is not None
     return summary.large.contenders
 
 

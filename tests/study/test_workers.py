@@ -91,7 +91,6 @@ class Process:
         return self.output.read_text() if self.output.exists() else ""
 
     def signal(self, number: int) -> None:
-        assert self.process.pid is not None
         os.kill(self.process.pid, number)
 
     def is_stopped(self) -> bool:
