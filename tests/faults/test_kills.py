@@ -21,14 +21,14 @@ import pytest
 import torch
 
 import hf_files
-from comparison_runs import compare_quietly, facts, few, growing, sit
+from comparison_runs import compare_quietly, facts, few, growing
 from mupscale import checkpoint
 from mupscale.cli import main
 from mupscale.data import tinyshakespeare
-from mupscale.study import Cell, Space, StudySummary, Sweep, SweepJob, run_sweep
+from mupscale.study import Cell, Space, StudySummary, Sweep, SweepJob, run_pay, run_sweep
 from mupscale.system import parse_record
 from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Seeds, Spec, find_checkpoint, run_recipe
-from paper_runs import count_changes
+from paper_runs import Sitting, count_changes
 from processes import DEADLINE, PROCESSES
 from small_runs import ADAMW, Child, assert_same_run, die_at, recipe
 
@@ -96,9 +96,7 @@ def test_a_comparison(tmp_path: Path, chance: random.Random) -> None:
     whole = compare_quietly(tmp_path / "whole")
 
     def start() -> Any:
-        process = PROCESSES.Process(target=sit, args=(tmp_path / "run", growing(), few(), int))
-        process.start()
-        return process
+        return Sitting(tmp_path / "run", growing(), few(), tmp_path / "output", run=run_pay).process
 
     assert kill_again_and_again(start, chance, 4.0) >= 1
     assert facts(compare_quietly(tmp_path / "run")) == facts(whole)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from mupscale.models import MLP
 from mupscale.study import ContenderRuns, StudySettings, StudySummary, SystemRuns, contender_named, run_pay
 from mupscale.study.results import BudgetPoint
-from mupscale.system import MupscaleError
 from mupscale.train import Growth, Recipe
 from small_runs import CLASSES, FEATURES, recipe
 
@@ -60,17 +57,6 @@ def system_of(
         points = [BudgetPoint(part, 10, part * full, each) for part, each in zip(parts, by_budget, strict=True)]
         contenders.append(ContenderRuns(name, 2 * narrow, 0.01, 0.0, points))
     return SystemRuns(narrow, 2 * narrow, base_cost, "FLOPs", contenders)
-
-
-def sit(folder: Path, of: Recipe, how: StudySettings, prepare: Callable[[], object]) -> None:
-    """A comparison in a process of its own, which something may happen to."""
-    torch.set_num_threads(1)
-    prepare()
-    try:
-        compare_quietly(folder, of, how)
-    except MupscaleError as error:
-        print(f"error: {error}", flush=True)
-        sys.exit(1)
 
 
 class Uncounted(MLP):

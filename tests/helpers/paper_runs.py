@@ -146,7 +146,7 @@ class Sitting(Child):
         prepare: Callable[[], object] = int,
         run: Callable[..., object] = run_paper,
     ) -> None:
-        super().__init__(output, _speaking_to, _sit, folder, recipe, how, prepare, run)
+        super().__init__(output, speaking_to, _sit, folder, recipe, how, prepare, run)
 
 
 class Commanded(Child):
@@ -156,10 +156,11 @@ class Commanded(Child):
     """
 
     def __init__(self, words: Sequence[str], output: Path, interrupt_at: str = "") -> None:
-        super().__init__(output, _speaking_to, _command, list(words), interrupt_at)
+        super().__init__(output, speaking_to, _command, list(words), interrupt_at)
 
 
-def _speaking_to(output: str, target: Callable[..., None], *arguments: object) -> None:
+def speaking_to(output: str, target: Callable[..., None], *arguments: object) -> None:
+    """Call it with these; its output goes into a file."""
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (1, 2):
         os.dup2(file, stream)

@@ -16,17 +16,16 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from comparison_runs import compare_quietly, facts, few, growing, least, sit
+from comparison_runs import compare_quietly, facts, few, growing, least
 from mupscale import checkpoint
 from mupscale.cli import main
 from mupscale.cli.studies import RUN, read_study
 from mupscale.engine.stacked_training import StackRun
-from mupscale.study import StudySummary, contender_named, load_summary, run_pay
+from mupscale.study import contender_named, run_pay
 from mupscale.study.pay import PayStudy
 from mupscale.system import MupscaleError
 from mupscale.train import Growth, Recipe, Schedule, Spec, StoredRecipe, run_recipe
-from paper_runs import written
-from processes import DEADLINE, PROCESSES
+from paper_runs import Sitting, read, written
 from slow_cases import with_slow
 from small_runs import die_at
 
@@ -61,17 +60,6 @@ def commanded(tmp_path_factory: pytest.TempPathFactory) -> Commanded:
 def own_copy(commanded: Commanded, tmp_path: Path) -> Path:
     """Its folder, to go on with."""
     return Path(shutil.copytree(commanded.folder, tmp_path / "run"))
-
-
-def in_process(folder: Path, recipe: Recipe, prepare: Any = int) -> int:
-    process = PROCESSES.Process(target=sit, args=(folder, recipe, HOW, prepare))
-    process.start()
-    process.join(DEADLINE)
-    return process.exitcode
-
-
-def read(folder: Path) -> StudySummary:
-    return load_summary(folder)
 
 
 def test_every_stage_says_how_far_the_whole_is(commanded: Commanded) -> None:
@@ -154,8 +142,10 @@ def test_a_budget_is_what_one_run_with_its_schedule_gives(commanded: Commanded, 
 def test_killed_anywhere_it_ends_the_same(commanded: Commanded, tmp_path: Path) -> None:
     run = tmp_path / "run"
     for change in (150, 350):
-        assert in_process(run, commanded.recipe, partial(die_at, str(run), change)) == -signal.SIGKILL
-    assert in_process(run, commanded.recipe) == 0
+        die = partial(die_at, str(run), change)
+        died = Sitting(run, commanded.recipe, HOW, tmp_path / "log", die, run=run_pay).wait()
+        assert died == -signal.SIGKILL
+    assert Sitting(run, commanded.recipe, HOW, tmp_path / "log", run=run_pay).wait() == 0
     assert facts(read(run)) == facts(read(commanded.folder))
 
 

@@ -9,7 +9,7 @@ import re
 import shlex
 import shutil
 import signal
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from comparison_runs import facts
 from mupscale.cli import main
 from mupscale.core import Width
 from mupscale.growth import Copies, Fresh
@@ -278,12 +279,6 @@ def test_one_more_size_trains_only_what_is_new(tmp_path: Path) -> None:
     assert values_in(json.loads((run / "sizes" / "6" / "recipe.json").read_text()), run / "sizes" / "6")["from"] in {
         str(path.resolve()) for path in (run / "stretches").iterdir()
     }
-
-
-def facts(summary: StudySummary) -> dict[str, Any]:
-    """All of a summary but its name and the clock."""
-    values = asdict(summary)
-    return {name: value for name, value in values.items() if name not in ("name", "command", "stages")}
 
 
 def losses(summary: StudySummary) -> list[Any]:

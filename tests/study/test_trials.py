@@ -19,6 +19,7 @@ from mupscale.study.storage import PATIENCE, Storage
 from mupscale.study.trials import HALVING, MEDIAN, PruningRule, SweepTrials, trial_state
 from mupscale.system import MupscaleError, parse_record
 from mupscale.train import Recipe, Seeds, Spec
+from paper_runs import quiet
 from slow_cases import with_slow
 from small_runs import ADAMW, SGD, recipe
 
@@ -56,10 +57,6 @@ def recipes(cell: Cell, optimizer: Spec = ADAMW, **changes: Any) -> list[Recipe]
 
 def task(make: Callable[[Cell], list[Recipe]] = recipes, **changes: Any) -> SweepJob:
     return SweepJob(**{"name": "s", "width": 8, "start": None, "space": SPACE, "recipes": make, "steps": 20, **changes})
-
-
-def silent(text: str) -> None:
-    pass
 
 
 # ------------------------------------------------------------------------------------------------ which trials count
@@ -263,13 +260,13 @@ EIGHT = Space((0.0001, 0.001, 0.01, 0.1), (0.0, 1.0))
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     """A sweep of which nothing was stopped."""
-    return run_sweep(task(space=EIGHT), f"journal:{tmp_path_factory.mktemp('whole') / 'study'}", note=silent)
+    return run_sweep(task(space=EIGHT), f"journal:{tmp_path_factory.mktemp('whole') / 'study'}", note=quiet)
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     """The usual sweep."""
-    return run_sweep(task(), f"journal:{tmp_path_factory.mktemp('plain') / 'study'}", note=silent)
+    return run_sweep(task(), f"journal:{tmp_path_factory.mktemp('plain') / 'study'}", note=quiet)
 
 
 @pytest.mark.parametrize(
@@ -282,7 +279,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     ],
 )
 def test_a_pruned_sweep_costs_less_and_keeps_zero_noise(pruner: Any, engine: Any, whole: Sweep, tmp_path: Path) -> None:
-    found = run_sweep(task(space=EIGHT, pruner=pruner, engine=engine), f"journal:{tmp_path / 'pruned'}", note=silent)
+    found = run_sweep(task(space=EIGHT, pruner=pruner, engine=engine), f"journal:{tmp_path / 'pruned'}", note=quiet)
     assert len(found.trials) == len(whole.trials) == 8
     assert found.flops < (0.6 if engine == "auto" else 1.0) * whole.flops  # one at a time there is less to compare
     assert any(trial.status == "finished" and trial.noise == 0 for trial in found.trials)
@@ -299,7 +296,7 @@ def test_a_pruned_sweep_costs_less_and_keeps_zero_noise(pruner: Any, engine: Any
 @pytest.mark.quick("{}/study.db", "journal:*")
 @pytest.mark.parametrize("place", PLACES)
 def test_a_sweep_is_its_trials_over_all_seeds(place: str, tmp_path: Path) -> None:
-    found = run_sweep(task(), place.format(tmp_path), note=silent)
+    found = run_sweep(task(), place.format(tmp_path), note=quiet)
     assert [trial.cell for trial in found.trials] == SPACE.cells
     for trial in found.trials:
         assert trial.status == "finished"
@@ -307,7 +304,7 @@ def test_a_sweep_is_its_trials_over_all_seeds(place: str, tmp_path: Path) -> Non
         assert trial.loss == pytest.approx(sum(trial.finite) / 2)
         assert trial.curve[-1][0] == trial.steps == 20
         assert trial.cost > 0
-    again = run_sweep(task(recipes), place.format(tmp_path), note=silent)
+    again = run_sweep(task(recipes), place.format(tmp_path), note=quiet)
     assert again == found  # nothing is trained twice
     assert parse_record(Sweep, asdict(found)) == found
 
@@ -324,7 +321,7 @@ def test_a_trial_of_which_one_seed_was_stopped_is_stopped() -> None:
 
 @pytest.mark.slow
 def test_one_at_a_time_gives_the_same(plain: Sweep, tmp_path: Path) -> None:
-    apart = run_sweep(task(engine="serial"), f"journal:{tmp_path / 'study'}", note=silent)
+    apart = run_sweep(task(engine="serial"), f"journal:{tmp_path / 'study'}", note=quiet)
     for one, other in zip(plain.trials, apart.trials, strict=True):
         assert one.cell == other.cell
         assert one.loss == pytest.approx(other.loss, rel=1e-9)
@@ -332,7 +329,7 @@ def test_one_at_a_time_gives_the_same(plain: Sweep, tmp_path: Path) -> None:
 
 
 def test_held_out_loss_is_what_is_minimised_if_asked(plain: Sweep, tmp_path: Path) -> None:
-    held_out = run_sweep(task(measure="held-out"), f"journal:{tmp_path / 'study'}", note=silent)
+    held_out = run_sweep(task(measure="held-out"), f"journal:{tmp_path / 'study'}", note=quiet)
     assert held_out.measure == "held-out"
     assert all(abs(a.loss - b.loss) > 1e-3 for a, b in zip(plain.trials, held_out.trials, strict=True))  # type: ignore[operator]
 
@@ -358,12 +355,12 @@ def test_what_fails_by_itself_is_given_up_and_the_rest_is_trained(
     with monkeypatch.context() as patch:
         fail_where(patch, lambda recipe: recipe.optimizer.init_args["lr"] == 0.1)
         with pytest.raises(MupscaleError, match=why):
-            run_sweep(task(engine=engine), place, note=silent)
+            run_sweep(task(engine=engine), place, note=quiet)
     left = states(study(place))
     assert left.count("finished") == 4
     assert left.count("failed") == 2
     assert set(left) <= {"finished", "failed", "void"}
-    found = run_sweep(task(engine=engine), place, note=silent)  # mended: the same command tries them again
+    found = run_sweep(task(engine=engine), place, note=quiet)  # mended: the same command tries them again
     assert [trial.status for trial in found.trials] == ["finished"] * 6
 
 
@@ -371,7 +368,7 @@ def test_where_nothing_can_be_trained_the_error_ends_the_sweep(tmp_path: Path, m
     place = f"journal:{tmp_path / 'study'}"
     fail_where(monkeypatch, lambda recipe: True)
     with pytest.raises(MemoryError, match="no memory left, say"):
-        run_sweep(task(), place, note=silent)
+        run_sweep(task(), place, note=quiet)
     assert not study(place).running
 
 
@@ -379,7 +376,7 @@ def test_all_trials_diverged(tmp_path: Path) -> None:
     def wild(cell: Cell) -> list[Recipe]:
         return recipes(cell, SGD)
 
-    found = run_sweep(task(wild, space=Space((1e30, 1e31))), f"journal:{tmp_path}/study.log", note=silent)
+    found = run_sweep(task(wild, space=Space((1e30, 1e31))), f"journal:{tmp_path}/study.log", note=quiet)
     assert [trial.status for trial in found.trials] == ["diverged", "diverged"]
     with pytest.raises(MupscaleError, match=r"all 2 trials diverged.*below 1e\+30"):
         _ = found.best
@@ -404,7 +401,7 @@ def test_all_trials_diverged(tmp_path: Path) -> None:
 def test_another_study_of_the_same_name(change: dict[str, Any], why: str, tmp_path: Path) -> None:
     study(f"journal:{tmp_path}/study.log")
     with pytest.raises(MupscaleError, match=rf"the study s in .*{why}.*; choose another name or storage"):
-        run_sweep(task(**change), f"journal:{tmp_path}/study.log", note=silent)
+        run_sweep(task(**change), f"journal:{tmp_path}/study.log", note=quiet)
 
 
 NAMES = ["a?b", "50%", "a#b", "a b", "ä", "{x}", "%3Fmode=memory"]

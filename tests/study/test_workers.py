@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from mupscale.data.stream import Batch
@@ -29,7 +28,8 @@ from mupscale.study.storage import Storage
 from mupscale.study.trials import SweepTrials, trial_state
 from mupscale.system import Interrupted, MupscaleError, parse_record
 from mupscale.train import Recipe, Seeds, Spec
-from processes import DEADLINE, PROCESSES
+from paper_runs import quiet, speaking_to
+from processes import DEADLINE, PROCESSES, Child
 from slow_cases import with_slow
 from small_runs import ADAMW, Rows, limit_files, recipe
 
@@ -64,7 +64,7 @@ def task(**changes: Any) -> SweepJob:
     return SweepJob(**{**fixed, **changes})
 
 
-class Process:
+class Process(Child):
     """A sweep in a process of its own."""
 
     def __init__(
@@ -76,16 +76,7 @@ class Process:
         prepare: Callable[[], object] | None = None,
         **options: Any,
     ) -> None:
-        self.output = output
-        args = (work, place, output, start, prepare, options)
-        self.process = PROCESSES.Process(target=_act, args=args)
-        self.process.start()
-
-    def wait(self) -> str:
-        """What it said, when it has ended."""
-        self.process.join(DEADLINE)
-        assert self.process.exitcode is not None, f"the sweep does not end: {self.said()}"
-        return self.said()
+        super().__init__(output, speaking_to, _act, work, place, start, prepare, options)
 
     def said(self) -> str:
         return self.output.read_text() if self.output.exists() else ""
@@ -98,15 +89,11 @@ class Process:
         return state.stdout.strip().startswith("T")
 
     def result(self) -> Sweep:
-        assert "error" not in self.wait()
+        assert "error" not in self.words()
         return parse_record(Sweep, json.loads(self.said().splitlines()[-1]))
 
 
-def _act(work: SweepJob, place: str, output: Path, start: Any, prepare: Any, options: dict[str, Any]) -> None:
-    target = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for stream in (1, 2):
-        os.dup2(target, stream)
-    torch.set_num_threads(1)
+def _act(work: SweepJob, place: str, start: Any, prepare: Any, options: dict[str, Any]) -> None:
     if prepare is not None:
         prepare()
     if start is not None:
@@ -158,14 +145,10 @@ def busy(place: str, count: int) -> Callable[[], bool]:
     return look
 
 
-def silent(text: str) -> None:
-    pass
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     """What one worker finds."""
-    return run_sweep(task(), str(tmp_path_factory.mktemp("alone") / "study.db"), note=silent)
+    return run_sweep(task(), str(tmp_path_factory.mktemp("alone") / "study.db"), note=quiet)
 
 
 def assert_same(found: Sweep, alone: Sweep) -> None:
@@ -301,7 +284,7 @@ def test_workers_killed_again_and_again_destroy_nothing(place: str, alone: Sweep
         worker, _ = held(task(), place, tmp_path / f"{attempt}.log", worker=bool(attempt % 2), folder=tmp_path / "run")
         worker.signal(signal.SIGKILL)
         worker.wait()
-    assert_same(run_sweep(task(), place, folder=tmp_path / "run", note=silent), alone)
+    assert_same(run_sweep(task(), place, folder=tmp_path / "run", note=quiet), alone)
 
 
 def test_a_sweep_that_is_not_complete_says_so(tmp_path: Path) -> None:
@@ -312,8 +295,8 @@ def test_a_sweep_that_is_not_complete_says_so(tmp_path: Path) -> None:
         worker.signal(signal.SIGKILL)
         worker.wait()
     with pytest.raises(MupscaleError, match=r"s is not complete.*lr 0.1 and noise 0 \(its worker died twice\)"):
-        run_sweep(task(space=one), place, retries=1, note=silent)
-    assert [trial.cell for trial in run_sweep(task(space=one), place, note=silent).trials] == one.cells
+        run_sweep(task(space=one), place, retries=1, note=quiet)
+    assert [trial.cell for trial in run_sweep(task(space=one), place, note=quiet).trials] == one.cells
 
 
 @pytest.mark.slow
@@ -325,7 +308,7 @@ def test_a_trial_whose_worker_has_not_yet_said_who_it_is(place: str, alone: Swee
     with Worker(made) as me:
         assert me.end_abandoned_trials() == 0
         assert me.count_others() == 0
-    assert_same(run_sweep(task(), place, grace=1.0, note=silent), alone)
+    assert_same(run_sweep(task(), place, grace=1.0, note=quiet), alone)
     assert fates(place) == ["died", *["finished"] * len(SPACE.cells)]
 
 
@@ -358,7 +341,7 @@ def test_a_worker_that_comes_back_after_it_was_given_up(alone: Sweep, tmp_path: 
         until(slow.is_stopped)
         database.rollback()
     try:
-        assert_same(run_sweep(task(), place, grace=1.0, note=silent), alone)
+        assert_same(run_sweep(task(), place, grace=1.0, note=quiet), alone)
     finally:
         slow.signal(signal.SIGCONT)
     barrier.wait(DEADLINE)
@@ -377,7 +360,7 @@ def test_an_interrupted_worker_goes_on_where_it_was(number: int, alone: Sweep, t
     worker, barrier = held(task(), place, tmp_path / "log", folder=folder)
     worker.signal(number)
     barrier.wait(DEADLINE)
-    assert "error: interrupted after step" in worker.wait()
+    assert "error: interrupted after step" in worker.words()
     assert len(list(folder.glob("s.*.batch.json"))) == len(list(folder.glob("s.*.stack.safetensors"))) == 1
     assert fates(place) == ["running"] * len(SPACE.cells)
     said: list[str] = []
@@ -412,9 +395,9 @@ def test_an_interrupted_worker_without_a_folder_gives_its_trials_back(alone: Swe
     worker, barrier = held(task(), place, tmp_path / "log")
     worker.signal(signal.SIGTERM)
     barrier.wait(DEADLINE)
-    assert "error: interrupted" in worker.wait()
+    assert "error: interrupted" in worker.words()
     assert fates(place) == ["void"] * len(SPACE.cells)
-    assert_same(run_sweep(task(), place, note=silent), alone)
+    assert_same(run_sweep(task(), place, note=quiet), alone)
     assert not any("retry_of" in trial.user_attrs for trial in trials(place))
 
 
@@ -425,9 +408,9 @@ def test_an_interrupted_worker_that_stays_away_is_replaced(alone: Sweep, tmp_pat
     worker.signal(signal.SIGINT)
     barrier.wait(DEADLINE)
     worker.wait()
-    assert_same(run_sweep(task(), place, grace=1.0, note=silent), alone)  # another machine: it does not see the folder
+    assert_same(run_sweep(task(), place, grace=1.0, note=quiet), alone)  # another machine: it does not see the folder
     assert fates(place).count("died") == 0
-    assert_same(run_sweep(task(), place, folder=folder, note=silent), alone)
+    assert_same(run_sweep(task(), place, folder=folder, note=quiet), alone)
     assert list(folder.iterdir()) == []
 
 
@@ -457,7 +440,7 @@ class Full:
 def test_a_full_disk(kind: str, share: float, alone: Sweep, tmp_path: Path) -> None:
     name = "study.db" if kind == "sqlite" else "study.log"
     prefix = "journal:" if kind == "journal" else ""
-    run_sweep(task(), f"{prefix}{tmp_path}/{name}", note=silent, at_once=1)
+    run_sweep(task(), f"{prefix}{tmp_path}/{name}", note=quiet, at_once=1)
     whole = (tmp_path / name).stat().st_size
     folder = tmp_path / "full"
     folder.mkdir()
@@ -466,12 +449,12 @@ def test_a_full_disk(kind: str, share: float, alone: Sweep, tmp_path: Path) -> N
     size = max((folder / name).stat().st_size, int(share * whole))
     del empty
     worker = Process(task(), place, tmp_path / "log", prepare=Full(size), at_once=1, patience=2.0)
-    said = worker.wait()
+    said = worker.words()
     assert "Traceback" not in said
     assert said.count("error: ") == 1
     assert f"storage {place} cannot be used: " in said
     kept = [] if not (folder / name).stat().st_size else _finished(place)
-    assert_same(run_sweep(task(), place, note=silent), alone)
+    assert_same(run_sweep(task(), place, note=quiet), alone)
     assert _finished(place)[: len(kept)] == kept  # what was told stays told
 
 
@@ -488,12 +471,12 @@ def test_a_server_that_goes_away_in_the_middle(server: Server, alone: Sweep, tmp
     worker, barrier = held(task(), server.url, tmp_path / "log", folder=folder, patience=1.0)
     server.stop()
     barrier.wait(DEADLINE)
-    said = worker.wait()
+    said = worker.words()
     assert "Traceback" not in said
     assert "error: the study's storage postgresql://mupscale@/postgres" in said
     assert "the same command goes on from there" in said
     server.start()
-    assert_same(run_sweep(task(), server.url, folder=folder, note=silent), alone)
+    assert_same(run_sweep(task(), server.url, folder=folder, note=quiet), alone)
     assert fates(server.url) == ["finished"] * len(SPACE.cells)  # what was trained is told, not trained again
 
 
