@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PATIENCE = 30.0  # seconds for which a storage may be locked or gone
-_A_FILE = "sqlite:///study.db"  # so that SQLAlchemy knows the kind; the path is given to SQLite itself
 _DAMAGE = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
@@ -29,7 +29,7 @@ class Storage:
 
     def __init__(self, place: str | Path, patience: float = PATIENCE) -> None:
         self.place, self.patience = str(place), patience
-        self.shown = _without_password(self.place)
+        self.shown = re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", self.place)  # without its password
         with self._explain("opened"):
             self.optuna: BaseStorage = _open(self.place, patience)
 
@@ -64,15 +64,25 @@ def _open(place: str, patience: float) -> BaseStorage:
         path = place.removeprefix("journal:").removeprefix("//")
         check_links(Path(path))
         return optuna.storages.JournalStorage(_journal(path))
-    url = place if "://" in place else _A_FILE
     check_links(Path(place))
-    options = _engine(place, patience)
+    url, options = place, dict[str, Any]()
+    if "://" not in place:  # opened by itself, since ?, % and # of its path would mean something else in a URL
+        import sqlite3
+
+        url = "sqlite:///study.db"  # so that SQLAlchemy knows the kind; the path is given to SQLite itself
+        options["creator"] = lambda: sqlite3.connect(place, timeout=patience, check_same_thread=False)
+    elif place.startswith("sqlite"):
+        options["connect_args"] = {"timeout": patience}
+    else:
+        waits = {"connect_timeout": max(2, int(patience / 3))} if place.startswith("postgresql") else {}
+        options |= {"pool_pre_ping": True, "connect_args": waits}
     for attempt in range(5):  # two workers may create the tables at the same moment: the second then finds them there
         try:
             database = optuna.storages.RDBStorage(url, engine_kwargs=options)
             break
         except Exception as error:
-            if attempt == 4 or not _is_already_there(error):
+            said = str(_driver_error(error)).lower()
+            if attempt == 4 or not ("already exists" in said or "unique" in said):
                 raise
             time.sleep(0.1 * (attempt + 1))
     weakref.finalize(database, database.engine.dispose)  # connections would warn that nobody closed them
@@ -86,18 +96,6 @@ def load_optuna() -> Any:
     optuna = require("optuna", reason="sweeps need optuna")
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # what it warns of, it then raises
     return optuna
-
-
-def _engine(place: str, patience: float) -> dict[str, Any]:
-    """How to open it: a SQLite file by itself, since ?, % and # of its path would mean something else in a URL."""
-    if "://" not in place:
-        import sqlite3
-
-        return {"creator": lambda: sqlite3.connect(place, timeout=patience, check_same_thread=False)}
-    if place.startswith("sqlite"):
-        return {"connect_args": {"timeout": patience}}
-    waits = {"connect_timeout": max(2, int(patience / 3))} if place.startswith("postgresql") else {}
-    return {"pool_pre_ping": True, "connect_args": waits}
 
 
 def _serialize_transactions(engine: Any) -> None:
@@ -179,11 +177,6 @@ def _is_temporary(error: BaseException) -> bool:
     return not isinstance(error, OSError) or error.errno not in (*_FULL, errno.EACCES, errno.EROFS)
 
 
-def _is_already_there(error: BaseException) -> bool:
-    text = str(_driver_error(error)).lower()
-    return "already exists" in text or "unique" in text
-
-
 def _describe_cause(error: BaseException, patience: float) -> str | None:
     """What is wrong with the storage, in words; None for errors that are not the storage's."""
     text = (str(_driver_error(error)).strip().splitlines() or [type(error).__name__])[0]
@@ -205,15 +198,3 @@ def _describe_cause(error: BaseException, patience: float) -> str | None:
     if isinstance(error, _DAMAGE) and readers & {"journal", "_rdb", "storages"}:  # packages of optuna's
         return f"it is no {'journal' if 'journal' in readers else 'study'} of optuna's, or a damaged one"
     return None
-
-
-def _without_password(place: str) -> str:
-    """The place without its password."""
-    if "://" not in place or place.startswith("journal:"):
-        return place
-    try:
-        from sqlalchemy import make_url
-
-        return make_url(place).render_as_string(hide_password=True)
-    except Exception:
-        return place.split("://")[0] + "://…"
