@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -135,11 +136,20 @@ class Resizing:
         most = min(sizes, default=1) // 2
         return [d for d in range(min(common, most), 1, -1) if common % d == 0]
 
-    def _sizes(self) -> Iterator[tuple[int, int]]:
+    def _sizes(self) -> list[tuple[int, int]]:
+        """The whole numbers that differ, and dimensions of tensors."""
+        sizes = list[tuple[int, int]]()
+
+        def noted(name: Any, small: Any, large: Any, own: Any) -> Any:
+            if type(own) is int and small != large:
+                sizes.append((small, large))
+            return own
+
         for small, large in self.modules.values():
-            yield from _differing(vars(small), vars(large), set())
+            _changed(vars(small), vars(large), vars(small), noted, set())
             for ours, theirs in zip(_own_tensors(small), _own_tensors(large), strict=False):
-                yield from ((n, m) for n, m in zip(ours.shape, theirs.shape, strict=False) if n != m)
+                sizes += [pair for pair in zip(ours.shape, theirs.shape, strict=False) if pair[0] != pair[1]]
+        return sizes
 
     @property
     def is_uniform(self) -> bool:
@@ -209,7 +219,7 @@ class _Copy:
     def __init__(
         self, pair: Resizing, original: nn.Module, factor: Fraction, thinned: Thinned, instead: Mapping[int, int]
     ) -> None:
-        self.pair, self.factor, self.instead, self.seen = pair, factor, instead, set[int]()
+        self.pair, self.factor, self.instead, seen = pair, factor, instead, set[int]()
         self.generator = torch.Generator().manual_seed(0)
         self.counts = {len(pair.modules[p][0]): len(names) for p, names in thinned.kept.items()}
         memo: dict[int, Any] = dict(computed_tensors(original))
@@ -228,7 +238,7 @@ class _Copy:
         made = dict(self.model.named_modules(remove_duplicate=False))
         for path, (small, large) in pair.modules.items():
             if path in made and type(made[path]) is type(small):
-                self._resize(small.__dict__, large.__dict__, made[path].__dict__)
+                _changed(vars(small), vars(large), vars(made[path]), self._number, seen)
         for path in sorted(thinned.kept, key=len, reverse=True):
             if path in made:
                 blocks = [made[path]._modules[name] for name in thinned.kept[path]]
@@ -258,32 +268,12 @@ class _Copy:
                 values = values.index_select(dim, index)
         return values
 
-    def _resize(self, small: dict[str, Any], large: dict[str, Any], own: dict[str, Any]) -> None:
-        """Change the numbers in a dictionary that belong to a size, in lists and objects too."""
-        if id(own) in self.seen:
-            return
-        self.seen.add(id(own))
-        for name in own.keys() & small.keys() & large.keys():
-            if name not in _OWN:
-                own[name] = self._value(small[name], large[name], own[name])
-                if _COUNT.search(str(name)) and type(own[name]) is int:
-                    own[name] = self.counts.get(own[name], own[name])
-
-    def _value(self, small: Any, large: Any, own: Any) -> Any:
-        kind = type(own)
-        if kind is not type(small) or kind is not type(large) or isinstance(own, nn.Module | Tensor | type):
-            return own
-        if kind in (int, float):
-            if small == large:
-                return self.instead.get(own, own) if kind is int else own
-            return (self.pair.scaled if kind is int else self.pair.constant)((small, large), own, self.factor)
-        if kind in (list, tuple, torch.Size) and len(small) == len(large) == len(own):
-            return kind(self._value(*values) for values in zip(small, large, own, strict=True))
-        if isinstance(own, dict):
-            self._resize(small, large, own)
-        elif hasattr(own, "__dict__") and not callable(own):
-            self._resize(vars(small), vars(large), vars(own))
-        return own
+    def _number(self, name: Any, small: Any, large: Any, own: Any) -> Any:
+        """What a number that modules keep becomes."""
+        if type(own) is float:
+            return own if small == large else self.pair.constant((small, large), own, self.factor)
+        size = self.instead.get(own, own) if small == large else self.pair.scaled((small, large), own, self.factor)
+        return self.counts.get(size, size) if _COUNT.search(str(name)) else size
 
 
 def _own_tensors(module: nn.Module) -> list[Tensor]:
@@ -292,21 +282,26 @@ def _own_tensors(module: nn.Module) -> list[Tensor]:
     return [t for t in own if isinstance(t, Tensor)]
 
 
-def _differing(small: Any, large: Any, seen: set[int]) -> Iterator[tuple[int, int]]:
-    """The whole numbers that differ, in lists and objects too."""
-    if type(small) is not type(large) or isinstance(small, nn.Module | Tensor | type) or id(small) in seen:
-        return
-    if type(small) is int and small != large:
-        yield small, large
-    elif isinstance(small, list | tuple | dict) or (hasattr(small, "__dict__") and not callable(small)):
-        seen.add(id(small))
-        if isinstance(small, list | tuple):
-            pairs = zip(small, large, strict=False)
-        else:
-            ours, theirs = (each if isinstance(each, dict) else vars(each) for each in (small, large))
-            pairs = ((ours[key], theirs[key]) for key in ours if key in theirs and key not in _OWN)  # type: ignore[assignment]
-        for pair in pairs:
-            yield from _differing(*pair, seen)
+def _changed(small: Any, large: Any, own: Any, change: Callable[..., Any], seen: set[int], name: Any = "") -> Any:
+    """A value with other numbers, as two models have them; in dictionaries and objects they change in place.
+
+    change: gets the number's name, and its values in the three.
+    """
+    kind = type(own)
+    if kind is not type(small) or kind is not type(large) or isinstance(own, nn.Module | Tensor | type):
+        return own
+    if kind in (int, float):
+        return change(name, small, large, own)
+    if kind in (list, tuple, torch.Size) and len(small) == len(large) == len(own):
+        made = [_changed(*values, change, seen) for values in zip(small, large, own, strict=True)]
+        return own if all(map(operator.is_, made, own)) else kind(made)
+    if id(own) not in seen and (isinstance(own, dict) or (hasattr(own, "__dict__") and not callable(own))):
+        seen.add(id(own))
+        ours, theirs, mine = (each if isinstance(each, dict) else vars(each) for each in (small, large, own))
+        for key in mine.keys() & ours.keys() & theirs.keys() - {*_OWN}:
+            if (value := _changed(ours[key], theirs[key], mine[key], change, seen, key)) is not mine[key]:
+                mine[key] = value
+    return own
 
 
 def _description(module: nn.Module, path: str, numbers: dict[tuple[str, str], int]) -> Any:

@@ -120,9 +120,8 @@ def run_on_batch(model: nn.Module, inputs: Any, *, in_double: bool = False) -> A
         runs_in_float32 = False
         if in_double:
             with suppress(Exception), torch.no_grad():  # whatever it is that fails in float32, too
-                args, kwargs = tree_map_only(
-                    Tensor, lambda t: t.float() if t.is_floating_point() else t, (args, kwargs)
-                )
+                single = tree_map_only(Tensor, lambda t: t.float() if t.is_floating_point() else t, inputs)
+                args, kwargs = call_arguments(single)
                 copy_model(model).float()(*args, **kwargs)
                 runs_in_float32 = True
         if runs_in_float32:

@@ -242,7 +242,6 @@ _VANISHES = 1e-10  # beside the largest gradient of the model: the check cannot 
 _FEW = 1 / 16  # of an axis: single units may be silent by chance, as those of a ReLU are
 _MANY = 1 / 4  # of an axis: a part worth a word
 _LEAST = 4  # units in such a part
-_ENTRIES = 8  # that are looked at first
 
 
 def _growing_weights(narrow: nn.Module, wide: nn.Module) -> dict[str, list[int]]:
@@ -294,21 +293,6 @@ class Seen(NamedTuple):
 
 def _silent(mask: Tensor) -> float:
     return float((~mask).double().mean()) if mask.numel() else 0.0
-
-
-def _above(level: float, gradient: Tensor, dim: int) -> Tensor:
-    """Which units along a dimension have entries of this size; a few entries of each tell that of most gradients."""
-    if not gradient.numel():
-        return torch.ones(gradient.shape[dim], dtype=torch.bool)  # there is nothing to see
-    few = gradient
-    others = [d for d in range(gradient.dim()) if d != dim]
-    for d in others:
-        few = few.narrow(d, 0, min(_ENTRIES, few.shape[d]))
-    for some in (few, gradient):
-        units = (some.abs().amax(others) if others else some.abs()) > level
-        if bool(units.all()):
-            break
-    return units.cpu()
 
 
 _SHOWN = 5  # groups of parameters that a message names
@@ -461,7 +445,11 @@ class _Strengthening:
         for name, p in naming.parameters(self.narrow).items():
             for d in self.growing.get(name, ()):
                 gradient = gradients.get(name, p.new_zeros(()).expand(p.shape))
-                units[name, d] = _above(level, gradient.detach(), d) & (name in gradients)
+                units[name, d] = torch.full((p.shape[d],), name in gradients)
+                if p.numel():
+                    others = [e for e in range(p.dim()) if e != d]
+                    sizes = gradient.detach().abs()
+                    units[name, d] &= (sizes.amax(others) if others else sizes).gt(level).cpu()
         return Seen(units, frozenset(self.growing.keys() - gradients.keys()))
 
     @torch.no_grad()
