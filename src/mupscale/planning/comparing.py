@@ -403,10 +403,10 @@ def warn_of_kept_losses(narrow: nn.Module, wide: nn.Module) -> None:
 
     It may be a part of the loss that is not in the outputs, which then weighs more the wider the model is.
     """
-    theirs = dict(_kept_numbers(wide))
-    for name, number in _kept_numbers(narrow):
-        if name in theirs and not are_close(number.detach(), theirs[name].detach(), loosened=100):
-            before, after = float(number.detach()), float(theirs[name].detach())
+    ours, theirs = map(_kept_numbers, (narrow, wide))
+    for name in ours:
+        if name in theirs and not are_close(ours[name], theirs[name], loosened=100):
+            before, after = float(ours[name]), float(theirs[name])
             warn(
                 f"'{name}', which the model computes besides its outputs, is {before:.4g} in the narrow model and "
                 f"{after:.4g} in the wide one. If it is part of the loss, training differs. Make it a mean over units "
@@ -414,15 +414,17 @@ def warn_of_kept_losses(narrow: nn.Module, wide: nn.Module) -> None:
             )
 
 
-def _kept_numbers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _kept_numbers(model: nn.Module) -> dict[str, Tensor]:
     """Numbers that modules keep as attributes, alone or in lists and dicts, with the graph that they come from."""
+    numbers = {}
     for path, module in naming.modules(model).items():
         for attribute, value in vars(module).items():
-            if attribute in ("_parameters", "_buffers", "_modules"):
-                continue
-            for place, tensor in enumerate(tensors_in(value)):
-                if tensor.numel() == 1 and tensor.grad_fn is not None and tensor.is_floating_point():
-                    yield f"{path}.{attribute}".lstrip(".") + (f"[{place}]" if tensor is not value else ""), tensor
+            if attribute not in ("_parameters", "_buffers", "_modules"):
+                for place, tensor in enumerate(tensors_in(value)):
+                    if tensor.numel() == 1 and tensor.grad_fn is not None and tensor.is_floating_point():
+                        index = f"[{place}]" if tensor is not value else ""
+                        numbers[f"{path}.{attribute}".lstrip(".") + index] = tensor.detach()
+    return numbers
 
 
 def _first_module(pair: GenericPair) -> str:

@@ -60,7 +60,7 @@ def registered(module: nn.Module) -> RoleFunction | None:
         if cls in _REGISTRY:
             return _REGISTRY[cls]
         if cls.__name__ == "Conv1D" and hasattr(module, "nf"):
-            return _transformers_conv1d
+            return lambda narrow, wide: {"weight": Role(out=1, in_=0), "bias": OUTPUT}
         if cls.__name__ == "MuReadout" and hasattr(module, "width_mult"):
             return _mup_readout
     return None
@@ -69,10 +69,6 @@ def registered(module: nn.Module) -> RoleFunction | None:
 def is_torchs_own(module: nn.Module) -> bool:
     """Whether the module is, or is derived from, one of torch's registered layers."""
     return any(cls in _REGISTRY and cls.__module__.startswith("torch.") for cls in type(module).__mro__)
-
-
-def _transformers_conv1d(narrow: nn.Module, wide: nn.Module) -> Roles:
-    return {"weight": Role(out=1, in_=0), "bias": OUTPUT}
 
 
 def _mup_readout(narrow: Any, wide: Any) -> Roles:
@@ -93,13 +89,17 @@ def _mup_multiplier(readout: Any, side: str) -> float:
     return float(readout.output_mult / readout.width_mult())
 
 
-def _conv(narrow: nn.Conv2d, wide: nn.Conv2d) -> Roles:
-    why = _split_groups(narrow, wide)
-    return {"weight": replace(MATRIX, why_not=(why, why)), "bias": replace(OUTPUT, why_not=(why, why))}
+def _grouped(weight: Role) -> RoleFunction:
+    """Of convolutions and GroupNorms, whose channels lie in groups."""
+
+    def roles(narrow: Any, wide: Any) -> Roles:
+        why = _split_groups(narrow, wide)
+        return {"weight": replace(weight, why_not=(why, why)), "bias": replace(OUTPUT, why_not=(why, why))}
+
+    return roles
 
 
 def _conv_transpose(narrow: nn.ConvTranspose2d, wide: nn.ConvTranspose2d) -> Roles:
-    why = _split_groups(narrow, wide)
     per_group = {m.in_channels // m.groups for m in (narrow, wide)}
     if narrow.groups != wide.groups and len(per_group) > 1:
         raise MupscaleError(
@@ -108,33 +108,22 @@ def _conv_transpose(narrow: nn.ConvTranspose2d, wide: nn.ConvTranspose2d) -> Rol
             "or the inputs of each"
         )
     outputs = narrow.groups != wide.groups or (per_group == {1} and narrow.groups > 1)  # an input is its group's own
-    weight = Role(out=(0, 1)) if outputs else Role(out=1, in_=0)
-    return {"weight": replace(weight, why_not=(why, why)), "bias": replace(OUTPUT, why_not=(why, why))}
-
-
-def _group_norm(narrow: nn.GroupNorm, wide: nn.GroupNorm) -> Roles:
-    why = _split_groups(narrow, wide)
-    role = replace(OUTPUT, why_not=(why, why))
-    return {"weight": role, "bias": role}
+    return _grouped(Role(out=(0, 1)) if outputs else Role(out=1, in_=0))(narrow, wide)
 
 
 def _split_groups(narrow: Any, wide: Any) -> str:
     """Groups of one channel (depthwise) grow like channels; larger ones would need blocks all along the wire."""
     few, many = (getattr(m, "groups", None) or m.num_groups for m in (narrow, wide))
-    (in_, out), (wide_in, wide_out) = (_channels(m) for m in (narrow, wide))
-    if many == few or (max(in_, out) == few and (many % few == 0 or max(wide_in, wide_out) == many)):
+    channels, wide_channels = (
+        m.num_channels if isinstance(m, nn.GroupNorm) else max(m.in_channels, m.out_channels) for m in (narrow, wide)
+    )
+    if many == few or (channels == few and (many % few == 0 or wide_channels == many)):
         return ""
     return (
         f"{type(narrow).__name__} goes from {few} to {many} groups of more than one channel, and copying channels one "
         f"by one would split or mix its groups"
         f"{ways_out(keep='keep the number of groups', roles='pass roles= with blocks for all on these channels')}"
     )
-
-
-def _channels(module: Any) -> tuple[int, int]:
-    if isinstance(module, nn.GroupNorm):
-        return module.num_channels, module.num_channels
-    return module.in_channels, module.out_channels
 
 
 def _layer_norm(narrow: nn.LayerNorm, wide: nn.LayerNorm) -> Roles:
@@ -187,7 +176,7 @@ register_roles(nn.Embedding, weight=Role(out=1))
 register_roles(nn.EmbeddingBag, weight=Role(out=1))
 register_roles(nn.RMSNorm, _layer_norm)
 register_roles(nn.LayerNorm, _layer_norm)
-register_roles(nn.GroupNorm, _group_norm)
+register_roles(nn.GroupNorm, _grouped(OUTPUT))
 register_roles(nn.PReLU, weight=OUTPUT)
 register_roles(nn.RNNBase, _recurrent)
 register_roles(nn.RNNCellBase, _recurrent)
@@ -196,6 +185,6 @@ register_roles(  # BatchNorm and InstanceNorm of every dimension
     nn.modules.batchnorm._NormBase, weight=OUTPUT, bias=OUTPUT, running_mean=OUTPUT, running_var=OUTPUT
 )
 for _module in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
-    register_roles(_module, _conv)
+    register_roles(_module, _grouped(MATRIX))
 for _transposed in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d):
     register_roles(_transposed, _conv_transpose)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from glob import escape
@@ -143,12 +143,12 @@ def check_silent_units(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: A
     parting = None if pair.is_large else find_parting(*pair.models, pair.batch, plan)
     raise MupscaleError(
         "with its old units alone, the wide model does not compute what the narrow one does on the "
-        f"batch{'' if parting is None else f': {parting}'}. {_remedies(parting, _why_no_run(narrow, wide))}"
+        f"batch{'' if parting is None else f': {parting}'}. {_remedies(parting, narrow, wide)}"
     )
 
 
-def _why_no_run(narrow: nn.Module, wide: nn.Module) -> str:
-    """Why no run could find the blocks and constants, and what lets one find them."""
+def _remedies(parting: Parting | None, narrow: nn.Module, wide: nn.Module) -> str:
+    """What may be behind it, why no run could find the blocks and constants, and what lets one find them."""
     uneven, theirs = find_uneven(narrow, wide), naming.parameters(wide)
     pairs = [(p.shape, theirs[name].shape) for name, p in naming.parameters(narrow).items()]
     if uneven and any(m > n and m % n == 0 for few, many in pairs for n, m in zip(few, many, strict=True) if n):
@@ -156,16 +156,14 @@ def _why_no_run(narrow: nn.Module, wide: nn.Module) -> str:
             "use mupscale.Family(build, base, inputs=…) with a base at which it is not rounded (it may differ from "
             "this model's width), and grow with family.upscale"
         )
-        return (
+        found = (
             f"A run finds the blocks and constants only if all sizes grow by whole multiples, and {uneven} does not: "
             f"is it rounded? Build that size as a multiple of the width{ways_out(', or ', no_inputs=family)}"
         )
-    family = "use mupscale.Family(build, base, inputs=…), which learns them for every width"
-    found = "At a whole multiple of the width a run may find the blocks and constants: grow to that"
-    return f"{found}{ways_out('. Or ', no_inputs=family)}"
-
-
-def _remedies(parting: Parting | None, found: str) -> str:
+    else:
+        family = "use mupscale.Family(build, base, inputs=…), which learns them for every width"
+        found = "At a whole multiple of the width a run may find the blocks and constants: grow to that"
+        found += ways_out(". Or ", no_inputs=family)
     grows = parting is not None and any(entry.narrow != entry.wide for entry in parting.weights.values())
     if parting is not None and grows and parting.matrix is None:
         why = "it is a norm that was not recognised, or a constant in it or before it depends on the width"
@@ -228,23 +226,19 @@ def with_keeps(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Role], in
         lacking = {n: own for n, own in told.items() if own and all(role.keep is None for role in own.values())}
         folds = {name: float(plan[name].fold) for name in lacking}
         axes = [axis for entry in plan.parameters.values() for axis in entry.axes.values()]
-        for keeps in _shares(folds, max((float(axis.times) for axis in axes), default=1.0)):
-            kept = {escape(a): replace(role, keep=k) for name, k in keeps.items() for a, role in lacking[name].items()}
-            trial = kept | {pattern: role for pattern, role in roles.items() if pattern not in kept}
-            if keeps_outputs(narrow, wide, build_plan(narrow, wide, roles=trial, how="fresh", assume=True), trials):
-                return trial
+        times = max((float(axis.times) for axis in axes), default=1.0)
+        # the sums' share of each constant: equal ones in layers that are alike, or one by one
+        kinds: dict[str, Any] = {name: (fold, re.sub(r"\d+", "#", name)) for name, fold in folds.items()}
+        for groups in (folds, kinds) if folds else ():
+            keys = sorted({*groups.values()})
+            for sums in itertools.islice(itertools.product(_SUMS, repeat=len(keys)), _MOST_TRIALS):
+                share = dict(zip(keys, sums, strict=True))
+                keeps = {name: fold * times ** share[groups[name]] for name, fold in folds.items()}
+                kept = {escape(a): replace(role, keep=k) for n, k in keeps.items() for a, role in lacking[n].items()}
+                trial = kept | {pattern: role for pattern, role in roles.items() if pattern not in kept}
+                if keeps_outputs(narrow, wide, build_plan(narrow, wide, roles=trial, how="fresh", assume=True), trials):
+                    return trial
     return dict(roles)
-
-
-def _shares(folds: Mapping[str, float], times: float) -> Iterator[dict[str, float]]:
-    """Every way to tell the sums' share of each constant: equal constants with equal shares first, then one by one."""
-    kinds = {name: (fold, re.sub(r"\d+", "#", name)) for name, fold in folds.items()}  # alike in all layers
-    groupings: list[dict[str, Any]] = [dict(folds), kinds] if folds else []
-    for groups in groupings:
-        keys = sorted(set(groups.values()))
-        for sums in itertools.islice(itertools.product(_SUMS, repeat=len(keys)), _MOST_TRIALS):
-            share = dict(zip(keys, sums, strict=True))
-            yield {name: fold * times ** share[groups[name]] for name, fold in folds.items()}
 
 
 _ROUNDING = 1e-12

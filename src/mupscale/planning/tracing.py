@@ -10,7 +10,7 @@ import random
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -524,25 +524,22 @@ def _plain(output: Any) -> Any:
     return output
 
 
-class Recorder(AbstractContextManager["Recorder"]):
+class Recorder(ExitStack):
     """Outputs of every module of a model, in the order in which they were computed."""
 
     def __init__(self, model: nn.Module) -> None:
+        super().__init__()
         self.model = model
         self.outputs: dict[str, Tensor] = {}
-        self._hooks = hooked(model, self._note)
-
-    def _note(self, path: str, output: Any) -> None:
-        tensor = next((t for t in tensors_in(output) if t.is_floating_point()), None)
-        if tensor is not None:
-            self.outputs.setdefault(path, tensor.detach())
 
     def __enter__(self) -> Recorder:
-        self._hooks.__enter__()
-        return self
+        def note(path: str, output: Any) -> None:
+            tensor = next((t for t in tensors_in(output) if t.is_floating_point()), None)
+            if tensor is not None:
+                self.outputs.setdefault(path, tensor.detach())
 
-    def __exit__(self, *error: Any) -> None:
-        self._hooks.__exit__(*error)
+        self.enter_context(hooked(self.model, note))
+        return self
 
 
 _SHAPES = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
