@@ -123,21 +123,18 @@ def plan_by_miniature(
         with suppress(Exception):  # whatever the models raise that the miniature did not: then they are looked at
             planned = mini.at_full_size(shown, narrow, wide, roles, how)
             trials.renamed(mini.originals)
-            if _holds_at_full_size(narrow, wide, planned, trials):
+            if planned.mup and find_uneven(narrow, wide):
+                holds = keeps_outputs(narrow, wide, planned, trials)
+            else:
+                exact = {escape(name): role for name, role in roles_of(planned).items()}
+                copies = build_plan(narrow, wide, roles=exact, assume=True) if planned.mup else planned
+                holds = not what_differs(narrow, wide, copies, trials)
+            if holds:
                 return planned, trials
         return None
     if error is not None:
         raise error
     return None
-
-
-def _holds_at_full_size(narrow: nn.Module, wide: nn.Module, planned: Plan, trials: Trials) -> bool:
-    if planned.mup and find_uneven(narrow, wide):
-        return keeps_outputs(narrow, wide, planned, trials)
-    if planned.mup:
-        roles = {escape(name): role for name, role in roles_of(planned).items()}
-        planned = build_plan(narrow, wide, roles=roles, assume=True)
-    return not what_differs(narrow, wide, planned, trials)
 
 
 def with_initial_of(widening: Plan, fresh: nn.Module | Callable[[], nn.Module]) -> Plan:
@@ -177,7 +174,8 @@ def _plan_by_running(narrow: nn.Module, wide: nn.Module, trials: Trials, roles: 
         try:
             roles = learn_roles(narrow, wide, trials, roles, how)
         except MupscaleError:
-            check_vocabulary(narrow, wide, roles)
+            if not roles:
+                _check_vocabulary(narrow, wide)
             if how == "fresh":  # which may do where no copies are exact
                 with suppress(MupscaleError):
                     return _plan_with_silent_units(narrow, wide, trials, roles)
@@ -188,18 +186,16 @@ def _plan_by_running(narrow: nn.Module, wide: nn.Module, trials: Trials, roles: 
     return replace(build_plan(narrow, wide, roles=roles, how=how, assume=True), tried_by="copies")
 
 
-def check_vocabulary(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Role]) -> None:
+def _check_vocabulary(narrow: nn.Module, wide: nn.Module) -> None:
     """An error where a table has another number of rows, which a run would tell as units that are no copies."""
     theirs = naming.modules(wide)
     for path, module in naming.modules(narrow).items():
-        other = theirs.get(path)
-        if isinstance(module, nn.Embedding) and isinstance(other, nn.Embedding) and not roles:
-            few, many = module.num_embeddings, other.num_embeddings
-            if few != many:
-                raise MupscaleError(
-                    f"'{path}' is a table of {few} rows in the narrow model and of {many} in the wide one: that is the "
-                    "vocabulary or a number of positions, not a width. Keep that size"
-                )
+        few, many = (getattr(one, "num_embeddings", None) for one in (module, theirs.get(path)))
+        if few and many and few != many:
+            raise MupscaleError(
+                f"'{path}' is a table of {few} rows in the narrow model and of {many} in the wide one: that is the "
+                "vocabulary or a number of positions, not a width. Keep that size"
+            )
 
 
 def _plan_with_silent_units(narrow: nn.Module, wide: nn.Module, trials: Trials, roles: dict[str, Role]) -> Plan:
@@ -595,24 +591,25 @@ def roles_for_any_width(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, 
 
 
 def _for_any_width(name: str, role: Role, entry: Entry) -> Role:
-    if all(constant is None or constant == 1 or callable(constant) for constant in (role.fold, role.keep)):
+    constants = {"fold": role.fold, "keep": role.keep}
+    numbers: dict[str, Any] = {key: c for key, c in constants.items() if c is not None and not callable(c)}
+    if all(constant == 1 for constant in numbers.values()):
         return role
-    times = float(entry.rule.in_ if entry.rule.in_ != 1 else entry.rule.out)
+    by_input = entry.rule.in_ != 1
+    times = float(entry.rule.in_ if by_input else entry.rule.out)
     if times == 1:
         pair = "plan the pair of models instead, with plan(narrow, wide, inputs=…)"
         raise MupscaleError(
             f"a constant that depends on the width would have to be stored in '{name}', which has no width. Remove "
             f"that constant from the model{ways_out(', or ', no_inputs=pair)}"
         )
-    by_input = entry.rule.in_ != 1
 
     def as_power(constant: Number) -> Callable[[Number, Number], Number]:
         power = round(4 * math.log(float(constant)) / math.log(times)) / 4
         return lambda out, in_: float(in_ if by_input else out) ** power
 
-    fold = role.fold if callable(role.fold) or role.fold == 1 else as_power(role.fold)
-    keep = role.keep if role.keep is None or callable(role.keep) else as_power(role.keep)
-    return replace(role, fold=fold, keep=keep)
+    powers: dict[str, Any] = {key: as_power(c) for key, c in numbers.items() if key == "keep" or c != 1}
+    return replace(role, **powers)
 
 
 def _as_patterns(by_name: Mapping[str, Role], given: Mapping[str, Role]) -> dict[str, Role]:

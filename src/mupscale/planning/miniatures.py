@@ -100,7 +100,70 @@ class Resizing:
         thinned: blocks to leave out. instead: by sizes that are the same in both, other ones. An error where a size
         would be no whole number.
         """
-        return _Copy(self, naming.unwrap(model), factor, thinned or Thinned(), instead or {}).model
+        original, others, seen = naming.unwrap(model), instead or {}, set[int]()
+        generator, kept = torch.Generator().manual_seed(0), {} if thinned is None else thinned.kept
+        counts = {len(self.modules[path][0]): len(names) for path, names in kept.items()}
+        memo: dict[int, Any] = dict(computed_tensors(original))
+        for path, names in kept.items():
+            blocks = dict(original.named_modules(remove_duplicate=False)).get(path)
+            for name, block in blocks._modules.items() if blocks is not None else ():
+                if name not in names:
+                    memo[id(block)] = nn.Identity()
+        which = 0 if original is self.narrow else 1
+        for modules in self.modules.values():  # the tensors first, then the numbers that modules keep
+            for tensors in zip(*map(_own_tensors, modules), strict=False):
+                if type(tensors[which]) in (nn.Parameter, Tensor) and id(tensors[which]) not in memo:
+                    memo[id(tensors[which])] = self._tensor(tensors, tensors[which], factor, others, generator)
+        # where blocks are left out, the attributes of parameters cannot be put in order
+        copied = copy.deepcopy(original, memo) if kept else copy_model(original, memo)
+
+        def number(name: Any, small: Any, large: Any, own: Any) -> Any:
+            """What a number that modules keep becomes."""
+            if type(own) is float:
+                return own if small == large else self.constant((small, large), own, factor)
+            size = others.get(own, own) if small == large else self.scaled((small, large), own, factor)
+            return counts.get(size, size) if _COUNT.search(str(name)) else size
+
+        made = dict(copied.named_modules(remove_duplicate=False))
+        for path, (small, large) in self.modules.items():
+            if path in made and type(made[path]) is type(small):
+                _changed(vars(small), vars(large), vars(made[path]), number, seen)
+        for path in sorted(kept, key=len, reverse=True):
+            if path in made:
+                remaining = [made[path]._modules[name] for name in kept[path]]
+                made[path]._modules.clear()
+                made[path]._modules.update({str(place): block for place, block in enumerate(remaining)})
+        return copied
+
+    def _tensor(
+        self,
+        pair: tuple[Tensor, Tensor],
+        own: Tensor,
+        factor: Fraction,
+        instead: Mapping[int, int],
+        generator: torch.Generator,
+    ) -> Tensor:
+        """One of another size; of the same kind and about as large."""
+        shape = [
+            instead.get(n, n) if ours == theirs else self.scaled((ours, theirs), n, factor)
+            for ours, theirs, n in zip(pair[0].shape, pair[1].shape, own.shape, strict=True)
+        ]
+        device = torch.device("cpu") if own.is_meta else own.device
+        if isinstance(own, nn.Parameter):
+            size = 0.02 if own.is_meta else size_of(own)
+            drawn = torch.randn(shape, generator=generator, dtype=torch.float32) * size
+            return nn.Parameter(drawn.to(device, own.dtype), own.requires_grad)
+        if own.is_meta:
+            return torch.ones(shape, dtype=own.dtype)
+        values = own.detach().clone()
+        is_told = own.is_floating_point() and not any(t.is_meta for t in pair)
+        if is_told and pair[0].numel() == pair[1].numel() == 1 and float(pair[0]) != float(pair[1]):  # such as √width
+            return values.fill_(self.constant((float(pair[0]), float(pair[1])), float(own), factor))
+        for dim, n in enumerate(shape):
+            if n != values.shape[dim]:
+                index = torch.arange(n, device=device) % max(1, values.shape[dim])
+                values = values.index_select(dim, index)
+        return values
 
     def shorter_tables(self, least: int) -> dict[int, int]:
         """By the length of a long table of tokens or positions, which is the same in both, one that is enough.
@@ -211,69 +274,6 @@ class Resizing:
             (parts, tuple(sorted((key, n) for key, n in numbers.items() if key not in places)))
             for parts, numbers in described
         ]
-
-
-class _Copy:
-    """A copy that is under way: the tensors first, then the numbers that modules keep."""
-
-    def __init__(
-        self, pair: Resizing, original: nn.Module, factor: Fraction, thinned: Thinned, instead: Mapping[int, int]
-    ) -> None:
-        self.pair, self.factor, self.instead, seen = pair, factor, instead, set[int]()
-        self.generator = torch.Generator().manual_seed(0)
-        self.counts = {len(pair.modules[p][0]): len(names) for p, names in thinned.kept.items()}
-        memo: dict[int, Any] = dict(computed_tensors(original))
-        for path, names in thinned.kept.items():
-            blocks = dict(original.named_modules(remove_duplicate=False)).get(path)
-            for name, block in blocks._modules.items() if blocks is not None else ():
-                if name not in names:
-                    memo[id(block)] = nn.Identity()
-        which = 0 if original is pair.narrow else 1
-        for modules in pair.modules.values():
-            for tensors in zip(*map(_own_tensors, modules), strict=False):
-                if type(tensors[which]) in (nn.Parameter, Tensor) and id(tensors[which]) not in memo:
-                    memo[id(tensors[which])] = self._tensor(tensors, tensors[which])
-        # where blocks are left out, the attributes of parameters cannot be put in order
-        self.model = copy.deepcopy(original, memo) if thinned.kept else copy_model(original, memo)
-        made = dict(self.model.named_modules(remove_duplicate=False))
-        for path, (small, large) in pair.modules.items():
-            if path in made and type(made[path]) is type(small):
-                _changed(vars(small), vars(large), vars(made[path]), self._number, seen)
-        for path in sorted(thinned.kept, key=len, reverse=True):
-            if path in made:
-                blocks = [made[path]._modules[name] for name in thinned.kept[path]]
-                made[path]._modules.clear()
-                made[path]._modules.update({str(number): block for number, block in enumerate(blocks)})
-
-    def _tensor(self, pair: tuple[Tensor, Tensor], own: Tensor) -> Tensor:
-        """One of another size; of the same kind and about as large."""
-        shape = [
-            self.instead.get(n, n) if ours == theirs else self.pair.scaled((ours, theirs), n, self.factor)
-            for ours, theirs, n in zip(pair[0].shape, pair[1].shape, own.shape, strict=True)
-        ]
-        device = torch.device("cpu") if own.is_meta else own.device
-        if isinstance(own, nn.Parameter):
-            size = 0.02 if own.is_meta else size_of(own)
-            drawn = torch.randn(shape, generator=self.generator, dtype=torch.float32) * size
-            return nn.Parameter(drawn.to(device, own.dtype), own.requires_grad)
-        if own.is_meta:
-            return torch.ones(shape, dtype=own.dtype)
-        values = own.detach().clone()
-        is_told = own.is_floating_point() and not any(t.is_meta for t in pair)
-        if is_told and pair[0].numel() == pair[1].numel() == 1 and float(pair[0]) != float(pair[1]):  # such as √width
-            return values.fill_(self.pair.constant((float(pair[0]), float(pair[1])), float(own), self.factor))
-        for dim, n in enumerate(shape):
-            if n != values.shape[dim]:
-                index = torch.arange(n, device=device) % max(1, values.shape[dim])
-                values = values.index_select(dim, index)
-        return values
-
-    def _number(self, name: Any, small: Any, large: Any, own: Any) -> Any:
-        """What a number that modules keep becomes."""
-        if type(own) is float:
-            return own if small == large else self.pair.constant((small, large), own, self.factor)
-        size = self.instead.get(own, own) if small == large else self.pair.scaled((small, large), own, self.factor)
-        return self.counts.get(size, size) if _COUNT.search(str(name)) else size
 
 
 def _own_tensors(module: nn.Module) -> list[Tensor]:
