@@ -10,12 +10,7 @@ from torch import Tensor
 
 from third_party import add
 
-UNET: dict[str, Any] = {
-    "sample_size": 8,
-    "layers_per_block": 1,
-    "norm_num_groups": 4,
-    "attention_head_dim": 8,
-}
+UNET: dict[str, Any] = {"sample_size": 8, "layers_per_block": 1, "norm_num_groups": 4, "attention_head_dim": 8}
 CONDITIONED = UNET | {
     "cross_attention_dim": 6,
     "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
@@ -63,10 +58,7 @@ def conditioned(k: int) -> dict[str, Any]:
 
 diffusers("UNet2D", "UNet2DModel", noisy, unet, refused="time_proj.* no copies", why=TIME)
 diffusers(
-    "UNet2D, Fourier features of time",
-    "UNet2DModel",
-    noisy,
-    lambda k: unet(k) | {"time_embedding_type": "fourier"},
+    "UNet2D, Fourier features of time", "UNet2DModel", noisy, lambda k: unet(k) | {"time_embedding_type": "fourier"}
 )
 diffusers(
     "UNet2D, learned table of times",

@@ -44,14 +44,7 @@ def gpt2(k: int, layers: int = 2) -> nn.Module:
 
 
 def adapted(
-    name: str,
-    kind: str,
-    base: Any = llama,
-    *,
-    refused: str = "",
-    why: str = "",
-    training: bool = True,
-    **options: Any,
+    name: str, kind: str, base: Any = llama, *, refused: str = "", why: str = "", training: bool = True, **options: Any
 ) -> None:
     """The base model with adapters that peft's config of this kind describes, in training mode or not."""
 

@@ -57,12 +57,7 @@ timm(
         | {"norm_layers": [find(f"timm.models.metaformer:LayerNorm{d}NoBias") for d in ("2d", "")]}
     ),
 )
-timm(
-    "MambaOut",
-    "mambaout:MambaOut",
-    32,
-    lambda k: {**CLASSES, "depths": (1, 1), "dims": two(k), "expansion_ratio": 2},
-)
+timm("MambaOut", "mambaout:MambaOut", 32, lambda k: {**CLASSES, "depths": (1, 1), "dims": two(k), "expansion_ratio": 2})
 timm(
     "MLP-Mixer",
     "mlp_mixer:MlpMixer",

@@ -16,10 +16,7 @@ NODES, EDGES, FEATURES = 12, 40, 5
 def graph() -> tuple[Tensor, Tensor]:
     """Features of the nodes, and pairs of nodes."""
     generator = torch.Generator().manual_seed(0)
-    return (
-        torch.randn(NODES, FEATURES, generator=generator),
-        torch.randint(0, NODES, (2, EDGES), generator=generator),
-    )
+    return (torch.randn(NODES, FEATURES, generator=generator), torch.randint(0, NODES, (2, EDGES), generator=generator))
 
 
 class TwoLayers(nn.Module):

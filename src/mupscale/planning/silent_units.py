@@ -20,13 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from mupscale.core import Axis, Entry, Plan, Role, index_of_old, is_new, multiplier, naming, places
-from mupscale.planning.comparing import (
-    GenericPair,
-    are_close,
-    in_full_precision,
-    largest_number,
-    relative_difference,
-)
+from mupscale.planning.comparing import GenericPair, are_close, in_full_precision, largest_number, relative_difference
 from mupscale.planning.from_modules import build_plan, find_role, find_uneven
 from mupscale.planning.tracing import (
     Recorder,
