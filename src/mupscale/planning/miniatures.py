@@ -254,26 +254,29 @@ class Resizing:
                 like |= {f"{path}.{names[n]}".lstrip("."): f"{path}.{names[alike[0]]}".lstrip(".") for n in alike[1:-1]}
         return Thinned(like, kept)
 
-    def _kinds(self, path: str, blocks: Any, tied: Collection[int]) -> list[Any]:
-        """What tells the blocks of a list apart, in both models; their position does not."""
+    def _kinds(self, path: str, blocks: Any, tied: Collection[int]) -> list[str]:
+        """What tells the blocks of a list apart, in both models; whole numbers that are their position do not."""
         described = []
         for number, name in enumerate(blocks._modules):
             block = f"{path}.{name}".lstrip(".")
-            numbers = dict[tuple[str, str], int]()
-            parts: list[Any] = [number if any(id(p) in tied for p in blocks[number].parameters()) else None]
+            told: dict[Any, Any] = {"tied": any(id(p) in tied for p in blocks[number].parameters()) and str(number)}
             for inner, pair in self.modules.items():
                 if inner == block or inner.startswith(f"{block}."):
-                    local = inner.removeprefix(block)
-                    parts.append((local, *(_description(module, local, numbers) for module in pair)))
-            described.append((tuple(parts), numbers))
-        steps = [
-            {key: value - number for key, value in numbers.items()} for number, (_, numbers) in enumerate(described)
-        ]
-        places = {key for key in steps[0] if all(step.get(key) == steps[0][key] for step in steps)}
-        return [
-            (parts, tuple(sorted((key, n) for key, n in numbers.items() if key not in places)))
-            for parts, numbers in described
-        ]
+                    for which, module in enumerate(pair):
+                        local = inner.removeprefix(block), which
+                        shapes = [(tuple(t.shape), t.dtype, t.requires_grad) for t in _own_tensors(module)]
+                        told[local] = plain_type(module), shapes
+                        for key, value in vars(module).items():
+                            if isinstance(value, int | str | tuple) or (isinstance(value, float) and "drop" not in key):
+                                told[*local, key] = value
+            described.append(told)
+        first = described[0]
+        places = {
+            key
+            for key in first
+            if all(type(told.get(key)) is int and told[key] - n == first[key] for n, told in enumerate(described))
+        }
+        return [repr([(key, told[key]) for key in told if key not in places]) for told in described]
 
 
 def _own_tensors(module: nn.Module) -> list[Tensor]:
@@ -302,18 +305,6 @@ def _changed(small: Any, large: Any, own: Any, change: Callable[..., Any], seen:
             if (value := _changed(ours[key], theirs[key], mine[key], change, seen, key)) is not mine[key]:
                 mine[key] = value
     return own
-
-
-def _description(module: nn.Module, path: str, numbers: dict[tuple[str, str], int]) -> Any:
-    """What of a module is told in the kind of its block; whole numbers, which may be its position, go to `numbers`."""
-    told = []
-    for name, value in vars(module).items():
-        if type(value) is int:
-            numbers[path, name] = value
-        elif isinstance(value, bool | str | tuple) or (isinstance(value, float) and "drop" not in name):
-            told.append((name, repr(value)))
-    shapes = [(tuple(t.shape), t.dtype, t.requires_grad) for t in _own_tensors(module)]
-    return plain_type(module), tuple(told), tuple(shapes)
 
 
 _ROWS = 64  # of a table, at least
