@@ -173,46 +173,32 @@ def test_without_a_baseline_there_is_no_judgement() -> None:
     assert "no upscaled model" in said(runs("from-scratch", 0.5))[0]
 
 
-def test_the_gain_is_taken_apart() -> None:
-    trained = [
-        runs("from-scratch", 1.0),
-        runs("from-scratch-changed", 0.9),
-        runs("copies-without-noise", 0.7),
-        runs("copies", 0.5),
-    ]
-    (parts,) = [sentence for sentence in said(*trained) if sentence.startswith("Of the gain")]
-    assert parts == (
-        "Of the gain of 0.5 over training from scratch, 0.1 (20%) is the learning rate, 0.2 (40%) is the head start "
-        "and 0.2 (40%) is the noise."
-    )
-
-
-def test_a_loss_taken_apart_has_signs_and_no_shares() -> None:
-    trained = [
-        runs("from-scratch", 0.5),
-        runs("from-scratch-changed", 0.4),
-        runs("copies-without-noise", 0.6),
-        runs("copies", 0.7),
-    ]
-    sentences = said(*trained)
-    assert (
-        "Of the difference of −0.2 over training from scratch, 0.1 is the learning rate, −0.2 is the head start and "
-        "−0.1 is the noise."
-    ) in sentences
-    assert any(sentence.startswith("Noise does not help here") for sentence in sentences)
-
-
-def test_parts_that_outweigh_the_whole_are_no_shares_of_it() -> None:
-    trained = [
-        runs("from-scratch", 0.6),
-        runs("from-scratch-changed", 0.6),
-        runs("copies-without-noise", 0.9),
-        runs("copies", 0.5),
-    ]
-    assert (
-        "Of the gain of 0.1 over training from scratch, 0 is the learning rate, −0.3 is the head start and 0.4 is "
-        "the noise."
-    ) in said(*trained)
+@pytest.mark.parametrize(
+    ("finals", "parts"),
+    [
+        (
+            (1.0, 0.9, 0.7, 0.5),
+            "Of the gain of 0.5 over training from scratch, 0.1 (20%) is the learning rate, 0.2 (40%) is the head "
+            "start and 0.2 (40%) is the noise.",
+        ),
+        (  # signs, and no shares
+            (0.5, 0.4, 0.6, 0.7),
+            "Of the difference of −0.2 over training from scratch, 0.1 is the learning rate, −0.2 is the head start "
+            "and −0.1 is the noise.",
+        ),
+        (  # parts that outweigh the whole are no shares of it
+            (0.6, 0.6, 0.9, 0.5),
+            "Of the gain of 0.1 over training from scratch, 0 is the learning rate, −0.3 is the head start and 0.4 is "
+            "the noise.",
+        ),
+    ],
+)
+def test_the_gain_is_taken_apart(finals: tuple[float, ...], parts: str) -> None:
+    names = ("from-scratch", "from-scratch-changed", "copies-without-noise", "copies")
+    sentences = said(*map(runs, names, finals))
+    assert [sentence for sentence in sentences if sentence.startswith("Of the ")] == [parts]
+    hurts = finals[3] > finals[2]
+    assert any(sentence.startswith("Noise does not help here") for sentence in sentences) == hurts
 
 
 def test_speedups_are_told_as_the_paper_counts() -> None:
