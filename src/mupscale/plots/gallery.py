@@ -169,7 +169,11 @@ class Gallery:
         dark: Mapping[str, str] | None = None,
     ) -> Picture:
         """Draw one pair of axes in the house style, and write it as PNG and SVG."""
-        name = self._unused(words.safe_file_name(f"{self.prefix}{name}"))
+        wanted, number = words.safe_file_name(f"{self.prefix}{name}"), 2
+        name = wanted
+        while name in self.names:
+            name, number = f"{wanted}-{number}", number + 1
+        self.names.add(name)
         png, svg = self.folder / f"{name}.png", self.folder / f"{name}.svg"
         try:
             with styled(name):
@@ -183,13 +187,6 @@ class Gallery:
         except OSError as error:
             raise MupscaleError(f"{error.filename or png} cannot be written ({error.strerror})") from None
         return Picture(name, alt, caption, text, dark or {})
-
-    def _unused(self, name: str) -> str:
-        number, free = 2, name
-        while free in self.names:
-            free, number = f"{name}-{number}", number + 1
-        self.names.add(free)
-        return free
 
 
 def recolour_for_dark(svg: str, more: Mapping[str, str] | None = None) -> str:

@@ -32,23 +32,18 @@ def set_value_axis(ax: Any, values: Sequence[float], part: float = 0.8) -> None:
         room = (xs[-1] / xs[0]) ** 0.04 if len(xs) > 1 else 2.0
         ax.set_xscale("log")
         ax.set_xlim(xs[0] / room, xs[-1] * room)
-    shown = _with_room(ax, xs, part)
-    ax.set_xticks(xs, [words.format_setting(x) if x in shown else "" for x in xs])
-    ax.xaxis.minorticks_off()
-
-
-def _with_room(ax: Any, xs: Sequence[float], part: float) -> set[float]:
-    """Those values whose labels fit beside each other: the ends, and of the others as many as there is room for."""
+    # those values whose labels fit beside each other: the ends, and of the others as many as there is room for
     inches: float = part * ax.figure.get_figwidth() / len(ax.figure.axes)
     scaled: list[float] = ax.xaxis.get_transform().transform(xs).tolist()
     unit = inches / ((scaled[-1] - scaled[0]) or 1.0)
     at = {x: unit * place for x, place in zip(xs, scaled, strict=True)}
     wide = {x: 0.075 * (len(words.format_setting(x)) + 0.5) for x in xs}  # inches a letter, and half a one between two
-    labelled = {xs[0], xs[-1]}
+    shown = {xs[0], xs[-1]}
     for x in xs[1:-1]:
-        if all(abs(at[x] - at[other]) > (wide[x] + wide[other]) / 2 for other in labelled):
-            labelled.add(x)
-    return labelled
+        if all(abs(at[x] - at[other]) > (wide[x] + wide[other]) / 2 for other in shown):
+            shown.add(x)
+    ax.set_xticks(xs, [words.format_setting(x) if x in shown else "" for x in xs])
+    ax.xaxis.minorticks_off()
 
 
 def round_numbers(low: float, high: float, most: int) -> list[float]:

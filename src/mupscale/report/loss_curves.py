@@ -89,14 +89,26 @@ def draw_loss_curves(system: SystemRuns, gallery: Gallery, answer: Mapping[str, 
 def _draw(
     gallery: Gallery, drawn: Sequence[CurveLine], what: What, against: Against, zoom: bool, answer: Mapping[str, Any]
 ) -> Iterator[Picture]:
-    if not any(len(xs) > 1 for line in drawn for xs in (line.xs, *(lost[0] for lost in line.diverged))):
+    xs = [xs for line in drawn for xs in (line.xs, *(lost[0] for lost in line.diverged))]
+    if not any(len(some) > 1 for some in xs):
         return
     is_training, is_part = what == "training", zoom and what == "training"
+    largest = max(float(some.max(initial=0)) for some in xs)
+    unit, unit_name = words.choose_flops_unit(largest) if against == "flops" else (1.0, "")
 
     def sketch(ax: Any) -> None:
-        _sketch(ax, drawn, what, against, zoom)
-        reference = answer.get("reference")
-        if reference and is_part:
+        for line in drawn:
+            _add_line(ax, line.moved(0.0, 1 / unit))
+        if zoom and (limits := _zoom(drawn, what)):
+            log = what == "held-out" and set_log_axis_if_wide(ax, limits)
+            ax.set_ylim(*_with_room(*limits, log=log, most=1.0 if what == "accuracy" and limits[1] <= 1 else math.inf))
+        elif what != "accuracy":
+            shown = [[line.lowest, line.highest, *(values for _, values in line.diverged)] for line in drawn]
+            set_log_axis_if_wide(ax, np.concatenate([one for some in shown for one in some]).tolist())
+        ax.set_xlabel(f"training cost, {unit_name}" if against == "flops" else "steps of its own training")
+        ax.set_ylabel(AXES[what] + (", zoomed" if is_part else ""))
+        set_count_axis(ax)
+        if is_part and (reference := answer.get("reference")):
             label = escape_text(reference["label"])
             ax.axhline(reference["loss"], color=MUTED, lw=0.9, ls=(0, (1, 2)), zorder=1, label=label)
         add_legend_below(ax, columns)
@@ -195,22 +207,6 @@ def _with_extremes(table: Any) -> Any:
 
 
 # ------------------------------------------------------------------------------------------------ pictures
-
-
-def _sketch(ax: Any, drawn: Sequence[CurveLine], what: What, against: Against, zoom: bool) -> None:
-    largest = max(float(xs.max(initial=0)) for line in drawn for xs in (line.xs, *(lost[0] for lost in line.diverged)))
-    size, unit = words.choose_flops_unit(largest) if against == "flops" else (1.0, "")
-    for line in drawn:
-        _add_line(ax, line.moved(0.0, 1 / size))
-    if zoom and (limits := _zoom(drawn, what)):
-        log = what == "held-out" and set_log_axis_if_wide(ax, limits)
-        ax.set_ylim(*_with_room(*limits, log=log, most=1.0 if what == "accuracy" and limits[1] <= 1 else math.inf))
-    elif what != "accuracy":
-        shown = [[line.lowest, line.highest, *(values for _, values in line.diverged)] for line in drawn]
-        set_log_axis_if_wide(ax, np.concatenate([one for some in shown for one in some]).tolist())
-    ax.set_xlabel(f"training cost, {unit}" if against == "flops" else "steps of its own training")
-    ax.set_ylabel(AXES[what] + (", zoomed" if zoom and what == "training" else ""))
-    set_count_axis(ax)
 
 
 def _add_line(ax: Any, line: CurveLine) -> None:

@@ -742,31 +742,21 @@ model = transformers.{next(own, "AutoModel")}.from_pretrained("hf")
 # ---------------------------------------------------------------------------------------------- what it says
 
 
-@dataclass(frozen=True)
+@dataclass
 class Check:
     """A size from scratch at several learning rates, beside the family's losses by seed.
 
-    leaf: the model from scratch at its best rate, with the first seed.
+    lr, scratch: the best rate, and the losses there. tried: those at every rate. leaf: the model from scratch at its
+    best rate, with the first seed.
     """
 
     search: Sweep
     family: list[float | None]
     leaf: Stretch
 
-    @property
-    def lr(self) -> float:
-        """The best learning rate from scratch."""
-        return self.search.best.lr
-
-    @property
-    def scratch(self) -> list[float | None]:
-        """The losses from scratch at that rate."""
-        return self.search.best.losses
-
-    @property
-    def tried(self) -> dict[float, list[float | None]]:
-        """The losses from scratch at every learning rate."""
-        return {trial.lr: trial.losses for trial in self.search.trials}
+    def __post_init__(self) -> None:
+        self.lr, self.scratch = self.search.best.lr, self.search.best.losses
+        self.tried = {trial.lr: trial.losses for trial in self.search.trials}
 
     @property
     def difference(self) -> str:
