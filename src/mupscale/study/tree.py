@@ -41,8 +41,6 @@ class Stretch(Filling):
         change: a step, and the learning rate from there on
         rules, batch: those that it trains with, where they are not the recipe's
         tuned_at: the batch and duration that lr is meant for, where the rules are to make it that of its own
-
-    Example:
     """
 
     width: WholeWidth
