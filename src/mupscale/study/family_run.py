@@ -198,12 +198,13 @@ class _Cut(NamedTuple):
     on: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class FamilyPlanner:
     """Builds the trees of a family.
 
-    base_steps: of the checkpoint that the trunk starts from, where these count; sizes then count both its steps and
-    its FLOPs as their own.
+    base_steps, base_cost: of the checkpoint that the trunk starts from, where these count; sizes then count both its
+    steps and its FLOPs as their own. lr: the optimizer's. ends: the part of a size's budget after which the trunk grows
+    on. tokens_per_step: or examples, where data is no text. asked: every size's budget in the settings' unit.
     """
 
     recipe: Recipe
@@ -212,25 +213,14 @@ class FamilyPlanner:
     base_steps: int = 0
     start: Stretch | None = None
 
-    @property
-    def lr(self) -> float:
-        """The optimizer's own learning rate."""
-        return float(self.recipe.optimizer.init_args["lr"])
-
-    @property
-    def ends(self) -> float:
-        """The part of a size's budget after which the trunk grows on."""
-        return 1 - self.settings.decay if self.settings.ends is None else self.settings.ends
-
-    @property
-    def base_cost(self) -> float:
-        """FLOPs of the checkpoint that the trunk starts from, where they count."""
-        return 0.0 if self.start is None else self.base_steps * self.ground.cost_per_step(self.start.width)
-
-    @property
-    def tokens_per_step(self) -> float:
-        """Examples in a step, or for text its tokens."""
-        return float(self.recipe.batch * self.ground.example[0])
+    def __post_init__(self) -> None:
+        settings, start = self.settings, self.start
+        self.lr = float(self.recipe.optimizer.init_args["lr"])
+        self.ends = 1 - settings.decay if settings.ends is None else settings.ends
+        self.base_cost = 0.0 if start is None else self.base_steps * self.ground.cost_per_step(start.width)
+        self.tokens_per_step = float(self.recipe.batch * self.ground.example[0])
+        given = float(self.recipe.steps) if settings.budget is None else settings.budget
+        self.asked = given if isinstance(given, list) else [given] * len(settings.sizes)
 
     def cost_to(self, stretch: Stretch) -> float:
         """FLOPs up to the end of a stretch, from the first that counts."""
@@ -252,12 +242,7 @@ class FamilyPlanner:
 
     def budgets(self, sizes: Sequence[WholeWidth]) -> list[float]:
         """What every size may spend, in FLOPs; sizes: the first of the family's, or all."""
-        return [self._in_cost(size, value) for size, value in zip(sizes, self._asked(), strict=False)]
-
-    def _asked(self) -> list[float]:
-        """The same in the settings' unit, of all sizes."""
-        given = float(self.recipe.steps) if self.settings.budget is None else self.settings.budget
-        return given if isinstance(given, list) else [given] * len(self.settings.sizes)
+        return [self._in_cost(size, value) for size, value in zip(sizes, self.asked, strict=False)]
 
     def _in_cost(self, size: WholeWidth, value: float) -> float:
         per_step, unit = self.ground.cost_per_step(size), self.settings.unit
@@ -299,7 +284,7 @@ class FamilyPlanner:
             shared, warmup = min(leaves, ends), 0 if number else self.recipe.schedule.warmup
             if shared <= warmup:
                 share, needed = min(1 - part, self.ends), spent + (warmup + 1) * each
-                least = math.ceil(self._asked()[number] * (needed / share) / budget)
+                least = math.ceil(self.asked[number] * (needed / share) / budget)
                 raise MupscaleError(
                     f"size {Width.of(size)} may spend {words.format_flops(budget)}, and the trunk has spent "
                     f"{words.format_flops(spent)} when it gets there, which leaves nothing of the {share:.0%} before "

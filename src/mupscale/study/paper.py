@@ -214,12 +214,8 @@ class PaperStudy:
         self.space = Space(tuple(self.settings.grown_lrs or self.rates), tuple(self.settings.noises))
         factors = tuple(self.settings.embeddings)
         self.first_space = Space(tuple(self.rates), factors, "embeddings") if factors else Space(tuple(self.rates))
-
-    @property
-    def remarks(self) -> list[str]:
-        """What the recipe says and this method does not do."""
-        is_fresh = self.recipe.grow[0].how == "fresh"
-        return ["The recipe grows with fresh units. The paper's method grows with copies instead."] * is_fresh
+        is_fresh = self.recipe.grow[0].how == "fresh"  # which this method does not do
+        self.remarks = ["The recipe grows with fresh units. The paper's method grows with copies instead."] * is_fresh
 
     # ------------------------------------------------------------------------------------------- tuning
 

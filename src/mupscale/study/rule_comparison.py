@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, stdev
@@ -84,9 +83,9 @@ def compare_rules(
     return values
 
 
-@dataclass(frozen=True)
+@dataclass
 class RuleComparison:
-    """What `compare_rules` trains; its arguments are those of that function."""
+    """What `compare_rules` trains; its arguments are those of that function. over: what a size is."""
 
     recipe: Recipe
     rules: Sequence[RuleSet]
@@ -104,17 +103,10 @@ class RuleComparison:
                 f"a comparison takes a rule set, three learning rates and one seed at least, not {len(self.rules)}, "
                 f"{len(self.lrs)} and {self.seeds}"
             )
-
-    @property
-    def over(self) -> str:
-        """What a size is."""
-        return "width" if self.widths else "batch" if self.batches else "steps"
-
-    @cached_property
-    def ground(self) -> Ground:
-        """The recipe, of which the growth, what it starts from and what is told of its runs are left out."""
+        self.over = "width" if self.widths else "batch" if self.batches else "steps"
+        # growth, what it starts from and what is told of its runs are left out
         fresh: dict[str, Any] = {"grow": [], "out": None, "callbacks": [], "start": None, "how": None}
-        return Ground(replace(self.recipe, **fresh))
+        self.ground = Ground(replace(self.recipe, **fresh))
 
     def sizes(self) -> list[tuple[Any, dict[str, Any]]]:
         """What the runs of each size have of their own."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -90,9 +89,12 @@ def transfer_check(
     return values
 
 
-@dataclass(frozen=True)
+@dataclass
 class TransferCheck:
-    """What `transfer_check` trains; its arguments are those of that function."""
+    """What `transfer_check` trains; its arguments are those of that function.
+
+    lines: what is tried, with one hyperparameter varied and the other fixed. cells: all of it, each once.
+    """
 
     recipe: Recipe
     widths: Sequence[WholeWidth]
@@ -108,37 +110,17 @@ class TransferCheck:
             raise MupscaleError(f"seeds is {self.seeds}, but a transfer check needs at least 1")
         if not self.widths:
             raise MupscaleError("a transfer check needs base widths, two or more, such as [64, 128]")
-
-    @cached_property
-    def protocol(self) -> Protocol:
-        return Protocol(self.recipe, "train")
-
-    @cached_property
-    def lines(self) -> dict[str, list[Cell]]:
-        """What is tried, with one hyperparameter varied and the other fixed; a space refuses values that cannot be."""
-        space = Space(tuple(self.lrs), (*self.noises, self.noise))
+        space = Space(tuple(self.lrs), (*self.noises, self.noise))  # which refuses values that cannot be
         check_learning_rates([self.lr])
-        return {
+        self.lines = {
             "lr": [Cell(x, float(self.noise)) for x in space.lrs],
             "noise": [Cell(float(self.lr), x) for x in sorted({float(x) for x in self.noises})],
         }
-
-    @property
-    def cells(self) -> list[Cell]:
-        """All that are tried, each once."""
-        return list(dict.fromkeys(cell for line in self.lines.values() for cell in line))
-
-    @cached_property
-    def large(self) -> System:
-        return self.protocol.system(StudySettings())
-
-    @property
-    def systems(self) -> list[System]:
-        return self.protocol.small_systems(self.large, self.widths)
-
-    @property
-    def base_rate(self) -> float:
-        return float(self.recipe.optimizer.init_args["lr"] if self.base_lr is None else self.base_lr)
+        self.cells = list(dict.fromkeys(cell for line in self.lines.values() for cell in line))
+        self.protocol = Protocol(self.recipe, "train")
+        self.large = self.protocol.system(StudySettings())
+        self.systems = self.protocol.small_systems(self.large, self.widths)
+        self.base_rate = float(self.recipe.optimizer.init_args["lr"] if self.base_lr is None else self.base_lr)
 
     def trials(self, system: System) -> list[Stretch]:
         """The grown models at a width: every cell with every seed."""

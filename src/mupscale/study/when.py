@@ -7,7 +7,7 @@ narrow ──┬──────┬──────────┬───�
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -28,21 +28,16 @@ PARTS = (0.1, 0.25, 0.5)
 
 @dataclass(frozen=True)
 class Arm:
-    """A way to spend the budget: after which part of it the model grows. 0: wide from scratch; 1: it never grows."""
+    """A way to spend the budget: after which part of it the model grows. 0: wide from scratch; 1: it never grows.
+
+    like: the contender that it is a kind of.
+    """
 
     part: float
     width: WholeWidth
-    leaves: list[Stretch]  # one for each seed
-
-    @property
-    def label(self) -> str:
-        """In a table, and at its point."""
-        return {0.0: "wide from scratch", 1.0: "never grown"}.get(self.part, f"grown after {self.part:.0%}")
-
-    @property
-    def like(self) -> str:
-        """The contender that it is a kind of."""
-        return {0.0: FROM_SCRATCH.name, 1.0: CONTINUED.name}.get(self.part, FRESH.name)
+    label: str
+    like: str
+    leaves: list[Stretch] = field(default_factory=list)  # one for each seed
 
 
 def plan_when(recipe: Recipe, settings: StudySettings, ground: Ground) -> list[Arm]:
@@ -55,7 +50,9 @@ def plan_when(recipe: Recipe, settings: StudySettings, ground: Ground) -> list[A
     growth, lr, own = recipe.grow[0], float(recipe.optimizer.init_args["lr"]), recipe.schedule
     narrow, wide = ground.cost_per_step(recipe.width), ground.cost_per_step(growth.width)
     budget = growth.at * narrow + (recipe.steps - growth.at) * wide
-    arms = {part: Arm(part, growth.width if part < 1 else recipe.width, []) for part in (0.0, *PARTS, 1.0)}
+    arms = {part: Arm(part, growth.width, f"grown after {part:.0%}", FRESH.name) for part in PARTS}
+    arms = {0.0: Arm(0.0, growth.width, "wide from scratch", FROM_SCRATCH.name), **arms}
+    arms[1.0] = Arm(1.0, recipe.width, "never grown", CONTINUED.name)
     for seed in range(settings.seeds):
         first = Stretch(width=recipe.width, steps=0, lr=lr, seed=seed, schedule=Schedule(warmup=own.warmup))
         scratch = replace(first, width=growth.width)
