@@ -6,7 +6,7 @@ from operator import attrgetter
 
 import pytest
 
-from mupscale.plots.gallery import DARK_PAPER, PAPER, recolour_for_dark
+from mupscale.plots.gallery import DARK_PAPER, PAPER, find_contrast, recolour_for_dark
 from mupscale.study.contenders import (
     CONTENDERS,
     IN_PAPER,
@@ -49,22 +49,10 @@ def test_every_contender_of_the_paper_has_a_stage_behind_those_whose_runs_it_sha
     assert order == sorted(order)
 
 
-def contrast(color: str, paper: str) -> float:
-    """As accessibility guidelines count it: 1 for the same colour, 21 for black on white."""
-
-    def light(hexadecimal: str) -> float:
-        parts = [int(hexadecimal[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    dark, bright = sorted([light(color), light(paper)])
-    return (bright + 0.05) / (dark + 0.05)
-
-
 @pytest.mark.parametrize("one", CONTENDERS, ids=lambda one: one.name)
 def test_lines_can_be_seen_on_a_bright_page_and_on_a_dark_one(one: Contender) -> None:
-    assert contrast(one.color, PAPER) > 1.9
-    assert contrast(recolour_for_dark(one.color), DARK_PAPER) > 1.9
+    assert find_contrast(one.color, PAPER) > 1.9
+    assert find_contrast(recolour_for_dark(one.color), DARK_PAPER) > 1.9
 
 
 def test_contenders_are_found_by_name() -> None:

@@ -93,12 +93,7 @@ def _brightness(color: str) -> float:
 
 
 def figure(width: float = 7.0, height: float = 4.2, columns: int = 1) -> tuple[Any, Any]:
-    """A figure and its axes in the house style; several columns give an array of axes.
-
-    >>> fig, ax = figure(width=4, height=3)
-    >>> ax.spines["top"].get_visible()
-    False
-    """
+    """A figure and its axes in the house style; several columns give an array of axes."""
     require("matplotlib", reason="pictures need matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -247,26 +242,13 @@ def set_log_axis_if_wide(ax: Any, losses: Sequence[float], factor: float = 5.0) 
 
 
 def set_count_axis(ax: Any) -> None:
-    """Whole numbers along x, such as steps, few enough to stand beside each other.
-
-    >>> _, ax = figure()
-    >>> set_count_axis(ax)
-    >>> ax.xaxis.get_major_formatter().format_data(20000)
-    '20,000'
-    """
+    """Whole numbers along x, such as steps, few enough to stand beside each other."""
     ax.xaxis.set_major_formatter("{x:,g}")
     ax.locator_params(axis="x", nbins=6)
 
 
 def add_legend_below(ax: Any, columns: int = 2) -> None:
-    """A legend under the axes, where it hides nothing.
-
-    >>> fig, ax = figure()
-    >>> _ = ax.plot([1, 2], label="loss")
-    >>> add_legend_below(ax)
-    >>> [text.get_text() for text in fig.legends[0].get_texts()]
-    ['loss']
-    """
+    """A legend under the axes, where it hides nothing."""
     handles, labels = ax.get_legend_handles_labels()
     if handles:
         ax.figure.legend(

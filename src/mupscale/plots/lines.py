@@ -114,11 +114,7 @@ _APART = 3.0
 
 @dataclass(frozen=True)
 class EndLabel:
-    """Words for a line. end: where it ends, as x and y of the data; y alone is a part of the axes' height.
-
-    >>> EndLabel("continued", "#c98a1b", end=(1e9, 0.61)).is_strong
-    True
-    """
+    """Words for a line. end: where it ends, as x and y of the data; y alone is a part of the axes' height."""
 
     text: str
     color: str
