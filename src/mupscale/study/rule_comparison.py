@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, stdev
@@ -19,7 +20,7 @@ from mupscale.engine import Engine
 from mupscale.study.dry_run import describe_stages
 from mupscale.study.forecast import vertex
 from mupscale.study.space import check_learning_rates
-from mupscale.study.training import Ground, Note, Trainer, say_once
+from mupscale.study.training import Ground, Note, Trainer
 from mupscale.study.tree import Stretch
 from mupscale.study.wording import count_of
 from mupscale.system import MupscaleError, text_table, words, write_json, writes_into
@@ -64,7 +65,7 @@ def compare_rules(
         note: is told what is done, line by line
     """
     compared = RuleComparison(recipe, rules, lrs, widths, batches, durations, seeds)
-    trainer = Trainer(compared.ground, Path(out), "rules", engine, say_once(note or (lambda text: None)), stages=0)
+    trainer = Trainer(compared.ground, Path(out), "rules", engine, cache(note or (lambda text: None)), stages=0)
     trainer.visible = note is not None
     values: dict[str, Any] = {"over": compared.over, "lrs": list(lrs), "seeds": seeds, "rules": {}}
     with trainer.alone():

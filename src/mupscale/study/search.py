@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
 
 from mupscale.engine import NotStackable, Outcome, PointCallback, train_many
 from mupscale.study.space import Cell, Sweep, SweepJob, Tried
 from mupscale.study.storage import PATIENCE, Storage
-from mupscale.study.training import Note, say_once
+from mupscale.study.training import Note
 from mupscale.study.trials import ENDED, SweepTrials, trial_state
 from mupscale.system import (
     Interrupted,
@@ -115,7 +115,7 @@ class SweepSearch:
     failed: int = 0  # trials that failed by themselves
 
     def __post_init__(self) -> None:
-        self.job, self.note_once = self.trials.job, say_once(self.note)
+        self.job, self.note_once = self.trials.job, cache(self.note)
 
     def run(self) -> None:
         """Train until every trial is done, by this worker or by others."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -193,7 +193,9 @@ class Trainer:
     def __post_init__(self) -> None:
         if not self.processes.main:
             self.note = lambda text: None
-        self.note_once = say_once(self.note)
+        self.note_once = cache(
+            self.note
+        )  # of every group of runs the same would be said, such as why it is not stacked
 
     def make_folder(self) -> None:
         """Make the study's folder if there is none, and say in it which command goes on with what is there."""
@@ -365,18 +367,6 @@ class Trainer:
     def _clock(self) -> Path:
         """What stages have taken so far, by name."""
         return self.folder / f"seconds-{self.study}-{hash_values(self.ground.identity)[:8]}.json"
-
-
-def say_once(note: Note) -> Note:
-    """The same, for what would be said of every group of runs: why they are trained one at a time, for one."""
-    said: set[str] = set()
-
-    def say(text: str) -> None:
-        if text not in said:
-            said.add(text)
-            note(text)
-
-    return say
 
 
 def read_numbers(path: Path) -> dict[str, float | None]:
