@@ -49,23 +49,18 @@ def several(folder: Path | None, **changes: Any) -> list[Recipe]:
     return [replace(one, out=str(folder / str(number))) for number, one in enumerate(recipes)]
 
 
-def child(
-    recipes: list[Recipe], output: Path, prepare: Callable[[], object] | None = None, **asked: Any
-) -> processes.Child:
+def child(recipes: list[Recipe], output: Path, prepare: Callable[[], object] = int, **asked: Any) -> processes.Child:
     """A call of train_many in a process of its own; its words go to a file."""
     return processes.Child(output, _act, recipes, prepare, asked)
 
 
-def _act(output: str, recipes: list[Recipe], prepare: Callable[[], object] | None, asked: dict[str, Any]) -> None:
-    torch.set_num_threads(1)
-    if prepare is not None:
-        prepare()
-    with open(output, "a", buffering=1) as file:
-        try:
-            found = train_many(recipes, note=lambda text: print(text, file=file), **asked)
-            print(f"{[outcome.status for outcome in found]}", file=file)
-        except MupscaleError as error:
-            print(f"{type(error).__name__}: {error}", file=file)
+def _act(recipes: list[Recipe], prepare: Callable[[], object], asked: dict[str, Any]) -> None:
+    prepare()
+    try:
+        found = train_many(recipes, note=lambda text: print(text, flush=True), **asked)
+        print(f"{[outcome.status for outcome in found]}")
+    except MupscaleError as error:
+        print(f"{type(error).__name__}: {error}")
 
 
 def signal_after(save: Path, step: int, number: int) -> None:

@@ -13,7 +13,6 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mupscale.cli import main
@@ -24,7 +23,7 @@ from mupscale.study.results import BudgetPoint
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Growth, Recipe
 from processes import Child
-from small_runs import CLASSES, FEATURES, Rows, recipe
+from small_runs import CLASSES, FEATURES, Rows, at_changes, recipe
 
 STEPS, BASE_STEPS, WIDE_STEPS = 30, 10, 20
 
@@ -146,7 +145,7 @@ class Sitting(Child):
         prepare: Callable[[], object] = int,
         run: Callable[..., object] = run_paper,
     ) -> None:
-        super().__init__(output, speaking_to, _sit, folder, recipe, how, prepare, run)
+        super().__init__(output, _sit, folder, recipe, how, prepare, run)
 
 
 class Commanded(Child):
@@ -156,16 +155,7 @@ class Commanded(Child):
     """
 
     def __init__(self, words: Sequence[str], output: Path, interrupt_at: str = "") -> None:
-        super().__init__(output, speaking_to, _command, list(words), interrupt_at)
-
-
-def speaking_to(output: str, target: Callable[..., None], *arguments: object) -> None:
-    """Call it with these; its output goes into a file."""
-    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for stream in (1, 2):
-        os.dup2(file, stream)
-    torch.set_num_threads(1)
-    target(*arguments)
+        super().__init__(output, _command, list(words), interrupt_at)
 
 
 def _sit(
@@ -181,36 +171,22 @@ def _sit(
 
 def _command(words: list[str], interrupt_at: str) -> None:
     if interrupt_at:
-        sys.stdout = _Interrupting(sys.stdout, interrupt_at)
+        soon = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+        sys.stdout = _Watching(sys.stdout, interrupt_at, soon.start)
     sys.exit(main(words))
 
 
-class _Interrupting:
-    """Output, and a Ctrl-C soon after some words of it."""
-
-    def __init__(self, stream: Any, words: str) -> None:
-        self.stream, self.words = stream, words
-
-    def write(self, text: str) -> int:
-        """Write, and look."""
-        if self.words and self.words in text:
-            self.words = ""
-            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
-        return int(self.stream.write(text))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-
 class _Watching:
-    """Output that notes whether some words have been said."""
+    """Output that notes whether some words have been said, and calls a function when they are."""
 
-    def __init__(self, stream: Any, words: str) -> None:
-        self.stream, self.words, self.said = stream, words, False
+    def __init__(self, stream: Any, words: str, then: Callable[[], object] = int) -> None:
+        self.stream, self.words, self.then, self.said = stream, words, then, False
 
     def write(self, text: str) -> int:
         """Write, and look."""
-        self.said = self.said or self.words in text
+        if not self.said and self.words in text:
+            self.said = True
+            self.then()
         return int(self.stream.write(text))
 
     def __getattr__(self, name: str) -> Any:
@@ -234,13 +210,6 @@ def die_after_words(words: str, batches: int) -> None:
 
 def count_changes(folder: str, into: str) -> None:
     """Note how often this process changes something in the folder: the numbers that `die_at` takes."""
-    seen = 0
-
-    def look(event: str, args: tuple[Any, ...]) -> None:
-        nonlocal seen
-        reading = event == "open" and args[1] in ("r", "rb")
-        if event in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir") and folder in str(args[0]):
-            seen += not reading
-
-    sys.addaudithook(look)
-    Finalize(None, lambda: Path(into).write_text(str(seen)), exitpriority=1)
+    seen = list[int]()
+    at_changes(folder, seen.append)
+    Finalize(None, lambda: Path(into).write_text(str(len(seen))), exitpriority=1)

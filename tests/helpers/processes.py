@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 DEADLINE = 600.0  # seconds after which a process is taken to hang; one that works may wait long for a busy machine
 
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -39,11 +41,13 @@ def run_in_processes(function: Callable[..., None], arguments: tuple[Any, ...], 
 
 
 class Child:
-    """A process whose output is a file, whose path is the target's first argument."""
+    """A process whose output goes to a file, or to a terminal."""
 
-    def __init__(self, output: Path, target: Callable[..., None], *arguments: object) -> None:
+    def __init__(
+        self, output: Path, target: Callable[..., None], *arguments: object, terminal: str | None = None
+    ) -> None:
         self.output = output
-        self.process = PROCESSES.Process(target=target, args=(str(output), *arguments))
+        self.process = PROCESSES.Process(target=_speak, args=(terminal or str(output), target, *arguments))
         self.process.start()
 
     def wait(self) -> int:
@@ -68,10 +72,15 @@ class Script(Child):
         super().__init__(output, _run, script, [str(one) for one in arguments])
 
 
-def _run(output: str, script: str, arguments: list[str]) -> None:
-    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+def _speak(output: str, target: Callable[..., None], *arguments: object) -> None:
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOCTTY, 0o600)
     for stream in (1, 2):
         os.dup2(file, stream)
+    torch.set_num_threads(1)
+    target(*arguments)
+
+
+def _run(script: str, arguments: list[str]) -> None:
     sys.argv = ["-c", *arguments]
     exec(compile(script, "<script>", "exec"), {"__name__": "__main__"})
 

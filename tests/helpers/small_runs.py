@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -257,19 +258,14 @@ class Child(processes.Child):
         output: Path,
         *,
         resume: bool = False,
-        prepare: Callable[[], object] | None = None,
+        prepare: Callable[[], object] = int,
         terminal: str | None = None,
     ) -> None:
-        super().__init__(output, _act, recipe, resume, prepare, terminal)
+        super().__init__(output, _act, recipe, resume, prepare, terminal=terminal)
 
 
-def _act(output: str, recipe: Recipe, resume: bool, prepare: Callable[[], object] | None, terminal: str | None) -> None:
-    target = os.open(terminal or output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOCTTY, 0o600)
-    for stream in (1, 2):
-        os.dup2(target, stream)
-    torch.set_num_threads(1)
-    if prepare is not None:
-        prepare()
+def _act(recipe: Recipe, resume: bool, prepare: Callable[[], object]) -> None:
+    prepare()
     try:
         result: Result = run_recipe(recipe, resume=resume)
         print(f"{result.status} at step {result.step}")
@@ -282,20 +278,21 @@ def _act(output: str, recipe: Recipe, resume: bool, prepare: Callable[[], object
 # what a process may be prepared with
 
 
-def die_at(folder: str, count: int) -> None:
-    """Kill this process where it is about to change something in the folder for the so-many-th time."""
-    changes = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
-    seen = 0
+def at_changes(folder: str, act: Callable[[int], object]) -> None:
+    """Call a function with 1, 2, … whenever this process is about to change something in the folder."""
+    changes, numbers = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir"), itertools.count(1)
 
     def look(event: str, args: tuple[Any, ...]) -> None:
-        nonlocal seen
         reading = event == "open" and args[1] in ("r", "rb")
         if event in changes and folder in str(args[0]) and not reading:
-            seen += 1
-            if seen == count:
-                os.kill(os.getpid(), signal.SIGKILL)
+            act(next(numbers))
 
     sys.addaudithook(look)
+
+
+def die_at(folder: str, count: int) -> None:
+    """Kill this process where it is about to change something in the folder for the so-many-th time."""
+    at_changes(folder, lambda number: number == count and os.kill(os.getpid(), signal.SIGKILL))
 
 
 def limit_files(size: int, survive: bool) -> None:
