@@ -136,29 +136,20 @@ class Registered(Ours):
     """One of whose state a part is known."""
 
 
-def test_an_unknown_optimizer(ready: Any) -> None:
-    narrow, wide, plan, *_ = ready
-    unknown = trained(narrow, Ours)
-    line = "mupscale.register_optimizer(Ours, degree=m"
-    with refused("unknown optimizer Ours", line, unchanged=(narrow, wide)):
-        mu.param_groups(wide, plan, Ours, lr=0.1)
-    with refused("unknown optimizer Ours", line, unchanged=(narrow, wide, unknown)):
-        mu.upscale(narrow, wide, plan, unknown, exact=True)
-    onto = Ours(wide.named_parameters())
-    with refused("unknown optimizer Ours", line, unchanged=(narrow, wide, unknown, onto)):
-        mu.widen_optimizer(unknown, onto, plan)
-
-
 def test_an_optimizer_that_cannot_follow(ready: Any) -> None:
     narrow, wide, plan, *_ = ready
     mu.register_optimizer(Registered, degree=0, decoupled=False, state={"exp_avg": 1})
     for optimizer, parts in (
+        (trained(narrow, Ours), ("unknown optimizer Ours", "mupscale.register_optimizer(Ours, degree=m")),
         (trained(narrow, optim.RAdam), ("RAdam cannot follow the width", "Use AdamW")),
         (trained(narrow, Registered), ("'layers.0.weight'", "'exp_avg_sq' is unknown", "state={'exp_avg_sq'")),
         (trained(mlp()), ("that is not the narrow model's",)),
     ):
         with refused(*parts, unchanged=(narrow, wide, optimizer)):
             mu.upscale(narrow, wide, plan, optimizer, exact=True)
+    unknown, onto = trained(narrow, Ours), Ours(wide.named_parameters())
+    with refused("unknown optimizer Ours", unchanged=(narrow, wide, unknown, onto)):
+        mu.widen_optimizer(unknown, onto, plan)
 
 
 # ---------------------------------------------------------------------------------------------- dtypes
@@ -252,32 +243,6 @@ def test_nan_in_a_buffer_and_in_the_optimizers_state(ready: Any) -> None:
         mu.widen_optimizer(optimizer, wide_optimizer, plan, narrow=narrow)
     with refused("'layers.3.bias/exp_avg'", "NaN or infinite", unchanged=(wide,)):
         mu.upscale(narrow, wide, plan, optimizer, exact=True)
-
-
-@pytest.mark.parametrize("level", [-0.1, float("nan"), float("inf")])
-def test_negative_noise(level: float, ready: Any) -> None:
-    narrow, wide, plan, optimizer, _ = ready
-    for call in (
-        lambda: mu.perturb(wide, plan, level),
-        lambda: mu.upscale(narrow, wide, plan, optimizer, noise=level),
-        lambda: mu.GaussianNoise({"layers.0.weight": level}),
-        lambda: mu.SignalNoise(level),
-    ):
-        with refused("0 or more", str(level), unchanged=(wide, optimizer)):
-            call()
-
-
-def test_noise_without_a_unit_or_for_another_model(ready: Any) -> None:
-    narrow, wide, plan, *_ = ready
-    bare = mu.plan(narrow, wide)
-    with refused("fresh=build", 'unit="theory"', unchanged=(wide,)):
-        mu.perturb(wide, bare, 0.1)
-    with refused("fresh=build", 'unit="theory"'):
-        mu.upscale(narrow, copy.deepcopy(wide).to("meta"), bare, noise=0.1)
-    noise = mu.GaussianNoise({"layers.0.weight": 0.1, "layers.7.weight": 0.1})
-    for call in (lambda: mu.perturb(wide, plan, noise), lambda: mu.upscale(narrow, wide, plan, noise=noise)):
-        with refused("'layers.7.weight'", "different model", unchanged=(wide,)):
-            call()
 
 
 # ---------------------------------------------------------------------------------------------- plans

@@ -475,19 +475,6 @@ def test_the_models_own_precision_is_said_where_float64_is_not_wanted() -> None:
     assert mu.verify(narrow, wide, plan, vectors(D_IN), classify).reason == ""
 
 
-def test_an_optimizer_registered_with_a_wrong_degree(float64: None) -> None:
-    class Odd(torch.optim.SGD):
-        def step(self, closure: Any = None) -> Any:
-            return super().step(closure)
-
-    mu.register_optimizer(Odd, degree=0, decoupled=False, eps=(), state={"momentum_buffer": 1})
-    narrow, wide, plan = pair(mlp, 4, 12)
-    report = mu.verify(narrow, wide, plan, vectors(D_IN), classify, optimizer=Odd, lr=0.1, steps=3)
-    assert report.differences[0] < 1e-10
-    assert first(report).kind == "parameter"
-    assert "degree" in first(report).advice
-
-
 def test_a_model_that_diverges_is_not_ok() -> None:
     narrow, wide, plan = pair(mlp, 4, 8)
     report = mu.verify(narrow, wide, plan, vectors(D_IN), classify, optimizer=torch.optim.SGD, lr=1e300, steps=5)
@@ -544,7 +531,8 @@ def test_a_small_mistake_does_not_hide_in_rounding(dtype: torch.dtype) -> None:
     data = [(x.to(dtype), y) for x, y in vectors(D_IN)]
     assert mu.verify(narrow, wide, plan, data, classify, optimizer=torch.optim.AdamW, lr=0.01, steps=5).ok
     wide[1].function = lambda h: (1 + 1e-6) * h
-    assert not mu.verify(narrow, wide, plan, data, classify, optimizer=torch.optim.AdamW, lr=0.01, steps=5).ok
+    for given in ({"optimizer": torch.optim.AdamW, "lr": 0.01, "steps": 5}, {}):
+        assert "rounding" not in first(mu.verify(narrow, wide, plan, data, classify, **given)).advice
 
 
 def test_a_local_response_norm_in_float32() -> None:
@@ -618,13 +606,6 @@ def test_a_buffer_that_was_not_widened_shows_in_every_precision(dtype: torch.dty
     assert mu.verify(narrow, wide, plan, data, classify).ok
     wide[1].running_mean -= 1
     assert first(mu.verify(narrow, wide, plan, data, classify)).name == "1.running_mean"
-
-
-def test_a_small_mistake_is_not_called_rounding() -> None:
-    """In float64 that stays float64 a difference of 1e-6 is none."""
-    narrow, wide, plan = pair(lambda n: between(n, same), 4, 8)
-    wide[1].function = lambda h: (1 + 1e-6) * h
-    assert "rounding" not in first(mu.verify(narrow, wide, plan, vectors(D_IN), classify)).advice
 
 
 def test_steps_that_move_no_weight_show_nothing_of_training() -> None:

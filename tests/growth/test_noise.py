@@ -210,7 +210,7 @@ def test_noise_that_is_none_is_refused_and_nothing_changes(noise: Any) -> None:
         lambda: mu.SignalNoise(noise),
         lambda: mu.GaussianNoise({"hidden.weight": noise}),
     ):
-        with pytest.raises(mu.MupscaleError, match=r"(?i)noise"):
+        with pytest.raises(mu.MupscaleError, match=rf"(?i)noise.* is {noise!r}, but must be .*0 or more"):
             make()
     assert all(torch.equal(p, before.get_parameter(n)) for n, p in wide.named_parameters())
     with pytest.raises(mu.MupscaleError, match="'init' or 'theory'"):
@@ -222,6 +222,8 @@ def test_plans_and_constants_for_another_model_are_refused() -> None:
     before = copy.deepcopy(wide)
     with pytest.raises(mu.MupscaleError, match="different model"):
         mu.perturb(Net(32), plan, 0.1)
+    with pytest.raises(mu.MupscaleError, match=r"'layers\.0\.weight'.*different model"):
+        mu.upscale(Net(8), wide, plan, noise=mu.GaussianNoise({"layers.0.weight": 1.0}, unit="theory"))
     with pytest.raises(mu.MupscaleError, match=r"'layers\.0\.weight'.*different model"):
         mu.perturb(wide, plan, mu.GaussianNoise({"layers.0.weight": 1.0, "hidden.weight": 1.0}, unit="theory"))
     assert all(torch.equal(p, before.get_parameter(n)) for n, p in wide.named_parameters())
