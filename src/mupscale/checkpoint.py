@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from mupscale.system import (
 
 _HEADER = "mupscale"
 _VERSION = 2  # 1 may have no checksums
+_PICKLED = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")  # how torch.save's files begin: a zip archive, or in old ones a pickle
 _GROUPS_OF_PLAN = (
     "a grown model's has the groups that mupscale.param_groups makes from the checkpoint's plan, and from groups=, "
     "where the small model's optimizer had groups of its own"
@@ -141,8 +143,9 @@ def load(
     except FileNotFoundError:
         raise MupscaleError(f"there is no checkpoint at {path}") from None
     except (SafetensorError, OSError, RuntimeError) as error:
-        if _is_pickled(Path(path)):
-            raise MupscaleError(f"{path} is a file of torch.save: read it with mupscale.load_torch") from None
+        with suppress(OSError), Path(path).open("rb") as file:
+            if file.read(4) in _PICKLED:
+                raise MupscaleError(f"{path} is a file of torch.save: read it with mupscale.load_torch") from None
         raise DamagedCheckpoint(f"{path} is not a whole checkpoint ({error}); it may be truncated") from None
     checkpoint = _parse_header(header, tensors, has_checksums, path)
     schedule = checkpoint.extra.get("scheduler")
@@ -186,17 +189,14 @@ def _parse_header(header: str, tensors: Mapping[str, Tensor], has_checksums: boo
             ) from None
     if not all(isinstance(tensor, Tensor) for tensor in parts["model"].values()):
         raise DamagedCheckpoint(f"the header of {path} is damaged: 'model' holds more than tensors")
-    if parts["optimizer"] is not None:
-        _check_optimizer(parts["optimizer"], path)
+    if (state := parts["optimizer"]) is not None:  # groups and state as an optimizer's state dict has them
+        groups, inner = state.get("param_groups"), state.get("state")
+        fit = isinstance(groups, list) and all(
+            isinstance(g, dict) and isinstance(g.get("params"), list) for g in groups
+        )
+        if not fit or not isinstance(inner, dict) or not all(isinstance(values, dict) for values in inner.values()):
+            raise DamagedCheckpoint(f"the header of {path} is damaged: 'optimizer' is no state of an optimizer")
     return Checkpoint(**{**parts, "extra": saved_schedule(parts["extra"])})
-
-
-def _check_optimizer(state: Any, path: str | Path) -> None:
-    """Groups and state as an optimizer's state dict has them."""
-    groups, inner = state.get("param_groups"), state.get("state")
-    fits = isinstance(groups, list) and all(isinstance(g, dict) and isinstance(g.get("params"), list) for g in groups)
-    if not fits or not isinstance(inner, dict) or not all(isinstance(values, dict) for values in inner.values()):
-        raise DamagedCheckpoint(f"the header of {path} is damaged: 'optimizer' is no state of an optimizer")
 
 
 def _read(path: Path) -> tuple[str, dict[str, Tensor], bool]:
@@ -255,7 +255,13 @@ def load_optimizer_state(state: dict[str, Any], optimizer: Optimizer) -> None:
     own = optimizer.param_groups
     optimizer.param_groups = _grouped_as(state["param_groups"], own)
     try:
-        _check_shapes(state, optimizer)
+        for p, key, name, value in _saved_tensors(state, optimizer):  # torch compares numbers of parameters only
+            of_same_dims = zip(value.shape, p.shape, strict=False) if value.dim() == p.dim() else ()
+            if any(size not in (1, n) for size, n in of_same_dims):  # 1: reduced, as Adafactor's rows are
+                raise MupscaleError(
+                    f"the checkpoint is of another optimizer: its '{name}' number {key} has shape "
+                    f"{tuple(value.shape)} and the parameter {tuple(p.shape)}; {_GROUPS_OF_PLAN}"
+                )
         if foreign := what_is_foreign(state, optimizer):
             raise MupscaleError(
                 f"the checkpoint is of another optimizer: {foreign}; load it into one of the class that it was saved "
@@ -267,7 +273,9 @@ def load_optimizer_state(state: dict[str, Any], optimizer: Optimizer) -> None:
         if isinstance(error, MupscaleError):
             raise
         raise MupscaleError(f"the checkpoint is of another optimizer: {error}; {_GROUPS_OF_PLAN}") from None
-    _restore_scalars(state, optimizer)
+    for p, _, name, value in _saved_tensors(state, optimizer):
+        if value.dim() == 0:  # torch casts all but `step` (NAdam's mu_product) to the dtype of the parameter
+            optimizer.state[p][name] = value.to(optimizer.state[p][name].device, copy=True)
     for p, values in optimizer.state.items():
         for key, value in values.items():
             if isinstance(value, Tensor) and value.shape == p.shape and value.dim():
@@ -288,42 +296,12 @@ def _grouped_as(saved: list[dict[str, Any]], own: list[dict[str, Any]]) -> list[
     ]
 
 
-def _pairs(state: dict[str, Any], optimizer: Optimizer) -> Iterator[tuple[Tensor, Any]]:
-    """The optimizer's parameters, and what a saved state calls them."""
+def _saved_tensors(state: dict[str, Any], optimizer: Optimizer) -> Iterator[tuple[Tensor, Any, str, Tensor]]:
+    """A saved state's tensors: the optimizer's parameter, what the state calls that, the tensor's name, and itself."""
     ours = [p for group in optimizer.param_groups for p in group["params"]]
     theirs = [key for group in state["param_groups"] for key in group["params"]]
-    return zip(ours, theirs, strict=False)
-
-
-def _restore_scalars(state: dict[str, Any], optimizer: Optimizer) -> None:
-    """Numbers with their own dtype: torch casts all but `step` (NAdam's mu_product) to that of the parameter."""
-    for p, key in _pairs(state, optimizer):
-        for name, value in state["state"].get(key, {}).items():
-            if isinstance(value, Tensor) and value.dim() == 0:
-                optimizer.state[p][name] = value.to(optimizer.state[p][name].device, copy=True)
-
-
-def _check_shapes(state: dict[str, Any], optimizer: Optimizer) -> None:
-    """torch compares numbers of parameters only; state of a shape of its own (Adafactor's rows) has sizes 1 in it."""
-    for p, key in _pairs(state, optimizer):
-        for name, value in state["state"].get(key, {}).items():
-            if not isinstance(value, Tensor) or value.dim() != p.dim():
-                continue
-            if any(size not in (1, n) for size, n in zip(value.shape, p.shape, strict=True)):
-                raise MupscaleError(
-                    f"the checkpoint is of another optimizer: its '{name}' number {key} has shape "
-                    f"{tuple(value.shape)} and the parameter {tuple(p.shape)}; {_GROUPS_OF_PLAN}"
-                )
-
-
-def _is_pickled(path: Path) -> bool:
-    """Whether it begins as torch.save's files do: a zip archive, or in old ones a pickle."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(4)
-    except OSError:
-        return False
-    return start in (b"PK\x03\x04", b"\x80\x02\x8a\x0a")
+    for p, key in zip(ours, theirs, strict=False):
+        yield from ((p, key, n, v) for n, v in state["state"].get(key, {}).items() if isinstance(v, Tensor))
 
 
 def load_model_state(state: Mapping[str, Tensor], model: nn.Module) -> None:
@@ -345,8 +323,7 @@ def check_model_state(state: Mapping[str, Tensor], model: nn.Module) -> dict[str
     Traceback (most recent call last):
     mupscale.system.errors.MupscaleError: the checkpoint is of another model: 'weight' has shape (3, 2) there ...
     """
-    plain = naming.unwrap(model)
-    own: dict[str, Tensor] = {naming.canonical(name): tensor for name, tensor in plain.state_dict().items()}
+    own = _model_state(model)
     if own.keys() != state.keys():
         odd = min(map(str, own.keys() ^ state.keys()))
         raise MupscaleError(f"the checkpoint is of another model: '{odd}' is in one of the two only")

@@ -105,17 +105,13 @@ def _measure(model: nn.Module, loss: Callable[[nn.Module], Any]) -> tuple[float,
                 got = loss(model)
                 if backward := isinstance(got, Tensor) and got.requires_grad:
                     got.backward()
-                _wait()
+                if torch.accelerator.is_available():
+                    torch.accelerator.synchronize()
                 seconds.append(time.perf_counter() - began)
         finally:
             for p, gradient in gradients.items():
                 p.grad = gradient
     return value, 1 / median(seconds[1:]), backward
-
-
-def _wait() -> None:
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
 
 
 def _rates(

@@ -426,7 +426,12 @@ def coord_check(
             else:
                 opt = optimizer(model.parameters(), **hyper)
             first = model if first is None else first
-            names = _names_in_first(first, model, members)
+            if (
+                len(_differing_names(members)) > 1
+                and naming.parameters(first).keys() != naming.parameters(model).keys()
+            ):
+                raise _several_sizes(members, "and one of them is a number of layers,")
+            names = {path or OUTPUT: name or OUTPUT for path, name in names_in_shallow(first, model).items()}
             measured = _measure(model, opt, data, loss, steps, size, seed, folds)
             rows += [replace(row, module=names[row.module]) for row in measured if row.module in names]
     return CoordCheck(rows, f"{_TITLES[parametrization]}, {optimizer.__name__}", axis)
@@ -465,13 +470,6 @@ def _several_sizes(widths: Sequence[Width], how: str) -> MupscaleError:
     )
 
 
-def _names_in_first(first: nn.Module, model: nn.Module, widths: Sequence[Width]) -> dict[str, str]:
-    """What the model's layers are called in the first; an error if its blocks are others and another size differs."""
-    if len(_differing_names(widths)) > 1 and naming.parameters(first).keys() != naming.parameters(model).keys():
-        raise _several_sizes(widths, "and one of them is a number of layers,")
-    return {path or OUTPUT: name or OUTPUT for path, name in names_in_shallow(first, model).items()}
-
-
 def _folds(plan: Plan) -> dict[str, float]:
     """Constants that are folded into all of a module's parameters, and so into its output: the 1/k of a tied readout.
 
@@ -501,29 +499,20 @@ def _measure(
     for step in range(steps + 1):
         with torch.no_grad(), Recorder(model) as recorder:
             value = float(loss(model, data[0]))
-        if step == 0 and not _is_output_of(recorder.outputs, measured):
-            measured.add("")  # computed by no layer: a product of two of them, a functional readout
+        if step == 0 and (own := recorder.outputs.get("")) is not None:
+            of_layers = (o for path, o in recorder.outputs.items() if path in measured and o.numel() == own.numel())
+            if not any(torch.equal(o.flatten(), own.flatten()) for o in of_layers):
+                measured.add("")  # computed by no layer: a product of two of them, a functional readout
         for path, output in recorder.outputs.items():
             if path in measured:
                 output = output / folds.get(path, 1.0)
                 start.setdefault(path, output)
                 name = path or OUTPUT
-                sizes = _rms(output), _rms(output - start[path])
-                rows.append(Measurement(width, seed, step, name, *sizes, value))
+                size, change = (float(x.double().square().mean().sqrt()) for x in (output, output - start[path]))
+                rows.append(Measurement(width, seed, step, name, size, change, value))
         if step == steps:
             break
         optimizer.zero_grad()
         loss(model, data[step % len(data)]).backward()
         optimizer.step()
     return rows
-
-
-def _is_output_of(outputs: Mapping[str, Tensor], layers: set[str]) -> bool:
-    """Whether the model's own output, up to its shape, is that of one of the layers."""
-    own = outputs.get("")
-    same_size = (o for path, o in outputs.items() if path in layers and own is not None and o.numel() == own.numel())
-    return own is None or any(torch.equal(o.flatten(), own.flatten()) for o in same_size)
-
-
-def _rms(tensor: Tensor) -> float:
-    return float(tensor.double().square().mean().sqrt())

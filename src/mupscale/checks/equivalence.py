@@ -101,16 +101,12 @@ class Report:
         return all(map(operator.le, self.differences, limits)) and self.first is None
 
     @property
-    def _more_allowed(self) -> str:
-        return f", {max(self.rounding):.0e} where rounding alone goes so far" if self.rounding and self.ok else ""
-
-    @property
     def verdict(self) -> str:
         """In a sentence, and the first difference in another."""
         if self.fresh:
             (losses,) = self.losses
             placed = "" if self.first is None else f"; {self.first}"
-            copies = (
+            which = (
                 "Copies"
                 if self.copyable
                 else "Between models whose sizes are whole multiples, as these are not, copies"
@@ -119,13 +115,15 @@ class Report:
                 f"grown by fresh units: the old ones are {'as they were' if self.ok else f'NOT as they were{placed}'}. "
                 f"With the new ones the outputs differ by {self.max_relative_difference:.1e}, and the loss goes from "
                 f"{losses[0]:.4g} to {losses[1]:.4g}; such models train differently, so steps are not compared. "
-                f"{copies} show over steps that the plan is right: upscale(…, exact=True)"
+                f"{which} show over steps that the plan is right: upscale(…, exact=True)"
             )
-        steps = len(self.differences) - 1
+        steps, more = len(self.differences) - 1, ""
+        if self.rounding and self.ok:
+            more = f", {max(self.rounding):.0e} where rounding alone goes so far"
         verdict = "equivalent" if self.ok else "NOT equivalent"
         head = (
             f"{verdict}: largest relative output difference {self.max_relative_difference:.1e} over {steps} steps "
-            f"(tolerance {self.tolerance:.0e}{self.reason and f', {self.reason}'}{self._more_allowed}), "
+            f"(tolerance {self.tolerance:.0e}{self.reason and f', {self.reason}'}{more}), "
             f"loss {self.losses[0][0]:.4g} → {self.losses[-1][0]:.4g}{', without dropout' * self.dropout}"
         )
         return "\n".join([head, *([str(self.first)] if self.first else []), *([_UNMOVED] if self.unmoved else [])])
@@ -366,23 +364,15 @@ class _Training:
 
     def measure_rounding(self, in_float64: bool, tolerance: float) -> list[float]:
         """The differences that are allowed before each step: many times the effect of last bits, or the tolerance."""
-        outputs = []
+        outputs, generator = [], torch.Generator().manual_seed(0)
         for is_moved in (False, True):
             pair = self.make_pair(in_float64)
-            if is_moved:
-                _move_by_rounding(pair.small)
+            for p in pair.small.parameters() if is_moved else ():  # by the last bit, up or down at random
+                signs = torch.randint(0, 2, p.shape, generator=generator).to(p.device, p.dtype) * 2 - 1
+                p.detach().mul_(1 + torch.finfo(p.dtype).eps * signs)
             outputs.append([ours.outputs[""] for (ours,), _ in self.run(pair, pair.small)])
         apart = map(relative_difference, *outputs)
         return [max(tolerance, min(_MANY_ROUNDINGS * each, _MOST_ALLOWED)) for each in apart]
-
-
-@torch.no_grad()
-def _move_by_rounding(model: nn.Module) -> None:
-    """Change every parameter by its last bit, up or down at random, in place."""
-    generator = torch.Generator().manual_seed(0)
-    for p in model.parameters():
-        signs = torch.randint(0, 2, p.shape, generator=generator).to(p.device, p.dtype) * 2 - 1
-        p.mul_(1 + torch.finfo(p.dtype).eps * signs)
 
 
 def _copy(model: nn.Module, optimizer: Optimizer | None = None) -> tuple[nn.Module, Optimizer | None]:

@@ -126,23 +126,17 @@ def expand(narrow: Tensor, axes: Mapping[int, Axis], out: Tensor | None = None, 
         out = torch.empty(expected, dtype=narrow.dtype, device=narrow.device)
     if tuple(out.shape) != expected:
         raise MupscaleError(f"a tensor of shape {tuple(narrow.shape)} widens to {expected}, not to {tuple(out.shape)}")
-    for dim, axis in axes.items():
-        if axis.sections:
-            return _expand_sections(narrow, axes, dim, out, scale)
-    if out.numel():
-        _copy(narrow, axes, out, scale)
-    return out
-
-
-def _expand_sections(narrow: Tensor, axes: Mapping[int, Axis], dim: int, out: Tensor, scale: float) -> Tensor:
-    axis = axes[dim]
+    packed = [dim for dim, axis in axes.items() if axis.sections]
+    if not packed:
+        if out.numel():
+            _copy(narrow, axes, out, scale)
+        return out
+    dim, axis, start = packed[0], axes[packed[0]], 0
     if sum(length for length, _ in axis.sections) != narrow.shape[dim]:
         raise MupscaleError(f"sections {axis.sections} do not add up to an axis of {narrow.shape[dim]} units")
-    start = 0
     for length, block in axis.sections:
-        part = {**axes, dim: Axis(axis.times, block)}
         wide = out.narrow(dim, start * axis.copies, length * axis.copies)
-        expand(narrow.narrow(dim, start, length), part, wide, scale)
+        expand(narrow.narrow(dim, start, length), {**axes, dim: Axis(axis.times, block)}, wide, scale)
         start += length
     return out
 
@@ -214,21 +208,17 @@ def places(axis: Axis, n: int) -> Tensor:
     >>> places(Axis(2, block=2, last=True), 4)
     tensor([2, 3, 6, 7])
     """
-    parts, old, new = [], 0, 0
+    parts, old, new, times = [], 0, 0, Fraction(axis.times)
     for length, block in axis.sections or ((n, axis.block),):
-        parts.append(new + _places_of_blocks(axis, length, block))
+        numbers = torch.arange(length // block)
+        first = numbers * times.numerator // times.denominator
+        if axis.last:
+            first = (numbers + 1) * times.numerator // times.denominator - 1
+        parts.append(new + (first[:, None] * block + torch.arange(block)).flatten())
         old, new = old + length, new + whole_blocks(axis, length, block) * block
     if old != n:
         raise MupscaleError(f"sections {axis.sections} do not add up to an axis of {n} units")
     return torch.cat(parts)
-
-
-def _places_of_blocks(axis: Axis, length: int, block: int) -> Tensor:
-    times, numbers = Fraction(axis.times), torch.arange(length // block)
-    first = numbers * times.numerator // times.denominator
-    if axis.last:
-        first = (numbers + 1) * times.numerator // times.denominator - 1
-    return (first[:, None] * block + torch.arange(block)).flatten()
 
 
 def whole_blocks(axis: Axis, length: int, block: int) -> int:

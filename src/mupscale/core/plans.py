@@ -47,18 +47,6 @@ _SHAPES = 5  # columns of the first part, where the table is cut in two
 _WIDTH, _UNLIMITED = 80, 1 << 20
 
 
-def plan_rows(entries: Mapping[str, Entry]) -> list[tuple[str, ...]]:
-    """One row for each group of alike parameters, under HEADER."""
-    groups: dict[tuple[str, Shape, Shape, Rule], list[str]] = {}
-    for name, entry in entries.items():
-        groups.setdefault((pattern_of_name(name), entry.narrow, entry.wide, entry.rule), []).append(name)
-    rows = []
-    for (_, narrow, wide, rule), names in groups.items():
-        numbers = (rule.out, rule.in_, rule.fold, rule.weight, rule.lr(m=0), rule.lr(m=1))
-        rows.append((name_of_group(names), shapes_in_words(narrow, wide), *map(_short, numbers)))
-    return rows
-
-
 def shapes_in_words(narrow: tuple[int, ...], wide: tuple[int, ...]) -> str:
     """A shape before and after, or once where it stays."""
     before, after = ("×".join(map(str, shape)) or "1" for shape in (narrow, wide))
@@ -157,8 +145,15 @@ class Plan:
     def _table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]], str]:
         if self.has_new_parts:
             return BLOCK_HEADER, block_rows(self), blocks_in_words(self)
+        groups: dict[tuple[str, Shape, Shape, Rule], list[str]] = {}  # of parameters that are alike
+        for name, entry in self.parameters.items():
+            groups.setdefault((pattern_of_name(name), entry.narrow, entry.wide, entry.rule), []).append(name)
+        rows = []
+        for (_, narrow, wide, rule), names in groups.items():
+            numbers = (rule.out, rule.in_, rule.fold, rule.weight, rule.lr(m=0), rule.lr(m=1))
+            rows.append((name_of_group(names), shapes_in_words(narrow, wide), *map(_short, numbers)))
         copies = "axes tried with copies, at a whole multiple: exact" if self.mup else "copies tried: exact"
-        return HEADER, plan_rows(self.parameters), _TRIED.get(self.tried_by, copies)
+        return HEADER, rows, _TRIED.get(self.tried_by, copies)
 
     @property
     def checked(self) -> bool:

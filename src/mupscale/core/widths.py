@@ -58,7 +58,10 @@ class Width:
         else:
             is_plain = not isinstance(width, Mapping)
             sizes = width if isinstance(width, Mapping) else {_PLAIN: width}
-        are_positive = bool(sizes) and all(_is_positive(size) for size in sizes.values())
+        are_positive = bool(sizes) and all(
+            isinstance(size, Real) and not isinstance(size, bool) and 0 < float(size) < math.inf
+            for size in sizes.values()
+        )
         if whole and not (are_positive and _are_whole(sizes)):
             shown = width.plain if isinstance(width, Width) else width
             raise MupscaleError(f"{what} is {shown}, but widths are positive whole numbers")
@@ -181,10 +184,6 @@ class Width:
 
 WidthLike = Size | Mapping[str, Size] | Width
 """Whatever `Width.of` takes: 512, {"d_model": 64, "heads": 4}, or a Width."""
-
-
-def _is_positive(size: object) -> bool:
-    return isinstance(size, Real) and not isinstance(size, bool) and 0 < float(size) < math.inf
 
 
 def _are_whole(sizes: Mapping[str, Size]) -> bool:

@@ -112,20 +112,14 @@ class FreshTensor:
     def write(self, out: Tensor, region: Region, read: Read) -> None:
         """Write one region into `out`, which has its shape."""
         with self._lock:
-            if not self._ready:
-                self._prepare(read, out)
+            if self.grows and not self._ready:  # what only the whole of the narrow tensor can tell
+                self._zero_rows = self._find_zero_rows(read)
+                if self.values.new_outputs == "mean" and self.entry.out == (self._split,):
+                    self._mean = self._mean_of_old(read, out)
                 self._ready = True
         self._write_drawn(out, region, read)
         if self.grows and self.values.new_outputs != "drawn":
             self._fill_new_outputs(out, region)
-
-    def _prepare(self, read: Read, out: Tensor) -> None:
-        """What only the whole of the narrow tensor can tell."""
-        if not self.grows:
-            return
-        self._zero_rows = self._find_zero_rows(read)
-        if self.values.new_outputs == "mean" and self.entry.out == (self._split,):
-            self._mean = self._mean_of_old(read, out)
 
     def _write_drawn(self, out: Tensor, region: Region, read: Read) -> None:
         """Fresh values, and the old weights among them."""

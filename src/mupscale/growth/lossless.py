@@ -106,7 +106,13 @@ def obstacles(narrow: nn.Module, plan: Plan, wide: nn.Module | None = None) -> l
     for sizes, kinds in normed_axes(plan).items():
         if len(kinds) > 1:
             reasons.append(f"LayerNorms and RMSNorms read the same axis of {sizes[0]} units")
-    if unsettled := [name for name, entry in plan.parameters.items() if _is_read_unsettled(name, entry, plan)]:
+    unsettled = []  # norms read new outputs of these that can only be drawn: a GRU's, or those in blocks
+    for name, entry in plan.parameters.items() if plan.past_norms is not None else ():
+        settled = name in plan.norms or bool(_kinds(name, entry, entry.out, plan))
+        growing = {d for d in entry.out if entry.axes[d].times != 1}
+        if not settled and growing - {*(plan.past_norms or {}).get(name, ())}:
+            unsettled.append(name)
+    if unsettled:
         more = f" (and {len(unsettled) - 1} more)" if len(unsettled) > 1 else ""
         reasons.append(
             f"new units of '{unsettled[0]}'{more} are random, and a norm reads what they cause, as behind a gate: a "
@@ -124,14 +130,6 @@ def without_gains(modules: Mapping[str, nn.Module], widths: Collection[int]) -> 
     """That norms over units of these numbers have no gains, in words, as an obstacle to a lossless growth."""
     bare = bare_norms(modules, widths)
     return [f"the norm '{path}' has no gain that could be rescaled ({kind})" for path, kind in bare.items()]
-
-
-def _is_read_unsettled(name: str, entry: Entry, plan: Plan) -> bool:
-    """Whether norms read new outputs of this parameter that can only be drawn: a GRU's, or those in blocks."""
-    growing = [d for d in entry.out if entry.axes[d].times != 1]
-    unread = (plan.past_norms or {}).get(name, ())
-    settled = name in plan.norms or bool(_kinds(name, entry, entry.out, plan))
-    return plan.past_norms is not None and not settled and any(d not in unread for d in growing)
 
 
 def with_past_norms(plan: Plan, narrow: Any, wide: nn.Module, inputs: Any) -> Plan:

@@ -116,11 +116,15 @@ def add_noise(
     paired: noise that sums to 0 over the copies of each input, so that the function stays.
     """
     entry, level = plan.parameters[name], noise.of(name)
-    if not level or (paired and not _copied_inputs(entry)) or not (std := unit_std(plan, name, noise.unit)):
+    copied = [d for d in entry.in_ if entry.axes[d].times != 1]
+    if not level or (paired and not copied) or not (std := unit_std(plan, name, noise.unit)):
         return None
     delta = standard_normal(entry.wide, p.dtype, seed, name)
-    if paired:
-        delta = _balanced(delta, entry)
+    if paired:  # less its mean over the copies of each input, at the same spread: for two copies, +ε and −ε
+        dim, axis = copied[0], entry.axes[copied[0]]
+        copies: Tensor = delta.unflatten(dim, (-1, axis.copies, axis.block))
+        copies = copies - copies.mean(dim + 1, keepdim=True)
+        delta = (copies * math.sqrt(axis.copies / (axis.copies - 1))).flatten(dim, dim + 2)
     if isinstance(noise, SignalNoise):
         signal = spectral_norm(as_matrix(gather_whole(p.detach()), entry))
         level *= signal / spectral_norm(as_matrix(delta, entry)) / std
@@ -138,19 +142,6 @@ def check_spread(name: str, std: float, dtype: torch.dtype) -> None:
         raise MupscaleError(
             f"the noise on '{name}' has a standard deviation of {std:g}, more than {dtype} can hold: use less noise"
         )
-
-
-def _copied_inputs(entry: Entry) -> list[int]:
-    return [d for d in entry.in_ if entry.axes[d].times != 1]
-
-
-def _balanced(delta: Tensor, entry: Entry) -> Tensor:
-    """The noise less its mean over the copies of each input, at the same spread: for two copies, +ε and −ε."""
-    dim = _copied_inputs(entry)[0]
-    axis = entry.axes[dim]
-    copies: Tensor = delta.unflatten(dim, (-1, axis.copies, axis.block))
-    copies = copies - copies.mean(dim + 1, keepdim=True)
-    return (copies * math.sqrt(axis.copies / (axis.copies - 1))).flatten(dim, dim + 2)
 
 
 def check_noise(noise: Noise, plan: Plan) -> GaussianNoise | SignalNoise:
@@ -176,24 +167,20 @@ def as_noise(noise: Noise) -> GaussianNoise | SignalNoise:
 
 def unit_std(plan: Plan, name: str, unit: Unit) -> float:
     """The std that level 1 means for this parameter at the plan's wide width."""
-    if unit == "theory":
-        return _theory_std(plan.parameters[name])
+    if (
+        unit == "theory"
+    ):  # Algorithm 'Upscaling for MLPs under SGD', σ_Δ^(ℓ) at σ̄_Δ = 1; N_in counts a convolution's taps
+        entry = plan.parameters[name]
+        if len(entry.wide) < 2 or not (entry.out or entry.in_):
+            return 0.0
+        fan_in = math.prod(entry.wide[d] for d in _input_dims(entry)) if entry.in_ else 1
+        return float(fan_in ** (-0.5 if entry.out else -1.0))
     if plan.fresh is None:
         raise MupscaleError(
             "noise in units of the initialisation needs to know it: make the plan with fresh=build (a freshly built "
             'narrow model), use a Family, or give GaussianNoise(std, unit="theory")'
         )
     return plan.fresh[name]
-
-
-def _theory_std(entry: Entry) -> float:
-    """Algorithm 'Upscaling for MLPs under SGD', σ_Δ^(ℓ) at σ̄_Δ = 1; for convolutions N_in counts the taps."""
-    if len(entry.wide) < 2 or not (entry.out or entry.in_):
-        return 0.0
-    if not entry.in_:
-        return 1.0
-    fan_in = math.prod(entry.wide[d] for d in _input_dims(entry))
-    return float(fan_in ** (-0.5 if entry.out else -1.0))
 
 
 def _input_dims(entry: Entry) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mupscale.core import Plan, index_of_old, naming
 from mupscale.planning import run_on_batch
@@ -26,7 +26,11 @@ def measure_statistics(model: nn.Module, batches: Iterable[Any], plan: Plan | No
     >>> measure_statistics(model, [torch.full((4, 1), 3.0)])[0].running_mean
     tensor([3.])
     """
-    norms: dict[str, Any] = {path: m for path, m in naming.modules(model).items() if _has_statistics(m)}
+    norms: dict[str, Any] = {
+        path: module
+        for path, module in naming.modules(model).items()
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
+    }
     if not norms:
         return model
     modes = {module: module.training for module in model.modules()}
@@ -45,21 +49,12 @@ def measure_statistics(model: nn.Module, batches: Iterable[Any], plan: Plan | No
             module.training = training
         for path, norm in norms.items():
             norm.momentum = momenta[path]
-            _put_back(norm, path, before, plan)
+            for local, buffer in norm.named_buffers(recurse=False):
+                name = f"{path}.{local}".strip(".")
+                if buffer.dim() == 0:  # the count of batches
+                    buffer.copy_(before[name])
+                elif plan is not None and name in plan.buffers and plan.sources[name].is_taken:
+                    entry = plan.buffers[name]
+                    index = index_of_old(entry.narrow, entry.axes) if plan.mup else ...
+                    buffer[index] = before[name][index]
     return model
-
-
-def _has_statistics(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
-
-
-def _put_back(norm: Any, path: str, before: dict[str, Tensor], plan: Plan | None) -> None:
-    """Give old channels, their copies, and the count of batches, what they had."""
-    for local, buffer in norm.named_buffers(recurse=False):
-        name = f"{path}.{local}".strip(".")
-        if buffer.dim() == 0:
-            buffer.copy_(before[name])
-        elif plan is not None and name in plan.buffers and plan.sources[name].is_taken:
-            entry = plan.buffers[name]
-            index = index_of_old(entry.narrow, entry.axes) if plan.mup else ...
-            buffer[index] = before[name][index]

@@ -170,7 +170,11 @@ def upscale(
         _, grown = upscale_untried(narrow, wide, plan, optimizer, grow=wider, lr=lr, seed=seed)
     if is_lossless:
         warn_of_loss(narrow, wide, plan, inputs)
-    _warn_of_change(narrow, wide, plan, wider, inputs)
+    is_changed = any(source.value or source.kind == "copy" for source in plan.sources.values())
+    if inputs is not None and _copies_blocks(plan) and (is_changed or not (plan.checked and is_replica(wider))):
+        _, share = difference_of_outputs(narrow, wide, inputs)
+        what = "what is new in experts changes" if plan.has_experts else "copied blocks change"
+        warn(f"{what} the function: outputs differ by {words.format_share(share)} on the batch")
     if grown is not None:
         watch_for_plain_clipping(grown)
     return (wide, grown) if scheduler is None or grown is None else (wide, grown, widen_scheduler(scheduler, grown))
@@ -279,8 +283,7 @@ def _checked(plan: Plan, wide: nn.Module, operator: Operator) -> Plan:
 
 def _can_copy(narrow: nn.Module, wide: nn.Module, inputs: Any) -> bool:
     """Whether the wide model can be filled with copies, where fresh units are refused."""
-    with suppress(MupscaleError), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with suppress(MupscaleError), warnings.catch_warnings(action="ignore"):
         return any(e.narrow != e.wide for e in make_plan(narrow, wide, inputs=inputs).parameters.values())
     return False
 
@@ -346,16 +349,6 @@ def _why_untried(narrow: nn.Module, wide: nn.Module, plan: Plan, operator: Opera
             trials.warn()
             return ""
     return "" if isinstance(operator, Fresh) and operator.lossless else f"this growth has not been tried: {why}"
-
-
-def _warn_of_change(narrow: nn.Module, wide: nn.Module, plan: Plan, operator: Operator, inputs: Any) -> None:
-    """Say by how much copied blocks, or what is new in experts, have changed the outputs on the batch."""
-    is_changed = any(source.value or source.kind == "copy" for source in plan.sources.values())
-    is_kept = plan.checked and is_replica(operator) and not is_changed
-    if inputs is not None and _copies_blocks(plan) and not is_kept:
-        _, share = difference_of_outputs(narrow, wide, inputs)
-        what = "what is new in experts changes" if plan.has_experts else "copied blocks change"
-        warn(f"{what} the function: outputs differ by {words.format_share(share)} on the batch")
 
 
 def grow_optimizer(

@@ -114,10 +114,7 @@ class GPT2(nn.Module):
         self.lm_head = nn.Linear(d_model, vocab, bias=False)
         if tied:
             self.lm_head.weight = self.wte.weight
-        self._init_weights()
-
-    def _init_weights(self) -> None:
-        """Initialize as GPT-2 does: N(0, 0.02), projections into the residual stream smaller with depth."""
+        # as GPT-2 starts: N(0, 0.02), projections into the residual stream smaller with depth
         residual_std = 0.02 / math.sqrt(2 * len(self.h))
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:

@@ -52,7 +52,16 @@ def param_groups(
     chosen = rules or RuleSet()
     if chosen.decay != "invariant":
         hyper = {DECAY_RULE: chosen.decay, **hyper}
-    names = _embeddings(model) if chosen.embeddings != 1 else ()
+    names: list[str] = []
+    if chosen.embeddings != 1:
+        tables = [m.weight for m in naming.unwrap(model).modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+        held = {id(weight) for weight in tables}
+        names = [name for name, p in naming.parameters(model).items() if id(p) in held]
+        if not names:
+            raise MupscaleError(
+                "rules: embeddings is a factor for the rate of nn.Embedding, of which this model has none. Leave it "
+                "out, or give your own groups (groups=)"
+            )
     builder = GroupBuilder(traits, dict.fromkeys(names, chosen.embeddings))
     for group in groups if groups is not None else [{"params": list(parameters)}]:
         stated = {**hyper, **{k: v for k, v in group.items() if k not in ("params", "param_names")}}
@@ -124,7 +133,17 @@ def grown_groups(
         hyper[FROM_GROUP] = number
         for p in group["params"]:
             if id(p) not in names:
-                raise _not_of_the_model(p, narrow)
+                whole = [n for n, q in naming.parameters(narrow).items() if q.shape == p.shape and not is_sharded(q)]
+                if is_sharded(p) and whole:
+                    raise MupscaleError(
+                        f"the optimizer holds sharded parameters, and '{whole[0]}' of the model that is to grow is not "
+                        "sharded now. FSDP2 leaves parameters of the outermost module so after a forward pass without "
+                        "a backward pass. Call model.reshard() on that model, and then grow the optimizer"
+                    )
+                raise MupscaleError(
+                    f"the optimizer holds a parameter of shape {tuple(p.shape)} that is not the narrow model's. Pass "
+                    "the model that the optimizer was built for"
+                )
             for name in names[id(p)]:
                 builder.add(name, parameters[name], plan.parameters[name], hyper, hyper)
     if copies:
@@ -186,21 +205,6 @@ def groups_by_rules(groups: Sequence[Hyper], rules: RuleSet) -> list[dict[str, A
     return [{} if DECAY_RULE in group else {DECAY_RULE: rules.decay} for group in groups]
 
 
-def _not_of_the_model(p: Tensor, model: nn.Module) -> MupscaleError:
-    """Why an optimizer's parameter is not among the model's: FSDP2 has two of each, or it is of another model."""
-    whole = [n for n, q in naming.parameters(model).items() if q.shape == p.shape and not is_sharded(q)]
-    if is_sharded(p) and whole:
-        return MupscaleError(
-            f"the optimizer holds sharded parameters, and '{whole[0]}' of the model that is to grow is not sharded "
-            "now. FSDP2 leaves parameters of the outermost module so after a forward pass without a backward pass. "
-            "Call model.reshard() on that model, and then grow the optimizer"
-        )
-    return MupscaleError(
-        f"the optimizer holds a parameter of shape {tuple(p.shape)} that is not the narrow model's. Pass the model "
-        "that the optimizer was built for"
-    )
-
-
 @checks_arguments
 def per_group(optimizer: Optimizer, lr: NotNegative) -> list[float]:
     """A learning rate at lr_factor 1 as one absolute rate per group, for schedulers that take lists of rates.
@@ -240,19 +244,6 @@ def default_hyper(optimizer: type[Optimizer], hyper: Hyper) -> dict[str, Any]:
     return {n: v for n, v in {**signature, **constructed}.items() if n not in ("self", "params")}
 
 
-def _embeddings(model: nn.Module) -> list[str]:
-    """The names of embeddings' weights; an error where there are none."""
-    tables = [m.weight for m in naming.unwrap(model).modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
-    held = {id(weight) for weight in tables}
-    names = [name for name, p in naming.parameters(model).items() if id(p) in held]
-    if not names:
-        raise MupscaleError(
-            "rules: embeddings is a factor for the rate of nn.Embedding, of which this model has none. Leave it out, "
-            "or give your own groups (groups=)"
-        )
-    return names
-
-
 def _names_of(params: Any, plan: Plan, parameters: Mapping[str, nn.Parameter]) -> list[str]:
     """The names of a group's parameters, given as tensors, (name, tensor) pairs or names."""
     by_identity = {id(p): name for name, p in parameters.items()}
@@ -274,7 +265,9 @@ def recognise_optimizer(state: Set[str], hyper: Mapping[str, Any], where: object
     where: what they were read from, for the error.
     """
     names = hyper.keys() - _LEFT_BY_OTHERS
-    own = {cls: default_hyper(cls, {}).keys() for cls in _torch_optimizers() if _may_keep(cls, state)}
+    every = [cls for cls in vars(torch.optim).values() if isinstance(cls, type) and issubclass(cls, Optimizer)]
+    first = sorted({*every} - {Optimizer}, key=lambda cls: (cls is not torch.optim.AdamW, cls.__name__))  # of several
+    own = {cls: default_hyper(cls, {}).keys() for cls in first if _may_keep(cls, state)}
     own = {cls: known for cls, known in own.items() if len(names - known) <= _STRANGE}
     nearest = min(own, key=lambda cls: (len(names - own[cls]), len(own[cls] - names)), default=None)
     if nearest is None:
@@ -293,12 +286,6 @@ _LEFT_BY_OTHERS |= {"decay_rule", "weight_decay_change"}
 _KEPT_BY_OTHERS = {"step", "exp_avg", "exp_avg_sq", "func_evals", "n_iter", "d", "t", "old_dirs", "old_stps", "ro"}
 _KEPT_BY_OTHERS |= {"H_diag", "prev_flat_grad", "prev_loss", "al"}  # by RAdam and LBFGS
 _STRANGE = 2  # hyperparameters that another version may have and this one lacks
-
-
-def _torch_optimizers() -> list[type[Optimizer]]:
-    """AdamW first, for what could be of several."""
-    every = [cls for cls in vars(torch.optim).values() if isinstance(cls, type) and issubclass(cls, Optimizer)]
-    return sorted({*every} - {Optimizer}, key=lambda cls: (cls is not torch.optim.AdamW, cls.__name__))
 
 
 def _may_keep(cls: type[Optimizer], state: Set[str]) -> bool:

@@ -105,11 +105,6 @@ def _adafactor_eps(entry: Entry, hyper: Hyper) -> tuple[float, float]:
     return entry.rule.gradient(1 if len(entry.narrow) < 2 else 2), entry.rule.weight
 
 
-def _adafactor_implicit(hyper: Hyper, parameter: Tensor) -> Hyper:
-    eps1, eps2 = hyper["eps"]
-    return {**hyper, "eps": (torch.finfo(parameter.dtype).eps if eps1 is None else eps1, eps2)}
-
-
 def _muon_lr(entry: Entry, hyper: Hyper) -> float:
     """Muon multiplies lr by a function of the shape itself; that change must be taken back."""
     return entry.rule.spectral_lr * _muon_adjustment(entry.narrow, hyper) / _muon_adjustment(entry.wide, hyper)
@@ -126,7 +121,10 @@ def _muon_adjustment(shape: tuple[int, ...], hyper: Hyper) -> float:
 _ADAFACTOR = Traits(
     hyper={"lr": _one, "weight_decay": _one, "eps": _adafactor_eps},
     state={"row_var": _gradient(2), "col_var": _gradient(2), "variance": _gradient(2)},
-    implicit=_adafactor_implicit,
+    implicit=lambda hyper, p: {
+        **hyper,
+        "eps": (torch.finfo(p.dtype).eps if hyper["eps"][0] is None else hyper["eps"][0], hyper["eps"][1]),
+    },
     by_size=True,
     mup_hyper={
         "lr": _relative_lr,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from torch.optim import Optimizer
@@ -128,7 +128,15 @@ def _carried_over(scheduler: LRScheduler, wide_optimizer: Optimizer) -> LRSchedu
         raise MupscaleError("widen_scheduler takes the wide optimizer that upscale made from the scheduler's own")
     narrow = scheduler.optimizer.param_groups
     origin = [int(group[FROM_GROUP]) for group in groups]
-    growth = [_growth_of_rate(group, narrow[i]) for group, i in zip(groups, origin, strict=True)]
+    if any(math.isinf(group.get(RATE_CHANGE, 1.0)) for group in groups):
+        raise MupscaleError(
+            "the schedule is at a learning rate of 0, so it cannot continue from the lr that you gave. Leave lr out, "
+            "or make a new scheduler for the wide optimizer"
+        )
+    growth = [  # by what the rates of a group are multiplied
+        float(group.get("lr_factor", 1.0) / narrow[i].get("lr_factor", 1.0) * group.get(RATE_CHANGE, 1.0))
+        for group, i in zip(groups, origin, strict=True)
+    ]
     widened = copy.copy(scheduler)
     widened.optimizer = wide_optimizer
     for name, value in vars(scheduler).items():
@@ -158,14 +166,3 @@ def _carried_over(scheduler: LRScheduler, wide_optimizer: Optimizer) -> LRSchedu
             wide_value = wide_optimizer
         setattr(widened, name, wide_value)
     return widened
-
-
-def _growth_of_rate(wide: Mapping[str, Any], narrow: Mapping[str, Any]) -> float:
-    """By what the rates of a group are multiplied."""
-    change: float = wide.get(RATE_CHANGE, 1.0)
-    if math.isinf(change):
-        raise MupscaleError(
-            "the schedule is at a learning rate of 0, so it cannot continue from the lr that you gave. Leave lr out, "
-            "or make a new scheduler for the wide optimizer"
-        )
-    return float(wide.get("lr_factor", 1.0) / narrow.get("lr_factor", 1.0) * change)

@@ -66,23 +66,17 @@ class ImplicitMatrix(Matrix):
         directions = side.directions.rows
         parts = flat @ directions.T
         y = parts @ side.products.rows
-        new = self._new_directions(flat, flat - parts @ directions, directions)
-        if new is not None:
+        lengths = torch.linalg.vector_norm(flat, dim=1)
+        if not lengths.isfinite().all():
+            raise Diverged("the program has diverged: a vector is not finite; take a smaller learning rate")
+        new = _orthonormal(flat - parts @ directions, _NEW[self.program.dtype] * lengths)  # block Gram-Schmidt, twice
+        if len(new):
+            new = _orthonormal(new - (new @ directions.T) @ directions, 0 * lengths[: len(new)])
             products = self._draw_products(new, other, transposed)
             y += (flat @ new.T) @ products
             side.directions.add(new)
             side.products.add(products)
         return y.reshape(len(x), -1, self.distinct) / self._roots[not transposed]
-
-    def _new_directions(self, vectors: Tensor, rest: Tensor, directions: Tensor) -> Tensor | None:
-        """New directions among the rest of these vectors: block Gram-Schmidt, twice."""
-        lengths = torch.linalg.vector_norm(vectors, dim=1)
-        if not lengths.isfinite().all():
-            raise Diverged("the program has diverged: a vector is not finite; take a smaller learning rate")
-        new = _orthonormal(rest, _NEW[self.program.dtype] * lengths)
-        if not len(new):
-            return None
-        return _orthonormal(new - (new @ directions.T) @ directions, 0 * lengths[: len(new)])
 
     def _draw_products(self, new: Tensor, other: KnownProducts, transposed: bool) -> Tensor:
         """W q for each new q."""

@@ -94,6 +94,8 @@ def draw_errors(comparisons: Mapping[str, LimitComparison], gallery: Gallery, na
         return None
 
     def sketch(ax: Any) -> None:
+        from matplotlib.ticker import LogLocator
+
         widths = sorted({n for comparison in comparisons.values() for n in comparison.widths})
         ends = (widths[0] / 1.25, widths[-1] * 1.25)
         for (label, one), color in zip(comparisons.items(), COLORS[1:], strict=False):
@@ -108,7 +110,8 @@ def draw_errors(comparisons: Mapping[str, LimitComparison], gallery: Gallery, na
         ax.set_xscale("log", base=2)
         ax.set_yscale("log")
         ax.set_xticks(widths, [words.format_count(n) for n in widths])
-        _plain_log_axis(ax.yaxis)
+        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0)))
+        ax.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
         ax.minorticks_off()
         _label(ax, "n", "distance from the limit (rms)", 2 if max(map(len, comparisons)) < _LONG else 1)
 
@@ -223,10 +226,3 @@ def _mark_upscalings(ax: Any, comparison: LimitComparison) -> None:
 def _times(comparison: LimitComparison) -> str:
     """By how much the networks grow: k by copies, r by fresh units as well."""
     return f"k = {comparison.times}" if comparison.wider == comparison.times else f"r = {comparison.wider:g}"
-
-
-def _plain_log_axis(axis: Any) -> None:
-    from matplotlib.ticker import LogLocator
-
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0)))
-    axis.set_major_formatter(lambda value, _: f"{value:.3g}")

@@ -217,29 +217,21 @@ def compare_with_limit(experiment: Experiment, widths: Sequence[int], draws: Dra
     runs = list[Run]()
 
     def outputs(result: Run) -> Tensor:
-        runs.append(_reduce_to_cpu(result))
+        tensors: dict[str, Any] = {name: value for name, value in vars(result).items() if isinstance(value, Tensor)}
+        tensors["hidden"] = result.hidden[0]  # of the first input alone
+        runs.append(replace(result, **{name: value.detach().cpu().double() for name, value in tensors.items()}))
         return result.outputs
 
     found = draws.limit(experiment, outputs)
     warn_of_few_samples(found.note)
-    upscaled, edges, separated = runs[0].upscaled, _edges(runs), mask_separated_copies(experiment.stages)
+    upscaled, separated = runs[0].upscaled, mask_separated_copies(experiment.stages)
+    reach = max(float(one.hidden.std()) for one in runs) * _REACH
+    edges = torch.linspace(-reach, reach, _BINS + 1, dtype=torch.float64)
     limit, networks = _measure(None, found, runs, separated, edges), list[Measurements]()
     for n in sorted(widths):
         runs.clear()
         networks.append(_measure(n, draws.finite(experiment, n, outputs), runs, separated, edges))
     return LimitComparison(experiment.times, experiment.wider, upscaled, limit, tuple(networks), edges)
-
-
-def _reduce_to_cpu(result: Run) -> Run:
-    """A run on the CPU, with the preactivations of the first input alone."""
-    tensors: dict[str, Any] = {name: value for name, value in vars(result).items() if isinstance(value, Tensor)}
-    tensors["hidden"] = result.hidden[0]
-    return replace(result, **{name: value.detach().cpu().double() for name, value in tensors.items()})
-
-
-def _edges(runs: Sequence[Run]) -> Tensor:
-    reach = max(float(one.hidden.std()) for one in runs) * _REACH
-    return torch.linspace(-reach, reach, _BINS + 1, dtype=torch.float64)
 
 
 def _measure(

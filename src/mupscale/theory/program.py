@@ -179,7 +179,14 @@ class Program(ABC):
             self.check(x, "outer_nonlin")
             if x.dim() != 2:
                 raise MupscaleError(f"outer_nonlin takes single vectors, not a batch of shape {tuple(x.shape)}")
-        size = self._affordable(r)
+        size = self.units * self.k
+        if r < 0:
+            raise MupscaleError(f"outer_nonlin's order r is 0 or more, not {r}")
+        if size**r > _AT_A_TIME:
+            raise MupscaleError(
+                f"outer_nonlin of order {r} over {size} entries needs {float(size) ** r:.1e} numbers in memory for "
+                f"every entry, and {_AT_A_TIME:.1e} is the most; take fewer units or samples, or a lower order"
+            )
         flat = [x.reshape(-1) for x in xs]
         betas = [[v.reshape(*(1,) * (i + 1), -1, *(1,) * (r - 1 - i)) for v in flat] for i in range(r)]
         step = max(1, _AT_A_TIME // size**r)
@@ -218,14 +225,3 @@ class Program(ABC):
                 f"{what} takes vectors of {self.dtype} on {self.device.type}, as this program's are, not of {x.dtype} "
                 f"on {x.device.type}"
             )
-
-    def _affordable(self, r: int) -> int:
-        size = self.units * self.k
-        if r < 0:
-            raise MupscaleError(f"outer_nonlin's order r is 0 or more, not {r}")
-        if size**r > _AT_A_TIME:
-            raise MupscaleError(
-                f"outer_nonlin of order {r} over {size} entries needs {float(size) ** r:.1e} numbers in memory for "
-                f"every entry, and {_AT_A_TIME:.1e} is the most; take fewer units or samples, or a lower order"
-            )
-        return size
