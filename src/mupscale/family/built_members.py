@@ -44,8 +44,13 @@ class BuiltMembers:
 
     def build(self, width: WidthLike) -> nn.Module:
         """The model as its author initialises it: the standard parametrisation."""
-        width = Width.of(width)
-        self._check_names(width)
+        width, names = Width.of(width), self._base.sizes.keys()
+        if len(names) > 1 and not names <= width.sizes.keys():  # a default of the author's would not be one
+            *others, last = names
+            raise MupscaleError(
+                f"the sizes of this family are {', '.join(others)} and {last}, but {width.plain} does not name them "
+                f"all. Write {self._base.times(2, [name for name in names if name != self.depth_size]).plain}"
+            )
         model = self.build_function(width.plain) if width.is_plain else self.build_function(**width.sizes)
         if not isinstance(model, nn.Module):
             raise MupscaleError(
@@ -58,16 +63,6 @@ class BuiltMembers:
         """The same with the numbers that follow from this seed."""
         with seeded(seed):
             return self.build(width)
-
-    def _check_names(self, width: Width) -> None:
-        """An error where one of the base's several sizes is missing; a default of the author's would not be one."""
-        names = self._base.sizes.keys()
-        if len(names) > 1 and not names <= width.sizes.keys():
-            *others, last = names
-            raise MupscaleError(
-                f"the sizes of this family are {', '.join(others)} and {last}, but {width.plain} does not name them "
-                f"all. Write {self._base.times(2, [name for name in names if name != self.depth_size]).plain}"
-            )
 
     def drawn_part(self, width: WidthLike, seed: int, part: Collection[str]) -> nn.Module:
         """What `drawn` gives, with values for the parameters that are named alone: the others share one's memory.

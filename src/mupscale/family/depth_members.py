@@ -155,10 +155,16 @@ class DepthMembers(BuiltMembers):
         if not self.tried:
             narrow, wide = probes.narrow, probes.wide
             if uneven := find_uneven(narrow, wide):
+                even = list[str]()  # two multiples of the base, if there are any, from which all sizes double
+                for base in (self._base.times(factor) for factor in (Fraction(3, 2), 2, 3, 4, 6, 8)):
+                    with suppress(Exception):  # no model can be built at this width
+                        members = [self.sketch(Width.of(base, whole=True).times(k)) for k in (1, 2, 4)]
+                        even += [str(base)] if not any(find_uneven(*pair) for pair in pairwise(members)) else []
+                such = f", such as {' or '.join(even[:2])}" if even else ""
                 raise MupscaleError(
                     f"{uneven} does not grow by a whole multiple. If a size is rounded up, build it as a multiple of "
-                    f"the width, or use a base at which it is not rounded{self._even_bases()}. The base may differ "
-                    "from the width of the model that grows"
+                    f"the width, or use a base at which it is not rounded{such}. The base may differ from the width "
+                    "of the model that grows"
                 )
             learnt = learn_roles(narrow, wide, trials, probes.given(self.roles or {}))
             any_width = roles_for_any_width(narrow, wide, with_keeps(narrow, wide, learnt, trials))
@@ -166,15 +172,6 @@ class DepthMembers(BuiltMembers):
             self._check_at(2, trials)  # at another width, too, since roles are for all of them
             self.check_widths(trials)
         trials.renamed(probes.originals).warn(given)
-
-    def _even_bases(self) -> str:
-        """Two multiples of the base, if there are any, from which all sizes double at every width that is tried."""
-        even = list[str]()
-        for base in (self._base.times(factor) for factor in (Fraction(3, 2), 2, 3, 4, 6, 8)):
-            with suppress(Exception):  # no model can be built at this width
-                members = [self.sketch(Width.of(base, whole=True).times(k)) for k in (1, 2, 4)]
-                even += [str(base)] if not any(find_uneven(*pair) for pair in pairwise(members)) else []
-        return f", such as {' or '.join(even[:2])}" if even else ""
 
     @cached_property
     def _past_norms(self) -> Mapping[str, tuple[int, ...]] | None:
@@ -206,10 +203,7 @@ class DepthMembers(BuiltMembers):
         return self.between(probes.narrow, probes.wide, how=how, tried=True, roles=probes.given(self.roles or {}))
 
     def plan(self, width: WidthLike | nn.Module) -> Plan:
-        """μP at this width (or for this model): every factor relative to the base. Made once for each width.
-
-        With a batch (`inputs`, or `check`) it says that small members have been tried.
-        """
+        """As `Family.plan`."""
         if isinstance(width, nn.Module):
             return self._noting_trial(self.between(self._base_model, width, how="mup"), self._base, width)
         return self._mup(self._base, Width.of(width))
@@ -225,10 +219,7 @@ class DepthMembers(BuiltMembers):
     def widening(
         self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module, *, grow: Operator | None = None
     ) -> Plan:
-        """The plan for growing one member into another, by copies or as `grow` does it.
-
-        It knows the family's initial values, which are the unit of noise and what fresh units are drawn from.
-        """
+        """As `Family.widening`."""
         wide_model = self._at(wide)
         copies = grow is None or grow.needs_multiples
         plan = self.between(self._at(narrow), wide_model, how="copies" if copies else "fresh")

@@ -213,7 +213,18 @@ class Family(BuiltMembers):
 
     def _writers(self, lists: list[BlockList], side: str = "deep", inputs: Any = None) -> dict[str, Writers]:
         """What writes into the stream, in each block of one side, as a run of the base model shows."""
-        writers, reasons = self._base_writers(inputs)
+        if self._writers_in_base is None:  # once, on the CPU
+            sample = self.inputs if inputs is None else inputs
+            if sample is None:
+                raise MupscaleError(
+                    "the library runs a small model to find what writes into the residual stream. Pass inputs= to the "
+                    "Family: a small batch, as its models are called"
+                )
+            with torch.random.fork_rng(devices=[]):
+                model = self.build(self._base)
+            all_blocks = [path for one in self._lists(self._depth, self._depth) for path in one.deep]
+            self._writers_in_base = find_writers(model, all_blocks, tree_map_only(Tensor, Tensor.cpu, sample))
+        writers, reasons = self._writers_in_base
         base = {one.path: one.shallow for one in self._lists(self._depth, self._depth)}
         written = {}
         for one in lists:
@@ -230,21 +241,6 @@ class Family(BuiltMembers):
                 source, reason = next((path, reasons[path]) for path in base[one.path])
                 raise cannot_be_identity(source, reason)
         return written
-
-    def _base_writers(self, inputs: Any) -> tuple[dict[str, Writers], dict[str, str]]:
-        """Run the base model once, on the CPU."""
-        if self._writers_in_base is None:
-            sample = self.inputs if inputs is None else inputs
-            if sample is None:
-                raise MupscaleError(
-                    "the library runs a small model to find what writes into the residual stream. Pass inputs= to the "
-                    "Family: a small batch, as its models are called"
-                )
-            with torch.random.fork_rng(devices=[]):
-                model = self.build(self._base)
-            paths = [path for one in self._lists(self._depth, self._depth) for path in one.deep]
-            self._writers_in_base = find_writers(model, paths, tree_map_only(Tensor, Tensor.cpu, sample))
-        return self._writers_in_base
 
     # ------------------------------------------------------------------------------------------- plans
 

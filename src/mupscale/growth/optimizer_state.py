@@ -199,19 +199,14 @@ def initial_state(optimizer: Optimizer, group: Mapping[str, Any], ndim: int) -> 
     p.grad = torch.zeros_like(p)
     fresh, found = type(optimizer)([p], **hyper), dict[str, float]()
 
-    def look() -> None:
+    def look(result: Any = None) -> Any:
         for key, value in fresh.state[p].items():
             if isinstance(value, Tensor | float | int):
                 found.setdefault(key, float(value))
+        return result
 
     if (begin := getattr(fresh, "_init_group", None)) is not None:  # all of torch's make their state in it
-
-        def begin_and_look(*args: Any, **kwargs: Any) -> Any:
-            result = begin(*args, **kwargs)
-            look()
-            return result
-
-        fresh._init_group = begin_and_look  # type: ignore[attr-defined]
+        fresh._init_group = lambda *args, **kwargs: look(begin(*args, **kwargs))  # type: ignore[attr-defined]
     fresh.step()
     look()
     return found

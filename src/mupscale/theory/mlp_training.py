@@ -488,14 +488,13 @@ class Network:
         sigma = per_layer(mlp.sigma, mlp.layers, "sigma")
         self.input = OuterLayer(program, sigma[0], features, mlp.optimizer, is_readout=False)
         self.readout = OuterLayer(program, sigma[-1], outputs, mlp.optimizer, is_readout=True)
-        self.hidden = [HiddenLayer(program, sigma[i], self._updates(i)) for i in range(1, mlp.layers - 1)]
-
-    def _updates(self, layer: int) -> OuterProducts | Pairs | None:
-        if not self.trained[layer]:
-            return None
-        if self.mlp.entrywise is None:
-            return OuterProducts(self.program, self.mlp.momentum)
-        return Pairs(self.program, self.mlp.optimizer)
+        self.hidden = list[HiddenLayer]()
+        for i in range(1, mlp.layers - 1):
+            updates: OuterProducts | Pairs | None = None
+            if self.trained[i]:
+                is_sgd = mlp.entrywise is None
+                updates = OuterProducts(program, mlp.momentum) if is_sgd else Pairs(program, mlp.optimizer)
+            self.hidden.append(HiddenLayer(program, sigma[i], updates))
 
     def upscale(self, times: int, noise: PerLayer) -> None:
         """Step 2 of Meta-algorithm 'Upscaling procedure': noise on every weight; the copies are there already."""
