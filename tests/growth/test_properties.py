@@ -42,35 +42,6 @@ def optimizers(draw: st.DrawFn) -> tuple[type[torch.optim.Optimizer], dict[str, 
     )
 
 
-def _check(
-    narrow: nn.Module,
-    wide: nn.Module,
-    plan: mu.Plan,
-    batch: tuple[Tensor, Tensor],
-    optimizer: tuple[type[torch.optim.Optimizer], dict[str, Any]],
-    clip: float | None,
-) -> None:
-    cls, hyper = optimizer
-    opt = cls(narrow.parameters(), **hyper)
-    for _ in range(3):
-        opt.zero_grad()
-        F.mse_loss(narrow(batch[0]), batch[1]).backward()
-        opt.step()
-    mu.widen(narrow, wide, plan)
-    report = mu.verify(
-        narrow,
-        wide,
-        plan,
-        [batch],
-        lambda model, b: F.mse_loss(model(b[0]), b[1]),
-        optimizer=opt,
-        steps=5,
-        clip=clip,
-        tolerance=1e-8,
-    )
-    assert report.ok, str(report)
-
-
 @quick
 @given(
     layers=st.lists(st.tuples(widths, multipliers), min_size=1, max_size=4),
@@ -90,4 +61,16 @@ def test_proposition_dynamic_equivalence_of_mlps(
     narrow = MLP(3, [n for n, _ in layers], 2, bias=bias, activation="tanh")
     wide = MLP(3, [n * k for n, k in layers], 2, bias=bias, activation="tanh")
     batch = (torch.randn(6, 3), torch.randn(6, 2))
-    _check(narrow, wide, mu.plan(narrow, wide), batch, optimizer, clip)
+    plan, (cls, hyper) = mu.plan(narrow, wide), optimizer
+    opt = cls(narrow.parameters(), **hyper)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.mse_loss(model(batch[0]), batch[1])
+
+    for _ in range(3):
+        opt.zero_grad()
+        loss(narrow, batch).backward()
+        opt.step()
+    mu.widen(narrow, wide, plan)
+    report = mu.verify(narrow, wide, plan, [batch], loss, optimizer=opt, steps=5, clip=clip, tolerance=1e-8)
+    assert report.ok, str(report)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from mupscale.study import ContenderRuns, StudySettings, StudySummary, Sweep, SystemRuns, Tried, contender_named
@@ -13,6 +12,9 @@ from mupscale.study.forecast import check_forecast, make_forecast
 from mupscale.study.results import BudgetPoint, StageSpent
 from mupscale.study.verdict import answer_comparison
 from mupscale.study.wording import write_pay_words
+from summaries import write
+
+__all__ = ["write"]  # which tests of comparisons take from here
 
 USUAL, ALL = USUAL_IN_PAY, IN_PAY
 BUDGETS = (0.25, 0.5, 1.0)
@@ -124,10 +126,3 @@ def forecast_only(summary: StudySummary) -> StudySummary:
     """The same before its large models are trained."""
     forecast = {name: value for name, value in summary.forecast.items() if name != "held"}
     return write_pay_words(replace(summary, large=None, answer={}, forecast=forecast, stages=summary.stages[:5]))
-
-
-def write(folder: Path, summary: StudySummary) -> Path:
-    """A run's folder."""
-    folder.mkdir(parents=True)
-    summary.save(folder)
-    return folder

@@ -113,11 +113,6 @@ def heads_of(name: str) -> list[str]:
     return sorted(n.removeprefix(prefix) for n in public if n != prefix + usual and not n.endswith("PreTrainedModel"))
 
 
-def headless(name: str) -> str:
-    """How the name of the model without a head goes on."""
-    return next(head for head in heads_of(name) if head in ("Model", "TextModel"))
-
-
 def build(config: Any) -> nn.Module:
     """The model that a config (or its dict) names, in the default dtype, buffers included."""
     if isinstance(config, dict):

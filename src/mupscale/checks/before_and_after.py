@@ -66,7 +66,11 @@ def growth_table(
     counts = [sum(p.numel() for p in naming.parameters(model).values()) for model in models]
     rows = [_row("parameters", counts[0], counts[1], ",.0f")]
     held = [None, None] if optimizers is None else list(optimizers)
-    sizes = [_bytes(model, optimizer) / 2**20 for model, optimizer in zip(models, held, strict=True)]
+    sizes = []  # of parameters and their gradients, buffers, and the optimizer's state: what there is, or will be
+    for model, optimizer in zip(models, held, strict=True):
+        state = () if optimizer is None else (v for values in optimizer.state.values() for v in values.values())
+        tensors = [*(p for p in model.parameters() for _ in range(2)), *model.buffers(), *state]
+        sizes.append(sum(t.nbytes for t in tensors if isinstance(t, Tensor)) / 2**20)
     rows.append(_row("weights, gradients, optimizer state (MiB)", sizes[0], sizes[1], ",.4g"))
     if loss is not None:
         measured = [_measure(model, loss) for model in models]
@@ -81,13 +85,6 @@ def growth_table(
 def _row(what: str, a: float, b: float, form: str, *, difference: bool = False) -> tuple[str, str, str, str]:
     change = f"{b - a:+.4f}" if difference else "" if a == b else f"× {b / a:.3g}" if a else ""
     return what, format(a, form), format(b, form), change
-
-
-def _bytes(model: nn.Module, optimizer: Optimizer | None) -> int:
-    """Of parameters and their gradients, buffers, and the optimizer's state: what there is of it, or will be."""
-    parameters = 2 * sum(p.nbytes for p in model.parameters())
-    state = () if optimizer is None else (v for values in optimizer.state.values() for v in values.values())
-    return parameters + sum(b.nbytes for b in model.buffers()) + sum(v.nbytes for v in state if isinstance(v, Tensor))
 
 
 def _measure(model: nn.Module, loss: Callable[[nn.Module], Any]) -> tuple[float, float, bool]:

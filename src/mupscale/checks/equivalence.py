@@ -192,8 +192,12 @@ def verify(
         return _compare_old_units(_Pair(narrow, wide, plan), data[0], loss)
     training = _Training(narrow, wide, plan, data, loss, optimizer, steps, clip, schedule, hyper)
     pair = training.make_pair(in_float64)
-    if pair.in_double and not _takes_double(pair.small, data[0], loss):
-        in_float64, pair = False, training.make_pair(False)
+    if pair.in_double:
+        try:  # the loss may hold tensors of its own
+            with torch.no_grad():
+                loss(_copy(pair.small)[0], in_double(data[0]))
+        except RuntimeError:
+            in_float64, pair = False, training.make_pair(False)
     allowed = pair.tolerance if tolerance is None else tolerance
     report = replace(training.compare(pair, allowed), reason=pair.reason if tolerance is None else "")
     if tolerance is None and not report.ok and (report.first is None or report.first.kind != "buffer"):
@@ -213,16 +217,6 @@ def _compare_old_units(pair: _Pair, batch: Any, loss: Loss) -> Report:
     axes = [axis for entry in pair.plan.parameters.values() for axis in entry.axes.values()]
     copyable = all(axis.times == int(axis.times) for axis in axes)
     return Report([moved], [losses], math.inf, first, dropout=pair.dropout, fresh=True, copyable=copyable)
-
-
-def _takes_double(small: nn.Module, batch: Any, loss: Loss) -> bool:
-    """Whether the loss can be computed in float64; it may hold tensors of its own."""
-    try:
-        with torch.no_grad():
-            loss(_copy(small)[0], in_double(batch))
-    except RuntimeError:
-        return False
-    return True
 
 
 class _Pair:

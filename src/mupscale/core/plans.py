@@ -220,11 +220,6 @@ class Plan:
         """Whether the larger model has parts, such as blocks, that the smaller one lacks."""
         return any(source.is_new for source in self.sources.values())
 
-    @property
-    def has_experts(self) -> bool:
-        """Whether parts of the larger model are copies that share a gradient."""
-        return any(source.kind == "expert" for source in self.sources.values())
-
     def __iter__(self) -> Iterator[str]:
         return iter(self.parameters)
 

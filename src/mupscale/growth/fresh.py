@@ -118,8 +118,19 @@ class FreshTensor:
                     self._mean = self._mean_of_old(read, out)
                 self._ready = True
         self._write_drawn(out, region, read)
-        if self.grows and self.values.new_outputs != "drawn":
-            self._fill_new_outputs(out, region)
+        if not self.grows or self.values.new_outputs == "drawn":
+            return
+        (dim,) = self.entry.out
+        new = self._cut(self._is_new[dim], region).to(out.device)
+        if self.values.new_outputs == "zero":
+            out.masked_fill_(new, 0.0)
+            return
+        if self._mean is not None:
+            mean = self._mean[region.outer.start : region.outer.stop]
+        else:
+            old, here = self._old(dim).to(out.device), dim - self._split + 1
+            mean = (_sum(out.index_select(here, old).double(), here) / len(old)).to(out)
+        out.copy_(torch.where(new, mean, out))
 
     def _write_drawn(self, out: Tensor, region: Region, read: Read) -> None:
         """Fresh values, and the old weights among them."""
@@ -170,20 +181,6 @@ class FreshTensor:
         for d in entry.out:
             where = where & ~self._cut(self._is_new[d], region)
         out.mul_(torch.where(where, self.values.outgoing, 1.0).to(out))
-
-    def _fill_new_outputs(self, out: Tensor, region: Region) -> None:
-        """Give new outputs the mean of the old ones, or zero."""
-        (dim,) = self.entry.out
-        new = self._cut(self._is_new[dim], region).to(out.device)
-        if self.values.new_outputs == "zero":
-            out.masked_fill_(new, 0.0)
-            return
-        if self._mean is not None:
-            mean = self._mean[region.outer.start : region.outer.stop]
-        else:
-            old, here = self._old(dim).to(out.device), dim - self._split + 1
-            mean = (_sum(out.index_select(here, old).double(), here) / len(old)).to(out)
-        out.copy_(torch.where(new, mean, out))
 
     def _mean_of_old(self, read: Read, out: Tensor) -> Tensor:
         """The mean over the old units of the first axis that grows, in parts that do not depend on the region."""

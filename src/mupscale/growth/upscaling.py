@@ -173,7 +173,8 @@ def upscale(
     is_changed = any(source.value or source.kind == "copy" for source in plan.sources.values())
     if inputs is not None and _copies_blocks(plan) and (is_changed or not (plan.checked and is_replica(wider))):
         _, share = difference_of_outputs(narrow, wide, inputs)
-        what = "what is new in experts changes" if plan.has_experts else "copied blocks change"
+        are_experts = any(source.kind == "expert" for source in plan.sources.values())
+        what = "what is new in experts changes" if are_experts else "copied blocks change"
         warn(f"{what} the function: outputs differ by {words.format_share(share)} on the batch")
     if grown is not None:
         watch_for_plain_clipping(grown)

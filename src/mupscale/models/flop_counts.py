@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -76,12 +75,15 @@ def count_flops(module: nn.Module, *inputs: object, **named: object) -> int:
     parts = list(module.modules())
     if any(isinstance(part, nn.RNNBase) and not part.all_weights[0][0].is_meta for part in parts):
         raise MupscaleError("recurrent layers can only be counted on the meta device; move module and inputs there")
-    modes = [part.training for part in parts]
+    modes, fastpath = [part.training for part in parts], torch.backends.mha.get_fastpath_enabled()
     module.eval()
     try:
-        with torch.no_grad(), _plain_kernels(), FlopCounterMode(display=False) as counter, _NoteFFTs() as ffts:  # type: ignore[no-untyped-call]
+        torch.backends.mha.set_fastpath_enabled(False)  # the counter sees nothing inside some of the fused kernels
+        counter = FlopCounterMode(display=False)
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter, _NoteFFTs() as ffts:  # type: ignore[no-untyped-call]
             module(*inputs, **named)
     finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
         for part, training in zip(parts, modes, strict=True):
             part.training = training
     counted = 3 * int(counter.get_total_flops())
@@ -107,18 +109,6 @@ def _warn_uncounted(some: bool) -> None:
         "FFTs of the model are left out" if some else "none of the model's operations are counted, and its FLOPs are 0"
     )
     warn(f"{what}: FLOPs are those of matrix products and convolutions. Costs that are compared may be off")
-
-
-@contextmanager
-def _plain_kernels() -> Iterator[None]:
-    """Attention as plain matrix products: the counter sees nothing inside some of the fused kernels."""
-    fastpath = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fastpath)
 
 
 @dataclass(frozen=True)

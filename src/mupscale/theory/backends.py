@@ -72,21 +72,18 @@ class ImplicitMatrix(Matrix):
         new = _orthonormal(flat - parts @ directions, _NEW[self.program.dtype] * lengths)  # block Gram-Schmidt, twice
         if len(new):
             new = _orthonormal(new - (new @ directions.T) @ directions, 0 * lengths[: len(new)])
-            products = self._draw_products(new, other, transposed)
+            p, count, target = other.directions.rows, len(new), self.in_ if transposed else self.out
+            drawn = self.program._normals(count * self.distinct, target)
+            fresh = drawn.reshape(count, self.distinct, len(target)).transpose(1, 2) * self._roots[not transposed]
+            products = fresh.reshape(count, -1)  # W q for each new q
+            if self.projected:
+                products = products - (products @ p.T) @ p
+            if self.dots:
+                products = products + (new @ other.products.rows.T) @ p
             y += (flat @ new.T) @ products
             side.directions.add(new)
             side.products.add(products)
         return y.reshape(len(x), -1, self.distinct) / self._roots[not transposed]
-
-    def _draw_products(self, new: Tensor, other: KnownProducts, transposed: bool) -> Tensor:
-        """W q for each new q."""
-        p, count, target = other.directions.rows, len(new), self.in_ if transposed else self.out
-        drawn = self.program._normals(count * self.distinct, target)
-        fresh = drawn.reshape(count, self.distinct, len(target)).transpose(1, 2) * self._roots[not transposed]
-        fresh = fresh.reshape(count, -1)
-        if self.projected:
-            fresh = fresh - (fresh @ p.T) @ p
-        return fresh + (new @ other.products.rows.T) @ p if self.dots else fresh
 
 
 def _orthonormal(vectors: Tensor, shortest: Tensor) -> Tensor:

@@ -36,7 +36,13 @@ def draw_losses(comparisons: Mapping[str, LimitComparison], gallery: Gallery, na
     """
 
     def sketch(ax: Any) -> None:
-        panels = _panels(ax, len(comparisons))
+        fig = ax.figure  # pairs of axes, one above the other, take the place of one
+        fig.clear()
+        axes = fig.subplots(2, len(comparisons), sharex=True, sharey="row", height_ratios=[3, 2], squeeze=False)
+        for each in axes.flat:
+            each.spines[["top", "right"]].set_visible(False)
+            each.grid(alpha=0.25, linewidth=0.6)
+        panels = list(zip(*axes, strict=True))
         for (above, below), (title, comparison) in zip(panels, comparisons.items(), strict=True):
             draw(above, below, comparison)
             above.set_title(title, fontsize="medium")
@@ -202,17 +208,6 @@ def _label(ax: Any, x: str, y: str, columns: int) -> None:
     ax.set_xlabel(x)
     ax.set_ylabel(y)
     add_legend_below(ax, columns)
-
-
-def _panels(ax: Any, columns: int) -> list[tuple[Any, Any]]:
-    """Pairs of axes, one above the other, in the place of one."""
-    fig = ax.figure
-    fig.clear()
-    panels = fig.subplots(2, columns, sharex=True, sharey="row", height_ratios=[3, 2], squeeze=False)
-    for panel in panels.flat:
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.grid(alpha=0.25, linewidth=0.6)
-    return list(zip(*panels, strict=True))
 
 
 def _mark_upscalings(ax: Any, comparison: LimitComparison) -> None:
