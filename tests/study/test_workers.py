@@ -28,7 +28,7 @@ from mupscale.study.storage import Storage
 from mupscale.study.trials import SweepTrials, trial_state
 from mupscale.system import Interrupted, MupscaleError, parse_record
 from mupscale.train import Recipe, Seeds, Spec
-from paper_runs import quiet, speaking_to
+from paper_runs import quiet
 from processes import DEADLINE, PROCESSES, Child
 from slow_cases import with_slow
 from small_runs import ADAMW, Rows, limit_files, recipe
@@ -76,7 +76,7 @@ class Process(Child):
         prepare: Callable[[], object] | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(output, speaking_to, _act, work, place, start, prepare, options)
+        super().__init__(output, _act, work, place, start, prepare, options)
 
     def said(self) -> str:
         return self.output.read_text() if self.output.exists() else ""
