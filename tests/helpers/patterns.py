@@ -11,6 +11,6 @@ from patterns_kit import REGISTERED, Pattern
 
 __all__ = ["PATTERNS", "Pattern"]
 
-for subject in ("attention", "blocks", "graph", "habits", "mlp", "others", "products", "sequence", "units", "vision"):
+for subject in ("attention", "graph", "habits", "layers", "sequence", "units", "vision"):
     import_module(f"patterns_{subject}")  # which puts its patterns on the list
 PATTERNS: list[Pattern] = list(REGISTERED)
