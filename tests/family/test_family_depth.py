@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mupscale as mu
+from deep_models import ResidualTable
 from mupscale.core import Width
 from mupscale.models import GPT2
 from own_norms import OwnScale
@@ -225,26 +226,10 @@ def test_roles_are_learnt_where_rates_follow_the_depth() -> None:
 
 
 def test_a_width_that_names_no_sizes_is_told_them_at_the_depth_that_there_is() -> None:
-    def build(width: int, ffn: int, depth: int) -> nn.Module:
-        parts = [nn.Sequential(nn.LayerNorm(width), nn.Linear(width, ffn), nn.Linear(ffn, width)) for _ in range(depth)]
-        return Stream(nn.Linear(5, width), nn.ModuleList(parts), nn.Linear(width, 2))
-
-    family = mu.Family(build, base={"width": 8, "ffn": 32, "depth": 2}, inputs=torch.randn(4, 5))
-    model = family.init({"width": 8, "ffn": 32, "depth": 2})
+    base = {"width": 8, "ffn": 32, "depth": 2}
+    family = mu.Family(
+        lambda width, ffn, depth: ResidualTable(5, 2, width, depth, ffn), base=base, inputs=torch.randn(4, 5)
+    )
+    model = family.init(base)
     with pytest.raises(mu.MupscaleError, match=r"Write width={'width': 128, 'ffn': 512}, and add depth"):
         family.upscale(model, width=128)
-
-
-class Stream(nn.Module):
-    """Blocks that are added to a stream."""
-
-    def __init__(self, read: nn.Module, blocks: nn.ModuleList, head: nn.Module) -> None:
-        super().__init__()
-        self.read, self.blocks, self.head = read, blocks, head
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """From the first to the last."""
-        x = self.read(x)
-        for block in self.blocks:
-            x = x + block(x)
-        return self.head(x)

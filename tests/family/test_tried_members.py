@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import mupscale as mu
+from deep_models import ResidualTable
 from mupscale.models import MLP
 from poor_batches import Branch
 
@@ -44,20 +45,8 @@ def test_a_family_without_a_batch_warns_where_its_plan_matters() -> None:
 
 
 def test_a_family_with_a_depth_says_so_too() -> None:
-    class Net(nn.Module):
-        def __init__(self, width: int, depth: int) -> None:
-            super().__init__()
-            self.a, self.c = nn.Linear(3, width), nn.Linear(width, 2)
-            self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            h = self.a(x)
-            for block in self.blocks:
-                h = h + torch.tanh(block(h))
-            return self.c(h)
-
     base, member = {"width": 64, "depth": 2}, {"width": 128, "depth": 3}
-    family = mu.Family(Net, base=base)
+    family = mu.Family(lambda width, depth: ResidualTable(3, 2, width, depth), base=base)
     with pytest.warns(mu.UncheckedPlan, match="this family has not been tried"):
         family.init(member)
     assert not family.has_tried(base, member)

@@ -12,9 +12,7 @@ from mupscale.study.forecast import check_forecast, make_forecast
 from mupscale.study.results import BudgetPoint, StageSpent
 from mupscale.study.verdict import answer_comparison
 from mupscale.study.wording import write_pay_words
-from summaries import write
-
-__all__ = ["write"]  # which tests of comparisons take from here
+from summaries import write as write  # which tests of comparisons take from here
 
 USUAL, ALL = USUAL_IN_PAY, IN_PAY
 BUDGETS = (0.25, 0.5, 1.0)

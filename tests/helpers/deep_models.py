@@ -263,11 +263,12 @@ REFUSED: dict[str, tuple[Deepening, str]] = {
 class ResidualTable(nn.Module):
     """A residual MLP for rows of a table, with a width and a number of blocks to vary: what small runs train."""
 
-    def __init__(self, d_in: int, d_out: int, width: int, layers: int) -> None:
+    def __init__(self, d_in: int, d_out: int, width: int, layers: int, hidden: int | None = None) -> None:
         super().__init__()
+        inner = hidden or width
         self.stem = nn.Linear(d_in, width)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
             for _ in range(layers)
         )
         self.head = nn.Linear(width, d_out)
