@@ -206,7 +206,7 @@ def test_a_real_size_is_planned_on_miniatures_that_have_all_kinds_of_layers() ->
 def test_what_is_learnt_serves_every_size_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3}
     ConfigFamily({**config, "hidden_size": 256, "intermediate_size": 512}).plan(Times.of(3), initial=False)
-    monkeypatch.setattr(miniatures, "plan", None)  # nothing is run once more
+    monkeypatch.setattr(miniatures.planning, "plan", None)  # nothing is run once more
     plan = ConfigFamily({**config, "hidden_size": 512, "intermediate_size": 1024}).plan(Times.of(3), initial=False)
     assert plan["model.layers.2.self_attn.q_proj.weight"].axes[0] == Axis(3, 256, side="out")
 

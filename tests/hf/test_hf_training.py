@@ -457,7 +457,7 @@ def test_adapters_and_quantised_models_are_refused(tmp_path: Path) -> None:
     marked.is_quantized = True
     adapted = copy.deepcopy(wide)
     adapted.model.layers[0].mlp.up_proj.lora_A = nn.Linear(32, 2, bias=False)
-    for model, reason in ((quantised, "quantised"), (marked, "quantised"), (adapted, "LoRA adapter")):
+    for model, reason in ((quantised, "quantised"), (marked, "quantised"), (adapted, "PEFT adapter")):
         for refused in (
             lambda m: training.plan(tmp_path, m),
             lambda m: training.param_groups(tmp_path, m, torch.optim.AdamW, lr=LR),

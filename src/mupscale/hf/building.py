@@ -168,19 +168,14 @@ def sketch_model(config: Mapping[str, Any]) -> nn.Module:
     Nobody may change it: the last few are kept, since a command asks for the same ones again and again.
     """
     if config.get("auto_map"):  # whose code may run in one call and not in the next
-        return _build(config, "meta")
+        return build_model(config, "meta")
     key = f"{torch.get_default_dtype()} {json.dumps(config, sort_keys=True, default=repr)}"
     if key not in _SKETCHES:
-        made = _build(config, "meta")
+        made = build_model(config, "meta")
         while len(_SKETCHES) >= _MOST_SKETCHES:
             _SKETCHES.pop(next(iter(_SKETCHES)))
         _SKETCHES[key] = made
     return _SKETCHES[key]
-
-
-def build_model(config: Mapping[str, Any]) -> nn.Module:
-    """The model of a config.json, freshly initialised in float32."""
-    return _build(config, "cpu")
 
 
 def memory_shortage(needed: int) -> str:
@@ -203,7 +198,8 @@ def built_in_float64() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _build(config: Mapping[str, Any], device: str) -> nn.Module:
+def build_model(config: Mapping[str, Any], device: str = "cpu") -> nn.Module:
+    """The model of a config.json, freshly initialised in float32."""
     cls, built = model_class(config), transformers_config(config)
     try:
         with quiet_transformers(), torch.device(device):
@@ -247,7 +243,8 @@ def make_batches(
         raise MupscaleError("to read a text, the checkpoint's own tokenizer is needed. Give its folder, too")
     main = getattr(model, "main_input_name", "input_ids")
     if main not in ("input_ids", "input_features") and text is not None:
-        raise MupscaleError(f"{type(model).__name__} reads {_KINDS.get(main, main)}, not text: leave the text out")
+        what = {"pixel_values": "images", "input_values": "sound", "past_values": "series"}.get(main, main)
+        raise MupscaleError(f"{type(model).__name__} reads {what}, not text: leave the text out")
     try:
         signals = [_signals(model, main, rows, seed, number) for number in range(count)]
     except (AttributeError, TypeError):
@@ -257,11 +254,28 @@ def make_batches(
         ) from None
     if main != "input_ids" and not _decodes(model):
         return signals
-    tokens = _tokens(model, count, size, rows, seed, text, folder, trust_remote_code)
+    config: Any = model.config
+    decoder = config.get_text_config()
+    if not isinstance(getattr(decoder, "vocab_size", None), int):
+        raise MupscaleError(
+            f"{type(model).__name__} reads '{main}', neither tokens nor pixels, so there is nothing to compare the "
+            f"models on. With a batch of yours, {IN_MEMORY}"
+        )
+    vocabulary, pad = int(decoder.vocab_size), getattr(decoder, "pad_token_id", None)
+    size = max(2, min(size, _positions(decoder, pad)))
+    if type(model).__name__.endswith("ForSequenceClassification") and pad is None:
+        rows = 1  # the last token of a row is found by its padding
+    if text is not None:
+        assert folder is not None
+        needed = count * rows * size
+        tokens = _tokens_of(text, Path(folder), vocabulary, needed, trust_remote_code).view(count, rows, size)
+    else:
+        tokens = torch.randint(0, vocabulary, (count, rows, size), generator=generator(seed, "tokens"))
+        if pad is not None and vocabulary > 1:
+            tokens = torch.where(tokens == pad, (tokens + 1) % vocabulary, tokens)
+    if type(model).__name__.endswith("ForMultipleChoice"):
+        tokens = torch.stack([tokens, tokens.flip(-1)], 2)
     return [_together(model, ids, signal) for ids, signal in zip(tokens, signals, strict=True)]
-
-
-_KINDS = {"pixel_values": "images", "input_values": "sound", "past_values": "series"}
 
 
 def _decodes(model: nn.Module) -> bool:
@@ -278,46 +292,30 @@ def _signals(model: nn.Module, main: str, rows: int, seed: int, number: int) -> 
     """What is no token: pixels, sound, series; nothing for a model of text."""
     config: Any = model.config
     vision = getattr(config, "vision_config", None)
-    if main == "pixel_values":
-        named = "pixel_values", _shape_of_images(config, rows)
-    elif main == "input_features":
-        named = main, (rows, int(config.num_mel_bins), 2 * int(config.max_source_positions))
-    elif main == "input_values":
-        named = main, _shape_of_sound(config, rows)
+    name, grid, shape = main, Batch(), [rows]
+    if main == "input_features":
+        shape += [config.num_mel_bins, 2 * config.max_source_positions]
     elif main == "past_values":
-        named = main, (rows, int(config.context_length), int(config.num_input_channels))
-    elif "image_grid_thw" in _arguments(model) and vision is not None:
-        side = 2 * int(vision.spatial_merge_size)
-        patch = int(vision.in_channels) * int(vision.temporal_patch_size) * int(vision.patch_size) ** 2
+        shape += [config.context_length, config.num_input_channels]
+    elif main == "input_values" and hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):
+        shape += [config.max_length, config.num_mel_bins]  # a spectrogram
+    elif main == "input_values":
+        samples = _FRAMES  # after all convolutions
+        for kernel, stride in reversed(list(zip(config.conv_kernel, config.conv_stride, strict=True))):
+            samples = (samples - 1) * int(stride) + int(kernel)
+        shape.append(samples)
+    elif main != "pixel_values" and "image_grid_thw" in _arguments(model) and vision is not None:
+        name, side = "pixel_values", 2 * int(vision.spatial_merge_size)
         grid = {"image_grid_thw": torch.tensor([[1, side, side]] * rows)}
-        return {**grid, "pixel_values": _drawn((rows * side**2, patch), seed, number)}
-    elif "pixel_values" in _arguments(model) and vision is not None:
-        named = "pixel_values", _shape_of_images(vision, rows)
+        shape = [rows * side**2, vision.in_channels * vision.temporal_patch_size * vision.patch_size**2]
+    elif main == "pixel_values" or ("pixel_values" in _arguments(model) and vision is not None):
+        name, seen = "pixel_values", config if main == "pixel_values" else vision
+        size, frames = getattr(seen, "image_size", 224), getattr(seen, "num_frames", None)
+        shape += [] if frames is None else [frames]  # of videos
+        shape += [getattr(seen, "num_channels", 3), *(size if isinstance(size, list | tuple) else (size, size))]
     else:
         return {}
-    return {named[0]: _drawn(named[1], seed, number)}
-
-
-def _drawn(shape: tuple[int, ...], seed: int, number: int) -> Tensor:
-    return torch.randn(shape, generator=generator(seed, f"pixels {number}"))
-
-
-def _shape_of_images(config: Any, rows: int) -> tuple[int, ...]:
-    """Images, or where the config has frames, videos."""
-    size = getattr(config, "image_size", 224)
-    height, width = size if isinstance(size, list | tuple) else (size, size)
-    frames = getattr(config, "num_frames", None)
-    return rows, *(() if frames is None else (int(frames),)), int(getattr(config, "num_channels", 3)), height, width
-
-
-def _shape_of_sound(config: Any, rows: int) -> tuple[int, ...]:
-    """A spectrogram where the config has its sizes, else samples for a dozen frames after all convolutions."""
-    if hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):
-        return rows, int(config.max_length), int(config.num_mel_bins)
-    samples = _FRAMES
-    for kernel, stride in reversed(list(zip(config.conv_kernel, config.conv_stride, strict=True))):
-        samples = (samples - 1) * int(stride) + int(kernel)
-    return rows, samples
+    return {**grid, name: torch.randn(*map(int, shape), generator=generator(seed, f"pixels {number}"))}
 
 
 def _together(model: nn.Module, tokens: Tensor, signals: Batch) -> Batch:
@@ -329,54 +327,16 @@ def _together(model: nn.Module, tokens: Tensor, signals: Batch) -> Batch:
     image = getattr(config, "image_token_id", None)
     if image is None or not signals:
         return {"input_ids": tokens, **signals}
-    tokens = torch.where(tokens == image, (tokens + 1) % int(image), tokens)
-    places = torch.full((tokens.shape[0], _image_tokens(config, signals)), int(image))
+    tokens, vision = torch.where(tokens == image, (tokens + 1) % int(image), tokens), config.vision_config
+    if "image_grid_thw" in signals:
+        count = int(signals["image_grid_thw"][0].prod()) // int(vision.spatial_merge_size) ** 2
+    else:
+        count = math.prod(n // int(vision.patch_size) for n in signals["pixel_values"].shape[-2:])
+    places = torch.full((tokens.shape[0], count), int(image))
     batch = {"input_ids": torch.cat([places, tokens], -1), **signals}
     if "mm_token_type_ids" in _arguments(model):
         batch["mm_token_type_ids"] = (batch["input_ids"] == image).long()
     return batch
-
-
-def _image_tokens(config: Any, signals: Batch) -> int:
-    """How many tokens an image becomes."""
-    if "image_grid_thw" in signals:
-        return int(signals["image_grid_thw"][0].prod()) // int(config.vision_config.spatial_merge_size) ** 2
-    return math.prod(n // int(config.vision_config.patch_size) for n in signals["pixel_values"].shape[-2:])
-
-
-def _tokens(
-    model: nn.Module,
-    count: int,
-    size: int,
-    rows: int,
-    seed: int,
-    text: str | None,
-    folder: str | Path | None,
-    trust_remote_code: bool,
-) -> Tensor:
-    """(count, rows, size), random or of the text."""
-    config: Any = model.config
-    decoder = config.get_text_config()
-    if not isinstance(getattr(decoder, "vocab_size", None), int):
-        raise MupscaleError(
-            f"{type(model).__name__} reads '{model.main_input_name}', neither tokens nor pixels, so there is nothing "
-            f"to compare the models on. With a batch of yours, {IN_MEMORY}"
-        )
-    vocabulary, pad = int(decoder.vocab_size), getattr(decoder, "pad_token_id", None)
-    size = max(2, min(size, _positions(decoder, pad)))
-    if type(model).__name__.endswith("ForSequenceClassification") and pad is None:
-        rows = 1  # the last token of a row is found by its padding
-    if text is not None:
-        assert folder is not None
-        needed = count * rows * size
-        tokens = _tokens_of(text, Path(folder), vocabulary, needed, trust_remote_code).view(count, rows, size)
-    else:
-        tokens = torch.randint(0, vocabulary, (count, rows, size), generator=generator(seed, "tokens"))
-        if pad is not None and vocabulary > 1:
-            tokens = torch.where(tokens == pad, (tokens + 1) % vocabulary, tokens)
-    if type(model).__name__.endswith("ForMultipleChoice"):
-        tokens = torch.stack([tokens, tokens.flip(-1)], 2)
-    return tokens
 
 
 def _positions(config: Any, pad: int | None) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -138,11 +137,14 @@ def plan_for_files(
                 continue
         entries[name] = replace(entry, names=(name,))
     by_model = {name: plan.names.get(first, first) for name in entries for first in names[name].names[:1]}
-    statistics, initial = _initial_statistics(model), dict[str, Initial]()
+    initial, buffers = dict[str, Initial](), {name for name, _ in model.named_buffers()}
+    norms = {path for path, module in naming.modules(model).items() if hasattr(module, "running_var")}
     for name, entry in entries.items():
-        own = plan.initial.get(by_model[name], Initial())
+        own, (path, _, local) = plan.initial.get(by_model[name], Initial()), by_model[name].rpartition(".")
         if plan.fresh is not None:
-            own = replace(own, std=own.std or 0.0, means=own.means or statistics.get(by_model[name], (0.0,)))
+            # a BatchNorm's running variance divides, and a frozen one's gain is a buffer, too
+            is_one = by_model[name] in buffers and path in norms and local in ("running_var", "weight")
+            own = replace(own, std=own.std or 0.0, means=own.means or (float(is_one),))
         if own.past_norms:  # a tensor may be a part of a parameter that has one dimension more
             ahead = len(plan[by_model[name]].narrow) - len(entry.narrow)
             own = replace(own, past_norms=tuple(d - ahead for d in own.past_norms if d >= ahead))
@@ -177,18 +179,6 @@ def class_with(config: Config, names: Collection[str]) -> str | None:
             if {*names} <= {n for n, _ in made.named_parameters(remove_duplicate=False)}:
                 return name
     return None
-
-
-def _initial_statistics(model: nn.Module) -> dict[str, tuple[float, ...]]:
-    """Buffers that start at 1: the running variance of a BatchNorm, which divides, and the gain of a frozen one."""
-    ones = ("running_var", "weight")
-    norms = {path: module for path, module in naming.modules(model).items() if hasattr(module, "running_var")}
-    return {
-        f"{path}.{n}": (1.0,)
-        for path, module in norms.items()
-        for n, _ in module.named_buffers(recurse=False)
-        if n in ones
-    }
 
 
 def _cannot_tell(name: str, shape: Shape, held: InModel, expected: Shape | None) -> MupscaleError:
@@ -278,13 +268,9 @@ def check_nothing_missing(config: Mapping[str, Any], names: Collection[str], fol
     model = sketch_model(config)
     given = {name for tensor in names_in_model(model, names).values() for name in tensor.names}
     ignored = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_missing", None) or ()]
-    groups: dict[int, list[str]] = defaultdict(list)
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        groups[id(parameter)].append(name)  # tied ones are in the files once
+    groups = naming.aliases(model.named_parameters(remove_duplicate=False))  # tied ones are in the files once
     missing = [
-        group[0]
-        for group in groups.values()
-        if not {*group} & given and not any(pattern.search(group[0]) for pattern in ignored)
+        names[0] for names in groups if given.isdisjoint(names) and not any(one.search(names[0]) for one in ignored)
     ]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -344,7 +330,10 @@ class ConfigFamily:
         strangers = names_beside(self.config, by_model, shapes)
         if strangers and (other := class_with(self.config, strangers)):
             beside = ConfigFamily({**self.config, "architectures": [other]}).plan(times, initial=initial)
-            by_model = _joined(by_model, beside, strangers)
+            more = {beside.names[name]: beside[name] for name in strangers if name in beside.names}
+            fresh = {name: one for name, one in beside.initial.items() if name in more}
+            parameters, values = {**by_model.parameters, **more}, {**by_model.initial, **fresh}
+            by_model = replace(by_model, parameters=parameters, initial=values)
         return plan_for_files(self.config, by_model, shapes, sizes)
 
     def check_grown(self, plan: Plan, times: Times) -> None:
@@ -363,10 +352,3 @@ class ConfigFamily:
                 f"{few}, since its config makes the size of its feed-forward layers of the hidden size: let ffn grow "
                 f"as hidden does, {times.hidden} times ({setting('ffn', size)})"
             )
-
-
-def _joined(plan: Plan, beside: Plan, names: Collection[str]) -> Plan:
-    """The plan, and of another these tensors, which the first model lacks."""
-    more = {beside.names[name] for name in names if name in beside.names}
-    initial = {**plan.initial, **{name: one for name, one in beside.initial.items() if name in more}}
-    return replace(plan, parameters={**plan.parameters, **{name: beside[name] for name in more}}, initial=initial)

@@ -137,19 +137,15 @@ def _values(config: Config) -> dict[str, Any]:
     hidden = next((values[n] for n in FIELDS["hidden"] if is_size(values.get(n))), None)
     nulls = [name for name in FIELDS["ffn"] if name in left and left[name] is None]
     if nulls and isinstance(hidden, int) and not any(is_size(values.get(name)) for name in FIELDS["ffn"]):
-        values |= _usual_ffn(config, nulls[0], 4 * hidden)
+        key = json.dumps(config, sort_keys=True, default=repr)  # tried once for each config
+        if key not in _USUAL_FFN:
+            _USUAL_FFN[key] = _takes_size(config, {nulls[0]: 4 * hidden})
+        values |= {nulls[0]: 4 * hidden} if _USUAL_FFN[key] else {}
     return values
 
 
-_USUAL: dict[str, dict[str, int]] = {}
-
-
-def _usual_ffn(config: Config, name: str, size: int) -> dict[str, int]:
-    """The feed-forward size, 4 times the hidden size, where that is what a null means; tried once for each config."""
-    key = json.dumps(config, sort_keys=True, default=repr)
-    if key not in _USUAL:
-        _USUAL[key] = {name: size} if _takes_size(config, {name: size}) else {}
-    return _USUAL[key]
+_USUAL_FFN: dict[str, bool] = {}
+"""By config, whether a null means a feed-forward size of 4 times the hidden size."""
 
 
 def _wide_part(given: Config, times: Times) -> dict[str, Any]:

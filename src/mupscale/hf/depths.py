@@ -6,7 +6,7 @@ docs/experts.md says what stays exact of a mixture, and which factors follow.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -39,7 +39,7 @@ def called(how: Deepen) -> str:
 
 def layer_origins(names: Collection[str], how: Deepen, layers: int) -> dict[str, TensorSource]:
     """Of every tensor of the deep model, or of its files, the shallow one's that it is, or is a copy of or like."""
-    matches = {name: match for name in names if (match := LAYER.fullmatch(name))}
+    matches = {match[0]: match for match in _matches(names)}
     counts = {match["list"]: 0 for match in matches.values()}
     for match in matches.values():
         counts[match["list"]] = max(counts[match["list"]], int(match["number"]) + 1)
@@ -57,6 +57,10 @@ def layer_origins(names: Collection[str], how: Deepen, layers: int) -> dict[str,
                 deep = f"{match['list']}.{number}.{match['local']}"
                 origins[deep] = TensorSource(name, "copy" if place.is_new else "old")
     return origins
+
+
+def _matches(names: Iterable[str]) -> list[re.Match[str]]:
+    return [match for name in names if (match := LAYER.fullmatch(name))]
 
 
 def _lists_whose_first_lacks(matches: Collection[re.Match[str]]) -> list[str]:
@@ -114,13 +118,16 @@ def deep_config(config: Config, how: Deepen, layers: int) -> dict[str, Any]:
     if before is None:
         raise MupscaleError(f"this config.json of a {config.get('model_type')} model does not say how many layers")
     places, deep = DEPTH_OPERATORS[how].places(before, layers), dict(config)
+    fitting: Sequence[Place] = places  # of layers by what they hold, which the model tells
+    if not DEPTH_OPERATORS[how].copies and _lists_whose_first_lacks(_matches(naming.parameters(sketch_model(config)))):
+        fitting = _not_after_the_first(places)
     loaded = vars(transformers_config(config))
     for name, value in {**loaded, **config}.items():
         if name in _NUMBERS_OF_LAYERS and isinstance(value, list):
             deep[name] = _places_of(places, value)
         elif isinstance(value, list) and len(value) == before and (name in config or name in _WRITTEN_OUT):
-            fitting = places if len({*map(str, value[:2])}) == 1 else _fitting_places(config, how, places)
-            deep[name] = value if _NO_LAYERS.fullmatch(name) else [value[place.block] for place in fitting]
+            like = places if len({*map(str, value[:2])}) == 1 else fitting
+            deep[name] = value if _NO_LAYERS.fullmatch(name) else [value[place.block] for place in like]
     if (step := loaded.get("decoder_sparse_step", 1)) > 1:
         plain = [n for n in range(before) if (n + 1) % step or n in (loaded.get("mlp_only_layers") or [])]
         deep |= {"mlp_only_layers": _places_of(places, plain), "decoder_sparse_step": 1}
@@ -133,15 +140,6 @@ def deep_config(config: Config, how: Deepen, layers: int) -> dict[str, Any]:
             )
         deep["first_k_dense_replace"] = len(dense)
     return {**deep, **{name: layers for name in LAYERS if isinstance(config.get(name), int)}}
-
-
-def _fitting_places(config: Config, how: Deepen, places: Sequence[Place]) -> Sequence[Place]:
-    """The places of layers by what they hold, which the model tells."""
-    if DEPTH_OPERATORS[how].copies:
-        return places
-    names = list(naming.parameters(sketch_model(config)))
-    lacks = _lists_whose_first_lacks([match for name in names if (match := LAYER.fullmatch(name))])
-    return _not_after_the_first(places) if lacks else places
 
 
 def _places_of(places: Sequence[Place], blocks: Collection[int]) -> list[int]:
@@ -165,11 +163,8 @@ def check_depth(config: Config, how: Deepen, layers: int, names: Collection[str]
             f"'{weighted[0]}' of {folder} weighs the output of each layer (use_weighted_layer_sum in config.json), and "
             "more layers would change the weights. Load the base model without its head, and deepen that"
         )
-    before = _counts(config, names, folder)
-    if layers <= max(before.values()):
-        raise MupscaleError(
-            f"{folder} has {max(before.values())} layers. A deeper model needs more than that, not {layers}"
-        )
+    if layers <= (most := _most_layers(config, names, folder)):
+        raise MupscaleError(f"{folder} has {most} layers. A deeper model needs more than that, not {layers}")
     if odd := _misfit(config, how, layers):
         instead = f"take {called('identity')}"
         raise MupscaleError(
@@ -191,12 +186,11 @@ def _misfit(config: Config, how: Deepen, layers: int) -> str:
     return f"the model with {layers} layers has no '{min(surplus)}'" if surplus else ""
 
 
-def _counts(config: Config, names: Collection[str], folder: object) -> dict[str, int]:
-    """How many layers each list has, by the files and by the config."""
+def _most_layers(config: Config, names: Collection[str], folder: object) -> int:
+    """How many layers the longest list has, by the files and by the config."""
     numbers: dict[str, set[int]] = {}
-    for name in names:
-        if match := LAYER.fullmatch(name):
-            numbers.setdefault(match["list"], set()).add(int(match["number"]))
+    for match in _matches(names):
+        numbers.setdefault(match["list"], set()).add(int(match["number"]))
     told = {config[field] for field in LAYERS if isinstance(config.get(field), int)}
     whole = all(found == set(range(len(found))) and len(found) in told for found in numbers.values())
     if not numbers or not whole or len(numbers) > 1 + bool(config.get("is_encoder_decoder")):
@@ -205,7 +199,7 @@ def _counts(config: Config, names: Collection[str], folder: object) -> dict[str,
             f"the layers of {folder} were not found: its config says {says}, but its files have "
             f"{sum(map(len, numbers.values()))} in {', '.join(sorted(numbers)) or 'no list'}"
         )
-    return {path: len(found) for path, found in numbers.items()}
+    return max(map(len, numbers.values()))
 
 
 _FEED_FORWARD = re.compile(r"(?P<layer>.*\.layers\.\d+)\.mlp\.(?P<part>gate|up|down)_proj\.weight")

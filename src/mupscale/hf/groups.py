@@ -32,21 +32,12 @@ from mupscale.hf.config_family import ConfigFamily
 from mupscale.hf.output_folder import OPTIMIZER_FILE
 from mupscale.hf.record import PlannedGrowth, Record
 from mupscale.hf.source import Source
-from mupscale.optim import (
-    DECAY_RULE,
-    FROM_GROUP,
-    GroupBuilder,
-    groups_by_rules,
-    rate_shares,
-    recognise_optimizer,
-    scale,
-    traits_of,
-)
 from mupscale.planning import relative_difference
 from mupscale.system import MupscaleError, NotNegative, checks_arguments, open_file, replacing, warn
 
 _IN_BLOCK = re.compile(r"[^.]+\.\d+\.")  # the first of a name's numbered modules, as in model.layers.0.mlp
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(^|\.|_)norm(\.|$)")
+State = Mapping[str, Any]
 
 
 def shapes_of(model: nn.Module) -> dict[str, Shape]:
@@ -69,24 +60,20 @@ def match_plan(model: nn.Module, plan: Plan, small: Config | None = None) -> Pla
 
     small: config.json of the model that was upscaled, where the wide one may have been loaded with another head.
     """
-    taken: dict[str, str] = {}
-    parameters: dict[str, Entry] = {}
-    initial: dict[str, Initial] = {}
+    taken, parameters, initial = dict[str, str](), dict[str, Entry](), dict[str, Initial]()
     for group in naming.aliases(naming.unwrap(model).named_parameters(remove_duplicate=False)):
         if strangers := [name for name in group if name not in plan.names]:
             raise MupscaleError(f"the model has the parameter '{strangers[0]}', which the upscaled one does not have")
         entries = {plan.names[name]: replace(plan.parameters[plan.names[name]], names=()) for name in group}
         first = next(iter(entries))
-        if any(entry != entries[first] for entry in entries.values()):
+        is_one = any(entry != entries[first] for entry in entries.values())
+        if is_one:
             _refuse_new_readout(group, type(naming.unwrap(model)).__name__, small)
+        if is_one or first in taken:
+            other, now, before = (group[1], "one tensor", "two") if is_one else (taken[first], "two tensors", "one")
             raise MupscaleError(
-                f"'{group[0]}' and '{group[1]}' are one tensor in this model, but were two when it was upscaled. Load "
-                "it with tie_word_embeddings as in its config.json"
-            )
-        if first in taken:
-            raise MupscaleError(
-                f"'{taken[first]}' and '{group[0]}' are two tensors in this model, but were one when it was upscaled. "
-                "Load it with tie_word_embeddings as in its config.json"
+                f"'{group[0]}' and '{other}' are {now} in this model, but were {before} when it was upscaled. Load it "
+                "with tie_word_embeddings as in its config.json"
             )
         taken.update(dict.fromkeys(entries, group[0]))
         parameters[group[0]] = replace(entries[first], names=group)
@@ -143,19 +130,16 @@ def _refuse_new_readout(group: Sequence[str], kind: str, small: Config | None) -
 
 def refuse_untrainable(model: nn.Module) -> None:
     """Adapters and quantised weights are no parameters that a width's rules could speak of."""
-    for path, module in naming.modules(model).items():
-        if type(module).__module__.split(".")[0] == "peft":
-            raise MupscaleError(
-                f"the model has a LoRA or another PEFT adapter ('{path or type(module).__name__}'): its small matrices "
-                "have no axes to widen. Merge it (merge_and_unload), and train the whole model"
-            )
+    modules = naming.modules(model).items()
+    adapters = [path or type(m).__name__ for path, m in modules if type(m).__module__.split(".")[0] == "peft"]
+    adapters += [name for name in naming.parameters(model) if re.search(r"(^|[._])lora_", name)]
+    if adapters:
+        raise MupscaleError(
+            f"the model has a LoRA or another PEFT adapter ('{adapters[0]}'): its small matrices have no axes to "
+            "widen. Merge it (merge_and_unload), and train the whole model"
+        )
     quantised = getattr(naming.unwrap(model), "is_quantized", False)
     for name, p in naming.parameters(model).items():
-        if re.search(r"(^|[._])lora_", name):
-            raise MupscaleError(
-                f"'{name}' is a parameter of a LoRA adapter, which has no axes to widen. Merge the adapter, and train "
-                "the whole model"
-            )
         if quantised or not p.is_floating_point() or p.itemsize < 2:
             raise MupscaleError(
                 f"the model is quantised ('{name}' is stored as {p.dtype}), so its weights cannot be trained. Load it "
@@ -181,9 +165,6 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
 
 
-State = Mapping[str, Any]
-
-
 @dataclass(frozen=True)
 class SavedOptimizer:
     """Names and hyperparameters of each group, and the state of each parameter by its name in the model."""
@@ -200,7 +181,7 @@ class SavedOptimizer:
     def optimizer_class(self) -> type[Optimizer]:
         """The optimizer of torch whose hyperparameters and state these are; Adam and AdamW say which by a flag."""
         held = {key for state in self.states.values() for key in state}
-        return recognise_optimizer(held, self.groups[0][1], self.path)
+        return optim.recognise_optimizer(held, self.groups[0][1], self.path)
 
 
 def find_optimizer_file(path: str | Path) -> Path:
@@ -283,7 +264,7 @@ def _candidates(path: Path, groups: list[dict[str, Any]], model: nn.Module) -> l
 
 def _fits(state: State, shape: Shape) -> bool:
     """Whether the state can be of a parameter of this shape: of the same one, reduced along an axis, or a number."""
-    tensors = [tuple(value.shape) for value in state.values() if isinstance(value, Tensor) and value.numel() != 1]
+    tensors = [value.shape for value in state.values() if isinstance(value, Tensor) and value.numel() != 1]
     return all(len(t) == len(shape) and all(a in (1, b) for a, b in zip(t, shape, strict=True)) for t in tensors)
 
 
@@ -294,16 +275,9 @@ def plan(path: str | Path, model: nn.Module) -> Plan:
     path: the folder that `mupscale upscale` wrote, or its mupscale.json. The model may be wrapped (DDP, torch.compile)
     and in any floating-point dtype.
 
-    >>> import tempfile, transformers
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=16, vocab_size=11)
-    >>> transformers.GPT2LMHeadModel(config).save_pretrained(f"{folder.name}/small")
-    >>> from mupscale import hf
-    >>> _ = hf.upscale(f"{folder.name}/small", f"{folder.name}/wide", verify=False, progress=False)
-    >>> model = transformers.GPT2LMHeadModel.from_pretrained(f"{folder.name}/wide")
-    >>> plan(f"{folder.name}/wide", model)["transformer.h.0.mlp.c_fc.weight"].rule.in_
-    2
-    >>> folder.cleanup()
+    >>> plan("absent", nn.Linear(2, 2))  # after hf.upscale(small, wide): plan(wide, model)
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: there is no mupscale.json at absent: give the folder that mupscale upscale ...
     """
     refuse_untrainable(model)
     record = Record.load(path)
@@ -361,28 +335,16 @@ def resume_optimizer(
     path: the checkpoint's folder, or the optimizer's file. lr: another learning rate, in the small model's units; of a
     run whose schedule has ended at 0 it must be given, unless a new schedule begins: without it there is a warning.
 
-    >>> import tempfile, transformers
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=16, vocab_size=11)
-    >>> transformers.GPT2LMHeadModel(config).save_pretrained(f"{folder.name}/small")
-    >>> import torch
-    >>> from mupscale import hf
-    >>> small = transformers.GPT2LMHeadModel.from_pretrained(f"{folder.name}/small")
-    >>> optimizer = torch.optim.AdamW(small.parameters(), lr=1e-3)
-    >>> small(input_ids=torch.ones(1, 4, dtype=int)).logits.sum().backward()
-    >>> optimizer.step()
-    >>> torch.save(optimizer.state_dict(), f"{folder.name}/optimizer.pt")
-    >>> saved = {"optimizer": f"{folder.name}/optimizer.pt", "verify": False, "progress": False}
-    >>> _ = hf.upscale(f"{folder.name}/small", f"{folder.name}/wide", **saved)
-    >>> model = transformers.GPT2LMHeadModel.from_pretrained(f"{folder.name}/wide")
-    >>> resumed = resume_optimizer(f"{folder.name}/wide", model, torch.optim.AdamW)
-    >>> resumed.state[model.transformer.wte.weight]["exp_avg"].shape
-    torch.Size([11, 16])
+    >>> import tempfile, torch
+    >>> model, folder = torch.nn.Linear(2, 2), tempfile.TemporaryDirectory()
+    >>> torch.save(torch.optim.AdamW(model.parameters(), lr=1e-3).state_dict(), f"{folder.name}/optimizer.pt")
+    >>> resume_optimizer(folder.name, model, torch.optim.AdamW, lr=5e-4).param_groups[0]["lr"]
+    0.0005
     >>> folder.cleanup()
     """
     refuse_untrainable(model)
     saved = read_optimizer(find_optimizer_file(path), model)
-    own, held = traits_of(optimizer_class), {key for state in saved.states.values() for key in state}
+    own, held = optim.traits_of(optimizer_class), {key for state in saved.states.values() for key in state}
     if strangers := held - {*own.state, *own.as_is}:
         raise MupscaleError(
             f"{saved.path} holds '{min(strangers)}', which is not a state of {optimizer_class.__name__}"
@@ -390,11 +352,16 @@ def resume_optimizer(
     parameters = naming.parameters(model)
     groups = [{"params": [(n, parameters[n]) for n in names], **hyper} for names, hyper in saved.groups]
     if lr is not None:
-        for group, share in zip(groups, rate_shares(groups), strict=True):
-            group["lr"] = scale(lr * share, group.get("lr_factor", 1.0))
+        for group, share in zip(groups, optim.rate_shares(groups), strict=True):
+            group["lr"] = optim.scale(lr * share, group.get("lr_factor", 1.0))
             group.pop("initial_lr", None)
-    if not any(group.get("lr", 1.0) for group in groups):
-        _warn_of_no_rate(saved.path, groups)
+    if not any(group.get("lr", 1.0) for group in groups):  # of a schedule that has ended at 0, as the Trainer's does
+        first = groups[0]
+        began = f"{float(first['initial_lr']) / first.get('lr_factor', 1.0):g}" if "initial_lr" in first else "1e-4"
+        warn(
+            f"{saved.path} was saved with a learning rate of 0, at the end of its schedule. Give a learning rate in "
+            f"the small model's units (lr={began}), or let a new run's scheduler set it, as the Trainer's does"
+        )
     build: Callable[[Any], Optimizer] = optimizer_class
     optimizer = build(groups)
     content = optimizer.state_dict()
@@ -405,16 +372,6 @@ def resume_optimizer(
         whole = {key: v for key, v in state.items() if isinstance(v, Tensor) and v.shape == p.shape}
         state.update({key: laid_out_like(value, p) for key, value in whole.items()})
     return optimizer
-
-
-def _warn_of_no_rate(path: Path, groups: Sequence[Mapping[str, Any]]) -> None:
-    """Of a schedule that has ended at 0, as the Trainer's does: with these rates nothing would be learnt."""
-    first = groups[0]
-    began = f"{float(first['initial_lr']) / first.get('lr_factor', 1.0):g}" if "initial_lr" in first else "1e-4"
-    warn(
-        f"{path} was saved with a learning rate of 0, at the end of its schedule. Give a learning rate in the small "
-        f"model's units (lr={began}), or let a new run's scheduler set it, as the Trainer's does"
-    )
 
 
 def grow_optimizer_file(
@@ -428,14 +385,11 @@ def grow_optimizer_file(
 ) -> None:
     """Write the optimizer state at `path`, grown as its model is, to `out`: a plain torch state dict with names.
 
-    out: None to raise what it would, before hours of work on the weights, and to read next to nothing.
-
-    source: the first checkpoint. steps: its growths. optimizer_class: for an optimizer that is not torch's own. What
-    starts as identity or is drawn has no state, copies have that of what they are copies of, and all are in the groups
-    of what they come from. Rates, decays and eps are rescaled as in param_groups, and `initial_lr` with them, so that a
-    scheduler made anew with `last_epoch` goes on; its own saved state has narrow rates, one for each narrow group.
-    rules: by which weight decay grows, where the state does not say it. `mupscale.hf.resume_optimizer` makes an
-    optimizer of the file.
+    out: None to raise what it would, before hours of work on the weights, and to read next to nothing. source: the
+    first checkpoint. steps: its growths. optimizer_class: for an optimizer that is not torch's own. rules: by which
+    weight decay grows, where the state does not say it. What starts as identity or is drawn has no state, copies have
+    that of what they are copies of, and all are in the groups of what they come from. Rates, decays and eps are
+    rescaled as in param_groups, and `initial_lr` with them, so that a scheduler made anew with `last_epoch` goes on.
     """
     grown = _grown_optimizer(Path(path), source, steps, optimizer_class, rules, warns=out is not None)
     if out is not None:
@@ -447,31 +401,27 @@ def compare_optimizer_file(
 ) -> tuple[str, float]:
     """What in the optimizer at `wide`, of a model of this config, is farthest from the one at `path`, grown with it.
 
-    And how far that is, relatively: a state tensor, or a learning rate, decay or eps. The other arguments are those of
-    `grow_optimizer_file`; by which rule weight decay grew, the wide file says.
+    And how far that is, relatively: a state tensor, or a learning rate, decay or eps.
     """
     found = read_optimizer(wide, sketch_model(config), mmap=True)
-    rules = RuleSet(decay=found.groups[0][1].get(DECAY_RULE, RuleSet.decay))
+    rules = RuleSet(decay=found.groups[0][1].get(optim.DECAY_RULE, RuleSet.decay))
     grown = _grown_optimizer(path, source, steps, None, rules, warns=False)
     far = {f"{name}/{key}": math.inf for name, state in found.states.items() for key in state}
+
+    def compare(what: str, expected: Any, actual: Any) -> None:
+        """Numbers or tensors, relatively; infinitely far where one of them is not there, or they are not alike."""
+        a, b = (torch.as_tensor(math.nan if v is None else v, dtype=torch.float64) for v in (expected, actual))
+        far[what] = relative_difference(a, b) if a.shape == b.shape else math.inf
+
     for name, state in grown.states.items():
         for key, part in state.items():
             expected = part.make() if isinstance(part, StateTensor) else part
-            far[f"{name}/{key}"] = _distance(expected, found.states.get(name, {}).get(key))
-    ours, theirs = grown.hyper_by_name, found.hyper_by_name
-    for name, group in theirs.items():
-        for key in ("lr", "weight_decay", "eps"):
-            if key in group or key in ours.get(name, {}):
-                far[f"{key} of {name}"] = _distance(ours.get(name, {}).get(key), group.get(key))
+            compare(f"{name}/{key}", expected, found.states.get(name, {}).get(key))
+    ours = grown.hyper_by_name
+    for name, group in found.hyper_by_name.items():
+        for key in (key for key in ("lr", "weight_decay", "eps") if key in {*group, *ours.get(name, {})}):
+            compare(f"{key} of {name}", ours.get(name, {}).get(key), group.get(key))
     return max(far.items(), key=lambda item: item[1], default=("", 0.0))
-
-
-def _distance(expected: Any, found: Any) -> float:
-    """Of numbers or tensors, relatively; infinite where one of them is not there, or they are not alike."""
-    if expected is None or found is None:
-        return math.inf
-    a, b = (torch.as_tensor(value, dtype=torch.float64) for value in (expected, found))
-    return relative_difference(a, b) if a.shape == b.shape else math.inf
 
 
 def _grown_optimizer(
@@ -487,7 +437,7 @@ def _grown_optimizer(
     check_rules(rules, next((step.growth.layers for step in steps if step.growth.layers is not None), None))
     saved = read_optimizer(path, sketch_model(source.config), mmap=True)
     cls = optimizer_class or saved.optimizer_class()
-    added = groups_by_rules([hyper for _, hyper in saved.groups], rules or RuleSet())
+    added = optim.groups_by_rules([hyper for _, hyper in saved.groups], rules or RuleSet())
     told = zip(saved.groups, added, strict=True)
     saved = replace(saved, groups=[(names, {**hyper, **more}) for (names, hyper), more in told])
     for step in steps:
@@ -496,27 +446,22 @@ def _grown_optimizer(
 
 
 def _grown_once(saved: SavedOptimizer, step: PlannedGrowth, cls: type[Optimizer], *, warns: bool) -> SavedOptimizer:
-    plan, wide, states = step.by_model, GroupBuilder(traits_of(cls)), dict[str, State]()
+    plan, wide, states = step.by_model, optim.GroupBuilder(optim.traits_of(cls)), dict[str, State]()
     for names, hyper in saved.groups:
-        own = {key: value for key, value in hyper.items() if key != FROM_GROUP}
+        own = {key: value for key, value in hyper.items() if key != optim.FROM_GROUP}
         for name in (name for name in plan.parameters if plan.sources[name].name in names):
             wide.add(name, nn.Parameter(torch.empty(0)), plan.parameters[name], own, own)
     if warns:
         wide.warn_of_inexact_decay()
     groups = [([name for name, _ in group.pop("params")], group) for group in wide.groups()]
-    one, hypers = _one_of(cls, saved.groups[0][1]), saved.hyper_by_name
+    hypers, first, build = saved.hyper_by_name, saved.groups[0][1], partial(cls, [nn.Parameter(torch.zeros(1, 1))])
+    needed = [n for n, p in inspect.signature(cls).parameters.items() if p.default is p.empty and n in first]
+    one = build(**{name: first[name] for name in needed})  # which tells what new entries of a state start with
     for name, source in plan.sources.items():
         if source.is_taken and source.name in saved.states:
             held = [saved.states[origin] for origin in step.joined.get(name, (source.name,))]
             states[name] = dict(_grown_state(name, held, plan, hypers[source.name], step.growth.grow, one))
     return replace(saved, groups=groups, states=states)
-
-
-def _one_of(cls: type[Optimizer], hyper: Mapping[str, Any]) -> Optimizer:
-    """An optimizer of this class, which tells what new entries of a state start with."""
-    needed = [n for n, p in inspect.signature(cls).parameters.items() if p.default is p.empty and n in hyper]
-    build: Callable[..., Optimizer] = cls
-    return build([nn.Parameter(torch.zeros(1, 1))], **{name: hyper[name] for name in needed})
 
 
 @dataclass(frozen=True)
@@ -532,7 +477,7 @@ def _grown_state(
     name: str, held: Sequence[State], plan: Plan, hyper: Mapping[str, Any], grow: Operator, optimizer: Optimizer
 ) -> Iterator[tuple[str, Any]]:
     """A parameter's state by key, from that of the one or more that it is made of; of tensors, what makes them."""
-    traits, entry = traits_of(type(optimizer)), plan[name]
+    traits, entry = optim.traits_of(type(optimizer)), plan[name]
     for key, first in held[0].items():
         state_factor(name, key, entry, hyper, traits)  # a state that is unknown is refused now, before anything is made
         like = torch.empty(1, dtype=first.dtype if isinstance(first, _TENSORS) else None).expand(entry.wide)

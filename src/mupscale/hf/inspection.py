@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -208,9 +209,11 @@ class Inspection:
         growth, before = self.steps[-1].growth, layers_of(self.source.config) or 0
         how, layers = growth.deepen, growth.layers or 0
         old = [n for n, place in enumerate(DEPTH_OPERATORS[how].places(before, layers)) if not place.is_new]
+        runs = [[n for _, n in run] for _, run in groupby(enumerate(old), lambda pair: pair[1] - pair[0])]
+        ranges = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
         start = "write nothing into the residual stream yet, so they change nothing at first"
         return [
-            f"layers {before} → {layers} ({how}): the trained ones become layers {_ranges(old)} of the large model. "
+            f"layers {before} → {layers} ({how}): the trained ones become layers {ranges} of the large model. "
             "The table lists the others, which are new",
             f"new layers {f'are copies, {_COPIED[how]}, which changes the function' if how in _COPIED else start}",
             "more layers change no learning rate",
@@ -262,28 +265,14 @@ def _factor_names(rows: Sequence[InspectionRow]) -> list[str]:
 def _table_of_new(plan: Plan) -> str:
     """New tensors that start alike, by their layers or experts."""
     merged: dict[tuple[str, str], list[str]] = {}
-    for name, source in plan.sources.items():
-        if source.is_new:
-            merged.setdefault((pattern_of_name(name), _start(NewTensor.of(name, plan, 0))), []).append(name)
+    for name in (name for name, source in plan.sources.items() if source.is_new):
+        tensor, start = NewTensor.of(name, plan, 0), "copies"
+        if tensor is not None:
+            spread = f" ± {tensor.std:.3g}" if tensor.std else ""
+            start = f"{tensor.mean:g}{spread}".removeprefix("0 ")
+        merged.setdefault((pattern_of_name(name), start), []).append(name)
     rows = [(name_of_group(names), str(len(names)), start) for (_, start), names in merged.items()]
     return text_table(("new tensors", "count", "start as"), rows, left=1)
-
-
-def _start(tensor: NewTensor | None) -> str:
-    if tensor is None:
-        return "copies"
-    return f"{tensor.mean:g}" if tensor.std == 0 else f"{tensor.mean:g} ± {tensor.std:.3g}".removeprefix("0 ")
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """0 to 3, 5."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
 
 
 @runs_trusted_code
@@ -325,7 +314,12 @@ def inspect(
     >>> temporary.cleanup()
     """
     source, rules = open_source(path), rules or RuleSet()
-    cls = find_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
+    classes = {n.lower(): c for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, Optimizer)}
+    cls = classes.get(optimizer.lower()) if isinstance(optimizer, str) else optimizer
+    if cls is None:
+        raise MupscaleError(
+            f"torch has no optimizer '{optimizer}'; it has AdamW, SGD, Adam, Adafactor, Muon and others"
+        )
     width, deeper = settle_growth(
         source.config,
         source.tensors,
@@ -349,14 +343,6 @@ def inspect(
         mixture = _rows(then_parts(steps[0].by_model, steps[-1].by_model), traits, hyper)
     rows = _rows(plan, traits, hyper, width.fresh)
     return Inspection(source, tuple(steps), record, cls.__name__, tuple(rows), tuple(mixture), rules.decay)
-
-
-def find_optimizer(name: str) -> type[Optimizer]:
-    """An optimizer of torch by its name, in capitals or not."""
-    classes = {n.lower(): c for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, Optimizer)}
-    if name.lower() not in classes:
-        raise MupscaleError(f"torch has no optimizer '{name}'; it has AdamW, SGD, Adam, Adafactor, Muon and others")
-    return classes[name.lower()]
 
 
 def _rows(

@@ -27,7 +27,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from mupscale import planning
 from mupscale.core import Plan, Role, Shape, naming
 from mupscale.growth import Copies, Fresh, upscale_untried
 from mupscale.hf.building import (
@@ -54,22 +56,6 @@ from mupscale.hf.config_fields import (
     wide_config,
 )
 from mupscale.hf.multipliers import Times
-from mupscale.planning import (
-    How,
-    KeepDouble,
-    all_tensors,
-    build_plan,
-    check_plan_by_running,
-    find_writers,
-    initial_means,
-    keeps_outputs,
-    plan,
-    relative_difference,
-    roles_for_any_width,
-    roles_of,
-    tensors_in,
-    with_initial,
-)
 from mupscale.system import MupscaleError, UncheckedPlan, warn
 
 LAYERS = (
@@ -80,6 +66,9 @@ LAYERS = (
 
 LAYER = re.compile(r"(?P<list>(?:.*?\.)?(?:layers|layer|h|blocks?))\.(?P<number>\d+)\.(?P<local>.+)")
 """Names of a layer's tensors."""
+
+EPS = ("eps", "variance_epsilon", "layer_norm_eps")
+"""What norms call the number that they add."""
 
 _DIMS = re.compile(r"(_head_dim|_proj_dim|^state_size|_output_size|^lru_width)$")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -119,7 +108,7 @@ def plan_by_miniatures(config: Config, times: Times) -> Plan:
     shown = learn(config, times)
     if shown.unseen:
         warn(f"of '{config.get('model_type')}' {shown.unseen}", UncheckedPlan)
-    real, like = all_tensors(small), counterparts(config, all_tensors(small), shown.shapes[0])
+    real, like = planning.all_tensors(small), counterparts(config, planning.all_tensors(small), shown.shapes[0])
     sides = _roles_of_all_widths(config, times, shown)
     roles, widths = dict[str, Role](), dict[str, set[int]]()
     for name, of in like.items():
@@ -131,8 +120,8 @@ def plan_by_miniatures(config: Config, times: Times) -> Plan:
             if dims >= {d for side in role.dims(real[name].dim()) for d in side}:
                 role, widths[name] = replace(role, out=whole.out, in_=whole.in_), dims
             roles[name] = _at_size(role, other, first, second, tuple(real[name].shape))
-    how: How = "fresh" if times.fresh else "copies"
-    planned = build_plan(
+    how: planning.How = "fresh" if times.fresh else "copies"
+    planned = planning.build_plan(
         small, large, roles=roles, how=how, assume=True, is_width=lambda name, d: d in widths.get(name, ())
     )
     norms = {n: shown.norms[like[n]] for n in planned.parameters if like.get(n) in shown.norms}
@@ -189,7 +178,9 @@ def learn(config: Config, times: Times) -> Shown:
 def _keeps_outputs(config: Config, times: Times, roles: Mapping[str, Role]) -> bool:
     """Whether a miniature that grows so by new units that are silent gives the same outputs."""
     narrow, wide, batch = _pair(config, times)
-    return keeps_outputs(narrow, wide, build_plan(narrow, wide, roles=roles, how="fresh", assume=True), batch)
+    return planning.keeps_outputs(
+        narrow, wide, planning.build_plan(narrow, wide, roles=roles, how="fresh", assume=True), batch
+    )
 
 
 @lru_cache(maxsize=256)
@@ -198,15 +189,15 @@ def _learn(first: str, second: str, times: Times, fresh: bool) -> Shown:
     narrow, wide, batch = _pair(config, times)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UncheckedPlan)
-        ran = plan(narrow, wide, inputs=batch, grow=Fresh() if fresh else Copies())
+        ran = planning.plan(narrow, wide, inputs=batch, grow=Fresh() if fresh else Copies())
     unseen = next((str(one.message) for one in caught if issubclass(one.category, UncheckedPlan)), "")
-    roles, shapes, exact = roles_of(ran), _shapes(narrow), ran.tried_by == "copies"
+    roles, shapes, exact = planning.roles_of(ran), _shapes(narrow), ran.tried_by == "copies"
     others: Mapping[str, Role] = roles
     their_shapes: Mapping[str, Shape] = shapes
     if second != first:
         others, their_shapes = _roles_at(json.loads(second), times, roles, shapes, exact)
     if fresh:
-        roles = roles_for_any_width(narrow, wide, roles)
+        roles = planning.roles_for_any_width(narrow, wide, roles)
     unseen = unseen.partition(". Pass inputs=")[0]
     return Shown((roles, others), (shapes, their_shapes), ran.norms, ran.past_norms, unseen, exact)
 
@@ -222,10 +213,12 @@ def _roles_at(
         with suppress(MupscaleError):
             scaled = {n: _at_size(role, None, shapes[n], shapes[n], own[n]) for n, role in known.items() if n in own}
             if exact:
-                check_plan_by_running(narrow, wide, build_plan(narrow, wide, roles=scaled, assume=True), batch)
+                planning.check_plan_by_running(
+                    narrow, wide, planning.build_plan(narrow, wide, roles=scaled, assume=True), batch
+                )
             if exact or _keeps_outputs(config, times, scaled):
                 return scaled, own
-        return roles_of(plan(narrow, wide, inputs=batch, grow=Copies() if exact else Fresh())), own
+        return planning.roles_of(planning.plan(narrow, wide, inputs=batch, grow=Copies() if exact else Fresh())), own
 
 
 def _pair(config: Config, times: Times) -> tuple[nn.Module, nn.Module, Batch]:
@@ -264,25 +257,25 @@ def _moves_outputs(config: str, times: Times) -> bool:
         p.add_(torch.randn(p.shape, generator=generator, dtype=p.dtype), alpha=0.3)
     with warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore")
-        ran = plan(narrow, wide, inputs=batch, grow=Fresh())
+        ran = planning.plan(narrow, wide, inputs=batch, grow=Fresh())
     stds = {name: 0.1 if len(entry.narrow) > 1 else 0.0 for name, entry in ran.parameters.items()}
-    start = with_initial(ran, ran.parameters, stds, dict.fromkeys(stds, (0.0,)))
+    start = planning.with_initial(ran, ran.parameters, stds, dict.fromkeys(stds, (0.0,)))
     upscale_untried(narrow, wide, start, grow=Fresh(lossless=True))
     for module in (*narrow.modules(), *wide.modules()):
-        for name in ("eps", "variance_epsilon", "layer_norm_eps"):  # which a lossless growth divides
+        for name in EPS:  # which a lossless growth divides
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 1e-30)
-    with KeepDouble():
-        ours, theirs = (list(tensors_in(model(**batch))) for model in (narrow, wide))
+    with planning.KeepDouble():
+        ours, theirs = (list(planning.tensors_in(model(**batch))) for model in (narrow, wide))
     pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.shape == b.shape and a.is_floating_point()]
-    return any(relative_difference(a, b) > _SAME for a, b in pairs)
+    return any(planning.relative_difference(a, b) > _SAME for a, b in pairs)
 
 
 def batch_for(model: nn.Module) -> Batch:
     """A small batch on which a miniature runs; an error of its own where there is none."""
     batch = make_batches(model, size=8)[0]
     try:
-        with torch.no_grad(), quiet_transformers(), KeepDouble():  # it says once what it runs without
+        with torch.no_grad(), quiet_transformers(), planning.KeepDouble():  # it says once what it runs without
             model(**batch)
     except Exception as error:  # whatever a model raises
         raise MupscaleError(
@@ -312,7 +305,7 @@ def _writers(config: str) -> tuple[dict[str, Shape], dict[str, float], dict[str,
     shapes = _shapes(model)
     matches = filter(None, map(LAYER.fullmatch, naming.parameters(model)))
     paths = list(dict.fromkeys(f"{match['list']}.{match['number']}" for match in matches))
-    writers, reasons = find_writers(model, paths, batch)
+    writers, reasons = planning.find_writers(model, paths, batch)
     return shapes, {f"{p}.{local}": value for p, each in writers.items() for local, value in each.items()}, reasons
 
 
@@ -348,8 +341,10 @@ def shallow_config(config: Config, more_layers: int = 0) -> dict[str, Any]:
     wanted = _patterns(sketch_model(config))
     for depth in _DEPTHS:
         shallow = _with_depth(whole, depth + more_layers)
+        lists = [(value, shallow[name]) for name, value in whole.items() if isinstance(value, list)]
+        has_all_kinds = all({*map(str, words)} == {*map(str, left)} for words, left in lists)  # for each layer one
         with suppress(MupscaleError):
-            if _has_all_kinds(whole, shallow) and _patterns(sketch_model(shallow)) == wanted:
+            if has_all_kinds and _patterns(sketch_model(shallow)) == wanted:
                 return shallow
     return whole
 
@@ -380,12 +375,6 @@ def _with_depth(config: Config, depth: int) -> dict[str, Any]:
     limit = shallow.get("vocab_size", 0)
     tokens = [name for name, value in shallow.items() if name.endswith("_token_id") and isinstance(value, int)]
     return {**shallow, **{name: 0 for name in tokens if isinstance(limit, int) and shallow[name] >= limit > 0}}
-
-
-def _has_all_kinds(config: Config, shallow: Config) -> bool:
-    """Whether lists with a word for each layer still hold every word."""
-    pairs = [(value, shallow[name]) for name, value in config.items() if isinstance(value, list)]
-    return all({*map(str, whole)} == {*map(str, part)} for whole, part in pairs)
 
 
 def _dims(config: Config) -> Iterator[tuple[str, int]]:
@@ -425,7 +414,7 @@ def _fewer_neurons(config: Config, divisor: int) -> int:
 
 
 def _shapes(model: nn.Module) -> dict[str, Shape]:
-    return {name: tuple(tensor.shape) for name, tensor in all_tensors(model).items()}
+    return {name: tuple(tensor.shape) for name, tensor in planning.all_tensors(model).items()}
 
 
 def _at_size(role: Role, other: Role | None, first: Shape, second: Shape, real: Shape) -> Role:
@@ -465,9 +454,7 @@ def _at_size(role: Role, other: Role | None, first: Shape, second: Shape, real: 
 
 def _in_proportion(lengths: Sequence[int], total: int) -> list[int]:
     """The lengths of parts when their axis has so many units: all in proportion, or some as they are, others twice."""
-    if total % sum(lengths) == 0:
-        return [n * total // sum(lengths) for n in lengths]
-    for times in itertools.product((2, 1), repeat=len(lengths)):
+    for times in itertools.product((2, 1), repeat=len(lengths)) if total % sum(lengths) else ():
         if sum(k * n for k, n in zip(times, lengths, strict=True)) == total:
             return [k * n for k, n in zip(times, lengths, strict=True)]
     return [n * total // sum(lengths) for n in lengths]
@@ -493,32 +480,33 @@ def counterparts(config: Config, real: Mapping[str, Any], miniature: Mapping[str
         candidates = by_pattern.get(pattern, [])
         alike = [n for n in candidates if kinds(n) == kinds(name)] or candidates
         if alike:
-            ours = _places(name, last[pattern], their_last[pattern])
-            far = {n: _distance(ours, _places(n, their_last[pattern], last[pattern])) for n in alike}
+            ends = last[pattern], their_last[pattern]
+            far = {n: sum(map(_distance, *map(_numbers, (name, n)), *ends)) for n in alike}
             found[name] = min(alike, key=far.__getitem__)
     return found
+
+
+def _numbers(name: str) -> list[int]:
+    return [int(n) for n in _NUMBER.findall(name)]
 
 
 def _last_numbers(names: Mapping[str, Any]) -> dict[str, list[int]]:
     """By pattern, the largest of each of the numbers in it."""
     last: dict[str, list[int]] = {}
     for name in names:
-        numbers = [int(n) for n in _NUMBER.findall(name)]
+        numbers = _numbers(name)
         before = last.setdefault(_pattern(name), numbers)
         last[_pattern(name)] = [max(pair) for pair in zip(before, numbers, strict=True)]
     return last
 
 
-def _places(name: str, last: list[int], other: list[int]) -> list[object]:
-    """Each number of a name as it is, or as first, last or in between where the other model has more or less."""
-    numbers = zip(map(int, _NUMBER.findall(name)), last, other, strict=True)
-    return [n if end == its else "first" if n == 0 else "last" if n == end else "between" for n, end, its in numbers]
-
-
-def _distance(ours: list[object], theirs: list[object]) -> int:
-    far = {"first": 0, "between": 1, "last": 3}  # where there is none in between, the first is like it
-    pairs = zip(ours, theirs, strict=True)
-    return sum(abs(far[str(a)] - far[str(b)]) if {a, b} <= far.keys() else 10 * (a != b) for a, b in pairs)
+def _distance(ours: int, theirs: int, our_last: int, their_last: int) -> int:
+    """How far a number in a name is from one in the other model: as first, last or in between if that has more."""
+    if our_last == their_last:
+        return 10 * (ours != theirs)
+    # where there is none in between, the first is like it
+    places = [0 if n == 0 else 3 if n == last else 1 for n, last in ((ours, our_last), (theirs, their_last))]
+    return abs(places[0] - places[1])
 
 
 def _differ_by_layer(config: Config, roles: Mapping[str, Role]) -> bool:
@@ -537,16 +525,8 @@ def _patterns(model: nn.Module) -> set[str]:
 
 def _kinds_of_layers(config: Config) -> Any:
     """A function that tells of a name what the config's lists say of its layer."""
-    lists: list[list[Any]] = []
-
-    def collect(values: Mapping[str, Any]) -> None:
-        for value in values.values():
-            if isinstance(value, list | tuple) and len(value) > 1:
-                lists.append(list(value))
-            elif isinstance(value, Mapping):
-                collect(value)
-
-    collect(transformers_config(config).to_dict())
+    values = tree_leaves(transformers_config(config).to_dict(), is_leaf=lambda value: isinstance(value, list | tuple))
+    lists = [value for value in values if isinstance(value, list | tuple) and len(value) > 1]
 
     def kind(name: str) -> tuple[str, ...]:
         number = _NUMBER.search(name)
@@ -585,10 +565,12 @@ def initial_law(config: Config) -> tuple[dict[str, float], Means]:
     means: Means = {}
     for name, shape in real.items():
         one = like[name]
-        std = _scaled(first.stds[one], second.stds[one], first.shapes[one], second.shapes[one], shape, units)
+        sizes = zip(first.shapes[one], second.shapes[one], shape, strict=True)
+        ratios = [(b / a, real_size / a) for a, b, real_size in sizes if a != b]
+        grown, by = ratios[-1] if ratios else units  # the last dimension is what a Linear reads, so the fan-in
+        std = first.stds[one] * float(by ** _power(first.stds[one], second.stds[one], grown))
         more = _layers(third.shapes) / few
-        std *= (layers / few) ** _power(first.stds[one], third.stds[deep[name]], more)
-        stds[name] = std
+        stds[name] = std * (layers / few) ** _power(first.stds[one], third.stds[deep[name]], more)
         if one in second.means:
             means[name] = second.means[one]
     return stds, means
@@ -603,16 +585,6 @@ def _with_layers_of(config: dict[str, Any], deep: Mapping[str, Any]) -> dict[str
 
 def _layers(names: Mapping[str, Any]) -> int:
     return 1 + max((int(match["number"]) for match in map(LAYER.fullmatch, names) if match), default=0)
-
-
-def _scaled(std: float, other: float, first: Shape, second: Shape, real: Shape, units: tuple[float, float]) -> float:
-    """The law at the real shape: of the fan-in where that differs between the miniatures, else of the hidden size.
-
-    units: how much larger the hidden size of the second miniature is, and that of the real model.
-    """
-    ratios = [(b / a, r / a) for a, b, r in zip(first, second, real, strict=True) if a != b]
-    grown, by = ratios[-1] if ratios else units  # the last dimension is what a Linear reads
-    return std * float(by ** _power(std, other, grown))
 
 
 def _power(std: float, other: float, ratio: float) -> float:
@@ -639,7 +611,7 @@ def _start(config: str) -> _Start:
             mean = float(drawn.mean())
             means[name] = (mean if abs(mean) > _SMALL * stds[name] else 0.0,)
         else:  # a pattern, such as a table of sinusoids, has no mean to speak of; new columns of a table start at 0
-            constant = initial_means([{name: first}], {name: 0.0})[name]
+            constant = planning.initial_means([{name: first}], {name: 0.0})[name]
             means |= {name: constant or (0.0,)} if constant or first.dim() != 1 else {}
     return _Start({name: tuple(p.shape) for name, p in draws[0].items()}, stds, means)
 
@@ -674,12 +646,12 @@ class _EvenDraws(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result, aten = func(*args, **(kwargs or {})), torch.ops.aten
+        given = list(args[1:3])
+        first, second = given + [0.0, 1.0][len(given) :]
         if func is aten.normal_.default:
-            mean, std = [*args[1:], 0.0, 1.0][:2] if len(args) != 2 else (args[1], 1.0)
-            return result.copy_(mean + std * self._signs(result))
+            return result.copy_(first + second * self._signs(result))
         if func is aten.uniform_.default:
-            low, high = [*args[1:], 0.0, 1.0][:2] if len(args) != 2 else (args[1], 1.0)
-            return result.copy_(low + (high - low) * self._ranks(result))
+            return result.copy_(first + (second - first) * self._ranks(result))
         if func.overloadpacket in (aten.randn, aten.randn_like):
             return result.copy_(self._signs(result))
         return result.copy_(self._ranks(result)) if func.overloadpacket in (aten.rand, aten.rand_like) else result

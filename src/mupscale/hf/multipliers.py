@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -114,17 +114,19 @@ class Times:
         """The multipliers of a part of a model: its text, its vision; the same for all where none is named."""
         return dict(self.parts).get(part, Times()) if self.parts else self
 
+    def _each(self, change: Callable[[Times], Times]) -> Times:
+        """Changed, of several parts each by itself."""
+        if self.parts:
+            return Times.of_parts({name: change(times) for name, times in self.parts})
+        return change(self)
+
     def for_units(self, *, fresh: bool) -> Times:
         """The same for a growth by fresh units, or for one by copies."""
-        if self.parts:
-            return Times.of_parts({name: times.for_units(fresh=fresh) for name, times in self.parts})
-        return replace(self, fresh=fresh)
+        return self._each(lambda times: replace(times, fresh=fresh))
 
     def as_copies(self) -> Times:
         """Twice as much of what grows."""
-        if self.parts:
-            return Times.of_parts({name: times.as_copies() for name, times in self.parts})
-        return Times.named({name: 2 if ratio != 1 else 1 for name, ratio in self.by_name.items()})
+        return self._each(lambda times: Times.named({n: 1 if ratio == 1 else 2 for n, ratio in times.by_name.items()}))
 
     def __mul__(self, other: Times) -> Times:
         """First this, then the other."""
@@ -156,14 +158,11 @@ class Times:
         return cls.named(content)
 
     def __str__(self) -> str:
-        if not self.parts:
-            is_even = len({*self.by_name.values()}) == 1
-            return str(self.hidden) if is_even else ",".join(f"{name}={k}" for name, k in self.by_name.items())
         words = list[str]()
-        for part, times in self.parts:
+        for part, times in self.parts or (("", self),):
             is_even = len({*times.by_name.values()}) == 1
-            each = [f"{part}.{name}={k}" for name, k in times.by_name.items() if k != 1]
-            words += [f"{part}={times.hidden}"] if is_even else each
+            each = [f"{part}.{name}={k}".lstrip(".") for name, k in times.by_name.items() if k != 1 or not part]
+            words += [f"{part}={times.hidden}".lstrip("=")] if is_even else each
         return ",".join(words)
 
 
@@ -201,7 +200,17 @@ def times_to(wanted: Mapping[str, int], now: Mapping[str, int], *, fresh: bool) 
     with the heads unless they are named.
     """
     for part, size in wanted.items():
-        _check_size(part, size, now)
+        if part not in now:
+            raise MupscaleError(f"{setting(part)}: config.json has no separate field for the {PARTS[part]}")
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise MupscaleError(
+                f"{setting(part)} takes the {PARTS[part]} of the wide model, as in {setting(part, 2 * now[part])}"
+            )
+        if size < now[part]:
+            raise MupscaleError(
+                f"{setting(part, size)} is smaller than the model's {PARTS[part]}, {now[part]}. A model can only "
+                "become wider"
+            )
     if "kv" not in wanted and "heads" in wanted and "kv" in now:
         wanted = {**wanted, "kv": _kv_of_heads(wanted["heads"], now["heads"], now["kv"])}
     ratios = {part: Fraction(wanted.get(part, size), size) for part, size in now.items()}
@@ -276,20 +285,6 @@ def check_groups(times: Times, now: Mapping[str, int]) -> Times:
             f"{groups * heads // kv} heads with {groups}, or {math.ceil(many / kv) * kv} with {kv}"
         )
     return times
-
-
-def _check_size(part: str, size: int, now: Mapping[str, int]) -> None:
-    if part not in now:
-        raise MupscaleError(f"{setting(part)}: config.json has no separate field for the {PARTS[part]}")
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise MupscaleError(
-            f"{setting(part)} takes the {PARTS[part]} of the wide model, as in {setting(part, 2 * now[part])}"
-        )
-    if size < now[part]:
-        raise MupscaleError(
-            f"{setting(part, size)} is smaller than the model's {PARTS[part]}, {now[part]}. A model can only become "
-            "wider"
-        )
 
 
 def _kv_of_heads(heads: int, heads_now: int, kv_now: int) -> int:

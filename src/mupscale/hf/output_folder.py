@@ -141,7 +141,7 @@ _FRONT = re.compile(r"---\r?\n(.*?)^---\r?\n?", re.S | re.M)
 _TRAINING_BEFORE = re.compile(
     r"## Training on\n\n`mupscale\.json` knows .*?in the Trainer:\s+the plain norm depends on the width\.\n", re.S
 )
-_TASKS = {
+_TASKS = {  # what the hub calls what a model is for, by the ending of the name of its class
     "ForCausalLM": "text-generation",
     "LMHeadModel": "text-generation",
     "ForMaskedLM": "fill-mask",
@@ -201,18 +201,14 @@ def write_model_card(
     saved optimizer that went along is mentioned. What an earlier growth has said of training on is left out, since that
     model's folder and files are others.
     """
-    before = source.folder / CARD_FILE
+    before, small, record = source.folder / CARD_FILE, "the small model", Record.find(folder)
     fields, body = _read_card(before.read_text(encoding="utf-8", errors="replace") if before.is_file() else "")
     base = _base_model(source)
     resume = _RESUME.format(folder=name) if (folder / OPTIMIZER_FILE).exists() else ""
-    grew_before = (source.folder / RECORD_FILE).is_file()
-    right_for = (
-        "the model that was the first to grow, before this one's small model" if grew_before else "the small model"
-    )
-    record = Record.find(folder)
+    if (source.folder / RECORD_FILE).is_file():
+        small = "the model that was the first to grow, before this one's small model"
     rule = "" if record is None or record.decay == RuleSet.decay else f" (weight decay by the rule `{record.decay}`)"
-    load = _load(config, name)
-    training = _TRAINING.format(folder=name, load=load, resume=resume, right_for=right_for, by_rule=rule)
+    training = _TRAINING.format(folder=name, load=_load(config, name), resume=resume, right_for=small, by_rule=rule)
     text = f"{_story(source, growths, sizes, checked, base)}\n\n{training}"
     text += f"\n# Card of the small model, {_called(source, base)}\n\n{body}\n" if body else ""
     _write_card(folder, name, config, fields | ({"base_model": base} if base else {}), text)
@@ -242,16 +238,12 @@ def _read_card(text: str) -> tuple[dict[str, Any], str]:
 
 def _write_card(folder: Path, name: str, config: Config, fields: Mapping[str, Any], text: str) -> None:
     """fields: of the header, which gets the library, what the model is for, and a tag of ours."""
-    task, tags = _task(config), fields.get("tags")
-    ours = {
-        "library_name": "transformers",
-        "base_model": None,
-        **({"pipeline_tag": task} if task else {}),
-        "tags": None,
-    }
-    others = {name: value for name, value in fields.items() if name not in ours}
-    front = {**others, **ours, **{name: fields[name] for name in ours if name in fields}}
-    front["tags"] = [*(tag for tag in (tags if isinstance(tags, list) else []) if tag != _TAG), _TAG]
+    names = (str(name) for name in config.get("architectures") or [])
+    task = next((task for name in names for ending, task in _TASKS.items() if name.endswith(ending)), None)
+    ours = {"library_name": "transformers", "base_model": None, "pipeline_tag": task, "tags": None}
+    tags = fields["tags"] if isinstance(fields.get("tags"), list) else []
+    front = {**{n: value for n, value in fields.items() if n not in ours}, **{n: fields.get(n, ours[n]) for n in ours}}
+    front["tags"] = [*(tag for tag in tags if tag != _TAG), _TAG]
     header = yaml.safe_dump({n: v for n, v in front.items() if v is not None}, sort_keys=False, allow_unicode=True)
     replace_text(folder / CARD_FILE, f"---\n{header}---\n\n# {name}\n\n{text}")
 
@@ -291,17 +283,13 @@ def _story(
 ) -> str:
     grown = ", ".join(f"{_PARTS.get(part, part)} {a} → {b}" for part, (a, b) in sizes.items() if a != b)
     kinds = {_KINDS[growth.is_width, growth.experts is not None]: growth for growth in growths}
+    lines = [line.strip() for line in (checked[:1].upper() + checked[1:]).splitlines() if line.strip()]
+    said = " ".join(line if line.endswith((".", "!", "?")) else f"{line}." for line in lines)
     return (
         f"This is {_called(source, base)} made {' and '.join(kinds)} with mupscale: {grown}. "
         f"{' '.join(map(_how, kinds.values()))} It has not been trained since.\n\n"
-        f"**Comparison of the two models.** {_one_line(checked)}"
+        f"**Comparison of the two models.** {said}"
     )
-
-
-def _one_line(checked: str) -> str:
-    """Its lines one behind the other, each a sentence."""
-    lines = [line.strip() for line in (checked[:1].upper() + checked[1:]).splitlines() if line.strip()]
-    return " ".join(line if line.endswith((".", "!", "?")) else f"{line}." for line in lines)
 
 
 def _how(growth: GrowthStep) -> str:
@@ -327,12 +315,3 @@ def _how(growth: GrowthStep) -> str:
             "in training"
         )
     return f"By width: {how}."
-
-
-def _task(config: Config) -> str:
-    """What the hub calls what the model is for, as far as the name of its class tells."""
-    for name in config.get("architectures") or []:
-        for ending, task in _TASKS.items():
-            if str(name).endswith(ending):
-                return task
-    return ""

@@ -56,8 +56,8 @@ _REPLICA = Copies()
 class GrowthStep:
     """One upscaling: by how much, by which operator, drawn from which seed.
 
-    sizes: what it became, for a reader. layers: how many it has since, where it became deeper, and deepen: what the new
-    ones are. experts: of the mixture that it became.
+    sizes: what it became, for a reader. layers, deepen: how many it has since, and what the new ones are. experts: of
+    the mixture that it became.
     """
 
     times: Times
@@ -169,11 +169,6 @@ class Record:
         return reduce(lambda total, growth: total * growth.times, self.growths, Times())
 
     @property
-    def deepenings(self) -> list[GrowthStep]:
-        """The growths by which it became deeper, or a mixture."""
-        return [growth for growth in self.growths if not growth.is_width]
-
-    @property
     def in_words(self) -> str:
         """For a message: by 2 in width and then to 24 layers."""
         return " and then ".join(map(str, self.growths))
@@ -186,7 +181,8 @@ class Record:
     @property
     def first_config(self) -> dict[str, Any]:
         """config.json of the first model, with the layers and experts that there are since."""
-        return reduce(lambda deep, step: step.config_after(deep), self.deepenings, dict(self.config))
+        later = (growth for growth in self.growths if not growth.is_width)
+        return reduce(lambda deep, growth: growth.config_after(deep), later, dict(self.config))
 
     def then(self, growth: GrowthStep, plan: Plan | None = None) -> Record:
         """Grown once more; `plan` is that growth's own, by the model's names."""

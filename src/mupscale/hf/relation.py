@@ -1,24 +1,22 @@
 """How a wide checkpoint came from a small one: the growths that lie between them, their plans, and what they move.
 
 The tensors of its files are the small one's, grown, with the noise or the units that were drawn for them. They are
-compared one at a time, and the one that is wrong is named. New units change what a model
-computes unless the growth was lossless, and even then the eps of a norm leaves a trace. That config and plan are right
-shows when new units are silenced, in memory, and each norm's eps goes with its width.
+compared one at a time, and the one that is wrong is named.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mupscale.core import Axis, Entry, Plan, expand, index_of_old, places
-from mupscale.growth import Copies, Fresh, Part, is_replica, upscale_untried, word_of_operator
+from mupscale.growth import Copies, Fresh, Part, is_replica, word_of_operator
 from mupscale.hf.building import Config
 from mupscale.hf.config_family import ConfigFamily
 from mupscale.hf.config_fields import parts_of, sizes_of
@@ -35,8 +33,7 @@ from mupscale.hf.record import (
     trace,
 )
 from mupscale.hf.source import Source, StoredTensor, read_into
-from mupscale.planning import Parting
-from mupscale.system import MupscaleError, as_asked
+from mupscale.system import MupscaleError
 
 _AT_A_TIME = 1 << 22  # entries that are compared in double precision at a time
 
@@ -56,8 +53,10 @@ class TensorDifference:
 
 def tensor_differences(small: Source, wide: Source, steps: Sequence[PlannedGrowth]) -> Iterator[TensorDifference]:
     """Of each tensor of the wide checkpoint from what the small one becomes by these steps."""
-    names = names_after(small.tensors, steps)
-    _check_names({*names}, wide.tensors.keys())
+    names, held = names_after(small.tensors, steps), wide.tensors
+    for one, other, which, whose in ((names, held, "wide", "small"), (held, names, "small", "wide")):
+        if lacking := {*one} - {*other}:
+            raise _unrelated(f"the {which} one lacks '{min(lacking)}', which the {whose} one has")
     limit = rounding_limit(small, wide)
     for name in names:
         yield _difference(name, small, wide.tensors[name], trace(name, steps), limit)
@@ -116,25 +115,18 @@ def is_exact(entries: Mapping[str, Entry]) -> bool:
     return all(math.frexp(entry.rule.weight)[0] == 0.5 and not entry.shift for entry in entries.values())
 
 
-def _check_names(ours: Collection[str], theirs: Collection[str]) -> None:
-    """ours: as the small checkpoint's become. theirs: the wide one's."""
-    for one, other, which, whose in ((ours, theirs, "wide", "small"), (theirs, ours, "small", "wide")):
-        if lacking := {*one} - {*other}:
-            raise _unrelated(f"the {which} one lacks '{min(lacking)}', which the {whose} one has")
-
-
 def _grown(name: str, narrow: Tensor, planned: str, step: PlannedGrowth, dtype: torch.dtype) -> Tensor:
     entry = step.plan[planned]
     if tuple(narrow.shape) != entry.narrow:
         raise MupscaleError(f"'{name}' has shape {tuple(narrow.shape)}, but should have {entry.narrow} by the config")
     if not narrow.is_floating_point():
         return narrow
-    grow = step.growth.grow
-    exact = dtype if isinstance(grow, Fresh) else torch.promote_types(narrow.dtype, torch.float32)
+    exact = dtype
+    if not isinstance(step.growth.grow, Fresh):
+        exact = torch.promote_types(narrow.dtype, torch.float32)
+        narrow = narrow.to(exact)
     out = torch.empty(entry.wide, dtype=exact)
-    grow.parameter(
-        out, narrow if isinstance(grow, Fresh) else narrow.to(exact), Part(planned, step.plan, step.growth.seed)
-    )
+    step.growth.grow.parameter(out, narrow, Part(planned, step.plan, step.growth.seed))
     return out.to(dtype)
 
 
@@ -172,11 +164,6 @@ class Relation:
         return reduce(lambda total, growth: total * growth.times, self.growths, Times())
 
     @property
-    def family(self) -> ConfigFamily:
-        """The small model's."""
-        return ConfigFamily(self.small.config)
-
-    @property
     def noisy(self) -> bool:
         """Whether units were made to differ from copies on the way, by noise or otherwise."""
         return bool(self._draws)
@@ -208,18 +195,12 @@ class Relation:
     @property
     def movers(self) -> list[str]:
         """What makes the larger model compute something else, in words."""
-        stacked = any(growth.deepen != "identity" for growth in self.deepened)
-        movers = ["copied layers"] * stacked + ["copied experts"] * self._moved_by_experts
-        return movers + self._draws + ["fresh units"] * (self.fresh is not None)
-
-    @property
-    def _moved_by_experts(self) -> bool:
-        """Whether there are more experts, and not as many more that are active."""
-        config, moved = self.small.config, False
-        for growth in self.growths:
-            moved = moved or (growth.experts is not None and not growth.experts.keeps_function(config))
+        stacked, routed, config = any(growth.deepen != "identity" for growth in self.deepened), False, self.small.config
+        for growth in self.deepened:
+            routed = routed or (growth.experts is not None and not growth.experts.keeps_function(config))
             config = growth.config_after(config)
-        return moved
+        movers = ["copied layers"] * stacked + ["copied experts"] * routed
+        return movers + self._draws + ["fresh units"] * (self.fresh is not None)
 
     def old_units(self, n: int) -> Tensor:
         """Where the n hidden units of the small model lie in the wide one; of copies, the first."""
@@ -237,7 +218,9 @@ class Relation:
 
     def whole_plan(self) -> Plan:
         """All that became wider, by the names of the small model's parameters."""
-        return self.family.plan(self.times, initial=self.fresh is not None) if self.plan is None else self.plan
+        if self.plan is not None:
+            return self.plan
+        return ConfigFamily(self.small.config).plan(self.times, initial=self.fresh is not None)
 
 
 def find_record(source: Source) -> Record | None:
@@ -343,106 +326,3 @@ def _times_between(small: Source, wide: Source) -> Times:
         if _same_sizes(_config_after(small.config, (GrowthStep(times),)), wide.config):
             return times
     raise _unrelated(f"it has {_sizes_in_words(wide.config)} and the small one {_sizes_in_words(small.config)}")
-
-
-_EPS = ("eps", "variance_epsilon", "layer_norm_eps")
-_OF_ROUNDING = 2**-8  # of two numbers in bfloat16, at most
-
-
-@dataclass(frozen=True)
-class FreshGrowth:
-    """What is known of such a growth between a small and a wide model; `plan` is theirs."""
-
-    relation: Relation
-    fresh: Fresh
-    plan: Plan
-
-    @cached_property
-    def obstacles(self) -> list[str]:
-        """Why the function cannot be kept by any new units; empty where it can."""
-        if len(self.relation.growths) > 1 and self.relation.deepened_after_fresh is None:
-            return ["it grew several times"]
-        growth = self.relation.growths[0]
-        return self.relation.family.obstacles(growth.times, self.plan)
-
-    @property
-    def _why(self) -> str:
-        more = f" (and {len(self.obstacles) - 1} more)" if len(self.obstacles) > 1 else ""
-        return f"{self.obstacles[0]}{more}"
-
-    @property
-    def same_as_they_are(self) -> bool:
-        """Whether the outputs are the same without further ado: no norm reads the new units, and they are silent."""
-        silent = self.fresh.lossless or self.fresh.outgoing == 0
-        return silent and not self.plan.norms and not self.obstacles
-
-    @property
-    def note(self) -> str:
-        """What moves the outputs."""
-        if self.same_as_they_are:
-            return ""
-        eps = self.fresh.lossless and not self.obstacles
-        return "moved by the norms' eps" if eps else "moved by the new units"
-
-    @property
-    def condition(self) -> str:
-        """Under which the outputs must be the same; empty where there is none."""
-        if self.obstacles or self.same_as_they_are:
-            return ""
-        return ", eps scaled" if self.fresh.lossless else ", new units silent"
-
-    def silence(self, small: nn.Module, wide: nn.Module) -> None:
-        """Make the wide model compute what the small one does, as far as its config and plan are right."""
-        if not self.fresh.lossless:
-            upscale_untried(small, wide, self.plan, grow=Fresh(lossless=True))  # the outputs are compared next
-        scale_eps(wide, self.plan)
-
-    def as_recorded(self, what: str, moved: float) -> str:
-        """In words."""
-        gains = " (times √(n/N) for the norms, see inspect)" if self.fresh.lossless and self.plan.norms else ""
-        kept = f"the old weights are unchanged to the bit{gains}, the new units as drawn at μP's scale"
-        if self.same_as_they_are:
-            return f"{kept}; {what} are the same ({moved:.1e})"
-        if not self.fresh.lossless:
-            return f"{kept}; they move {what} by {moved:.1%}"
-        if self.obstacles:
-            return f"{kept}; it is not lossless, since {self._why}: {what} move by {moved:.1%}"
-        return f"{kept}, lossless: {what} move by {moved:.1e}, through the norms' eps"
-
-    def notes(self, train: int, *, same: bool, parting: Parting | None = None) -> list[str]:
-        """What was not compared, and where the models part if the outputs should be the `same` and are not."""
-        said = []
-        if not same and parting is not None and parting.relative < _OF_ROUNDING:
-            said.append(
-                f"With the new units switched off, {parting}. A difference this small comes from a constant that the "
-                "model rounds, such as √hidden in bfloat16. Grow hidden 4 times, at which it is exact."
-            )
-        elif not same:
-            where = "" if parting is None else f": {parting}"
-            said.append(
-                f"New units change the function even when they are switched off{where}. A norm over all units, also "
-                "one of a weight (weight_norm), or a constant of the width comes before that. Grow by copies "
-                f"({as_asked('grow=mupscale.Copies()', '--how copies')}), or keep hidden as it is."
-            )
-        if any(name.endswith("running_var") for name in self.relation.small.shapes):
-            fresh = "New channels of BatchNorm have the running mean 0 and variance 1 of a fresh one"
-            until = ": outputs mean little until it has trained on, or mupscale.measure_statistics has run batches"
-            said.append(f"{fresh}{'' if same and self.fresh.lossless else until}.")
-        if self.obstacles and not self.fresh.lossless:
-            said.append(f"Not compared with the new units switched off: {self._why}.")
-        if self.relation.deepened_after_fresh is not None:
-            said.append("New layers write nothing into the residual stream yet, so they change nothing at first.")
-        if train:
-            said.append("Training is not compared: new units learn what the small model cannot.")
-        return said
-
-
-def scale_eps(wide: nn.Module, plan: Plan) -> None:
-    """Multiply the eps of each norm that has grown by n/N, as lossless growth divides what it is added to."""
-    for name, kind in plan.norms.items():
-        if kind == "bias":
-            continue
-        entry, module = plan.parameters[name], wide.get_submodule(name.rpartition(".")[0])
-        for attribute in _EPS:
-            if isinstance(eps := getattr(module, attribute, None), float):
-                setattr(module, attribute, eps * entry.narrow[0] / entry.wide[0])

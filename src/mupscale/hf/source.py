@@ -95,14 +95,18 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     tensors, at = dict[str, StoredTensor](), 0
     for name, (code, shape) in held.items():
         if code not in DTYPES:
-            raise MupscaleError(
-                f"'{name}' in {path} has dtype {code}, as in a quantised checkpoint, which cannot be widened. Use the "
-                "original in float32, bfloat16 or float16, or dequantise it"
-            )
+            raise _of_quantised(name, path, code)
         tensors[name] = StoredTensor(path, DTYPES[code], shape, at)
         at += tensors[name].bytes
     head = path.stat().st_size - at
     return {name: replace(tensor, start=head + tensor.start) for name, tensor in tensors.items()}
+
+
+def _of_quantised(name: str, path: Path, dtype: object) -> MupscaleError:
+    return MupscaleError(
+        f"'{name}' in {path} has dtype {dtype}, as in a quantised checkpoint, which cannot be widened. Use the "
+        "original in float32, bfloat16 or float16, or dequantise it"
+    )
 
 
 def make_header(tensors: Mapping[str, tuple[torch.dtype, Shape]]) -> tuple[bytes, dict[str, int]]:
@@ -155,11 +159,6 @@ class Source:
     def shapes(self) -> dict[str, Shape]:
         """By name."""
         return {name: stored.shape for name, stored in self.tensors.items()}
-
-    @property
-    def bytes(self) -> int:
-        """The size of all tensors."""
-        return sum(stored.bytes for stored in self.tensors.values())
 
     @property
     def model_type(self) -> str:
@@ -312,11 +311,8 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
     if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
         raise MupscaleError(f"{path} is not a model's state dict: it holds more than named tensors")
     for name, tensor in content.items():
-        if tensor.dtype not in DTYPES.values():
-            raise MupscaleError(
-                f"'{name}' in {path} has dtype {tensor.dtype}, as in a quantised checkpoint, which cannot be widened. "
-                "Use the original in float32, bfloat16 or float16, or dequantise it"
-            )
+        if tensor.dtype not in _CODES:
+            raise _of_quantised(name, path, tensor.dtype)
     return content
 
 

@@ -22,23 +22,8 @@ from typing import BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
+from mupscale import growth
 from mupscale.core import Axis, Entry, Shape, check_dtype, widened_shape
-from mupscale.growth import (
-    Copies,
-    Fresh,
-    FreshTensor,
-    GaussianNoise,
-    NewTensor,
-    Operator,
-    Part,
-    Region,
-    as_noise,
-    check_spread,
-    check_written,
-    draw_normal,
-    refuse_nonfinite,
-    unit_std,
-)
 from mupscale.hf.record import PlannedGrowth, names_after, trace
 from mupscale.hf.source import Source, StoredTensor, make_header, raw_bytes, read_into
 from mupscale.system import MupscaleError, open_file, replace_text, show_short, usable_cores
@@ -59,9 +44,9 @@ class WideTensor:
     name: str
     source: StoredTensor
     target: StoredTensor
-    part: Part | None
-    grow: Operator
-    new: NewTensor | None = None
+    part: growth.Part | None
+    grow: growth.Operator
+    new: growth.NewTensor | None = None
     rows: int = 1
 
     @property
@@ -146,11 +131,11 @@ def arrange_shards(
 def _wide_tensor(name: str, source: Source, steps: Sequence[PlannedGrowth], dtype: torch.dtype | None) -> WideTensor:
     history = trace(name, steps)
     stored, rows, shape = source.tensors[history.name], 1, steps[-1].shapes[name]
-    part: Part | None = None
-    grow: Operator = Copies()
+    part: growth.Part | None = None
+    grow: growth.Operator = growth.Copies()
     for step, planned in history.ways:
         if step.growth.is_width:
-            part, grow = Part(planned, step.plan, step.growth.seed), step.growth.grow
+            part, grow = growth.Part(planned, step.plan, step.growth.seed), step.growth.grow
         else:
             rows = step.plan[planned].axes.get(0, Axis()).copies
     if part is not None and stored.shape != part.entry.narrow:
@@ -228,7 +213,7 @@ def write_shards(
                     file.write(shard.head)
                     file.truncate(shard.bytes)
                 work = _Work((tensor, make) for tensor in shard.tensors.values() for make in _tasks(tensor))
-                futures = [pool.submit(_do, work, path, write_lock, advance) for _ in range(threads)]
+                futures = [pool.submit(work.do, path, write_lock, advance) for _ in range(threads)]
                 try:
                     for future in futures:
                         future.result()
@@ -254,17 +239,16 @@ class _Work(Iterator[tuple[WideTensor, Make]]):
                 raise StopIteration
             return next(self._tasks)
 
-
-def _do(work: _Work, path: Path, write_lock: threading.Lock, advance: Callable[[int], None]) -> None:
-    """Take tasks and do them, in one thread."""
-    try:
-        with ExitStack() as open_files:
-            desk = _Desk(path, write_lock, open_files)
-            for tensor, make in work:
-                for at, wide in make(desk):
-                    advance(desk.write(wide, tensor, at))
-    finally:
-        work.stopped = True  # for all: there are no more, or this one has failed
+    def do(self, path: Path, write_lock: threading.Lock, advance: Callable[[int], None]) -> None:
+        """Take tasks and do them, in one thread."""
+        try:
+            with ExitStack() as open_files:
+                desk = _Desk(path, write_lock, open_files)
+                for tensor, make in self:
+                    for at, wide in make(desk):
+                        advance(desk.write(wide, tensor, at))
+        finally:
+            self.stopped = True  # for all: there are no more, or this one has failed
 
 
 def _tasks(tensor: WideTensor) -> Iterator[Make]:
@@ -273,8 +257,8 @@ def _tasks(tensor: WideTensor) -> Iterator[Make]:
     if tensor.new is not None:
         for piece in pieces(tensor.target.shape, {}, _PIECE):
             yield partial(_draw, tensor, tensor.new, piece)
-    elif part is not None and is_number and type(grow) is Fresh:
-        fresh = FreshTensor(grow.values(part))
+    elif part is not None and is_number and type(grow) is growth.Fresh:
+        fresh = growth.FreshTensor(grow.values(part))
         for region in fresh.regions(_PIECE):
             yield partial(_make_fresh, tensor, fresh, region)
     elif (std := 0.0 if part is None or not is_number else _spread_of_copies(part, grow)) is not None:
@@ -284,13 +268,13 @@ def _tasks(tensor: WideTensor) -> Iterator[Make]:
         yield partial(_make_whole, tensor, part)
 
 
-def _spread_of_copies(part: Part, grow: Operator) -> float | None:
+def _spread_of_copies(part: growth.Part, grow: growth.Operator) -> float | None:
     """The standard deviation of the noise of copies, which buffers lack; None of what is not made piece by piece."""
-    noise = as_noise(grow.noise) if type(grow) is Copies and not grow.paired else None
-    if not isinstance(noise, GaussianNoise):
+    noise = growth.as_noise(grow.noise) if type(grow) is growth.Copies and not grow.paired else None
+    if not isinstance(noise, growth.GaussianNoise):
         return None
     level = noise.of(part.name) if part.name in part.plan.parameters else 0.0
-    return level * unit_std(part.plan, part.name, noise.unit) if level else 0.0
+    return level * growth.unit_std(part.plan, part.name, noise.unit) if level else 0.0
 
 
 def pieces(shape: Shape, axes: Mapping[int, Axis], size: int, start: int = 0, at: int = 0) -> Iterator[Piece]:
@@ -363,7 +347,7 @@ class _Desk:
         if narrow.is_floating_point():  # a quick look; sums of large numbers may overflow
             exact = torch.promote_types(narrow.dtype, torch.float32)
             if not math.isfinite(float(narrow.sum(dtype=exact))):
-                refuse_nonfinite({tensor.name: narrow})
+                growth.refuse_nonfinite({tensor.name: narrow})
         return narrow
 
     def write(self, wide: Tensor, tensor: WideTensor, at: int) -> int:
@@ -389,11 +373,13 @@ def refuse_overflow(rounded: Tensor, tensor: WideTensor) -> Tensor:
     return rounded
 
 
-def _draw(tensor: WideTensor, new: NewTensor, piece: Piece, desk: _Desk) -> Iterator[tuple[int, Tensor]]:
+def _draw(tensor: WideTensor, new: growth.NewTensor, piece: Piece, desk: _Desk) -> Iterator[tuple[int, Tensor]]:
     yield piece.start, new.part(piece.start, math.prod(piece.shape), tensor.target.numel, tensor.target.dtype)
 
 
-def _make_fresh(tensor: WideTensor, fresh: FreshTensor, region: Region, desk: _Desk) -> Iterator[tuple[int, Tensor]]:
+def _make_fresh(
+    tensor: WideTensor, fresh: growth.FreshTensor, region: growth.Region, desk: _Desk
+) -> Iterator[tuple[int, Tensor]]:
     out = desk.buffer("wide", fresh.shape_of(region), tensor.target.dtype)
     fresh.write(out, region, lambda start, stop: desk.read(tensor, start, (stop - start,)))
     if tensor.source.dtype != tensor.target.dtype:
@@ -413,22 +399,20 @@ def _make_copies(tensor: WideTensor, std: float, piece: Piece, desk: _Desk) -> I
     shape = widened_shape(piece.shape, piece.axes)
     out = desk.buffer("wide", shape, narrow.dtype) if piece.axes else narrow
     wide = entry.widened(narrow, out, axes=piece.axes, overwrite=True)
-    for at in piece.at:
-        yield at, _noisy(wide, tensor, std, at, desk) if std else wide
-
-
-def _noisy(wide: Tensor, tensor: WideTensor, std: float, at: int, desk: _Desk) -> Tensor:
-    assert tensor.part is not None
-    check_spread(tensor.name, std, tensor.target.dtype)
+    if not std or tensor.part is None:
+        yield from ((at, wide) for at in piece.at)
+        return
+    growth.check_spread(tensor.name, std, tensor.target.dtype)
     noise = desk.buffer("noise", [wide.numel()], wide.dtype)
-    draw_normal(noise, at, tensor.part.seed, tensor.part.name)
-    return torch.add(wide.view(-1), noise, alpha=std, out=noise)
+    for at in piece.at:
+        growth.draw_normal(noise, at, tensor.part.seed, tensor.part.name)
+        yield at, torch.add(wide.view(-1), noise, alpha=std, out=noise)
 
 
-def _make_whole(tensor: WideTensor, part: Part, desk: _Desk) -> Iterator[tuple[int, Tensor]]:
+def _make_whole(tensor: WideTensor, part: growth.Part, desk: _Desk) -> Iterator[tuple[int, Tensor]]:
     narrow = desk.read(tensor, 0, tensor.source.shape)
     narrow = narrow.to(torch.promote_types(narrow.dtype, torch.float32))
     out = torch.full(part.entry.wide, math.nan, dtype=narrow.dtype)
     tensor.grow.parameter(out, narrow, part)
-    check_written(tensor.name, out, tensor.grow)
+    growth.check_written(tensor.name, out, tensor.grow)
     yield 0, out

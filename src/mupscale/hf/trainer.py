@@ -176,20 +176,15 @@ class Clip(InvariantClipping):
         self.take_charge(model, groups.plan(self.path, model), Record.load(self.path))
 
 
-def model_like(model: Any, config: Mapping[str, Any]) -> nn.Module:
-    """A model of the same class with this config, on the same device, in the same dtype and mode."""
-    made, first = type(model.config).from_dict(dict(config)), next(model.parameters())
-    made._attn_implementation = model.config._attn_implementation
-    built: nn.Module = type(model)(made).to(device=first.device, dtype=first.dtype).train(model.training)
-    return built
-
-
 @torch.no_grad()
 def grow_in_memory(
     model: Any, optimizer: Optimizer, step: PlannedGrowth, lr: float | None = None
 ) -> tuple[nn.Module, Optimizer]:
     """The model grown once, with the weights that `hf.upscale` would write, and its optimizer; lr: as in `upscale`."""
-    plan, growth, wide = step.by_model, step.growth, model_like(model, step.config)
+    plan, growth, like = step.by_model, step.growth, next(model.parameters())
+    config = type(model.config).from_dict(dict(step.config))
+    config._attn_implementation = model.config._attn_implementation
+    wide: nn.Module = type(model)(config).to(device=like.device, dtype=like.dtype).train(model.training)
     for name, p in naming.parameters(wide).items():
         if (new := NewTensor.of(name, plan, growth.seed)) is not None:
             p.copy_(new.whole(tuple(p.shape), p.dtype))
@@ -254,16 +249,9 @@ class GrowTrainerCallback(InvariantClipping):
             )
         check_rules(rules, layers)
         self.at, self.exact, self.lr, self.scale_lr, self.rules = at, exact, lr, scale_lr, rules or RuleSet()
-        self.asked: dict[str, Any] = {
-            "times": times,
-            "sizes": {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv},
-            "layers": layers,
-            "deepen": deepen,
-            "grow": grow,
-            "noise": noise,
-            "exact": exact,
-            "seed": seed,
-        }
+        self.asked: dict[str, Any] = {"times": times, "layers": layers, "deepen": deepen, "grow": grow, "noise": noise}
+        sizes = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
+        self.asked |= {"sizes": sizes, "exact": exact, "seed": seed}
         self._loading: Any = None
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -320,10 +308,11 @@ class GrowTrainerCallback(InvariantClipping):
 
         What was killed while it was written lacks its last file, and is passed over.
         """
-        found = last_checkpoint(Path(trainer.args.output_dir))
-        if found is None:
+        folders = Path(trainer.args.output_dir).glob("checkpoint-*")
+        found = {int(folder.name[11:]): folder for folder in folders if folder.name[11:].isdecimal()}
+        step = next((step for step in sorted(found, reverse=True) if _is_whole(found[step], step)), None)
+        if step is None:
             return None
-        step, folder = found
         callbacks = trainer.callback_handler.callbacks
         clip = next((one for one in callbacks if isinstance(one, Clip)), None)
         growths = {self, *(one for one in callbacks if isinstance(one, GrowTrainerCallback))}
@@ -332,23 +321,29 @@ class GrowTrainerCallback(InvariantClipping):
                 if clip is not None and _IN_CHARGE.get(trainer.model) is None:
                     clip.begin(trainer.model)
                 growth._grow(trainer.model, trainer.create_optimizer(), None)  # its values are the checkpoint's soon
-        _load_renamed(trainer.model, folder)
-        return str(folder)
+        _load_renamed(trainer.model, found[step])
+        return str(found[step])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Grow, if this was the step."""
         if state.global_step != self.at:
             return control
-        model, optimizer = kwargs["model"], kwargs["optimizer"]
-        inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
-        self._save_narrow(Path(args.output_dir) / f"narrow-checkpoint-{self.at}", model, inner)
-        self._warn_of_the_same_rate(inner)
-        before, rates = _size(model), _told_rates(inner)
-        self._grow(model, inner, kwargs["lr_scheduler"])
-        told = ", ".join(
-            f"{name} {a:,} → {_size(model)[name]:,}" for name, a in before.items() if a != _size(model)[name]
-        )
-        say_in_log(state, f"the model has grown: {told}; learning rate {rates} → {_told_rates(inner)}", **_size(model))
+        model, optimizer = kwargs["model"], _unwrapped(kwargs["optimizer"])
+        earlier = _IN_CHARGE.get(model)
+        if not isinstance(earlier, GrowTrainerCallback) or earlier.at != self.at:
+            folder = Path(args.output_dir) / f"narrow-checkpoint-{self.at}"  # checkpoint-… would count for the rotation
+            model.save_pretrained(folder)
+            torch.save(optimizer.state_dict(), folder / OPTIMIZER_FILE)
+        if self.lr is not None and all(math.isclose(self.lr, rate, rel_tol=1e-3) for rate in _rates(optimizer)):
+            warn(  # lr= is easily taken for a rate that the schedule is to begin with
+                f"lr={self.lr:g} changes nothing: the schedule has that rate after step {self.at}. For half of the "
+                f"rates from here on, give lr={self.lr / 2:g}"
+            )
+        before, rates = _size(model), _told_rates(optimizer)
+        self._grow(model, optimizer, kwargs["lr_scheduler"])
+        after = _size(model)
+        told = ", ".join(f"{name} {a:,} → {after[name]:,}" for name, a in before.items() if a != after[name])
+        say_in_log(state, f"the model has grown: {told}; learning rate {rates} → {_told_rates(optimizer)}", **after)
         self.switch_off_theirs(args)
         # the best so far is a small model, whose weights could not be loaded at the end
         state.best_metric = state.best_model_checkpoint = state.best_global_step = None
@@ -361,29 +356,20 @@ class GrowTrainerCallback(InvariantClipping):
         if args.load_best_model_at_end and state.best_model_checkpoint and self.is_in_charge(kwargs["model"]):
             _load_renamed(kwargs["model"], Path(state.best_model_checkpoint))
 
-    def _save_narrow(self, folder: Path, model: Any, optimizer: Optimizer) -> None:
-        """The model before the growths of this step; checkpoint-… would count for the Trainer's rotation."""
-        earlier = _IN_CHARGE.get(model)
-        if isinstance(earlier, GrowTrainerCallback) and earlier.at == self.at:
-            return
-        model.save_pretrained(folder)
-        torch.save(optimizer.state_dict(), folder / OPTIMIZER_FILE)
-
-    def _warn_of_the_same_rate(self, optimizer: Optimizer) -> None:
-        """lr= is easily taken for a rate that the schedule is to begin with."""
-        if self.lr is not None and all(math.isclose(self.lr, rate, rel_tol=1e-3) for rate in _rates(optimizer)):
-            warn(
-                f"lr={self.lr:g} changes nothing: the schedule has that rate after step {self.at}. For half of the "
-                f"rates from here on, give lr={self.lr / 2:g}"
-            )
-
     def _asked(self, model: nn.Module) -> tuple[GrowthStep, GrowthStep | None]:
         return settle_growth(_config_of(model), shapes_of(model), **self.asked)
 
     def _grow(self, model: nn.Module, optimizer: Optimizer, scheduler: Any) -> None:
         """Grow all three in place, since the Trainer's loop holds on to them."""
         (width, deeper), config = self._asked(model), _config_of(model)
-        earlier, lr = _IN_CHARGE.get(model), self._new_rate(optimizer)
+        earlier, lr, rates = _IN_CHARGE.get(model), self.lr, _rates(optimizer)
+        if self.scale_lr != 1:
+            lr = rates[0] * self.scale_lr
+            if not all(math.isclose(rate, rates[0], rel_tol=1e-6) for rate in rates):
+                raise MupscaleError(
+                    f"scale_lr= takes parameter groups of one learning rate, and after step {self.at} they have "
+                    f"{', '.join(f'{rate:g}' for rate in sorted(set(rates)))}: give lr="
+                )
         record = (earlier and earlier.record) or Record(config)
         grown, grown_optimizer = nn.Module.__new__(type(model)), optimizer
         grown.__dict__.update(model.__dict__)
@@ -412,17 +398,11 @@ class GrowTrainerCallback(InvariantClipping):
         self.max_norm = None if earlier is None else earlier.max_norm
         self.take_charge(model, plan_for_model(model, record), record)
 
-    def _new_rate(self, optimizer: Optimizer) -> float | None:
-        """The rate at the step of growth, in the small model's units; None where it stays."""
-        if self.scale_lr == 1:
-            return self.lr
-        rates = _rates(optimizer)
-        if not all(math.isclose(rate, rates[0], rel_tol=1e-6) for rate in rates):
-            raise MupscaleError(
-                f"scale_lr= takes parameter groups of one learning rate, and after step {self.at} they have "
-                f"{', '.join(f'{rate:g}' for rate in sorted(set(rates)))}: give lr="
-            )
-        return rates[0] * self.scale_lr
+
+def _unwrapped(optimizer: Any) -> Optimizer:
+    """What accelerate wraps."""
+    inner: Optimizer = getattr(optimizer, "optimizer", optimizer)
+    return inner
 
 
 def _config_of(model: Any) -> dict[str, Any]:
@@ -467,17 +447,13 @@ def _rates(optimizer: Optimizer) -> list[float]:
     return [float(group["lr"]) / group.get("lr_factor", 1.0) for group in optimizer.param_groups]
 
 
-def last_checkpoint(folder: Path) -> tuple[int, Path] | None:
-    """The newest whole checkpoint in a Trainer's folder, and its step: its state is the last that is written."""
-    found = {int(path.name[11:]): path for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal()}
-    for step in sorted(found, reverse=True):
-        try:
-            state = read_json(found[step] / "trainer_state.json")
-        except (OSError, MupscaleError):
-            continue
-        if isinstance(state, dict) and state.get("global_step") == step:
-            return step, found[step]
-    return None
+def _is_whole(folder: Path, step: int) -> bool:
+    """Whether a Trainer has finished this checkpoint: its state is the last that is written."""
+    try:
+        state = read_json(folder / "trainer_state.json")
+    except (OSError, MupscaleError):
+        return False
+    return isinstance(state, dict) and state.get("global_step") == step
 
 
 _COUNT = Must("a number of steps, 1 or more", lambda steps: steps >= 1)
@@ -558,8 +534,7 @@ class BranchTrainerCallback(require_transformers().TrainerCallback):  # type: ig
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Keep the trunk where the branch begins; finish the branch where it ends."""
-        model, optimizer = kwargs["model"], kwargs["optimizer"]
-        inner: Optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+        model, inner = kwargs["model"], _unwrapped(kwargs["optimizer"])
         if state.global_step == self.begin:
             checkpoint.save(self._trunk(args), model, inner)
         if state.global_step != self.at:

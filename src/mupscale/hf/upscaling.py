@@ -14,7 +14,7 @@ import torch
 
 from mupscale.core import RuleSet
 from mupscale.growth import Deepen, Fresh, Noise, Operator, SignalNoise, replica_in_words
-from mupscale.hf.building import Config, memory_shortage, runs_trusted_code
+from mupscale.hf.building import memory_shortage, runs_trusted_code
 from mupscale.hf.config_family import ConfigFamily, check_nothing_missing
 from mupscale.hf.config_fields import Size, parts_of, sizes_of
 from mupscale.hf.depths import experts_of, layers_of
@@ -78,9 +78,8 @@ class Upscaled:
         before, after = map(shorten_number, self.numbers)
         size = f"{size_in_words(self.bytes)} in {self.files} file{'s' * (self.files != 1)}"
         checked = f"not verified: {self.unverified}" if self.comparison is None else self.comparison.verdict
-        wider = [
-            f"{part} {a} → {b}" for part, (a, b) in self.sizes.items() if a != b and part not in ("layers", "experts")
-        ]
+        changed = {part: f"{part} {a} → {b}" for part, (a, b) in self.sizes.items() if a != b}
+        wider = [words for part, words in changed.items() if part not in ("layers", "experts")]
         how = f"{'copies' if self.fresh is None else 'fresh units'} ({', '.join(wider) or 'of the same sizes'})"
         if self.deepen is not None:
             layers = f"{' → '.join(map(str, self.sizes['layers']))} layers ({self.deepen})"
@@ -160,6 +159,32 @@ def upscale(
     )
     if not exact and width.is_replica:
         note(replica_in_words())
+    before = _check(small, out, width, optimizer, rules)
+    width = replace(width, sizes=sizes_of(width.config_after(small.config)))
+    steps = plan_growths([width] if deeper is None else [width, deeper], small.config, small.shapes, before)
+    width.grow.check(steps[0].plan)
+    config, dtype = dict(steps[-1].config), dtype_of_output(dtype)
+    if dtype is not None:
+        fields = [name for name in ("dtype", "torch_dtype") if name in config] or ["dtype"]
+        config.update(dict.fromkeys(fields, str(dtype).removeprefix("torch.")))
+    file = None if optimizer is None else find_optimizer_file(optimizer)
+    if file is not None:
+        grow_optimizer_file(file, None, small, steps, rules=rules)
+    is_deeper_alone = deeper is not None and width.times == Times() and dtype is None and not width.draws
+    record = before.then(steps[-1].growth, steps[-1].by_model) if is_deeper_alone else steps[-1].record
+    record = record if rules is None else replace(record, decay=rules.decay)
+    if deeper is not None:
+        check_nothing_missing(config, steps[-1].shapes, f"the checkpoint that grew {deeper}")
+    shards = arrange_shards(small, steps, dtype=dtype, shard_size=shard_size)
+    prepared = _Prepared(small, config, record, record.growths[len(before.growths) :], steps, shards, file, rules)
+    few, many = prepared.numbers
+    ConfigFamily(small.config).check_grown(steps[0].plan, width.times)
+    check_space(out, small, prepared.bytes, 0 if file is None else file.stat().st_size * many // max(1, few))
+    return _carry_out(prepared, out, verify, threads, progress, note)
+
+
+def _check(small: Source, out: Path, width: GrowthStep, optimizer: str | Path | None, rules: RuleSet | None) -> Record:
+    """Refuse what cannot be done; the growths of the checkpoint so far."""
     if isinstance(getattr(width.grow, "noise", None), SignalNoise):
         raise MupscaleError(
             "signal-normalised noise needs whole tensors, but a checkpoint is widened in pieces. Use GaussianNoise, "
@@ -167,8 +192,9 @@ def upscale(
         )
     if rules is not None and optimizer is None:
         raise MupscaleError("rules are about an optimizer's decay: give the saved optimizer, too (--optimizer-state)")
-    prepared = _prepare(small, out, width, deeper, shard_size, dtype_of_output(dtype), optimizer, rules)
-    return _carry_out(prepared, out, verify, threads, progress, note)
+    check_place(out, small)
+    check_nothing_missing(small.config, small.shapes, small.folder)
+    return find_record(small) or Record(small.config)
 
 
 def _warn_of_replica(line: str) -> None:
@@ -213,56 +239,17 @@ class _Prepared:
 
     @property
     def sizes(self) -> dict[str, tuple[int, int]]:
-        """Of the parts that can grow, before and after."""
-        (few, now), (many, then) = ((_sizes(config), parts_of(config)) for config in (self.source.config, self.config))
-        grown = {name: (few[name], size) for name, size in many.items() if size != few[name]}
+        """Of the parts that can grow, before and after; of layers and experts where there are more."""
+        pair = self.source.config, self.config
+        now, then = map(parts_of, pair)
+        counts = {"layers": [layers_of(one) or 0 for one in pair], "experts": [experts_of(one)[0] for one in pair]}
+        grown = {name: (few, many) for name, (few, many) in counts.items() if few != many}
         return {**{part: (size, then[part]) for part, size in now.items()}, **grown}
 
     @property
     def bytes(self) -> int:
         """Of the weights' files."""
         return sum(shard.bytes for shard in self.shards)
-
-
-def _sizes(config: Config) -> dict[str, int]:
-    return {"layers": layers_of(config) or 0, "experts": experts_of(config)[0]}
-
-
-def _prepare(
-    source: Source,
-    out: Path,
-    width: GrowthStep,
-    deeper: GrowthStep | None,
-    shard_size: int | str,
-    dtype: torch.dtype | None,
-    optimizer: str | Path | None,
-    rules: RuleSet | None,
-) -> _Prepared:
-    check_place(out, source)
-    check_nothing_missing(source.config, source.shapes, source.folder)
-    before = find_record(source) or Record(source.config)
-    width = replace(width, sizes=sizes_of(width.config_after(source.config)))
-    growths = [width] if deeper is None else [width, deeper]
-    steps = plan_growths(growths, source.config, source.shapes, before)
-    width.grow.check(steps[0].plan)
-    config = dict(steps[-1].config)
-    if dtype is not None:
-        fields = [name for name in ("dtype", "torch_dtype") if name in config] or ["dtype"]
-        config.update(dict.fromkeys(fields, str(dtype).removeprefix("torch.")))
-    file = None if optimizer is None else find_optimizer_file(optimizer)
-    if file is not None:
-        grow_optimizer_file(file, None, source, steps, rules=rules)
-    is_deeper_alone = deeper is not None and width.times == Times() and dtype is None and not width.draws
-    record = before.then(growths[-1], steps[-1].by_model) if is_deeper_alone else steps[-1].record
-    record = record if rules is None else replace(record, decay=rules.decay)
-    if deeper is not None:
-        check_nothing_missing(config, steps[-1].shapes, f"the checkpoint that grew {deeper}")
-    shards = arrange_shards(source, steps, dtype=dtype, shard_size=shard_size)
-    prepared = _Prepared(source, config, record, record.growths[len(before.growths) :], steps, shards, file, rules)
-    few, many = prepared.numbers
-    ConfigFamily(source.config).check_grown(steps[0].plan, width.times)
-    check_space(out, source, prepared.bytes, 0 if file is None else file.stat().st_size * many // max(1, few))
-    return prepared
 
 
 def _carry_out(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mupscale import planning
 from mupscale.checks import verify as train_both
 from mupscale.core import Axis, Entry, Plan, naming
-from mupscale.growth import widen
+from mupscale.growth import Fresh, upscale_untried, widen
 from mupscale.hf.building import (
     Batch,
     in_one_line,
@@ -27,20 +28,13 @@ from mupscale.hf.building import (
     runs_trusted_code,
     transformers_config,
 )
+from mupscale.hf.config_family import ConfigFamily
 from mupscale.hf.groups import compare_optimizer_file, decay_groups, match_plan
+from mupscale.hf.miniatures import EPS
 from mupscale.hf.output_folder import OPTIMIZER_FILE
-from mupscale.hf.relation import FreshGrowth, Relation, is_exact, relate, rounding_limit, tensor_differences
+from mupscale.hf.relation import Relation, is_exact, relate, rounding_limit, tensor_differences
 from mupscale.hf.source import Source, open_source
-from mupscale.planning import (
-    Difference,
-    KeepDouble,
-    Recorder,
-    find_parting,
-    first_differing_module,
-    has_length_one,
-    relative_difference,
-)
-from mupscale.system import MupscaleError, checks_arguments, generator, html_table, text_table, wrap_text
+from mupscale.system import MupscaleError, as_asked, checks_arguments, generator, html_table, text_table, wrap_text
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 """How far outputs may differ, by the dtype that they are computed in."""
@@ -82,7 +76,7 @@ class Comparison:
 
     rows: tuple[ComparisonRow, ...]
     losses: tuple[float, float]
-    first: Difference | None = None
+    first: planning.Difference | None = None
     notes: tuple[str, ...] = ()
     as_recorded: str = ""
     inputs: str = RANDOM
@@ -204,8 +198,11 @@ def compare_outputs(
         for name, tensor in small.items():
             off = math.inf
             if name in wide:
-                copies = _copies(_old_units(wide[name], tensor, old_units), tensor.shape, plan)
-                off, means[name] = relative_difference(tensor.unsqueeze(-1).expand_as(copies), copies), copies.mean(-1)
+                copies = _copies(wide[name], tensor.shape, plan, old_units)
+                off, means[name] = (
+                    planning.relative_difference(tensor.unsqueeze(-1).expand_as(copies), copies),
+                    copies.mean(-1),
+                )
             worst[name] = max(worst.get(name, 0.0), off)
         for side, outputs in enumerate((small, means)):
             losses[side] += float(loss_of(ours, outputs, batch)) / len(batches)
@@ -219,24 +216,20 @@ def run_model(model: nn.Module, batch: Batch, which: str = "the model") -> dict[
     except MupscaleError:
         raise
     except Exception as error:  # a model that does not run, as with a field of its config that should have grown
-        first = (str(error).splitlines() or [""])[0]
-        raise MupscaleError(f"{which} cannot be run ({type(error).__name__}: {first})") from None
+        raise MupscaleError(f"{which} cannot be run ({in_one_line(error)})") from None
     return {name: t for name, t in outputs.items() if isinstance(t, Tensor) and t.is_floating_point() and t.dim()}
 
 
-def _old_units(wide: Tensor, small: Tensor, places: Callable[[int], Tensor] | None) -> Tensor:
-    """The old units of a hidden state, where there are new ones beside them."""
-    if places is None or wide.shape[:-1] != small.shape[:-1] or wide.shape[-1] <= small.shape[-1]:
-        return wide
-    return wide.index_select(-1, places(small.shape[-1]).to(wide.device))
-
-
-def _copies(wide: Tensor, small: torch.Size, plan: Plan | None) -> Tensor:
+def _copies(
+    wide: Tensor, small: torch.Size, plan: Plan | None, old_units: Callable[[int], Tensor] | None = None
+) -> Tensor:
     """An output of the wide model with one dimension more, the copies of each hidden unit: their mean is the unit.
 
     They lie where most weights of such sizes have them. Those of a vector of length 1, whose length stays, are smaller
-    by the root of their number, by which they are multiplied here.
+    by the root of their number, by which they are multiplied here. old_units: where new ones are beside them.
     """
+    if old_units is not None and wide.shape[:-1] == small[:-1] and wide.shape[-1] > small[-1]:
+        wide = wide.index_select(-1, old_units(small[-1]).to(wide.device))
     n, times = small[-1], wide.shape[-1] // small[-1]
     if wide.shape[:-1] != small[:-1] or wide.shape[-1] % n:
         raise MupscaleError(
@@ -252,10 +245,9 @@ def _copies(wide: Tensor, small: torch.Size, plan: Plan | None) -> Tensor:
         if (entry.narrow[d], entry.wide[d]) == (n, wide.shape[-1])
     )
     axis = Axis(times, *max(places, key=places.__getitem__, default=(1, ())))
-    copies: Tensor = wide.index_select(-1, axis.source(n).argsort(stable=True).to(wide.device)).unflatten(
-        -1, (n, times)
-    )
-    return copies * times**0.5 if has_length_one(wide, slack=_UNIT) else copies
+    order = axis.source(n).argsort(stable=True).to(wide.device)
+    copies: Tensor = wide.index_select(-1, order).unflatten(-1, (n, times))
+    return copies * times**0.5 if planning.has_length_one(wide, slack=_UNIT) else copies
 
 
 def loss_of(model: nn.Module, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
@@ -275,60 +267,31 @@ def loss_of(model: nn.Module, outputs: dict[str, Tensor], batch: Batch) -> Tenso
     return total
 
 
-def first_difference(
-    ours: nn.Module, theirs: nn.Module, batches: list[Batch], plan: Plan, tolerance: float
-) -> Difference | None:
-    """The first module whose outputs differ on any of these batches."""
-    for batch in batches:
-        with torch.no_grad(), Recorder(ours) as small, Recorder(theirs) as wide:
-            run_model(ours, batch)
-            run_model(theirs, batch)
-        if (first := first_differing_module(small, wide, plan, tolerance)) is not None:
-            return first
-    return None
-
-
-@contextmanager
-def plain_outputs(model: nn.Module, shapes: Mapping[str, torch.Size], plan: Plan) -> Iterator[None]:
-    """While it is entered, the model gives out a dict of tensors of the small model's shapes: means over copies."""
-
-    def plain(module: nn.Module, inputs: Any, outputs: Any) -> dict[str, Tensor]:
-        return {name: _copies(t, shapes[name], plan).mean(-1) for name, t in outputs.items() if name in shapes}
-
-    handle = model.register_forward_hook(plain)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 _LR, _DECAY = 1e-3, 0.1
 
 
 def compare_training(
     ours: nn.Module, theirs: nn.Module, plan: Plan, batches: list[Batch], steps: int, tolerance: float
-) -> tuple[ComparisonRow, Difference | None]:
+) -> tuple[ComparisonRow, planning.Difference | None]:
     """Both trained side by side: Theorem 'Dynamic equivalence' on the checkpoints themselves."""
     optimizer, clip = _optimizer(ours, batches[0])
     with torch.no_grad():
         shapes = {name: t.shape for name, t in run_model(ours, batches[0]).items()}
-    with plain_outputs(ours, shapes, plan), plain_outputs(theirs, shapes, plan):
-        turns = (batches[i % len(batches)] for i in range(steps + 1))
-        report = train_both(
-            ours,
-            theirs,
-            plan,
-            turns,
-            lambda model, batch: loss_of(model, model(**batch), batch),
-            optimizer=optimizer,
-            steps=steps,
-            clip=clip,
-            tolerance=tolerance,
-            in_float64=False,  # in the precision of the comparison, for which there is memory
-        )
-    return ComparisonRow(
-        f"outputs over {steps} steps of AdamW", report.max_relative_difference, tolerance
-    ), report.first
+
+    def plain(module: nn.Module, inputs: Any, outputs: Any) -> dict[str, Tensor]:
+        """Tensors of the small model's shapes alone: means over copies."""
+        return {name: _copies(t, shapes[name], plan).mean(-1) for name, t in outputs.items() if name in shapes}
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        return loss_of(model, model(**batch), batch)
+
+    how: dict[str, Any] = {"optimizer": optimizer, "steps": steps, "clip": clip, "tolerance": tolerance}
+    how["in_float64"] = False  # in the precision of the comparison, for which there is memory
+    turns = (batches[i % len(batches)] for i in range(steps + 1))
+    with ours.register_forward_hook(plain), theirs.register_forward_hook(plain):
+        report = train_both(ours, theirs, plan, turns, loss, **how)
+    what = f"outputs over {steps} steps of AdamW"
+    return ComparisonRow(what, report.max_relative_difference, tolerance), report.first
 
 
 def _optimizer(model: nn.Module, batch: Batch) -> tuple[torch.optim.Optimizer, float]:
@@ -343,6 +306,8 @@ def _optimizer(model: nn.Module, batch: Batch) -> tuple[torch.optim.Optimizer, f
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=_LR, eps=eps), norm / 2
 
 
+_GAINS = " (times √(n/N) for the norms, see inspect)"
+_OF_ROUNDING = 2**-8  # of two numbers in bfloat16, at most
 _BATCHES = 8  # of training, used in turn
 _OF_STATE = 1e-6  # what state in float32 may be rounded by
 _STATE_ADVICE = (
@@ -393,29 +358,32 @@ def verify(
     [('tensors in the files', True), ('logits', True)]
     >>> folder.cleanup()
     """
-    _check_arguments(tolerance, tokens, train)
+    if tolerance is not None and not tolerance >= 0:
+        raise MupscaleError(f"the tolerance is {tolerance}, but must be 0 or more")
+    if train < 0 or tokens < 2:
+        raise MupscaleError(f"there is nothing to compare in {tokens} tokens and {train} steps: give 2 and 0 or more")
     precision, relation = _precision(dtype), relate(open_source(small), open_source(wide), plan)
     rows, first = _compare_files(relation)
     ours, theirs, notes = _both_models(relation, precision, train, device)
     if (relation.wide.folder / OPTIMIZER_FILE).exists():
         first = first or _compare_optimizer(relation, rows, notes)
-    batches = _batches(ours, relation, max(2, min(train + 1, _BATCHES)), tokens, seed, text, device, trust_remote_code)
+    given: dict[str, Any] = {"text": None if text is None else _read_text(Path(text)), "folder": relation.small.folder}
+    given |= {"seed": seed, "trust_remote_code": trust_remote_code}
+    batches = [
+        {n: t.to(device, precision if t.is_floating_point() else None) for n, t in batch.items()}
+        for batch in make_batches(ours, max(2, min(train + 1, _BATCHES)), tokens, **given)
+    ]
     pair = _Pair(ours, theirs, relation, batches, train, rows, first, notes)
-    with KeepDouble() if precision == torch.float64 else nullcontext():
+    with planning.KeepDouble() if precision == torch.float64 else nullcontext():
         if relation.deepened and relation.deepened_after_fresh is None:
-            allowed = _limit_of_layers(relation, precision) if tolerance is None else tolerance
-            told = pair.compare_layers(allowed)
+            told = pair.compare_layers(_limits(relation, None, precision, tolerance).as_they_are)
         else:
-            plan = _plan_between(ours, theirs, relation)
+            plan = match_plan(ours, relation.whole_plan())
+            plan = plan.then(relation.steps[-1].by_model) if relation.deepened_after_fresh is not None else plan
+            plan.check(ours, "narrow")
+            plan.check(theirs)
             told = pair.compare(plan, _limits(relation, plan, precision, tolerance))
     return replace(told, inputs=RANDOM if text is None else "the text")
-
-
-def _check_arguments(tolerance: float | None, tokens: int, train: int) -> None:
-    if tolerance is not None and not tolerance >= 0:
-        raise MupscaleError(f"the tolerance is {tolerance}, but must be 0 or more")
-    if train < 0 or tokens < 2:
-        raise MupscaleError(f"there is nothing to compare in {tokens} tokens and {train} steps: give 2 and 0 or more")
 
 
 class _Limits(NamedTuple):
@@ -437,7 +405,7 @@ class _Pair:
     batches: list[Batch]
     train: int
     rows: list[ComparisonRow]
-    first: Difference | None
+    first: planning.Difference | None
     notes: list[str]
 
     def _outputs(self, plan: Plan | None = None) -> OutputComparison:
@@ -455,7 +423,7 @@ class _Pair:
     def compare(self, plan: Plan, limits: _Limits) -> Comparison:
         """Outputs and training: of copies, with noise or without, or of fresh units."""
         if self.relation.fresh is not None:
-            return self._compare_fresh(FreshGrowth(self.relation, self.relation.fresh, plan), limits)
+            return self._compare_fresh(self.relation.fresh, plan, limits)
         outputs, movers = self._outputs(plan), " and ".join(self.relation.movers)
         self._add(outputs, limits.as_they_are, f"moved by {movers}" if movers else "")
         without = f", without the {movers}" if movers else ", before rounding" if limits.rounded else ""
@@ -464,7 +432,11 @@ class _Pair:
             widen(self.small, self.wide, plan)
             self._add(self._outputs(plan), limits.without_noise, condition=without)
         if self.first is None and not all(row.ok for row in self.rows if not row.note):
-            self.first = first_difference(self.small, self.wide, self.batches[:2], plan, limits.without_noise)
+            for batch in self.batches[:2]:
+                with torch.no_grad(), planning.Recorder(self.small) as small, planning.Recorder(self.wide) as wide:
+                    run_model(self.small, batch)
+                    run_model(self.wide, batch)
+                self.first = self.first or planning.first_differing_module(small, wide, plan, limits.without_noise)
         if self.train and all(row.ok for row in self.rows):
             trained = self.small, self.wide, plan, self.batches, self.train, limits.in_training
             row, self.first = compare_training(*trained)
@@ -472,19 +444,62 @@ class _Pair:
         what, moved = next(iter(outputs.differences.items()))
         return self._comparison(outputs, f"the noise moves {what} by {moved:.1%}" if self.relation.noisy else "")
 
-    def _compare_fresh(self, fresh: FreshGrowth, limits: _Limits) -> Comparison:
-        """Outputs as they are, and once more where they must be the same."""
-        outputs, before = self._outputs(), len(self.rows)
-        self._add(outputs, limits.without_noise if fresh.same_as_they_are else limits.as_they_are, fresh.note)
-        if fresh.condition and self.first is None:  # on weights grown anew, which says nothing of files that differ
-            fresh.silence(self.small, self.wide)
-            self._add(self._outputs(), limits.without_noise, condition=fresh.condition)
-        same = all(row.ok for row in self.rows[before:])
-        parted = None
-        if not same and fresh.condition:
-            parted = find_parting(self.small, self.wide, self.batches[0], fresh.plan, limits.without_noise)
-        self.notes += fresh.notes(self.train, same=same, parting=parted)
-        return self._comparison(outputs, fresh.as_recorded(*outputs.worst))
+    def _compare_fresh(self, fresh: Fresh, plan: Plan, limits: _Limits) -> Comparison:
+        """Outputs as they are, and once more where they must be the same: with new units silent, or eps scaled."""
+        relation, obstacles = self.relation, ["it grew several times"]  # why no new units can keep the function
+        is_deeper = relation.deepened_after_fresh is not None
+        if len(relation.growths) == 1 or is_deeper:
+            obstacles = ConfigFamily(relation.small.config).obstacles(relation.growths[0].times, plan)
+        why = "".join(obstacles[:1]) + (f" (and {len(obstacles) - 1} more)" if len(obstacles) > 1 else "")
+        # no norm reads the new units, and they are silent
+        is_same = (fresh.lossless or fresh.outgoing == 0) and not plan.norms and not obstacles
+        outputs, start, parted = self._outputs(), len(self.rows), None
+        note = "moved by the norms' eps" if fresh.lossless and not obstacles else "moved by the new units"
+        note = "" if is_same else note
+        self._add(outputs, limits.without_noise if is_same else limits.as_they_are, note)
+        is_told = not is_same and not obstacles  # by a second comparison
+        if is_told and self.first is None:  # on weights grown anew, which says nothing of files that differ
+            if not fresh.lossless:
+                upscale_untried(self.small, self.wide, plan, grow=Fresh(lossless=True))  # the outputs are compared next
+            _scale_eps(self.wide, plan)
+            condition = ", eps scaled" if fresh.lossless else ", new units silent"
+            self._add(self._outputs(), limits.without_noise, condition=condition)
+        same = all(row.ok for row in self.rows[start:])
+        if not same and is_told:
+            parted = planning.find_parting(self.small, self.wide, self.batches[0], plan, limits.without_noise)
+        if parted is not None and parted.relative < _OF_ROUNDING:
+            self.notes.append(
+                f"With the new units switched off, {parted}. A difference this small comes from a constant that the "
+                "model rounds, such as √hidden in bfloat16. Grow hidden 4 times, at which it is exact."
+            )
+        elif not same:
+            where = "" if parted is None else f": {parted}"
+            self.notes.append(
+                f"New units change the function even when they are switched off{where}. A norm over all units, also "
+                "one of a weight (weight_norm), or a constant of the width comes before that. Grow by copies "
+                f"({as_asked('grow=mupscale.Copies()', '--how copies')}), or keep hidden as it is."
+            )
+        if any(name.endswith("running_var") for name in relation.small.shapes):
+            said = "New channels of BatchNorm have the running mean 0 and variance 1 of a fresh one"
+            until = ": outputs mean little until it has trained on, or mupscale.measure_statistics has run batches"
+            self.notes.append(f"{said}{'' if same and fresh.lossless else until}.")
+        if obstacles and not fresh.lossless:
+            self.notes.append(f"Not compared with the new units switched off: {why}.")
+        if is_deeper:
+            self.notes.append("New layers write nothing into the residual stream yet, so they change nothing at first.")
+        if self.train:
+            self.notes.append("Training is not compared: new units learn what the small model cannot.")
+        (what, moved), gains = outputs.worst, fresh.lossless and plan.norms
+        kept = (
+            f"the old weights are unchanged to the bit{_GAINS if gains else ''}, the new units as drawn at μP's scale"
+        )
+        if is_same:
+            return self._comparison(outputs, f"{kept}; {what} are the same ({moved:.1e})")
+        if not fresh.lossless:
+            return self._comparison(outputs, f"{kept}; they move {what} by {moved:.1%}")
+        if obstacles:
+            return self._comparison(outputs, f"{kept}; it is not lossless, since {why}: {what} move by {moved:.1%}")
+        return self._comparison(outputs, f"{kept}, lossless: {what} move by {moved:.1e}, through the norms' eps")
 
     def compare_layers(self, allowed: float) -> Comparison:
         """Outputs: the same where new layers are identity and experts copies, moved where anything is not.
@@ -505,13 +520,13 @@ class _Pair:
         return self._comparison(outputs, told)
 
 
-def _limit_of_layers(relation: Relation, precision: torch.dtype) -> float:
-    """How far the outputs of a model with more layers may differ."""
-    if relation.movers:
-        return math.inf
-    plans = [step.plan for step in relation.steps if not step.plan.has_new_parts]
-    entries = {f"{n} {name}": entry for n, plan in enumerate(plans) for name, entry in plan.parameters.items()}
-    return max(TOLERANCE[precision], 8 * _rounding_of_files(relation, entries))
+def _scale_eps(wide: nn.Module, plan: Plan) -> None:
+    """Multiply the eps of each norm that has grown by n/N, as lossless growth divides what it is added to."""
+    for name in (name for name, kind in plan.norms.items() if kind != "bias"):
+        entry, module = plan.parameters[name], wide.get_submodule(name.rpartition(".")[0])
+        for attribute in EPS:
+            if isinstance(eps := getattr(module, attribute, None), float):
+                setattr(module, attribute, eps * entry.narrow[0] / entry.wide[0])
 
 
 def needed_bytes(small: Source, wide: Source, dtype: str | torch.dtype = "float32", train: int = 0) -> int:
@@ -527,7 +542,7 @@ def _precision(dtype: str | torch.dtype) -> torch.dtype:
     return precision
 
 
-def _compare_files(relation: Relation) -> tuple[list[ComparisonRow], Difference | None]:
+def _compare_files(relation: Relation) -> tuple[list[ComparisonRow], planning.Difference | None]:
     """One row for all tensors; the first that is wrong is named."""
     steps = relation.steps
     limit = rounding_limit(relation.small, relation.wide)
@@ -540,7 +555,7 @@ def _compare_files(relation: Relation) -> tuple[list[ComparisonRow], Difference 
     for off in tensor_differences(relation.small, relation.wide, steps):
         worst, old, new = max(worst, off.whole), max(old, off.old), max(new, off.new)
         if first is None and not (off.whole <= limit and off.old <= exact):
-            first = Difference(off.name, "parameter", off.whole, _FILES_ADVICE)
+            first = planning.Difference(off.name, "parameter", off.whole, _FILES_ADVICE)
     if relation.fresh is None and not relation.deepened:
         return [ComparisonRow("tensors in the files", worst, limit)], first
     return [
@@ -551,7 +566,7 @@ def _compare_files(relation: Relation) -> tuple[list[ComparisonRow], Difference 
     ], first
 
 
-def _compare_optimizer(relation: Relation, rows: list[ComparisonRow], notes: list[str]) -> Difference | None:
+def _compare_optimizer(relation: Relation, rows: list[ComparisonRow], notes: list[str]) -> planning.Difference | None:
     """A row for the saved optimizer beside the wide checkpoint, or a note that says why there is none."""
     small, wide = (source.folder / OPTIMIZER_FILE for source in (relation.small, relation.wide))
     if not small.exists():
@@ -563,7 +578,7 @@ def _compare_optimizer(relation: Relation, rows: list[ComparisonRow], notes: lis
         notes.append(f"Not compared: {OPTIMIZER_FILE}, since {error}")
         return None
     rows.append(ComparisonRow(OPTIMIZER_FILE, far, _OF_STATE))
-    return None if far <= _OF_STATE else Difference(name, "parameter", far, _STATE_ADVICE)
+    return None if far <= _OF_STATE else planning.Difference(name, "parameter", far, _STATE_ADVICE)
 
 
 def _both_models(
@@ -585,23 +600,19 @@ def _both_models(
     return loaded[0].model, loaded[1].model, notes
 
 
-def _plan_between(ours: nn.Module, theirs: nn.Module, relation: Relation) -> Plan:
-    plan = match_plan(ours, relation.whole_plan())
-    if relation.deepened_after_fresh is not None:
-        plan = plan.then(relation.steps[-1].by_model)
-    plan.check(ours, "narrow")
-    plan.check(theirs)
-    return plan
+def _limits(relation: Relation, plan: Plan | None, precision: torch.dtype, tolerance: float | None) -> _Limits:
+    """The tolerance, where one is given; else what the computation rounds, and what the files had to round.
 
-
-def _limits(relation: Relation, plan: Plan, precision: torch.dtype, tolerance: float | None) -> _Limits:
-    """The tolerance, where one is given; else what the computation rounds, and what the files had to round."""
-    moved, fresh = relation.noisy or relation.fresh is not None, relation.fresh
+    plan: None for a model with more layers or experts, whose training is not compared.
+    """
+    moved, fresh = bool(relation.movers), relation.fresh
     if tolerance is not None:
         return _Limits(tolerance, tolerance, tolerance)
     exact, trained = TOLERANCE[precision], TOLERANCE[precision] * (10 if precision == torch.float32 else 1)
     rewritten = moved and not (fresh is not None and fresh.lossless)
-    eps = 0.0 if rewritten else _rounding_of_files(relation, plan.parameters)
+    plans = [step.plan for step in relation.steps if not step.plan.has_new_parts] if plan is None else [plan]
+    entries = {f"{n} {name}": entry for n, one in enumerate(plans) for name, entry in one.parameters.items()}
+    eps = 0.0 if rewritten else _rounding_of_files(relation, entries)
     rounded = max(exact, 8 * eps)
     if fresh is not None:  # new units are not drawn again in memory
         return _Limits(math.inf, rounded, max(trained, 32 * eps))
@@ -617,26 +628,6 @@ def _rounding_of_files(relation: Relation, entries: Mapping[str, Entry]) -> floa
     if relation.fresh is None and is_exact(entries) and few == many:
         return 1e-4 if torch.float16 in many and entries else 0.0  # whose smallest numbers lose bits even so
     return max(torch.finfo(dtype).eps for dtype in many)
-
-
-def _batches(
-    model: nn.Module,
-    relation: Relation,
-    count: int,
-    tokens: int,
-    seed: int,
-    text: str | Path | None,
-    device: str | None,
-    trust_remote_code: bool,
-) -> list[Batch]:
-    words = None if text is None else _read_text(Path(text))
-    given: dict[str, Any] = {"folder": relation.small.folder, "trust_remote_code": trust_remote_code}
-    batches = make_batches(model, count, tokens, seed=seed, text=words, **given)
-    dtype = next(model.parameters()).dtype
-    return [
-        {name: value.to(device, dtype if value.is_floating_point() else None) for name, value in batch.items()}
-        for batch in batches
-    ]
 
 
 def _read_text(path: Path) -> str:
