@@ -100,7 +100,7 @@ def test_every_output_of_every_head(name: str, head: str | None, outputs: list[s
 
 def test_saved_again_and_without_a_record(pair: Pair, wide: Path, tmp_path: Path) -> None:
     with quiet_transformers():
-        load_pretrained(open_source(pair[1]), torch.float32).model.save_pretrained(tmp_path / "again")
+        load_pretrained(open_source(pair[1]), torch.float32)[0].save_pretrained(tmp_path / "again")
     shutil.copy(wide / "mupscale.json", tmp_path / "again")
     found = verify(pair[0], tmp_path / "again")
     assert found.ok
@@ -349,7 +349,7 @@ def test_text_through_the_checkpoints_tokenizer(pair: Pair, tmp_path: Path) -> N
     add_tokenizer(small)
     text = tmp_path / "text.txt"
     text.write_text("w3 w4 w5 w6 w7")
-    model = load_pretrained(open_source(small), torch.float32).model
+    model = load_pretrained(open_source(small), torch.float32)[0]
     (batch,) = make_batches(model, 1, 4, rows=2, text=text.read_text(), folder=small)
     assert batch["input_ids"].tolist() == [[3, 4, 5, 6], [7, 3, 4, 5]]
     assert verify(small, pair[1], text=text).ok
@@ -380,7 +380,7 @@ def test_what_the_model_does_not_use_is_told(tmp_path: Path) -> None:
     found = verify(small, grow(small, tmp_path / "wide").path)
     assert found.ok
     assert "which BertForMaskedLM does not use" in found.verdict
-    unused = load_pretrained(open_source(small), torch.float32).unused
+    unused = load_pretrained(open_source(small), torch.float32)[1]
     assert len(unused) == 4
     assert "bert.pooler.dense.bias" in unused
 
@@ -420,7 +420,7 @@ def test_a_sketch_has_no_memory_and_is_tied() -> None:
 
 def test_double_precision_reaches_the_buffers(tmp_path: Path) -> None:
     small = open_source(saved(tmp_path / "small", "gemma", hidden_size=24))
-    model = load_pretrained(small, torch.float64).model
+    model = load_pretrained(small, torch.float64)[0]
     assert float(model.get_buffer("model.embed_tokens.embed_scale")) == 24**0.5
     assert all(p.dtype == torch.float64 for p in model.parameters())
 

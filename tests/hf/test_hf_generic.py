@@ -119,7 +119,7 @@ def test_exact_in_outputs_and_training(name: str, tmp_path: Path) -> None:
     assert all(row.difference < 1e-12 for row in found.rows)
     plan = Record.load(tmp_path / "wide").plan
     assert plan is not None
-    plan.check(load_pretrained(open_source(tmp_path / "wide"), torch.float32).model)
+    plan.check(load_pretrained(open_source(tmp_path / "wide"), torch.float32)[0])
 
 
 @pytest.mark.slow

@@ -217,7 +217,7 @@ def test_two_growths_of_one_part_after_the_other(tmp_path: Path) -> None:
 def test_the_state_of_adamw_grows_with_the_parts(tmp_path: Path) -> None:
     """Saved after two steps, widened with the model, and trained on: both go on alike."""
     small = saved(tmp_path / "small", "clip")
-    model = load_pretrained(open_source(small), torch.float64).model
+    model = load_pretrained(open_source(small), torch.float64)[0]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3)
     batches = [{k: v.double() if v.is_floating_point() else v for k, v in b.items()} for b in make_batches(model, 3, 8)]
     for batch in batches[:2]:
@@ -225,7 +225,7 @@ def test_the_state_of_adamw_grows_with_the_parts(tmp_path: Path) -> None:
         optimizer.step()
         optimizer.zero_grad()
     upscale(small, tmp_path / "wide", times="text=2", progress=False, exact=True)
-    wide = load_pretrained(open_source(tmp_path / "wide"), torch.float64).model
+    wide = load_pretrained(open_source(tmp_path / "wide"), torch.float64)[0]
     plan = Record.load(tmp_path / "wide").plan
     assert plan is not None
     mu.widen(model, wide, plan)

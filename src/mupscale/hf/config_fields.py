@@ -156,7 +156,16 @@ def _wide_part(given: Config, times: Times) -> dict[str, Any]:
         raise MupscaleError(
             f"config.json has no field for the hidden size that is known ({', '.join(FIELDS['hidden'])})"
         )
-    _check_complete(config)
+    if config.get("pruned_heads"):
+        raise MupscaleError(
+            "heads were pruned from this model (pruned_heads in config.json), so that its layers differ in size; only "
+            "a model with all its heads can be upscaled"
+        )
+    if config.get("add_cross_attention"):
+        raise MupscaleError(
+            "this model attends to an encoder (add_cross_attention in config.json), which would have to grow with it; "
+            "only models that stand alone can be upscaled"
+        )
     hidden = fields["hidden"][0]
     words = _WORDS_OF_THEIR_OWN.get(str(config.get("model_type")))
     fields["hidden"] = [n for n in fields["hidden"] if n != words or config[n] == config[hidden]]
@@ -185,20 +194,6 @@ def _wide_part(given: Config, times: Times) -> dict[str, Any]:
     grows = {name: getattr(times, part) for part, names in fields.items() for name in names}
     wide = {name: _grown(config[name], k) for name, k in grows.items() if k != 1 or given.get(name) is not None}
     return {**given, **wide, **also, **_clipped(config, times)}
-
-
-def _check_complete(config: Config) -> None:
-    """Refuse what no model can grow with."""
-    if config.get("pruned_heads"):
-        raise MupscaleError(
-            "heads were pruned from this model (pruned_heads in config.json), so that its layers differ in size; only "
-            "a model with all its heads can be upscaled"
-        )
-    if config.get("add_cross_attention"):
-        raise MupscaleError(
-            "this model attends to an encoder (add_cross_attention in config.json), which would have to grow with it; "
-            "only models that stand alone can be upscaled"
-        )
 
 
 def _takes_size(config: Config, known: Mapping[str, int]) -> bool:

@@ -211,32 +211,23 @@ _UNLIKE = ("attention_bias", "mlp_bias", "use_sliding_window")  # settings that 
 class _Mixture(NamedTuple):
     """How a mixture calls things: its class, the module with router and experts, its parts, the number of experts."""
 
-    model_type: str
     architecture: str
     module: str
     parts: dict[str, str]
     number: str
-    more: dict[str, Any]
 
 
-_MIXTRAL = _Mixture(
-    "mixtral",
-    "MixtralForCausalLM",
-    "block_sparse_moe",
-    {"gate": "w1", "up": "w3", "down": "w2"},
-    "num_local_experts",
-    {"router_jitter_noise": 0.0},
-)
-_QWEN3_MOE = _Mixture(
-    "qwen3_moe",
-    "Qwen3MoeForCausalLM",
-    "mlp",
-    {part: f"{part}_proj" for part in ("gate", "up", "down")},
-    "num_experts",
-    {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
-)
-_OUT_OF = {"llama": _MIXTRAL, "mistral": _MIXTRAL, "qwen3": _QWEN3_MOE}
-_MIXTURES = {mixture.model_type: mixture for mixture in (_MIXTRAL, _QWEN3_MOE)}
+_MIXTRAL_PARTS = {"gate": "w1", "up": "w3", "down": "w2"}
+_QWEN_PARTS = {part: f"{part}_proj" for part in _MIXTRAL_PARTS}
+_MIXTURES = {
+    "mixtral": _Mixture("MixtralForCausalLM", "block_sparse_moe", _MIXTRAL_PARTS, "num_local_experts"),
+    "qwen3_moe": _Mixture("Qwen3MoeForCausalLM", "mlp", _QWEN_PARTS, "num_experts"),
+}
+_OUT_OF = {"llama": "mixtral", "mistral": "mixtral", "qwen3": "qwen3_moe"}
+_MORE: dict[str, dict[str, Any]] = {
+    "mixtral": {"router_jitter_noise": 0.0},
+    "qwen3_moe": {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
+}
 
 
 @dataclass(frozen=True)
@@ -285,9 +276,7 @@ def settle_experts(
             f"and Qwen3-MoE, not from {kind}"
         )
     if kind in _OUT_OF and (odd := [name for name in _UNLIKE if config.get(name)]):
-        raise MupscaleError(
-            f"'{odd[0]}' in config.json of {folder} is set, but {_OUT_OF[kind].model_type} does not support it"
-        )
+        raise MupscaleError(f"'{odd[0]}' in config.json of {folder} is set, but {_OUT_OF[kind]} does not support it")
     few, active = experts_of(config)
     if experts <= few or experts % few:
         more = "2 or more" if few == 1 else f"a multiple of its {few}, so that every expert is copied equally often"
@@ -306,11 +295,11 @@ def experts_config(config: Config, asked: ExpertCounts) -> dict[str, Any]:
     if kind in _MIXTURES:
         number = _number({**vars(transformers_config(config)), **config})
         return {**config, number: asked.experts, "num_experts_per_tok": asked.top_k}
-    mixture = _OUT_OF[kind]
+    mixture = _MIXTURES[_OUT_OF[kind]]
     numbers = {mixture.number: asked.experts, "num_experts_per_tok": asked.top_k}
-    size = {"moe_intermediate_size": config["intermediate_size"]} if mixture is _QWEN3_MOE else {}
-    names = {"model_type": mixture.model_type, "architectures": [mixture.architecture]}
-    return {**config, **names, **numbers, "output_router_logits": False, **size, **mixture.more}
+    size = {"moe_intermediate_size": config["intermediate_size"]} if _OUT_OF[kind] == "qwen3_moe" else {}
+    names = {"model_type": _OUT_OF[kind], "architectures": [mixture.architecture]}
+    return {**config, **names, **numbers, "output_router_logits": False, **size, **_MORE[_OUT_OF[kind]]}
 
 
 def plan_experts_files(shapes: Mapping[str, Shape], config: Config, asked: ExpertCounts) -> Plan:
@@ -331,7 +320,7 @@ def plan_experts_files(shapes: Mapping[str, Shape], config: Config, asked: Exper
             else:
                 entries[name] = Entry(shape, shape)
         elif match := _FEED_FORWARD.fullmatch(name):
-            mixture = _OUT_OF[kind]
+            mixture = _MIXTURES[_OUT_OF[kind]]
             module, part = f"{match['layer']}.{mixture.module}", mixture.parts[match["part"]]
             for number in range(asked.experts):
                 expert = f"{module}.experts.{number}.{part}.weight"

@@ -296,22 +296,15 @@ def inspect(
 ) -> Inspection:
     """How a checkpoint would be upscaled: nothing but headers and config.json is read.
 
-    times … top_k, trust_remote_code: as in `upscale`. optimizer: for which factors are shown, by these
-    rules.
+    times … top_k, trust_remote_code: as in `upscale`. optimizer: for which factors are shown, by these rules.
 
-    >>> import json, pathlib, tempfile, torch
-    >>> from safetensors.torch import save_file
-    >>> temporary = tempfile.TemporaryDirectory()
-    >>> folder = pathlib.Path(temporary.name)
-    >>> config = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1, "vocab_size": 11}
-    >>> _ = (folder / "config.json").write_text(json.dumps(config))
-    >>> save_file({"wte.weight": torch.ones(11, 8)}, folder / "model.safetensors")
-    >>> inspection = inspect(folder, times=2)
-    >>> [(row.name, row.entry.wide, row.factors["lr"]) for row in inspection.rows]
-    [('wte.weight', (11, 16), 1.0)]
-    >>> print(inspection.summary()[0])
-    gpt2 (planned by running miniatures of it), 88 → 176 parameters with fresh units
-    >>> temporary.cleanup()
+    >>> import tempfile, transformers
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=16, vocab_size=11)
+    >>> transformers.GPT2LMHeadModel(config).save_pretrained(folder.name)
+    >>> print(inspect(folder.name, times=2).summary()[0])
+    gpt2 (planned by running miniatures of it), 1.104 k → 3.744 k parameters with fresh units
+    >>> folder.cleanup()
     """
     source, rules = open_source(path), rules or RuleSet()
     classes = {n.lower(): c for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, Optimizer)}
@@ -346,10 +339,7 @@ def inspect(
 
 
 def _rows(
-    plan: Plan,
-    optimizer_traits: Traits,
-    hyper: Mapping[str, Any],
-    fresh: Fresh | None = None,
+    plan: Plan, optimizer_traits: Traits, hyper: Mapping[str, Any], fresh: Fresh | None = None
 ) -> list[InspectionRow]:
     merged: dict[tuple[Any, ...], list[str]] = {}
     filled = {} if fresh is None else {name: fresh.values(Part(name, plan, seed=0)) for name in plan.parameters}

@@ -102,7 +102,7 @@ def load_language_model(folder: str | Path) -> tuple[LanguageModel, int]:
     """
     source, width = open_source(folder), hidden_size(folder)
     model = LanguageModel(str(source.folder), width)
-    model.model.load_state_dict(load_pretrained(source, torch.float32).model.state_dict())
+    model.model.load_state_dict(load_pretrained(source, torch.float32)[0].state_dict())
     return model, width
 
 

@@ -138,24 +138,20 @@ def _roles_of_all_widths(config: Config, times: Times, shown: Shown) -> Mapping[
     """
     if 1 not in (times.hidden, times.ffn, times.heads, times.kv) or part_names(config):
         return shown.roles[1]
+    ours = dict(sketch_model(config).named_parameters())
+
+    def growing(times: Times) -> dict[str, tuple[bool, ...]]:
+        """Of each parameter, which dimensions grow; of one that the small model lacks, such as a head's norm, none."""
+        theirs = sketch_model(wide_config(config, times)).named_parameters()
+        return {n: tuple(map(operator.ne, ours[n].shape, p.shape)) if n in ours else () for n, p in theirs}
+
     with suppress(MupscaleError):
-        if _growing(config, times) == _growing(config, Times.of(2)):  # as where heads become wider, not more
+        if growing(times) == growing(Times.of(2)):  # as where heads become wider, not more
             return shown.roles[1]
     for whole in (Times.of(2), Times(hidden=2, ffn=2)):
         with suppress(MupscaleError):
             return learn(config, whole).roles[1]
     return shown.roles[1]
-
-
-def _growing(config: Config, times: Times) -> dict[str, tuple[bool, ...]]:
-    """Of each parameter of the wide model, which dimensions grow; of one that the small one lacks, none.
-
-    More heads may be more parameters, as where each has a norm of its own.
-    """
-    ours, theirs = (dict(sketch_model(one).named_parameters()) for one in (config, wide_config(config, times)))
-    return {
-        name: tuple(map(operator.ne, ours[name].shape, p.shape)) if name in ours else () for name, p in theirs.items()
-    }
 
 
 def learn(config: Config, times: Times) -> Shown:
@@ -167,20 +163,16 @@ def learn(config: Config, times: Times) -> Shown:
         shown = _learn(small, large, whole, times.fresh)
         if more or not _differ_by_layer(pair[0], shown.roles[1]):
             break  # else a layer between the first and the last is looked at, too
-    if not shown.exact and not _keeps_outputs(pair[0], times, shown.roles[0]):
-        raise MupscaleError(
-            f"'{config.get('model_type')}' has constants that depend on its sizes, such as ALiBi's slopes, and {times} "
-            f"times as many units would change those of the old ones. Grow 2 or 4 times, or grow other sizes"
-        )
+    if not shown.exact:
+        narrow, wide, batch = _pair(pair[0], times)
+        silent = planning.build_plan(narrow, wide, roles=shown.roles[0], how="fresh", assume=True)
+        if not planning.keeps_outputs(narrow, wide, silent, batch):
+            raise MupscaleError(
+                f"'{config.get('model_type')}' has constants that depend on its sizes, such as ALiBi's slopes, and "
+                f"{times} times as many units would change those of the old ones. Grow 2 or 4 times, or grow other "
+                "sizes"
+            )
     return shown
-
-
-def _keeps_outputs(config: Config, times: Times, roles: Mapping[str, Role]) -> bool:
-    """Whether a miniature that grows so by new units that are silent gives the same outputs."""
-    narrow, wide, batch = _pair(config, times)
-    return planning.keeps_outputs(
-        narrow, wide, planning.build_plan(narrow, wide, roles=roles, how="fresh", assume=True), batch
-    )
 
 
 @lru_cache(maxsize=256)
@@ -192,33 +184,27 @@ def _learn(first: str, second: str, times: Times, fresh: bool) -> Shown:
         ran = planning.plan(narrow, wide, inputs=batch, grow=Fresh() if fresh else Copies())
     unseen = next((str(one.message) for one in caught if issubclass(one.category, UncheckedPlan)), "")
     roles, shapes, exact = planning.roles_of(ran), _shapes(narrow), ran.tried_by == "copies"
-    others: Mapping[str, Role] = roles
-    their_shapes: Mapping[str, Shape] = shapes
-    if second != first:
-        others, their_shapes = _roles_at(json.loads(second), times, roles, shapes, exact)
+    others, theirs = dict(roles), shapes
+    if second != first:  # there they have blocks in proportion, if that stands the check
+        ours, large, more = _pair(json.loads(second), times)
+        theirs = _shapes(ours)
+        others = {n: _at_size(role, None, shapes[n], shapes[n], theirs[n]) for n, role in roles.items() if n in theirs}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UncheckedPlan)
+            try:
+                scaled = planning.build_plan(ours, large, roles=others, assume=True, how="copies" if exact else "fresh")
+                if exact:
+                    planning.check_plan_by_running(ours, large, scaled, more)
+                stands = exact or planning.keeps_outputs(ours, large, scaled, more)
+            except MupscaleError:
+                stands = False
+            if not stands:
+                how = Copies() if exact else Fresh()
+                others = planning.roles_of(planning.plan(ours, large, inputs=more, grow=how))
     if fresh:
         roles = planning.roles_for_any_width(narrow, wide, roles)
     unseen = unseen.partition(". Pass inputs=")[0]
-    return Shown((roles, others), (shapes, their_shapes), ran.norms, ran.past_norms, unseen, exact)
-
-
-def _roles_at(
-    config: Config, times: Times, known: Mapping[str, Role], shapes: Mapping[str, Shape], exact: bool
-) -> tuple[Mapping[str, Role], Mapping[str, Shape]]:
-    """The roles of the larger miniature: those of the smaller with blocks in proportion, if they stand the check."""
-    narrow, wide, batch = _pair(config, times)
-    own = _shapes(narrow)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UncheckedPlan)
-        with suppress(MupscaleError):
-            scaled = {n: _at_size(role, None, shapes[n], shapes[n], own[n]) for n, role in known.items() if n in own}
-            if exact:
-                planning.check_plan_by_running(
-                    narrow, wide, planning.build_plan(narrow, wide, roles=scaled, assume=True), batch
-                )
-            if exact or _keeps_outputs(config, times, scaled):
-                return scaled, own
-        return planning.roles_of(planning.plan(narrow, wide, inputs=batch, grow=Copies() if exact else Fresh())), own
+    return Shown((roles, others), (shapes, theirs), ran.norms, ran.past_norms, unseen, exact)
 
 
 def _pair(config: Config, times: Times) -> tuple[nn.Module, nn.Module, Batch]:
@@ -353,6 +339,11 @@ def _is_part(name: str, value: object) -> bool:
     return name.endswith("_config") and isinstance(value, Mapping)
 
 
+def _with_parts(config: Config) -> list[Config]:
+    """The config and those in it."""
+    return [config, *(each for name, value in config.items() if _is_part(name, value) for each in _with_parts(value))]
+
+
 def _with_depth(config: Config, depth: int) -> dict[str, Any]:
     shallow = dict(config)
     counts = {config[name] for name in LAYERS if isinstance(config.get(name), int)}
@@ -387,16 +378,14 @@ def _dims(config: Config) -> Iterator[tuple[str, int]]:
 
 def _divides(config: Config, divisor: int) -> bool:
     """Whether all sizes can be so much smaller, and heads keep some units."""
-    parts = [value for name, value in config.items() if _is_part(name, value)]
-    heads = max((config[n] for n in FIELDS["heads"] if isinstance(config.get(n), int)), default=1)
-    explicit = [config[n] for n in HEAD_DIM if isinstance(config.get(n), int)]
-    for name, value in _dims(config):
-        if name in FIELDS["ffn"]:
-            continue
-        least = _SMALLEST * (heads if name in FIELDS["hidden"] and not explicit else 1)
-        if value % divisor or value // divisor < least:
-            return False
-    return all(_divides(part, divisor) for part in parts)
+    for one in _with_parts(config):
+        heads = max((one[n] for n in FIELDS["heads"] if isinstance(one.get(n), int)), default=1)
+        explicit = any(isinstance(one.get(n), int) for n in HEAD_DIM)
+        for name, value in _dims(one):
+            least = _SMALLEST * (heads if name in FIELDS["hidden"] and not explicit else 1)
+            if name not in FIELDS["ffn"] and (value % divisor or value // divisor < least):
+                return False
+    return True
 
 
 def _divided(config: Config, divisor: int, fewer: int) -> dict[str, Any]:
@@ -408,8 +397,7 @@ def _divided(config: Config, divisor: int, fewer: int) -> dict[str, Any]:
 
 def _fewer_neurons(config: Config, divisor: int) -> int:
     """By what feed-forward layers can be smaller still and keep a few neurons, which are alike: they cost the most."""
-    parts = [value for name, value in config.items() if _is_part(name, value)]
-    sizes = [value for one in (config, *parts) for name, value in _dims(one) if name in FIELDS["ffn"]]
+    sizes = [value for one in _with_parts(config) for name, value in _dims(one) if name in FIELDS["ffn"]]
     return max(1, min(sizes, default=1) // (divisor * _FEW_NEURONS))
 
 

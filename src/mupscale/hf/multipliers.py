@@ -64,7 +64,6 @@ class Times:
 
     @property
     def by_name(self) -> dict[str, Number]:
-        """The four multipliers."""
         return {name: getattr(self, name) for name in PARTS}
 
     @classmethod
@@ -104,7 +103,6 @@ class Times:
 
     @classmethod
     def of_parts(cls, parts: Mapping[str, Times]) -> Times:
-        """Of a model of several parts."""
         largest = {name: max((times.by_name[name] for times in parts.values()), default=1) for name in PARTS}
         fresh = any(times.fresh for times in parts.values())
         whole = cls.named({**largest, "kv": largest["heads"]}, fresh=True)
@@ -148,7 +146,6 @@ class Times:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Times:
-        """What to_json gave."""
         if "parts" in content:
             return cls.of_parts({name: cls.from_json(numbers) for name, numbers in content["parts"].items()})
         if strangers := content.keys() - PARTS.keys():

@@ -5,12 +5,9 @@ README.md among it, the model card: what it was made from, how it grew, and how 
 
 from __future__ import annotations
 
-import errno
-import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +21,12 @@ from mupscale.hf.config_fields import parts_of
 from mupscale.hf.depths import layers_of
 from mupscale.hf.record import RECORD_FILE, GrowthStep, Record
 from mupscale.hf.source import Source
-from mupscale.hf.stream import WeightShard, size_in_words, write_index
-from mupscale.system import MupscaleError, is_taken, make_folder, open_display, open_file, replace_text
+from mupscale.hf.stream import BYTES, shorten_number
+from mupscale.system import MupscaleError, make_folder, open_file, replace_text
 
 _DTYPES: dict[str, torch.dtype] = {n: getattr(torch, n) for n in ("float32", "bfloat16", "float16", "float64")}
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _COMPANIONS = (".json", ".txt", ".model", ".jinja", ".vocab", ".bpe", ".tiktoken")
 _OF_THE_SMALL_ONE = ("config.json", RECORD_FILE, "trainer_state.json", "all_results.json", "train_results.json")
-
-
-def check_place(out: Path, source: Source) -> None:
-    """Refuse a place where something is already, or that lies inside the checkpoint itself."""
-    if is_taken(out):
-        raise MupscaleError(f"{out} already exists. Remove it, or choose a different name")
-    here, there = out.resolve(), source.folder.resolve()
-    if there == here or there in here.parents:
-        raise MupscaleError(f"{out} lies inside the checkpoint {source.folder}. Choose a folder outside it")
 
 
 def check_space(out: Path, source: Source, weights: int, optimizer: int = 0) -> None:
@@ -51,16 +38,9 @@ def check_space(out: Path, source: Source, weights: int, optimizer: int = 0) -> 
     parent = next(p for p in out.absolute().parents if p.exists())
     if (free := shutil.disk_usage(parent).free) < needed:
         raise MupscaleError(
-            f"the wide checkpoint needs {size_in_words(needed)} and the disk of {parent} has {size_in_words(free)} "
-            "left. Free some space, or choose a different disk"
+            f"the wide checkpoint needs {shorten_number(needed, BYTES)} and the disk of {parent} has "
+            f"{shorten_number(free, BYTES)} left. Free some space, or choose a different disk"
         )
-
-
-def write_companions(folder: Path, source: Source, config: Mapping[str, Any], shards: Sequence[WeightShard]) -> None:
-    """Config, index, tokenizer and the like."""
-    replace_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-    write_index(shards, folder)
-    copy_companions(folder, source)
 
 
 def copy_companions(folder: Path, source: Source) -> None:
@@ -79,20 +59,15 @@ def _companion_files(source: Source) -> list[Path]:
     own = [f for f in files if f.name not in _OF_THE_SMALL_ONE and not f.name.endswith(".index.json")]
     templates = (folder / "additional_chat_templates").glob("*.jinja")
     found = sorted(f for f in (*own, *templates) if not f.stem.lower().startswith("readme"))
-    for file in found:
-        _check_stays_inside(file, folder)
-    return found
-
-
-def _check_stays_inside(file: Path, folder: Path) -> None:
-    """A link may lead to another file of the checkpoint, or into the hub's own store: nothing else is copied."""
-    there, home = file.resolve(), folder.resolve()
+    home = folder.resolve()
     homes = [home, *([home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [])]
-    if not any(there.is_relative_to(place) for place in homes):
-        raise MupscaleError(
-            f"{file} is a link to {there}, outside the checkpoint, and is not copied. If the file belongs to the "
-            "checkpoint, put the file itself there. Otherwise remove the link"
-        )
+    for file in found:  # a link may lead to another file of the checkpoint, or into the hub's own store
+        if not any((there := file.resolve()).is_relative_to(place) for place in homes):
+            raise MupscaleError(
+                f"{file} is a link to {there}, outside the checkpoint, and is not copied. If the file belongs to the "
+                "checkpoint, put the file itself there. Otherwise remove the link"
+            )
+    return found
 
 
 def dtype_of_output(dtype: str | torch.dtype | None) -> torch.dtype | None:
@@ -103,33 +78,10 @@ def dtype_of_output(dtype: str | torch.dtype | None) -> torch.dtype | None:
     return None if dtype is None else _DTYPES[name]
 
 
-def failure_of_writing(out: Path, error: OSError) -> str:
-    """What to say where a checkpoint could not be written."""
-    what = "the disk is full" if error.errno in _FULL else f"{error.strerror or error}"
-    where = f" ({error.filename})" if error.filename else ""
-    return f"{out} could not be written: {what}{where}; nothing was left behind"
-
-
-@contextmanager
-def bytes_bar(total: int, visible: bool) -> Iterator[Callable[[int], None]]:
-    """Bytes and time left, where stderr is a terminal; yields what to call with bytes."""
-    columns = ("wide bar", "bytes", "bytes/s", "left", "time left")
-    display = open_display(columns, total, visible=visible, transient=True)
-    try:
-        yield display.advance
-    finally:
-        display.close()
-
-
 CARD_FILE = "README.md"
 OPTIMIZER_FILE = "optimizer.pt"
 _TAG = "mupscale"
-_PARTS = {
-    "hidden": "hidden size",
-    "ffn": "feed-forward size",
-    "heads": "attention heads",
-    "kv": "key/value heads",
-}
+_PARTS = {"hidden": "hidden size", "ffn": "feed-forward size", "heads": "attention heads", "kv": "key/value heads"}
 _LAYERS = {
     "identity": "new layers stand between or after the trained layers. They write nothing into the residual stream yet "
     "(identity, seed {seed}), so they change nothing at first",

@@ -29,20 +29,10 @@ from mupscale.growth import (
     is_replica,
     word_of_operator,
 )
+from mupscale.hf import depths
 from mupscale.hf.building import Config
 from mupscale.hf.config_family import ConfigFamily
 from mupscale.hf.config_fields import Sizes, part_names, parts_of
-from mupscale.hf.depths import (
-    ExpertCounts,
-    check_depth,
-    deep_config,
-    experts_config,
-    plan_experts_files,
-    plan_layers,
-    plan_layers_of_model,
-    plan_mixture,
-    settle_experts,
-)
 from mupscale.hf.multipliers import Times, check_groups, sizes_by_part, times_to_parts
 from mupscale.planning import with_initial
 from mupscale.system import MupscaleError, read_json, replace_text, setting
@@ -66,7 +56,7 @@ class GrowthStep:
     sizes: Mapping[str, Any] = field(default_factory=dict, compare=False)
     layers: int | None = None
     deepen: Deepen = "identity"
-    experts: ExpertCounts | None = None
+    experts: depths.ExpertCounts | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.grow, Copies):  # one noise is written one way
@@ -113,13 +103,12 @@ class GrowthStep:
     def config_after(self, config: Config) -> dict[str, Any]:
         """config.json after this growth of the model that had this one."""
         if self.experts is not None:
-            return experts_config(config, self.experts)
+            return depths.experts_config(config, self.experts)
         if self.layers is not None:
-            return deep_config(config, self.deepen, self.layers)
+            return depths.deep_config(config, self.deepen, self.layers)
         return ConfigFamily(config).wide_config(self.times)
 
     def to_json(self) -> dict[str, Any]:
-        """As mupscale.json has it."""
         noise = {"noise": self.noise.std, "seed": self.seed, "unit": self.noise.unit}
         content: dict[str, Any] = {"times": self.times.to_json(), **noise}
         if self.experts is not None:
@@ -133,13 +122,12 @@ class GrowthStep:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> GrowthStep:
-        """What to_json gave."""
         how = content.get("how", "copies")
         if how in get_args(Deepen):
             times, seed, layers = Times.from_json(content["times"]), content["seed"], int(content["layers"])
             return cls(times, seed=seed, layers=layers, deepen=how)
         if how == "experts":
-            experts = ExpertCounts(int(content["experts"]), int(content["top_k"]), content["router"])
+            experts = depths.ExpertCounts(int(content["experts"]), int(content["top_k"]), content["router"])
             return cls(Times(), seed=content["seed"], experts=experts)
         if how not in OPERATORS:
             raise ValueError(f"a growth by {how!r}, which this version does not know")
@@ -204,7 +192,6 @@ class Record:
         return ConfigFamily(self.first_config).plan(self.times, initial=False) if self.plan is None else self.plan
 
     def save(self, folder: Path) -> None:
-        """Write mupscale.json."""
         content = {
             "format": _FORMAT,
             "growths": [growth.to_json() for growth in self.growths],
@@ -321,12 +308,12 @@ def plan_growths(
         joined: dict[str, tuple[str, ...]] = {}
         if growth.experts is not None:
             assert shapes is not None
-            plan = plan_experts_files(shapes, config, growth.experts)
-            by_model, joined = plan_mixture(config, shapes, growth.experts)
+            plan = depths.plan_experts_files(shapes, config, growth.experts)
+            by_model, joined = depths.plan_mixture(config, shapes, growth.experts)
         elif growth.layers is not None:
             told = growth.deepen, growth.layers, record.first_config, record.times
-            by_model = plan_layers_of_model(config, *told)
-            plan = by_model if shapes is None else plan_layers(shapes, *told)
+            by_model = depths.plan_layers_of_model(config, *told)
+            plan = by_model if shapes is None else depths.plan_layers(shapes, *told)
         else:
             family = ConfigFamily(config)
             by_model = recorded or family.plan(growth.times, initial=growth.draws)
@@ -397,10 +384,10 @@ def settle_growth(
     """
     wanted, deeper = sizes_by_part(sizes or {}), None
     if experts is not None or top_k is not None:
-        counts = settle_experts(config, experts or 0, top_k, folder, exact=exact, layers=layers)
+        counts = depths.settle_experts(config, experts or 0, top_k, folder, exact=exact, layers=layers)
         deeper = GrowthStep(Times(), seed=seed, experts=counts)
     elif layers is not None:
-        check_depth(config, deepen, layers, names, folder)
+        depths.check_depth(config, deepen, layers, names, folder)
         deeper = GrowthStep(Times(), seed=seed, layers=layers, deepen=deepen)
     if deeper is not None and times is None and not wanted:
         if grow is not None or noise is not None or (exact and layers is not None):

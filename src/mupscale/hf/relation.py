@@ -22,17 +22,8 @@ from mupscale.hf.config_family import ConfigFamily
 from mupscale.hf.config_fields import parts_of, sizes_of
 from mupscale.hf.depths import experts_of, layers_of
 from mupscale.hf.multipliers import Times, grown
-from mupscale.hf.record import (
-    RECORD_FILE,
-    GrowthStep,
-    History,
-    PlannedGrowth,
-    Record,
-    names_after,
-    plan_growths,
-    trace,
-)
-from mupscale.hf.source import Source, StoredTensor, read_into
+from mupscale.hf.record import RECORD_FILE, GrowthStep, History, PlannedGrowth, Record, names_after, plan_growths, trace
+from mupscale.hf.source import Source, StoredTensor
 from mupscale.system import MupscaleError
 
 _AT_A_TIME = 1 << 22  # entries that are compared in double precision at a time
@@ -65,7 +56,7 @@ def tensor_differences(small: Source, wide: Source, steps: Sequence[PlannedGrowt
 def _difference(name: str, small: Source, grown: StoredTensor, history: History, limit: float) -> TensorDifference:
     """Of several growths the dtypes between them are not on record, so the dtype that fits counts."""
     stored, ways, drawn = small.tensors[history.name], history.ways, history.drawn
-    narrow, wide = _read(stored) if drawn is None else None, _read(grown)
+    narrow, wide = stored.read() if drawn is None else None, grown.read()
     best = TensorDifference(name, math.inf, math.inf, math.inf)
     for between in dict.fromkeys((stored.dtype, grown.dtype, torch.bfloat16, torch.float16)):
         first = between if ways else grown.dtype
@@ -80,27 +71,18 @@ def _difference(name: str, small: Source, grown: StoredTensor, history: History,
         if whole < best.whole or once:
             both = (0.0, whole) if history.in_new_part else (whole, 0.0)
             if not history.in_new_part and any(not step.growth.grow.needs_multiples for step, _ in ways):
-                old = _is_old(ways)
+                old = torch.ones(ways[0][0].plan[ways[0][1]].narrow, dtype=torch.bool)  # or copies of old ones
+                for entry, is_copied in ((s.plan[planned], s.growth.grow.needs_multiples) for s, planned in ways):
+                    among = torch.zeros(entry.wide, dtype=torch.bool)
+                    if not is_copied:
+                        among[index_of_old(entry.narrow, entry.axes)] = old
+                    old = expand(old, entry.axes) if is_copied else among
                 new = _relative_difference(expected[~old], wide[~old])
                 both = _relative_difference(expected[old], wide[old]), new
             best = TensorDifference(name, whole, *both)
         if best.whole <= limit or once:
             break
     return best
-
-
-def _is_old(ways: Sequence[tuple[PlannedGrowth, str]]) -> Tensor:
-    """Which entries of the wide tensor are the small one's, or copies of them."""
-    old = torch.ones(ways[0][0].plan[ways[0][1]].narrow, dtype=torch.bool)
-    for step, planned in ways:
-        entry = step.plan[planned]
-        if step.growth.grow.needs_multiples:
-            old = expand(old, entry.axes)
-        else:
-            among = torch.zeros(entry.wide, dtype=torch.bool)
-            among[index_of_old(entry.narrow, entry.axes)] = old
-            old = among
-    return old
 
 
 def rounding_limit(small: Source, wide: Source) -> float:
@@ -130,11 +112,6 @@ def _grown(name: str, narrow: Tensor, planned: str, step: PlannedGrowth, dtype: 
     return out.to(dtype)
 
 
-def _read(stored: StoredTensor) -> Tensor:
-    with open(stored.file, "rb", buffering=0) as file:
-        return read_into(torch.empty(stored.shape, dtype=stored.dtype), file, stored.start)
-
-
 def _relative_difference(expected: Tensor, actual: Tensor) -> float:
     """‖expected − actual‖ / ‖expected‖; infinite where anything is not finite."""
     off = norm = 0.0
@@ -160,7 +137,6 @@ class Relation:
 
     @property
     def times(self) -> Times:
-        """How much wider, in all."""
         return reduce(lambda total, growth: total * growth.times, self.growths, Times())
 
     @property
@@ -181,7 +157,6 @@ class Relation:
 
     @property
     def deepened(self) -> tuple[GrowthStep, ...]:
-        """The growths by which it became deeper, or a mixture."""
         return tuple(growth for growth in self.growths if not growth.is_width)
 
     @property
@@ -212,7 +187,6 @@ class Relation:
 
     @cached_property
     def steps(self) -> list[PlannedGrowth]:
-        """The growths with their plans."""
         recorded = self.plan if len(self.growths) == 1 else None
         return plan_growths(self.growths, self.small.config, self.small.shapes, self.before, recorded)
 
@@ -272,12 +246,10 @@ def relate(small: Source, wide: Source, plan: Plan | None = None) -> Relation:
 
 def _before(record: Record, start: int) -> Record | None:
     """What mupscale.json of the small model would say, by the wide one's, where later growths count from the first."""
-    before: Record | None = None
-    if not all(is_replica(growth.grow) for growth in record.growths[start:]):
-        config: Config = record.config
-        for growth in record.growths[:start]:
-            plan = ConfigFamily(config).plan(growth.times, initial=False) if growth.is_width else None
-            before, config = (before or Record(config)).then(growth, plan), growth.config_after(config)
+    before, config = None, dict(record.config)
+    for growth in record.growths[:start] if any(growth.draws for growth in record.growths[start:]) else ():
+        plan = ConfigFamily(config).plan(growth.times, initial=False) if growth.is_width else None
+        before, config = (before or Record(config)).then(growth, plan), growth.config_after(config)
     return before
 
 

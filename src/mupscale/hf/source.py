@@ -68,13 +68,15 @@ class StoredTensor:
 
     @property
     def numel(self) -> int:
-        """How many entries it has."""
         return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """How long it is."""
         return self.numel * self.dtype.itemsize
+
+    def read(self) -> Tensor:
+        with open(self.file, "rb", buffering=0) as file:
+            return read_into(torch.empty(self.shape, dtype=self.dtype), file, self.start)
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
@@ -157,12 +159,10 @@ class Source:
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """By name."""
         return {name: stored.shape for name, stored in self.tensors.items()}
 
     @property
     def model_type(self) -> str:
-        """The architecture, as transformers calls it."""
         return str(self.config["model_type"])
 
 
@@ -257,11 +257,10 @@ def _read_index(folder: Path, index: Path) -> dict[str, StoredTensor]:
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise MupscaleError(f"{index} has no usable weight_map. Download or copy it again")
     files = list(dict.fromkeys(weight_map.values()))
-    for file in files:
-        if file in ("", ".", "..") or len(file) > 200 or re.search(r"[/\\:\0]", file):
-            raise MupscaleError(
-                f"{index} names the file {show_short(file)}, which is not a plain name of a file beside it"
-            )
+    if odd := [one for one in files if one in ("", ".", "..") or len(one) > 200 or re.search(r"[/\\:\0]", one)]:
+        raise MupscaleError(
+            f"{index} names the file {show_short(odd[0])}, which is not a plain name of a file beside it"
+        )
     if missing := [file for file in files if not (folder / file).exists()]:
         raise MupscaleError(
             f"{len(missing)} of {len(files)} shards are missing in {folder}, the first of them {missing[0]}: download "

@@ -28,6 +28,7 @@ from mupscale.hf.record import PlannedGrowth, names_after, trace
 from mupscale.hf.source import Source, StoredTensor, make_header, raw_bytes, read_into
 from mupscale.system import MupscaleError, open_file, replace_text, show_short, usable_cores
 
+BYTES = (" GB", " MB", " kB", " bytes")
 _SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZES |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
@@ -51,7 +52,6 @@ class WideTensor:
 
     @property
     def entry(self) -> Entry:
-        """How it grows in width."""
         return Entry(self.source.shape, self.source.shape) if self.part is None else self.part.plan[self.part.name]
 
     def places(self, at: int, count: int) -> Iterator[tuple[int, int, int]]:
@@ -77,7 +77,6 @@ class WeightShard:
 
     @property
     def bytes(self) -> int:
-        """Of the whole file."""
         return len(self.head) + sum(tensor.target.bytes for tensor in self.tensors.values())
 
 
@@ -90,23 +89,14 @@ def parse_size(size: int | str) -> int:
     return int(count)
 
 
-def size_in_words(size: int) -> str:
-    """2.79 GB."""
-    return shorten_number(size, (" GB", " MB", " kB", " bytes"))
-
-
 def shorten_number(number: int, units: tuple[str, ...] = (" B", " M", " k", "")) -> str:
-    """697.1 M: four digits and the power of a thousand."""
+    """697.1 M, or of BYTES 2.79 GB: four digits and the power of a thousand."""
     scale, unit = next((s, u) for s, u in zip((1e9, 1e6, 1e3, 1.0), units, strict=True) if number >= s or s == 1)
     return f"{number / scale:,.4g}{unit}"
 
 
 def arrange_shards(
-    source: Source,
-    steps: Sequence[PlannedGrowth],
-    *,
-    dtype: torch.dtype | None = None,
-    shard_size: int | str = "5GB",
+    source: Source, steps: Sequence[PlannedGrowth], *, dtype: torch.dtype | None = None, shard_size: int | str = "5GB"
 ) -> list[WeightShard]:
     """The files of the larger checkpoint, with all their tensors in place; nothing is read or written yet.
 
@@ -240,7 +230,6 @@ class _Work(Iterator[tuple[WideTensor, Make]]):
             return next(self._tasks)
 
     def do(self, path: Path, write_lock: threading.Lock, advance: Callable[[int], None]) -> None:
-        """Take tasks and do them, in one thread."""
         try:
             with ExitStack() as open_files:
                 desk = _Desk(path, write_lock, open_files)

@@ -24,14 +24,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from mupscale import checkpoint
 from mupscale.core import Plan, RuleSet, naming
-from mupscale.growth import (
-    Deepen,
-    NewTensor,
-    Operator,
-    choose_operator,
-    replica_in_words,
-    upscale_untried,
-)
+from mupscale.growth import Deepen, NewTensor, Operator, choose_operator, replica_in_words, upscale_untried
 from mupscale.hf import groups
 from mupscale.hf.building import require_transformers
 from mupscale.hf.config_family import ConfigFamily, names_in_model
@@ -428,7 +421,7 @@ def _load_renamed(model: Any, folder: Path) -> None:
     """
     source = open_source(folder)
     if not source.tensors.keys() <= model.state_dict().keys():
-        model.load_state_dict(load_pretrained(source, model.dtype).model.state_dict())
+        model.load_state_dict(load_pretrained(source, model.dtype)[0].state_dict())
 
 
 def _size(model: Any) -> dict[str, int]:

@@ -5,7 +5,10 @@ Everything is checked first; the output is made in a hidden folder beside its pl
 
 from __future__ import annotations
 
+import errno
+import json
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,32 +17,33 @@ import torch
 
 from mupscale.core import RuleSet
 from mupscale.growth import Deepen, Fresh, Noise, Operator, SignalNoise, replica_in_words
+from mupscale.hf import output_folder
 from mupscale.hf.building import memory_shortage, runs_trusted_code
 from mupscale.hf.config_family import ConfigFamily, check_nothing_missing
 from mupscale.hf.config_fields import Size, parts_of, sizes_of
 from mupscale.hf.depths import experts_of, layers_of
 from mupscale.hf.groups import find_optimizer_file, grow_optimizer_file
 from mupscale.hf.multipliers import Times
-from mupscale.hf.output_folder import (
-    OPTIMIZER_FILE,
-    bytes_bar,
-    check_place,
-    check_space,
-    dtype_of_output,
-    failure_of_writing,
-    write_companions,
-    write_model_card,
-)
 from mupscale.hf.record import GrowthStep, PlannedGrowth, Record, plan_growths, settle_growth
 from mupscale.hf.relation import find_record, is_exact
 from mupscale.hf.source import Source, open_source
-from mupscale.hf.stream import WeightShard, arrange_shards, shorten_number, size_in_words, write_shards
+from mupscale.hf.stream import BYTES, WeightShard, arrange_shards, shorten_number, write_index, write_shards
 from mupscale.hf.verifying import Comparison, needed_bytes
 from mupscale.hf.verifying import verify as compare
-from mupscale.system import MupscaleError, ReplicaWarning, appearing, checks_arguments, warn
+from mupscale.system import (
+    MupscaleError,
+    ReplicaWarning,
+    appearing,
+    checks_arguments,
+    is_taken,
+    open_display,
+    replace_text,
+    warn,
+)
 
 __all__ = ["Upscaled"]
 
+_BAR = ("wide bar", "bytes", "bytes/s", "left", "time left")
 _OF_OPTIMIZER = "optimizer.pt: the saved optimizer, grown too; mupscale.hf.resume_optimizer reads it"
 
 
@@ -76,7 +80,7 @@ class Upscaled:
 
     def __str__(self) -> str:
         before, after = map(shorten_number, self.numbers)
-        size = f"{size_in_words(self.bytes)} in {self.files} file{'s' * (self.files != 1)}"
+        size = f"{shorten_number(self.bytes, BYTES)} in {self.files} file{'s' * (self.files != 1)}"
         checked = f"not verified: {self.unverified}" if self.comparison is None else self.comparison.verdict
         changed = {part: f"{part} {a} → {b}" for part, (a, b) in self.sizes.items() if a != b}
         wider = [words for part, words in changed.items() if part not in ("layers", "experts")]
@@ -141,7 +145,8 @@ def upscale(
     True
     >>> folder.cleanup()
     """
-    small, out, note = open_source(source), Path(out), note or _warn_of_replica
+    small, out, told = open_source(source), Path(out), note
+    note = note or (lambda line: None)
     width, deeper = settle_growth(
         small.config,
         small.tensors,
@@ -159,11 +164,13 @@ def upscale(
     )
     if not exact and width.is_replica:
         note(replica_in_words())
+        if told is None:  # a caller who reads no lines must hear it, too
+            warn(replica_in_words(), ReplicaWarning)
     before = _check(small, out, width, optimizer, rules)
     width = replace(width, sizes=sizes_of(width.config_after(small.config)))
     steps = plan_growths([width] if deeper is None else [width, deeper], small.config, small.shapes, before)
     width.grow.check(steps[0].plan)
-    config, dtype = dict(steps[-1].config), dtype_of_output(dtype)
+    config, dtype = dict(steps[-1].config), output_folder.dtype_of_output(dtype)
     if dtype is not None:
         fields = [name for name in ("dtype", "torch_dtype") if name in config] or ["dtype"]
         config.update(dict.fromkeys(fields, str(dtype).removeprefix("torch.")))
@@ -179,7 +186,9 @@ def upscale(
     prepared = _Prepared(small, config, record, record.growths[len(before.growths) :], steps, shards, file, rules)
     few, many = prepared.numbers
     ConfigFamily(small.config).check_grown(steps[0].plan, width.times)
-    check_space(out, small, prepared.bytes, 0 if file is None else file.stat().st_size * many // max(1, few))
+    output_folder.check_space(
+        out, small, prepared.bytes, 0 if file is None else file.stat().st_size * many // max(1, few)
+    )
     return _carry_out(prepared, out, verify, threads, progress, note)
 
 
@@ -192,15 +201,12 @@ def _check(small: Source, out: Path, width: GrowthStep, optimizer: str | Path | 
         )
     if rules is not None and optimizer is None:
         raise MupscaleError("rules are about an optimizer's decay: give the saved optimizer, too (--optimizer-state)")
-    check_place(out, small)
+    if is_taken(out):
+        raise MupscaleError(f"{out} already exists. Remove it, or choose a different name")
+    if small.folder.resolve() in (out.resolve(), *out.resolve().parents):
+        raise MupscaleError(f"{out} lies inside the checkpoint {small.folder}. Choose a folder outside it")
     check_nothing_missing(small.config, small.shapes, small.folder)
     return find_record(small) or Record(small.config)
-
-
-def _warn_of_replica(line: str) -> None:
-    """What a caller who reads no lines must hear."""
-    if line == replica_in_words():
-        warn(line, ReplicaWarning)
 
 
 @dataclass(frozen=True)
@@ -223,17 +229,14 @@ class _Prepared:
 
     @property
     def width(self) -> GrowthStep:
-        """The growth in width, if only by 1."""
         return self.steps[0].growth
 
     @property
     def deeper(self) -> GrowthStep | None:
-        """The growth to more layers, or to experts."""
         return None if self.steps[-1].growth.is_width else self.steps[-1].growth
 
     @property
     def numbers(self) -> tuple[int, int]:
-        """How many entries all tensors have, before and after."""
         grown = (tensor.target for shard in self.shards for tensor in shard.tensors.values())
         return sum(t.numel for t in self.source.tensors.values()), sum(t.numel for t in grown)
 
@@ -248,7 +251,6 @@ class _Prepared:
 
     @property
     def bytes(self) -> int:
-        """Of the weights' files."""
         return sum(shard.bytes for shard in self.shards)
 
 
@@ -259,21 +261,30 @@ def _carry_out(
     comparison, why = None, "verification is off"
     try:
         with appearing(out) as folder:
-            write_companions(folder, source, prepared.config, prepared.shards)
+            replace_text(folder / "config.json", json.dumps(prepared.config, indent=2, ensure_ascii=False) + "\n")
+            write_index(prepared.shards, folder)
+            output_folder.copy_companions(folder, source)
             prepared.record.save(folder)
-            with bytes_bar(prepared.bytes, progress) as advance:
-                write_shards(prepared.shards, folder, threads=threads, advance=advance)
+            with closing(open_display(_BAR, prepared.bytes, visible=progress, transient=True)) as bar:
+                write_shards(prepared.shards, folder, threads=threads, advance=bar.advance)
             if verify:
                 comparison, why = _compare(prepared, folder, note)
             if comparison is None and width.fresh is not None and width.fresh.lossless:
                 reasons = ConfigFamily(source.config).obstacles(width.times, steps[0].plan)
                 why += f"; it is not lossless, since {reasons[0]}" if reasons else ""
             if prepared.optimizer is not None:
-                grow_optimizer_file(prepared.optimizer, folder / OPTIMIZER_FILE, source, steps, rules=prepared.rules)
+                grow_optimizer_file(
+                    prepared.optimizer, folder / output_folder.OPTIMIZER_FILE, source, steps, rules=prepared.rules
+                )
             checked = f"not made, since {why}." if comparison is None else comparison.verdict
-            write_model_card(folder, out.name, source, prepared.config, prepared.growths, prepared.sizes, checked)
+            output_folder.write_model_card(
+                folder, out.name, source, prepared.config, prepared.growths, prepared.sizes, checked
+            )
     except OSError as error:
-        raise MupscaleError(failure_of_writing(out, error)) from None
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        what = "the disk is full" if is_full else f"{error.strerror or error}"
+        where = f" ({error.filename})" if error.filename else ""
+        raise MupscaleError(f"{out} could not be written: {what}{where}; nothing was left behind") from None
     written = prepared.numbers, prepared.bytes, len(prepared.shards)
     deepen = None if deeper is None or deeper.layers is None else deeper.deepen
     carried = prepared.optimizer is not None

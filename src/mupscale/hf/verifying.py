@@ -18,16 +18,7 @@ from mupscale import planning
 from mupscale.checks import verify as train_both
 from mupscale.core import Axis, Entry, Plan, naming
 from mupscale.growth import Fresh, upscale_untried, widen
-from mupscale.hf.building import (
-    Batch,
-    in_one_line,
-    make_batches,
-    memory_shortage,
-    model_class,
-    quiet_transformers,
-    runs_trusted_code,
-    transformers_config,
-)
+from mupscale.hf import building
 from mupscale.hf.config_family import ConfigFamily
 from mupscale.hf.groups import compare_optimizer_file, decay_groups, match_plan
 from mupscale.hf.miniatures import EPS
@@ -117,32 +108,24 @@ class Comparison:
 _HEADER = ("compared", "difference", "allowed", "")
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A model, and the tensors of its files that it has no use for (a head of another task)."""
-
-    model: nn.Module
-    unused: tuple[str, ...]
-
-
-def load_pretrained(source: Source, dtype: torch.dtype, *, device: str | torch.device | None = None) -> Loaded:
-    """The model of a checkpoint, in evaluation mode, with eager attention.
+def load_pretrained(
+    source: Source, dtype: torch.dtype, *, device: str | torch.device | None = None
+) -> tuple[nn.Module, list[str]]:
+    """The model of a checkpoint, in evaluation mode, with eager attention; and tensors that it has no use for.
 
     Every parameter comes from the files, never from a random initial value; they may hold more than the model uses.
     """
-    folder, cls, config = source.folder, model_class(source.config), transformers_config(source.config)
+    folder, cls, config = (
+        source.folder,
+        building.model_class(source.config),
+        building.transformers_config(source.config),
+    )
     try:
-        with quiet_transformers():
-            model, info = cls.from_pretrained(
-                folder,
-                config=config,
-                dtype=dtype,
-                attn_implementation="eager",
-                local_files_only=True,
-                output_loading_info=True,
-            )
+        with building.quiet_transformers():
+            how = {"dtype": dtype, "attn_implementation": "eager", "local_files_only": True}
+            model, info = cls.from_pretrained(folder, config=config, output_loading_info=True, **how)
     except Exception as error:  # whatever it raises of files, shapes and configs
-        raise MupscaleError(f"transformers cannot load {folder}: {in_one_line(error)}") from None
+        raise MupscaleError(f"transformers cannot load {folder}: {building.in_one_line(error)}") from None
     for kind, lack in (("missing_keys", "lacks"), ("mismatched_keys", "has another shape for")):
         names = sorted(str(n[0] if isinstance(n, tuple) else n) for n in info.get(kind, ()))
         if names:
@@ -151,10 +134,10 @@ def load_pretrained(source: Source, dtype: torch.dtype, *, device: str | torch.d
                 f"files and config.json do not belong together"
             )
     model = model.eval() if device is None else model.eval().to(device)
-    return Loaded(model, tuple(sorted(info.get("unexpected_keys", ()))))
+    return model, sorted(info.get("unexpected_keys", ()))
 
 
-def _more(names: tuple[str, ...] | list[str]) -> str:
+def _more(names: list[str]) -> str:
     return f" and {len(names) - 1} more" if len(names) > 1 else ""
 
 
@@ -180,7 +163,7 @@ class OutputComparison:
 def compare_outputs(
     ours: nn.Module,
     theirs: nn.Module,
-    batches: list[Batch],
+    batches: list[building.Batch],
     old_units: Callable[[int], Tensor] | None = None,
     plan: Plan | None = None,
 ) -> OutputComparison:
@@ -209,14 +192,14 @@ def compare_outputs(
     return OutputComparison(worst, (losses[0], losses[1]))
 
 
-def run_model(model: nn.Module, batch: Batch, which: str = "the model") -> dict[str, Tensor]:
+def run_model(model: nn.Module, batch: building.Batch, which: str = "the model") -> dict[str, Tensor]:
     """Every tensor that a model gives out, by name; caches, inner states and losses are none of them."""
     try:
         outputs = model(**batch)
     except MupscaleError:
         raise
     except Exception as error:  # a model that does not run, as with a field of its config that should have grown
-        raise MupscaleError(f"{which} cannot be run ({in_one_line(error)})") from None
+        raise MupscaleError(f"{which} cannot be run ({building.in_one_line(error)})") from None
     return {name: t for name, t in outputs.items() if isinstance(t, Tensor) and t.is_floating_point() and t.dim()}
 
 
@@ -250,7 +233,7 @@ def _copies(
     return copies * times**0.5 if planning.has_length_one(wide, slack=_UNIT) else copies
 
 
-def loss_of(model: nn.Module, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
+def loss_of(model: nn.Module, outputs: dict[str, Tensor], batch: building.Batch) -> Tensor:
     """The next token's for a causal language model; else of targets drawn once for each output."""
     total: Tensor | None = None
     for name, t in outputs.items():
@@ -271,7 +254,7 @@ _LR, _DECAY = 1e-3, 0.1
 
 
 def compare_training(
-    ours: nn.Module, theirs: nn.Module, plan: Plan, batches: list[Batch], steps: int, tolerance: float
+    ours: nn.Module, theirs: nn.Module, plan: Plan, batches: list[building.Batch], steps: int, tolerance: float
 ) -> tuple[ComparisonRow, planning.Difference | None]:
     """Both trained side by side: Theorem 'Dynamic equivalence' on the checkpoints themselves."""
     optimizer, clip = _optimizer(ours, batches[0])
@@ -282,7 +265,7 @@ def compare_training(
         """Tensors of the small model's shapes alone: means over copies."""
         return {name: _copies(t, shapes[name], plan).mean(-1) for name, t in outputs.items() if name in shapes}
 
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
+    def loss(model: nn.Module, batch: building.Batch) -> Tensor:
         return loss_of(model, model(**batch), batch)
 
     how: dict[str, Any] = {"optimizer": optimizer, "steps": steps, "clip": clip, "tolerance": tolerance}
@@ -294,7 +277,7 @@ def compare_training(
     return ComparisonRow(what, report.max_relative_difference, tolerance), report.first
 
 
-def _optimizer(model: nn.Module, batch: Batch) -> tuple[torch.optim.Optimizer, float]:
+def _optimizer(model: nn.Module, batch: building.Batch) -> tuple[torch.optim.Optimizer, float]:
     """AdamW that decays all but biases and norms, eps a tenth of the gradients' size; half their norm to clip at."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     grads = torch.autograd.grad(loss_of(model, run_model(model, batch), batch), parameters, allow_unused=True)
@@ -320,7 +303,7 @@ _FILES_ADVICE = (
 )
 
 
-@runs_trusted_code
+@building.runs_trusted_code
 @checks_arguments
 def verify(
     small: str | Path | Source,
@@ -339,15 +322,13 @@ def verify(
     """Compare two checkpoints: their files, their outputs, their training.
 
     The tensors of WIDE are compared with those of SMALL, grown as mupscale.json says, noise included; and so is a saved
-    optimizer (optimizer.pt) where both have one, with its state and learning rates. Both models then compute on the
-    same random tokens, pixels or `text`. train: so many steps of AdamW with weight decay, an eps that matters and
-    clipping that binds. tolerance: by default 1e-10 in float64, 1e-4 in float32 (ten times that after training),
-    also for files that had to round; the weights before rounding, grown once more in memory, must be closer. With
-    noise, fresh units or copied layers the two are not meant to compute the same: the table tells how far outputs
-    moved, which is fine while they are finite and the files are what the record says, or within a tolerance that is
-    given. Without the noise, outputs and training must be the same; so must outputs with new units silenced or, of
-    a lossless growth, with norms' eps scaled. plan: by its names, without a record. trust_remote_code: run SMALL's
-    code.
+    optimizer (optimizer.pt) where both have one. Both models then compute on the same random tokens, pixels or `text`.
+    train: so many steps of AdamW with weight decay, an eps that matters and clipping that binds. tolerance: by default
+    1e-10 in float64, 1e-4 in float32 (ten times that after training), also for files that had to round. With noise,
+    fresh units or copied layers the two are not meant to compute the same: the table tells how far outputs moved, which
+    is fine while they are finite and the files are what the record says, or within a tolerance that is given. Without
+    the noise, outputs and training must be the same; so must outputs with new units silenced or, of a lossless growth,
+    with norms' eps scaled. plan: by its names, without a record. trust_remote_code: run SMALL's code.
 
     >>> import tempfile, transformers, mupscale.hf
     >>> folder = tempfile.TemporaryDirectory()
@@ -371,18 +352,17 @@ def verify(
     given |= {"seed": seed, "trust_remote_code": trust_remote_code}
     batches = [
         {n: t.to(device, precision if t.is_floating_point() else None) for n, t in batch.items()}
-        for batch in make_batches(ours, max(2, min(train + 1, _BATCHES)), tokens, **given)
+        for batch in building.make_batches(ours, max(2, min(train + 1, _BATCHES)), tokens, **given)
     ]
     pair = _Pair(ours, theirs, relation, batches, train, rows, first, notes)
     with planning.KeepDouble() if precision == torch.float64 else nullcontext():
-        if relation.deepened and relation.deepened_after_fresh is None:
-            told = pair.compare_layers(_limits(relation, None, precision, tolerance).as_they_are)
-        else:
+        plan = None
+        if not relation.deepened or relation.deepened_after_fresh is not None:
             plan = match_plan(ours, relation.whole_plan())
             plan = plan.then(relation.steps[-1].by_model) if relation.deepened_after_fresh is not None else plan
             plan.check(ours, "narrow")
             plan.check(theirs)
-            told = pair.compare(plan, _limits(relation, plan, precision, tolerance))
+        told = pair.compare(plan, _limits(relation, plan, precision, tolerance))
     return replace(told, inputs=RANDOM if text is None else "the text")
 
 
@@ -402,14 +382,13 @@ class _Pair:
     small: nn.Module
     wide: nn.Module
     relation: Relation
-    batches: list[Batch]
+    batches: list[building.Batch]
     train: int
     rows: list[ComparisonRow]
     first: planning.Difference | None
     notes: list[str]
 
     def _outputs(self, plan: Plan | None = None) -> OutputComparison:
-        """On the first batches."""
         old_units = None if self.relation.fresh is None else self.relation.old_units
         return compare_outputs(self.small, self.wide, self.batches[:2], old_units, plan)
 
@@ -420,12 +399,17 @@ class _Pair:
     def _comparison(self, outputs: OutputComparison, as_recorded: str = "") -> Comparison:
         return Comparison(tuple(self.rows), outputs.losses, self.first, tuple(self.notes), as_recorded)
 
-    def compare(self, plan: Plan, limits: _Limits) -> Comparison:
-        """Outputs and training: of copies, with noise or without, or of fresh units."""
-        if self.relation.fresh is not None:
+    def compare(self, plan: Plan | None, limits: _Limits) -> Comparison:
+        """Outputs and training: of copies, with noise or without, or of fresh units.
+
+        plan: None for more layers or experts, the training of which is never compared: they learn what is new.
+        """
+        if self.relation.fresh is not None and plan is not None:
             return self._compare_fresh(self.relation.fresh, plan, limits)
         outputs, movers = self._outputs(plan), " and ".join(self.relation.movers)
         self._add(outputs, limits.as_they_are, f"moved by {movers}" if movers else "")
+        if plan is None:
+            return self._compare_layers(outputs, movers)
         without = f", without the {movers}" if movers else ", before rounding" if limits.rounded else ""
         without = "" if plan.mup else without  # which no copies stand for
         if without and self.first is None:  # the files are compared with it; config and plan show without it
@@ -501,13 +485,8 @@ class _Pair:
             return self._comparison(outputs, f"{kept}; it is not lossless, since {why}: {what} move by {moved:.1%}")
         return self._comparison(outputs, f"{kept}, lossless: {what} move by {moved:.1e}, through the norms' eps")
 
-    def compare_layers(self, allowed: float) -> Comparison:
-        """Outputs: the same where new layers are identity and experts copies, moved where anything is not.
-
-        Training is never compared: new layers and experts learn what the small model has not.
-        """
-        outputs, movers = self._outputs(), " and ".join(self.relation.movers)
-        self._add(outputs, allowed, f"moved by {movers}" if movers else "")
+    def _compare_layers(self, outputs: OutputComparison, movers: str) -> Comparison:
+        """Outputs: the same where new layers are identity and experts copies, moved where anything is not."""
         what, moved = outputs.worst
         told = f"{movers} {'moves' if movers == 'noise' else 'move'} {what} by {moved:.1%}" if movers else ""
         if not movers and all(row.ok for row in self.rows):
@@ -585,19 +564,20 @@ def _both_models(
     relation: Relation, precision: torch.dtype, train: int, device: str | None
 ) -> tuple[nn.Module, nn.Module, list[str]]:
     """The models themselves, and what there is to say of them."""
-    shortage = memory_shortage(needed_bytes(relation.small, relation.wide, precision, train))
+    shortage = building.memory_shortage(needed_bytes(relation.small, relation.wide, precision, train))
     if shortage and device is None:
         name = str(precision).removeprefix("torch.")
         raise MupscaleError(f"comparing the two models in {name} takes {shortage}")
-    loaded = [load_pretrained(source, precision, device=device) for source in (relation.small, relation.wide)]
-    notes = []
-    if unused := loaded[0].unused:
-        kind = type(loaded[0].model).__name__
+    sources, notes = (relation.small, relation.wide), list[str]()
+    (small, unused), (wide, _) = (load_pretrained(source, precision, device=device) for source in sources)
+    if unused:
+        kind = type(small).__name__
         notes.append(f"Not in the outputs: '{unused[0]}'{_more(unused)}, which {kind} does not use.")
-    for one in loaded:
-        if hasattr(one.model.config, "use_cache"):
-            one.model.config.use_cache = False
-    return loaded[0].model, loaded[1].model, notes
+    config: Any
+    for config in (small.config, wide.config):
+        if hasattr(config, "use_cache"):
+            config.use_cache = False
+    return small, wide, notes
 
 
 def _limits(relation: Relation, plan: Plan | None, precision: torch.dtype, tolerance: float | None) -> _Limits:
