@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale.hf.building import build_model, quiet_transformers
-from mupscale.hf.config_family import ConfigFamily
-from mupscale.hf.config_fields import parts_of
+from mupscale.hf.config_fields import parts_of, wide_config
 from mupscale.hf.groups import find_optimizer_file, resume_optimizer
 from mupscale.hf.multipliers import PARTS, Times
 from mupscale.hf.output_folder import copy_companions
@@ -57,11 +56,10 @@ class LanguageModel(nn.Module):
 
 def config_at(folder: str | Path, width: int) -> dict[str, Any]:
     """A folder's config.json with another hidden size, and all that goes with it."""
-    config = read_config(Path(folder))
-    family, hidden = ConfigFamily(config), hidden_size(folder)
+    config, hidden = read_config(Path(folder)), hidden_size(folder)
     now = parts_of(config)
     if width == hidden:
-        return dict(config)
+        return config
     ratio = Fraction(width, hidden)
     for part, size in now.items():
         if (size * ratio).denominator != 1:
@@ -69,7 +67,7 @@ def config_at(folder: str | Path, width: int) -> dict[str, Any]:
                 f"{folder} cannot have hidden size {width}: at hidden size {hidden} its {PARTS[part]} is {size}, so "
                 f"here it would be {float(size * ratio):g}. Choose a multiple of {hidden // math.gcd(*now.values())}"
             )
-    return family.wide_config(Times(ratio, ratio, ratio, ratio, fresh=True))
+    return wide_config(config, Times(ratio, ratio, ratio, ratio, fresh=True))
 
 
 @checks_arguments

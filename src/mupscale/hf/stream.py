@@ -11,7 +11,7 @@ import json
 import math
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -198,17 +198,7 @@ def write_shards(
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             for shard in shards:
-                path, write_lock = folder / shard.file, threading.Lock()
-                with open_file(path, "wb") as file:
-                    file.write(shard.head)
-                    file.truncate(shard.bytes)
-                work = _Work((tensor, make) for tensor in shard.tensors.values() for make in _tasks(tensor))
-                futures = [pool.submit(work.do, path, write_lock, advance) for _ in range(threads)]
-                try:
-                    for future in futures:
-                        future.result()
-                finally:
-                    work.stopped = True
+                _write_shard(shard, folder / shard.file, pool, threads, advance)
     finally:
         torch.set_num_threads(ours)
 
@@ -217,27 +207,35 @@ Make = Callable[["_Desk"], Iterator[tuple[int, Tensor]]]
 """Reads a part of a tensor and yields what becomes of it, each time with the place among the wide entries."""
 
 
-class _Work(Iterator[tuple[WideTensor, Make]]):
-    """Tasks that several threads take one by one, until there are none or one of them fails."""
+def _write_shard(
+    shard: WeightShard, path: Path, pool: ThreadPoolExecutor, threads: int, advance: Callable[[int], None]
+) -> None:
+    """Fill one file: threads take tasks one by one, until there are none or one of them fails."""
+    with open_file(path, "wb") as file:
+        file.write(shard.head)
+        file.truncate(shard.bytes)
+    tasks = ((tensor, make) for tensor in shard.tensors.values() for make in _tasks(tensor))
+    taking, writing, stopped = threading.Lock(), threading.Lock(), threading.Event()
 
-    def __init__(self, tasks: Iterable[tuple[WideTensor, Make]]) -> None:
-        self._tasks, self._lock, self.stopped = iter(tasks), threading.Lock(), False
-
-    def __next__(self) -> tuple[WideTensor, Make]:
-        with self._lock:
-            if self.stopped:
-                raise StopIteration
-            return next(self._tasks)
-
-    def do(self, path: Path, write_lock: threading.Lock, advance: Callable[[int], None]) -> None:
+    def work() -> None:
         try:
             with ExitStack() as open_files:
-                desk = _Desk(path, write_lock, open_files)
-                for tensor, make in self:
+                desk = _Desk(path, writing, open_files)
+                while not stopped.is_set():
+                    with taking:
+                        tensor, make = next(tasks, (None, None))
+                    if tensor is None or make is None:
+                        break
                     for at, wide in make(desk):
                         advance(desk.write(wide, tensor, at))
         finally:
-            self.stopped = True  # for all: there are no more, or this one has failed
+            stopped.set()  # for all: there are no more, or this one has failed
+
+    try:
+        for future in [pool.submit(work) for _ in range(threads)]:
+            future.result()
+    finally:
+        stopped.set()
 
 
 def _tasks(tensor: WideTensor) -> Iterator[Make]:

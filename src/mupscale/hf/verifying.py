@@ -146,8 +146,7 @@ _UNIT = 1e-4  # of a length, in float32
 _CAUSAL = ("ForCausalLM", "LMHeadModel", "DoubleHeadsModel")  # endings of names of classes that predict the next token
 
 
-@dataclass(frozen=True)
-class OutputComparison:
+class OutputComparison(NamedTuple):
     """Largest relative difference of each output, and the mean loss of both models."""
 
     differences: dict[str, float]
