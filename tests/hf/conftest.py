@@ -1,5 +1,6 @@
 """Tests of Hugging Face checkpoints need transformers; and what those of its Trainer share."""
 
+from collections.abc import Iterator
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -14,3 +15,12 @@ def _no_garbage_looked_for() -> None:
     from accelerate.utils import memory
 
     memory.gc = SimpleNamespace(collect=lambda: 0)
+
+
+@pytest.fixture
+def double(float64: None) -> Iterator[None]:
+    """Models in float64 that stay so on the way."""
+    from mupscale.planning import KeepDouble
+
+    with KeepDouble():
+        yield

@@ -33,13 +33,6 @@ LARGER = {"hidden": 24, "ffn": 30, "heads": 6}
 OPERATORS = {"fresh": mu.Fresh(), "half": mu.Fresh(outgoing=0.5), "lossless": mu.Fresh(lossless=True)}
 
 
-def save_small(folder: Path, name: str = "llama", **config: Any) -> nn.Module:
-    """A small random model, saved by transformers itself."""
-    model = models.randomised(models.build(models.tiny(name, **config)[0]))
-    model.save_pretrained(folder)  # type: ignore[operator]
-    return model
-
-
 def grow(source: Path, out: Path, operator: mu.Operator | None = None, **options: Any) -> Upscaled:
     """Without the comparison, to the larger sizes unless others are asked for."""
     sizes = {} if options.keys() & {*LARGER, "kv", "times"} else LARGER
@@ -73,7 +66,7 @@ def in_memory(small: nn.Module, folder: Path, operator: mu.Fresh, seed: int, nam
 @pytest.mark.parametrize("name", with_slow(["llama", "gpt2", "gemma2", "opt", "bert", "phi"], ["gpt2", "gemma2"]))
 def test_what_is_streamed_is_what_growth_in_memory_gives(tmp_path: Path, name: str, operator: str) -> None:
     """LayerNorms and RMSNorms, tied and untied, packed and not."""
-    small = save_small(tmp_path / "small", name, **({"n_inner": 20} if name == "gpt2" else {}))
+    small = models.save(tmp_path / "small", name, **({"n_inner": 20} if name == "gpt2" else {}))
     grow(tmp_path / "small", tmp_path / "wide", OPERATORS[operator], seed=3)
     wide = in_memory(small, tmp_path / "wide", OPERATORS[operator], 3, name)
     files = read_checkpoint(tmp_path / "wide")
@@ -105,7 +98,7 @@ def test_pieces_shards_and_threads_do_not_matter(
 def test_the_means_of_a_layer_norms_units_do_not_depend_on_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_small(tmp_path / "small", "phi")
+    models.save(tmp_path / "small", "phi")
     grow(tmp_path / "small", tmp_path / "whole", mu.Fresh(lossless=True))
     monkeypatch.setattr(stream, "_PIECE", 7)
     grow(tmp_path / "small", tmp_path / "cut", mu.Fresh(lossless=True), threads=2)
@@ -114,7 +107,7 @@ def test_the_means_of_a_layer_norms_units_do_not_depend_on_pieces(
 
 
 def test_a_row_of_padding_stays_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = save_small(tmp_path / "small")
+    small = models.save(tmp_path / "small")
     with torch.no_grad():
         small.model.embed_tokens.weight[5] = 0.0  # type: ignore[union-attr, operator, index]
     small.save_pretrained(tmp_path / "small")  # type: ignore[operator]
@@ -125,7 +118,7 @@ def test_a_row_of_padding_stays_zero(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_seeds(tmp_path: Path) -> None:
-    save_small(tmp_path / "small")
+    models.save(tmp_path / "small")
     for folder, seed in (("a", 1), ("b", 1), ("c", 2)):
         grow(tmp_path / "small", tmp_path / folder, seed=seed)
     a, b, c = (read_checkpoint(tmp_path / folder)["lm_head.weight"] for folder in "abc")
@@ -137,7 +130,7 @@ def test_new_units_have_the_spread_of_a_fresh_model_at_the_wide_width(tmp_path: 
     """Measured on the files, against transformers' own initialisation of the small model and μP's factor."""
     config = {"hidden_size": 64, "intermediate_size": 96, "initializer_range": 0.05, "num_hidden_layers": 1}
     torch.manual_seed(0)
-    save_small(tmp_path / "small", **config)
+    models.save(tmp_path / "small", **config)
     grow(tmp_path / "small", tmp_path / "wide", hidden=96, ffn=150, heads=6)
     fresh = dict(models.build(models.tiny("llama", **config)[0]).named_parameters())
     plan = hf.plan(tmp_path / "wide", load(tmp_path / "wide"))
@@ -158,7 +151,7 @@ def test_new_units_have_the_spread_of_a_fresh_model_at_the_wide_width(tmp_path: 
 
 
 def test_what_comes_out(tmp_path: Path) -> None:
-    save_small(tmp_path / "small")
+    models.save(tmp_path / "small")
     made = grow(tmp_path / "small", tmp_path / "wide", mu.Fresh(outgoing=0.5), seed=7)
     config = json.loads((tmp_path / "wide" / "config.json").read_text())
     fields = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
@@ -183,7 +176,7 @@ def test_a_record_of_an_operator_that_is_not_known_is_refused() -> None:
 
 
 def test_sizes_of_copies_and_multipliers_of_fresh_units(tmp_path: Path) -> None:
-    save_small(tmp_path / "small")
+    models.save(tmp_path / "small")
     sized = grow(tmp_path / "small", tmp_path / "a", mu.Copies(), hidden=32, heads=8)
     assert (type(sized.times), sized.times) == (Times, Times(2, 1, 2, 2))
     doubled = grow(tmp_path / "small", tmp_path / "b", times="hidden=2,heads=2")
@@ -218,7 +211,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_cannot_be_is_one_sentence_and_nothing_is_written(tmp_path: Path, case: str) -> None:
     options, message = REFUSED[case]
     options = {"grow": mu.Fresh(), "progress": False, **options}
-    save_small(tmp_path / "small", options.pop("model", "llama"))
+    models.save(tmp_path / "small", options.pop("model", "llama"))
     file = tmp_path / "small" / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **options.pop("config", {})}))
     with pytest.raises(MupscaleError, match=message) as error:
@@ -228,7 +221,7 @@ def test_what_cannot_be_is_one_sentence_and_nothing_is_written(tmp_path: Path, c
 
 
 def test_a_model_that_diverged_is_refused(tmp_path: Path) -> None:
-    save_small(tmp_path / "small")
+    models.save(tmp_path / "small")
     change(tmp_path / "small", "model.norm.weight", lambda t: t.fill_(torch.nan))
     with pytest.raises(MupscaleError, match=r"'model\.norm\.weight' holds NaN"):
         grow(tmp_path / "small", tmp_path / "wide")
@@ -245,7 +238,7 @@ def change(folder: Path, name: str, how: Callable[[Tensor], object]) -> None:
 
 
 def test_verify_tells_how_far_the_new_units_move_the_outputs(tmp_path: Path) -> None:
-    save_small(tmp_path / "small")
+    models.save(tmp_path / "small")
     made = grow(tmp_path / "small", tmp_path / "wide", verify=True)
     assert made.comparison is not None
     assert made.comparison.ok
@@ -266,7 +259,7 @@ def test_verify_tells_how_far_the_new_units_move_the_outputs(tmp_path: Path) -> 
 @pytest.mark.quick("llama")
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_verify_of_a_lossless_growth(tmp_path: Path, name: str) -> None:
-    save_small(tmp_path / "small", name, **({"n_inner": 20} if name == "gpt2" else {}))
+    models.save(tmp_path / "small", name, **({"n_inner": 20} if name == "gpt2" else {}))
     made = grow(tmp_path / "small", tmp_path / "wide", mu.Fresh(lossless=True), verify=True)
     assert made.comparison is not None
     rows = {row.what: row for row in made.comparison.rows}
@@ -278,7 +271,7 @@ def test_verify_of_a_lossless_growth(tmp_path: Path, name: str) -> None:
 @pytest.mark.slow
 def test_what_is_compared_is_not_called_untried(tmp_path: Path) -> None:
     """Outputs with silent units are compared, and there are no inputs= to pass to a command."""
-    save_small(tmp_path / "small")
+    models.save(tmp_path / "small")
     with warnings.catch_warnings():
         warnings.simplefilter("error", mu.UncheckedPlan)
         assert grow(tmp_path / "small", tmp_path / "wide", verify=True).comparison is not None
@@ -287,7 +280,7 @@ def test_what_is_compared_is_not_called_untried(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_silent_units_that_no_norm_reads_change_nothing(tmp_path: Path) -> None:
-    save_small(tmp_path / "small", "bert")
+    models.save(tmp_path / "small", "bert")
     made = grow(tmp_path / "small", tmp_path / "wide", mu.Fresh(outgoing=0.0), ffn=27, verify=True)
     assert made.comparison is not None
     assert [row.tolerance for row in made.comparison.rows if row.what == "logits"] == [1e-4]
@@ -299,7 +292,7 @@ def test_silent_units_that_no_norm_reads_change_nothing(tmp_path: Path) -> None:
     ("name", "why"), [("bert", "a norm comes after a sum"), ("olmo2", "is over heads, old and new")]
 )
 def test_where_it_cannot_be_lossless_verify_says_so(tmp_path: Path, name: str, why: str) -> None:
-    save_small(tmp_path / "small", name)
+    models.save(tmp_path / "small", name)
     made = grow(tmp_path / "small", tmp_path / "wide", mu.Fresh(lossless=True), verify=True)
     assert made.comparison is not None
     assert made.comparison.ok
@@ -313,7 +306,7 @@ def test_where_it_cannot_be_lossless_verify_says_so(tmp_path: Path, name: str, w
 @pytest.mark.slow
 def test_a_feed_forward_layer_of_the_residual_streams_size(tmp_path: Path) -> None:
     """A run tells its new units from those of the stream."""
-    save_small(tmp_path / "small", "gpt2", n_inner=16)
+    models.save(tmp_path / "small", "gpt2", n_inner=16)
     made = grow(tmp_path / "small", tmp_path / "wide", mu.Fresh(lossless=True), hidden=24, heads=6, ffn=24, verify=True)
     assert made.comparison is not None
     assert "lossless: logits move by" in made.comparison.verdict
@@ -324,7 +317,7 @@ def nudge(index: tuple[int, int]) -> Callable[[Tensor], object]:
 
 
 def test_one_bit_of_an_old_weight_shows(tmp_path: Path) -> None:
-    save_small(tmp_path / "small")
+    models.save(tmp_path / "small")
     grow(tmp_path / "small", tmp_path / "wide")
     change(tmp_path / "wide", "model.layers.0.mlp.up_proj.weight", nudge((0, 0)))
     found = hf.verify(tmp_path / "small", tmp_path / "wide")
@@ -334,7 +327,7 @@ def test_one_bit_of_an_old_weight_shows(tmp_path: Path) -> None:
 
 
 def test_new_units_of_another_spread_show(tmp_path: Path) -> None:
-    save_small(tmp_path / "small")
+    models.save(tmp_path / "small")
     grow(tmp_path / "small", tmp_path / "wide")
     change(tmp_path / "wide", "lm_head.weight", lambda t: t[:, 2::3].mul_(2))  # every third unit is new
     found = hf.verify(tmp_path / "small", tmp_path / "wide")
@@ -343,7 +336,7 @@ def test_new_units_of_another_spread_show(tmp_path: Path) -> None:
 
 def test_a_wrong_config_shows(tmp_path: Path) -> None:
     """The same tensors under other rotary frequencies."""
-    save_small(tmp_path / "small", num_key_value_heads=4)
+    models.save(tmp_path / "small", num_key_value_heads=4)
     grow(tmp_path / "small", tmp_path / "wide", mu.Fresh(lossless=True))
     file = tmp_path / "wide" / "config.json"
     config = json.loads(file.read_text())
@@ -354,7 +347,7 @@ def test_a_wrong_config_shows(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_bfloat16(tmp_path: Path) -> None:
-    save_small(tmp_path / "small")
+    models.save(tmp_path / "small")
     for number, operator in enumerate(OPERATORS.values()):
         made = grow(tmp_path / "small", tmp_path / f"{number}", operator, dtype="bfloat16", verify=True)
         assert made.comparison is not None
@@ -362,7 +355,7 @@ def test_bfloat16(tmp_path: Path) -> None:
 
 
 def test_hidden_states_are_compared_by_their_old_units(tmp_path: Path) -> None:
-    save_small(tmp_path / "small", head="Model")
+    models.save(tmp_path / "small", head="Model")
     made = grow(tmp_path / "small", tmp_path / "wide", mu.Fresh(lossless=True), verify=True)
     assert made.comparison is not None
     assert {row.what for row in made.comparison.rows} >= {"last_hidden_state, eps scaled"}
@@ -371,7 +364,7 @@ def test_hidden_states_are_compared_by_their_old_units(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_grown_twice(tmp_path: Path) -> None:
     """Fresh units, then copies; rates count from the first model, and each step is verified."""
-    save_small(tmp_path / "small")
+    models.save(tmp_path / "small")
     grow(tmp_path / "small", tmp_path / "middle", seed=1)
     grow(tmp_path / "middle", tmp_path / "wide", mu.Copies(0.1), times=2)
     record = Record.load(tmp_path / "wide")
@@ -390,7 +383,7 @@ def test_grown_twice(tmp_path: Path) -> None:
 
 def test_groups_are_those_of_copies(tmp_path: Path) -> None:
     """By which operator a model grew is nothing that its rates know of."""
-    save_small(tmp_path / "small", tie_word_embeddings=True)
+    models.save(tmp_path / "small", tie_word_embeddings=True)
     grow(tmp_path / "small", tmp_path / "fresh", times=2)
     grow(tmp_path / "small", tmp_path / "copies", mu.Copies(), times=2)
     groups = []
@@ -427,7 +420,7 @@ def test_the_optimizers_old_state_is_carried_and_new_state_is_fresh(
     tmp_path: Path, cls: type[torch.optim.Optimizer], hyper: dict[str, float], lossless: bool
 ) -> None:
     """To the bit what growth in memory gives, and it trains on."""
-    small = save_small(tmp_path / "small", "gpt2", n_inner=20)
+    small = models.save(tmp_path / "small", "gpt2", n_inner=20)
     optimizer = cls(small.named_parameters(), **hyper)  # type: ignore[call-arg, arg-type]
     trained(small, optimizer)
     small.save_pretrained(tmp_path / "small")  # type: ignore[operator]
@@ -449,7 +442,7 @@ def test_the_optimizers_old_state_is_carried_and_new_state_is_fresh(
 
 
 def test_the_trainer_clips_by_the_width_invariant_norm(tmp_path: Path) -> None:
-    save_small(tmp_path / "small")
+    models.save(tmp_path / "small")
     grow(tmp_path / "small", tmp_path / "wide")
     model = load(tmp_path / "wide")
     groups = hf.param_groups(tmp_path / "wide", model, torch.optim.AdamW, lr=1e-3, groups=hf.decay_groups(model, 0.1))
@@ -474,7 +467,7 @@ def test_the_trainer_clips_by_the_width_invariant_norm(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_lossless_growth_goes_on_without_a_spike(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    small = save_small(tmp_path / "small")
+    small = models.save(tmp_path / "small")
     optimizer = torch.optim.AdamW(small.named_parameters(), lr=3e-3)
     before = trained(small, optimizer, 60)
     small.save_pretrained(tmp_path / "small")  # type: ignore[operator]

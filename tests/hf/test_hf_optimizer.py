@@ -8,7 +8,6 @@ import os
 import pickle
 import resource
 import threading
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from mupscale.hf.groups import SavedOptimizer, grow_optimizer_file, match_plan, 
 from mupscale.hf.multipliers import Times
 from mupscale.hf.record import GrowthStep, Record, plan_growths
 from mupscale.hf.source import Source, open_source
-from mupscale.planning import KeepDouble
 from slow_cases import with_slow
 
 TWICE = Times.of(2)
@@ -95,12 +93,6 @@ class Case:
 @pytest.fixture
 def case(tmp_path: Path) -> Case:
     return Case(tmp_path)
-
-
-@pytest.fixture
-def double(float64: None) -> Iterator[None]:
-    with KeepDouble():
-        yield
 
 
 def batches(steps: int, seed: int = 0) -> Tensor:

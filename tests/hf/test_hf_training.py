@@ -20,7 +20,6 @@ from mupscale.hf.groups import match_plan
 from mupscale.hf.multipliers import Times
 from mupscale.hf.record import GrowthStep, Record
 from mupscale.hf.trainer import Clip
-from mupscale.planning import KeepDouble
 from slow_cases import with_slow
 
 ARCHITECTURES = {
@@ -63,12 +62,6 @@ class Data(torch.utils.data.Dataset):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return {"input_ids": self.rows[index], "labels": self.rows[index]}
-
-
-@pytest.fixture
-def double(float64: None) -> Iterator[None]:
-    with KeepDouble():
-        yield
 
 
 def arguments(folder: Path, **more: Any) -> Any:

@@ -4,13 +4,11 @@
 `resume_optimizer`, `Clip`, `GrowTrainerCallback` and `BranchTrainerCallback` are for training; `LanguageModel` is a
 folder's model at any width, for recipes; `register` says what a run of a model cannot show.
 
-Imports go one way. What is known of a checkpoint before any weight is read: multipliers (by how much each part grows),
-building (the model that a config.json names, and what it is run on), config_fields (what grows in a config), miniatures
-(small models of its kind, and what a run of them shows), config_family (the plan of a checkpoint by all of these),
-depths (more layers, or experts). Its files: source (where tensors lie), record (its growths, planned one after the
-other, and mupscale.json), stream (the wide ones, filled in pieces), output_folder (what else lies there). Training:
-groups (parameter groups, saved optimizers). Is it the same model: relation (the growths between two checkpoints),
-verifying. On top: trainer (callbacks of transformers' Trainer), inspection, upscaling, language_model.
+Imports go one way. Known before any weight is read: multipliers (by how much each part grows), building (the model that
+a config.json names, and what it is run on), config_fields (what grows in a config), miniatures (small models of its
+kind, and what a run shows), config_family (the plan), depths (more layers, or experts). Files: source (where tensors
+lie), record (growths, planned, and mupscale.json), stream (filled in pieces), output_folder (what else lies there).
+Training: groups. Is it the same model: relation (the growths between two), verifying. On top: trainer, inspection, …
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The model that a config.json names, built by transformers, and what it can be run on.
 
-It is built as a sketch without memory, or freshly initialised. Code that a checkpoint brings with it (auto_map in
-config.json) runs only where the user said so. What it is run on is random tokens, pixels, sound or series of its sizes,
-or a text.
+Code that a checkpoint brings with it (auto_map in config.json) runs only where the user said so. What it is run on is
+random tokens, pixels, sound or series of its sizes, or a text.
 """
 
 from __future__ import annotations
@@ -53,9 +52,8 @@ def own_class(config: Mapping[str, Any], name: str | None) -> Any:
     if folder is None or not isinstance(references, Mapping):
         return None
     named = {str(path).rpartition(".")[2]: str(path) for auto, path in references.items() if auto != "AutoConfig"}
-    reference = references.get("AutoConfig") if name == "AutoConfig" else named.get(str(name))
-    if name is None:
-        reference = next(iter(named.values()), None)
+    reference = next(iter(named.values()), None) if name is None else named.get(name)
+    reference = references.get("AutoConfig") if name == "AutoConfig" else reference
     if reference is None:
         return None
     if "--" in str(reference):
@@ -117,11 +115,11 @@ def model_class(config: Mapping[str, Any]) -> Any:
     if is_known and name is not None and isinstance(named := getattr(transformers, name, None), type):
         return named
     if is_known and name is None:
-        from transformers.models.auto import modeling_auto
+        from transformers.models.auto import modeling_auto as auto
 
-        for mapping in (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_MAPPING_NAMES):
-            if isinstance(usual := mapping.get(model_type), str):
-                return getattr(transformers, usual)
+        usual = (auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type), auto.MODEL_MAPPING_NAMES.get(model_type))
+        if named := [one for one in usual if isinstance(one, str)]:
+            return getattr(transformers, named[0])
     what = f"model_type '{model_type}'" if not is_known else f"the class '{name}'"
     if config.get("auto_map"):
         raise MupscaleError(
@@ -138,9 +136,8 @@ def transformers_config(config: Mapping[str, Any]) -> Any:
     """The config of transformers that a config.json describes, to run as plain formulas (eager)."""
     transformers = require_transformers()
     model_class(config)
-    fields = {
-        k: plain_numbers(v) for k, v in config.items() if k not in ("model_type", "transformers_version", "auto_map")
-    }
+    not_given = ("model_type", "transformers_version", "auto_map")
+    fields = {k: plain_numbers(v) for k, v in config.items() if k not in not_given}
     try:
         own = own_class(config, "AutoConfig")
         with quiet_transformers():
@@ -179,10 +176,7 @@ def sketch_model(config: Mapping[str, Any]) -> nn.Module:
 
 
 def memory_shortage(needed: int) -> str:
-    """How much memory is needed and how much there is, in words, where so many bytes cannot be had; else nothing.
-
-    A little is left to everything else. Where nobody can tell, there is enough.
-    """
+    """How much memory is needed and how much there is, in words, where so many bytes cannot be had; else nothing."""
     free = system.available_memory()
     return "" if free is None or needed + _SPARE <= free else system.describe_shortage(needed, free, _SPARE)
 
@@ -278,14 +272,13 @@ def make_batches(
     return [_together(model, ids, signal) for ids, signal in zip(tokens, signals, strict=True)]
 
 
-def _decodes(model: nn.Module) -> bool:
-    """Whether it takes tokens of a decoder beside what its encoder reads."""
-    config: Any = model.config
-    return bool(getattr(config, "is_encoder_decoder", False)) and "decoder_input_ids" in _arguments(model)
-
-
 def _arguments(model: nn.Module) -> set[str]:
     return set(inspect.signature(model.forward).parameters)
+
+
+def _decodes(model: nn.Module) -> bool:
+    """Whether it takes tokens of a decoder beside what its encoder reads."""
+    return bool(getattr(model.config, "is_encoder_decoder", False)) and "decoder_input_ids" in _arguments(model)
 
 
 def _signals(model: nn.Module, main: str, rows: int, seed: int, number: int) -> Batch:
@@ -352,9 +345,8 @@ def _tokens_of(text: str, folder: Path, vocabulary: int, needed: int, trust_remo
     transformers = require_transformers()
     try:
         with quiet_transformers():
-            tokenizer = transformers.AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=trust_remote_code
-            )
+            how = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **how)
             ids = tokenizer(text, return_tensors=None)["input_ids"]
             known = tokenizer.decode(ids, skip_special_tokens=True).strip()
     except Exception as error:  # whatever is wrong with its files

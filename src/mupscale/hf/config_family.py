@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -46,10 +46,7 @@ def register(model_type: str, roles: Mapping[str, Role]) -> None:
 
 
 def entry_given(model_type: str, name: str, shape: Shape, grown: Mapping[int, int]) -> Entry | None:
-    """The entry of a tensor in a file by the role that was given for it; None where none was.
-
-    grown: what sizes become.
-    """
+    """The entry of a tensor in a file by the role that was given for it, if one was; grown: what sizes become."""
     role = next((role for p, role in GIVEN.get(model_type, {}).items() if fnmatchcase(name, p)), None)
     if role is None:
         return None
@@ -60,15 +57,13 @@ def entry_given(model_type: str, name: str, shape: Shape, grown: Mapping[int, in
             f"was given for it (mupscale.hf.register)"
         )
     blocks = {d: (role.out_axis if d in out else role.in_axis).block for d in (*out, *in_)}
-    axes = {
-        d: Axis(grown[shape[d]] // shape[d], block, side="out" if d in out else "in")
-        for d, block in sorted(blocks.items())
-    }
+    times = {d: grown[shape[d]] // shape[d] for d in sorted(blocks)}
+    axes = {d: Axis(k, blocks[d], side="out" if d in out else "in") for d, k in times.items()}
     wide = tuple(grown[n] if d in axes else n for d, n in enumerate(shape))
     return Entry(shape, wide, axes, Constants(offset=role.offset), (name,))
 
 
-_OLD = re.compile(r"(.*\.)?(attn|attention)\.(masked_)?bias|.*rotary_emb\.inv_freq")  # that older versions saved
+_OLD = r"(^|\.)(attn|attention)\.(masked_)?bias$|rotary_emb\.inv_freq$"  # that older versions saved
 
 
 @dataclass(frozen=True)
@@ -93,20 +88,16 @@ def names_in_model(model: nn.Module, names: Collection[str]) -> dict[str, InMode
         converted = [change for change in table if isinstance(change, loading.WeightConverter)]
         prefix, own = getattr(model, "base_model_prefix", None), model.state_dict()
         found = {n: loading.rename_source_key(n, renamed, converted, prefix, own) for n in names}
-        return {n: _all_targets(first, pattern, converted) for n, (first, pattern) in found.items()}
+        held = {name: InModel((first,)) for name, (first, _) in found.items()}
+        for change in (change for change in reversed(converted) if len(change.target_patterns) > 1):
+            plain = [type(each).__name__ in ("Chunk", "Split") and each.dim == 0 for each in change.operations]
+            for name, (first, pattern) in found.items():  # the first of several that the tensor is split into
+                if pattern in change.source_patterns:
+                    parts = (first.replace(change.target_patterns[0], each, 1) for each in change.target_patterns)
+                    held[name] = InModel(tuple(parts), plain == [True])
+        return held
     except (ImportError, AttributeError, TypeError):  # another version of transformers
         return {name: InModel((name,)) for name in names}
-
-
-def _all_targets(first: str, pattern: str | None, converted: Iterable[Any]) -> InModel:
-    """All that a tensor is split into, where transformers' table names the first of them for it."""
-    split = (change for change in converted if pattern in change.source_patterns and len(change.target_patterns) > 1)
-    change = next(split, None)
-    if change is None:
-        return InModel((first,))
-    targets = change.target_patterns
-    plain = [type(each).__name__ in ("Chunk", "Split") and each.dim == 0 for each in change.operations]
-    return InModel(tuple(first.replace(targets[0], each, 1) for each in targets), plain == [True])
 
 
 def plan_for_files(
@@ -118,13 +109,13 @@ def plan_for_files(
     """
     model = sketch_model(config)
     names = names_in_model(model, shapes)
-    ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    ignored = _ignored(model)
     entries: dict[str, Entry] = {}
     whole: dict[str, str] = {}
     for name, shape in shapes.items():
         planned = plan.names.get(names[name].names[0])
         entry = None if planned is None else _entry_in_file(plan, names[name], shape)
-        if planned is None and (_OLD.fullmatch(name) or any(re.search(pattern, name) for pattern in ignored)):
+        if planned is None and ignored(name):
             entry = Entry(shape, shape)
         if planned is None and entry is None:
             entry = entry_given(str(config.get("model_type")), name, shape, grown_sizes or {})
@@ -152,28 +143,26 @@ def plan_for_files(
     return Plan(entries, {}, initial, plan.mup, plan.tried_by)
 
 
-def names_beside(config: Config, plan: Plan, shapes: Mapping[str, Shape]) -> list[str]:
+def _names_beside(config: Config, plan: Plan, shapes: Mapping[str, Shape]) -> list[str]:
     """Names in files of which the plan of the model tells nothing, nor anybody else."""
-    model = sketch_model(config)
-    names = names_in_model(model, shapes)
-    ignored = [_OLD, *map(re.compile, getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())]
+    names, ignored = names_in_model(sketch_model(config), shapes), _ignored(sketch_model(config))
+    beside = [name for name in shapes if plan.names.keys().isdisjoint(names[name].names) and not ignored(name)]
     given = GIVEN.get(str(config.get("model_type")), {})
-    return [
-        name
-        for name in shapes
-        if not {*names[name].names} & plan.names.keys()
-        and not any(pattern.search(name) for pattern in ignored)
-        and not any(fnmatchcase(name, pattern) for pattern in given)
-    ]
+    return [name for name in beside if not any(fnmatchcase(name, pattern) for pattern in given)]
 
 
-def class_with(config: Config, names: Collection[str]) -> str | None:
+def _ignored(model: nn.Module, kind: str = "unexpected") -> Callable[[str], bool]:
+    """Whether it does not matter that a tensor is in the files, or is missing there."""
+    patterns = [*(getattr(model, f"_keys_to_ignore_on_load_{kind}", None) or ())]
+    patterns += [_OLD] if kind == "unexpected" else []
+    return lambda name: any(re.search(pattern, name) for pattern in patterns)
+
+
+def _class_with(config: Config, names: Collection[str]) -> str | None:
     """Another class of the model's kind that has these parameters, as one with all heads; None where there is none."""
     module = importlib.import_module(type(sketch_model(config)).__module__)
-    classes = [
-        name for name, one in vars(module).items() if isinstance(one, type) and one.__module__ == module.__name__
-    ]
-    for name in sorted(classes):
+    classes = {name: one for name, one in vars(module).items() if isinstance(one, type)}
+    for name in sorted(name for name, one in classes.items() if one.__module__ == module.__name__):
         with suppress(MupscaleError, TypeError):
             made = sketch_model({**config, "architectures": [name]})
             if {*names} <= {n for n, _ in made.named_parameters(remove_duplicate=False)}:
@@ -234,12 +223,8 @@ def _entry_of_part(entry: Entry, shape: Shape) -> Entry | None:
     return replace(entry, narrow=shape, wide=wide, axes=axes)
 
 
-_COUNTED = (
-    *(name for names in FIELDS.values() for name in names),
-    *HEAD_DIM,
-    *("vocab_size", "type_vocab_size", "num_experts", "num_local_experts", "n_routed_experts"),
-    *("num_labels", "num_channels"),
-)
+_COUNTED = ["vocab_size", "type_vocab_size", "num_experts", "num_local_experts", "n_routed_experts", "num_labels"]
+_COUNTED += ["num_channels", *HEAD_DIM, *(name for names in FIELDS.values() for name in names)]
 _LONG = ("max_position_embeddings", "n_positions", "n_ctx", "image_size", "patch_size")
 _LONGEST = 1 << 24
 _DEEPEST = 4
@@ -267,11 +252,9 @@ def check_nothing_missing(config: Mapping[str, Any], names: Collection[str], fol
     """Refuse files that lack a parameter of the model that transformers builds from the config."""
     model = sketch_model(config)
     given = {name for tensor in names_in_model(model, names).values() for name in tensor.names}
-    ignored = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_missing", None) or ()]
     groups = naming.aliases(model.named_parameters(remove_duplicate=False))  # tied ones are in the files once
-    missing = [
-        names[0] for names in groups if given.isdisjoint(names) and not any(one.search(names[0]) for one in ignored)
-    ]
+    ignored = _ignored(model, "missing")
+    missing = [names[0] for names in groups if given.isdisjoint(names) and not ignored(names[0])]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise MupscaleError(f"{folder} lacks '{min(missing)}'{more}: the files and config.json do not belong together")
@@ -327,8 +310,8 @@ class ConfigFamily:
         by_model = self.plan(times, initial=initial) if recorded is None else recorded
         now, then = (parts_of(each) for each in (self.config, self.wide_config(times)))
         sizes = {size: then[part] for part, size in reversed(now.items())}
-        strangers = names_beside(self.config, by_model, shapes)
-        if strangers and (other := class_with(self.config, strangers)):
+        strangers = _names_beside(self.config, by_model, shapes)
+        if strangers and (other := _class_with(self.config, strangers)):
             beside = ConfigFamily({**self.config, "architectures": [other]}).plan(times, initial=initial)
             more = {beside.names[name]: beside[name] for name in strangers if name in beside.names}
             fresh = {name: one for name, one in beside.initial.items() if name in more}

@@ -85,15 +85,6 @@ def growable_form(config: Config, times: Times) -> Config:
     return {**config, "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1, "num_kv_heads": 1}
 
 
-def _clipped(config: Config, times: Times) -> dict[str, Any]:
-    """MPT cuts queries, keys and values off at a number, which takes the constant of wider heads with them."""
-    attention = config.get("attn_config")
-    if not isinstance(attention, Mapping) or not attention.get("clip_qkv") or times.heads != 1:
-        return {}
-    power = 0.25 if attention.get("softmax_scale") is None else 0.5
-    return {"attn_config": {**attention, "clip_qkv": attention["clip_qkv"] * float(times.hidden) ** -power}}
-
-
 def sizes_of(config: Config) -> dict[str, Any]:
     """Every field with a usual name, of a part with the part's name before it."""
     names = [name for group in (*FIELDS.values(), HEAD_DIM) for name in group]
@@ -192,17 +183,22 @@ def _wide_part(given: Config, times: Times) -> dict[str, Any]:
             f"them. Leave kv out{'' if times.fresh else ' of ' + setting('times')}"
         )
     grows = {name: getattr(times, part) for part, names in fields.items() for name in names}
-    wide = {name: _grown(config[name], k) for name, k in grows.items() if k != 1 or given.get(name) is not None}
-    return {**given, **wide, **also, **_clipped(config, times)}
+    wide: dict[str, Any] = {
+        name: _grown(config[name], k) for name, k in grows.items() if k != 1 or given.get(name) is not None
+    }
+    attention = config.get("attn_config")
+    if times.heads == 1 and isinstance(attention, Mapping) and attention.get("clip_qkv"):
+        # MPT cuts queries, keys and values off at a number, which takes the constant of wider heads with them
+        power = 0.25 if attention.get("softmax_scale") is None else 0.5
+        wide["attn_config"] = {**attention, "clip_qkv": attention["clip_qkv"] * float(times.hidden) ** -power}
+    return {**given, **wide, **also}
 
 
 def _takes_size(config: Config, known: Mapping[str, int]) -> bool:
     """Whether such a field in config.json says what it does without it, where none is given: tried on sketches."""
     with suppress(MupscaleError):
-        shapes = [
-            [tuple(p.shape) for p in sketch_model({**config, **more}).parameters()]
-            for more in ({}, known, {name: 2 * size for name, size in known.items()})
-        ]
+        told: tuple[Mapping[str, int], ...] = ({}, known, {name: 2 * size for name, size in known.items()})
+        shapes = [[tuple(p.shape) for p in sketch_model({**config, **more}).parameters()] for more in told]
         return shapes[0] == shapes[1] != shapes[2]
     return False
 

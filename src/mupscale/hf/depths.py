@@ -175,10 +175,8 @@ def check_depth(config: Config, how: Deepen, layers: int, names: Collection[str]
 
 def _misfit(config: Config, how: Deepen, layers: int) -> str:
     """What the deep model's layers hold that those which they are made after do not, or the reverse; or nothing."""
-    shallow, deep = (
-        [name for name, _ in sketch_model(made).named_parameters(remove_duplicate=False)]
-        for made in (config, deep_config(config, how, layers))
-    )
+    models = map(sketch_model, (config, deep_config(config, how, layers)))
+    shallow, deep = ([name for name, _ in model.named_parameters(remove_duplicate=False)] for model in models)
     made = layer_origins(shallow, how, layers)
     if lacking := [name for name in deep if name not in made]:
         return f"nothing would be '{lacking[0]}'"
@@ -261,12 +259,7 @@ def _number(config: Config) -> str:
 def settle_experts(
     config: Config, experts: int, top_k: int | None, folder: object, *, exact: bool = False, layers: int | None = None
 ) -> ExpertCounts:
-    """What is meant, where this checkpoint can become such a mixture; an error that says why not, otherwise.
-
-    >>> settle_experts({"model_type": "gpt2"}, 4, 2, "small", exact=False)
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: experts can be made from LLaMA and Mistral (as Mixtral) and Qwen3 (as ...
-    """
+    """What is meant, where this checkpoint can become such a mixture; an error that says why not, otherwise."""
     kind = str(config.get("model_type"))
     if layers is not None:
         raise MupscaleError("more layers and experts are two growths: make one, and then the other")
@@ -281,9 +274,8 @@ def settle_experts(
     if experts <= few or experts % few:
         more = "2 or more" if few == 1 else f"a multiple of its {few}, so that every expert is copied equally often"
         raise MupscaleError(f"{folder} cannot have {experts} experts: give {as_asked('experts=', '--experts')} {more}")
-    settled = ExpertCounts(
-        experts, top_k or (2 if few == 1 else active * experts // few), "silent" if exact else "drawn"
-    )
+    top_k = top_k or (2 if few == 1 else active * experts // few)
+    settled = ExpertCounts(experts, top_k, "silent" if exact else "drawn")
     if not 1 <= settled.top_k <= experts:
         raise MupscaleError(f"{settled.top_k} of {experts} experts cannot be active: give 1 to {experts}")
     return settled
@@ -303,10 +295,7 @@ def experts_config(config: Config, asked: ExpertCounts) -> dict[str, Any]:
 
 
 def plan_experts_files(shapes: Mapping[str, Shape], config: Config, asked: ExpertCounts) -> Plan:
-    """What every tensor of the mixture's files is made of: the smaller model's, a copy, or a router, drawn or zero.
-
-    shapes: of the files of the smaller model, which has this config.
-    """
+    """What every tensor of the mixture's files is made of, by the smaller model's shapes and config."""
     kind, few = str(config.get("model_type")), experts_of(config)[0]
     times, entries, initial = asked.experts // few, dict[str, Entry](), dict[str, Initial]()
     for name, shape in shapes.items():
@@ -339,7 +328,7 @@ def plan_mixture(
 ) -> tuple[Plan, dict[str, tuple[str, ...]]]:
     """The plan by the models' own names, and of each parameter that joins several of the smaller model's, all of them.
 
-    shapes: of the tensors in the smaller model's files. transformers stacks experts, and joins gate and up.
+    transformers stacks experts, and joins gate and up. shapes: of the smaller model's files.
     """
     files, times = plan_experts_files(shapes, config, asked), asked.experts // experts_of(config)[0]
     small, large = sketch_model(config), sketch_model(experts_config(config, asked))

@@ -1,8 +1,7 @@
 """Training an upscaled checkpoint on: parameter groups from the small model's hyperparameters and mupscale.json.
 
-And a saved torch optimizer, `optimizer.pt` of transformers' Trainer for one: which of its parameters is which, which
-optimizer it is of, and the same widened. Such a state is larger than its model, so neither side is held in memory: the
-narrow one is mapped, and the wide one is written into the mapped file, one tensor at a time.
+And a saved torch optimizer: which of its parameters is which, which optimizer it is of, and the same widened. Such a
+state is larger than its model, so the narrow one is mapped, and the wide one is written into the mapped file.
 """
 
 from __future__ import annotations
@@ -223,7 +222,7 @@ def _load(path: Path, mmap: bool) -> dict[str, Any]:
         if not file.read(2).startswith((b"PK", b"\x80")):  # a zip file, or a pickle of earlier versions of torch
             raise MupscaleError(f"{path} was not written by torch.save. Give the optimizer.pt beside the weights")
     try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # whatever is wrong with the file
         reason = (str(error).splitlines() or ["no reason given"])[0].rstrip(".")
         raise MupscaleError(f"{path} cannot be loaded safely, as tensors and numbers alone: {reason}") from None
@@ -239,8 +238,7 @@ def _load(path: Path, mmap: bool) -> dict[str, Any]:
             f"{path} is not an optimizer's state_dict(), which has 'state' and 'param_groups'. Save "
             "optimizer.state_dict()"
         )
-    result: dict[str, Any] = content
-    return result
+    return content
 
 
 def _candidates(path: Path, groups: list[dict[str, Any]], model: nn.Module) -> list[list[list[str]]]:
@@ -251,11 +249,9 @@ def _candidates(path: Path, groups: list[dict[str, Any]], model: nn.Module) -> l
     tied = naming.aliases(naming.unwrap(model).named_parameters(remove_duplicate=False))
     own = {name: names[0] for names in tied for name in names}
     named = [[str(name) for name in names] for names in named]
-    canonical = {
-        stored: name for name, stored in naming.without_ddp((n for names in named for n in names), own).items()
-    }
-    strangers = [n for n in canonical.values() if n not in own]
-    if strangers:
+    found = naming.without_ddp((n for names in named for n in names), own)
+    canonical = {stored: name for name, stored in found.items()}
+    if strangers := [n for n in canonical.values() if n not in own]:
         raise MupscaleError(
             f"{path} holds '{strangers[0]}', which the model does not have: it belongs to a different model"
         )
@@ -309,12 +305,11 @@ def param_groups(
     do, need nothing else; those that are given rates take mupscale.per_group(optimizer, lr). rules: as in
     mupscale.param_groups; if not given, weight decay follows the rule that the model grew by.
 
-    >>> import tempfile, transformers
+    >>> import tempfile, torch, transformers
+    >>> from mupscale import hf
     >>> folder = tempfile.TemporaryDirectory()
     >>> config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=16, vocab_size=11)
     >>> transformers.GPT2LMHeadModel(config).save_pretrained(f"{folder.name}/small")
-    >>> import torch
-    >>> from mupscale import hf
     >>> _ = hf.upscale(f"{folder.name}/small", f"{folder.name}/wide", verify=False, progress=False)
     >>> model = transformers.GPT2LMHeadModel.from_pretrained(f"{folder.name}/wide")
     >>> groups = param_groups(f"{folder.name}/wide", model, torch.optim.AdamW, lr=1e-3)

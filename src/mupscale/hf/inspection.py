@@ -198,11 +198,8 @@ class Inspection:
         if self.fresh.lossless:
             width, family = self.steps[0], ConfigFamily(self.source.config)
             losses = family.obstacles(width.growth.times, width.plan)
-            lines.append(
-                f"not lossless, since {'; '.join(losses)}"
-                if losses
-                else "lossless: the function stays the same, up to the eps of the norms"
-            )
+            stays = "lossless: the function stays the same, up to the eps of the norms"
+            lines.append(f"not lossless, since {'; '.join(losses)}" if losses else stays)
         return lines
 
     def _of_layers(self) -> list[str]:

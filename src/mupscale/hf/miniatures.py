@@ -89,8 +89,7 @@ _SMALLEST = 4  # units of a head: fewer could not be told from one
 class Shown:
     """What two miniatures show: the roles of their tensors by name, the shapes, and what norms do.
 
-    unseen: what a batch did not show, in words. exact: whether copies are, and not fresh units alone, whose places then
-    depend on how much there is of them (ALiBi's slopes).
+    unseen: what a batch did not show, in words. exact: whether copies are, and not fresh units alone (ALiBi's slopes).
     """
 
     roles: tuple[Mapping[str, Role], Mapping[str, Role]]
@@ -120,10 +119,8 @@ def plan_by_miniatures(config: Config, times: Times) -> Plan:
             if dims >= {d for side in role.dims(real[name].dim()) for d in side}:
                 role, widths[name] = replace(role, out=whole.out, in_=whole.in_), dims
             roles[name] = _at_size(role, other, first, second, tuple(real[name].shape))
-    how: planning.How = "fresh" if times.fresh else "copies"
-    planned = planning.build_plan(
-        small, large, roles=roles, how=how, assume=True, is_width=lambda name, d: d in widths.get(name, ())
-    )
+    told: dict[str, Any] = {"how": "fresh" if times.fresh else "copies", "assume": True}
+    planned = planning.build_plan(small, large, roles=roles, is_width=lambda n, d: d in widths.get(n, ()), **told)
     norms = {n: shown.norms[like[n]] for n in planned.parameters if like.get(n) in shown.norms}
     past = shown.past_norms
     past = None if past is None else {n: past[like[n]] for n in planned.parameters if like.get(n) in past}
@@ -161,8 +158,9 @@ def learn(config: Config, times: Times) -> Shown:
         pair = miniature_configs(config, whole, more)
         small, large = (json.dumps(one, sort_keys=True) for one in pair)
         shown = _learn(small, large, whole, times.fresh)
-        if more or not _differ_by_layer(pair[0], shown.roles[1]):
-            break  # else a layer between the first and the last is looked at, too
+        kinds, roles = _kinds_of_layers(pair[0]), dict[tuple[Any, ...], Role]()
+        if all(roles.setdefault((_pattern(n), kinds(n)), role) == role for n, role in shown.roles[1].items()):
+            break  # else the last layer is not as the first, and one between the two is looked at, too
     if not shown.exact:
         narrow, wide, batch = _pair(pair[0], times)
         silent = planning.build_plan(narrow, wide, roles=shown.roles[0], how="fresh", assume=True)
@@ -274,7 +272,7 @@ def batch_for(model: nn.Module) -> Batch:
 def find_residual_writers(config: Config) -> tuple[dict[str, float], dict[str, str]]:
     """By name, what of the layers writes into the residual stream, and the value at which it does not.
 
-    And by the path of a layer of a miniature that cannot be silent, why. Both as a miniature shows it.
+    And by the path of a miniature's layer that cannot be silent, why.
     """
     shapes, written, reasons = _writers(json.dumps(miniature_configs(config, Times())[0], sort_keys=True))
     real = naming.parameters(sketch_model(config))
@@ -301,7 +299,10 @@ def miniature_configs(config: Config, times: Times, more_layers: int = 0) -> lis
     divisors = [d for d in (1 << n for n in range(12, 0, -1)) if _divides(shallow, d)]
     error: MupscaleError | None = None
     for divisor in (*divisors, 1):  # a small model is its own miniature, and so is one that has none
-        fewer = _fewer_neurons(shallow, divisor) if divisor > 1 and times != Times() else 1  # not for moments of draws
+        fewer = 1  # by what feed-forward layers can be smaller still: neurons are alike, and cost the most
+        if divisor > 1 and times != Times():  # not for moments of draws
+            sizes = [value for one in _with_parts(shallow) for name, value in _dims(one) if name in FIELDS["ffn"]]
+            fewer = max(1, min(sizes, default=1) // (divisor * _FEW_NEURONS))
         pair = [_divided(shallow, d, fewer) for d in (divisor, max(1, divisor // 2))]
         try:
             models = [(sketch_model(one), sketch_model(wide_config(one, times))) for one in pair[divisor == 1 :]]
@@ -393,12 +394,6 @@ def _divided(config: Config, divisor: int, fewer: int) -> dict[str, Any]:
     small = {n: _divided(value, divisor, fewer) if _is_part(n, value) else value for n, value in config.items()}
     by = {name: divisor * (fewer if name in FIELDS["ffn"] else 1) for name, _ in _dims(config)}
     return {**small, **{name: max(min(_SMALLEST, value), value // by[name]) for name, value in _dims(config)}}
-
-
-def _fewer_neurons(config: Config, divisor: int) -> int:
-    """By what feed-forward layers can be smaller still and keep a few neurons, which are alike: they cost the most."""
-    sizes = [value for one in _with_parts(config) for name, value in _dims(one) if name in FIELDS["ffn"]]
-    return max(1, min(sizes, default=1) // (divisor * _FEW_NEURONS))
 
 
 def _shapes(model: nn.Module) -> dict[str, Shape]:
@@ -497,12 +492,6 @@ def _distance(ours: int, theirs: int, our_last: int, their_last: int) -> int:
     return abs(places[0] - places[1])
 
 
-def _differ_by_layer(config: Config, roles: Mapping[str, Role]) -> bool:
-    """Whether a tensor of the last layer has another role than that of the first, of the same kind."""
-    kinds, seen = _kinds_of_layers(config), dict[tuple[Any, ...], Role]()
-    return any(seen.setdefault((_pattern(name), kinds(name)), role) != role for name, role in roles.items())
-
-
 def _pattern(name: str) -> str:
     return _NUMBER.sub("#", name)
 
@@ -545,7 +534,7 @@ def initial_law(config: Config) -> tuple[dict[str, float], Means]:
     layers, few = _layers(real), _layers(first.shapes)
     third = first
     if layers != few:
-        third = _start(json.dumps(_with_layers_of(small, shallow_config(config, 2)), sort_keys=True))
+        third = _start(json.dumps(miniature_configs(config, Times(), 2)[0], sort_keys=True))
     like, deep = (counterparts(config, real, one.shapes) for one in (first, third))
     hidden = [parts_of(each).get("hidden", 1) for each in (small, large, config)]
     units = hidden[1] / hidden[0], hidden[2] / hidden[0]
@@ -562,13 +551,6 @@ def initial_law(config: Config) -> tuple[dict[str, float], Means]:
         if one in second.means:
             means[name] = second.means[one]
     return stds, means
-
-
-def _with_layers_of(config: dict[str, Any], deep: Mapping[str, Any]) -> dict[str, Any]:
-    """The miniature with the layers of another config."""
-    changed = {n: v for n, v in deep.items() if n in config and (isinstance(v, list) or n in LAYERS)}
-    parts = {n: _with_layers_of(v, deep[n]) for n, v in config.items() if n.endswith("_config") and isinstance(v, dict)}
-    return {**config, **changed, **parts}
 
 
 def _layers(names: Mapping[str, Any]) -> int:

@@ -164,11 +164,7 @@ class Times:
 
 
 def grown(size: int, times: Number) -> int:
-    """The size times a ratio; an error where that is no whole number.
-
-    >>> grown(8, Fraction(3, 2))
-    12
-    """
+    """The size times a ratio; an error where that is no whole number."""
     wide = Fraction(size) * Fraction(times)
     if wide.denominator != 1:
         raise MupscaleError(f"{size} units cannot grow {times} times: that is not a whole number")
@@ -193,8 +189,7 @@ def how_to_grow_alike(hidden: int, heads: int, times: Times) -> str:
 def times_to(wanted: Mapping[str, int], now: Mapping[str, int], *, fresh: bool) -> Times:
     """By how much a model of these sizes grows to have the wanted ones; what is not wanted otherwise stays.
 
-    wanted, now: by hidden, ffn, heads and kv. fresh: by fresh units, which take any wider size. Key/value heads grow
-    with the heads unless they are named.
+    fresh: by fresh units, which take any wider size. Key/value heads grow with the heads unless they are named.
     """
     for part, size in wanted.items():
         if part not in now:
@@ -208,8 +203,18 @@ def times_to(wanted: Mapping[str, int], now: Mapping[str, int], *, fresh: bool) 
                 f"{setting(part, size)} is smaller than the model's {PARTS[part]}, {now[part]}. A model can only "
                 "become wider"
             )
-    if "kv" not in wanted and "heads" in wanted and "kv" in now:
-        wanted = {**wanted, "kv": _kv_of_heads(wanted["heads"], now["heads"], now["kv"])}
+    if "kv" not in wanted and "heads" in wanted and "kv" in now:  # as many groups as the heads make
+        heads, kv = wanted["heads"], now["kv"]
+        group = now["heads"] // kv
+        if heads % group:
+            below = heads // group * group
+            more = setting("heads", below + group)
+            near = f"{setting('heads', below)} or {below + group}" if below > now["heads"] else more
+            stay = f", or {setting('kv', kv)}, so each serves {heads // kv}" if heads % kv == 0 else ""
+            raise MupscaleError(
+                f"{setting('heads', heads)} cuts a group: each key/value head serves {group} heads. Choose {near}{stay}"
+            )
+        wanted = {**wanted, "kv": heads // group}
     ratios = {part: Fraction(wanted.get(part, size), size) for part, size in now.items()}
     if all(ratio == 1 for ratio in ratios.values()):
         raise MupscaleError(f"nothing would grow: the model has {_in_words(now)} already")
@@ -282,20 +287,6 @@ def check_groups(times: Times, now: Mapping[str, int]) -> Times:
             f"{groups * heads // kv} heads with {groups}, or {math.ceil(many / kv) * kv} with {kv}"
         )
     return times
-
-
-def _kv_of_heads(heads: int, heads_now: int, kv_now: int) -> int:
-    """As many groups as the heads make; an error that says what to give where they make none."""
-    group = heads_now // kv_now
-    if heads % group:
-        below = heads // group * group
-        more = setting("heads", below + group)
-        near = f"{setting('heads', below)} or {below + group}" if below > heads_now else more
-        stay = f", or {setting('kv', kv_now)}, so each serves {heads // kv_now}" if heads % kv_now == 0 else ""
-        raise MupscaleError(
-            f"{setting('heads', heads)} cuts a group: each key/value head serves {group} heads. Choose {near}{stay}"
-        )
-    return heads // group
 
 
 def _in_words(now: Mapping[str, int]) -> str:

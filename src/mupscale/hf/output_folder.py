@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from mupscale.core import RuleSet
@@ -21,38 +20,22 @@ from mupscale.hf.config_fields import parts_of
 from mupscale.hf.depths import layers_of
 from mupscale.hf.record import RECORD_FILE, GrowthStep, Record
 from mupscale.hf.source import Source
-from mupscale.hf.stream import BYTES, shorten_number
 from mupscale.system import MupscaleError, make_folder, open_file, replace_text
 
-_DTYPES: dict[str, torch.dtype] = {n: getattr(torch, n) for n in ("float32", "bfloat16", "float16", "float64")}
 _COMPANIONS = (".json", ".txt", ".model", ".jinja", ".vocab", ".bpe", ".tiktoken")
 _OF_THE_SMALL_ONE = ("config.json", RECORD_FILE, "trainer_state.json", "all_results.json", "train_results.json")
 
 
-def check_space(out: Path, source: Source, weights: int, optimizer: int = 0) -> None:
-    """Refuse a disk without room, before hours of writing; it may still fill up meanwhile.
-
-    weights, optimizer: bytes of these files.
-    """
-    needed = weights + optimizer + sum(file.stat().st_size for file in _companion_files(source))
-    parent = next(p for p in out.absolute().parents if p.exists())
-    if (free := shutil.disk_usage(parent).free) < needed:
-        raise MupscaleError(
-            f"the wide checkpoint needs {shorten_number(needed, BYTES)} and the disk of {parent} has "
-            f"{shorten_number(free, BYTES)} left. Free some space, or choose a different disk"
-        )
-
-
 def copy_companions(folder: Path, source: Source) -> None:
     """Tokenizer, generation config and the like of a checkpoint, which fit it at any width."""
-    for file in _companion_files(source):
+    for file in companion_files(source):
         target = folder / file.relative_to(source.folder)
         make_folder(target.parent)
         with open(file, "rb") as here, open_file(target, "wb") as there:
             shutil.copyfileobj(here, there)
 
 
-def _companion_files(source: Source) -> list[Path]:
+def companion_files(source: Source) -> list[Path]:
     """Small files that are the same for the wide model: tokenizer, generation config, chat templates, its own code."""
     folder, kinds = source.folder, (*_COMPANIONS, *([".py"] if source.config.get("auto_map") else []))
     files = [f for f in folder.iterdir() if f.suffix in kinds and f.is_file()]
@@ -68,14 +51,6 @@ def _companion_files(source: Source) -> list[Path]:
                 "checkpoint, put the file itself there. Otherwise remove the link"
             )
     return found
-
-
-def dtype_of_output(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """The dtype that a name means, of those that a checkpoint may be written in; None stays None."""
-    name = str(dtype).removeprefix("torch.")
-    if dtype is not None and name not in _DTYPES:
-        raise MupscaleError(f"the dtype of a checkpoint is {', '.join(_DTYPES)}, not {name}")
-    return None if dtype is None else _DTYPES[name]
 
 
 CARD_FILE = "README.md"
@@ -148,9 +123,8 @@ def write_model_card(
 ) -> None:
     """Write README.md into the folder of a checkpoint to be called `name`; the small model's own stands below it.
 
-    config: of the checkpoint, whose class may not be the small model's. growths: what was done to it, in turn. sizes:
-    before and after, by hidden, ffn, heads, kv and layers. checked: what a comparison showed, or why there was none. A
-    saved optimizer that went along is mentioned. What an earlier growth has said of training on is left out, since that
+    growths: what was done to it, in turn. sizes: before and after, by hidden, ffn, heads, kv and layers. checked: what
+    a comparison showed, or why there was none. What an earlier growth has said of training on is left out, since that
     model's folder and files are others.
     """
     before, small, record = source.folder / CARD_FILE, "the small model", Record.find(folder)

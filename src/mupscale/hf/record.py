@@ -123,19 +123,18 @@ class GrowthStep:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> GrowthStep:
         how = content.get("how", "copies")
+        times, seed = Times.from_json(content["times"]), content["seed"]
         if how in get_args(Deepen):
-            times, seed, layers = Times.from_json(content["times"]), content["seed"], int(content["layers"])
-            return cls(times, seed=seed, layers=layers, deepen=how)
+            return cls(times, seed=seed, layers=int(content["layers"]), deepen=how)
         if how == "experts":
             experts = depths.ExpertCounts(int(content["experts"]), int(content["top_k"]), content["router"])
-            return cls(Times(), seed=content["seed"], experts=experts)
+            return cls(times, seed=seed, experts=experts)
         if how not in OPERATORS:
             raise ValueError(f"a growth by {how!r}, which this version does not know")
         told = {field.name: content[field.name] for field in fields(OPERATORS[how].make) if field.name in content}  # type: ignore[arg-type]
         if "noise" in told:
             told["noise"] = GaussianNoise(told["noise"], content["unit"])
-        times, sizes = Times.from_json(content["times"]), content.get("sizes", {})
-        return cls(times, OPERATORS[how].make(**told), content["seed"], sizes)
+        return cls(times, OPERATORS[how].make(**told), seed, content.get("sizes", {}))
 
 
 @dataclass(frozen=True)
@@ -252,10 +251,9 @@ def then_parts(plan: Plan, later: Plan) -> Plan:
 
 
 def count_from_first(record: Record, plan: Plan) -> Plan:
-    """The plan with the initial values that one growth from the first model to its wide width would have.
+    """The plan of a growth with the initial values that one growth from the first model to its width would have.
 
-    record: of the model that grows, before this growth. plan: of this growth, by the model's own names. A plan that
-    knows no initial values stays as it is.
+    record: of the model before this growth. A plan that knows no initial values stays as it is.
     """
     if plan.fresh is None or not record.widenings:
         return plan
@@ -272,9 +270,9 @@ def count_from_first(record: Record, plan: Plan) -> Plan:
 
 @dataclass(frozen=True)
 class PlannedGrowth:
-    """One growth of a checkpoint: its plan by the names in the files, and by the model's own; and what it then is.
+    """One growth of a checkpoint: its plan by the names in the files, and by the model's own; config and record after.
 
-    config, record: after it. joined: of each parameter that is made of several of the smaller model's, all of these.
+    joined: of each parameter that is made of several of the smaller model's, all of these.
     """
 
     growth: GrowthStep
@@ -299,9 +297,8 @@ def plan_growths(
 ) -> list[PlannedGrowth]:
     """The plans of growths, one after the other.
 
-    config, shapes: of the first model and its files; None for a model in memory, by its own names. record: of that
-    model, if it has grown before; from its first one initial values are counted. recorded: the plan by the model's
-    names, where there is one growth and it is known.
+    config, shapes, record: of the first model and its files; shapes is None for a model in memory, by its own names.
+    recorded: the plan by the model's names, where there is one growth and it is known.
     """
     steps, record = list[PlannedGrowth](), record or Record(config)
     for growth in growths:
@@ -333,8 +330,8 @@ def names_after(names: Iterable[str], steps: Sequence[PlannedGrowth]) -> Iterabl
 class History(NamedTuple):
     """How a tensor of a grown checkpoint came about.
 
-    name: what it is, or is made after, in the first checkpoint. ways: the growths that changed it since it was there,
-    or was drawn in this shape, each with the plan's name of it.
+    name: in the first checkpoint. ways: the growths that changed it since, or since it was drawn in this shape, each
+    with the plan's name of it.
     """
 
     name: str

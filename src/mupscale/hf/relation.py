@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any
@@ -21,7 +22,7 @@ from mupscale.hf.building import Config
 from mupscale.hf.config_family import ConfigFamily
 from mupscale.hf.config_fields import parts_of, sizes_of
 from mupscale.hf.depths import experts_of, layers_of
-from mupscale.hf.multipliers import Times, grown
+from mupscale.hf.multipliers import PARTS, Times, grown
 from mupscale.hf.record import RECORD_FILE, GrowthStep, History, PlannedGrowth, Record, names_after, plan_growths, trace
 from mupscale.hf.source import Source, StoredTensor
 from mupscale.system import MupscaleError
@@ -140,12 +141,7 @@ class Relation:
         return reduce(lambda total, growth: total * growth.times, self.growths, Times())
 
     @property
-    def noisy(self) -> bool:
-        """Whether units were made to differ from copies on the way, by noise or otherwise."""
-        return bool(self._draws)
-
-    @property
-    def _draws(self) -> list[str]:
+    def draws(self) -> list[str]:
         """What makes copies differ, in words: noise, or the operator's own word."""
         grown = [g.grow for g in self.growths if g.is_width and g.fresh is None and not is_replica(g.grow)]
         return list(dict.fromkeys("noise" if type(one) is Copies else word_of_operator(one) for one in grown))
@@ -175,7 +171,7 @@ class Relation:
             routed = routed or (growth.experts is not None and not growth.experts.keeps_function(config))
             config = growth.config_after(config)
         movers = ["copied layers"] * stacked + ["copied experts"] * routed
-        return movers + self._draws + ["fresh units"] * (self.fresh is not None)
+        return movers + self.draws + ["fresh units"] * (self.fresh is not None)
 
     def old_units(self, n: int) -> Tensor:
         """Where the n hidden units of the small model lie in the wide one; of copies, the first."""
@@ -203,7 +199,7 @@ def find_record(source: Source) -> Record | None:
     if record is None:
         return None
     advice = f"copy the right {RECORD_FILE} there, or remove it to count learning rates from this checkpoint"
-    if not _same_sizes(_config_after(record.config, record.growths), source.config):
+    if not _becomes(record.config, record.growths, source.config):
         first, now = _sizes_in_words(record.config), _sizes_in_words(source.config)
         raise MupscaleError(
             f"{source.folder / RECORD_FILE} describes a model that grew {record.in_words} from {first}, but "
@@ -235,7 +231,7 @@ def relate(small: Source, wide: Source, plan: Plan | None = None) -> Relation:
     starts = range(count + 1) if before is None else [len(before.growths)]
     for start in starts:
         growths = record.growths[start:]
-        if _same_sizes(_config_after(small.config, growths), wide.config):
+        if _becomes(small.config, growths, wide.config):
             whole = plan if plan is not None else record.plan if start == 0 and len(growths) == 1 else None
             return Relation(small, wide, growths, whole, before or _before(record, start))
     raise _unrelated(
@@ -257,28 +253,20 @@ def _unrelated(why: str) -> MupscaleError:
     return MupscaleError(f"the wide checkpoint is not an upscaled version of the small one: {why}")
 
 
-def _config_after(config: Config, growths: tuple[GrowthStep, ...]) -> Config | None:
-    """The config after these growths; None where it cannot grow so."""
-    try:
-        return reduce(lambda grown, growth: growth.config_after(grown), growths, config)
-    except MupscaleError:
-        return None
-
-
 def _sizes(config: Config) -> dict[str, Any]:
     layers = layers_of(config)
     experts = {} if (counts := experts_of(config)) == (1, 1) else dict(zip(("experts", "top_k"), counts, strict=True))
     return {**sizes_of(config), **({} if layers is None else {"layers": layers}), **experts}
 
 
-def _same_sizes(one: Config | None, other: Config) -> bool:
-    """Whether the sizes that both configs say are the same; one may leave out what follows from others."""
-    if one is None:
-        return False
-    ours, theirs = _sizes(one), _sizes(other)
-    return one.get("model_type") == other.get("model_type") and all(
-        ours[name] == theirs[name] for name in ours.keys() & theirs.keys()
-    )
+def _becomes(config: Config, growths: tuple[GrowthStep, ...], other: Config) -> bool:
+    """Whether these growths lead to the other's sizes, as far as both say them: one may leave out what follows."""
+    with suppress(MupscaleError):  # which cannot grow so
+        one = reduce(lambda grown, growth: growth.config_after(grown), growths, config)
+        ours, theirs = _sizes(one), _sizes(other)
+        same = all(ours[name] == theirs[name] for name in ours.keys() & theirs.keys())
+        return same and one.get("model_type") == other.get("model_type")
+    return False
 
 
 def _sizes_in_words(config: Config) -> str:
@@ -288,13 +276,10 @@ def _sizes_in_words(config: Config) -> str:
 def _times_between(small: Source, wide: Source) -> Times:
     """Without a record: by the ratios of the configs."""
     few, many = (parts_of(source.config) for source in (small, wide))
-    if (
-        "hidden" in few
-        and few.keys() == many.keys() <= {"hidden", "ffn", "heads", "kv"}
-        and all(many[n] % few[n] == 0 for n in few)
-    ):
+    known = "hidden" in few and few.keys() == many.keys() <= PARTS.keys()
+    if known and all(many[name] % size == 0 for name, size in few.items()):
         ratios = {name: many[name] // size for name, size in few.items()}
         times = Times.named({"ffn": ratios["hidden"], **ratios})
-        if _same_sizes(_config_after(small.config, (GrowthStep(times),)), wide.config):
+        if _becomes(small.config, (GrowthStep(times),), wide.config):
             return times
     raise _unrelated(f"it has {_sizes_in_words(wide.config)} and the small one {_sizes_in_words(small.config)}")

@@ -1,6 +1,5 @@
 """A checkpoint to start from: its config and where each of its tensors lies, all checked before anything is done.
 
-A safetensors file is the length of the header (8 bytes), the header (JSON), and the tensors one after the other.
 Knowing the places lets threads read and write parts of tensors, so that no tensor need ever be in memory whole. A GGUF
 file is read through transformers' own loader.
 """
@@ -55,10 +54,7 @@ _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor's place in a file: it starts at this byte, counted from the beginning of the file.
-
-    within: a temporary folder that must live as long as this does.
-    """
+    """A tensor's place in a file, from its start; within: a temporary folder that must live as long as this does."""
 
     file: Path
     dtype: torch.dtype

@@ -1,8 +1,7 @@
 """From checkpoint to checkpoint in pieces: read a few rows, copy, rescale, perturb, round, write them in their place.
 
 The plans tell every shape before a tensor is read, so all files are laid out and their headers written first, and
-threads fill them in any order. A piece fits into a core's cache; memory is a few pieces per thread, whatever the size
-of tensors and shards.
+threads fill them in any order. A piece fits into a core's cache; memory is a few pieces per thread.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Callbacks of transformers' Trainer: growth, and clipping by the norm that the first model's gradient would have.
 
-A model grows in the middle of a run, with optimizer and scheduler, where they are. And a finished model may leave it:
-
-trunk ────────┬───────▶ goes on, or grows
-              └ decay
-                finished: OUT/sizes/hidden-64-layers-4
+A model grows in the middle of a run, with optimizer and scheduler, where they are. And a finished model may leave the
+run: its learning rate falls to zero in a branch, and the trunk goes on, or grows.
 """
 
 from __future__ import annotations
@@ -71,10 +68,6 @@ class InvariantClipping(require_transformers().TrainerCallback):  # type: ignore
         _IN_CHARGE[model] = self
         model.save_pretrained = MethodType(save_pretrained, model)  # type: ignore[assignment]
 
-    def is_in_charge(self, model: nn.Module) -> bool:
-        """Whether no other has made the model what it is now."""
-        return _IN_CHARGE.get(model) is self
-
     def switch_off_theirs(self, args: Any) -> None:
         """Have the Trainer not clip; its max_grad_norm is ours, where we were given none."""
         theirs = args.max_grad_norm or vars(args).get(_THEIRS, 0.0)  # an interrupted run could not give it back
@@ -90,12 +83,12 @@ class InvariantClipping(require_transformers().TrainerCallback):  # type: ignore
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Clip, after the gradients of all accumulated batches have come together."""
-        if self.is_in_charge(kwargs["model"]) and self.plan is not None and self.max_norm:
+        if _IN_CHARGE.get(kwargs["model"]) is self and self.plan is not None and self.max_norm:
             self.norm = clip_grad_norm_(kwargs["model"], self.max_norm, self.plan)
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note the norm in the Trainer's history."""
-        is_ours = self.norm is not None and self.is_in_charge(kwargs["model"])
+        is_ours = self.norm is not None and _IN_CHARGE.get(kwargs["model"]) is self
         if is_ours and state.log_history and "loss" in state.log_history[-1]:
             assert self.norm is not None
             state.log_history[-1]["invariant_grad_norm"] = self.norm.item()
@@ -103,7 +96,7 @@ class InvariantClipping(require_transformers().TrainerCallback):  # type: ignore
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Put mupscale.json beside what was saved."""
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        is_ours = self.is_in_charge(kwargs["model"]) and state.is_world_process_zero
+        is_ours = _IN_CHARGE.get(kwargs["model"]) is self and state.is_world_process_zero
         if is_ours and self.record is not None and folder.is_dir():
             self.record.save(folder)
 
@@ -114,10 +107,7 @@ class InvariantClipping(require_transformers().TrainerCallback):  # type: ignore
 
 
 def save_pretrained(self: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
-    """A grown model's own, with its mupscale.json: whoever saves it, Trainer.save_model among them.
-
-    As a method of the model it is copied and pickled with it.
-    """
+    """A grown model's own, with its mupscale.json; as a method of the model it is copied and pickled with it."""
     saved = type(self).save_pretrained(self, save_directory, *args, **kwargs)
     one = _IN_CHARGE.get(self)
     if one is not None and one.record is not None and kwargs.get("is_main_process", True):
@@ -297,10 +287,7 @@ class GrowTrainerCallback(InvariantClipping):
             )
 
     def resume(self, trainer: Any) -> str | None:
-        """The newest whole checkpoint of a Trainer's folder, for whose size its model is made; None if there is none.
-
-        What was killed while it was written lacks its last file, and is passed over.
-        """
+        """The newest whole checkpoint in a Trainer's folder, if there is one; the Trainer's model gets its size."""
         folders = Path(trainer.args.output_dir).glob("checkpoint-*")
         found = {int(folder.name[11:]): folder for folder in folders if folder.name[11:].isdecimal()}
         step = next((step for step in sorted(found, reverse=True) if _is_whole(found[step], step)), None)
@@ -346,7 +333,7 @@ class GrowTrainerCallback(InvariantClipping):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Leave the arguments as they were, and the best model whole where it was loaded."""
         super().on_train_end(args, state, control, **kwargs)
-        if args.load_best_model_at_end and state.best_model_checkpoint and self.is_in_charge(kwargs["model"]):
+        if args.load_best_model_at_end and state.best_model_checkpoint and _IN_CHARGE.get(kwargs["model"]) is self:
             _load_renamed(kwargs["model"], Path(state.best_model_checkpoint))
 
     def _asked(self, model: nn.Module) -> tuple[GrowthStep, GrowthStep | None]:
@@ -414,10 +401,9 @@ def growths_of(model: nn.Module | None) -> list[GrowTrainerCallback]:
 
 
 def _load_renamed(model: Any, folder: Path) -> None:
-    """Load a checkpoint some of whose tensors have other names, or are stacked otherwise, than the model's.
+    """Load a checkpoint some of whose tensors have other names than the model's, by which alone the Trainer loads.
 
-    The Trainer loads by the model's names alone, and would leave such parameters as they are: GPT-NeoX's readout, or a
-    mixture's experts.
+    It would leave GPT-NeoX's readout, or a mixture's experts, as they are.
     """
     source = open_source(folder)
     if not source.tensors.keys() <= model.state_dict().keys():
@@ -561,6 +547,14 @@ class BranchTrainerCallback(require_transformers().TrainerCallback):  # type: ig
         """The model's own folder, whole or not at all; one that a killed run has left is made again."""
         config: Any = naming.unwrap(model).config
         name = self.name or f"hidden-{config.hidden_size}-layers-{config.num_hidden_layers}"
+        # of earlier branches, which the log has, the steps are none of the trunk's
+        earlier = [e for e in state.log_history if "finished_size" in e and e["step"] <= self.begin]
+        trunk = self.begin - sum(entry.get("branch_steps", 0) for entry in earlier)
+        named = " and ".join(f"`{entry['finished_size']}`" for entry in earlier)
+        others = f"; finished before it: {named}" if earlier else ""
+        sizes = ", ".join(f"{part} {size:,}" for part, size in sizes_in_words(config.to_dict()).items())
+        count = sum(p.numel() for p in model.parameters())
+        story = _STORY.format(parameters=count, sizes=sizes, trunk=trunk, steps=self.steps, others=others)
         folder = Path(args.output_dir) / "sizes" / name
         if folder.exists():
             remove(folder)
@@ -568,16 +562,5 @@ class BranchTrainerCallback(require_transformers().TrainerCallback):  # type: ig
             model.save_pretrained(hidden)
             if tokenizer is not None:
                 tokenizer.save_pretrained(hidden)
-            write_size_card(hidden, name, config.to_dict(), self._story(state, model))
+            write_size_card(hidden, name, config.to_dict(), story)
         return folder
-
-    def _story(self, state: Any, model: Any) -> str:
-        """Of earlier branches, which the log has, the steps are none of the trunk's."""
-        earlier = [e for e in state.log_history if "finished_size" in e and e["step"] <= self.begin]
-        trunk = self.begin - sum(entry.get("branch_steps", 0) for entry in earlier)
-        named = " and ".join(f"`{entry['finished_size']}`" for entry in earlier)
-        others = f"; finished before it: {named}" if earlier else ""
-        config: Any = naming.unwrap(model).config
-        sizes = ", ".join(f"{part} {size:,}" for part, size in sizes_in_words(config.to_dict()).items())
-        count = sum(p.numel() for p in model.parameters())
-        return _STORY.format(parameters=count, sizes=sizes, trunk=trunk, steps=self.steps, others=others)

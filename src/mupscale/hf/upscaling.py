@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from mupscale.core import RuleSet
 from mupscale.growth import Deepen, Fresh, Noise, Operator, SignalNoise, replica_in_words
 from mupscale.hf import output_folder
-from mupscale.hf.building import memory_shortage, runs_trusted_code
+from mupscale.hf.building import Config, memory_shortage, runs_trusted_code
 from mupscale.hf.config_family import ConfigFamily, check_nothing_missing
 from mupscale.hf.config_fields import Size, parts_of, sizes_of
 from mupscale.hf.depths import experts_of, layers_of
@@ -27,7 +27,7 @@ from mupscale.hf.multipliers import Times
 from mupscale.hf.record import GrowthStep, PlannedGrowth, Record, plan_growths, settle_growth
 from mupscale.hf.relation import find_record, is_exact
 from mupscale.hf.source import Source, open_source
-from mupscale.hf.stream import BYTES, WeightShard, arrange_shards, shorten_number, write_index, write_shards
+from mupscale.hf.stream import BYTES, WideTensor, arrange_shards, shorten_number, write_index, write_shards
 from mupscale.hf.verifying import Comparison, needed_bytes
 from mupscale.hf.verifying import verify as compare
 from mupscale.system import (
@@ -43,6 +43,7 @@ from mupscale.system import (
 
 __all__ = ["Upscaled"]
 
+_DTYPES: dict[str, torch.dtype] = {n: getattr(torch, n) for n in ("float32", "bfloat16", "float16", "float64")}
 _BAR = ("wide bar", "bytes", "bytes/s", "left", "time left")
 _OF_OPTIMIZER = "optimizer.pt: the saved optimizer, grown too; mupscale.hf.resume_optimizer reads it"
 
@@ -85,12 +86,10 @@ class Upscaled:
         changed = {part: f"{part} {a} → {b}" for part, (a, b) in self.sizes.items() if a != b}
         wider = [words for part, words in changed.items() if part not in ("layers", "experts")]
         how = f"{'copies' if self.fresh is None else 'fresh units'} ({', '.join(wider) or 'of the same sizes'})"
-        if self.deepen is not None:
-            layers = f"{' → '.join(map(str, self.sizes['layers']))} layers ({self.deepen})"
-            how = f"{how} and {layers}" if wider else layers
-        if "experts" in self.sizes:
-            experts = f"{' → '.join(map(str, self.sizes['experts']))} experts"
-            how = f"{how} and {experts}" if wider else experts
+        more = {"layers": f" ({self.deepen})"} if self.deepen is not None else {"experts": ""}
+        for part, by in ((part, by) for part, by in more.items() if part in self.sizes):
+            grown = f"{' → '.join(map(str, self.sizes[part]))} {part}{by}"
+            how = f"{how} and {grown}" if wider else grown
         optimizer = f"{_OF_OPTIMIZER}\n" if self.optimizer else ""
         return f"{self.path}: {before} → {after} parameters with {how}, {size}\n{optimizer}{checked}"
 
@@ -170,10 +169,12 @@ def upscale(
     width = replace(width, sizes=sizes_of(width.config_after(small.config)))
     steps = plan_growths([width] if deeper is None else [width, deeper], small.config, small.shapes, before)
     width.grow.check(steps[0].plan)
-    config, dtype = dict(steps[-1].config), output_folder.dtype_of_output(dtype)
+    config, name = dict(steps[-1].config), str(dtype).removeprefix("torch.")
+    if dtype is not None and name not in _DTYPES:
+        raise MupscaleError(f"the dtype of a checkpoint is {', '.join(_DTYPES)}, not {name}")
     if dtype is not None:
-        fields = [name for name in ("dtype", "torch_dtype") if name in config] or ["dtype"]
-        config.update(dict.fromkeys(fields, str(dtype).removeprefix("torch.")))
+        fields = [field for field in ("dtype", "torch_dtype") if field in config] or ["dtype"]
+        config.update(dict.fromkeys(fields, name))
     file = None if optimizer is None else find_optimizer_file(optimizer)
     if file is not None:
         grow_optimizer_file(file, None, small, steps, rules=rules)
@@ -182,14 +183,45 @@ def upscale(
     record = record if rules is None else replace(record, decay=rules.decay)
     if deeper is not None:
         check_nothing_missing(config, steps[-1].shapes, f"the checkpoint that grew {deeper}")
-    shards = arrange_shards(small, steps, dtype=dtype, shard_size=shard_size)
-    prepared = _Prepared(small, config, record, record.growths[len(before.growths) :], steps, shards, file, rules)
-    few, many = prepared.numbers
+    shards = arrange_shards(small, steps, dtype=_DTYPES.get(name), shard_size=shard_size)
     ConfigFamily(small.config).check_grown(steps[0].plan, width.times)
-    output_folder.check_space(
-        out, small, prepared.bytes, 0 if file is None else file.stat().st_size * many // max(1, few)
-    )
-    return _carry_out(prepared, out, verify, threads, progress, note)
+    tensors = [tensor for shard in shards for tensor in shard.tensors.values()]
+    few, many = sum(t.numel for t in small.tensors.values()), sum(t.target.numel for t in tensors)
+    total, sizes = sum(shard.bytes for shard in shards), _sizes(small.config, config)
+    needed = total + (0 if file is None else file.stat().st_size * many // max(1, few))
+    needed += sum(file.stat().st_size for file in output_folder.companion_files(small))
+    parent = next(p for p in out.absolute().parents if p.exists())
+    if (free := shutil.disk_usage(parent).free) < needed:  # it may still fill up meanwhile
+        raise MupscaleError(
+            f"the wide checkpoint needs {shorten_number(needed, BYTES)} and the disk of {parent} has "
+            f"{shorten_number(free, BYTES)} left. Free some space, or choose a different disk"
+        )
+    comparison, why = None, "verification is off"
+    try:
+        with appearing(out) as folder:
+            replace_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+            write_index(shards, folder)
+            output_folder.copy_companions(folder, small)
+            record.save(folder)
+            with closing(open_display(_BAR, total, visible=progress, transient=True)) as bar:
+                write_shards(shards, folder, threads=threads, advance=bar.advance)
+            if verify:
+                comparison, why = _compare(small, folder, steps, tensors, note)
+            if comparison is None and width.fresh is not None and width.fresh.lossless:
+                reasons = ConfigFamily(small.config).obstacles(width.times, steps[0].plan)
+                why += f"; it is not lossless, since {reasons[0]}" if reasons else ""
+            if file is not None:
+                grow_optimizer_file(file, folder / output_folder.OPTIMIZER_FILE, small, steps, rules=rules)
+            checked = f"not made, since {why}." if comparison is None else comparison.verdict
+            growths = record.growths[len(before.growths) :]
+            output_folder.write_model_card(folder, out.name, small, config, growths, sizes, checked)
+    except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        what = "the disk is full" if is_full else f"{error.strerror or error}"
+        where = f" ({error.filename})" if error.filename else ""
+        raise MupscaleError(f"{out} could not be written: {what}{where}; nothing was left behind") from None
+    written = (few, many), total, len(shards), comparison, why, width.fresh, sizes
+    return Upscaled(out, width.times, *written, None if layers is None else deepen, file is not None)
 
 
 def _check(small: Source, out: Path, width: GrowthStep, optimizer: str | Path | None, rules: RuleSet | None) -> Record:
@@ -209,112 +241,37 @@ def _check(small: Source, out: Path, width: GrowthStep, optimizer: str | Path | 
     return find_record(small) or Record(small.config)
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    """All that is settled before the first tensor is read.
-
-    config: of the larger checkpoint, and record: its mupscale.json, with these growths more. steps: first it grows in
-    width, if only by 1, so that new layers and routers are drawn at the new one. optimizer: the saved one that goes
-    along.
-    """
-
-    source: Source
-    config: dict[str, Any]
-    record: Record
-    growths: tuple[GrowthStep, ...]
-    steps: list[PlannedGrowth]
-    shards: list[WeightShard]
-    optimizer: Path | None
-    rules: RuleSet | None
-
-    @property
-    def width(self) -> GrowthStep:
-        return self.steps[0].growth
-
-    @property
-    def deeper(self) -> GrowthStep | None:
-        return None if self.steps[-1].growth.is_width else self.steps[-1].growth
-
-    @property
-    def numbers(self) -> tuple[int, int]:
-        grown = (tensor.target for shard in self.shards for tensor in shard.tensors.values())
-        return sum(t.numel for t in self.source.tensors.values()), sum(t.numel for t in grown)
-
-    @property
-    def sizes(self) -> dict[str, tuple[int, int]]:
-        """Of the parts that can grow, before and after; of layers and experts where there are more."""
-        pair = self.source.config, self.config
-        now, then = map(parts_of, pair)
-        counts = {"layers": [layers_of(one) or 0 for one in pair], "experts": [experts_of(one)[0] for one in pair]}
-        grown = {name: (few, many) for name, (few, many) in counts.items() if few != many}
-        return {**{part: (size, then[part]) for part, size in now.items()}, **grown}
-
-    @property
-    def bytes(self) -> int:
-        return sum(shard.bytes for shard in self.shards)
+def _sizes(before: Config, after: Config) -> dict[str, tuple[int, int]]:
+    """Of the parts that can grow, before and after; of layers and experts where there are more."""
+    pair = before, after
+    now, then = map(parts_of, pair)
+    counts = {"layers": [layers_of(one) or 0 for one in pair], "experts": [experts_of(one)[0] for one in pair]}
+    grown = {name: (few, many) for name, (few, many) in counts.items() if few != many}
+    return {**{part: (size, then[part]) for part, size in now.items()}, **grown}
 
 
-def _carry_out(
-    prepared: _Prepared, out: Path, verify: bool, threads: int | None, progress: bool, note: Callable[[str], None]
-) -> Upscaled:
-    source, steps, width, deeper = prepared.source, prepared.steps, prepared.width, prepared.deeper
-    comparison, why = None, "verification is off"
-    try:
-        with appearing(out) as folder:
-            replace_text(folder / "config.json", json.dumps(prepared.config, indent=2, ensure_ascii=False) + "\n")
-            write_index(prepared.shards, folder)
-            output_folder.copy_companions(folder, source)
-            prepared.record.save(folder)
-            with closing(open_display(_BAR, prepared.bytes, visible=progress, transient=True)) as bar:
-                write_shards(prepared.shards, folder, threads=threads, advance=bar.advance)
-            if verify:
-                comparison, why = _compare(prepared, folder, note)
-            if comparison is None and width.fresh is not None and width.fresh.lossless:
-                reasons = ConfigFamily(source.config).obstacles(width.times, steps[0].plan)
-                why += f"; it is not lossless, since {reasons[0]}" if reasons else ""
-            if prepared.optimizer is not None:
-                grow_optimizer_file(
-                    prepared.optimizer, folder / output_folder.OPTIMIZER_FILE, source, steps, rules=prepared.rules
-                )
-            checked = f"not made, since {why}." if comparison is None else comparison.verdict
-            output_folder.write_model_card(
-                folder, out.name, source, prepared.config, prepared.growths, prepared.sizes, checked
-            )
-    except OSError as error:
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        what = "the disk is full" if is_full else f"{error.strerror or error}"
-        where = f" ({error.filename})" if error.filename else ""
-        raise MupscaleError(f"{out} could not be written: {what}{where}; nothing was left behind") from None
-    written = prepared.numbers, prepared.bytes, len(prepared.shards)
-    deepen = None if deeper is None or deeper.layers is None else deeper.deepen
-    carried = prepared.optimizer is not None
-    return Upscaled(out, width.times, *written, comparison, why, width.fresh, prepared.sizes, deepen, carried)
-
-
-def _compare(prepared: _Prepared, folder: Path, note: Callable[[str], None]) -> tuple[Comparison | None, str]:
+def _compare(
+    small: Source,
+    folder: Path,
+    steps: Sequence[PlannedGrowth],
+    tensors: Sequence[WideTensor],
+    note: Callable[[str], None],
+) -> tuple[Comparison | None, str]:
     """Compare the two models, if they fit into memory; a difference where there must be none is an error."""
-    source, wide = prepared.source, open_source(folder)
-    if shortage := memory_shortage(needed_bytes(source, wide)):
+    wide = open_source(folder)
+    if shortage := memory_shortage(needed_bytes(small, wide)):
         return None, f"the two models need {shortage}"
     note("comparing the two models in float32")
-    comparison = compare(source, wide, plan=prepared.steps[0].by_model)
-    if not comparison.ok and comparison.rows[0].ok and _is_rounded(prepared):
+    comparison = compare(small, wide, plan=steps[0].by_model)
+    short = [t for t in tensors if t.source.dtype.is_floating_point and t.target.dtype.itemsize == 2]
+    is_rounded = any(t.source.dtype != t.target.dtype or not is_exact({"": t.entry}) for t in short)
+    if not comparison.ok and comparison.rows[0].ok and is_rounded:
         return None, (
             "its tensors match the small model's, but rounding to 16 bits moves the outputs too much to rule out a "
             "mistake (a router may choose different experts)"
         )
     if not comparison.ok:
         verdict = " ".join(comparison.verdict.split())
-        kind = "wide" if len(prepared.steps) == 1 else "larger"
+        kind = "wide" if len(steps) == 1 else "larger"
         raise MupscaleError(f"the {kind} model failed its check and was not kept: {verdict}")
     return comparison, ""
-
-
-def _is_rounded(prepared: _Prepared) -> bool:
-    """Whether numbers of 16 bits cannot hold what the small ones become."""
-    tensors = [tensor for shard in prepared.shards for tensor in shard.tensors.values()]
-    return any(
-        t.target.dtype.itemsize == 2 and (t.source.dtype != t.target.dtype or not is_exact({"": t.entry}))
-        for t in tensors
-        if t.source.dtype.is_floating_point
-    )

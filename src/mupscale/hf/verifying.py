@@ -62,7 +62,7 @@ class Comparison:
     """What was compared, the loss of both models, and the first difference if there is one.
 
     as_recorded: what to say, where all is well, of a model that is not meant to compute what the small one does.
-    inputs: what the losses are of. The losses of random inputs say nothing of the models, and are not shown.
+    inputs: what the losses are of; those of random inputs are not shown.
     """
 
     rows: tuple[ComparisonRow, ...]
@@ -115,11 +115,8 @@ def load_pretrained(
 
     Every parameter comes from the files, never from a random initial value; they may hold more than the model uses.
     """
-    folder, cls, config = (
-        source.folder,
-        building.model_class(source.config),
-        building.transformers_config(source.config),
-    )
+    folder, cls = source.folder, building.model_class(source.config)
+    config = building.transformers_config(source.config)
     try:
         with building.quiet_transformers():
             how = {"dtype": dtype, "attn_implementation": "eager", "local_files_only": True}
@@ -168,8 +165,7 @@ def compare_outputs(
 ) -> OutputComparison:
     """Run both models on these batches.
 
-    old_units: from a number of hidden units to their places in the wide model, where it has new ones beside them. plan:
-    of copies, which tells where those of a hidden unit lie.
+    old_units: from a number of hidden units to their places beside new ones. plan: of copies, which tells their places.
     """
     worst: dict[str, float] = {}
     losses = [0.0, 0.0]
@@ -181,10 +177,8 @@ def compare_outputs(
             off = math.inf
             if name in wide:
                 copies = _copies(wide[name], tensor.shape, plan, old_units)
-                off, means[name] = (
-                    planning.relative_difference(tensor.unsqueeze(-1).expand_as(copies), copies),
-                    copies.mean(-1),
-                )
+                off = planning.relative_difference(tensor.unsqueeze(-1).expand_as(copies), copies)
+                means[name] = copies.mean(-1)
             worst[name] = max(worst.get(name, 0.0), off)
         for side, outputs in enumerate((small, means)):
             losses[side] += float(loss_of(ours, outputs, batch)) / len(batches)
@@ -344,11 +338,29 @@ def verify(
         raise MupscaleError(f"there is nothing to compare in {tokens} tokens and {train} steps: give 2 and 0 or more")
     precision, relation = _precision(dtype), relate(open_source(small), open_source(wide), plan)
     rows, first = _compare_files(relation)
-    ours, theirs, notes = _both_models(relation, precision, train, device)
+    shortage = building.memory_shortage(needed_bytes(relation.small, relation.wide, precision, train))
+    if shortage and device is None:
+        name = str(precision).removeprefix("torch.")
+        raise MupscaleError(f"comparing the two models in {name} takes {shortage}")
+    loaded, notes = [load_pretrained(one, precision, device=device) for one in (relation.small, relation.wide)], []
+    (ours, unused), (theirs, _) = loaded
+    if unused:
+        kind = type(ours).__name__
+        notes.append(f"Not in the outputs: '{unused[0]}'{_more(unused)}, which {kind} does not use.")
+    config: Any
+    for config in (ours.config, theirs.config):
+        if hasattr(config, "use_cache"):
+            config.use_cache = False
     if (relation.wide.folder / OPTIMIZER_FILE).exists():
         first = first or _compare_optimizer(relation, rows, notes)
-    given: dict[str, Any] = {"text": None if text is None else _read_text(Path(text)), "folder": relation.small.folder}
-    given |= {"seed": seed, "trust_remote_code": trust_remote_code}
+    try:
+        words = None if text is None else Path(text).read_text(encoding="utf-8")
+    except OSError as error:
+        raise MupscaleError(f"the text {text} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise MupscaleError(f"{text} is no text in UTF-8") from None
+    given: dict[str, Any] = {"text": words, "folder": relation.small.folder, "seed": seed}
+    given["trust_remote_code"] = trust_remote_code
     batches = [
         {n: t.to(device, precision if t.is_floating_point() else None) for n, t in batch.items()}
         for batch in building.make_batches(ours, max(2, min(train + 1, _BATCHES)), tokens, **given)
@@ -425,7 +437,7 @@ class _Pair:
             row, self.first = compare_training(*trained)
             self.rows.append(replace(row, what=f"{row.what}{without}"))
         what, moved = next(iter(outputs.differences.items()))
-        return self._comparison(outputs, f"the noise moves {what} by {moved:.1%}" if self.relation.noisy else "")
+        return self._comparison(outputs, f"the noise moves {what} by {moved:.1%}" if self.relation.draws else "")
 
     def _compare_fresh(self, fresh: Fresh, plan: Plan, limits: _Limits) -> Comparison:
         """Outputs as they are, and once more where they must be the same: with new units silent, or eps scaled."""
@@ -444,7 +456,11 @@ class _Pair:
         if is_told and self.first is None:  # on weights grown anew, which says nothing of files that differ
             if not fresh.lossless:
                 upscale_untried(self.small, self.wide, plan, grow=Fresh(lossless=True))  # the outputs are compared next
-            _scale_eps(self.wide, plan)
+            for name in (name for name, kind in plan.norms.items() if kind != "bias"):
+                entry, module = plan.parameters[name], self.wide.get_submodule(name.rpartition(".")[0])
+                for attribute in EPS:  # by n/N, as lossless growth divides what it is added to
+                    if isinstance(eps := getattr(module, attribute, None), float):
+                        setattr(module, attribute, eps * entry.narrow[0] / entry.wide[0])
             condition = ", eps scaled" if fresh.lossless else ", new units silent"
             self._add(self._outputs(), limits.without_noise, condition=condition)
         same = all(row.ok for row in self.rows[start:])
@@ -472,10 +488,9 @@ class _Pair:
             self.notes.append("New layers write nothing into the residual stream yet, so they change nothing at first.")
         if self.train:
             self.notes.append("Training is not compared: new units learn what the small model cannot.")
-        (what, moved), gains = outputs.worst, fresh.lossless and plan.norms
-        kept = (
-            f"the old weights are unchanged to the bit{_GAINS if gains else ''}, the new units as drawn at μP's scale"
-        )
+        what, moved = outputs.worst
+        gains = _GAINS if fresh.lossless and plan.norms else ""
+        kept = f"the old weights are unchanged to the bit{gains}, the new units as drawn at μP's scale"
         if is_same:
             return self._comparison(outputs, f"{kept}; {what} are the same ({moved:.1e})")
         if not fresh.lossless:
@@ -496,15 +511,6 @@ class _Pair:
         if self.train:
             self.notes.append("Training is not compared: new layers and experts learn from the first step on.")
         return self._comparison(outputs, told)
-
-
-def _scale_eps(wide: nn.Module, plan: Plan) -> None:
-    """Multiply the eps of each norm that has grown by n/N, as lossless growth divides what it is added to."""
-    for name in (name for name, kind in plan.norms.items() if kind != "bias"):
-        entry, module = plan.parameters[name], wide.get_submodule(name.rpartition(".")[0])
-        for attribute in EPS:
-            if isinstance(eps := getattr(module, attribute, None), float):
-                setattr(module, attribute, eps * entry.narrow[0] / entry.wide[0])
 
 
 def needed_bytes(small: Source, wide: Source, dtype: str | torch.dtype = "float32", train: int = 0) -> int:
@@ -559,31 +565,8 @@ def _compare_optimizer(relation: Relation, rows: list[ComparisonRow], notes: lis
     return None if far <= _OF_STATE else planning.Difference(name, "parameter", far, _STATE_ADVICE)
 
 
-def _both_models(
-    relation: Relation, precision: torch.dtype, train: int, device: str | None
-) -> tuple[nn.Module, nn.Module, list[str]]:
-    """The models themselves, and what there is to say of them."""
-    shortage = building.memory_shortage(needed_bytes(relation.small, relation.wide, precision, train))
-    if shortage and device is None:
-        name = str(precision).removeprefix("torch.")
-        raise MupscaleError(f"comparing the two models in {name} takes {shortage}")
-    sources, notes = (relation.small, relation.wide), list[str]()
-    (small, unused), (wide, _) = (load_pretrained(source, precision, device=device) for source in sources)
-    if unused:
-        kind = type(small).__name__
-        notes.append(f"Not in the outputs: '{unused[0]}'{_more(unused)}, which {kind} does not use.")
-    config: Any
-    for config in (small.config, wide.config):
-        if hasattr(config, "use_cache"):
-            config.use_cache = False
-    return small, wide, notes
-
-
 def _limits(relation: Relation, plan: Plan | None, precision: torch.dtype, tolerance: float | None) -> _Limits:
-    """The tolerance, where one is given; else what the computation rounds, and what the files had to round.
-
-    plan: None for a model with more layers or experts, whose training is not compared.
-    """
+    """The tolerance, where one is given; else what the computation rounds, and what the files had to round."""
     moved, fresh = bool(relation.movers), relation.fresh
     if tolerance is not None:
         return _Limits(tolerance, tolerance, tolerance)
@@ -600,19 +583,8 @@ def _limits(relation: Relation, plan: Plan | None, precision: torch.dtype, toler
 
 def _rounding_of_files(relation: Relation, entries: Mapping[str, Entry]) -> float:
     """The relative error of weights that the wide files cannot hold exactly; 0 where they can."""
-    few, many = (
-        {stored.dtype for stored in source.tensors.values() if stored.dtype.is_floating_point}
-        for source in (relation.small, relation.wide)
-    )
+    stored = (source.tensors.values() for source in (relation.small, relation.wide))
+    few, many = ({tensor.dtype for tensor in each if tensor.dtype.is_floating_point} for each in stored)
     if relation.fresh is None and is_exact(entries) and few == many:
         return 1e-4 if torch.float16 in many and entries else 0.0  # whose smallest numbers lose bits even so
     return max(torch.finfo(dtype).eps for dtype in many)
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise MupscaleError(f"the text {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise MupscaleError(f"{path} is no text in UTF-8") from None
