@@ -136,7 +136,14 @@ def _streamed(original: nn.Module, write: Write, in_blocks: bool) -> nn.Module:
 
         return call_twice
 
-    blocks = _blocks(model) if in_blocks else []
+    tied, lists, blocks = tied_parameters(model), list[str](), list[tuple[nn.Module, list[nn.Parameter]]]()
+    for path, module in model.named_modules() if in_blocks else ():
+        inside = any(path.startswith(f"{outer}.") or not outer for outer in lists)
+        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1 and not inside:
+            lists.append(path)  # the outermost ones; with the parameters that nothing else has
+            for block in module:
+                if own := [p for p in block.parameters() if id(p) not in tied]:
+                    blocks.append((block, own))
     most = max((sum(p.numel() for p in own) for _, own in blocks), default=0)
     memory = torch.empty(most, device=next((p.device for _, own in blocks for p in own), None))
     for block, own in blocks:
@@ -157,20 +164,6 @@ def tied_parameters(model: nn.Module) -> set[int]:
     """The parameters that several blocks, or other parts of the model, share."""
     counts = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     return {number for number, count in counts.items() if count > 1}
-
-
-def _blocks(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
-    """The blocks of the outermost lists, with the parameters that nothing else has."""
-    tied = tied_parameters(model)
-    found: list[tuple[nn.Module, list[nn.Parameter]]] = []
-    lists: list[str] = []
-    for path, module in model.named_modules():
-        inside = any(path.startswith(f"{outer}.") or not outer for outer in lists)
-        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1 and not inside:
-            lists.append(path)
-            own = ((block, [p for p in block.parameters() if id(p) not in tied]) for block in module)
-            found += [(block, parameters) for block, parameters in own if parameters]
-    return found
 
 
 class GenericPair:

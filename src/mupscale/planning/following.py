@@ -377,7 +377,11 @@ class Follower:
                 for number in (number for number in op.results if number is not None):
                     self.makers.setdefault(number, []).append(position)
             elif not is_weight and "data" not in kinds:
-                self._compute_constant(position)
+                made = []
+                for side in (self.small, self.large):
+                    made.append(side.run.operations[position].run(side.values, in_place=True))
+                    side.values |= {n: value for n, value in zip(op.results, made[-1], strict=True) if n is not None}
+                _check_draws(op, *made)
             else:
                 for number in op.refs if self.guess.own_constants else ():
                     self._take_narrow_constant(number)
@@ -393,13 +397,6 @@ class Follower:
             if not math.isclose(scale := self.scales.get(number, 1.0), 1.0, rel_tol=1e-7):
                 return Stuck(position, scale)
         return None
-
-    def _compute_constant(self, position: int) -> None:
-        op, made = self.small.run.operations[position], []
-        for side in (self.small, self.large):
-            made.append(side.run.operations[position].run(side.values, in_place=True))
-            side.values |= {n: value for n, value in zip(op.results, made[-1], strict=True) if n is not None}
-        _check_draws(op, *made)
 
     def _take_narrow_constant(self, number: int) -> None:
         """Go on with copies of a narrow constant, where the wide one has that at old units.
@@ -607,7 +604,11 @@ class Follower:
         op = self.small.run.operations[position]
         if any(self.small.values[number].numel() == 0 for number in op.refs if number in self.axes):
             self.unseen |= set(accepted.written)
-        sources = self._sources(op)
+        names = self.weights_of(op)  # the units of the results come from these, or from where those of arguments do
+        own = {(name, d) for name in names for d in self.written[name].outputs}
+        contracts = any(self.written[name].inputs for name in names)
+        earlier = {each for n in op.refs for dims in self.sources.get(n, {}).values() for each in dims}
+        sources = frozenset(own if own and contracts else own | earlier)
         for side in (self.small, self.large):
             tensors = {number: self.tensor(side, number) for number in op.refs}
             results = zip(op.results, side.run.operations[position].run(tensors, in_place=True), strict=True)
@@ -620,14 +621,6 @@ class Follower:
             ours, theirs = self.small.values[number], self.large.values[number]
             if number in accepted.results and torch._debug_has_internal_overlap(theirs) == 0:
                 theirs.copy_(expand(ours, axes, scale=scale) if scale != 1.0 or axes else ours)  # no rounding adds up
-
-    def _sources(self, op: Operation) -> frozenset[Dim]:
-        """The parameters' dimensions that the units of the results come from."""
-        names = self.weights_of(op)
-        own = {(name, d) for name in names for d in self.written[name].outputs}
-        contracts = any(self.written[name].inputs for name in names)
-        earlier = {each for n in op.refs for dims in self.sources.get(n, {}).values() for each in dims}
-        return frozenset(own if own and contracts else own | earlier)
 
 
 def _check_draws(op: Operation, ours: Sequence[Any], theirs: Sequence[Any]) -> None:
@@ -848,20 +841,15 @@ def _without_factors(follower: Follower, position: int) -> Iterator[Guess]:
         times = {float(axis.times) for number in op.refs for axis in follower.axes.get(number, {}).values()}
         powers = {t**power for t in times for power in (0.5, 1.0, -0.5, -1.0)}
         factors = sorted(powers, key=lambda factor: abs(factor - 1.4))
-        yield from _with_own_folds(follower, position, factors)
+        for name, factor in itertools.product(follower.weights_of(op), factors):
+            trial = copy.copy(follower)  # with a constant folded into one weight that the operation is the first to use
+            folds = {**follower.guess.folds, name: (_exact(follower.guess.fold(name) / factor), 0.0)}
+            trial.guess = replace(follower.guess, folds=folds)
+            outcome = None if name in follower.written else trial.attempt(position)
+            if isinstance(outcome, Accepted) and all(scale == 1.0 for _, scale in outcome.results.values()):
+                yield trial.guess
         for factor in factors:
             yield from _with_folds(follower, position, factor)
-
-
-def _with_own_folds(follower: Follower, position: int, factors: Sequence[float]) -> Iterator[Guess]:
-    """A constant folded into one weight that the operation is the first to use, where nothing is off then."""
-    for name, factor in itertools.product(follower.weights_of(follower.small.run.operations[position]), factors):
-        folds = {**follower.guess.folds, name: (_exact(follower.guess.fold(name) / factor), 0.0)}
-        trial = copy.copy(follower)
-        trial.guess = replace(follower.guess, folds=folds)
-        outcome = None if name in follower.written else trial.attempt(position)
-        if isinstance(outcome, Accepted) and all(scale == 1.0 for _, scale in outcome.results.values()):
-            yield trial.guess
 
 
 def _with_folds(follower: Follower, position: int, factor: float) -> Iterator[Guess]:

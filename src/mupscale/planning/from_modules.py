@@ -150,23 +150,27 @@ def build_plan(
     """
     if narrow is wide:
         raise MupscaleError("narrow and wide are the same module. Build a second, wider one")
-    walk = _Walk(narrow, wide, dict(roles or {}), how, is_width, assume)
+    walk = _Walk(narrow, wide, roles or {}, how, is_width, assume)
     parameters = walk.entries("parameters")
     check_blocks(parameters, how)
     check_certain(walk.uncertain)
+    told = {name for name, entry in parameters.items() if any(find_role(walk.overrides, n) for n in entry.names)}
     if not assume:
-        check_tables_are_read(walk.small, parameters, walk.told(parameters))
+        check_tables_are_read(walk.small, parameters, told)
     parameters = walk.fold_tied_readouts(parameters)
     buffers = walk.entries("buffers")
     check_blocks(buffers, how)
-    walk.check_patterns_used()
+    names = dict.fromkeys(name for kind in ("parameters", "buffers") for name, _ in _named(walk.narrow, kind))
+    for pattern in walk.overrides:  # one that names nothing is a typing error, not a wish
+        if pattern not in names and not any(fnmatchcase(name, pattern) for name in names):
+            raise MupscaleError(f"roles: the pattern '{pattern}' matches no parameter or buffer of the model")
     if how == "fresh":
         walk.check_kept(parameters)
-        check_read_widths(parameters, walk.told(parameters), buffers)
+        check_read_widths(parameters, told, buffers)
     norms = norms_over_widths(walk.small, parameters) if how == "fresh" else {}
     for name in (n for n, kind in norms.items() if kind != "bias" and not parameters[n].offset):
         path, _, local = name.rpartition(".")
-        parameters[name] = parameters[name].with_constants(offset=offset_of_gain(walk.small[path], local))
+        parameters[name] = parameters[name].with_constants(offset=_offset_of_gain(walk.small[path], local))
     return Plan(parameters, buffers, mup=how != "copies").with_initial("norm", norms)
 
 
@@ -177,7 +181,7 @@ class _Walk:
         self,
         narrow: nn.Module,
         wide: nn.Module,
-        overrides: dict[str, Role],
+        overrides: Mapping[str, Role],
         how: How,
         is_width: Callable[[str, int], bool],
         assume: bool,
@@ -188,23 +192,20 @@ class _Walk:
         self.readouts: dict[str, tuple[str, Number, Number]] = {}
         self.unkept: set[str] = set()
         self.uncertain: dict[str, tuple[str, int]] = {}
-        self._compare_modules()
-        self.roles = self._collect_roles()
-
-    def _compare_modules(self) -> None:
         check_same_names("the narrow model", self.small, "the wide model", self.large, ONE_DEPTH, what="module")
         for path, module in self.small.items():
-            ours, theirs = plain_type(module), plain_type(self.large[path])
+            ours, theirs, where = plain_type(module), plain_type(self.large[path]), path or "the model"
             if ours is not theirs:
                 raise MupscaleError(
-                    f"'{path or 'the model'}' is a {ours.__name__} in the narrow model and a "
-                    f"{theirs.__name__} in the wide one; {ONE_DEPTH}"
+                    f"'{where}' is a {ours.__name__} in the narrow model and a {theirs.__name__} in the wide one; "
+                    f"{ONE_DEPTH}"
                 )
             if ours.__module__.startswith("torch.ao.nn") and ".quantized" in ours.__module__:
                 raise MupscaleError(
-                    f"'{path or 'the model'}' is a quantised {ours.__name__}: only floating-point weights can be "
-                    "widened. Widen the model first, then quantise the wide one"
+                    f"'{where}' is a quantised {ours.__name__}: only floating-point weights can be widened. Widen the "
+                    "model first, then quantise the wide one"
                 )
+        self.roles = self._collect_roles()
 
     def _collect_roles(self) -> dict[str, Role]:
         """What the modules say, parents before children."""
@@ -234,13 +235,6 @@ class _Walk:
 
     def _override(self, name: str) -> Role | None:
         return find_role(self.overrides, name)
-
-    def check_patterns_used(self) -> None:
-        """A pattern that names nothing is a typing error, not a wish."""
-        names = {name: None for kind in ("parameters", "buffers") for name, _ in _named(self.narrow, kind)}
-        for pattern in self.overrides:
-            if pattern not in names and not any(fnmatchcase(name, pattern) for name in names):
-                raise MupscaleError(f"roles: the pattern '{pattern}' matches no parameter or buffer of the model")
 
     def entries(self, kind: str) -> dict[str, Entry]:
         small = dict(_named(self.narrow, kind))
@@ -432,10 +426,6 @@ class _Walk:
                     f"'{name}' has fold={float(entries[name].fold):.6g} for copies; say what to multiply the weights "
                     f"of old units by if the other units are fresh: Role(…, fold=…, keep=…). {remedy}"
                 )
-
-    def told(self, entries: Mapping[str, Entry]) -> set[str]:
-        """Parameters whose roles the user gave."""
-        return {name for name, entry in entries.items() if any(self._override(alias) for alias in entry.names)}
 
 
 def find_role(roles: Mapping[str, Role], name: str) -> Role | None:
@@ -739,7 +729,7 @@ def norms_over_widths(modules: Mapping[str, nn.Module], entries: Mapping[str, En
     return kinds
 
 
-def offset_of_gain(module: nn.Module, name: str) -> int:
+def _offset_of_gain(module: nn.Module, name: str) -> int:
     """What a norm adds to the gain that it stores: 1 where its output is zero at a gain of −1, else 0."""
     own = dict(module.named_parameters(recurse=False))
     values = {n: torch.full(p.shape, -1.0 if n == name else 0.0).double() for n, p in own.items()}

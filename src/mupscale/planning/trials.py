@@ -338,14 +338,92 @@ class Trials:
         if self._has_looked:
             return self
         self._has_looked = True
-        shown: Trials | _Strengthening
         if is_large(narrow, wide) and (mini := next(find_miniatures(narrow, wide, self.given), None)) is not None:
             with in_full_precision():
                 shown = Trials(mini.inputs).look(mini.narrow, mini.wide).renamed(mini.originals)
+            self.strong, self.unseen, self.parts = shown.strong, shown.unseen, shown.parts
         else:
-            shown = _Strengthening(narrow, wide, self.given, gradients)
-        self.strong, self.unseen, self.parts = shown.strong, shown.unseen, shown.parts
+            self._search(narrow, wide, gradients)
         return self
+
+    def _search(self, narrow: nn.Module, wide: nn.Module, gradients: Mapping[str, Tensor] | None) -> None:
+        """Find a batch that leaves less unseen than the given one, if that leaves anything."""
+        growing, parameters, modules = _growing_weights(narrow, wide), naming.parameters(narrow), naming.modules(narrow)
+
+        def seen_by(gradients: Mapping[str, Tensor]) -> Seen:
+            level = _VANISHES * max(map(largest_number, gradients.values()), default=0.0)
+            units = {}
+            for name, p in parameters.items():
+                for d in growing.get(name, ()):
+                    gradient = gradients.get(name, p.new_zeros(()).expand(p.shape))
+                    units[name, d] = torch.full((p.shape[d],), name in gradients)
+                    if p.numel():
+                        others = [e for e in range(p.dim()) if e != d]
+                        sizes = gradient.detach().abs()
+                        units[name, d] &= (sizes.amax(others) if others else sizes).gt(level).cpu()
+            return Seen(units, frozenset(growing.keys() - gradients.keys()))
+
+        @torch.enable_grad()
+        def see(batch: Any) -> Seen | None:
+            """What a batch shows of a copy with generic weights, frozen ones too; None where there are no numbers."""
+            with suppress(Exception):  # whatever a model raises on what it was not made for
+                model, batch = in_float64(narrow, batch, generic=1)
+                for p in model.parameters():
+                    p.requires_grad_(p.is_floating_point())
+                outputs = outputs_in_float64(model, batch)
+                gradients = gradients_of(model, gradient_loss(outputs))
+                if all(bool(t.isfinite().all()) for t in (*outputs, *gradients.values())):
+                    return seen_by(gradients)
+            return None
+
+        @torch.no_grad()
+        def is_effective(name: str) -> bool:
+            """Whether a parameter that has no gradient changes outputs all the same, as one does behind a `detach`."""
+            for batch in self.batches:
+                outputs = []
+                for factor, shift in ((1.0, 0.0), (1.5, 0.1)):
+                    model, values = in_float64(narrow, batch, generic=1)
+                    naming.parameters(model)[name].mul_(factor).add_(shift)
+                    outputs.append(outputs_in_float64(model, values))
+                if any(not torch.equal(a, b) for a, b in zip(*outputs, strict=True)):
+                    return True
+            return False
+
+        trained = all(parameters[name].requires_grad for name in growing)
+        seen = seen_by(gradients) if gradients is not None and trained else see(self.given)
+        if seen is None:
+            return
+        leaves, is_free = Leaves(self.given), True
+        is_short = any(map(has_one_position, leaves.tensors))
+        if seen.lacking or is_short or any(all_alike(t) or has_equal_slices(t) for t in leaves.tensors):
+            tables = find_tables(in_float64(narrow, self.given, generic=1)[0], leaves)
+            lead, drawn = leaves.lead(tables), [leaves.tensors[i] for i in leaves.drawn(tables)]
+            is_dull = any(all_alike(t) or (t is lead and has_equal_slices(t)) for t in drawn)
+            if seen.lacking or is_short or is_dull:
+                first, is_taken, lacks = seen, False, (float(is_dull + is_short), seen.lacking)
+                for timid in (False, True):
+                    for batch, is_longer in () if is_taken else strengthened(leaves, tables, timid):
+                        if not (first.lacking or is_dull or is_longer) or (shown := see(batch)) is None:
+                            continue  # it has what is there already, or the model does not take it
+                        is_taken = True
+                        both = {key: mask | shown.units[key] for key, mask in first.units.items()}
+                        together = Seen(both, first.absent & shown.absent)
+                        now = float(is_short and not is_longer), together.lacking
+                        if now < lacks:
+                            with suppress(Exception), torch.no_grad():  # whatever the wide model raises on it
+                                run_in_float64(*in_float64(wide, batch, like=narrow))
+                                self.strong, seen, lacks = batch, together, now
+                                if not any(lacks):
+                                    break
+                is_free = len(drawn) == len(leaves.tensors) and not lacks[0]
+        for name in seen.unseen:
+            (path, _, local), dims = name.rpartition("."), growing[name]
+            # a gain's or an added token's growing axis has its units, whatever it is used for
+            is_certain = len(dims) == 1 and is_certain_output(modules[path], local, parameters[name], dims[0])
+            if not is_certain and not (name in seen.absent and is_effective(name)):
+                self.unseen.append(name)
+        # where all of the batch could be changed, what is still unseen has no effect on any batch
+        self.parts = [] if is_free else seen.parts
 
     def renamed(self, originals: Mapping[str, Sequence[str]]) -> Trials:
         """What was seen of a miniature as of the model that it is one of. originals: by name, what is like it there."""
@@ -366,103 +444,3 @@ class Trials:
                 "ones; models in train() for what only training uses), or roles= for it",
                 UncheckedPlan,
             )
-
-
-class _Strengthening:
-    """The search for a batch that leaves less unseen than the given one, if that leaves anything.
-
-    strong: the batch, or None. unseen, parts: as in Trials.
-    """
-
-    def __init__(
-        self, narrow: nn.Module, wide: nn.Module, given: Any, gradients: Mapping[str, Tensor] | None = None
-    ) -> None:
-        self.narrow, self.wide, self.growing = narrow, wide, _growing_weights(narrow, wide)
-        self.strong, self.unseen, self.parts = None, list[str](), list[str]()
-        parameters = naming.parameters(narrow)
-        trained = all(parameters[name].requires_grad for name in self.growing)
-        seen = self._seen_by(gradients) if gradients is not None and trained else self._see(given)
-        if seen is None:
-            return
-        leaves, is_free = Leaves(given), True
-        is_short = any(map(has_one_position, leaves.tensors))
-        if seen.lacking or is_short or any(all_alike(t) or has_equal_slices(t) for t in leaves.tensors):
-            tables = find_tables(in_float64(narrow, given, generic=1)[0], leaves)
-            lead, drawn = leaves.lead(tables), [leaves.tensors[i] for i in leaves.drawn(tables)]
-            is_dull = any(all_alike(t) or (t is lead and has_equal_slices(t)) for t in drawn)
-            if seen.lacking or is_short or is_dull:
-                seen, is_still_dull = self._strengthen(seen, leaves, tables, is_short, is_dull)
-                is_free = len(drawn) == len(leaves.tensors) and not is_still_dull
-        effective = self._effective([name for name in seen.unseen if name in seen.absent], given)
-        modules = naming.modules(narrow)
-        for name in seen.unseen:
-            (path, _, local), dims = name.rpartition("."), self.growing[name]
-            # a gain's or an added token's growing axis has its units, whatever it is used for
-            is_certain = len(dims) == 1 and is_certain_output(modules[path], local, parameters[name], dims[0])
-            if name not in effective and not is_certain:
-                self.unseen.append(name)
-        # where all of the batch could be changed, what is still unseen has no effect on any batch
-        self.parts = [] if is_free else seen.parts
-
-    def _strengthen(
-        self, first: Seen, leaves: Leaves, tables: Mapping[int, int], is_short: bool, is_dull: bool
-    ) -> tuple[Seen, bool]:
-        """Try batches until one leaves nothing unseen: what all show together, and whether they are short or dull."""
-        seen, lacks = first, (float(is_dull + is_short), first.lacking)
-        is_taken = False
-        for timid in (False, True):
-            for batch, is_longer in () if is_taken else strengthened(leaves, tables, timid):
-                if not (first.lacking or is_dull or is_longer) or (shown := self._see(batch)) is None:
-                    continue  # it has what is there already, or the model does not take it
-                is_taken = True
-                both = {key: mask | shown.units[key] for key, mask in first.units.items()}
-                together = Seen(both, first.absent & shown.absent)
-                now = float(is_short and not is_longer), together.lacking
-                if now < lacks:
-                    with suppress(Exception), torch.no_grad():  # whatever the wide model raises on it
-                        run_in_float64(*in_float64(self.wide, batch, like=self.narrow))
-                        self.strong, seen, lacks = batch, together, now
-                        if not any(lacks):
-                            break
-        return seen, bool(lacks[0])
-
-    @torch.enable_grad()
-    def _see(self, batch: Any) -> Seen | None:
-        """What a batch shows of a copy with generic weights, frozen ones too; None where there are no numbers."""
-        with suppress(Exception):  # whatever a model raises on what it was not made for
-            model, batch = in_float64(self.narrow, batch, generic=1)
-            for p in model.parameters():
-                p.requires_grad_(p.is_floating_point())
-            outputs = outputs_in_float64(model, batch)
-            gradients = gradients_of(model, gradient_loss(outputs))
-            if all(bool(t.isfinite().all()) for t in (*outputs, *gradients.values())):
-                return self._seen_by(gradients)
-        return None
-
-    def _seen_by(self, gradients: Mapping[str, Tensor]) -> Seen:
-        level = _VANISHES * max(map(largest_number, gradients.values()), default=0.0)
-        units = {}
-        for name, p in naming.parameters(self.narrow).items():
-            for d in self.growing.get(name, ()):
-                gradient = gradients.get(name, p.new_zeros(()).expand(p.shape))
-                units[name, d] = torch.full((p.shape[d],), name in gradients)
-                if p.numel():
-                    others = [e for e in range(p.dim()) if e != d]
-                    sizes = gradient.detach().abs()
-                    units[name, d] &= (sizes.amax(others) if others else sizes).gt(level).cpu()
-        return Seen(units, frozenset(self.growing.keys() - gradients.keys()))
-
-    @torch.no_grad()
-    def _effective(self, names: Sequence[str], given: Any) -> list[str]:
-        """Of parameters that have no gradient those that change outputs all the same, as they do behind a `detach`."""
-
-        def changes(name: str, batch: Any) -> bool:
-            outputs = []
-            for factor, shift in ((1.0, 0.0), (1.5, 0.1)):
-                model, values = in_float64(self.narrow, batch, generic=1)
-                naming.parameters(model)[name].mul_(factor).add_(shift)
-                outputs.append(outputs_in_float64(model, values))
-            return any(not torch.equal(a, b) for a, b in zip(*outputs, strict=True))
-
-        batches = [given] if self.strong is None else [given, self.strong]
-        return [name for name in names if any(changes(name, batch) for batch in batches)]
