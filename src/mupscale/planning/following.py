@@ -237,36 +237,18 @@ def tensors_of(values: Sequence[Any]) -> list[Tensor]:
     return [value for value in values if isinstance(value, Tensor)]
 
 
-class Applied:
-    """An operation on one side, with a graph behind what it gives.
+Applied = tuple[dict[int | str, Tensor], list[Any]]
+"""Of an operation on one side, with a graph: arguments and weights that gradients are wanted of; and the results."""
 
-    arguments: the numbers of those that gradients are wanted of. names: the weights likewise. instead: other values.
-    """
 
-    def __init__(
-        self,
-        follower: Follower,
-        side: Side,
-        position: int,
-        arguments: Collection[int],
-        names: Sequence[str],
-        instead: Mapping[int, Tensor],
-    ) -> None:
-        op = side.run.operations[position]
-        with torch.enable_grad():
-            given = {name: side.weights[name].detach().requires_grad_() for name in names}
-            own = {n: instead.get(n, side.values[n]).detach().requires_grad_() for n in op.refs if n in arguments}
-            self.leaves: dict[int | str, Tensor] = dict((*given.items(), *own.items()))
-            found = {n: own[n] if n in own else instead.get(n, follower.tensor(side, n, given)) for n in op.refs}
-            self.results = op.run(found)
-
-    def pull(self, push: Mapping[int, Tensor]) -> dict[int | str, Tensor]:
-        """Gradients of the arguments and weights, for these of the results, by their places."""
-        with torch.enable_grad():  # one number, since torch loads its compiler for seconds to check given gradients
-            total = torch.stack([(self.results[i] * each.conj()).real.sum() for i, each in push.items()]).sum()
-        leaves = list(self.leaves.values())
-        gradients = torch.autograd.grad(total, leaves, allow_unused=True, retain_graph=True, materialize_grads=True)
-        return dict(zip(self.leaves, gradients, strict=True))
+def _pulled(applied: Applied, push: Mapping[int, Tensor]) -> dict[int | str, Tensor]:
+    """Gradients of the arguments and weights, for these of the results, by their places."""
+    leaves, results = applied
+    with torch.enable_grad():  # one number, since torch loads its compiler for seconds to check given gradients
+        total = torch.stack([(results[i] * each.conj()).real.sum() for i, each in push.items()]).sum()
+    tensors = list(leaves.values())
+    gradients = torch.autograd.grad(total, tensors, allow_unused=True, retain_graph=True, materialize_grads=True)
+    return dict(zip(leaves, gradients, strict=True))
 
 
 _MOST_CHOICES = 40
@@ -422,7 +404,17 @@ class Follower:
         axes = {number: self.axes[number] for number in op.refs if number in self.axes} | dict(other or {})
         floats = [number for number in axes if self.small.values[number].is_floating_point()]
         names = [name for name in self.weights_of(op) if name in self.small.trained]
-        ours = Applied(self, self.small, position, floats, names, {})
+
+        def applied(side: Side, instead: Mapping[int, Tensor]) -> Applied:
+            with torch.enable_grad():
+                leaves: dict[Any, Tensor] = {name: side.weights[name].detach().requires_grad_() for name in names}
+                for n in floats:
+                    leaves[n] = instead.get(n, side.values[n]).detach().requires_grad_()
+                known = {**instead, **leaves}
+                found = {n: known[n] if n in known else self.tensor(side, n, leaves) for n in op.refs}
+                return leaves, side.run.operations[position].run(found)
+
+        ours = applied(self.small, {})
         expanded = {
             number: expand(self.small.values[number], by_dim, scale=self.scales[number])
             for number, by_dim in (other or {}).items()
@@ -432,8 +424,8 @@ class Follower:
         for choice in itertools.islice(self._choices(position, axes), _MOST_CHOICES):
             self._write(choice)
             try:
-                theirs = Applied(self, self.large, position, floats, names, expanded)
-                _check_draws(op, ours.results, theirs.results)
+                theirs = applied(self.large, expanded)
+                _check_draws(op, ours[1], theirs[1])
                 accepted = self._explain(position, axes, choice, ours, theirs)
             except RuntimeError:  # these shapes do not go together
                 accepted = None
@@ -554,7 +546,7 @@ class Follower:
         hints = [self.written[name].axes[d] for name in self.weights_of(op) for d in self.written[name].outputs]
         hints += [axis for by_dim in axes.values() for axis in by_dim.values()]
         used = {n: i for i, n in enumerate(op.results) if n is not None and n in self.used}
-        each = [itertools.islice(explanations(ours.results[i], theirs.results[i], hints), 6) for i in used.values()]
+        each = [itertools.islice(explanations(ours[1][i], theirs[1][i], hints), 6) for i in used.values()]
         lazily = len(each) == 1 and not op.is_view  # the first is mostly right, and the others need not be looked for
         options = [] if lazily else [list(some) for some in each]
         is_clear = op.is_view and all(len(some) == 1 for some in options)
@@ -577,7 +569,7 @@ class Follower:
 
         results: the orders of copies and the factor of each, by its place.
         """
-        pushed = {i: ours.results[i] for i in results if ours.results[i].requires_grad}
+        pushed = {i: ours[1][i] for i in results if ours[1][i].requires_grad}
         if not pushed or not (any(axes.values()) or any(by_dim for by_dim, _ in results.values())):
             return True
         generator = torch.Generator().manual_seed(position)
@@ -586,7 +578,7 @@ class Follower:
             i: expand(value, results[i][0], scale=1 / (_copies(results[i][0]) * results[i][1]))
             for i, value in push.items()
         }
-        small, large = ours.pull(push), theirs.pull(expanded)
+        small, large = _pulled(ours, push), _pulled(theirs, expanded)
         for key, gradient in small.items():
             if isinstance(key, int):
                 copied, share = axes[key], 1 / (_copies(axes[key]) * self.scales[key])

@@ -174,8 +174,7 @@ def _plan_by_running(narrow: nn.Module, wide: nn.Module, trials: Trials, roles: 
         try:
             roles = learn_roles(narrow, wide, trials, roles, how)
         except MupscaleError:
-            if not roles:
-                _check_vocabulary(narrow, wide)
+            _check_vocabulary(narrow, wide, roles)
             if how == "fresh":  # which may do where no copies are exact
                 with suppress(MupscaleError):
                     return _plan_with_silent_units(narrow, wide, trials, roles)
@@ -186,12 +185,12 @@ def _plan_by_running(narrow: nn.Module, wide: nn.Module, trials: Trials, roles: 
     return replace(build_plan(narrow, wide, roles=roles, how=how, assume=True), tried_by="copies")
 
 
-def _check_vocabulary(narrow: nn.Module, wide: nn.Module) -> None:
+def _check_vocabulary(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Role]) -> None:
     """An error where a table has another number of rows, which a run would tell as units that are no copies."""
     theirs = naming.modules(wide)
     for path, module in naming.modules(narrow).items():
         few, many = (getattr(one, "num_embeddings", None) for one in (module, theirs.get(path)))
-        if few and many and few != many:
+        if few and many and few != many and not roles:
             raise MupscaleError(
                 f"'{path}' is a table of {few} rows in the narrow model and of {many} in the wide one: that is the "
                 "vocabulary or a number of positions, not a width. Keep that size"
@@ -305,9 +304,8 @@ def check_plan_by_running(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs
         trials.warn()
 
 
-def what_differs(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> str:
+def what_differs(narrow: nn.Module, wide: nn.Module, plan: Plan, trials: Trials) -> str:
     """What `check_plan_by_running` finds wrong, in words; nothing where the plan is right."""
-    trials = Trials.of(inputs)
     found = compare_copies(narrow, wide, plan, trials.given)
     if is_large(narrow, wide):
         trials.shapes = found.shapes
@@ -332,7 +330,6 @@ def roles_by_running(
 ) -> dict[str, Role]:
     """The role of every parameter and saved buffer that the models use on this batch, under all their names.
 
-    inputs: what the models are called with: a tensor, a tuple of arguments, or a dict of keywords.
     given: roles by pattern, which the search begins with, beside what modules say; None to begin with nothing.
     how: what the roles are for, which a refusal then gives advice for. own_constants: as in Guess.
     """
@@ -515,18 +512,18 @@ def learn_roles(
         roles = _merged(narrow, given, learnt)
         return what_differs(narrow, wide, build_plan(narrow, wide, roles=roles, assume=True), trials)
 
-    def learn(batch: Any, start: Mapping[str, Role] | None) -> dict[str, Role]:
-        return roles_by_running(narrow, wide, batch, start, how, own_constants=how == "fresh")
+    def learn(start: Mapping[str, Role] | None) -> dict[str, Role]:
+        return roles_by_running(narrow, wide, trials.best, start, how, own_constants=how == "fresh")
 
     try:
-        learnt = learn(trials.best, given)
+        learnt = learn(given)
     except MupscaleError as error:
-        try:  # where they are wrong, they mislead the search
-            learnt = learn(trials.best, None) if given else {}
-        except MupscaleError:
-            raise error from None
         if not given:
             raise
+        try:  # where they are wrong, they mislead the search
+            learnt = learn(None)
+        except MupscaleError:
+            raise error from None
     if reason := differs(given, learnt):
         raise _refuse_given(given, learnt, reason, differs)
     return _merged(narrow, given, learnt)
