@@ -12,17 +12,19 @@ import itertools
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mupscale.core import Axis, Role, expand, index_of_old
+from mupscale.core import Axis, Number, Role, check_same_names, expand, index_of_old, naming, tidy
 from mupscale.planning.comparing import are_close
-from mupscale.planning.from_modules import How
-from mupscale.planning.tracing import Operation, RecordedRun
+from mupscale.planning.from_modules import ONE_DEPTH, How, build_plan, find_role
+from mupscale.planning.initial import all_tensors
+from mupscale.planning.tracing import Operation, RecordedRun, in_float64, record_run, saved_tensors, without_copies
 from mupscale.system import MupscaleError, as_asked, ways_out
 
 Axes = Mapping[int, Axis]
@@ -926,3 +928,183 @@ def _uses_numbers_of_the_width(follower: Follower, numbers: Iterable[int]) -> bo
             if ours.shape != theirs.shape and next(explanations(ours, theirs, []), None) is None:
                 return True
     return False
+
+
+_MOST_PASSES = 25
+
+
+def roles_by_running(
+    narrow: nn.Module,
+    wide: nn.Module,
+    inputs: Any,
+    given: Mapping[str, Role] | None = None,
+    how: How | None = None,
+    *,
+    own_constants: bool = False,
+) -> dict[str, Role]:
+    """The role of every parameter and saved buffer that the models use on this batch, under all their names.
+
+    given: roles by pattern, which the search begins with, beside what modules say; None to begin with nothing.
+    how: what the roles are for, which a refusal then gives advice for. own_constants: as in Guess.
+    """
+    search = _Search(narrow, wide, inputs, how)
+    first_names = {alias: group[0] for group in naming.aliases(all_tensors(narrow).items()) for alias in group}
+    guess = Guess(own_constants=own_constants)
+    if given is not None:
+        told = {first_names[name]: role for name in reversed(first_names) if (role := find_role(given, name))}
+        with suppress(MupscaleError):
+            plan = build_plan(narrow, wide, roles=given, assume=True)
+            entries = {**plan.buffers, **plan.parameters}.items()
+            axes = {(name, d): axis for name, entry in entries for d, axis in entry.axes.items() if axis.times != 1}
+            guess = replace(guess, axes=axes)
+        guess = guess_with_roles(guess, told, saved_tensors(search.small), saved_tensors(search.large))
+    error = None
+    for products in (False, True):
+        try:
+            roles = search.roles(replace(guess, products=products))
+        except MupscaleError as refused:
+            error = error or refused
+        else:
+            roles |= _computed_buffers(search.small, search.large)
+            return {alias: roles[name] for alias, name in first_names.items() if name in roles}
+    raise error or AssertionError("no error, and no roles")
+
+
+def _computed_buffers(small: nn.Module, large: nn.Module) -> dict[str, Role]:
+    """Buffers that no state dict holds and that the wide model computes itself, where they are copies all the same."""
+    saved, theirs = saved_tensors(small), naming.buffers(large)
+    roles = {}
+    for name, buffer in naming.buffers(small).items():
+        if name not in saved and name in theirs and buffer.shape != theirs[name].shape:
+            axes = next((axes for axes, factor in explanations(buffer, theirs[name], []) if factor == 1.0), {})
+            if len(set(axes.values())) == 1:
+                roles[name] = Role(out=tuple(axes), out_block=next(iter(axes.values())).block)
+    return roles
+
+
+class _Search:
+    """Pass after pass over the two runs, each under a better guess."""
+
+    def __init__(self, narrow: nn.Module, wide: nn.Module, inputs: Any, how: How | None) -> None:
+        self.how = how
+        self.small, self.batch = in_float64(narrow, inputs, generic=0)
+        self.large, _ = in_float64(wide, inputs, like=narrow)
+        ours, theirs = saved_tensors(self.small), saved_tensors(self.large)
+        check_same_names("the narrow model", ours, "the wide model", theirs, ONE_DEPTH, what="parameter or buffer")
+        self.narrow_run = record_run(self.small, self.batch).run
+        self.wide_run = record_run(self.large, self.batch).run
+        originals = {id(p): name for name, p in naming.parameters(narrow).items()}
+        for leaf in self.narrow_run.leaves.values():
+            if id(leaf) in originals:
+                raise MupscaleError(
+                    f"a copy of the model still uses '{originals[id(leaf)]}' of the original: a function in the model "
+                    "refers to the model itself, and copy.deepcopy does not see "
+                    f"that{ways_out(forward='refer to it in forward instead', no_inputs='leave out inputs=')}"
+                )
+        self.compared = _comparable(self.narrow_run, self.wide_run)
+        self.passes = 0
+
+    def follow(self, guess: Guess) -> tuple[Follower, Stuck | None]:
+        """One pass; where the wide model went another way (experts), again with the weights known by then."""
+        self.passes += 1
+        reached = -1
+        while True:
+            narrow_run, wide_run, shared = self.compared
+            small, large = (
+                Side(replace(run, operations=run.operations[:shared]), saved_tensors(model), naming.parameters(model))
+                for run, model in ((narrow_run, self.small), (wide_run, self.large))
+            )
+            follower = Follower(small, large, guess)
+            stuck = follower.follow()
+            is_whole = shared == max(len(narrow_run.operations), len(wide_run.operations))
+            is_fixed = is_whole and not any(op.depends_on_values for op in narrow_run.operations)
+            if is_fixed or (is_whole and stuck is None) or len(follower.written) <= reached:
+                break
+            reached = len(follower.written)
+            if not self._record_again(follower):
+                break
+        if stuck is None and not is_whole:
+            op = (narrow_run if shared < len(narrow_run.operations) else wide_run).operations[shared]
+            ways = ways_out("; ", build="build them alike but for their widths", no_inputs="leave out inputs=")
+            where = op.module or "the model"
+            raise MupscaleError(
+                f"the two models do not run the same operations: they differ from '{where}' on ({op.name}){ways}"
+            )
+        return follower, stuck
+
+    def _record_again(self, follower: Follower) -> bool:
+        """Run the wide model with what is known of its weights; whether it did anything else, or by other numbers."""
+        with torch.no_grad():
+            for name, weight in saved_tensors(self.large).items():
+                if name in follower.written:
+                    weight.copy_(follower.large.weights[name])
+        runs = self.wide_run, record_run(self.large, self.batch).run
+        self.wide_run = runs[1]
+        self.compared = _comparable(self.narrow_run, self.wide_run)
+        steps = [[(op.function, op.args, op.kwargs) for op in run.operations] for run in runs]
+        first, second = ({n: leaf for n, leaf in run.leaves.items() if n not in run.names} for run in runs)
+        return steps[0] != steps[1] or any(n not in second or not torch.equal(t, second[n]) for n, t in first.items())
+
+    def roles(self, guess: Guess) -> dict[str, Role]:
+        """What the pass that came through says of every weight that met data; an error where no guess helps.
+
+        Nothing of a weight that is copied in several orders at once, as a recurrent layer's: its module knows it.
+        """
+        self.passes = 0
+        follower, _ = self._get_past(*self.follow(guess), [guess])
+        seen = {name: written for name, written in follower.written.items() if name not in follower.unseen}
+        roles = {name: _role(name, written, follower.guess) for name, written in seen.items()}
+        return {name: role for name, role in roles.items() if role is not None}
+
+    def _get_past(
+        self, follower: Follower, stuck: Stuck | None, tried: list[Guess], goal: int | None = None
+    ) -> tuple[Follower, Stuck | None]:
+        """Better guesses until one comes through, or past a position; an error where none does."""
+        while stuck is not None and (goal is None or stuck.position <= goal):
+            for better in suggestions(follower, stuck):
+                if better in tried:
+                    continue
+                tried.append(better)
+                other, where = self.follow(better)
+                # what makes an output right may be wrong for another reader of the same units, such as a second head
+                is_of_order = stuck.factor is not None and where is not None and where.factor is None
+                if where and is_of_order and where.position not in operations_before(follower, stuck.position):
+                    with suppress(MupscaleError):
+                        other, where = self._get_past(other, where, tried, stuck.position)
+                if where is None or where.position > stuck.position:
+                    follower, stuck = other, where
+                    break
+                if self.passes > _MOST_PASSES:
+                    raise refusal(follower, stuck, self.how)
+            else:
+                raise refusal(follower, stuck, self.how)
+        return follower, stuck
+
+
+def _comparable(ours: RecordedRun, theirs: RecordedRun) -> tuple[RecordedRun, RecordedRun, int]:
+    """The two runs, and how many operations they have in common; without copies in memory if they part before."""
+    shared = 0
+    for is_plain in (False, True):
+        if is_plain:
+            ours, theirs = without_copies(ours), without_copies(theirs)
+        pairs = enumerate(zip(ours.operations, theirs.operations, strict=False))
+        lengths = len(ours.operations), len(theirs.operations)
+        parted = (i for i, (a, b) in pairs if (a.function, a.refs, a.results) != (b.function, b.refs, b.results))
+        shared = next(parted, min(lengths))
+        if shared == max(lengths):
+            break
+    return ours, theirs, shared
+
+
+def _role(name: str, written: Written, guess: Guess) -> Role | None:
+    fold, offset = (_tidy(number) for number in guess.folds.get(name, (1.0, 0.0)))
+    inputs, outputs = ([written.axes[d] for d in dims] for dims in (written.inputs, written.outputs))
+    if any(axis.sections for axis in inputs) or any(len(set(axes)) > 1 for axes in (inputs, outputs)):
+        return None
+    out, in_ = (axes[0] if axes else 1 for axes in (outputs, inputs))
+    return Role(written.outputs, written.inputs, out, in_, fold, offset=offset)
+
+
+def _tidy(number: float) -> Number:
+    fraction = Fraction(number).limit_denominator(4096)
+    return tidy(fraction) if float(fraction) == number else number

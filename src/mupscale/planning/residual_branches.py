@@ -214,6 +214,7 @@ _KEEP_ZERO = re.compile(
 _PRODUCTS = {"mul", "mul_", "mm", "bmm", "matmul"}
 _ZEROS = {"zeros", "zeros_like", "new_zeros"}
 _EXACT = 1e-12  # of the stream's size, in float64
+_NO_RESIDUAL = "it has no residual connection: its input is not added to what it computes"
 
 
 class _Unlike(Exception):
@@ -321,7 +322,7 @@ class _Walk:
         streams = self.marked.streams(self.block)
         branches = [branch for number in streams for branch in self._branches(number, self.block.last)]
         if not branches and not self._scales:
-            raise _Unlike("it has no residual connection: its input is not added to what it computes")
+            raise _Unlike(_NO_RESIDUAL)
         written = self._own(self._scales)
         for number, before in branches:
             written |= self._written_by(number, before)
@@ -333,7 +334,7 @@ class _Walk:
         if position is None or position < self.block.first:
             if number in self.block.given:
                 return []
-            raise _Unlike("it has no residual connection: its input is not added to what it computes")
+            raise _Unlike(_NO_RESIDUAL)
         operation = self.marked.run.operations[position]
         operands = [n for n in dict.fromkeys(operation.refs) if n in self.data]
         if operation.name in _SUMS and len(operands) == 2:

@@ -404,16 +404,10 @@ def silence_dropout(model: nn.Module) -> bool:
 
 def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters, and the floating-point buffers that a state dict holds; one that is shared, under its first name."""
+    unsaved = {id(m._buffers[name]) for m in naming.modules(model).values() for name in m._non_persistent_buffers_set}
     tensors: dict[str, Tensor] = {name: p.detach() for name, p in naming.parameters(model).items()}
-    seen = set[int]()
-    for path, module in naming.modules(model).items():
-        for name, buffer in module._buffers.items():
-            if buffer is None or name in module._non_persistent_buffers_set:
-                continue
-            if buffer.is_floating_point() and id(buffer) not in seen:
-                seen.add(id(buffer))
-                tensors[f"{path}.{name}" if path else name] = buffer
-    return tensors
+    buffers = naming.buffers(model).items()
+    return tensors | {name: b for name, b in buffers if b.is_floating_point() and id(b) not in unsaved}
 
 
 class OperationRecorder(TorchDispatchMode):
