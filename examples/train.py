@@ -118,8 +118,7 @@ def train(options: argparse.Namespace) -> tuple[nn.Module, float]:
     optimizer = family.optimizer(model, AdamW, lr=options.lr, betas=(0.9, 0.95), weight_decay=0.1)  # grow
     scheduler = make_scheduler(optimizer, options.steps // 20, options.steps)
     if saved is not None:
-        mu.load(path, model, optimizer)
-        scheduler.load_state_dict(saved.extra["scheduler"])
+        mu.load(path, model, optimizer, scheduler)
         print(f"goes on at step {step}, width {width}")
     plan, began = family.plan(model), time.perf_counter()  # grow
 

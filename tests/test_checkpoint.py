@@ -21,8 +21,10 @@ from torch.optim import Optimizer
 import mupscale as mu
 from mupscale import checkpoint
 from mupscale.models import GPT2, MLP, ResNet18
+from mupscale.optim import load_schedule
 from mupscale.system import MupscaleError
 
+_O = torch.optim
 FAMILY = mu.Family(lambda width: MLP(6, width, 5, depth=3), base=8)
 
 
@@ -221,6 +223,50 @@ def test_resumed_training_is_bit_identical(tmp_path: Path, optimizer: type[Optim
             s.step()
     assert identical(dict(resumed.state_dict()), dict(model.state_dict()))
     assert identical(resumed_opt.state_dict(), opt.state_dict())
+
+
+def grown_to_the_base() -> tuple[nn.Module, Optimizer]:
+    """A model whose optimizer has several groups of equal factors; a new one has one group."""
+    model = FAMILY.init(4)
+    model, opt = FAMILY.upscale(model, FAMILY.optimizer(model, torch.optim.AdamW, lr=1e-2), width=8)
+    return model, opt
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_schedule_of_steps_resumes_where_a_new_optimizer_has_fewer_groups(inside: bool, tmp_path: Path) -> None:
+    def make(opt: Optimizer) -> Any:
+        one = _O.lr_scheduler.LambdaLR(opt, lambda step: 1 / (1 + step))
+        return _O.lr_scheduler.SequentialLR(opt, [one, _O.lr_scheduler.StepLR(opt, 2)], [6]) if inside else one
+
+    (model, opt), resumed = grown_to_the_base(), FAMILY.init(8)
+    resumed_opt = FAMILY.optimizer(resumed, torch.optim.AdamW, lr=1e-2)
+    schedule, resumed_schedule = make(opt), make(resumed_opt)
+    assert len(opt.param_groups) > len(resumed_opt.param_groups) == 1
+    for i in range(9):
+        if i == 3:
+            path = mu.save(tmp_path / "x.ckpt", model, opt, scheduler=schedule.state_dict())
+            mu.load(path, resumed, resumed_opt, resumed_schedule)
+        for m, o, s in ((model, opt, schedule), *([(resumed, resumed_opt, resumed_schedule)] if i >= 3 else [])):
+            train(m, o, 1, i)
+            s.step()
+    assert identical(resumed_opt.state_dict(), opt.state_dict())
+
+
+def test_a_scheduler_that_the_saved_groups_do_not_fit_is_told(tmp_path: Path) -> None:
+    model, opt = grown_to_the_base()
+    schedule = _O.lr_scheduler.LambdaLR(opt, lambda step: 0.9**step)
+    path = mu.save(tmp_path / "x.ckpt", model, opt, scheduler=schedule.state_dict())
+    parameters = list(model.parameters())
+    other = _O.AdamW([{"params": parameters[:1]}, {"params": parameters[1:]}])
+    functions = _O.lr_scheduler.LambdaLR(other, [lambda step: 0.9**step, lambda step: 1.0])
+    with pytest.raises(MupscaleError, match="make the scheduler for the groups that the optimizer then has"):
+        load_schedule(schedule.state_dict(), functions)
+    new = FAMILY.optimizer(model, torch.optim.AdamW, lr=1e-2)
+    mu.load(path, model, new)  # no scheduler was made for it
+    new = FAMILY.optimizer(model, torch.optim.AdamW, lr=1e-2)
+    _O.lr_scheduler.LambdaLR(new, lambda step: 0.9**step)
+    with pytest.warns(UserWarning, match="scheduler was made, which no longer fits"):
+        mu.load(path, model, new)
 
 
 def test_a_loaded_narrow_checkpoint_can_be_widened(tmp_path: Path) -> None:
@@ -503,7 +549,6 @@ def test_a_grown_optimizer_is_made_from_the_plan_beside_it(tmp_path: Path) -> No
 
 # states of other optimizers
 
-_O = torch.optim
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "SGD": lambda p: _O.SGD(p, lr=0.1),
     "SGD with momentum": lambda p: _O.SGD(p, lr=0.1, momentum=0.9),

@@ -31,6 +31,7 @@ from mupscale.system import (
     make_folder,
     parse_json,
     replacing,
+    warn,
     write_tensors,
 )
 
@@ -127,7 +128,8 @@ def load(
 ) -> Checkpoint:
     """Read a checkpoint, and put it into the model, the optimizer and the scheduler where given.
 
-    The scheduler's state is what was saved as `save(…, scheduler=scheduler.state_dict())`.
+    The scheduler's state is what was saved as `save(…, scheduler=scheduler.state_dict())`. Optimizer and scheduler get
+    the saved groups, also where the optimizer's own divide its parameters otherwise.
 
     >>> import tempfile
     >>> import mupscale as mu
@@ -156,7 +158,14 @@ def load(
     if optimizer is not None:
         if checkpoint.optimizer is None:
             raise MupscaleError(f"{path} holds no optimizer state; load it without an optimizer")
+        count = len(optimizer.param_groups)
         load_optimizer_state(checkpoint.optimizer, optimizer)
+        has_scheduler = hasattr(optimizer.step, "_wrapped_by_lr_sched")
+        if scheduler is None and has_scheduler and count != len(optimizer.param_groups):
+            warn(
+                f"the optimizer has {len(optimizer.param_groups)} groups now, as it was saved, and had {count} when "
+                "its scheduler was made, which no longer fits. Give that to mupscale.load, too, or make it now"
+            )
     if model is not None:
         load_model_state(checkpoint.model, model)
     if scheduler is not None and schedule is not None:

@@ -77,7 +77,10 @@ def saved_schedule(state: Any) -> Any:
 
 
 def load_schedule(state: dict[str, Any], scheduler: LRScheduler) -> None:
-    """As scheduler.load_state_dict; a floor for each group, where the saved schedule has them, makes it such a one.
+    """As scheduler.load_state_dict, for the groups of the saved optimizer, however many the scheduler was made for.
+
+    A floor for each group, where the saved schedule has them, makes it such a one. Functions of steps, which no file
+    holds, are the scheduler's own.
 
     >>> import torch
     >>> optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
@@ -90,6 +93,15 @@ def load_schedule(state: dict[str, Any], scheduler: LRScheduler) -> None:
         load_schedule(saved, inner)
     if isinstance(state.get("eta_min"), list) and not isinstance(scheduler, _FloorPerGroup):
         scheduler.__class__ = _with_floors(type(scheduler))
+    functions, count = getattr(scheduler, "lr_lambdas", ()), len(state.get("lr_lambdas", ()))
+    if functions and len(functions) != count:
+        if any(function is not functions[0] for function in functions):
+            raise MupscaleError(
+                f"the saved schedule is for {count} groups, and this scheduler has different functions for "
+                f"{len(functions)}. Load the model and the optimizer, then make the scheduler for the groups that the "
+                "optimizer then has, and load once more with scheduler="
+            )
+        scheduler.lr_lambdas = list(functions[:1]) * count  # type: ignore[attr-defined]
     scheduler.load_state_dict(state)
 
 
