@@ -117,7 +117,7 @@ def _optimizer(folder: Path) -> Path:
 
 
 def _comparison(folder: Path) -> Path:
-    return comparisons.write(folder, comparisons.comparison()) / "summary.json"
+    return summaries.write(folder, comparisons.comparison()) / "summary.json"
 
 
 def _sqlite(folder: Path) -> Path:
