@@ -114,7 +114,13 @@ def sketch_system(ax: Any, runs: SystemRuns, measure: str, shape: Shape, marks: 
         if one.final is not None:
             text = _wrap(f"{words.format_loss(one.final)} {one.shown}", shape)
             labels.append(EndLabel(text, look.color, (spent[-1], one.final), usual))
-    _set_cost_axis(ax, min(costs), max(costs), unit, shape.ticks)
+    low, high = min(costs), max(costs)
+    room = (high / low) ** 0.03 if high > low else 1.1
+    ax.set_xscale("log")
+    ax.set_xlim(low / room, high * room)
+    ticks = round_numbers(low / room / unit[0], high * room / unit[0], shape.ticks)
+    ax.set_xticks([tick * unit[0] for tick in ticks], [f"{tick:,.10g}" for tick in ticks])
+    ax.xaxis.minorticks_off()
     base = "base model included" if runs.base_cost is not None else "base model not included"
     if runs.base_cost == 0:  # each cost is all that was spent
         ax.set_xlabel(f"cost, {unit[1]}")
@@ -155,16 +161,6 @@ def find_top(runs: SystemRuns) -> float:
 
 def _wrap(text: str, shape: Shape) -> str:
     return "\n".join(textwrap.wrap(escape_text(text), shape.letters, break_long_words=False))
-
-
-def _set_cost_axis(ax: Any, low: float, high: float, unit: tuple[float, str], most: int) -> None:
-    """Logarithmic, labelled at round numbers."""
-    ax.set_xscale("log")
-    room = (high / low) ** 0.03 if high > low else 1.1
-    ax.set_xlim(low / room, high * room)
-    ticks = round_numbers(low / room / unit[0], high * room / unit[0], most)
-    ax.set_xticks([tick * unit[0] for tick in ticks], [f"{tick:,.10g}" for tick in ticks])
-    ax.xaxis.minorticks_off()
 
 
 def _add_marks(ax: Any, marks: Sequence[Mark], heights: Sequence[float], unit: tuple[float, str], rows: int) -> None:

@@ -29,27 +29,24 @@ def draw_gain(gain: Gain, gallery: Gallery) -> Iterator[Picture]:
         for one, value in _alternative(gain):
             alt = f"{alt.strip()} {one.label.capitalize()}: {words.format_loss(value)}."
             caption += f"; the line: {one.label}"
-        dark = dark_colors(_look(one) for one in CONTENDERS)
+        dark = dark_colors(Look(one, one.short) for one in CONTENDERS)
         yield gallery.draw("gain", alt.strip(), caption, lambda ax: _waterfall(ax, gain), size=(4.8, 3.3), dark=dark)
 
 
 def describe_gain(gain: Gain) -> str:
     """How much each effect takes off the loss."""
     effects = [(name.replace("_", " "), gain.get(name)) for name, _ in _EFFECTS]
-    changes = [f"{name} {_signed(value, _digits(gain))}" for name, value in effects if words.is_finite_number(value)]
+    changes = [f"{name} {_signed(value, gain)}" for name, value in effects if words.is_finite_number(value)]
     return f"Change in loss from each effect: {', '.join(changes)}." if changes else ""
 
 
-def _signed(value: float, digits: int) -> str:
-    """A gain lowers the loss."""
+def _signed(value: float, gain: Gain) -> str:
+    """A gain lowers the loss; with three digits of the loss that is taken apart."""
+    whole, digits = gain.get(START.name), 3
+    if words.is_finite_number(whole) and whole > 0:
+        digits = max(3, 2 - math.floor(math.log10(whole)))
     shown = f"{abs(value):.{digits}f}"
     return f"{'±' if not float(shown) else '−' if value > 0 else '+'}{shown}"
-
-
-def _digits(gain: Gain) -> int:
-    """After the point: three digits of the loss that is taken apart."""
-    whole = gain.get(START.name)
-    return max(3, 2 - math.floor(math.log10(whole))) if words.is_finite_number(whole) and whole > 0 else 3
 
 
 def _alternative(gain: Gain) -> list[tuple[Contender, float]]:
@@ -64,10 +61,6 @@ def _others(gain: Gain, kind: str) -> Iterator[tuple[Contender, float]]:
             yield one, value
 
 
-def _look(one: Contender) -> Look:
-    return Look(one, one.short)
-
-
 def _waterfall(ax: Any, gain: Gain) -> None:
     start, end = gain[START.name], gain[END.name]
     assert start is not None
@@ -80,7 +73,7 @@ def _waterfall(ax: Any, gain: Gain) -> None:
         at = len(names)
         ax.bar(at, -value, bottom=level, width=0.62, color=GOOD if value >= 0 else BAD, zorder=3)
         ax.plot([at - 1 + (0.31 if at > 1 else 0.2), at + 0.31], [level, level], color=MUTED, lw=0.8, zorder=2)
-        _number(ax, at, max(level, level - value), _signed(value, _digits(gain)))
+        _number(ax, at, max(level, level - value), _signed(value, gain))
         level -= value
         seen.append(level)
         names.append(name)
@@ -92,11 +85,11 @@ def _waterfall(ax: Any, gain: Gain) -> None:
         seen.append(value)
         names.append(f"upscaled\n{one.paper.letter}")
     for at, value, one in ends:
-        ax.plot(at, value, "D", ms=8, color=_look(one).color, zorder=4)
+        ax.plot(at, value, "D", ms=8, color=Look(one, one.short).color, zorder=4)
         _number(ax, at, value, words.format_loss(value), 7)
     for one, value in _alternative(gain):
         seen.append(value)
-        ax.axhline(value, lw=1.2, zorder=1, label=one.label, **_look(one).line)
+        ax.axhline(value, lw=1.2, zorder=1, label=one.label, **Look(one, one.short).line)
         ax.legend(loc="upper right")
     room = max(seen) - min(seen) or abs(start) or 1.0
     lowest = min(seen) - 0.15 * room
