@@ -242,14 +242,12 @@ class FamilyPlanner:
 
     def budgets(self, sizes: Sequence[WholeWidth]) -> list[float]:
         """What every size may spend, in FLOPs; sizes: the first of the family's, or all."""
-        return [self._in_cost(size, value) for size, value in zip(sizes, self.asked, strict=False)]
-
-    def _in_cost(self, size: WholeWidth, value: float) -> float:
-        per_step, unit = self.ground.cost_per_step(size), self.settings.unit
-        if unit in ("flops", "steps"):
-            return value if unit == "flops" else value * per_step
-        tokens = value if unit == "tokens" else value * self.parameters(size)
-        return tokens / self.tokens_per_step * per_step
+        unit, found = self.settings.unit, list[float]()
+        for size, value in zip(sizes, self.asked, strict=False):
+            tokens = value * (self.parameters(size) if unit == "tokens_per_parameter" else 1)
+            steps = value if unit == "steps" else tokens / self.tokens_per_step
+            found.append(value if unit == "flops" else steps * self.ground.cost_per_step(size))
+        return found
 
     def plan(self, sizes: Sequence[WholeWidth], lr: float, fall: float, seed: int) -> list[PlannedSize]:
         """The trunk and its branches; refused where a size's budget is spent before its trunk can begin."""
