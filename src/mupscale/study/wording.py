@@ -133,13 +133,21 @@ def write_pay_words(summary: StudySummary) -> StudySummary:
         sentences = [str(summary.forecast["sentence"]), *([size] if size else []), alone]
     else:
         sentences = [str(summary.answer["sentence"]), *_break_evens(summary.answer, summary.large)]
+    # learning rates of the large model: grown, first in the way that the cards are about, and from scratch
+    grown, found = _judged_grown(summary), {one.name: words.format_setting(one.best.lr) for one in summary.tuned}
+    others = [name for name in found if name != grown and contender_named(name).is_grown]
+    rates = [f"{found[n]} {contender_named(n).label}" for n in (grown, *others, FROM_SCRATCH.name) if n in found]
+    if rates:
+        sentences.append(f"Learning rate found for the large model, as the recipe's lr: {'; '.join(rates)}.")
+    forecasts = "Forecast: small contenders, base width "
+    labels = {one.name: one.name.replace(_FORECAST, forecasts) for one in summary.stages} | _STAGES
     return replace(
         summary,
-        sentences=[*sentences, *_rates_found(summary)],
+        sentences=sentences,
         cards=list(_pay_cards(summary)),
         measured=list(_pay_measuring(summary)),
         tables=list(_pay_tables(summary)),
-        stages=[replace(one, label=_STAGES.get(one.name) or _forecast_stage(one.name)) for one in summary.stages],
+        stages=[replace(one, label=labels[one.name]) for one in summary.stages],
     )
 
 
@@ -210,16 +218,6 @@ def _break_evens(answer: Mapping[str, Any], large: SystemRuns) -> Iterator[str]:
         yield f"{'At every budget' if even['kind'] == 'always' else start}, {grown} ends lower than {what}."
 
 
-def _rates_found(summary: StudySummary) -> Iterator[str]:
-    """The learning rates of the large model: grown, first in the way that the cards are about, and from scratch."""
-    grown = _judged_grown(summary)
-    found = {one.name: words.format_setting(one.best.lr) for one in summary.tuned}
-    others = [name for name in found if name != grown and contender_named(name).is_grown]
-    rates = [f"{found[n]} {contender_named(n).label}" for n in (grown, *others, FROM_SCRATCH.name) if n in found]
-    if rates:
-        yield f"Learning rate found for the large model, as the recipe's lr: {'; '.join(rates)}."
-
-
 def _pay_measuring(summary: StudySummary) -> Iterator[str]:
     """What was tuned and how, with how many seeds, and what the loss is."""
     base, runs, settings = summary.base, summary.large or summary.small[-1], summary.settings
@@ -256,11 +254,6 @@ def _pay_measuring(summary: StudySummary) -> Iterator[str]:
         tuning = sum(cost for name, cost in spent.items() if name in _TUNING) / total
         forecast = sum(cost for name, cost in spent.items() if name.startswith(_FORECAST)) / total
         yield f"Tuning took {100 * tuning:.0f} % of the total cost, the forecast {100 * forecast:.0f} %."
-
-
-def _forecast_stage(name: str) -> str:
-    at = name.removeprefix(_FORECAST)
-    return name if at == name else f"Forecast: small contenders, base width {at}"
 
 
 def _pay_tables(summary: StudySummary) -> Iterator[PageTable]:
