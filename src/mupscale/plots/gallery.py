@@ -17,6 +17,7 @@ from mupscale.system import MupscaleError, make_folder, replace_text, replacing,
 
 Point = tuple[float, float]
 COLORS = ("#4c566a", "#2a7fb8", "#d1495b", "#e0a030", "#3a9d6e", "#8e5ea2", "#8c6d46", "#17a2a2")
+_ON_DARK = ("#c9d3e0", "#5fb0e6", "#ff7585", "#f0bd55", "#5ccb98", "#c39ad8", "#cfab7e", "#3fd0d0")
 GREY = "#9aa5b1"
 INK, PAPER, MUTED = "#1f2933", "#ffffff", "#66727f"
 DARK_PAPER = "#171c23"
@@ -28,14 +29,7 @@ _DARK = {
     PAPER: DARK_PAPER,
     MUTED: "#9aa7b5",
     "#000000": "#e4e8ee",
-    COLORS[0]: "#c9d3e0",
-    COLORS[1]: "#5fb0e6",
-    COLORS[2]: "#ff7585",
-    COLORS[3]: "#f0bd55",
-    COLORS[4]: "#5ccb98",
-    COLORS[5]: "#c39ad8",
-    COLORS[6]: "#cfab7e",
-    COLORS[7]: "#3fd0d0",
+    **dict(zip(COLORS, _ON_DARK, strict=True)),
     "#b5538a": "#ea8cc0",
     "#6a5acd": "#a79cff",
     "#8c1c2e": "#ff9d8a",
@@ -43,20 +37,11 @@ _DARK = {
 }
 _STYLE: dict[str, Any] = {
     "text.usetex": False,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": MUTED,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "font.size": 9.5,
-    "axes.labelsize": 9.5,
-    "xtick.labelsize": 8.5,
-    "ytick.labelsize": 8.5,
-    "legend.fontsize": 8.5,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color", "hatch.color"), MUTED),
+    **dict.fromkeys(("font.size", "axes.labelsize"), 9.5),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 8.5),
     "legend.frameon": False,
-    "hatch.color": MUTED,
     "hatch.linewidth": 0.7,
     "svg.fonttype": "path",
 }
