@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mupscale.cli import main
-from mupscale.system import open_display, show, text_table, wrap_text
+from mupscale.system import Display, show, text_table, wrap_text
 from syntax import nodes
 
 SOURCE = Path(__file__).parents[2] / "src" / "mupscale"
@@ -83,7 +83,7 @@ def test_warnings_and_errors_with_their_origin(
 def test_tables_and_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     show(wrap_text(f"{EVIL} "), text_table(("name",), [(f"{EVIL}\nforged",)]))
-    open_display(["bar"], 1, lines="stderr", first_line_at_once=True).update(1, EVIL)
+    Display(["bar"], 1, lines="stderr", first_line_at_once=True).update(1, EVIL)
     said = capsys.readouterr()
     assert not RAW.search(said.out + said.err)
     assert [line for line in said.out.splitlines() if not line.startswith(("name", r"a\x1b]0"))] == []

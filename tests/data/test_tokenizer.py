@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mupscale.data import tinyshakespeare
 from mupscale.data import tokenizer as tokenizing
-from mupscale.data.embedded import tinyshakespeare
 from mupscale.data.tokenizer import BPE, Bytes, load_tokenizer, make_tokenizer, one_thread_each
 from mupscale.system.errors import MupscaleError
 

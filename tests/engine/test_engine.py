@@ -22,20 +22,7 @@ from mupscale.engine.stacked_training import even_share, free_memory, runs_at_on
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Seeds, Spec, run_recipe
 from slow_cases import with_slow
-from small_runs import (
-    ADAMW,
-    CLASSES,
-    FEATURES,
-    KINDS,
-    SGD,
-    Rows,
-    checkpoints,
-    column,
-    metrics,
-    recipe,
-    step,
-    tensors,
-)
+from small_runs import ADAMW, CLASSES, FEATURES, KINDS, SGD, Rows, checkpoints, column, metrics, recipe, step, tensors
 
 HERE = __name__
 CPU = torch.device("cpu")

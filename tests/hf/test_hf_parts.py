@@ -139,7 +139,9 @@ def test_outputs_and_training_stay(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_table_that_a_model_computes_for_its_width_is_refused(tmp_path: Path) -> None:
     small = saved(tmp_path / "small", "videomae")
-    with pytest.raises(MupscaleError, match=r"'videomae\.embeddings' .* uses numbers that the model computes from its width"):
+    with pytest.raises(
+        MupscaleError, match=r"'videomae\.embeddings' .* uses numbers that the model computes from its width"
+    ):
         upscale(small, tmp_path / "wide", times=2, progress=False, exact=True)
     assert not (tmp_path / "wide").exists()
 

@@ -2,13 +2,12 @@
 
 import pytest
 
-from mupscale.system import Display, open_display
-from mupscale.system.terminal import BarDisplay
+from mupscale.system import Display
 from terminals import on_a_terminal
 
 
 def test_lines_come_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    display = open_display(["bar"], 3, lines="stderr")
+    display = Display(["bar"], 3, lines="stderr")
     display.update(1, "one")
     display.advance()
     assert capsys.readouterr() == ("", "")
@@ -21,7 +20,7 @@ def test_lines_come_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatch
 
 
 def test_the_first_line_at_once_and_the_last_always(capsys: pytest.CaptureFixture[str]) -> None:
-    display = open_display(["bar"], 3, lines="stdout", first_line_at_once=True)
+    display = Display(["bar"], 3, lines="stdout", first_line_at_once=True)
     for done in (1, 2, 3):
         display.update(done, str(done), last=done == 3)
     assert capsys.readouterr() == ("1\n3\n", "")
@@ -31,7 +30,7 @@ def test_lines_tell_the_time_left(capsys: pytest.CaptureFixture[str], monkeypatc
     now = [100.0]
     monkeypatch.setattr("mupscale.system.terminal.time.monotonic", lambda: now[0])
     monkeypatch.setattr("mupscale.system.terminal.SECONDS_BETWEEN_LINES", 10.0)
-    timed, untimed = (open_display(columns, 1000, lines="stdout") for columns in (["time left"], ["bar"]))
+    timed, untimed = (Display(columns, 1000, lines="stdout") for columns in (["time left"], ["bar"]))
     for now[0], done in ((101.0, 500), (103.0, 505), (110.0, 545), (121.0, 600), (151.0, 630), (161.0, 1000)):
         timed.update(done, str(done))  # a run that went on after step 500: those took no time here
         untimed.update(done, "")
@@ -50,8 +49,7 @@ def test_lines_tell_the_time_left(capsys: pytest.CaptureFixture[str], monkeypatc
 
 
 def test_nothing_where_no_lines_are_wanted(capsys: pytest.CaptureFixture[str]) -> None:
-    for display in (open_display(["bar"], 3), open_display(["bar"], 3, lines="stdout", visible=False)):
-        assert type(display) is Display
+    for display in (Display(["bar"], 3), Display(["bar"], 3, lines="stdout", visible=False)):
         display.update(3, "all", last=True)
         display.advance()
         display.note("done")
@@ -61,8 +59,8 @@ def test_nothing_where_no_lines_are_wanted(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_bar_on_a_terminal() -> None:
     def use() -> None:
-        display = open_display(["wide bar", "count", "{task.fields[what]}", "time left"], 4, what="boxes")
-        assert isinstance(display, BarDisplay)
+        display = Display(["wide bar", "count", "{task.fields[what]}", "time left"], 4, what="boxes")
+        assert display.bar is not None
         display.update(1, "never shown", what="[red]crates\x1b]0;t\x07")
         display.advance(2)
         display.note("[three] of them\x1b]0;t\x07")
@@ -80,4 +78,4 @@ def test_a_bar_on_a_terminal() -> None:
 
 
 def test_a_bar_that_nobody_moved_is_not_shown() -> None:
-    assert "%" not in on_a_terminal(lambda: open_display(["bar", "percentage"], 4, started=False).close())
+    assert "%" not in on_a_terminal(lambda: Display(["bar", "percentage"], 4, started=False).close())

@@ -39,7 +39,7 @@ OF_MODULES = {
 PICKLES = {"pickle", "marshal", "shelve", "dill"}
 LOOKED_AT = {"open", "load", *WRITERS}.union(*OF_MODULES.values())
 AROUND_THE_DOOR = {
-    "plots/figures.py: fig.savefig": "into the temporary file of `replacing`",
+    "plots/gallery.py: fig.savefig": "into the temporary file of `replacing`",
     "hf/groups.py: torch.save": "into the temporary file of `replacing`",
     "hf/source.py: tempfile.mkdtemp": "a new folder of the system's",
     "hf/source.py: config.save_pretrained": "into that folder",
@@ -48,15 +48,15 @@ AROUND_THE_DOOR = {
     "hf/trainer.py: model.save_pretrained": "into the folder of a Trainer, or the hidden one of `appearing`",
     "hf/trainer.py: torch.save": "into that folder",
     "train/dcp_growth.py: torch.save": "into memory",
-    "train/start.py: shutil.copytree": "into the hidden folder of `appearing`",
-    "train/start.py: shutil.copyfile": "into the temporary file of `replacing`",
+    "train/run_models.py: shutil.copytree": "into the hidden folder of `appearing`",
+    "train/run_models.py: shutil.copyfile": "into the temporary file of `replacing`",
     "study/family_run.py: shutil.copytree": "into the hidden folder of `appearing`",
     "study/family_run.py: model.save_pretrained": "into that folder",
     "hf/language_model.py: self.model.save_pretrained": "which this is called for",
     "hf/trainer.py: tokenizer.save_pretrained": "into that folder",
     "hf/trainer.py: type(self).save_pretrained": "what the user has called, where he wants it",
     "train/run_folder.py: folder.rmdir": "folders that this run has made, where they are empty",
-    "cli/failures.py: open": "the null device",
+    "cli/command_table.py: open": "the null device",
 }
 
 

@@ -76,14 +76,7 @@ def test_json_lines_and_tensorboard(tmp_path: Path) -> None:
     run_recipe(recipe(callbacks=[*callbacks, board], out=str(tmp_path / "run")))
     own, copied = ((tmp_path / "run" / name).read_text() for name in ("metrics.jsonl", "metrics-copy.jsonl"))
     assert own == copied
-    assert [json.loads(line)["kind"] for line in own.splitlines()] == [
-        "train",
-        "grow",
-        "eval",
-        "train",
-        "eval",
-        "end",
-    ]
+    assert [json.loads(line)["kind"] for line in own.splitlines()] == ["train", "grow", "eval", "train", "eval", "end"]
     assert list((tmp_path / "board").glob("events.out.tfevents.*"))
 
 

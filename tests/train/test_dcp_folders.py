@@ -14,6 +14,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
+from hostile_folders import Harmful
 from mupscale.models import MLP
 from mupscale.system import MupscaleError
 from mupscale.train import Recipe, Spec, dcp_folders, load_dcp, load_dcp_model, run_recipe, save_dcp
@@ -76,20 +77,10 @@ def test_a_run_starts_from_a_dcp_folder(tmp_path: Path) -> None:
     torch.testing.assert_close(wide(x), model(x), rtol=1e-4, atol=1e-5)
 
 
-class Evil:
-    """Leaves a folder where it is unpickled."""
-
-    def __init__(self, trace: Path) -> None:
-        self.trace = str(trace)
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.mkdir, (self.trace,)
-
-
 def test_an_index_that_holds_code_is_not_read(tmp_path: Path) -> None:
     model, _ = trained()
     folder = save_dcp(tmp_path / "dcp", model)
-    (folder / ".metadata").write_bytes(pickle.dumps(Evil(tmp_path / "ran")))
+    (folder / ".metadata").write_bytes(pickle.dumps(Harmful(tmp_path)))
     with pytest.raises(MupscaleError, match=r"holds posix\.mkdir"):
         load_dcp(folder)
     (folder / ".metadata").write_bytes(b"")
@@ -111,7 +102,7 @@ def test_torch_unpickles_nothing_of_the_folder(tmp_path: Path, field: str) -> No
     else:
         setattr(index, field, 5)
     (folder / ".metadata").write_bytes(pickle.dumps(index))
-    (folder / "__0.metadata").write_bytes(pickle.dumps(Evil(tmp_path / "ran")))
+    (folder / "__0.metadata").write_bytes(pickle.dumps(Harmful(tmp_path)))
     if field in ("storage_meta", "planner_data"):
         assert load_dcp_model(folder).keys() == model.state_dict().keys()
     else:
@@ -128,7 +119,7 @@ def test_the_index_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     def exchange(reader: Any) -> Any:
         found = read(reader)
-        index.write_bytes(pickle.dumps(Evil(tmp_path / "ran")))
+        index.write_bytes(pickle.dumps(Harmful(tmp_path)))
         return found
 
     monkeypatch.setattr(dcp_folders._IndexReader, "load", exchange)
@@ -139,7 +130,7 @@ def test_the_index_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_objects_beside_tensors_are_left_alone(tmp_path: Path) -> None:
     """Torch loads what an index calls bytes as a pickle without restriction."""
     model, _ = trained()
-    state = {"model": model.state_dict(), "train_state": {"code": Evil(tmp_path / "ran")}}
+    state = {"model": model.state_dict(), "train_state": {"code": Harmful(tmp_path)}}
     dcp.save(state, checkpoint_id=str(tmp_path / "dcp"), no_dist=True)
     assert set(load_dcp(tmp_path / "dcp")) == {f"model.{name}" for name in model.state_dict()}
     assert not (tmp_path / "ran").exists()

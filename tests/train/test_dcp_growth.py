@@ -15,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
 import mupscale as mu
+from hostile_folders import Harmful
 from mupscale.cli import main
 from mupscale.family import BuiltMembers
 from mupscale.system import MupscaleError
@@ -271,10 +272,7 @@ def test_verify_names_what_differs(here: Path, capsys: pytest.CaptureFixture[str
         ),
         (["--model", "nets.build", "--to", "width=16", "--times", "2"], "--times is for Hugging Face checkpoints"),
         (["--model", "nets.build", "--to", "width=8,layers=2"], "nothing would grow"),
-        (
-            ["--model", "nets.build", "--to", "width=16", "--how", "lossless"],
-            "lossless growth needs to see what",
-        ),
+        (["--model", "nets.build", "--to", "width=16", "--how", "lossless"], "lossless growth needs to see what"),
     ],
 )
 def test_refused(here: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
@@ -302,7 +300,7 @@ def test_a_state_by_numbers_or_of_an_unknown_optimizer(tmp_path: Path, family: m
 
 def test_an_object_that_is_code_is_copied_and_never_run(tmp_path: Path, family: mu.Family) -> None:
     model, _ = trained("SGD")
-    state = {"model": model.state_dict(), "dataloader": {"code": Evil(tmp_path / "ran")}}
+    state = {"model": model.state_dict(), "dataloader": {"code": Harmful(tmp_path)}}
     dcp.save(state, checkpoint_id=str(tmp_path / "small"), no_dist=True)
     upscale_dcp(
         tmp_path / "small", tmp_path / "wide", family, SMALL, {"width": 16, "layers": 2}, Growth(0, how="copies")
@@ -426,13 +424,3 @@ def test_experts_on_the_command_line(
     assert "experts 2 → 4, top_k 1 → 2" in capsys.readouterr().out
     assert main(["upscale", "run/step-9", "no", *named, "--experts", "4", "--how", "fresh"]) == 1
     assert "experts start as copies" in capsys.readouterr().err
-
-
-class Evil:
-    """Leaves a folder where it is unpickled."""
-
-    def __init__(self, trace: Path) -> None:
-        self.trace = trace
-
-    def __reduce__(self) -> tuple[object, tuple[Path]]:
-        return Path.mkdir, (self.trace,)

@@ -107,12 +107,7 @@ def test_paper_appendix_experiments_mlp() -> None:
     }
     assert adamw.optimizer.init_args["betas"] == [0.9, 0.999]
     assert adamw.optimizer.init_args["eps"] == 1e-8
-    assert settings(sgd) == {
-        **settings(adamw),
-        "lr": (0.4, 0.1),
-        "noise": (1.25, "theory"),
-        "class": "torch.optim.SGD",
-    }
+    assert settings(sgd) == {**settings(adamw), "lr": (0.4, 0.1), "noise": (1.25, "theory"), "class": "torch.optim.SGD"}
     for recipe in (adamw, sgd):
         assert (recipe.base, recipe.init_at) == (1, 100)
         assert recipe.model.init_args == {"d_in": 54, "d_out": 7, "depth": 4, "bias": True, "activation": "relu"}

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 import small_runs
+from hostile_folders import Harmful
 from mupscale import checkpoint
 from mupscale.system.errors import MupscaleError
 from mupscale.train import (
@@ -474,22 +475,12 @@ def test_a_start_that_does_not_fit(
         started(tmp_path, tmp_path / "weights.safetensors", **{"start_width": 16, **changes})
 
 
-class Bomb:
-    """Code in a pickle."""
-
-    def __reduce__(self) -> Any:
-        return os.system, ("touch exploded",)
-
-
-def test_a_pickle_with_code_is_refused(
-    tmp_path: Path, weights: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for saved in ({**weights, "bomb": Bomb()}, recipe().family().init(16)):  # a whole model is code, too
+def test_a_pickle_with_code_is_refused(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    for saved in ({**weights, "bomb": Harmful(tmp_path)}, recipe().family().init(16)):  # a whole model is code, too
         torch.save(saved, tmp_path / "weights.pt")
         with refused("weights.pt", "code", "state_dict"):
             started(tmp_path, tmp_path / "weights.pt", start_width=16)
-    assert not (tmp_path / "exploded").exists()
+    assert not (tmp_path / "ran").exists()
 
 
 def test_starts_that_hold_no_weights(tmp_path: Path, weights: dict[str, Tensor]) -> None:

@@ -166,10 +166,7 @@ def test_a_start_says_how_it_was_grown(tmp_path: Path) -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "noise": (
-        {"grow": [Growth(5, 16, noise=0.5, how="fresh")]},
-        "growth at step 5: how: fresh takes no noise",
-    ),
+    "noise": ({"grow": [Growth(5, 16, noise=0.5, how="fresh")]}, "growth at step 5: how: fresh takes no noise"),
     "narrower": ({"grow": [Growth(5, 6, how="fresh")]}, "growth at step 5: width 6 is narrower than 8"),
     "no multiple": ({"grow": [Growth(5, 12, how="copies")]}, r"width 12 is not a multiple of 8\. .*how: fresh"),
     "unknown": ({"grow": [Growth(5, 16, how="magic")]}, "growth at step 5: how"),  # type: ignore[arg-type]
@@ -177,10 +174,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"grow": [Growth(5, 16, outgoing=0.5, how="copies")]},
         "growth at step 5: how: copies does not use outgoing",
     ),
-    "lossless": (
-        {"grow": [Growth(5, 16, how="lossless", outgoing=0.5)]},
-        "how: lossless does not use outgoing",
-    ),
+    "lossless": ({"grow": [Growth(5, 16, how="lossless", outgoing=0.5)]}, "how: lossless does not use outgoing"),
     "nothing to grow from": ({"how": "fresh"}, "how is for a run that starts from a checkpoint"),
 }
 

@@ -399,21 +399,26 @@ def test_what_is_not_of_its_kind_is_not_called() -> None:
         Spec("textwrap.dedent", {"text": "x"}).make(nn.Module)
 
 
-class BareReadout(nn.Module):
-    """A readout that is no layer: its modules do not tell that it is summed over."""
+class Bare(nn.Module):
+    """A square matrix and a readout that are no layers: its modules do not tell what they are."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.first, self.q = nn.Linear(FEATURES, width), nn.Parameter(torch.randn(width, CLASSES) / width)
+        self.first, self.mix = nn.Linear(FEATURES, width), nn.Parameter(torch.eye(width))
+        self.q = nn.Parameter(torch.randn(width, CLASSES) / width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
-        return torch.tanh(self.first(x)) @ self.q
+        return torch.tanh(self.first(x)) @ self.mix @ self.q
 
 
 def test_what_modules_do_not_tell_is_learnt_from_the_data(tmp_path: Path) -> None:
-    what = recipe(tmp_path, model=Spec("test_train_recipe.BareReadout"), grow=[Growth(10, 16, how="copies")])
-    assert what.family().plan(8)["q"].rule == mu.Rule(1, 2)
+    what = recipe(tmp_path, model=Spec("test_train_recipe.Bare"), grow=[Growth(10, 16, how="copies")])
+    plan = what.family().plan(8)
+    assert plan["q"].rule == mu.Rule(1, 2)
+    assert {d: axis.side for d, axis in plan.parameters["mix"].axes.items()} == {0: "in", 1: "out"}
+    with pytest.raises(mu.PlanError, match=r"'mix' of shape 4×4 grows along dimensions \[0, 1\]"):
+        mu.Family(Bare, base=4).plan(4)
     run_recipe(what)
     run_recipe(replace(what, grow=[], out=str(tmp_path / "narrow")))
     assert column(tmp_path, "loss") == pytest.approx(column(tmp_path / "narrow", "loss"), rel=1e-9)
@@ -439,23 +444,3 @@ def test_copies_are_tried_once_for_all_runs_of_a_model(monkeypatch: pytest.Monke
     other = Spec("mupscale.models.MLP", {**model.init_args, "activation": "tanh"})
     run_recipe(recipe(None, **{**short, "model": other}))
     assert len(tried) == 3
-
-
-class Mixing(torch.nn.Module):
-    """With a bare square matrix, of which modules do not show what it is."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.into, self.out = torch.nn.Linear(6, width), torch.nn.Linear(width, 3)
-        self.mix = torch.nn.Parameter(torch.eye(width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.out(self.into(x).relu() @ self.mix)
-
-
-def test_a_bare_square_matrix_is_understood_by_running_the_model_on_the_data() -> None:
-    family = recipe(model=Spec("test_train_recipe.Mixing")).family()
-    assert {d: axis.side for d, axis in family.plan(8).parameters["mix"].axes.items()} == {0: "in", 1: "out"}
-    without_data = mu.Family(Mixing, base=4)
-    with pytest.raises(mu.PlanError, match=r"'mix' of shape 4×4 grows along dimensions \[0, 1\]"):
-        without_data.plan(4)

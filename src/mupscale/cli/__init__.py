@@ -2,6 +2,4 @@
 
 from mupscale.cli.command_table import main
 
-__all__ = [
-    "main",
-]
+__all__ = ["main"]

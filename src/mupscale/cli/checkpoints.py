@@ -110,9 +110,7 @@ _GROWTH = (
         "--experts", int, "make a mixture of so many experts, each a copy of the feed-forward layer or of an expert"
     ),
     Option(
-        "--top-k",
-        int,
-        "number of experts that each token uses (default: 2, or as many more as there are more experts)",
+        "--top-k", int, "number of experts that each token uses (default: 2, or as many more as there are more experts)"
     ),
 )
 
@@ -335,7 +333,6 @@ _ALIKE = ("times", "hidden", "ffn", "heads", "kv", "experts", "top_k", "trust_re
 
 
 def _taken_over(options: Any, *names: str) -> dict[str, Any]:
-    """Options that are arguments of the same name."""
     return {name: options[name] for name in names}
 
 
@@ -377,7 +374,6 @@ def _checkpoint(path: str, options: Any) -> Any:
 
 
 def _describe(module: str | None) -> None:
-    """Import a module that registers descriptions of architectures."""
     if module is None:
         return
     name = module.removesuffix(".py")

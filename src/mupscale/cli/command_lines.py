@@ -75,11 +75,9 @@ class Option(NamedTuple):
 
     @property
     def dest(self) -> str:
-        """Its name in Python."""
         return self.name.removeprefix("--").replace("-", "_")
 
     def read(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Its value, by name."""
         if self.type is None:
             return {}
         if self.dest not in given:
@@ -88,7 +86,6 @@ class Option(NamedTuple):
         return {self.dest: parse_given(hint, given[self.dest], (self.name,), UsageError)}
 
     def rows(self) -> Iterator[Row]:
-        """Its help; none of one that is not for people."""
         if self.help is HIDDEN:
             return
         if not self.name.startswith("-"):
@@ -142,7 +139,6 @@ class Section(NamedTuple):
         return found
 
     def parameters(self) -> list[Parameter]:
-        """Those that are taken."""
         taken = [each for each in _parameters(self.path) if each.name not in self.skip]
         if self.only is None:
             return taken

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import statistics
@@ -16,15 +17,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from mupscale.cli.arguments import UsageError
 from mupscale.cli.command_lines import CommandLine, Option, Options, at_least
-from mupscale.cli.output_places import folder_to_write, print_place
+from mupscale.cli.recipe_options import folder_to_write, print_place
 from mupscale.system import (
     NOT_EMPTY,
+    Display,
     Diverged,
     MupscaleError,
     Must,
     NotNegative,
     Positive,
-    open_display,
     show,
     text_table,
     wrap_text,
@@ -32,14 +33,7 @@ from mupscale.system import (
 
 if TYPE_CHECKING:
     from mupscale.study import Space, Sweep
-    from mupscale.theory import (
-        Draws,
-        Estimate,
-        Experiment,
-        LimitComparison,
-        WayToGrow,
-        WorkedExample,
-    )
+    from mupscale.theory import Draws, Estimate, Experiment, LimitComparison, WayToGrow, WorkedExample
 
 
 _LEVELS = Annotated[list[NotNegative], NOT_EMPTY]
@@ -518,15 +512,13 @@ def _slope(comparison: LimitComparison) -> str:
 @contextmanager
 def _bar(total: int, what: str) -> Iterator[Callable[[], None]]:
     """How much is done and how long it will take, where stderr is a terminal; elsewhere a line now and then."""
-    columns = ("wide bar", "count", what, "time", "left", "time left")
-    display, done = open_display(columns, total, transient=True, lines="stderr"), 0
+    done = itertools.count(1)
+    with Display(
+        ("wide bar", "count", what, "time", "left", "time left"), total, transient=True, lines="stderr"
+    ) as bar:
 
-    def tick() -> None:
-        nonlocal done
-        done += 1
-        display.update(done, f"{done} of {total} {what}")
+        def tick() -> None:
+            number = next(done)
+            bar.update(number, f"{number} of {total} {what}")
 
-    try:
         yield tick
-    finally:
-        display.close()

@@ -25,21 +25,16 @@ from mupscale.cli.arguments import (
     read_yaml,
     set_options,
 )
-from mupscale.cli.command_lines import (
-    CommandLine,
-    Option,
-    Parameter,
-    Section,
-    help_of_rows,
-    meanings,
-    rows_of,
-)
-from mupscale.cli.output_places import says_nothing_is_written
+from mupscale.cli.command_lines import CommandLine, Option, Parameter, Section, help_of_rows, meanings, rows_of
 from mupscale.cli.own_modules import allow_modules, named_classes
 from mupscale.system import MupscaleError, parse_given, show, told_fields
 
 if TYPE_CHECKING:
     from mupscale.train import Recipe
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 Tree = dict[str, Any]
 _CLASSES = {
@@ -323,7 +318,6 @@ def _show_help(line: CommandLine, options: Sequence[Given]) -> None:
 
 
 def _print_config(recipe: Recipe, sections: Mapping[str, Any]) -> None:
-    """The whole recipe as YAML."""
     import yaml
 
     values = {**dict.fromkeys(_CLASSES), **told_fields(recipe, all_of_them=True)}
@@ -331,3 +325,31 @@ def _print_config(recipe: Recipe, sections: Mapping[str, Any]) -> None:
     values |= {name: told_fields(section, all_of_them=True) for name, section in sections.items()}
     show(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), end="")
     raise Answered
+
+
+_thrown_away: list[Path] = []
+
+
+def says_nothing_is_written(out: object) -> bool:
+    """Whether a value of --out asks for no files at all."""
+    return out is None or str(out).lower() in ("none", "null")
+
+
+@contextmanager
+def folder_to_write(out: str | None) -> Iterator[Path]:
+    """The folder to write into; where nothing is to be written, one that is gone in the end."""
+    if not says_nothing_is_written(out):
+        yield Path(str(out))
+        return
+    with tempfile.TemporaryDirectory(prefix="mupscale-") as folder:
+        _thrown_away.append(Path(folder))
+        try:
+            yield Path(folder, "out")
+        finally:
+            _thrown_away.pop()
+
+
+def print_place(what: str, path: str | Path) -> None:
+    """Tell where something was written, unless it is not kept."""
+    if not any(Path(path).absolute().is_relative_to(folder) for folder in _thrown_away):
+        show(f"{what}: {path}")

@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mupscale.cli.arguments import UsageError, list_items, read_value
 from mupscale.cli.command_lines import HIDDEN, CommandLine, Option, Section
 from mupscale.cli.hugging_face_base import adopt_hugging_face_base, base_checkpoint, describe_tokens
-from mupscale.cli.output_places import folder_to_write, print_place
-from mupscale.cli.recipe_options import RECIPE, Tree, read_recipe_and_options, recipe_usage
+from mupscale.cli.recipe_options import (
+    RECIPE,
+    Tree,
+    folder_to_write,
+    print_place,
+    read_recipe_and_options,
+    recipe_usage,
+)
 from mupscale.system import number_in_environment, pausing_garbage_collection, print_at_once, show, wrap_text
 
 if TYPE_CHECKING:

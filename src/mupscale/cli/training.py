@@ -64,10 +64,7 @@ Resume a run from its last checkpoint, exactly where it stopped.
 A run that you started on this machine can load your own classes. A run from anywhere else can load only classes of
 mupscale, torch.nn and torch.optim, and of packages that you name with --trust. The options below can change when you
 resume. Everything else stays as it was.""",
-    (
-        Section("mupscale.train.Recipe", only=_changeable),
-        Option("--trust", list[str], TRUST, [], metavar="PACKAGE"),
-    ),
+    (Section("mupscale.train.Recipe", only=_changeable), Option("--trust", list[str], TRUST, [], metavar="PACKAGE")),
     main="steps grow trust device checkpoints.every evaluation.every log-every tensorboard",
 )
 

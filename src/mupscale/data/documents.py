@@ -169,9 +169,17 @@ def _lines(file: Path, field: str, errors: Errors, skip: int) -> Iterator[_Raw]:
         try:
             for number, line in enumerate(open_gzip(file, raw) if file.suffix == ".gz" else raw, 1):
                 if number > skip and not line.isspace():
-                    yield _Raw(
-                        number, _value(_decode(line, errors, str(file), offset), field, file, number), raw.tell()
-                    )
+                    where = f"{file}, line {number}"
+                    try:
+                        fields = json.loads(_decode(line, errors, str(file), offset).rstrip())
+                    except json.JSONDecodeError as error:
+                        said = f"is not valid JSON at column {error.colno}: {error.msg.removesuffix(' at')}"
+                        raise MupscaleError(f"{where} {said}") from None
+                    except (ValueError, RecursionError) as error:  # numbers too long, brackets too deep
+                        raise MupscaleError(f"{where} is not JSON that can be read: {error}") from None
+                    if not isinstance(fields, dict):
+                        raise MupscaleError(f"{where} is not a JSON object, but of type {type(fields).__name__}")
+                    yield _Raw(number, _pick(fields, field, where), raw.tell())
                 offset += len(line)
         except EOFError:
             raise MupscaleError(
@@ -182,20 +190,6 @@ def _lines(file: Path, field: str, errors: Errors, skip: int) -> Iterator[_Raw]:
                 f"{file} is a damaged gzip file, after {number} whole lines with a document each ({error}): download "
                 f"it again"
             ) from None
-
-
-def _value(line: str, field: str, file: Path, number: int) -> Any:
-    try:
-        fields = json.loads(line.rstrip())
-    except json.JSONDecodeError as error:
-        raise MupscaleError(
-            f"{file}, line {number} is not valid JSON at column {error.colno}: {error.msg.removesuffix(' at')}"
-        ) from None
-    except (ValueError, RecursionError) as error:  # numbers too long, brackets too deep
-        raise MupscaleError(f"{file}, line {number} is not JSON that can be read: {error}") from None
-    if not isinstance(fields, dict):
-        raise MupscaleError(f"{file}, line {number} is not a JSON object, but of type {type(fields).__name__}")
-    return _pick(fields, field, f"{file}, line {number}")
 
 
 def _pick(fields: dict[str, Any], field: str, where: str) -> Any:

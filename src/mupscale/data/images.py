@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mupscale.data.embedded import Split
 from mupscale.data.stream import Batch
-from mupscale.data.tabular import Table
+from mupscale.data.tabular import Split, Table
 from mupscale.system import MupscaleError, generator, open_gzip
 
 SIDE, CHANNELS = 32, 3
@@ -48,12 +47,10 @@ class Images(Table):
         self.to(self.device)
 
     def examples(self, rows: Tensor) -> Batch:
-        """These images of the training part, normalised."""
         x, y = super().examples(rows)
         return self.normalise(x), y
 
     def evaluation(self, batch: int) -> Iterator[Batch]:
-        """The test part, normalised."""
         for x, y in super().evaluation(batch):
             yield self.normalise(x), y
 
@@ -130,7 +127,13 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
 def _read(path: Path) -> list[bytes]:
     """The two parts of CIFAR-100, from a folder or straight out of the archive."""
     try:
-        parts = _from_folder(path) if path.is_dir() else _from_archive(path)
+        if path.is_dir():
+            files = {
+                name: folder / name for folder in (path / FOLDER, path) for name in PARTS if (folder / name).is_file()
+            }
+            parts = {name: file.read_bytes() for name, file in files.items()}
+        else:
+            parts = _from_archive(path)
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, LZMAError) as error:
         raise MupscaleError(
             f"{path} is not a tar archive, or is cut short or damaged ({error}); download it again"
@@ -143,12 +146,6 @@ def _read(path: Path) -> list[bytes]:
         if name not in parts:
             raise MupscaleError(f"{path} holds no {name}; take the binary version, cifar-100-binary.tar.gz")
     return [parts[name] for name in PARTS]
-
-
-def _from_folder(path: Path) -> dict[str, bytes]:
-    folders = [path, path / FOLDER]
-    files = {name: folder / name for folder in reversed(folders) for name in PARTS if (folder / name).is_file()}
-    return {name: file.read_bytes() for name, file in files.items()}
 
 
 def _from_archive(path: Path) -> dict[str, bytes]:

@@ -21,10 +21,9 @@ from torch.utils.data import (
     default_collate,
 )
 
-from mupscale.data.embedded import Split
 from mupscale.data.own_tables import TARGETS, TableFile, TableSettings, choose_held_out, columns_of
 from mupscale.data.stream import Batch, Data
-from mupscale.data.tabular import Table
+from mupscale.data.tabular import Split, Table
 from mupscale.system import MupscaleError, derive, show_short
 
 HELD_OUT = ("test", "validation", "valid", "val", "dev", "eval")
@@ -66,7 +65,13 @@ def as_data(
         return source
     train, test = _parts(source)
     if _is_arrays(train):
-        return _arrays(train, test, held_out, split_seed)
+        if test is not None and not _is_arrays(test):
+            raise MupscaleError(f"the part to train on is a pair of arrays, and the one to evaluate on a {_name(test)}")
+        x, y = _pair(train)
+        if test is not None:
+            return Table(Split(x, y, *_pair(test)))
+        chosen = choose_held_out(len(x), held_out, split_seed, "the data")
+        return Table(Split(x[~chosen], y[~chosen], x[chosen], y[chosen]))
     if _is_table(train) and (test is None or _is_table(test)):
         tables = [columns_of(_name(part), _table(part)) for part in (train, test) if part is not None]
         shares: dict[str, Any] = {"held_out": held_out, "split_seed": split_seed}
@@ -113,19 +118,14 @@ def _is_arrays(part: Any) -> bool:
     )
 
 
-def _arrays(train: Any, test: Any, held_out: float, split_seed: int) -> Table:
-    if test is not None and not _is_arrays(test):
-        raise MupscaleError(f"the part to train on is a pair of arrays, and the one to evaluate on a {_name(test)}")
-    pairs = [_pair(part) for part in (train, test) if part is not None]
-    if test is not None:
-        return Table(Split(*pairs[0], *pairs[1]))
-    x, y = pairs[0]
-    chosen = choose_held_out(len(x), held_out, split_seed, "the data")
-    return Table(Split(x[~chosen], y[~chosen], x[chosen], y[chosen]))
-
-
 def _pair(part: Any) -> Batch:
-    x, y = part.tensors if isinstance(part, TensorDataset) else (_tensor(each) for each in part)
+    arrays = part.tensors if isinstance(part, TensorDataset) else part
+    for array in (each for each in arrays if not isinstance(each, Tensor)):
+        if array.dtype.kind not in "fiub":
+            raise MupscaleError(
+                f"an array holds {array.dtype}, and not numbers: a table with words is a DataFrame or a file"
+            )
+    x, y = (each if isinstance(each, Tensor) else torch.from_numpy(np.ascontiguousarray(each)) for each in arrays)
     if len(x) != len(y) or not len(x):
         raise MupscaleError(f"there must be as many inputs as targets, and some, but there are {len(x)} and {len(y)}")
     for what, values in (("inputs", x), ("targets", y)):
@@ -135,31 +135,13 @@ def _pair(part: Any) -> Batch:
     return plain_inputs(x), plain_targets(y)
 
 
-def _tensor(values: Any) -> Tensor:
-    if isinstance(values, Tensor):
-        return values
-    if values.dtype.kind not in "fiub":
-        raise MupscaleError(
-            f"an array holds {values.dtype}, and not numbers: a table with words is a DataFrame or a file"
-        )
-    return torch.from_numpy(np.ascontiguousarray(values))
-
-
 def plain_inputs(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Inputs as models take them: pictures in bytes from 0 to 1, as torchvision's ToTensor has them.
-
-    >>> plain_inputs(torch.tensor([[0, 255]], dtype=torch.uint8))
-    tensor([[0., 1.]])
-    """
+    """Inputs as models take them: pictures in bytes from 0 to 1, as torchvision's ToTensor has them."""
     return x.to(dtype) / 255 if x.dtype == torch.uint8 else x.to(dtype) if x.is_floating_point() else x.long()
 
 
 def plain_targets(y: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Targets as losses take them: classes as int64; numbers in a column, so that they meet a model's one output.
-
-    >>> plain_targets(torch.tensor([0.5, 2.0], dtype=torch.float64)).shape
-    torch.Size([2, 1])
-    """
+    """Targets as losses take them: classes as int64; numbers in a column, so that they meet a model's one output."""
     return y.long() if not y.is_floating_point() else (y[:, None] if y.dim() == 1 else y).to(dtype)
 
 
@@ -236,11 +218,9 @@ class IndexedData(Data):
 
     @property
     def size(self) -> int:
-        """Rows to train on."""
         return len(self.train)
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32) -> IndexedData:
-        """Where batches go, and the dtype of their numbers."""
         self.device, self._dtype = device, dtype
         return self
 
@@ -255,7 +235,6 @@ class IndexedData(Data):
         return self._read(self.train, self._collate, self._order(seed).rows(start, count).tolist(), draws)
 
     def evaluation(self, batch: int) -> Iterator[Batch]:
-        """The part to evaluate on."""
         for start in range(0, len(self.test), batch):
             places = list(range(start, min(start + batch, len(self.test))))
             yield self._read(self.test, self._test_collate, places, [derive(0, "row", row) for row in places])
@@ -267,23 +246,19 @@ class IndexedData(Data):
         with _drawing() as seed:
             for row, draw in zip(rows, draws, strict=True):
                 seed(draw)
-                items.append(_row(part, row))
+                place = part.indices[row]
+                try:
+                    items.append(part.dataset[place])
+                except Exception as error:  # code of the user's
+                    raise MupscaleError(
+                        f"row {place} of {_name(part.dataset)} cannot be read: {type(error).__name__}: {error}"
+                    ) from error
             try:
                 batch = collate(items)
             except (TypeError, RuntimeError, ValueError) as error:
                 raise MupscaleError(_explain(part, rows, items, error)) from error
         x, y = _pick(batch, *self._names, _name(part.dataset))
         return plain_inputs(x, self._dtype).to(self.device), plain_targets(y, self._dtype).to(self.device)
-
-
-def _row(part: Subset[Any], row: int) -> Any:
-    place = part.indices[row]
-    try:
-        return part.dataset[place]
-    except Exception as error:  # code of the user's
-        raise MupscaleError(
-            f"row {place} of {_name(part.dataset)} cannot be read: {type(error).__name__}: {error}"
-        ) from error
 
 
 @contextmanager
@@ -307,39 +282,32 @@ def _drawing() -> Iterator[Callable[[int], None]]:
 def _pick(batch: Any, inputs: str | None, target: str | None, name: str) -> Batch:
     """Inputs and targets of a batch: a pair, or by name."""
     if isinstance(batch, Mapping):
-        batch = _pick_named(batch, inputs, target, name)
+        for asked in (inputs, target):
+            if asked is not None and asked not in batch:
+                raise MupscaleError(f"the examples of {name} have no {asked!r}; they have {', '.join(batch)}")
+        target = target or next((each for each in TARGETS if each in batch), None)
+        ids, others = batch.get("input_ids"), [n for n, v in batch.items() if n != target and isinstance(v, Tensor)]
+        if inputs is None and isinstance(ids, Tensor) and (target is None or batch[target].shape == ids.shape):
+            # text: every token's target is the next
+            batch = ids[:, :-1], (ids if target is None else batch[target])[:, 1:]
+        elif target is None or (inputs is None and len(others) != 1):
+            raise MupscaleError(
+                f"which of {', '.join(batch)} is the input of {name}, and which the target? Return "
+                f"mupscale.data.as_data(…, inputs=NAME, target=NAME)"
+            )
+        else:
+            batch = batch[inputs or others[0]], batch[target]
     if not (isinstance(batch, tuple | list) and len(batch) == 2):
         kind = f"{len(batch)} parts" if isinstance(batch, tuple | list) else f"a {type(batch).__name__}"
         raise MupscaleError(f"an example of {name} is {kind}, but must be a pair of an input and a target")
     for what, value in zip(("input", "target"), batch, strict=True):
         if not isinstance(value, Tensor):
+            is_text = isinstance(value, list | tuple) and bool(value) and isinstance(value[0], str)
             raise MupscaleError(
                 f"the {what} of {name} is {show_short(value)} and not a tensor: give tensors, numpy arrays or numbers"
-                + (", and tokenize text first (mupscale data tokenize)" if _holds_text(value) else "")
+                + (", and tokenize text first (mupscale data tokenize)" if is_text else "")
             )
     return batch[0], batch[1]
-
-
-def _holds_text(value: Any) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], str)
-
-
-def _pick_named(batch: Mapping[str, Any], inputs: str | None, target: str | None, name: str) -> tuple[Any, Any]:
-    for asked in (inputs, target):
-        if asked is not None and asked not in batch:
-            raise MupscaleError(f"the examples of {name} have no {asked!r}; they have {', '.join(batch)}")
-    known = [each for each in TARGETS if each in batch]
-    target = target or (known[0] if known else None)
-    ids = batch.get("input_ids")
-    if inputs is None and isinstance(ids, Tensor) and (target is None or batch[target].shape == ids.shape):
-        return ids[:, :-1], (ids if target is None else batch[target])[:, 1:]  # text: every token's target is the next
-    others = [each for each, value in batch.items() if each != target and isinstance(value, Tensor)]
-    if target is None or (inputs is None and len(others) != 1):
-        raise MupscaleError(
-            f"which of {', '.join(batch)} is the input of {name}, and which the target? Return "
-            f"mupscale.data.as_data(…, inputs=NAME, target=NAME)"
-        )
-    return batch[inputs or others[0]], batch[target]
 
 
 def _classes(dataset: Any, target: str | None) -> int | None:

@@ -10,6 +10,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -21,8 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mupscale.data.embedded import Split, standardise
-from mupscale.data.tabular import Table, open_maybe_zipped
+from mupscale.data.tabular import Split, Table, open_maybe_zipped, standardise
 from mupscale.system import MupscaleError, generator, require, show_short
 
 Task = Literal["classification", "regression"]
@@ -51,11 +51,9 @@ class Columns(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
         return len(next(iter(self.values.values()), ()))
 
     def refuse(self, column: str, row: int, problem: str) -> NoReturn:
-        """An error at one cell."""
         place = f"row {row + 1}" if self.lines is None else f"line {self.lines[row]}"
         raise MupscaleError(f"{self.name}, {place}, column {column!r}: {problem}")
 
@@ -213,7 +211,12 @@ def _read_csv(path: Path, text: io.TextIOWrapper, takes_words: Callable[[str], b
                 raise MupscaleError(f"{path}, line {number} has {len(row)} cells, and the first line {len(names)}")
         lines.append(np.array([number for number, _ in rows]))
         for name, cells in zip(names, zip(*(row for _, row in rows), strict=True), strict=True):
-            piece = _as_texts(cells) if takes_words(name) else _numbers_or_texts(cells)
+            piece: NDArray[Any] | None = None
+            if not takes_words(name):
+                with suppress(ValueError):  # numbers take less memory
+                    piece = np.array(cells, dtype=np.float64)
+            if piece is None:
+                piece = np.array([cell.strip() or None for cell in cells], dtype=object)
             if name not in empty and (piece.dtype == object or np.isnan(piece).any()):
                 empty.update((name, cell.strip()) for cell in islice(filter(_is_empty, cells), 1))
             pieces[name].append(piece)
@@ -224,31 +227,16 @@ def _read_csv(path: Path, text: io.TextIOWrapper, takes_words: Callable[[str], b
     if any(piece.dtype != object for name in words for piece in pieces[name]):  # whose texts are gone
         return read_columns(path, lambda name: name in words)
     for name in names:
-        parts = pieces[name] if name in words else [_as_numbers(piece) for piece in pieces[name]]
+        parts = pieces[name]
+        for number, piece in enumerate(parts) if name not in words else ():
+            if piece.dtype == object:
+                parts[number] = np.array([np.nan if _is_empty(cell) else float(cell) for cell in piece])
         table.values[name] = np.concatenate(parts)
     return table
 
 
 def _is_empty(cell: str | None) -> bool:
     return cell is None or cell.strip().lower() in _MISSING
-
-
-def _as_texts(cells: Sequence[str]) -> NDArray[Any]:
-    return np.array([cell.strip() or None for cell in cells], dtype=object)
-
-
-def _numbers_or_texts(cells: Sequence[str]) -> NDArray[Any]:
-    """Some cells of a column: as numbers, which take less memory, if all are."""
-    try:
-        return np.array(cells, dtype=np.float64)
-    except ValueError:
-        return _as_texts(cells)
-
-
-def _as_numbers(piece: NDArray[Any]) -> NDArray[Any]:
-    if piece.dtype != object:
-        return piece
-    return np.array([np.nan if _is_empty(cell) else float(cell) for cell in piece])
 
 
 def _holds_numbers(name: str, pieces: Sequence[NDArray[Any]], table: Columns) -> bool:
@@ -266,14 +254,6 @@ def _holds_numbers(name: str, pieces: Sequence[NDArray[Any]], table: Columns) ->
             f"column out (skip: [{name}]), or take its cells as names (categories: [{name}])",
         )
     return not words
-
-
-def _as_column(values: NDArray[Any]) -> NDArray[Any]:
-    """Any one-dimensional array as columns have it."""
-    if values.dtype.kind in "fiub":
-        return values.astype(np.float64)
-    missing = [v is None or (isinstance(v, float) and v != v) for v in values.tolist()]
-    return np.array([None if gone else str(v) for v, gone in zip(values.tolist(), missing, strict=True)], dtype=object)
 
 
 def _is_number(cell: str) -> bool:
@@ -304,12 +284,15 @@ def _read_parquet(path: Path) -> Columns:
 
 
 def columns_of(name: str, values: Mapping[str, Any]) -> Columns:
-    """Arrays by name, such as a DataFrame's, as columns.
-
-    >>> columns_of("plants", {"height": np.array([3, 1]), "kind": np.array(["rose", "moss"])}).rows
-    2
-    """
-    return Columns(name, {str(key): _as_column(np.asarray(value)) for key, value in values.items()})
+    """Arrays by name, such as a DataFrame's, as columns."""
+    columns = {}
+    for key, array in ((key, np.asarray(value)) for key, value in values.items()):
+        if array.dtype.kind in "fiub":
+            columns[str(key)] = array.astype(np.float64)
+            continue
+        texts = [None if v is None or (isinstance(v, float) and v != v) else str(v) for v in array.tolist()]
+        columns[str(key)] = np.array(texts, dtype=object)
+    return Columns(name, columns)
 
 
 def _find_target(table: Columns, settings: TableSettings) -> str:
@@ -383,11 +366,7 @@ def _gaps(values: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def choose_held_out(rows: int, share: float, seed: int, name: str) -> Tensor:
-    """Which of so many rows are to evaluate on: a share of them, at least one, chosen by the seed.
-
-    >>> choose_held_out(10, 0.2, 0, "a table").sum()
-    tensor(2)
-    """
+    """Which of so many rows are to evaluate on: a share of them, at least one, chosen by the seed."""
     if not 0 < share < 1:
         raise MupscaleError(f"held_out is {share}, but must lie between 0 and 1")
     if rows < 2:
@@ -410,7 +389,15 @@ def _encode_target(
     for part in () if is_text else parts:
         _refuse_where(~np.isfinite(part.values[name]), part, name, "a target must be finite")
     distinct = sorted(set(values)) if is_text else np.unique(values).tolist()
-    if (settings.task or _guess_task(name, table, is_text, distinct)) == "regression":
+    task = settings.task
+    if task is None and not is_text and any(value != int(value) for value in distinct):
+        task = "regression"
+    elif task is None and not is_text and len(distinct) > _MOST_CLASSES:
+        raise MupscaleError(
+            f"{table}: the target {name!r} holds {len(distinct)} whole numbers: are they classes or amounts? "
+            f"Say task: classification or task: regression"
+        )
+    if task == "regression":
         if is_text:
             raise MupscaleError(
                 f"{table}: the target {name!r} holds words such as {show_short(distinct[0])}, but regression needs "
@@ -442,19 +429,6 @@ def _refuse_where(wrong: NDArray[np.bool_], table: Columns, name: str, problem: 
         table.refuse(name, int(wrong.argmax()), problem)
 
 
-def _guess_task(name: str, table: str, is_text: bool, distinct: Sequence[Any]) -> Task:
-    if is_text:
-        return "classification"
-    if any(value != int(value) for value in distinct):
-        return "regression"
-    if len(distinct) <= _MOST_CLASSES:
-        return "classification"
-    raise MupscaleError(
-        f"{table}: the target {name!r} holds {len(distinct)} whole numbers: are they classes or amounts? "
-        f"Say task: classification or task: regression"
-    )
-
-
 @dataclass(frozen=True)
 class _Column:
     """A column of inputs: its words, each of which is an input; or numbers, and how they are filled and scaled."""
@@ -468,11 +442,9 @@ class _Column:
 
     @property
     def shown(self) -> list[str]:
-        """The names of its inputs."""
         return [self.name] if self.words is None else [f"{self.name}={word}" for word in self.words]
 
     def encode(self, table: Columns) -> Tensor:
-        """The inputs of a table's rows."""
         values = table.values[self.name]
         if self.words is not None:
             place = {word: number for number, word in enumerate(self.words)} | {None: len(self.words)}

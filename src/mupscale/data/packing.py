@@ -36,12 +36,12 @@ from mupscale.data.shards import (
     check_packed_with,
     find_split,
 )
-from mupscale.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer, one_thread_each, tokenizer_name
+from mupscale.data.tokenizer import load_tokenizer, make_tokenizer, one_thread_each, tokenizer_name
 from mupscale.system import (
+    Display,
     MupscaleError,
     exclusive_lock,
     make_folder,
-    open_display,
     parse_record,
     printable,
     read_json,
@@ -146,10 +146,16 @@ class _Packing:
     def __init__(self, out: Path, corpus: Corpus, spec: str, made_from: dict[str, Any], progress: Progress) -> None:
         self.out, self.corpus, self.made_from, self.progress = out, corpus, made_from, progress
         self.position = self._last_position()
-        texts = (document.text for document in self._documents())
+        texts = (document.text for document in filter(_has_text, corpus.documents()))
         self.split = find_split(texts, made_from["validation"], made_from["split_seed"])
         self.position.write(out / PROGRESS)
-        self.tokenizer = self._make_tokenizer(spec)
+        path = out / TOKENIZER  # which is in the folder if an earlier run came that far
+        if not path.exists() or spec.startswith(("gpt2:", "hf:")):
+            made = make_tokenizer(spec, self._training_texts())
+            if path.exists():
+                check_packed_with(out, {"tokenizer": load_tokenizer(path).fingerprint}, {"tokenizer": made.fingerprint})
+            replace_text(path, made.to_json())
+        self.tokenizer = load_tokenizer(path)
         size = self.tokenizer.vocab_size
         self.dtype = next(name for name, stored in DTYPES.items() if size <= 1 << 8 * stored.itemsize)
         self.writers = {
@@ -170,22 +176,8 @@ class _Packing:
             raise MupscaleError(f"the folder {self.out} has other files in it: give one that is empty or not there yet")
         return _Position(begun_with, (0, 0), 0, {part: [] for part in PARTS})
 
-    def _documents(self) -> Iterator[Document]:
-        return filter(_has_text, self.corpus.documents())
-
-    def _make_tokenizer(self, spec: str) -> Tokenizer:
-        """The tokenizer, which is in the folder if an earlier run came that far."""
-        path = self.out / TOKENIZER
-        if not path.exists() or spec.startswith(("gpt2:", "hf:")):
-            tokenizer = make_tokenizer(spec, self._training_texts())
-            if path.exists():
-                before = load_tokenizer(path)
-                check_packed_with(self.out, {"tokenizer": before.fingerprint}, {"tokenizer": tokenizer.fingerprint})
-            replace_text(path, tokenizer.to_json())
-        return load_tokenizer(path)
-
     def _training_texts(self) -> Iterator[str]:
-        for document in self._documents():
+        for document in filter(_has_text, self.corpus.documents()):
             yield from (text for part, text in self.split(document.text) if part == "train")
             self.progress(document.read, self.corpus.size, 0)
 
@@ -215,7 +207,9 @@ class _Packing:
                     position.after, read = (document.file, document.number), document.read
                     position.empty += not piece.ends
                     if full or time.monotonic() > noted_at + _NOTE_EVERY:
-                        self._write_position()
+                        for writer in self.writers.values():
+                            writer.sync()
+                        position.write(self.out / PROGRESS)
                         noted_at = time.monotonic()
             self.progress(
                 read, self.corpus.size, sum(shard.tokens for part in PARTS for shard in position.shards[part])
@@ -234,11 +228,6 @@ class _Packing:
         end = np.array([self.tokenizer.end_of_text])
         encoded = self.tokenizer.encode_batch([piece.text for piece in batch])
         return [(piece, end if piece.ends else tokens) for piece, tokens in zip(batch, encoded, strict=True)]
-
-    def _write_position(self) -> None:
-        for writer in self.writers.values():
-            writer.sync()
-        self.position.write(self.out / PROGRESS)
 
 
 def _has_text(document: Document) -> bool:
@@ -278,21 +267,15 @@ def _in_order(function: Callable[[In], Out], items: Iterable[In], workers: int) 
 def shown_progress() -> Iterator[Progress]:
     """A bar where stderr is a terminal, a line now and then elsewhere."""
     columns = ("description", "bar", "percentage", "time left", "{task.fields[tokens]:,} tokens")
-    display = open_display(columns, 100, started=False, lines="stderr", tokens=0)  # one that waits shows nothing
+    with Display(columns, 100, started=False, lines="stderr", tokens=0) as display:  # one that waits shows nothing
 
-    def show(done: int, total: int, tokens: int) -> None:
-        shown = (f"{done / total:.0%} read" if total else "", f"{tokens:,} tokens" if tokens else "")
-        line = f"{_doing(tokens)}: {', '.join(filter(None, shown))}"
-        display.update(done, line, total=total or None, description=_doing(tokens), tokens=tokens)
+        def update(done: int, total: int, tokens: int) -> None:
+            what = "packing" if tokens else "learning the vocabulary"
+            shown = (f"{done / total:.0%} read" if total else "", f"{tokens:,} tokens" if tokens else "")
+            line = f"{what}: {', '.join(filter(None, shown))}"
+            display.update(done, line, total=total or None, description=what, tokens=tokens)
 
-    try:
-        yield show
-    finally:
-        display.close()
-
-
-def _doing(tokens: int) -> str:
-    return "packing" if tokens else "learning the vocabulary"
+        yield update
 
 
 def tokenize(
@@ -373,7 +356,17 @@ def info(tokens: str, **table: Any) -> None:
         except MupscaleError as error:
             text = f". If it is text, and no table: mupscale data tokenize {tokens} FOLDER"
             raise MupscaleError(f"{error}{text if folder.name.endswith(SUFFIXES) else ''}") from None
-        return _show_table(read, {"path": tokens, **given})
+        spec = json.dumps({"path": tokens, **given})
+        rows = {  # what a recipe has to say about the table, and what to look at before it does
+            "rows": f"{read.size:,} to train on, {len(read.split.test_y):,} held out",
+            "inputs": ", ".join(read.inputs),
+            "target": f"classification: {', '.join(read.labels)}" if read.labels else "regression, standardised",
+            "the data": f"{{class_path: mupscale.data.TableFile, init_args: {spec}}}",
+            "the model": f"d_in: {len(read.inputs)}, d_out: {len(read.labels) or 1}",
+            "the loss": "mupscale.train.cross_entropy (the default)" if read.labels else "torch.nn.functional.mse_loss",
+        }
+        show(*(f"{name:<12}{printable(value)}" for name, value in rows.items()))
+        return
     if not folder.exists():
         raise MupscaleError(f"there is no file or folder {tokens}")
     index = Index.read(folder)
@@ -392,18 +385,3 @@ def info(tokens: str, **table: Any) -> None:
     lines = [printable(line) for line in beginning.strip().splitlines()[:4]]
     show(*(f"{name:<12}{printable(value)}" for name, value in rows.items()))
     show(f"{'begins':<12}" + "\n            ".join(lines))
-    return None
-
-
-def _show_table(table: TableFile, given: dict[str, Any]) -> None:
-    """What a recipe has to say about a table, and what to look at before it does. given: what it was made with."""
-    task = f"classification: {', '.join(table.labels)}" if table.labels else "regression, standardised"
-    rows = {
-        "rows": f"{table.size:,} to train on, {len(table.split.test_y):,} held out",
-        "inputs": ", ".join(table.inputs),
-        "target": task,
-        "the data": f"{{class_path: mupscale.data.TableFile, init_args: {json.dumps(given)}}}",
-        "the model": f"d_in: {len(table.inputs)}, d_out: {len(table.labels) or 1}",
-        "the loss": "mupscale.train.cross_entropy (the default)" if table.labels else "torch.nn.functional.mse_loss",
-    }
-    show(*(f"{name:<12}{printable(value)}" for name, value in rows.items()))

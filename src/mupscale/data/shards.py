@@ -64,15 +64,12 @@ class Index:
 
     @property
     def shards(self) -> dict[Part, list[TokenShard]]:
-        """The shards of each part."""
         return {"train": self.train, "validation": self.validation}
 
     def tokens(self, part: Part) -> int:
-        """Tokens in a part."""
         return sum(shard.tokens for shard in self.shards[part])
 
     def documents(self, part: Part) -> int:
-        """Documents in a part."""
         return sum(shard.documents for shard in self.shards[part])
 
     def write(self, folder: Path) -> None:
@@ -81,7 +78,6 @@ class Index:
 
     @classmethod
     def read(cls, folder: Path) -> Index:
-        """From its file."""
         path = folder / INDEX
         try:
             content = read_json(path)

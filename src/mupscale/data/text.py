@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mupscale.data.documents import Corpus, Errors, source_name
-from mupscale.data.embedded import tinyshakespeare
 from mupscale.data.packing import pack, shown_progress
 from mupscale.data.shards import INDEX, TOKENIZER, DocumentSplit, Index, Windows, check_packed_with
 from mupscale.data.stream import Batch, Data
@@ -91,28 +91,15 @@ class Text(TokenWindows):
         errors: Errors = "strict",
     ) -> None:
         folder = Path(tokens).expanduser()
+        options: dict[str, Any] = {"field": field, "validation": validation, "split_seed": split_seed}
         if source is not None and not (folder / INDEX).exists():
             with shown_progress() as progress:
-                pack(
-                    source,
-                    folder,
-                    tokenizer or "bytes",
-                    field=field,
-                    errors=errors,
-                    validation=validation,
-                    split_seed=split_seed,
-                    progress=progress,
-                )
+                pack(source, folder, tokenizer or "bytes", errors=errors, progress=progress, **options)
         index = Index.read(folder)
         if tokenizer is not None:
             check_packed_with(folder, index.made_from, {"tokenizer": tokenizer_name(tokenizer)})
         if source is not None:
-            options = {
-                "source": source_name(source),
-                "field": field,
-                "validation": validation,
-                "split_seed": split_seed,
-            }
+            options = {"source": source_name(source), **options}
             check_packed_with(folder, index.made_from, options)
             if not source.startswith("datasets:") and Path(source).expanduser().exists():  # it may be gone by now
                 check_packed_with(folder, index.made_from, {"source_fingerprint": Corpus(source).fingerprint})
@@ -131,6 +118,16 @@ class Text(TokenWindows):
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the packed text; training does not need it."""
         return load_tokenizer(self._folder / TOKENIZER)
+
+
+def tinyshakespeare() -> str:
+    """The text of Tiny Shakespeare: 1.1 MB of plays in the public domain, collected by Andrej Karpathy.
+
+    >>> print(tinyshakespeare()[:50])
+    First Citizen:
+    Before we proceed any further, hear
+    """
+    return resources.files("mupscale.data").joinpath("tinyshakespeare.txt").read_text(encoding="utf-8")
 
 
 class Shakespeare(TokenWindows):

@@ -95,7 +95,14 @@ class BPE(LibraryTokenizer):
     def gpt2(cls, folder: str | Path) -> BPE:
         """GPT-2's, from its two files, under either of the names they are known by."""
         tokenizers = tokenizers_package()
-        vocab, merges = (_find_file(Path(folder).expanduser(), names) for names in (_VOCAB_FILES, _MERGES_FILES))
+        folder, found = Path(folder).expanduser(), []
+        for names in (_VOCAB_FILES, _MERGES_FILES):
+            if not (files := [folder / name for name in names if (folder / name).is_file()]):
+                raise MupscaleError(
+                    f"the folder {folder} has no {' or '.join(names)}, which GPT-2's tokenizer is made of"
+                )
+            found.append(files[0])
+        vocab, merges = found
         try:
             model = tokenizers.models.BPE.from_file(str(vocab), str(merges))
         except Exception as error:  # the library raises nothing more precise
@@ -172,13 +179,6 @@ def _first_characters(texts: Iterable[str]) -> Iterator[str]:
         left -= len(text)
         if left <= 0:
             return
-
-
-def _find_file(folder: Path, names: Sequence[str]) -> Path:
-    for name in names:
-        if (folder / name).is_file():
-            return folder / name
-    raise MupscaleError(f"the folder {folder} has no {' or '.join(names)}, which GPT-2's tokenizer is made of")
 
 
 PRETRAINED = "pretrained"  # in the file that packed tokens keep their tokenizer in

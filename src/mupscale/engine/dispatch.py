@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,13 +17,12 @@ from mupscale.engine.training_job import (
     Outcome,
     PointCallback,
     PruneCallback,
-    Status,
     TrainingJob,
     check_folders,
     curve_and_scores,
     read_outcome,
 )
-from mupscale.system import Interrupted, MupscaleError, remove, show
+from mupscale.system import Display, Interrupted, MupscaleError, remove, show
 from mupscale.train import (
     Callback,
     Recipe,
@@ -66,11 +68,6 @@ def _train_run(job: TrainingJob, number: int, run: TrainingRun, listener: _Liste
     run.end(status)
     if status == "interrupted":
         raise Interrupted(f"interrupted after step {run.step} of {recipe.steps}")
-    return _outcome(job, number, run, status, listener)
-
-
-def _outcome(job: TrainingJob, number: int, run: TrainingRun, status: Status, listener: _Listener) -> Outcome:
-    recipe = job.recipes[number]
     curve, scores = curve_and_scores(RunFolder(recipe.out).records() if recipe.out is not None else listener.records)
     step = run.losses.diverged_at(run.step) if status == "diverged" else run.step
     cost = None if run.flops_per_example is None else run.flops_per_example * recipe.batch
@@ -86,7 +83,6 @@ class _Listener(Callback):
         self.point: float | None = None  # the training loss of a point that is not reported yet
 
     def metrics(self, run: Any, record: Mapping[str, Any]) -> None:
-        """A record of metrics."""
         self.records.append(record)
         if record["kind"] == "train":
             self.point = record["loss"]
@@ -127,32 +123,17 @@ def train_many(
     >>> [outcome.status for outcome in train_many(recipes)]
     ['finished', 'diverged']
     """
-    _check_arguments(recipes, points, data)
-    job = TrainingJob(list(recipes), points, rungs, prune, evaluate, save, on_point, note or _on_stderr, memory, data)
-    job.resume = job.load_saved() or resume
-    if job.resume:
-        _read_finished_runs(job)
-    check_folders([recipes[number] for number in job.remaining], job.resume)
-    _train_remaining(job, engine)
-    if save is not None:
-        remove(save)
-    return job.ordered_outcomes()
-
-
-def _check_arguments(recipes: Sequence[Recipe], points: int, data: Data | None) -> None:
     if points < 1:
         raise MupscaleError(f"points is {points}, but a curve has at least one")
     if data is not None and any(recipe.data != recipes[0].data for recipe in recipes):
         raise MupscaleError("the runs differ in data, so one that is loaded already cannot be given for all of them")
-
-
-def _read_finished_runs(job: TrainingJob) -> None:
-    for number in job.remaining:
-        if (outcome := read_outcome(job.recipes[number])) is not None:
-            job.outcomes[number] = outcome
-
-
-def _train_remaining(job: TrainingJob, engine: Engine) -> None:
+    note = note or partial(show, stream="stderr")
+    job = TrainingJob(list(recipes), points, rungs, prune, evaluate, save, on_point, note, memory, data)
+    job.resume = job.load_saved() or resume
+    if job.resume:
+        read = ((number, read_outcome(job.recipes[number])) for number in job.remaining)
+        job.outcomes |= {number: outcome for number, outcome in read if outcome is not None}
+    check_folders([recipes[number] for number in job.remaining], job.resume)
     try:
         with catch_stop_signals() as stop:
             if engine != "serial" and job.remaining:
@@ -167,7 +148,39 @@ def _train_remaining(job: TrainingJob, engine: Engine) -> None:
         if not job.remaining:  # too late to stop in the middle: the same call has all of this
             job.save_outcomes(complete=True)
         raise
+    if save is not None:
+        remove(save)
+    return [job.outcomes[number] for number in range(len(recipes))]
 
 
-def _on_stderr(text: str) -> None:
-    show(text, stream="stderr")
+class ManyRuns:
+    """For `train_many(on_point=…)`: how far so many runs of so many steps are, all at once or some after others."""
+
+    def __init__(self, steps: int, runs: int, display: Display) -> None:
+        self.steps, self.runs, self.display = steps, runs, display
+        self.over, self.together, self.step = 0, 0, 0  # runs that are done, those that train now, and their step
+
+    def __call__(self, step: int, values: Mapping[int, float]) -> None:
+        """A point of the runs that train now: the lowest loss among them is shown."""
+        if step <= self.step:  # others have begun
+            self.over, self.together = self.over + self.together, 0
+        self.step, self.together = step, max(self.together, len(values))
+        finite = [value for value in values.values() if math.isfinite(value)]
+        if not finite:
+            return
+        runs = max(self.runs, self.over + self.together)
+        before = f"{self.over} of {runs} runs done, " if self.over else ""
+        shown = f"loss {min(finite):.4f}"
+        done = (self.over * self.steps + self.together * step) / runs
+        self.display.update(done, f"{before}step {step}/{self.steps}  {shown}", shown=shown)
+
+
+@contextmanager
+def lowest_loss_bar(steps: int, runs: int = 1, *, visible: bool = True) -> Iterator[ManyRuns]:
+    """A bar of the steps of so many runs, with the lowest loss among them and the time left, gone when they end.
+
+    Where stderr is no terminal, a line now and then.
+    """
+    columns = ("wide bar", "count", "{task.fields[shown]}", "time", "left", "time left")
+    with Display(columns, steps, visible=visible, transient=True, lines="stdout", shown="") as display:
+        yield ManyRuns(steps, runs, display)

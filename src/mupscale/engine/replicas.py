@@ -222,7 +222,6 @@ class Replicas:
 
     @torch.no_grad()
     def copy_in(self, row: int, model: nn.Module, optimizer: Optimizer) -> None:
-        """Copy a run's model and optimizer into its row."""
         parameters = naming.parameters(model)
         for name, view in self.layout.cut(self.flat.detach()[row]).items():
             view.copy_(parameters[name])
@@ -230,21 +229,17 @@ class Replicas:
             self.buffers[name][row].copy_(buffer)
         held = [optimizer.state.get(parameters[name], {}) for name in self.layout.names]
         steps = [float(state.get("step", 1.0)) if self.state.keys() <= state.keys() else 0.0 for state in held]
-        self._note_steps(row, steps)
-        for kind, matrix in self.state.items():
-            for state, taken, view in zip(held, steps, self.layout.cut(matrix[row]).values(), strict=True):
-                if taken:
-                    view.copy_(state[kind])
-
-    def _note_steps(self, row: int, steps: Sequence[float]) -> None:
-        """How many steps each parameter has taken: those of new blocks fewer than the others."""
-        if len(set(steps)) > 1 and self.steps_taken.shape[1] == 1:
+        if len(set(steps)) > 1 and self.steps_taken.shape[1] == 1:  # those of new blocks fewer than the others
             self.steps_taken = self.steps_taken.expand(-1, self.layout.total).contiguous()
         if self.steps_taken.shape[1] == 1:
             self.steps_taken[row] = steps[0]
         else:
             for taken, view in zip(steps, self.layout.cut(self.steps_taken[row]).values(), strict=True):
                 view.fill_(taken)
+        for kind, matrix in self.state.items():
+            for state, taken, view in zip(held, steps, self.layout.cut(matrix[row]).values(), strict=True):
+                if taken:
+                    view.copy_(state[kind])
 
     @torch.no_grad()
     def copy_out(self, row: int, model: nn.Module, optimizer: Optimizer) -> None:
@@ -270,7 +265,6 @@ class Replicas:
 
     @torch.no_grad()
     def keep_rows(self, rows: Sequence[int]) -> None:
-        """Keep these rows alone."""
         index = torch.tensor(list(rows), device=self.flat.device)
         self.flat = self.flat.detach()[index].requires_grad_()
         self.state = {name: matrix[index] for name, matrix in self.state.items()}

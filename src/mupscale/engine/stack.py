@@ -65,17 +65,14 @@ class Streams:
         while step < last:
             ahead = min(ahead, last - step)
             stretches = self.data.batches(self.seeds, step * self.batch, ahead * self.batch)
-            xs, ys = (self._cut_into_steps(joined, ahead) for joined in stretches)
+            # cut into steps; a dimension of streams follows where there are several
+            views = (joined.unflatten(0, (len(self.seeds), ahead, -1)) for joined in stretches)
+            xs, ys = (view[0] if self.shared else view.transpose(0, 1) for view in views)
             for x, y in zip(xs, ys, strict=True):
                 repeated = not self.shared and not self._one_for_each
                 yield (x[self._stream_of_row], y[self._stream_of_row]) if repeated else (x, y)
             step += ahead
             ahead = max(1, prefetch_bytes // (xs[0].nbytes + ys[0].nbytes))
-
-    def _cut_into_steps(self, joined: Tensor, steps: int) -> Tensor:
-        """Stretches of the streams, cut into steps; a dimension of streams follows where there are several."""
-        views: Tensor = joined.unflatten(0, (len(self.seeds), steps, -1))
-        return views[0] if self.shared else views.transpose(0, 1)
 
 
 # Measured on an H200 with bench/sweep.py:
@@ -98,30 +95,6 @@ def worth_compiling(steps: int, runs: int, kept_bytes: int, tensors: int) -> boo
     plain = steps * runs * kept_bytes * _SECONDS_A_BYTE
     return _SAVED * plain > _SECONDS_AT_LEAST + tensors * _SECONDS_A_TENSOR
 
-
-class StepParts:
-    """The parts of a step as functions, compiled once each where that is asked for.
-
-    >>> StepParts(compiles=False).get("update", max) is max
-    True
-    """
-
-    def __init__(self, compiles: bool) -> None:
-        self.compiles = compiles
-        self._compiled: dict[str, Callable[..., Any]] = {}
-        if compiles:
-            torch.compiler.reset()  # it gives up, silently, on a function that it has compiled for eight stacks
-
-    def get(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A part of the step, compiled or as it is."""
-        if not self.compiles:
-            return function
-        if name not in self._compiled:
-            self._compiled[name] = compile_quietly(function, dynamic=False)
-        return self._compiled[name]
-
-
-__all__ = ["NotStackable", "RunStack"]
 
 _CACHED = 10 << 20  # bytes that fit into a core's caches, from measurements at widths 32 to 256
 _SMALLEST_BLOCK = 8  # runs: with fewer in a block, calls cost more than caches save
@@ -155,8 +128,15 @@ class RunStack:
         self._prefetch_bytes = _PREFETCHED if device.type == "cuda" else 0
         self._start_runs()
         self._reset_rows()
-        self._check_vmap()
-        self._set_compiled(self._should_compile())
+        row, buffers = self.replicas.row(0)  # vmap is tried on a few examples, before the first step
+        self.vmapped.check_training(row, buffers, *self.streams.first_row(0, most=8))
+        x, y = next(iter(self.data.evaluation(self.shared.evaluation.batch or self.shared.batch)))
+        self.vmapped.check_evaluation(row, buffers, x[:8], y[:8])
+        compiles = self.shared.compile_mode() is not None
+        if self.shared.compile is False and device.type == "cuda":  # then if the stage is long enough to pay for it
+            kept = self.vmapped.bytes_for_backward(*self.replicas.row(0), *self.streams.first_row(0))
+            compiles = worth_compiling(self.shared.steps, len(recipes), kept, len(self.replicas.layout.names))
+        self._set_compiled(compiles)
 
     # ------------------------------------------------------------------------------------------- beginning
 
@@ -199,22 +179,9 @@ class RunStack:
         self._one_thread = False
         segments = self.replicas.layout.segments
         self._segments = merge_segments(segments, self.replicas.flat.detach()) if self._compiles else segments
-        self._parts = StepParts(self._compiles)
-
-    def _check_vmap(self) -> None:
-        """Try vmap on a few examples, in training and in evaluation, before the first step."""
-        row, buffers = self.replicas.row(0)
-        x, y = self.streams.first_row(0, most=8)
-        self.vmapped.check_training(row, buffers, x, y)
-        x, y = next(iter(self.data.evaluation(self.shared.evaluation.batch or self.shared.batch)))
-        self.vmapped.check_evaluation(row, buffers, x[:8], y[:8])
-
-    def _should_compile(self) -> bool:
-        """What the recipe says; where it does not ask for it, whether the stage is long enough to pay for it."""
-        if self.shared.compile is not False or self.device.type != "cuda":
-            return self.shared.compile_mode() is not None
-        kept = self.vmapped.bytes_for_backward(*self.replicas.row(0), *self.streams.first_row(0))
-        return worth_compiling(self.shared.steps, len(self.recipes), kept, len(self.replicas.layout.names))
+        self._compiled: dict[str, Callable[..., Any]] = {}
+        if self._compiles:
+            torch.compiler.reset()  # it gives up, silently, on a function that it has compiled for eight stacks
 
     def _set_compiled(self, compiles: bool) -> None:
         """Compile the step from now on, or do not; never on the CPU, where it makes a stack slower."""
@@ -269,7 +236,6 @@ class RunStack:
         return self._take_step(x, y) if self._graph is None else self._graph.replay(x, y)
 
     def _take_step(self, x: Tensor, y: Tensor) -> StepResult:
-        """A step of every row, block by block."""
         assert self._blocks is not None
         shared = self.streams.shared
         results = [
@@ -299,20 +265,25 @@ class RunStack:
         skipping = self.shared.on_nonfinite == "skip"
         before = {name: tensor.clone() for name, tensor in replicas.tensors().items()} if skipping else {}
         with self.vmapped.folded():
-            losses = self._parts.get("losses", self.vmapped.losses)(
+            losses = self._part("losses", self.vmapped.losses)(
                 replicas.flat, replicas.buffers, x, y, self.streams.shared
             )
         (gradient,) = torch.autograd.grad(losses.sum(), replicas.flat)
         with torch.no_grad():
             sound = losses.isfinite() & gradient.abs().amax(1).square().isfinite() if skipping else None
-            norms = self._parts.get("update", self._update)(gradient, replicas, hyper)
+            norms = self._part("update", self._update)(gradient, replicas, hyper)
             if sound is not None:
                 replicas.put_back(before, sound)
                 losses = torch.where(sound, losses, math.nan)
         return losses.detach(), norms
 
+    def _part(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A part of the step, compiled once or as it is."""
+        if self._compiles and name not in self._compiled:
+            self._compiled[name] = compile_quietly(function, dynamic=False)
+        return self._compiled.get(name, function)
+
     def _update(self, gradient: Tensor, replicas: Replicas, hyper: Hyperparameters) -> Tensor | None:
-        """Clip the gradients, and update all parameters of these runs."""
         norms = None
         if self.shared.clip is not None:
             norms = clip_rows(gradient, self.shared.clip, replicas.layout.segments)

@@ -88,7 +88,6 @@ class StackRun:
         self.saved_at = time.monotonic()
 
     def train(self, stop: StopRequest) -> None:
-        """Train from where the stack stands to the last step."""
         for recipe, folder in zip(self.stack.recipes, self.folders, strict=True):
             if folder is not None:
                 self._write(partial(folder.begin, resume=True), folder.path)
@@ -97,7 +96,13 @@ class StackRun:
             while self.numbers and self.stack.step < self.recipe.steps:
                 self._advance(stop)
                 if self.numbers and self.stack.step < self.recipe.steps:
-                    self._save_if_due(stop)
+                    minutes = self.recipe.checkpoints.minutes
+                    due = time.monotonic() - self.saved_at >= 60 * (_MINUTES if minutes is None else minutes)
+                    if stop.asked or due:
+                        self.save()
+                    if stop.asked:
+                        kept = "" if self.job.save_path is None else ", and kept"
+                        raise Interrupted(f"interrupted after step {self.stack.step} of {self.recipe.steps}{kept}")
             if self.numbers:
                 self._finish()
         finally:
@@ -105,24 +110,26 @@ class StackRun:
                 if folder is not None:
                     folder.release()
 
-    def _save_if_due(self, stop: StopRequest) -> None:
-        minutes = self.recipe.checkpoints.minutes
-        due = time.monotonic() - self.saved_at >= 60 * (_MINUTES if minutes is None else minutes)
-        if stop.asked or due:
-            self.save()
-        if stop.asked:
-            kept = "" if self.job.save_path is None else ", and kept"
-            raise Interrupted(f"interrupted after step {self.stack.step} of {self.recipe.steps}{kept}")
-
     def _advance(self, stop: StopRequest) -> None:
         """Train to the next step at which something is due, or until somebody asks to stop."""
         before, steps, spacing = self.stack.step, self.recipe.steps, self.job.point_spacing(self.recipe)
-        self._record_rate_changes(before)
+        for row, recipe in enumerate(self.stack.recipes):  # another rate: for `train` a growth to the same width
+            if (growth := recipe.growth_at(before)) is not None:
+                self._record(row, "grow", **growth.record(rate_after(recipe, before)))
         every = self.recipe.evaluation.every if self.recipe.out is not None else 0
         point, evaluation = _next(before, spacing, steps), _next(before, every, steps)
         rate_changes = [growth.at for recipe in self.stack.recipes for growth in recipe.grow if growth.at > before]
         due = min([point, evaluation, _next(before, _LOOK_EVERY, steps), *rate_changes])
-        self._collect(self.stack.advance(due - before, lambda: stop.asked))
+        losses = self.stack.advance(due - before, lambda: stop.asked).double().cpu()
+        if self.recipe.on_nonfinite == "skip":  # the steps that each run has left out one after another
+            for row, number in enumerate(self.numbers):
+                for step, finite in enumerate(losses[:, row].isfinite().tolist(), self.stack.step - len(losses) + 1):
+                    self.skipped[number] = 0 if finite else self.skipped.get(number, 0) + 1
+                    if not finite:
+                        self._record(row, "skip", **self._where(step))
+        self.losses = torch.cat([self.losses, losses])
+        if self.stack.norms is not None:
+            self.norms = torch.cat([self.norms, self.stack.norms.double().cpu()])
         if self.stack.step < due:
             return
         self._drop_diverged()
@@ -130,22 +137,6 @@ class StackRun:
             self._record_point()
         if due == evaluation < steps and self.numbers:
             self._evaluate()
-
-    def _collect(self, losses: Tensor) -> None:
-        if self.recipe.on_nonfinite == "skip":
-            self._note_skipped(losses.double().cpu())
-        self.losses = torch.cat([self.losses, losses.double().cpu()])
-        if self.stack.norms is not None:
-            self.norms = torch.cat([self.norms, self.stack.norms.double().cpu()])
-
-    def _note_skipped(self, losses: Tensor) -> None:
-        """Count the steps that each run has left out one after another, and record them."""
-        first = self.stack.step - len(losses) + 1
-        for row, number in enumerate(self.numbers):
-            for offset, finite in enumerate(losses[:, row].isfinite().tolist()):
-                self.skipped[number] = 0 if finite else self.skipped.get(number, 0) + 1
-                if not finite:
-                    self._record(row, "skip", **self._where(first + offset))
 
     def _drop_diverged(self) -> None:
         """End the runs whose loss is not finite; where steps may be left out, those that left out too many."""
@@ -156,13 +147,6 @@ class StackRun:
         first = self.stack.step - len(self.losses) + 1
         for row in ended:
             self._end_run(row, "diverged", at=first + int(finite[:, row].long().argmin()))
-        self._drop_rows(ended)
-
-    def _drop_nonfinite(self) -> None:
-        """End the runs whose weights are not finite: their next loss would not be, either."""
-        ended = [row for row, finite in enumerate(self.stack.finite_runs()) if not finite]
-        for row in ended:
-            self._end_run(row, "diverged", at=self.stack.step + 1)
         self._drop_rows(ended)
 
     def _record_point(self) -> None:
@@ -183,7 +167,10 @@ class StackRun:
 
     def _evaluate(self) -> list[dict[str, float]]:
         """Record held-out scores, where they are wanted."""
-        self._drop_nonfinite()
+        ended = [row for row, finite in enumerate(self.stack.finite_runs()) if not finite]
+        for row in ended:  # with such weights the next loss would not be finite, either
+            self._end_run(row, "diverged", at=self.stack.step + 1)
+        self._drop_rows(ended)
         if not self.numbers or not self.job.needs_scores(self.recipe):
             return [{} for _ in self.numbers]
         all_scores = self.stack.evaluate()
@@ -192,7 +179,6 @@ class StackRun:
         return all_scores
 
     def _finish(self) -> None:
-        """End the runs that have taken all steps."""
         for row, scores in enumerate(self._evaluate()):
             self._save_checkpoint(row)
             self._end_run(row, "finished", scores)
@@ -232,14 +218,6 @@ class StackRun:
     def _where(self, step: int) -> dict[str, int]:
         data = self.stack.data
         return {"step": step, data.unit: step * self.recipe.batch * data.per_example}
-
-    def _record_rate_changes(self, step: int) -> None:
-        """Record where the learning rate changes: for `train` that is a growth to the same width."""
-        for row, recipe in enumerate(self.stack.recipes):
-            growth = recipe.growth_at(step)
-            if growth is not None:
-                lr = rate_after(recipe, step)
-                self._record(row, "grow", **growth.record(lr))
 
     def _flops(self, step: int) -> float | None:
         return None if self.stack.flops_per_step is None else self.stack.flops_per_step * step
@@ -324,8 +302,13 @@ def train_in_stacks(job: TrainingJob, stop: StopRequest) -> None:
             try:
                 _start_stack(job, chunk, processes.device, data).train(stop)
             except torch.OutOfMemoryError:
-                largest = _halve(job, len(chunk))
-            _give_back_memory(processes.device)
+                largest = len(chunk) // 2
+                if not largest:
+                    raise _too_large() from None
+                job.note(f"{len(chunk)} runs at once do not fit into memory: {largest} at a time")
+            if processes.device.type == "cuda":
+                gc.collect()  # a compiled step and its stack hold each other
+                torch.cuda.empty_cache()
             job.save_outcomes()
             stop.check()
 
@@ -356,19 +339,5 @@ def _largest_stack(job: TrainingJob, device: torch.device, data: Data) -> int:
     return largest
 
 
-def _halve(job: TrainingJob, count: int) -> int:
-    """Half as many runs, after `count` of them did not fit."""
-    if count == 1:
-        raise _too_large() from None
-    job.note(f"{count} runs at once do not fit into memory: {count // 2} at a time")
-    return count // 2
-
-
 def _too_large() -> MupscaleError:
     return MupscaleError("one run alone does not fit into memory: take a smaller batch or width")
-
-
-def _give_back_memory(device: torch.device) -> None:
-    if device.type == "cuda":
-        gc.collect()  # a compiled step and its stack hold each other
-        torch.cuda.empty_cache()

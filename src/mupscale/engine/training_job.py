@@ -50,7 +50,6 @@ class Outcome:
 
     @classmethod
     def from_json(cls, recipe: Recipe, values: Mapping[str, Any]) -> Outcome:
-        """The outcome that to_json was called on."""
         return cls(recipe, **{**values, "curve": curve_from_json(values["curve"])})
 
 
@@ -145,37 +144,26 @@ class TrainingJob:
 
     @property
     def remaining(self) -> list[int]:
-        """The numbers of the runs that are still to be trained."""
         return [number for number in range(len(self.recipes)) if number not in self.outcomes]
-
-    def ordered_outcomes(self) -> list[Outcome]:
-        """All outcomes, in the order of the recipes."""
-        return [self.outcomes[number] for number in range(len(self.recipes))]
 
     def point_spacing(self, recipe: Recipe) -> int:
         """Steps between two points of a curve."""
         return recipe.log_every if recipe.out is not None else max(1, recipe.steps // self.points)
 
     def needs_scores(self, recipe: Recipe) -> bool:
-        """Whether held-out scores of a run are wanted."""
         return self.evaluate or recipe.out is not None
 
     def report_point(self, step: int, values: Mapping[int, float]) -> None:
-        """Call `on_point`, if there is one."""
         if self.on_point is not None:
             self.on_point(step, values)
 
     def runs_to_prune(self, recipe: Recipe, step: int, values: Mapping[int, float]) -> set[int]:
         """The numbers of the runs that are stopped at this point."""
-        if self.prune is None or not values or step not in self._rungs_of(recipe):
+        if self.prune is None or not values:
             return set()
-        return set(self.prune(step, values)) & set(values)
-
-    def _rungs_of(self, recipe: Recipe) -> set[int]:
-        """The steps of the rungs, moved to the nearest point of the curve; none at the last step."""
         spacing = self.point_spacing(recipe)
-        near = {max(1, round(rung / spacing)) * spacing for rung in self.rungs}
-        return {rung for rung in near if rung < recipe.steps}
+        near = {max(1, round(rung / spacing)) * spacing for rung in self.rungs}  # the nearest points of the curve
+        return set(self.prune(step, values)) & set(values) if step in near and step < recipe.steps else set()
 
     # ------------------------------------------------------------------------------------------- on disk
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,20 +57,6 @@ def flash_can_answer(query: Tensor, key: Tensor, value: Tensor, is_causal: bool)
     return query.is_cuda and heads and sizes and square and dtypes
 
 
-@contextmanager
-def folded_attention(enabled: bool) -> Iterator[None]:
-    """While this is in force, attention goes to the flash kernel where that can answer it."""
-    if not enabled:
-        yield
-        return
-    before = F.scaled_dot_product_attention
-    F.scaled_dot_product_attention = _attention
-    try:
-        yield
-    finally:
-        F.scaled_dot_product_attention = before
-
-
 Named = Mapping[str, Tensor]
 _PLAIN = (SDPBackend.MATH,)
 _FUSED = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, *_PLAIN)
@@ -85,11 +71,7 @@ class AttentionKernels:
 
 
 # to try in this order: vmap has rules that work for some kernels alone
-_ATTENTION = (
-    AttentionKernels(_PLAIN, folds=True),
-    AttentionKernels(_FUSED),
-    AttentionKernels(_PLAIN),
-)
+_ATTENTION = (AttentionKernels(_PLAIN, folds=True), AttentionKernels(_FUSED), AttentionKernels(_PLAIN))
 # of loss and gradient, by the recipe's precision; those of bf16 are compared without its rounding
 _TOLERANCE = {"fp64": (1e-9, 1e-9), "fp32": (1e-3, 1e-2), "tf32": (5e-3, 2e-2), "bf16": (5e-3, 2e-2)}
 
@@ -104,9 +86,15 @@ class VmappedModel:
         low = recipe.precision == "bf16" and device.type == "cuda"  # the flash kernel knows nothing else
         self.attention = _ATTENTION[-1] if device.type == "cpu" else _ATTENTION[0 if low else 1]
 
-    def folded(self) -> AbstractContextManager[None]:
-        """To be in force around all calls; outside of what is compiled."""
-        return folded_attention(self.attention.folds)
+    @contextmanager
+    def folded(self) -> Iterator[None]:
+        """While this is in force, around all calls and outside of what is compiled, flash answers where it can."""
+        before = F.scaled_dot_product_attention
+        F.scaled_dot_product_attention = _attention if self.attention.folds else before
+        try:
+            yield
+        finally:
+            F.scaled_dot_product_attention = before
 
     def losses(self, flat: Tensor, buffers: Named, x: Tensor, y: Tensor, shared: bool) -> Tensor:
         """Every run's loss; its buffers are updated. shared: the batch is one for all, and not one for each."""
@@ -255,8 +243,5 @@ class VmappedModel:
             reason = " ".join(str(error).split()) or type(error).__name__
             if "randomness error mode" in reason:
                 reason = "it draws random numbers, as dropout does; nothing is lost but time"
-            raise NotStackable(f"torch.vmap cannot run {self.recipe.model.class_path}: {_short(reason)}") from error
-
-
-def _short(text: str, longest: int = 160) -> str:
-    return text if len(text) <= longest else text[:longest] + " …"
+            reason = reason if len(reason) <= 160 else f"{reason[:160]} …"
+            raise NotStackable(f"torch.vmap cannot run {self.recipe.model.class_path}: {reason}") from error

@@ -9,7 +9,6 @@ import errno
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -31,12 +30,12 @@ from mupscale.hf.stream import BYTES, WideTensor, arrange_shards, shorten_number
 from mupscale.hf.verifying import Comparison, needed_bytes
 from mupscale.hf.verifying import verify as compare
 from mupscale.system import (
+    Display,
     MupscaleError,
     ReplicaWarning,
     appearing,
     checks_arguments,
     is_taken,
-    open_display,
     replace_text,
     warn,
 )
@@ -203,7 +202,7 @@ def upscale(
             write_index(shards, folder)
             output_folder.copy_companions(folder, small)
             record.save(folder)
-            with closing(open_display(_BAR, total, visible=progress, transient=True)) as bar:
+            with Display(_BAR, total, visible=progress, transient=True) as bar:
                 write_shards(shards, folder, threads=threads, advance=bar.advance)
             if verify:
                 comparison, why = _compare(small, folder, steps, tensors, note)

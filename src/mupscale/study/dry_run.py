@@ -15,7 +15,7 @@ from mupscale.core import Width
 from mupscale.engine import NotStackable, RunStack
 from mupscale.study.training import Ground
 from mupscale.study.tree import Stretch, list_stretches
-from mupscale.system import Display, MupscaleError, open_display, rough_time
+from mupscale.system import Display, MupscaleError, rough_time
 from mupscale.train import Seeds, TrainingRun, join_processes, matmul_precision
 
 _STEPS = 5  # that are measured, after as many that are not
@@ -72,11 +72,11 @@ class Stopwatch:
     engine: str
     speeds: dict[tuple[float, int], float] = field(default_factory=dict)
     failure: str = ""
-    display: Display = field(default_factory=lambda: open_display((), visible=False))
+    display: Display = field(default_factory=lambda: Display((), visible=False))
 
     def __enter__(self) -> Stopwatch:
         columns = ["To estimate the time: a few steps of {task.fields[size]}", "time"]
-        self.display = open_display(columns, transient=True, lines="stderr", first_line_at_once=True, size="each size")
+        self.display = Display(columns, transient=True, lines="stderr", first_line_at_once=True, size="each size")
         return self
 
     def __exit__(self, *error: object) -> None:

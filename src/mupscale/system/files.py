@@ -130,15 +130,7 @@ def make_folder(path: Path) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a folder with all that is in it, or a link itself; nothing where there is none.
-
-    >>> import tempfile
-    >>> from mupscale.system import make_folder, remove
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     remove(make_folder(Path(folder, "runs", "first")).parent)
-    ...     list(Path(folder).iterdir())
-    []
-    """
+    """Remove a file, a folder with all that is in it, or a link itself; nothing where there is none."""
     check_links(path.parent)
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -147,15 +139,7 @@ def remove(path: Path) -> None:
 
 
 def move(path: Path, target: Path) -> None:
-    """Give a file or folder another name, in place of what has it, and see to it that this is on the disk.
-
-    >>> import tempfile
-    >>> from mupscale.system import make_folder, move
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     move(make_folder(Path(folder, "first")), Path(folder, "second"))
-    ...     [path.name for path in Path(folder).iterdir()]
-    ['second']
-    """
+    """Give a file or folder another name, in place of what has it, and see to it that this is on the disk."""
     for parent in {path.parent, target.parent}:
         check_links(parent)
     os.replace(path, target)
@@ -207,17 +191,10 @@ def _lock_file(path: Path, before_waiting: Callable[[], object] | None = None) -
             before_waiting()
             before_waiting = bool  # nothing: it is said once
             fcntl.flock(file, fcntl.LOCK_EX)
-        if is_at(file, path):
-            return file
-        file.close()  # who had it before has removed it meanwhile
-
-
-def is_at(file: IO[str], path: Path) -> bool:
-    """Whether an open file is still there under its name: who held the lock before may have removed or moved it."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), os.lstat(path))
-    except OSError:
-        return False
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(file.fileno()), os.lstat(path)):
+                return file
+        file.close()  # who had it before has removed or moved it meanwhile
 
 
 _NAME = ".lock"
@@ -268,7 +245,6 @@ class RunLock:
             os.utime(self.file.fileno() if self.file and os.utime in os.supports_fd else self.path)
 
     def release(self) -> None:
-        """Give the folder back."""
         with _guard:
             _held.pop(id(self), None)
         if self.file is not None:
@@ -377,7 +353,12 @@ def appearing(path: Path) -> Iterator[Path]:
             hidden.mkdir()
             _remember(memory, hidden)
             yield hidden
-            _sync(hidden)
+            for each in hidden.rglob("*"):
+                if each.is_file():
+                    with open(each, "rb") as file:
+                        os.fsync(file.fileno())
+            for folder in (*filter(Path.is_dir, hidden.rglob("*")), hidden):
+                sync_folder(folder)
             with suppress(FileNotFoundError):  # an empty folder may stand there
                 place.rmdir()
             os.rename(hidden, place)
@@ -418,34 +399,16 @@ def clear_leftovers(folder: Path, alone: bool = False) -> None:
     if not folder.is_dir():
         return
     for path in folder.iterdir():
-        match = _TEMPORARY.fullmatch(path.name)
-        if match is not None and (alone or _is_abandoned(path, match)):
-            with suppress(OSError):  # it is in nobody's way
+        if (match := _TEMPORARY.fullmatch(path.name)) is None:
+            continue
+        is_dead = match["pid"] is not None and match["place"] == _here() and not is_process_alive(int(match["pid"]))
+        with suppress(OSError):  # it is in nobody's way
+            if alone or is_dead or time.time() - path.lstat().st_mtime > _LONG:
                 remove(path)
-
-
-def _is_abandoned(path: Path, match: re.Match[str]) -> bool:
-    place, pid = match["place"], match["pid"]
-    if pid is not None and place == _here() and not is_process_alive(int(pid)):
-        return True
-    try:
-        return time.time() - path.lstat().st_mtime > _LONG
-    except OSError:
-        return False
 
 
 def _here() -> str:
     return hashlib.sha256(machine_name().encode()).hexdigest()[:6]
-
-
-def _sync(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
-        elif path.is_dir():
-            sync_folder(path)
-    sync_folder(folder)
 
 
 def fingerprint_files(paths: Iterable[Path]) -> str:

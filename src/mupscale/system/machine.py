@@ -107,16 +107,11 @@ def _in_container(root: Path) -> int | None:
         folder = root / group.folder
         with suppress(OSError, ValueError):  # ValueError: the limit may be the word max
             limit, used = (int((folder / name).read_text()) for name in (group.limit, group.used))
-            return max(0, limit - used + _held_files(folder / "memory.stat", group.files))
+            with suppress(OSError, ValueError):
+                lines = map(str.split, (folder / "memory.stat").read_text().splitlines())
+                used -= int(next((line[1] for line in lines if line[:1] == [group.files]), 0))
+            return max(0, limit - used)
     return None
-
-
-def _held_files(path: Path, name: str) -> int:
-    with suppress(OSError, ValueError):
-        for line in path.read_text().splitlines():
-            if line.startswith(f"{name} "):
-                return int(line.split()[1])
-    return 0
 
 
 def _in_unknown_system(root: Path) -> int | None:

@@ -12,14 +12,7 @@ if TYPE_CHECKING:
 
 
 def derive(seed: int, *labels: object) -> int:
-    """A seed of its own for what the labels name.
-
-    >>> from mupscale.system import derive
-    >>> derive(0, "noise", "up.weight") == derive(0, "noise", "up.weight")
-    True
-    >>> derive(0, "noise", "up.weight") == derive(0, "noise", "down.weight")
-    False
-    """
+    """A seed of its own for what the labels name."""
     text = "/".join(str(part) for part in (seed, *labels))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 

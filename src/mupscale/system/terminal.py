@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_OF_PACE = 5.0  # over which is measured how fast something goes, before the time left is told
@@ -70,27 +70,6 @@ def show_foreign_errors() -> None:
 _format_warning = warnings.formatwarning
 
 
-class Display:
-    """Shows how far something is, until it is closed; this one shows nothing, and others what they say."""
-
-    def update(
-        self, done: float, line: str = "", *, total: float | None = None, last: bool = False, **fields: Any
-    ) -> None:
-        """So much is done.
-
-        line: this state as a plain line. total: a new one. last: the end, which is always shown. fields: for columns.
-        """
-
-    def advance(self, amount: float = 1) -> None:
-        """So much more is done."""
-
-    def note(self, text: str, line: str | None = None) -> None:
-        """Something that happens once, shown in any case. line: the same as a plain line, if it differs."""
-
-    def close(self) -> None:
-        """Stop showing."""
-
-
 def rough_time(seconds: float) -> str:
     """Seconds for people, rounded up, as an estimate has them."""
     if seconds < 60:
@@ -99,51 +78,37 @@ def rough_time(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
-class LineDisplay(Display):
-    """A line every few seconds, and one for whatever happens once. total: for lines that tell the time left, too."""
+class Display:
+    """How far something is, until it is closed: a bar where stderr is a terminal; else lines, or nothing.
 
-    def __init__(self, stream: Stream, *, total: float | None = None, first_at_once: bool = False) -> None:
-        self.stream, self.total = stream, total
-        self.printed = -math.inf if first_at_once else time.monotonic()
-        self.measured: tuple[float, float] | None = None  # how much was done then, and when
-        self.pace: float | None = None  # seconds for each unit, of late
-
-    def update(
-        self, done: float, line: str = "", *, total: float | None = None, last: bool = False, **fields: Any
-    ) -> None:
-        """A line, if the one before is some time ago."""
-        now = time.monotonic()
-        self._measure_pace(done, now)
-        if self.total is not None and total is not None:
-            self.total = total
-        if last or now - self.printed >= SECONDS_BETWEEN_LINES or _loudness == "verbose":
-            self.printed = now
-            self.note(line + self._time_left(done))
-
-    def _measure_pace(self, done: float, now: float) -> None:
-        """How fast it goes since it was last measured: what was done before a run was resumed took no time here."""
-        if self.measured is None or done < self.measured[0]:
-            self.measured = done, now
-        elif now - self.measured[1] >= SECONDS_OF_PACE and done > self.measured[0]:
-            self.pace = (now - self.measured[1]) / (done - self.measured[0])
-            self.measured = done, now
-
-    def _time_left(self, done: float) -> str:
-        if self.total is None or self.pace is None or done >= self.total:
-            return ""
-        return f", about {rough_time(self.pace * (self.total - done))} left"
-
-    def note(self, text: str, line: str | None = None) -> None:
-        """A line."""
-        show(text if line is None else line, stream=self.stream)
-
-
-class BarDisplay(Display):
-    """A bar of rich's on stderr. Columns are named as in `open_display`."""
+    columns: description, bar, wide bar, percentage, count, bytes, bytes/s, time, time left; anything else is shown as
+        it is, with {task.fields[NAME]} for a field. Lines tell the time left where it is among the columns.
+    visible: False for nothing at all. transient: the bar is gone when it is closed. started: show it at once, and not
+        only at the first update. lines: the stream for lines, if there are any. fields: first values.
+    """
 
     def __init__(
-        self, columns: Sequence[str], total: float | None, *, transient: bool, started: bool, fields: dict[str, Any]
+        self,
+        columns: Sequence[str],
+        total: float | None = None,
+        *,
+        visible: bool = True,
+        transient: bool = False,
+        started: bool = True,
+        lines: Stream | None = None,
+        first_line_at_once: bool = False,
+        **fields: Any,
     ) -> None:
+        self.bar: Any = None
+        self.stream, self.total = None, total if "time left" in columns else None
+        self.printed = -math.inf if first_line_at_once else time.monotonic()
+        self.measured: tuple[float, float] | None = None  # how much was done then, and when
+        self.pace: float | None = None  # seconds for each unit, of late
+        if not visible or _loudness == "quiet":
+            return
+        if not sys.stderr.isatty() or _loudness == "verbose":
+            self.stream = lines
+            return
         from rich import progress
         from rich.console import Console
 
@@ -164,55 +129,59 @@ class BarDisplay(Display):
         if started:
             self.bar.start()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def update(
         self, done: float, line: str = "", *, total: float | None = None, last: bool = False, **fields: Any
     ) -> None:
-        """The bar's new state."""
-        self.bar.start()
-        self.bar.update(self.task, completed=done, total=total, **_printable_fields(fields))
+        """So much is done.
+
+        line: this state as a plain line. total: a new one. last: the end, which is always shown. fields: for columns.
+        """
+        if self.bar is not None:
+            self.bar.start()
+            self.bar.update(self.task, completed=done, total=total, **_printable_fields(fields))
+            return
+        now = time.monotonic()
+        # the pace since it was last measured: what was done before a run was resumed took no time here
+        if self.measured is None or done < self.measured[0]:
+            self.measured = done, now
+        elif now - self.measured[1] >= SECONDS_OF_PACE and done > self.measured[0]:
+            self.pace = (now - self.measured[1]) / (done - self.measured[0])
+            self.measured = done, now
+        if self.total is not None and total is not None:
+            self.total = total
+        if last or now - self.printed >= SECONDS_BETWEEN_LINES or _loudness == "verbose":
+            self.printed = now
+            if self.total is not None and self.pace is not None and done < self.total:
+                line += f", about {rough_time(self.pace * (self.total - done))} left"
+            self.note(line)
 
     def advance(self, amount: float = 1) -> None:
-        """Move the bar."""
-        self.bar.start()
-        self.bar.advance(self.task, amount)
+        """So much more is done; a line does not tell it."""
+        if self.bar is not None:
+            self.bar.start()
+            self.bar.advance(self.task, amount)
 
     def note(self, text: str, line: str | None = None) -> None:
-        """A line above the bar."""
-        self.bar.console.print(printable(text, lines=True), highlight=False, markup=False)
+        """Something that happens once, shown in any case. line: the same as a plain line, if it differs."""
+        if self.bar is not None:
+            self.bar.console.print(printable(text, lines=True), highlight=False, markup=False)
+        elif self.stream is not None:
+            show(text if line is None else line, stream=self.stream)
 
     def close(self) -> None:
         """Leave the bar as it stands, or remove it if it is transient."""
-        self.bar.stop()
+        if self.bar is not None:
+            self.bar.stop()
 
 
 def _printable_fields(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: printable(value) if isinstance(value, str) else value for name, value in fields.items()}
-
-
-def open_display(
-    columns: Sequence[str],
-    total: float | None = None,
-    *,
-    visible: bool = True,
-    transient: bool = False,
-    started: bool = True,
-    lines: Stream | None = None,
-    first_line_at_once: bool = False,
-    **fields: Any,
-) -> Display:
-    """A bar where stderr is a terminal; else lines on the stream that is named, or nothing.
-
-    columns: description, bar, wide bar, percentage, count, bytes, bytes/s, time, time left; anything else is shown as
-        it is, with {task.fields[NAME]} for a field. Lines tell the time left where it is among the columns.
-    visible: False for nothing at all. transient: the bar is gone when it is closed. started: show it at once, and not
-        only at the first update. fields: first values.
-    """
-    visible = visible and _loudness != "quiet"
-    if visible and sys.stderr.isatty() and _loudness != "verbose":
-        return BarDisplay(columns, total, transient=transient, started=started, fields=fields)
-    if visible and lines is not None:
-        return LineDisplay(lines, total=total if "time left" in columns else None, first_at_once=first_line_at_once)
-    return Display()
 
 
 def print_at_once(text: str, stream: Stream = "stdout") -> None:
@@ -260,11 +229,7 @@ def shorten_middle(text: str, width: int) -> str:
 
 
 def shorten_name(name: str, width: int) -> str:
-    """A dotted name of at most `width` characters that keeps its numbers and its end, if it can: block and module.
-
-    >>> shorten_name("model.encoder.layers.0–11.self_attention.query.weight", 32)
-    '…layers.0–11…query.weight'
-    """
+    """A dotted name of at most `width` characters that keeps its numbers and its end, if it can: block and module."""
     parts = name.split(".")
     numbers = {number for number, part in enumerate(parts) if _NUMBERS.fullmatch(part)}
     ends = {len(parts) - 2, len(parts) - 1}
@@ -283,15 +248,6 @@ def _joined(parts: Sequence[str], kept: set[int]) -> str:
     return text
 
 
-def _fitting_names(names: Sequence[str], width: int) -> list[str]:
-    """Names of at most this width, each other than the rest if that can be: a name alike others loses its middle."""
-    shortened = [shorten_name(name, width) for name in names]
-    return [
-        shorten_middle(name, width) if shortened.count(short) > 1 and names.count(name) == 1 else short
-        for name, short in zip(names, shortened, strict=True)
-    ]
-
-
 def name_of_group(names: Sequence[str]) -> str:
     """One name for parameters that differ in numbers alone, such as layers 0 to 11."""
     columns = [
@@ -305,12 +261,7 @@ def name_of_group(names: Sequence[str]) -> str:
 
 
 def pattern_of_name(name: str) -> str:
-    """A name with its numbers left open: what names of a group have in common.
-
-    >>> from mupscale.system import pattern_of_name
-    >>> pattern_of_name("layers.3.attn.q2.weight")
-    'layers.*.attn.q2.weight'
-    """
+    """A name with its numbers left open: what names of a group have in common."""
     return _NUMBER.sub("*", name)
 
 
@@ -332,8 +283,11 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: in
     sizes = [max(len(row[i]) for row in cells) for i in range(len(header))]
     over = 0 if width is None else sum(sizes) + 2 * (len(sizes) - 1) - width
     names = [row[0] for row in cells]
-    if over > 0:
-        names = _fitting_names(names, max(sizes[0] - over, min(sizes[0], LEAST_NAME)))
+    if over > 0:  # a name alike others when it is short loses its middle instead
+        most = max(sizes[0] - over, min(sizes[0], LEAST_NAME))
+        short = [shorten_name(name, most) for name in names]
+        odd = [short.count(each) > 1 and names.count(name) == 1 for name, each in zip(names, short, strict=True)]
+        names = [shorten_middle(names[i], most) if odd[i] else short[i] for i in range(len(names))]
         sizes[0] = max(map(len, names))
     lines = []
     for first, row in zip(names, cells, strict=True):

@@ -135,10 +135,25 @@ def _fit(hint: Any, value: Any, place: tuple[Any, ...], mode: _Mode) -> Any:
         return value
     if origin is NotRequired:
         return _fit(inner[0], value, place, mode)
-    if origin is Annotated:
-        return _constrained(hint, value, place, mode)
-    if origin in (Union, types.UnionType):
-        return _one_of(hint, value, place, mode)
+    if origin is Annotated:  # of which more is demanded
+        kind, *musts = inner
+        try:
+            fitting = _fit(kind, value, place, mode)
+        except _Mismatch as error:
+            is_inside = error.place != place or error.problem
+            raise (error if is_inside else _Mismatch(hint, value, place)) from None
+        for must in musts:
+            if not must.fits(fitting):
+                raise _Mismatch(hint, value, place, must.be)
+        return fitting
+    if origin in (Union, types.UnionType):  # the first that takes it; else a complaint about what lies in it goes first
+        inside = None
+        for each in inner:
+            try:
+                return _fit(each, value, place, mode)
+            except _Mismatch as error:
+                inside = inside if error.place == place and not error.problem else error
+        raise inside or _Mismatch(hint, value, place)
     if not (_is_argument if mode == "argument" else _is_plain)(hint, value):
         raise _Mismatch(hint, value, place)
     plain = mode != "argument"
@@ -154,31 +169,6 @@ def _fit(hint: Any, value: Any, place: tuple[Any, ...], mode: _Mode) -> Any:
 @functools.cache
 def _origin_and_args(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     return get_origin(hint), get_args(hint)
-
-
-def _constrained(hint: Any, value: Any, place: tuple[Any, ...], mode: _Mode) -> Any:
-    """A value of a type of which more is demanded."""
-    kind, *musts = get_args(hint)
-    try:
-        fitting = _fit(kind, value, place, mode)
-    except _Mismatch as error:
-        is_inside = error.place != place or error.problem
-        raise (error if is_inside else _Mismatch(hint, value, place)) from None
-    for must in musts:
-        if not must.fits(fitting):
-            raise _Mismatch(hint, value, place, must.be)
-    return fitting
-
-
-def _one_of(hint: Any, value: Any, place: tuple[Any, ...], mode: _Mode) -> Any:
-    """As the first of these types that takes it; where none does, a complaint about what lies in it goes first."""
-    inside = None
-    for each in get_args(hint):
-        try:
-            return _fit(each, value, place, mode)
-        except _Mismatch as error:
-            inside = inside if error.place == place and not error.problem else error
-    raise inside or _Mismatch(hint, value, place)
 
 
 def _fit_typed(hint: Any, text: Typed, place: tuple[Any, ...], mode: _Mode) -> Any:
@@ -290,15 +280,6 @@ def told_fields(record: Any, *, all_of_them: bool = False) -> dict[str, Any]:
     """A dataclass as plain values, without the fields that have their defaults: `parse_record` gives it back.
 
     So a field that is added later, with a default, leaves what was stored before it, and hashes of that, as they are.
-
-    >>> from dataclasses import dataclass
-    >>> from mupscale.system import told_fields
-    >>> @dataclass
-    ... class Point:
-    ...     step: int
-    ...     loss: float | None = None
-    >>> told_fields(Point(3))
-    {'step': 3}
     """
     told = {}
     for each in fields(record):

@@ -1,8 +1,8 @@
 """Training: a recipe, the run with growth in the middle of it, exact resume, one process or many.
 
-recipe (with class_paths, recipe_families, growth_events): what a run is, as plain values.
+recipe (with class_paths, growth_events): what a run is, as plain values.
 training_run: a recipe run: where it begins and goes on, its steps, how they fail, how it ends.
-start: the model it begins with. run_models: models where they train, and grown there.
+run_models: the models it begins with, where they train, and grown there.
 loss_functions, objective, metrics, nonfinite: parts of a step. model_checks: what is looked at before the first one.
 processes: DDP and FSDP. run_folder, snapshot: what a run leaves on disk. stored_recipes: whose code is loaded from
 there, and paths in a folder that may be moved.
@@ -13,12 +13,7 @@ dcp_growth: one grown into another. lightning_callback: growth in Lightning's Tr
 from mupscale.train.callbacks import Callback, JsonLines, TensorBoard, WeightsAndBiases
 from mupscale.train.class_paths import Spec, import_path, load_of_kind
 from mupscale.train.dcp_folders import DcpFolder, load_dcp, load_dcp_model, save_dcp
-from mupscale.train.dcp_growth import (
-    compare_dcp,
-    describe_dcp_growth,
-    upscale_dcp,
-    what_grows,
-)
+from mupscale.train.dcp_growth import compare_dcp, describe_dcp_growth, upscale_dcp, what_grows
 from mupscale.train.growth_events import Filling, Growth, NoiseLevel, build_noise, sizes_like
 from mupscale.train.lightning_callback import lightning_growth
 from mupscale.train.loss_functions import count_correct, cross_entropy
@@ -39,14 +34,16 @@ from mupscale.train.recipe import (
 )
 from mupscale.train.run_curves import draw_curves
 from mupscale.train.run_folder import RunFolder, find_checkpoint, step_of
-from mupscale.train.run_models import check_copies, grow_model, init_member
-from mupscale.train.snapshot import RunState, read_snapshot, save_model_at, save_snapshot
-from mupscale.train.start import (
+from mupscale.train.run_models import (
+    check_copies,
     copy_checkpoint,
     describe_start,
     fingerprint_checkpoint,
+    grow_model,
+    init_member,
     starting_point,
 )
+from mupscale.train.snapshot import RunState, read_snapshot, save_model_at, save_snapshot
 from mupscale.train.stored_recipes import StoredRecipe, packages_to_trust, seen_from, sign_run, stored_values, values_in
 from mupscale.train.training_run import Result, StopRequest, TrainingRun, catch_stop_signals, run_recipe
 

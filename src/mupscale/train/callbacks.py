@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from torch import nn
 from torch.optim import Optimizer
 
-from mupscale.system import MupscaleError, check_installed, make_folder, open_display, require
+from mupscale.system import Display, MupscaleError, check_installed, make_folder, require
 from mupscale.train.class_paths import Spec
 from mupscale.train.metrics import Record, append_line
 
@@ -87,7 +87,7 @@ class Progress(Callback):
     def __init__(self, steps: int, unit: str, per_step: int) -> None:
         self.steps, self.unit, self.per_step = steps, unit, per_step
         columns = ("wide bar", "count", "{task.fields[shown]}", "time", "left", "time left")
-        self.display = open_display(columns, steps, lines="stdout", first_line_at_once=True, shown="")
+        self.display = Display(columns, steps, lines="stdout", first_line_at_once=True, shown="")
         self._last = 0, 0.0
 
     def begin(self, run: RunInProgress) -> None:

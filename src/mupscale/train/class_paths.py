@@ -37,7 +37,6 @@ class Spec:
         object.__setattr__(self, "init_args", _plain(self.init_args))
 
     def load(self) -> Any:
-        """The class (or function) itself."""
         return import_path(self.class_path)
 
     def make(self, kind: type[_Kind], /, **more: Any) -> _Kind:
@@ -106,12 +105,7 @@ def load_of_kind(path: str, kind: type[_Kind]) -> Callable[..., _Kind]:
 
 
 def kind_name(kind: type) -> str:
-    """How a kind is called in messages.
-
-    >>> from torch.optim import Optimizer
-    >>> kind_name(Optimizer)
-    'torch.optim.Optimizer'
-    """
+    """How a kind is called in messages."""
     parts = kind.__module__.split(".")
     return ".".join([*parts[: 1 if parts[0] == "builtins" else 2], kind.__name__])
 

@@ -320,11 +320,9 @@ class GrownFolder:
                 self._keep(name, name)
 
     def read(self, name: str) -> Tensor:
-        """The tensor of this name."""
         return self._makers[name]().contiguous()
 
     def raw(self, name: str) -> bytes:
-        """The bytes that stand for an object."""
         return self.objects[name]
 
     def _add(self, name: str, shape: Shape, dtype: torch.dtype, make: Callable[[], Tensor]) -> None:
@@ -578,7 +576,6 @@ class DcpComparison:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing differs."""
         return not self.rows
 
     def __str__(self) -> str:

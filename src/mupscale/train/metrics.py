@@ -27,11 +27,9 @@ class MetricSeries:
         self.finite = True  # whether everything fetched so far is
 
     def add(self, value: Tensor) -> None:
-        """The number of the next step."""
         self.pending.append(value)
 
     def settle(self) -> None:
-        """Fetch what is pending."""
         if self.pending:
             values = torch.stack([value.detach() for value in self.pending]).double().to(self.processes.device)
             settled = self.processes.mean(values).tolist()

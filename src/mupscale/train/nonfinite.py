@@ -18,14 +18,7 @@ MOST_IN_A_ROW = 10
 
 
 class NonfiniteSteps:
-    """The rule of a recipe (`on_nonfinite`), and how often it has been needed since the last progress.
-
-    >>> steps = NonfiniteSteps("rewind")
-    >>> steps.may_rewind()
-    True
-    >>> steps.note_rewind(bad=30, good=20, left_out=0)  # the eleventh batch from there on comes next
-    10
-    """
+    """The rule of a recipe (`on_nonfinite`), and how often it has been needed since the last progress."""
 
     def __init__(self, rule: Literal["stop", "skip", "rewind"]) -> None:
         self.rule = rule
@@ -55,7 +48,6 @@ class NonfiniteSteps:
         return broken
 
     def may_rewind(self) -> bool:
-        """Whether the run goes back rather than ends."""
         return self.rule == "rewind" and self.in_a_row < MOST_IN_A_ROW
 
     def note_rewind(self, bad: int, good: int, left_out: int) -> int:
@@ -74,11 +66,7 @@ class NonfiniteSteps:
 
 
 def has_finite_squares(tensors: Iterable[Tensor]) -> bool:
-    """Whether all entries are finite, and their squares, too: Adam keeps those, and they overflow first.
-
-    >>> has_finite_squares([torch.tensor([1.0, 1e30])])
-    False
-    """
+    """Whether all entries are finite, and their squares, too: Adam keeps those, and they overflow first."""
     parts = [part for part in tensors if part.numel()]
     return not parts or bool(nn.utils.get_total_norm(parts, math.inf).square().isfinite())
 

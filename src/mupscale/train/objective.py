@@ -22,12 +22,7 @@ _LONGEST = 300  # characters of somebody else's error
 
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
-    """Let float32 matrix products use TF32 for the recipe's tf32 and bf16; as it was before, afterwards.
-
-    >>> with matmul_precision("tf32"):
-    ...     torch.get_float32_matmul_precision()
-    'high'
-    """
+    """Let float32 matrix products use TF32 for the recipe's tf32 and bf16; as it was before, afterwards."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision in ("tf32", "bf16") else "highest")
     try:

@@ -98,11 +98,9 @@ class Processes:
             torch.cuda.default_generators[self.device.index].manual_seed(own)
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean over all processes."""
         return self.sum(values) / self.world if self.world > 1 else values
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over all processes."""
         if self.world > 1:
             dist.all_reduce(values)
         return values

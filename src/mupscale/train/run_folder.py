@@ -10,15 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mupscale.system import (
-    MupscaleError,
-    RunLock,
-    clear_leftovers,
-    make_folder,
-    move,
-    remove,
-    replace_text,
-)
+from mupscale.system import MupscaleError, RunLock, clear_leftovers, make_folder, move, remove, replace_text
 from mupscale.train.callbacks import TensorBoard
 from mupscale.train.metrics import Record, append_line, read_lines
 from mupscale.train.recipe import Recipe
@@ -86,7 +78,6 @@ class RunFolder:
         replace_text(self.metrics, "".join(lines))
 
     def write(self, record: Record) -> None:
-        """A line of metrics."""
         append_line(self.metrics, record)
         self.board.metrics(None, record)
 
@@ -101,7 +92,6 @@ class RunFolder:
         move(checkpoint, checkpoint.with_name(f"damaged-{checkpoint.name}"))
 
     def forget(self, keep: int) -> None:
-        """Remove all checkpoints but the newest."""
         for path in self.all()[:-keep]:
             remove(path)
 
@@ -129,7 +119,6 @@ class RunFolder:
         return sorted(paths, key=step_of)
 
     def last(self) -> Path | None:
-        """The newest checkpoint."""
         checkpoints = self.all()
         return checkpoints[-1] if checkpoints else None
 
@@ -138,7 +127,6 @@ class RunFolder:
         return list(self.each_record())
 
     def each_record(self) -> Iterator[dict[str, Any]]:
-        """The same, one at a time."""
         return (record for _, record in read_lines(self.metrics))
 
 
@@ -149,11 +137,7 @@ def _is_written_again(record: Record, step: int) -> bool:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step in a checkpoint's name.
-
-    >>> step_of(Path("runs/mine/checkpoints/step-000002000.safetensors"))
-    2000
-    """
+    """The step in a checkpoint's name."""
     match = _CHECKPOINT.fullmatch(checkpoint.name)
     return int(match[1]) if match else 0
 

@@ -1,24 +1,45 @@
-"""The models of a run: made where they train, initialised, and grown there."""
+"""The models of a run, where they train: a fresh μP initialisation or somebody's checkpoint, upscaled; and growth."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import WholeWidth, Width, WidthLike, copy_into, naming
+from mupscale import checkpoint
+from mupscale.core import Plan, WholeWidth, Width, WidthLike, copy_into, naming, without_ddp
 from mupscale.data import Data
 from mupscale.family import Family
-from mupscale.growth import Grow, is_replica, materialize, measure_statistics, split_operators
-from mupscale.system import MupscaleError
+from mupscale.growth import Grow, is_replica, materialize, measure_statistics, split_operators, what_is_foreign
+from mupscale.optim import MuonAdamW, make_optimizer, muon_groups
+from mupscale.system import (
+    MupscaleError,
+    appearing,
+    derive,
+    fingerprint_files,
+    is_dcp_folder,
+    load_torch,
+    make_folder,
+    replacing,
+)
+from mupscale.train.dcp_folders import load_dcp_model
 from mupscale.train.objective import cast_input
 from mupscale.train.processes import Processes, divide_by_size
-from mupscale.train.recipe import Recipe
-from mupscale.train.recipe_families import few_examples
+from mupscale.train.recipe import Recipe, check_growing_sizes, few_examples
+from mupscale.train.run_folder import find_checkpoint
+from mupscale.train.snapshot import Snapshot, read_snapshot
 
 _ROUNDS = 4  # in which a sharded model is made: in each, a process holds a fourth of its share beside its shards
 _BATCHES = 8  # on which statistics of new channels are measured
@@ -119,3 +140,208 @@ def coming_batches(recipe: Recipe, data: Data, step: int) -> Iterable[Tensor]:
     for number in range(step, step + _BATCHES):
         x, _ = data.batch(recipe.seeds.data, number * recipe.batch, recipe.batch)
         yield cast_input(x, recipe)
+
+
+def recipe_groups(
+    model: nn.Module, plan: Plan, optimizer: type[Optimizer], no_decay: Sequence[str]
+) -> list[dict[str, Any]] | None:
+    """Groups by parameter names, for `make_optimizer`; None where all parameters are one.
+
+    no_decay: bias, norm (everything in a module that normalises), or patterns of names, such as *.wte.weight.
+    """
+    groups: list[dict[str, Any]] = [{"params": list(plan.parameters)}]
+    if issubclass(optimizer, MuonAdamW):
+        groups = muon_groups(plan)
+    elif not no_decay:
+        return None
+    spared = names_without_decay(model, plan, no_decay)
+    parts = []
+    for group in groups:
+        decayed = [name for name in group["params"] if name not in spared]
+        rest = [name for name in group["params"] if name in spared]
+        parts += [{**group, "params": decayed}, {**group, "params": rest, "weight_decay": 0.0}]
+    return [part for part in parts if part["params"]]
+
+
+def names_without_decay(model: nn.Module, plan: Plan, words: Sequence[str]) -> set[str]:
+    """The parameters that words like bias, norm or *.wte.weight mean; a word that means none is an error."""
+    norms = {path for path, module in naming.modules(model).items() if "norm" in type(module).__name__.lower()}
+    spared = set[str]()
+    for word in words:
+        matching = {name for name in plan.parameters if fnmatchcase(name, word)}
+        if word == "bias":
+            matching = {name for name in plan.parameters if name.rpartition(".")[2].startswith("bias")}
+            matching |= {name for name in plan.parameters if name.endswith("bias")}
+        elif word == "norm":
+            matching = {name for name in plan.parameters if name.rpartition(".")[0] in norms}
+        if not matching:
+            raise MupscaleError(f"no_decay: {word} matches no parameter: give bias, norm, or a pattern such as *.bias")
+        spared |= matching
+    return spared
+
+
+def starting_point(
+    recipe: Recipe, family: Family, processes: Processes, data: Data | None = None
+) -> tuple[nn.Module, Optimizer]:
+    """The model at the recipe's width and its optimizer: a fresh μP initialisation, or a checkpoint that is upscaled.
+
+    data: where a checkpoint grows, on which copies are tried, or the statistics of new channels are measured.
+    """
+    if recipe.start is None:
+        model = init_member(family, recipe.width, recipe.seeds.init, processes, recipe.dtype())
+        return model, _optimizer(recipe, family.plan(recipe.width), model, processes)
+    path = find_checkpoint(recipe.start)
+    saved = _open(path)
+    width = _width_of(saved, recipe, path)
+    wider, deeper = recipe.build_operators()
+    check_growing_sizes(recipe.width, width, wider.needs_multiples, f"starting from {path}")
+    model = place_member(family, width, processes, recipe.dtype())
+    if isinstance(saved, Snapshot):
+        saved.restore_model(model)
+    else:
+        checkpoint.load_model_state(saved, model)
+    optimizer = _optimizer(recipe, family.plan(width), model, processes)
+    _load_optimizer_state(optimizer, saved, recipe, model, processes.device)
+    if width == recipe.width and not recipe.noise:
+        return model, optimizer
+    return grow_model(
+        model,
+        optimizer,
+        before=width,
+        width=recipe.width,
+        grow=(wider, deeper),
+        seed=derive(recipe.seeds.noise, "start"),
+        family=family,
+        processes=processes,
+        data=data,
+        batches=() if data is None else coming_batches(recipe, data, 0),
+    )
+
+
+@dataclass(frozen=True)
+class StartingModel:
+    """What a checkpoint says of its model. steps: that it has trained; None where it does not say.
+
+    is_decayed: whether its learning rate had fallen already, as far as its recipe tells.
+    """
+
+    width: WholeWidth
+    steps: int | None
+    has_optimizer: bool
+    is_decayed: bool
+
+
+def describe_start(recipe: Recipe) -> StartingModel:
+    """The model that a recipe starts from (`start`), without its weights; refused where it is not the recipe's."""
+    assert recipe.start is not None
+    path = find_checkpoint(recipe.start)
+    saved = _open(path)
+    width = _width_of(saved, recipe, path)
+    sketch = recipe.family().sketch(width)
+    if not isinstance(saved, Snapshot):
+        checkpoint.check_model_state(saved, sketch)
+        return StartingModel(width, None, has_optimizer=False, is_decayed=False)
+    saved.check_model(sketch)
+    state = saved.run
+    schedule = ((state.recipe if state is not None else None) or {}).get("schedule") or {}
+    decayed = isinstance(schedule, dict) and schedule.get("kind", "constant") != "constant"
+    steps = None if state is None else state.step
+    return StartingModel(width, steps, saved.content.optimizer is not None, decayed)
+
+
+def fingerprint_checkpoint(start: str) -> str:
+    """Eight digits that change with any byte of the checkpoint that `start` means, see `find_checkpoint`."""
+    path = find_checkpoint(start)
+    return fingerprint_files([path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file()))
+
+
+def copy_checkpoint(start: str, folder: Path) -> Path:
+    """The checkpoint that `start` means (see `find_checkpoint`), copied into a folder that is for it alone, once."""
+    path = find_checkpoint(start)
+    copy = folder / path.name
+    try:
+        make_folder(folder)
+        if made := [one for one in folder.iterdir() if not one.name.startswith(".")]:
+            return made[0]
+        if path.is_dir():
+            with appearing(copy) as hidden:
+                shutil.copytree(path, hidden, dirs_exist_ok=True)
+        else:
+            with replacing(copy) as temporary:
+                shutil.copyfile(path, temporary)
+    except OSError as error:
+        raise MupscaleError(f"{copy} cannot be written: {error.strerror or error}") from None
+    return copy
+
+
+def _open(path: Path) -> Snapshot | Mapping[str, Tensor]:
+    """A checkpoint of ours, or a state dict in safetensors or from torch.save."""
+    if is_dcp_folder(path):
+        return load_dcp_model(path)
+    if path.is_dir() or checkpoint.is_checkpoint(path):
+        return read_snapshot(path)
+    if not path.is_file():
+        raise MupscaleError(f"{path} is not a regular file, so no weights are read from it")
+    if path.suffix != ".safetensors":
+        return _state_dict(load_torch(path), path)
+    try:
+        return _state_dict(load_file(path), path)
+    except (SafetensorError, OSError) as error:
+        raise MupscaleError(f"{path} is not a whole safetensors file ({error}); it may be truncated") from None
+
+
+def _state_dict(loaded: Any, path: Path) -> dict[str, Tensor]:
+    """The model's tensors in what people save: a state dict, or one under 'model' or 'state_dict'."""
+    for key in ("model", "state_dict"):
+        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
+            loaded = loaded[key]
+    if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise MupscaleError(f"{path} holds no state dict of a model")
+    return {canonical: loaded[name] for canonical, name in without_ddp(loaded, ()).items()}
+
+
+def _width_of(saved: Snapshot | Mapping[str, Tensor], recipe: Recipe, path: Path) -> WholeWidth:
+    state = saved.run if isinstance(saved, Snapshot) else None
+    if state is not None and state.width is not None:
+        return state.width
+    if recipe.start_width is None:
+        raise MupscaleError(f"{path} does not record the width of its model: give from_width")
+    return recipe.start_width
+
+
+def _load_optimizer_state(
+    optimizer: Optimizer, saved: Snapshot | Mapping[str, Tensor], recipe: Recipe, model: nn.Module, device: torch.device
+) -> None:
+    """The moments of the checkpoint's optimizer, if it is one of this class and kept all that this one needs.
+
+    Hyperparameters stay this recipe's.
+    """
+    if recipe.state == "reset" or not isinstance(saved, Snapshot) or saved.content.optimizer is None:
+        return
+    theirs = saved.run.optimizer_class if saved.run is not None else None
+    named = all("param_names" in group for group in saved.content.optimizer["param_groups"])
+    if not named or (theirs and theirs.rpartition(".")[2] != type(optimizer).__name__):
+        return
+    restored = saved.restore_optimizer(type(optimizer), hyperparameters(recipe, device), model)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    state = {number: restored.state.get(p, {}) for number, p in enumerate(parameters)}
+    groups = optimizer.state_dict()["param_groups"]
+    if not what_is_foreign({"param_groups": groups, "state": state}, optimizer):  # AMSGrad needs more than Adam keeps
+        optimizer.state.update(restored.state)
+
+
+def hyperparameters(recipe: Recipe, device: torch.device) -> dict[str, Any]:
+    """The optimizer's arguments; on CUDA torch's fused step is taken where nothing speaks against it."""
+    arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in recipe.optimizer.init_args.items()}
+    accepted = inspect.signature(recipe.optimizer_class()).parameters
+    rivals = ("fused", "foreach", "capturable", "differentiable")
+    if device.type == "cuda" and "fused" in accepted and not any(arguments.get(name) for name in rivals):
+        arguments["fused"] = True
+    return arguments
+
+
+def _optimizer(recipe: Recipe, plan: Plan, model: nn.Module, processes: Processes) -> Optimizer:
+    cls = recipe.optimizer_class()
+    groups = recipe_groups(model, plan, cls, recipe.no_decay)
+    hyper = hyperparameters(recipe, processes.device)
+    return make_optimizer(model, plan, cls, groups=groups, rules=recipe.rules, **hyper)

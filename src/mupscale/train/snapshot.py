@@ -61,13 +61,11 @@ class RunState:
 
     @property
     def optimizer_class(self) -> str | None:
-        """Import path of the optimizer's class."""
         optimizer = (self.recipe or {}).get("optimizer")
         path = optimizer.get("class_path") if isinstance(optimizer, dict) else None
         return path if isinstance(path, str) else None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, without the fields that are None."""
         return told_fields(self)
 
     @classmethod
@@ -141,7 +139,6 @@ class Snapshot:
 
     @property
     def sharded(self) -> bool:
-        """Whether its tensors lie in shards."""
         return self.path.is_dir()
 
     @property
@@ -164,7 +161,6 @@ class Snapshot:
                 )
 
     def restore_model(self, model: nn.Module) -> None:
-        """Its weights and buffers, into the model."""
         if not self.sharded:
             checkpoint.load_model_state(self.content.model, model)
             return

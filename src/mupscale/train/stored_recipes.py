@@ -46,11 +46,7 @@ def values_in(values: Mapping[str, Any], folder: str | Path) -> Mapping[str, Any
 
 
 def seen_from(folder: str | Path, path: str | None) -> str | None:
-    """A path as it leads from a folder; None stays None.
-
-    >>> seen_from("runs/wide", "runs/base")
-    '../base'
-    """
+    """A path as it leads from a folder; None stays None."""
     if path is None:
         return None
     try:
@@ -124,21 +120,6 @@ class StoredRecipe:
 
     Args:
         path: the file, which errors name
-
-    Example:
-        >>> import json, tempfile
-        >>> values = {
-        ...     "model": {"class_path": "mupscale.models.MLP", "init_args": {"d_in": 54, "d_out": 7}},
-        ...     "data": {"class_path": "os.system", "init_args": {"command": "echo gotcha"}},
-        ...     "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}},
-        ...     **{"width": 16, "base": 16, "steps": 10, "batch": 20},
-        ... }
-        >>> stored = StoredRecipe.of(values, "recipe.json")
-        >>> stored.steps
-        10
-        >>> stored.load()
-        Traceback (most recent call last):
-        mupscale.system.errors.MupscaleError: recipe.json names os.system as its data. mupscale does not import os ...
     """
 
     path: Path
@@ -157,7 +138,6 @@ class StoredRecipe:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps in all."""
         return self._recipe.steps
 
     def packages_if_own(self) -> list[str]:
@@ -165,7 +145,6 @@ class StoredRecipe:
         return _packages(specs_in(self._recipe).values()) if is_own_run(self.path.parent, self._recipe) else []
 
     def to_json(self) -> dict[str, Any]:
-        """Its plain values."""
         return self._recipe.to_json()
 
     def describe_difference(self, recipe: Recipe, step: int, *, same_start: bool = False) -> str | None:

@@ -44,9 +44,8 @@ from mupscale.train.objective import evaluate, explaining, make_objective, matmu
 from mupscale.train.processes import Processes, join_processes
 from mupscale.train.recipe import Recipe
 from mupscale.train.run_folder import RunFolder
-from mupscale.train.run_models import coming_batches, grow_model, place_member
+from mupscale.train.run_models import coming_batches, grow_model, hyperparameters, place_member, starting_point
 from mupscale.train.snapshot import RunState, read_snapshot, save_snapshot
-from mupscale.train.start import hyperparameters, starting_point
 from mupscale.train.stored_recipes import StoredRecipe, is_own_run, packages_to_trust, stored_values
 
 RunStatus = Literal["finished", "diverged", "interrupted"]
@@ -264,7 +263,6 @@ class TrainingRun:
         return state, model, saved.restore_optimizer(recipe.optimizer_class(), hyper, model)
 
     def _adopt(self, model: nn.Module, optimizer: Optimizer, width: WholeWidth) -> None:
-        """Go on with this model and this optimizer."""
         self.model, self.optimizer, self.width = model.train(), optimizer, width
         self.plan: Plan = self.family.plan(width)
         self.runner = self.processes.runner(model)
@@ -432,7 +430,6 @@ class TrainingRun:
         return self.losses.finite and finite
 
     def _record(self, kind: str, **values: Any) -> None:
-        """One line of metrics, with where the run stands."""
         record = {
             "kind": kind,
             "step": self.step,
@@ -461,7 +458,6 @@ class TrainingRun:
             callback.note(text)
 
     def _save(self) -> None:
-        """Write a checkpoint."""
         if (folder := self.folder) is None:
             return
         state = RunState(
