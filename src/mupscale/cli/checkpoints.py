@@ -238,7 +238,6 @@ deviation, or a constant), and the scale of the weights from new units into old 
 
 @UPSCALE.command
 def upscale_command(words: list[str]) -> int:
-    """mupscale upscale SOURCE OUT."""
     options, is_dcp = _read(UPSCALE, words)
     path, out = options.checkpoint, options.out
     if is_dcp:
@@ -292,7 +291,6 @@ def _replace_folder(new: Path, old: Path) -> None:
 
 @VERIFY.command
 def verify_command(words: list[str]) -> int:
-    """mupscale verify SMALL WIDE."""
     options, is_dcp = _read(VERIFY, words)
     if is_dcp:
         return verify_dcp_folders(options.small, options.wide, options)
@@ -310,7 +308,6 @@ def verify_command(words: list[str]) -> int:
 
 @INSPECT.command
 def inspect_command(words: list[str]) -> int:
-    """mupscale inspect CHECKPOINT."""
     options, is_dcp = _read(INSPECT, words)
     path = options.checkpoint
     if is_dcp:

@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from mupscale.cli import checkpoints, infinite_width, studies, tokens, training
+from mupscale.cli import checkpoints, infinite_width, studies, training
 from mupscale.cli.arguments import Answered, UsageError
 from mupscale.cli.command_lines import HELP_ALL, CommandLine
 from mupscale.cli.completion import completions, shell_script
@@ -53,8 +53,8 @@ COMMANDS: dict[str, CommandLine] = {
         infinite_width.EXAMPLES,
         infinite_width.MLP,
         infinite_width.SWEEP,
-        tokens.TOKENIZE,
-        tokens.INFO,
+        training.TOKENIZE,
+        training.INFO,
     )
 }
 """In the order in which `mupscale --help` lists them. A name of two words, such as `data info`, is one of a group."""

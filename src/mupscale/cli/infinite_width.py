@@ -272,7 +272,6 @@ def _command(line: CommandLine) -> Callable[[Callable[[Study], None]], Callable[
 
 @_command(EXAMPLES)
 def limit_examples_command(study: Study) -> None:
-    """mupscale limit examples."""
     from mupscale.theory import Settings, limit_pictures, limit_study, measure_conditions
 
     asked = study.options
@@ -308,7 +307,6 @@ def limit_examples_command(study: Study) -> None:
 
 @_command(MLP)
 def limit_mlp_command(study: Study) -> None:
-    """mupscale limit mlp."""
     from mupscale.theory import Stage, limit_pictures, limit_study
 
     asked, noise = study.options, _one_or_each(study.options.noise)
@@ -326,7 +324,6 @@ def limit_mlp_command(study: Study) -> None:
 
 @_command(SWEEP)
 def limit_sweep_command(study: Study) -> None:
-    """mupscale limit sweep."""
     from mupscale.study import Space
     from mupscale.theory import limit_pictures, limit_study, sweep_limit
 
@@ -366,7 +363,6 @@ def _stored_sweep(cells: Sequence[WayToGrow], times: int, space: Space, seeds: i
 
 @_command(GROW)
 def limit_grow_command(study: Study) -> None:
-    """mupscale limit grow."""
     from mupscale.theory import best_way, compare_ways_to_grow, limit_pictures, limit_study, list_ways
 
     asked, base = study.options, study.experiment()

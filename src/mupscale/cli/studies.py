@@ -182,7 +182,6 @@ tuning. The page opens from disk and needs no network.
 
 @RUN.command
 def run_command(words: list[str]) -> int:
-    """mupscale run RECIPE."""
     asked = read_study(RUN, words, lambda tree: None if tree.get("paper") else adopt_hugging_face_base(tree))
     if sum(asked.options[name] for name in ("forecast", "paper", "when")) > 1:
         raise UsageError("--forecast, --paper and --when exclude each other: give one of them")
@@ -194,7 +193,6 @@ def run_command(words: list[str]) -> int:
 
 @FAMILY.command
 def family_command(words: list[str]) -> int:
-    """mupscale family RECIPE."""
     from mupscale.study import estimate_family, run_family
 
     recipe, _, options = read_study(FAMILY, words, _family_of)
@@ -276,7 +274,6 @@ def _run_another(asked: StudyArguments, folder: Path, command: str) -> StudySumm
 
 @SWEEP.command
 def sweep_command(words: list[str]) -> int:
-    """mupscale sweep RECIPE."""
     from mupscale.study import run_sweeps, sweep_remarks
 
     recipe, settings, options = read_study(SWEEP, words)
@@ -299,7 +296,6 @@ def sweep_command(words: list[str]) -> int:
 
 @TRANSFER_CHECK.command
 def transfer_check_command(words: list[str]) -> int:
-    """mupscale transfer-check RECIPE."""
     from mupscale.study import TransferCheck, transfer_check, what_was_measured
 
     recipe, settings, options = read_study(TRANSFER_CHECK, words)
@@ -360,7 +356,6 @@ def _compare_rules(recipe: Recipe, settings: StudySettings, options: Tree) -> in
 
 @REPORT.command
 def report_command(words: list[str]) -> int:
-    """mupscale report RUN …"""
     runs, parsed = REPORT.read(words)
     out = parsed.out
     if not runs:

@@ -1,4 +1,4 @@
-"""The commands for training: train, resume, curves; and recipes, which lists those that ship."""
+"""The commands for training: train, resume, curves; and those for what it takes: recipes, data tokenize, data info."""
 
 from __future__ import annotations
 
@@ -91,7 +91,6 @@ RECIPES = CommandLine(
 
 @RECIPES.command
 def recipes_command(words: list[str]) -> int:
-    """mupscale recipes."""
     for name, path in shipped_recipes().items():
         first = path.read_text(encoding="utf-8").partition("\n")[0]
         show(wrap_text(f"  {name:<24}{first.lstrip('# ')}", hanging=" " * 26))
@@ -99,13 +98,42 @@ def recipes_command(words: list[str]) -> int:
     return 0
 
 
+TOKENIZE = CommandLine(
+    "data tokenize",
+    "tokenize text and store the tokens",
+    "SOURCE OUT [--option VALUE …]",
+    """\
+Turn text into tokens, once: a folder of memory-mapped shards and an index, which mupscale.data.Text reads.
+
+  mupscale data tokenize books.jsonl.gz data/books --vocab 8192     with a BPE trained on the text itself
+  mupscale data tokenize 'web/*.parquet' data/web --gpt2 gpt2-bpe   with GPT-2's, from encoder.json and vocab.bpe""",
+    (Section("mupscale.data.tokenize"),),
+    resumable=True,
+    calls="mupscale.data.tokenize",
+)
+
+INFO = CommandLine(
+    "data info",
+    "show what a folder of tokens, or a CSV or Parquet file, holds",
+    "FOLDER | FILE [--target COLUMN] [--option VALUE …]",
+    """\
+What a folder of tokens holds, or what a table in a file becomes.
+
+  mupscale data info data/books
+  mupscale data info plants.csv --target kind --skip id --missing mean""",
+    (
+        Option("tokens", str, "the folder, or a CSV or Parquet file"),
+        Section("mupscale.data.TableFile", skip=frozenset({"path"})),
+    ),
+    calls="mupscale.data.info",
+)
+
 Beginning = Literal["new", "resume", "overwrite"]
 _STATUS = {"finished": 0, "diverged": 3, "interrupted": 130}
 
 
 @TRAIN.command
 def train_command(words: list[str]) -> int:
-    """mupscale train RECIPE."""
     from mupscale.train import run_recipe
 
     recipe, begin = read_recipe(words)
@@ -114,7 +142,6 @@ def train_command(words: list[str]) -> int:
 
 @RESUME.command
 def resume_command(words: list[str]) -> int:
-    """mupscale resume RUN."""
     from mupscale.train import run_recipe
 
     return _tell_end(run_recipe(read_run(words), resume=True))
@@ -133,7 +160,6 @@ def _tell_end(result: Result) -> int:
 
 @CURVES.command
 def curves_command(words: list[str]) -> int:
-    """mupscale curves RUN …"""
     from mupscale.train import draw_curves
 
     runs, settings = CURVES.read(words)
