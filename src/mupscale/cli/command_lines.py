@@ -224,12 +224,12 @@ class CommandLine:
         shown = {name.replace("-", "_") for name in ("help", "help-all", *self.main.split())}
         return [row for row in rows if everything or not self.main or shown & {*row.names}]
 
-    def help(self, everything: bool, width: int | None = None) -> str:
+    def help(self, everything: bool) -> str:
         """What `mupscale COMMAND --help` shows."""
-        width = width or terminal_width() or 120
+        width = terminal_width() or 120
         usage = f"usage: mupscale {self.name} {self.usage}"
         about = [wrap_text(usage, width, hanging=" " * 7), fill_help(self.about, width)]
-        return "\n\n".join([*about, help_of_rows(self.rows(everything), width)])
+        return "\n\n".join([*about, help_of_rows(self.rows(everything))])
 
     def sections(self) -> dict[str, Sequence[Parameter]]:
         """The entries of options that are mappings or lists of them, by the option's name."""
@@ -262,9 +262,9 @@ def _break_example(line: str, width: int) -> list[str]:
     return [*lines, *([f"      # {about}"] if about else [])]
 
 
-def help_of_rows(rows: Sequence[Row], width: int | None = None) -> str:
+def help_of_rows(rows: Sequence[Row]) -> str:
     """Lines of help in two columns, below their titles."""
-    width = width or terminal_width() or 120
+    width = terminal_width() or 120
     column = min(max(len(row.option) for row in rows) + 4, _COLUMN, max(width - 20, 4))
     sections = []
     for title in sorted(dict.fromkeys(row.title for row in rows), key=_ARGUMENTS.__ne__):

@@ -28,12 +28,8 @@ class Document(NamedTuple):
     read: int
 
 
-class _Raw(NamedTuple):
-    """What stands at the text field of a line or row, and the bytes of the file read so far."""
-
-    number: int
-    value: Any
-    read: int
+_Raw = tuple[int, Any, int]
+"""The number of a line or row, what stands at its text field, and the bytes of the file read so far."""
 
 
 class _Unit(NamedTuple):
@@ -87,7 +83,7 @@ class Corpus:
         def read(skip: int) -> Iterator[_Raw]:
             try:
                 if file.suffix == ".txt":
-                    yield from [] if skip else [_Raw(1, file.read_bytes(), file.stat().st_size)]
+                    yield from [] if skip else [(1, file.read_bytes(), file.stat().st_size)]
                 elif file.suffix == ".parquet":
                     yield from _rows(file, self.field, skip)
                 else:
@@ -179,7 +175,7 @@ def _lines(file: Path, field: str, errors: Errors, skip: int) -> Iterator[_Raw]:
                         raise MupscaleError(f"{where} is not JSON that can be read: {error}") from None
                     if not isinstance(fields, dict):
                         raise MupscaleError(f"{where} is not a JSON object, but of type {type(fields).__name__}")
-                    yield _Raw(number, _pick(fields, field, where), raw.tell())
+                    yield number, _pick(fields, field, where), raw.tell()
                 offset += len(line)
         except EOFError:
             raise MupscaleError(
@@ -217,7 +213,7 @@ def _rows(file: Path, field: str, skip: int) -> Iterator[_Raw]:
                 for value in column.to_pylist():
                     number += 1
                     if number > skip:
-                        yield _Raw(number, value, size * number // opened.metadata.num_rows)
+                        yield number, value, size * number // opened.metadata.num_rows
     except (pa.ArrowException, OSError) as error:
         raise MupscaleError(
             f"{file} is not a complete Parquet file: {_first_line(error)}, after {number} rows; download it again"
@@ -231,7 +227,7 @@ def _dataset(source: str, field: str, skip: int) -> Iterator[_Raw]:
     try:
         rows = datasets.load_dataset(name, *config, split="train", streaming=True)
         for number, row in enumerate(rows.skip(skip), skip + 1):
-            yield _Raw(number, _pick(row, field, f"row {number} of {source}"), 0)
+            yield number, _pick(row, field, f"row {number} of {source}"), 0
     except MupscaleError:
         raise
     except Exception as error:  # the network, the Hub, the dataset itself: any library below may raise

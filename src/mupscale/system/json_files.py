@@ -55,12 +55,9 @@ _NESTED = {dict, list}
 _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
-def read_json(path: str | Path, *, most: int = MOST_BYTES) -> Any:
-    """The values in a JSON file; an OSError where it cannot be opened, and a sentence for whatever else is wrong.
-
-    most: bytes that such a file may have.
-    """
-    return parse_json(read_regular(path, most), path)
+def read_json(path: str | Path) -> Any:
+    """The values in a JSON file; an OSError where it cannot be opened, and a sentence for whatever else is wrong."""
+    return parse_json(read_regular(path), path)
 
 
 def read_regular(path: str | Path, most: int = MOST_BYTES) -> bytes:
