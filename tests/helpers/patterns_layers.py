@@ -638,7 +638,7 @@ add(
 )
 
 
-@pattern("experts, rows of the batch sent to modules by index", X)
+@pattern("experts, rows of the batch sent to modules by index", floats(12, 5))
 class Routed(Network):
     def make(self, k: int) -> None:
         self.a, self.g, self.c = nn.Linear(5, 8 * k), nn.Linear(8 * k, 3), nn.Linear(8 * k, 3)
