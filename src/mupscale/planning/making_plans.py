@@ -101,7 +101,10 @@ def plan_by_miniature(
             error = error or refused
             continue
         with suppress(Exception):  # whatever the models raise that the miniature did not: then they are looked at
-            planned = mini.at_full_size(shown, narrow, wide, roles, how)
+            learnt = mini.patterns({escape(name): role for name, role in roles_of(shown).items()}, roles)
+            planned = replace(build_plan(narrow, wide, roles=learnt, how=how, assume=True), tried_by=shown.tried_by)
+            if shown.past_norms is not None:
+                planned = planned.with_initial("past_norms", mini.by_original(shown.past_norms))
             trials.renamed(mini.originals)
             if planned.mup and find_uneven(narrow, wide):
                 holds = keeps_outputs(narrow, wide, planned, trials)

@@ -16,7 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from glob import escape
 from typing import Any
@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_map
 
 from mupscale.core import Axis, Entry, Plan, Role, check_same_names, copy_model, naming, plain_type
 from mupscale.planning.comparing import is_large, tied_parameters
-from mupscale.planning.from_modules import ONE_DEPTH, How, build_plan, find_role
+from mupscale.planning.from_modules import ONE_DEPTH, find_role
 from mupscale.planning.initial import all_tensors
 from mupscale.planning.tracing import (
     call_arguments,
@@ -333,16 +333,6 @@ class Miniature:
         """The roles that were given for the large models, by name."""
         told = {name: find_role(roles, names[0]) for name, names in self.originals.items()}
         return {escape(name): role for name, role in told.items() if role is not None}
-
-    def at_full_size(
-        self, shown: Plan, narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Role], how: How
-    ) -> Plan:
-        """The plan of the large models that this one of the small ones shows."""
-        learnt = self.patterns({escape(name): role for name, role in roles_of(shown).items()}, roles)
-        planned = build_plan(narrow, wide, roles=learnt, how=how, assume=True)
-        past = None if shown.past_norms is None else self.by_original(shown.past_norms)
-        planned = planned if past is None else planned.with_initial("past_norms", past)
-        return replace(planned, tried_by=shown.tried_by)
 
     def patterns(self, learnt: Mapping[str, Role], given: Mapping[str, Role]) -> dict[str, Role]:
         """By pattern, what was given for the large models, and else roles of the small ones."""
