@@ -907,7 +907,8 @@ def refusal(follower: Follower, stuck: Stuck, how: How | None = None) -> Mupscal
     what = f"{where} ({op.name} of {', '.join(shapes) or 'what does not grow'})"
     if _uses_numbers_of_the_width(follower, op.refs):
         table = "register the table as a buffer (register_buffer) instead of computing it in forward"
-        tables = {"table": table, **{name: way for name, way in ways.items() if name != "roles"}}
+        size = f"{ways['size']} (of rotary embeddings head_dim: grow the number of heads)"
+        tables = {"table": table, **{name: way for name, way in ways.items() if name != "roles"}, "size": size}
         return MupscaleError(
             f"{what} uses numbers that the model computes from its width, as sinusoids of positions are, and those of "
             f"the wide model are no copies of the narrow one's{ways_out(**tables)}"

@@ -80,10 +80,31 @@ def plan_and_look(
     """The plan that runs of the two models show, in float64, and what they were tried on."""
     trials = Trials(inputs)
     with in_full_precision():
-        widening = _plan_by_running(narrow, wide, trials, dict(roles), how)
+        try:
+            widening = _plan_by_running(narrow, wide, trials, dict(roles), how)
+        except MupscaleError:
+            _check_that_the_wide_one_runs(narrow, wide, inputs)
+            raise
         if widening.norms:
             widening = widening.with_initial("past_norms", find_past_norms(narrow, wide, widening, trials.best))
     return widening, trials
+
+
+@torch.no_grad()
+def _check_that_the_wide_one_runs(narrow: nn.Module, wide: nn.Module, inputs: Any) -> None:
+    """An error where the narrow model runs on the batch and the wide one does not: then no plan is to blame."""
+    models = [in_float64(model, inputs, like=narrow) for model in (narrow, wide)]
+    for number, (model, batch) in enumerate(models):
+        try:
+            run_in_float64(model, batch)
+        except MupscaleError as error:
+            if number == 0 or (cause := error.__cause__) is None:
+                return
+            said = " ".join(f"{type(cause).__name__}: {cause}".split())
+            raise MupscaleError(
+                f"the wide model itself does not run on the batch ({said}), and the narrow one does: build one that "
+                "runs"
+            ) from cause
 
 
 def plan_by_miniature(
@@ -163,6 +184,7 @@ def _plan_by_running(narrow: nn.Module, wide: nn.Module, trials: Trials, roles: 
                     return _plan_with_silent_units(narrow, wide, trials, roles)
                 with suppress(MupscaleError):
                     return _plan_between_constants(narrow, wide, trials, roles)
+                roles_by_running(narrow, wide, trials.best, roles, how)  # it names constants that are no copies
             raise
     roles = with_keeps(narrow, wide, roles, trials) if how == "fresh" else roles
     return replace(build_plan(narrow, wide, roles=roles, how=how, assume=True), tried_by="copies")
