@@ -239,6 +239,51 @@ def test_what_a_model_raises_on_the_batch_is_passed_on_and_not_blamed_on_float64
     assert "float" not in str(said.value)
 
 
+class InHeads(Tokens):
+    """Tokens in heads of 4, which come in pairs."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens + 0 * self.embed(tokens).unflatten(-1, (-1, 2, 4)).sum((-1, -2, -3)).long())
+
+
+@pytest.mark.parametrize("grow", [mu.Fresh(), mu.Copies(noise=1.0)])
+def test_a_wide_model_that_does_not_run_is_not_blamed_on_the_plan(grow: Any) -> None:
+    with pytest.raises(
+        mu.MupscaleError, match=r"^the wide model itself does not run on the batch \(RuntimeError: unfl"
+    ):
+        mu.upscale(InHeads(8), InHeads(12), grow=grow, inputs=TOKENS)
+
+
+class Rotated(nn.Module):
+    """Attention of two heads, with rotary positions."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embed, self.pack, self.back = nn.Embedding(13, width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.head, size = nn.Linear(width, 3), width // 2
+        angles = torch.outer(torch.arange(4.0), 100 ** (-torch.arange(0, size, 2) / size))
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        q, k, v = self.pack(x).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+        q, k = (
+            torch.cat([a * self.cos - b * self.sin, b * self.cos + a * self.sin], -1)
+            for a, b in (each.chunk(2, -1) for each in (q, k))
+        )
+        out = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        y: Tensor = self.head(x + self.back(out))
+        return y
+
+
+@pytest.mark.parametrize("grow", [mu.Fresh(), mu.Copies(noise=1.0)])
+def test_a_head_dim_that_grows_beside_rotary_positions_is_named(grow: Any) -> None:
+    with pytest.raises(mu.MupscaleError, match=r"of rotary embeddings.* head_dim: grow the number of heads") as said:
+        mu.upscale(Rotated(8), Rotated(16), grow=grow, inputs=TOKENS)
+    assert "roles=" not in str(said.value)
+
+
 def test_a_batch_that_was_given_is_not_asked_for() -> None:
     """The models have grown then, and need not run here."""
     plan = mu.plan(Picky(4), Picky(6), grow=mu.Fresh(), fresh=Picky(4))

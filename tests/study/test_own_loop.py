@@ -314,6 +314,20 @@ def test_what_cannot_be_studied_is_said(family: mu.Family, tmp_path: Path) -> No
         loop.compare(4, 16, trained=12, steps=16, start=base_model(family))
     with pytest.raises(MupscaleError, match="naive-widening works only with a recipe"):
         loop.compare(8, 16, trained=12, steps=16, settings=StudySettings(contenders=["continued", "naive-widening"]))
+
+    def build(width: int) -> nn.Module:
+        hidden = -(-width // 6) * 16
+        return nn.Sequential(nn.Linear(5, width), nn.Linear(width, hidden), nn.Linear(hidden, 1)).double()
+
+    rounded = mu.Family(build, base=48, inputs=X[:4])
+    small = (
+        r"^the small model of width 8 cannot grow to 16 with copies: .* give other small widths in "
+        r"StudySettings.widths, or leave copies out of StudySettings.contenders$"
+    )
+    settings = StudySettings(widths=[8], contenders=["continued", "copies"])
+    with pytest.raises(MupscaleError, match=small) as said:
+        loop_in(tmp_path, rounded).compare(16, 32, trained=12, steps=16, settings=settings)
+    assert "grow=" not in str(said.value)
     torchs = loop_in(tmp_path, family, make_optimizer=lambda model, lr: torch.optim.SGD(model.parameters(), lr))
     with pytest.raises(MupscaleError, match=r"a plain SGD, .* same learning rates.*family.optimizer\(model, SGD"):
         torchs.train_family(SIZES)

@@ -143,10 +143,10 @@ def test_edges_of_several_contenders_are_one_sentence_with_one_range() -> None:
     found = [Sweep(name, sweep(bowl(lr, 0.0)).trials) for name, lr in rates.items()]
     assert joined_edges([*found, Sweep("copies", sweep(bowl(0.2, 1.0)).trials)]) == [
         "the best learning rate is at the edge of the grid (continued: 0.1 is the smallest tried; fresh, from-scratch: "
-        "0.4 is the largest tried): set study.lrs to [0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6]"
+        "0.4 is the largest tried): set StudySettings.lrs to [0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6]"
     ]
     tried = [Tried(lr, noise, [bowl(0.2, 0.5)(lr, noise)]) for lr in LRS for noise in (0.5, 1.0, 2.0)]
     assert joined_edges([Sweep("copies", tried, lr=0.2, noise=0.5)]) == [
-        "the best noise is at the edge of the grid (copies: 0.5 is the smallest tried): set study.noises to [0.125, "
-        "0.25, 0.5, 1, 2]"
+        "the best noise is at the edge of the grid (copies: 0.5 is the smallest tried): set StudySettings.noises to "
+        "[0.125, 0.25, 0.5, 1, 2]"
     ]

@@ -63,7 +63,7 @@ def test_what_is_said_of_rule_sets() -> None:
     (told,) = rules_in_words(values(far=(2.0, 0.1), near=(0.0, 0.1), same=(0.0, 0.2)))
     assert told.startswith("from width 8 to 32, taking the best rate along costs least with near: 0 ± 0 % of the loss")
     assert told.endswith("within the errors, as little with same")
-    edge = "the best rate lies on the edge of the grid at width 32: try a wider range (study.lrs)"
+    edge = "the best rate lies on the edge of the grid at width 32: try a wider range (StudySettings.lrs)"
     assert rules_in_words(values(far=(3.0, 0.1), near=(0.0, 0.1)))[1:] == [f"with far {edge}"]
     assert rules_in_words(values(far=(3.0, 0.1), farther=(3.0, 0.2)))[1:] == [f"with every rule set {edge}"]
 

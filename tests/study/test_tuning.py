@@ -34,7 +34,7 @@ def test_only_those_with_all_seeds_may_be_chosen() -> None:
 
 
 def test_all_diverged_is_one_sentence() -> None:
-    with pytest.raises(MupscaleError, match=r"from-scratch: all 2 trials .* diverged.*0.1 to 0.2.*study.lrs"):
+    with pytest.raises(MupscaleError, match=r"from-scratch: all 2 trials .* diverged.*0.1 to 0.2.*StudySettings.lrs"):
         choose("from-scratch", [Tried(0.1, 0.0, [None]), Tried(0.2, 0.0, [None])])
 
 

@@ -75,7 +75,7 @@ COST, THERE, LOSS = (
     "Final loss of growing, compared with continuing the base model",
 )
 RATES = (
-    "Learning rate found for the large model, as the recipe's lr: 0.008 grown with fresh units; "
+    "Learning rate found for the large model, at the base width: 0.008 grown with fresh units; "
     "0.008 grown from copies; 0.008 from scratch."
 )
 

@@ -72,10 +72,11 @@ def check_axis(name: str, small: Tensor, large: Tensor, dim: int, role: Role, ho
         raise MupscaleError(f"{where}: dimension {dim} becomes narrower. The target must be at least as wide")
     if how == "copies" and (n == 0 or wide % n):
         fits = ", ".join(str(n * k) for k in (2, 3, 4)) if n else "none"
+        fresh = as_asked("grow=mupscale.Fresh()", "--how fresh")
         raise MupscaleError(
             f"{where}: dimension {dim} does not grow by a whole multiple. Sizes that fit: {fits}, … (if the axis joins "
-            "a width with a part that does not grow, none fits: give each part its own layer). Fresh units fit any "
-            f"larger width: {as_asked('grow=mupscale.Fresh()', '--how fresh')}"
+            "a width with a part that does not grow, none fits: give each part its own layer)"
+            f"{ways_out('. ', fresh=f'Fresh units fit any larger width: {fresh}')}"
         )
     if n == 0:
         raise MupscaleError(f"{where}: dimension {dim} has no units to grow from")

@@ -90,15 +90,13 @@ def plan_and_look(
     return widening, trials
 
 
-@torch.no_grad()
 def _check_that_the_wide_one_runs(narrow: nn.Module, wide: nn.Module, inputs: Any) -> None:
     """An error where the narrow model runs on the batch and the wide one does not: then no plan is to blame."""
-    models = [in_float64(model, inputs, like=narrow) for model in (narrow, wide)]
-    for number, (model, batch) in enumerate(models):
+    for model in (narrow, wide):
         try:
-            run_in_float64(model, batch)
+            run_in_float64(*in_float64(model, inputs, like=narrow))
         except MupscaleError as error:
-            if number == 0 or (cause := error.__cause__) is None:
+            if model is narrow or (cause := error.__cause__) is None:
                 return
             said = " ".join(f"{type(cause).__name__}: {cause}".split())
             raise MupscaleError(

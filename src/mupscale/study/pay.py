@@ -106,7 +106,7 @@ class PayStudy:
         if min(Width.of(widths[0]).sizes.values()) < NARROW:
             self.notes.append(
                 f"learning rates and noise are tuned at {Width.of(widths[0]).phrase}: so narrow a model is a poor "
-                f"guide to a large one; study.widths takes wider ones"
+                f"guide to a large one; {recipe_entry('study.widths')} takes wider ones"
             )
 
     def _check(self, one: System) -> None:
@@ -114,7 +114,7 @@ class PayStudy:
         check_builds(self.recipe, one, "" if one is self.system else f"; {self._other_small_widths()}")
         for contender in self.contenders:
             one.leaves(contender, 1.0, 1.0, 0.0, 0)
-        check_operators(self.recipe, one, self.contenders)
+        check_operators(self.recipe, one, self.contenders, "" if one is self.system else self._other_small_widths())
 
     def run(self, command: str, forecast_only: bool) -> StudySummary:
         """All stages; the summary is written after the forecast, and again with the answer."""
@@ -436,7 +436,7 @@ def choose(name: str, tried: Sequence[Tried], among: Collection[tuple[float, flo
         raise MupscaleError(
             f"{name}: all {len(tried)} trials at the small width diverged, with learning rates from "
             f"{min(cell.lr for cell in tried):g} to {max(cell.lr for cell in tried):g}: give smaller ones "
-            "(study.lrs)"
+            f"({recipe_entry('study.lrs')})"
         )
     best, remarks = min(ended, key=lambda cell: cell.loss or 0.0), []
     if _is_next_to_divergence(best, tried):

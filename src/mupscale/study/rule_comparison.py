@@ -23,7 +23,7 @@ from mupscale.study.space import check_learning_rates
 from mupscale.study.training import Ground, Note, Trainer
 from mupscale.study.tree import Stretch
 from mupscale.study.wording import count_of
-from mupscale.system import MupscaleError, text_table, words, write_json, writes_into
+from mupscale.system import MupscaleError, recipe_entry, text_table, words, write_json, writes_into
 from mupscale.train import Recipe, TunedAt
 
 RULES_FILE = "rules-check.json"
@@ -247,7 +247,8 @@ def rules_in_words(values: Mapping[str, Any]) -> list[str]:
             edges.setdefault(f"{values['over']} {', '.join(at_edge)}", []).append(name)
     for where, names in edges.items():
         whose = "with every rule set" if len(names) == len(values["rules"]) > 1 else f"with {', '.join(names)}"
-        told.append(f"{whose} the best rate lies on the edge of the grid at {where}: try a wider range (study.lrs)")
+        wider = f"try a wider range ({recipe_entry('study.lrs')})"
+        told.append(f"{whose} the best rate lies on the edge of the grid at {where}: {wider}")
     return told
 
 

@@ -13,7 +13,16 @@ from statistics import fmean
 from typing import Annotated, Any, Literal, NamedTuple
 
 from mupscale.data import Data
-from mupscale.system import NOT_EMPTY, Diverged, Finite, MupscaleError, NotNegative, Positive, check_argument
+from mupscale.system import (
+    NOT_EMPTY,
+    Diverged,
+    Finite,
+    MupscaleError,
+    NotNegative,
+    Positive,
+    check_argument,
+    recipe_entry,
+)
 from mupscale.train import MAY_CHANGE, Recipe
 
 
@@ -347,7 +356,9 @@ def joined_edges(sweeps: Iterable[Sweep], lrs: str = "study.lrs", noises: str = 
         if edges:
             whose = "; ".join(f"{', '.join(names)}: {edge.best:.3g} {edge.where}" for edge, names in edges.items())
             whole = _listed({value for edge in edges for value in (*edge.tried, *edge.beyond())})
-            told.append(f"the best {what} is at the edge of the grid ({whose}): set {setting} to [{whole}]")
+            told.append(
+                f"the best {what} is at the edge of the grid ({whose}): set {recipe_entry(setting)} to [{whole}]"
+            )
     return told
 
 

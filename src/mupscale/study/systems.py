@@ -12,7 +12,7 @@ from mupscale.study.contenders import Contender
 from mupscale.study.settings import StudySettings
 from mupscale.study.training import Ground
 from mupscale.study.tree import DECAY, Candidate, Stretch, branch_off, plan_candidate
-from mupscale.system import MupscaleError, recipe_entry
+from mupscale.system import MupscaleError, not_advising, recipe_entry
 from mupscale.train import Growth, NoiseLevel, Recipe, Schedule, sizes_like
 
 NoiseUnit = Literal["init", "theory", "signal"]
@@ -149,15 +149,19 @@ def check_builds(recipe: Recipe, system: System, if_small: str = "") -> None:
             ) from None
 
 
-def check_operators(recipe: Recipe, system: System, contenders: Sequence[Contender]) -> None:
-    """Refuse contenders that cannot grow this model."""
+def check_operators(recipe: Recipe, system: System, contenders: Sequence[Contender], otherwise: str = "") -> None:
+    """Refuse contenders that cannot grow this model; otherwise: what there is to do beside leaving them out."""
     for one in contenders:
         if one.is_grown:
             growth = Growth(at=1, width=system.wide, how=one.how)
             try:
-                recipe.family().check_growth(system.narrow, system.wide, growth.build_operators())
+                with not_advising("fresh"):  # the contenders say how
+                    recipe.family().check_growth(system.narrow, system.wide, growth.build_operators())
             except MupscaleError as error:
-                raise MupscaleError(f"{error}: leave {one.name} out of {recipe_entry('study.contenders')}") from None
+                why = f"{error}: {otherwise and f'{otherwise}, or '}leave {one.name} out of"
+                sizes = f"{Width.of(system.narrow).phrase} cannot grow to {Width.of(system.wide)}"
+                small = f"the small model of {sizes} with {one.name}: " if otherwise else ""
+                raise MupscaleError(f"{small}{why} {recipe_entry('study.contenders')}") from None
 
 
 def find_alive(system: System, lr: float, finished: Sequence[bool]) -> list[int]:

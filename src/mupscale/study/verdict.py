@@ -330,7 +330,7 @@ def write_verdict(runs: Sequence[ContenderRuns], costs: Numbers, gain: Numbers) 
     if ours is None:
         return [
             f"Growing does not pay here: {lost} of the upscaled model diverged, so try a smaller learning "
-            f"rate or less noise (study.grown_lrs, study.noises)."
+            f"rate or less noise ({recipe_entry('study.grown_lrs')}, {recipe_entry('study.noises')})."
         ]
     subject = ours.contender.paper.subject
     if best is None:

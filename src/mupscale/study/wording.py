@@ -138,7 +138,7 @@ def write_pay_words(summary: StudySummary) -> StudySummary:
     others = [name for name in found if name != grown and contender_named(name).is_grown]
     rates = [f"{found[n]} {contender_named(n).label}" for n in (grown, *others, FROM_SCRATCH.name) if n in found]
     if rates:
-        sentences.append(f"Learning rate found for the large model, as the recipe's lr: {'; '.join(rates)}.")
+        sentences.append(f"Learning rate found for the large model, at the base width: {'; '.join(rates)}.")
     forecasts = "Forecast: small contenders, base width "
     labels = {one.name: one.name.replace(_FORECAST, forecasts) for one in summary.stages} | _STAGES
     return replace(
