@@ -108,3 +108,25 @@ def test_torchs_clipping_of_a_grown_model_is_noticed_once(batch: tuple[Tensor, T
             step(wide, optimizer, batch, plainly)
     (said,) = [str(one.message) for one in caught]
     assert "mupscale.clip_grad_norm_(model, 1, optimizer)" in said
+
+
+def test_one_rate_set_by_hand_for_all_groups_of_a_grown_model_is_noticed_once(batch: tuple[Tensor, Tensor]) -> None:
+    narrow = net(8)
+    optimizer = torch.optim.AdamW(narrow.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, step / 2))
+    wide, optimizer, scheduler = mu.upscale(
+        narrow, net(16), optimizer=optimizer, scheduler=scheduler, inputs=batch[0], exact=True
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(4):  # the first at a rate of 0
+            step(wide, optimizer, batch, by_optimizer)
+            scheduler.step()
+        for rates_of in (lambda group: 0.01 * group["lr_factor"], lambda group: 0.01):
+            assert not caught
+            for group in optimizer.param_groups:
+                group["lr"] = rates_of(group)
+            for _ in range(3):
+                step(wide, optimizer, batch, by_optimizer)
+    (said,) = [str(one.message) for one in caught]
+    assert 'write group["lr"] = lr * group.get("lr_factor", 1.0)' in said

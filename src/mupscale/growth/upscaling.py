@@ -23,7 +23,7 @@ from mupscale.growth.operator_pairs import Grow, choose_operator, refuse_idle_op
 from mupscale.growth.operators import Operator, check_operator
 from mupscale.growth.optimizer_state import constructor_arguments, widen_optimizer
 from mupscale.growth.writing import prepare_growth, whole_or_void, write_grown
-from mupscale.optim import following_rules, grown_groups, watch_for_plain_clipping, widen_scheduler
+from mupscale.optim import following_rules, grown_groups, watch_first_steps, widen_scheduler
 from mupscale.planning import (
     Trials,
     check_not_empty,
@@ -177,7 +177,7 @@ def upscale(
         what = "what is new in experts changes" if are_experts else "copied blocks change"
         warn(f"{what} the function: outputs differ by {words.format_share(share)} on the batch")
     if grown is not None:
-        watch_for_plain_clipping(grown)
+        watch_first_steps(grown)
     return (wide, grown) if scheduler is None or grown is None else (wide, grown, widen_scheduler(scheduler, grown))
 
 

@@ -8,7 +8,7 @@ clipping       clipping by a norm that does not depend on the width
 schedulers     a schedule carried over to a wide optimizer
 """
 
-from mupscale.optim.clipping import clip_grad_norm_, watch_for_plain_clipping
+from mupscale.optim.clipping import clip_grad_norm_, watch_first_steps
 from mupscale.optim.group_builder import (
     DECAY_RULE,
     FROM_GROUP,
@@ -59,6 +59,6 @@ __all__ = [
     "saved_schedule",
     "scale",
     "traits_of",
-    "watch_for_plain_clipping",
+    "watch_first_steps",
     "widen_scheduler",
 ]

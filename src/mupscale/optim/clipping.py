@@ -1,4 +1,4 @@
-"""Gradient clipping by a norm that does not depend on the width."""
+"""Gradient clipping by a norm that does not depend on the width, and loops that go on without it."""
 
 from __future__ import annotations
 
@@ -91,21 +91,29 @@ def _weights_of(optimizer: Optimizer, parameters: dict[str, nn.Parameter], norm_
     return {name: factors.get(id(p), 1.0) for name, p in parameters.items()}
 
 
-def watch_for_plain_clipping(optimizer: Optimizer) -> None:
-    """Say it once if the gradients of a grown model have been clipped by torch's norm, in the steps after its growth.
+def watch_first_steps(optimizer: Optimizer) -> None:
+    """Say it once if a loop goes on as before the growth: it clips by torch's norm, or sets one rate for all groups.
 
     Nothing tells who has written into a gradient; but clipping that binds leaves one norm, step after step, and that is
     a number which somebody typed. A norm for each of a few steps is all it costs.
     """
     if all(math.isclose(group.get(NORM_FACTOR, 1.0), 1, rel_tol=1e-6) for group in optimizer.param_groups):
         return  # at a family's base both norms are one, up to rounding of the factors
-    norms: list[float] = []
+    norms, is_rate_known = list[float](), _has_one_rate(optimizer)
 
     @torch.no_grad()
     def look(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        nonlocal is_rate_known
+        if torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+            return
+        if not is_rate_known and _has_one_rate(optimizer):
+            is_rate_known = True
+            warn(
+                f"all groups have the learning rate {optimizer.param_groups[0]['lr']:g}, but since the growth each has "
+                'a rate of its own. If your loop sets it, write group["lr"] = lr * group.get("lr_factor", 1.0)'
+            )
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        if torch.compiler.is_compiling() or is_captured or any(is_sharded(g) or g.is_sparse for g in gradients):
+        if any(is_sharded(g) or g.is_sparse for g in gradients):
             return
         norms.append(float(nn.utils.get_total_norm(gradients)))
         last, typed = norms[-_ALIKE:], float(f"{norms[-1]:.3g}")
@@ -120,3 +128,10 @@ def watch_for_plain_clipping(optimizer: Optimizer) -> None:
             hook.remove()
 
     hook = optimizer.register_step_pre_hook(look)
+
+
+def _has_one_rate(optimizer: Optimizer) -> bool:
+    """Whether all groups have one learning rate, though their factors differ."""
+    rates = {group.get("lr") for group in optimizer.param_groups}
+    factors = [group.get("lr_factor", 1.0) for group in optimizer.param_groups]
+    return len(rates) == 1 and rates.isdisjoint({0, None}) and max(factors) > min(factors) * (1 + 1e-6)
