@@ -179,6 +179,28 @@ def test_a_trial_is_what_a_single_run_gives(checked: tuple[Path, dict[str, Any]]
     )
 
 
+def test_models_grow_as_the_recipes_do(
+    checked: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check of fresh units trains with fresh units, at any width, and varies the learning rate alone."""
+    assert checked[1]["growth"] == "copies"
+    trained, whole = list[Recipe](), training.train_many
+
+    def keep(recipes: list[Recipe], **options: Any) -> Any:
+        trained.extend(recipes)
+        return whole(recipes, **options)
+
+    monkeypatch.setattr(training, "train_many", keep)
+    fresh = small(grow=[Growth(at=6, width=12, lr=0.001, how="fresh", outgoing=0.5)])
+    values = transfer_check(fresh, widths=[8], lrs=[0.001], lr=0.001, seeds=1, out=tmp_path)
+    assert (values["growth"], values["noise"]) == ("fresh", [])
+    assert not any("noise" in sentence for sentence in values["verdict"])
+    assert [one.width for one in trained] == [8, 12]
+    assert (trained[1].how, trained[1].outgoing) == ("fresh", 0.5)
+    with pytest.raises(MupscaleError, match=r"grows by fresh units, which take no noise: leave noises and noise out"):
+        transfer_check(fresh, widths=[8], out=tmp_path, **SMALL)
+
+
 def test_what_is_done_is_kept_and_only_what_is_new_is_trained(
     checked: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,7 +149,7 @@ steps, each with every learning rate. Three numbers say how well the best rate t
             "--widths", list[int | dict[str, int]], "widths of the base models (default: the recipe's, small and large)"
         ),
         Option("--at-lr", float, "learning rate while noise varies (default: the growth event's, or lr)"),
-        Option("--at-noise", float, "noise while the learning rate varies (default: the growth event's)"),
+        Option("--at-noise", float, "noise of copies while the learning rate varies (default: the growth event's)"),
         Option("--compare", list[str], "rule sets to compare, such as '[default, decay=fixed]'"),
         Option("--batches", list[int], "compare them over batches instead of widths"),
         Option("--durations", list[int], "compare them over numbers of steps instead"),
@@ -287,10 +287,10 @@ def sweep_command(words: list[str]) -> int:
         for sentence in sweep_remarks(sweep):
             show(f"{sweep.name}: {sentence}")
     choice = tuned.choice
-    chosen = f"learning rate {choice.base_lr:g}; to grow: noise {choice.noise:g}, lr {choice.lr:g}"
+    chosen = f"learning rate {choice.base_lr:g}; to grow from copies: noise {choice.noise:g}, lr {choice.lr:g}"
     if settings.embeddings:
         chosen += f"; rules.embeddings {tuned.recipe.rules.embeddings:g}"
-    show(*tuned.sentences, f"For the large models: {chosen}")
+    show(*tuned.sentences, *tuned.remarks, f"For the large models: {chosen}")
     return 0
 
 
@@ -310,16 +310,21 @@ def transfer_check_command(words: list[str]) -> int:
     lr = options["at_lr"] if options["at_lr"] is not None else growth.lr if growth and growth.lr else own
     noise = options["at_noise"] if options["at_noise"] is not None else growth.noise if growth else None
     if growth is None:
-        raise UsageError("the recipe has no growth event, whose widths are compared: add one (grow)")
+        raise UsageError(
+            "the recipe has no growth event, whose widths are compared: add one (grow), or compare learning rates "
+            "without growing: --compare '[default]'"
+        )
     if not isinstance(noise, int | float):
         raise UsageError("the growth event sets no single noise: give --at-noise Y")
+    if noise and growth.how == "fresh":  # a growth that says nothing is fresh, and asks for no noise
+        growth = replace(growth, how="copies")
+        recipe = replace(recipe, grow=[growth])
     small = settings.small_widths(recipe.width, growth.width)
     asked: dict[str, Any] = {
         "widths": options["widths"] or [*small, recipe.width],
         "lrs": settings.grown_lrs or settings.rates(own),
-        "noises": [0.0, *settings.noises],
         "lr": lr,
-        "noise": noise,
+        **({"noises": [0.0, *settings.noises], "noise": noise} if growth.takes_noise else {}),
         "seeds": settings.seeds,
     }
     if options["dry_run"]:

@@ -297,6 +297,7 @@ class _Check(TypedDict):
     lr: list[_Line]
     noise: list[_Line]
     fixed: dict[str, Any]
+    growth: NotRequired[str]
     times: NotRequired[Positive]
     steps: NotRequired[Positive]
     verdict: NotRequired[list[str]]
@@ -307,9 +308,10 @@ def save_transfer_picture(values: Mapping[str, Any], out: Path) -> Path:
     single = out.suffix in (".png", ".svg")
     paths = [out] if single else [out / "transfer-check.png", out / "transfer-check.svg"]
     with styled("transfer"):
-        fig, axes = figure(9.2, 3.8, columns=2)
-        for ax, varied in zip(axes, ("lr", "noise"), strict=True):
-            _panel(ax, values, varied)  # type: ignore[arg-type]
+        panels: list[Varied] = ["lr", "noise"] if values["noise"] else ["lr"]
+        fig, axes = figure(4.6 * len(panels), 3.8, columns=len(panels))
+        for ax, varied in zip(axes if len(panels) > 1 else [axes], panels, strict=True):
+            _panel(ax, values, varied)
         _legend(fig)
         for path in paths:
             save_figure(fig, path)
@@ -318,10 +320,11 @@ def save_transfer_picture(values: Mapping[str, Any], out: Path) -> Path:
 
 def draw_transfer(values: Mapping[str, Any], gallery: Gallery) -> Iterator[Picture]:
     """A picture a panel, for the page."""
-    for varied, other in (("lr", "noise"), ("noise", "lr")):
+    pairs: list[tuple[Varied, Varied]] = [("lr", "noise"), ("noise", "lr")]
+    for varied, other in pairs:
         if any(line["points"] for line in values[varied]):
-            fixed = words.format_setting(values["fixed"].get(other))
-            caption = f"Training loss against {_AXES[varied]} at {_AXES[other]} {fixed}, by width of the grown model"
+            fixed = f" at {_fixed(values, other)}" if values[other] else ""
+            caption = f"Training loss against {_AXES[varied]}{fixed}, by width of the grown model"
 
             def sketch(ax: Any, varied: str = varied) -> None:
                 _panel(ax, values, varied)  # type: ignore[arg-type]
@@ -347,6 +350,10 @@ def load_transfer_check(folder: Path) -> dict[str, Any] | None:
     return dict(values)
 
 
+def _fixed(values: Mapping[str, Any], other: Varied) -> str:
+    return f"{_AXES[other]} {words.format_setting(values['fixed'].get(other))}"
+
+
 def _panel(ax: Any, values: Mapping[str, Any], varied: Varied) -> None:
     lines = [read_width_line(entry) for entry in values[varied]]
     cmap = level_colors()
@@ -364,7 +371,7 @@ def _panel(ax: Any, values: Mapping[str, Any], varied: Varied) -> None:
     if not any(some for line in lines for some in line.seeds.values()):
         ax.set_yticks([])
     other: Varied = "noise" if varied == "lr" else "lr"
-    ax.set_xlabel(f"{_AXES[varied]} ({_AXES[other]} {words.format_setting(values['fixed'].get(other))})")
+    ax.set_xlabel(_AXES[varied] + (f" ({_fixed(values, other)})" if values[other] else ""))
     ax.set_ylabel("training loss")
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mupscale.checks import CoordCheck, coord_check
 from mupscale.core import WholeWidth, Width
 from mupscale.engine import Outcome, lowest_loss_bar, read_outcome
-from mupscale.growth import SignalNoise
+from mupscale.growth import Operator, SignalNoise
 from mupscale.study.contenders import (
     BASE,
     CONTINUED,
@@ -114,20 +114,15 @@ class Protocol(Ground):
                 "to grow yours with what a run has found: mupscale train RECIPE --from PATH --width W --noise X"
             )
         constant = replace(settings, schedule="recipe", budgets=[1.0])
-        system = read_system(recipe, constant, self, "the paper's method, which grows once,")
-        if recipe.grow[0].how not in ("copies", "fresh"):  # a growth that does not say is fresh; this method has copies
-            raise MupscaleError(
-                f"the paper's method tunes the noise of copies, but the recipe grows with how: {recipe.grow[0].how}. "
-                f"Set how: copies in grow, or train the recipe with mupscale train"
-            )
-        return system
+        alone = ". Without growing: mupscale transfer-check RECIPE --compare '[default]' --widths '[16, 32]'"
+        return read_system(recipe, constant, self, "the paper's method, which grows once,", alone)
 
-    def small_systems(self, system: System, widths: Sequence[WholeWidth]) -> list[System]:
-        """The same at small widths, narrowest first; refuses those at which it cannot be."""
+    def small_systems(self, system: System, widths: Sequence[WholeWidth], grow: Operator | None = None) -> list[System]:
+        """The same at small widths, narrowest first; refuses those at which it cannot be. grow: if not by copies."""
         found = [system.smaller(width) for width in sorted(widths, key=lambda width: Width.of(width).size)]
         for small in found:
             check_builds(self.recipe, small)
-            self.recipe.family().widening(small.narrow, small.wide)
+            self.recipe.family().widening(small.narrow, small.wide, grow=grow)
         return found
 
 
@@ -199,6 +194,11 @@ class PaperStudy:
         check_contenders(self.settings.contenders, "study.contenders", IN_PAPER)
         self.protocol = Protocol(self.recipe, self.settings.measure or "train")
         self.system = self.protocol.system(self.settings)
+        if self.recipe.grow[0].how not in ("copies", "fresh"):  # a growth that says nothing is fresh
+            raise MupscaleError(
+                f"the paper's method tunes the noise of copies, but the recipe grows with how: "
+                f"{self.recipe.grow[0].how}. Set how: copies in grow, or train the recipe with mupscale train"
+            )
         widths = self.settings.small_widths(self.system.narrow, self.system.wide)
         if len({Width.of(width) for width in widths}) < len(widths):
             raise MupscaleError(

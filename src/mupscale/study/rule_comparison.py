@@ -28,9 +28,9 @@ from mupscale.train import Recipe, TunedAt
 
 RULES_FILE = "rules-check.json"
 NUMBERS = {
-    "moved": ("best rate moves by", 1),
-    "wrong_rate": ("wrong by 2 costs %", 100),
-    "transferred": ("the small one's costs %", 100),
+    "moved": ("best rate moves by (doublings)", 1),
+    "wrong_rate": ("a rate wrong by ×2 costs, %", 100),
+    "transferred": ("the smallest size's best rate costs, %", 100),
     "lowest": ("lowest loss", 1),
 }
 """What is measured of a rule set: how a table calls it, and by what it is multiplied there.

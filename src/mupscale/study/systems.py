@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mupscale.core import WholeWidth, Width
+from mupscale.growth import OPERATORS
 from mupscale.study.contenders import Contender
 from mupscale.study.settings import StudySettings
 from mupscale.study.training import Ground
@@ -24,8 +25,8 @@ class System:
 
     costs: tells what a step costs at every width. own: the recipe's schedule, whose warm-up and floor all have. base:
     the width at which rates are meant. start: the checkpoint that all contenders begin from; None where base models are
-    trained here. base_steps: None where it is not known how long that checkpoint has trained. noise_unit: what noise is
-    measured in.
+    trained here. base_steps: None where it is not known how long that checkpoint has trained. noise_unit, outgoing: as
+    the recipe's growth event says.
     """
 
     settings: StudySettings
@@ -38,6 +39,7 @@ class System:
     grown_steps: int
     start: str | None = None
     noise_unit: NoiseUnit = "init"
+    outgoing: float = 1.0
 
     def smaller(self, width: WholeWidth) -> System:
         """The same at a small width, with a base model that is trained here; it grows as many times."""
@@ -96,6 +98,8 @@ class System:
             return first
         unit = "theory" if isinstance(noise, dict) else self.noise_unit  # constants by name are the paper's
         growing: dict[str, Any] = {"how": one.how, "noise": noise, "noise_unit": unit} if one.is_grown else {}
+        if one.is_grown and one.how in OPERATORS and "outgoing" in OPERATORS[one.how].takes:
+            growing["outgoing"] = self.outgoing
         return replace(first, parent=self.base_model(base_lr, seed), **growing)
 
     def leaves(self, one: Contender, base_lr: float, lr: float, noise: NoiseLevel, seed: int) -> dict[float, Stretch]:
@@ -128,7 +132,8 @@ def read_system(recipe: Recipe, settings: StudySettings, ground: Ground, what: s
     if Width.of(growth.width) == Width.of(recipe.width):
         raise MupscaleError(f"the recipe's growth event keeps the width at {recipe.width}: give a larger one")
     sizes = recipe.width, growth.width, growth.at, recipe.steps - growth.at
-    return System(settings, ground, recipe.schedule, recipe.base, *sizes, noise_unit=growth.noise_unit)
+    own = settings, ground, recipe.schedule, recipe.base
+    return System(*own, *sizes, noise_unit=growth.noise_unit, outgoing=growth.outgoing)
 
 
 def check_builds(recipe: Recipe, system: System, if_small: str = "") -> None:

@@ -1,20 +1,22 @@
 """The preset `transfer`: do the best learning rate and noise stay where they are as widths grow?
 
 The paper's 'Verification of hyperparameter transfer': base models of several widths n are grown to k·n, with one
-hyperparameter varied and the other fixed.
+hyperparameter varied and the other fixed. Models grow as the recipe's do; without noise, as by fresh units, only the
+learning rate is varied.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from mupscale.core import WholeWidth, Width
 from mupscale.engine import Engine
+from mupscale.growth import OPERATORS
 from mupscale.study.contenders import COPIES
 from mupscale.study.dry_run import describe_stages
 from mupscale.study.paper import Protocol
@@ -36,9 +38,9 @@ def transfer_check(
     *,
     widths: Sequence[WholeWidth],
     lrs: Sequence[float],
-    noises: Sequence[float],
+    noises: Sequence[float] = (),
     lr: float,
-    noise: float,
+    noise: float = 0.0,
     out: Path,
     seeds: int = 3,
     base_lr: float | None = None,
@@ -47,17 +49,18 @@ def transfer_check(
 ) -> dict[str, Any]:
     """Loss against learning rate at the fixed noise, and against noise at the fixed learning rate, at each width.
 
-    The recipe's growth says how many times wider models become, how long base models train and how long grown ones
-    do. The result is also written to `out`; trials that are there already are not trained again.
+    The recipe's growth says how models grow, how many times wider they become, how long base models train and how long
+    grown ones do. The result is also written to `out`; trials that are there already are not trained again.
 
     Args:
         recipe: a recipe with one growth event
         widths: base widths to compare, two or more
-        lrs, noises: what is varied; lr, noise: what the other one is fixed at meanwhile
+        lrs, noises: what is varied; lr, noise: what the other one is fixed at meanwhile. For growths that take no
+            noise, leave noises and noise out
         base_lr: the base models' learning rate; none takes the optimizer's
         note: is told what is done, line by line; without one, nothing shows how far it is
     """
-    asked = TransferCheck(recipe, widths, lrs, noises, lr, noise, seeds, base_lr)
+    asked = TransferCheck(recipe, widths, lrs, lr, noises, noise, seeds, base_lr)
     trainer = Trainer(asked.protocol, Path(out), "transfer", engine, note or (lambda text: None), stages=0)
     trainer.visible = note is not None
     large, lines, systems = asked.large, asked.lines, asked.systems
@@ -66,7 +69,9 @@ def transfer_check(
         "steps": large.grown_steps,
         "fixed": {"lr": lr, "noise": noise},
         "unit": large.noise_unit,
-        **{axis: [] for axis in lines},
+        "growth": asked.contender.how,
+        "lr": [],
+        "noise": [],
     }
     with trainer.alone():
         for system in systems:
@@ -99,9 +104,9 @@ class TransferCheck:
     recipe: Recipe
     widths: Sequence[WholeWidth]
     lrs: Sequence[float]
-    noises: Sequence[float]
     lr: float
-    noise: float
+    noises: Sequence[float] = ()
+    noise: float = 0.0
     seeds: int = 3
     base_lr: float | None = None
 
@@ -110,21 +115,32 @@ class TransferCheck:
             raise MupscaleError(f"seeds is {self.seeds}, but a transfer check needs at least 1")
         if not self.widths:
             raise MupscaleError("a transfer check needs base widths, two or more, such as [64, 128]")
+        self.protocol = Protocol(self.recipe, "train")
+        self.large = self.protocol.system(StudySettings())  # refuses recipes with more growth events than one, or none
+        self.growth = self.recipe.grow[0]
+        if not self.growth.takes_noise and (self.noise or any(self.noises)):
+            raise MupscaleError(
+                f"the recipe grows by {self.growth.words}, which take no noise: leave noises and noise out, or grow by "
+                f"copies (how: copies)"
+            )
+        how = self.growth.how if self.growth.how in OPERATORS else COPIES.how
+        self.contender = replace(COPIES, name=how, how=how)
         space = Space(tuple(self.lrs), (*self.noises, self.noise))  # which refuses values that cannot be
         check_learning_rates([self.lr])
-        self.lines = {
-            "lr": [Cell(x, float(self.noise)) for x in space.lrs],
-            "noise": [Cell(float(self.lr), x) for x in sorted({float(x) for x in self.noises})],
-        }
+        self.lines = {"lr": [Cell(x, float(self.noise)) for x in space.lrs]}
+        if self.growth.takes_noise:
+            self.lines["noise"] = [Cell(float(self.lr), x) for x in sorted({float(x) for x in self.noises})]
         self.cells = list(dict.fromkeys(cell for line in self.lines.values() for cell in line))
-        self.protocol = Protocol(self.recipe, "train")
-        self.large = self.protocol.system(StudySettings())
-        self.systems = self.protocol.small_systems(self.large, self.widths)
+        self.systems = self.protocol.small_systems(self.large, self.widths, self.growth.build_operator())
         self.base_rate = float(self.recipe.optimizer.init_args["lr"] if self.base_lr is None else self.base_lr)
 
     def trials(self, system: System) -> list[Stretch]:
         """The grown models at a width: every cell with every seed."""
-        return [system.leaf(COPIES, self.base_rate, *cell, seed) for cell in self.cells for seed in range(self.seeds)]
+        return [
+            system.leaf(self.contender, self.base_rate, *cell, seed)
+            for cell in self.cells
+            for seed in range(self.seeds)
+        ]
 
     def describe(self, engine: Engine = "auto") -> str:
         """A table of what is trained at each width, its cost and time."""
@@ -140,12 +156,14 @@ _MOST_EXTRA = 0.05  # of the loss: what transferring may cost for an optimum to 
 def what_was_measured(values: Mapping[str, Any]) -> str:
     """Which widths, and which losses, a check is about.
 
-    >>> what_was_measured({"times": 4.0, "steps": 300})[:77]
-    "Widths are those of the grown models, 4 times their base models'. Losses are "
+    >>> what_was_measured({"times": 4.0, "steps": 300, "growth": "fresh"})[:98]
+    "Models grow by fresh units. Widths are those of the grown models, 4 times their base models'. Loss"
     """
+    how = values.get("growth")
+    by = "" if how is None else f"Models grow by {how}{'' if how == 'copies' else ' units'}. "
     times = f", {values['times']:g} times their base models'" if "times" in values else ""
     after = f" after {values['steps']:,} more steps" if "steps" in values else ""
-    return f"Widths are those of the grown models{times}. Losses are training losses{after}, and not held-out ones."
+    return f"{by}Widths are those of the grown models{times}. Losses are training losses{after}, and not held-out ones."
 
 
 def judge_transfer(values: Mapping[str, Any]) -> list[str]:

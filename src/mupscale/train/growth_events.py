@@ -62,6 +62,12 @@ class Filling:
         """These fields alone, by name."""
         return {field.name: getattr(self, field.name) for field in fields(Filling)}
 
+    @property
+    def takes_noise(self) -> bool:
+        """Whether new units are copies, which noise makes differ."""
+        how = self.how or usual_how(self.noise)
+        return "noise" in word_in_table("copies" if how in DEPTH_OPERATORS else how).takes
+
     def build_operator(self) -> Operator:
         """The operator to grow in width with; an error where there are settings that are another one's."""
         how, has_noise = self.how or usual_how(self.noise), self.noise != 0
