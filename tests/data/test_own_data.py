@@ -87,8 +87,11 @@ def test_a_number_that_is_no_class_is_regression_in_a_column(tmp_path: Path) -> 
     assert data.classes is None
     assert data.split.train_y.shape == (27, 1)
     assert abs(float(data.split.train_y.std()) - 1) < 1e-6
+    prices = sorted(data.decode(torch.cat([data.split.train_y, data.split.test_y])))
+    assert prices == pytest.approx([i * 1000 + 0.5 for i in range(30)], abs=0.01)
     raw = TableFile(str(tmp_path / "t.csv"), "price", standardise=False)
     assert float(raw.split.train_y.min()) % 1000 == 0.5
+    assert raw.decode(raw.split.train_y[:1]) == [float(raw.split.train_y[0])]
 
 
 def test_parquet_and_csv_give_the_same(tmp_path: Path) -> None:
@@ -154,6 +157,11 @@ BAD_TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
         {},
         r"200 different texts.*skip: \[t\].*tokenize",
     ),
+    "decimal commas": (
+        "t;y\n" + "".join(f"1.{i:03},5;{i % 2}\n" for i in range(200)),
+        {},
+        r"such as '1\.000,5'.* decimal commas, write them with points",
+    ),
     "a share": (GOOD, {"held_out": 1.5}, "held_out is 1.5"),
     "nothing left": ("a,y\n,1\n,0\n", {"missing": "drop"}, "every row has an empty cell"),
 }
@@ -163,6 +171,7 @@ def test_filling_cells_drops_rows_without_a_target(tmp_path: Path) -> None:
     whole = TableFile(write(tmp_path, GOOD))
     filled = TableFile(write(tmp_path, GOOD + "1,x,\n,x,0\n"), missing="mean")
     assert (filled.size + len(filled.split.test_x)) - (whole.size + len(whole.split.test_x)) == 1
+    assert (filled.dropped, filled.empty.total(), whole.dropped) == (1, 2, 0)
 
 
 @pytest.mark.parametrize("case", BAD_TABLES)
@@ -382,6 +391,10 @@ def test_data_info_tells_what_a_recipe_has_to_say(here: Path, capsys: pytest.Cap
     assert "inputs      height" not in shown
     assert main(["data", "info", "plants.csv", "--target", "height"]) == 0
     assert "torch.nn.functional.mse_loss" in capsys.readouterr().out
+    with open("plants.csv", "a") as file:
+        file.write("1.5,,moss\n,7,moss\n")
+    assert main(["data", "info", "plants.csv", "--target", "kind", "--missing=drop"]) == 0
+    assert "2 rows dropped" in capsys.readouterr().out
 
 
 def test_data_info_adds_up_what_is_given_again_and_names_a_file_that_is_not_there(

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mupscale.data.tabular import Split, Table, open_maybe_zipped, standardise
+from mupscale.data.tabular import Split, Table, open_maybe_zipped
 from mupscale.system import MupscaleError, generator, require, show_short
 
 Task = Literal["classification", "regression"]
@@ -149,8 +149,9 @@ class TableFile(Table):
         names = _find_inputs(parts[0], target, settings)
         for part in parts[1:]:
             part.check_has([*names, target], f"which {parts[0].name} has")
-        parts = [_filled(part, [*names, target], settings) for part in parts]
-        rows = parts[0].rows
+        self.empty, before = Counter[str](), sum(part.rows for part in parts)
+        parts = [_filled(part, [*names, target], settings, self.empty) for part in parts]
+        self.dropped, rows = before - sum(part.rows for part in parts), parts[0].rows
         if len(parts) == 2:
             held_out = torch.arange(rows + parts[1].rows) >= rows
         else:
@@ -158,7 +159,7 @@ class TableFile(Table):
         self._settings, self._columns = settings, [_learn(name, parts, ~held_out, settings) for name in names]
         self.inputs = [shown for column in self._columns for shown in column.shown]
         x = torch.cat([torch.cat([column.encode(part) for column in self._columns], 1) for part in parts])
-        y, self.labels = _encode_target(target, parts, ~held_out, settings)
+        y, self.labels, self._scale = _encode_target(target, parts, ~held_out, settings)
         Table.__init__(self, Split(x[~held_out], y[~held_out], x[held_out], y[held_out]), len(self.labels) or None)
 
     def encode(self, path: str) -> Tensor:
@@ -170,6 +171,20 @@ class TableFile(Table):
                 remedy = "the cell is empty: fill it, or train with missing: mean"
                 more.refuse(column.name, int(gap.argmax()), remedy)
         return torch.cat([column.encode(more) for column in self._columns], 1)
+
+    def decode(self, outputs: Tensor) -> list[Any]:
+        """A model's outputs as the target's column has them: the most likely label of each row, or a number.
+
+        Example:
+            >>> from mupscale.data import as_data
+            >>> data = as_data({"age": [1.0, 2.0, 3.0], "kind": ["moss", "fern", "moss"]}, target="kind")
+            >>> data.decode(torch.tensor([[0.1, 2.0], [3.0, -1.0]]))
+            ['moss', 'fern']
+        """
+        if self.labels:
+            return [self.labels[number] for number in outputs.argmax(1)]
+        mean, std = self._scale
+        return (outputs.double().flatten() * std + mean).tolist()
 
 
 def read_columns(path: Path, takes_words: Callable[[str], bool] = lambda name: False) -> Columns:
@@ -331,14 +346,15 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(names[:20]) + (f" … ({len(names)} in all)" if len(names) > 20 else "")
 
 
-def _filled(table: Columns, names: Sequence[str], settings: TableSettings) -> Columns:
-    """The table without the rows that a gap drops; a gap that is not allowed is an error."""
+def _filled(table: Columns, names: Sequence[str], settings: TableSettings, count: Counter[str]) -> Columns:
+    """The table without the rows that a gap drops; a gap that is not allowed is an error. count: of gaps by column."""
     gaps = {name: _gaps(table.values[name]) for name in names}
     gone = np.zeros(table.rows, dtype=bool)
     for name, gap in gaps.items():
         is_target = name == names[-1]
         if not gap.any():
             continue
+        count[name] += int(gap.sum())
         if settings.missing == "drop" or (settings.missing == "mean" and is_target):
             gone |= gap  # what a row is to predict cannot be filled in
         elif settings.missing == "refuse":
@@ -382,8 +398,8 @@ def choose_held_out(rows: int, share: float, seed: int, name: str) -> Tensor:
 
 def _encode_target(
     name: str, parts: Sequence[Columns], train: Tensor, settings: TableSettings
-) -> tuple[Tensor, list[str]]:
-    """Classes from 0, with their labels; or numbers, with none."""
+) -> tuple[Tensor, list[str], tuple[float, float]]:
+    """Classes from 0, with their labels; or numbers, with none, and the mean and standard deviation they had."""
     values, table = _joined(name, parts), parts[0].name
     is_text = values.dtype == object
     for part in () if is_text else parts:
@@ -404,7 +420,11 @@ def _encode_target(
                 f"numbers"
             )
         y = torch.from_numpy(values)[:, None]
-        return (standardise(y, train) if settings.standardise else y).float(), []
+        if not settings.standardise:
+            return y.float(), [], (0.0, 1.0)
+        std, mean = map(float, torch.std_mean(y[train]))
+        std = std if std > 0 else 1.0
+        return ((y - mean) / std).float(), [], (mean, std)
     if len(distinct) > max(len(values) // 2, 2):
         raise MupscaleError(
             f"{table}: the target {name!r} has {len(distinct)} classes in {len(values)} rows: is it an identifier? "
@@ -412,7 +432,7 @@ def _encode_target(
         )
     place = {label: number for number, label in enumerate(distinct)}
     labels = [label if is_text else f"{label:g}" for label in distinct]
-    return torch.tensor([place[value] for value in values.tolist()]), labels
+    return torch.tensor([place[value] for value in values.tolist()]), labels, (0.0, 1.0)
 
 
 def _joined(name: str, parts: Sequence[Columns]) -> NDArray[Any]:
@@ -471,10 +491,12 @@ def _learn(name: str, parts: Sequence[Columns], train: Tensor, settings: TableSe
     if values.dtype == object or name in settings.categories:
         words = sorted({text for text in _words(values) if text is not None})
         if len(words) > _MOST_CATEGORIES:
+            remedy = "to train on text, tokenize it first (mupscale data tokenize)"
+            if all(_is_number(word.replace(".", "").replace(",", ".")) for word in words):
+                remedy = "if its numbers have decimal commas, write them with points"
             raise MupscaleError(
                 f"{parts[0].name}, column {name!r} holds {len(words)} different texts, such as "
-                f"{show_short(words[0])}: leave the column out (skip: [{name}]); to train on text, tokenize it first "
-                f"(mupscale data tokenize)"
+                f"{show_short(words[0])}: leave the column out (skip: [{name}]); {remedy}"
             )
         return _Column(name, words)
     column = torch.from_numpy(values)

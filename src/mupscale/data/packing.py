@@ -357,8 +357,11 @@ def info(tokens: str, **table: Any) -> None:
             text = f". If it is text, and no table: mupscale data tokenize {tokens} FOLDER"
             raise MupscaleError(f"{error}{text if folder.name.endswith(SUFFIXES) else ''}") from None
         spec = json.dumps({"path": tokens, **given})
+        gaps = [f"{name} {count:,}" for name, count in read.empty.most_common(10)]
+        gaps += [f"{read.dropped:,} rows dropped"] * bool(read.dropped)
         rows = {  # what a recipe has to say about the table, and what to look at before it does
             "rows": f"{read.size:,} to train on, {len(read.split.test_y):,} held out",
+            "empty": "; ".join(gaps) or "no cells",
             "inputs": ", ".join(read.inputs),
             "target": f"classification: {', '.join(read.labels)}" if read.labels else "regression, standardised",
             "the data": f"{{class_path: mupscale.data.TableFile, init_args: {spec}}}",

@@ -41,6 +41,7 @@ from mupscale.train.run_models import (
     fingerprint_checkpoint,
     grow_model,
     init_member,
+    load_trained,
     starting_point,
 )
 from mupscale.train.snapshot import RunState, read_snapshot, save_model_at, save_snapshot
@@ -99,6 +100,7 @@ __all__ = [
     "load_dcp",
     "load_dcp_model",
     "load_of_kind",
+    "load_trained",
     "matmul_precision",
     "packages_to_trust",
     "read_snapshot",

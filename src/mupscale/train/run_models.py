@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -40,9 +40,23 @@ from mupscale.train.processes import Processes, divide_by_size
 from mupscale.train.recipe import Recipe, check_growing_sizes, few_examples
 from mupscale.train.run_folder import find_checkpoint
 from mupscale.train.snapshot import Snapshot, read_snapshot
+from mupscale.train.stored_recipes import StoredRecipe
 
 _ROUNDS = 4  # in which a sharded model is made: in each, a process holds a fourth of its share beside its shards
 _BATCHES = 8  # on which statistics of new channels are measured
+
+
+def load_trained(folder: str | Path, trust: Collection[str] = ()) -> tuple[nn.Module, Recipe]:
+    """The model that a run ended with, at the size that it grew to and in eval mode, and the run's recipe.
+
+    trust: packages of one's own that the recipe names. Of a run that this user has made on this machine, all are.
+    """
+    stored = StoredRecipe.read(Path(folder) / "recipe.json")
+    recipe = stored.load([*trust, *stored.packages_if_own()])
+    saved = read_snapshot(find_checkpoint(folder))
+    model = recipe.family().build(_width_of(saved, recipe, saved.path))
+    saved.restore_model(model)
+    return model.eval(), recipe
 
 
 def place_member(family: Family, width: WholeWidth, processes: Processes, dtype: torch.dtype) -> nn.Module:
