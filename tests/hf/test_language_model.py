@@ -155,6 +155,10 @@ def test_tokens_of_another_tokenizer_are_kept_in_mind(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     assert describe_tokens(recipe_from(tmp_path / "model", f"hf:{tmp_path}/model/../model")) == []
+    for name in ("model", "copy", "other"):  # a tokenizer is the same wherever it lies
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "tokenizer.json").write_text("another" if name == "other" else "one")
+    assert describe_tokens(recipe_from(tmp_path / "model", f"hf:{tmp_path}/copy")) == []
     for other in ("bytes", f"hf:{tmp_path}/other"):
         (said,) = describe_tokens(recipe_from(tmp_path / "model", other))
         assert f"does not name the tokenizer of {tmp_path / 'model'}" in said
@@ -167,6 +171,7 @@ def test_what_is_to_be_kept_in_mind_is_said_before_anything_trains(
     folder = folder_with_tokenizer(tmp_path / "model", "gpt2")
     (folder / "optimizer.pt").write_bytes(b"a Trainer's")
     other = folder_with_tokenizer(tmp_path / "other", "gpt2")
+    (other / "tokenizer.json").write_text((other / "tokenizer.json").read_text() + "\n")
     given = {
         "from": folder, "width": 32, "steps": 24, "batch": 4, "optimizer": "AdamW", "optimizer.lr": 0.003,
         "study.base_steps": 16, "study.widths": [8], "device": "cpu", "data.tokenizer": f"hf:{other}",

@@ -315,3 +315,22 @@ def test_small_widths_that_cannot_be_built(tmp_path: Path) -> None:
     with pytest.raises(MupscaleError, match="does not name the same arguments"):
         system(made).smaller({"head_dim": 2})
     assert not (tmp_path / "run").exists()
+
+
+def test_the_time_of_a_large_size_is_measured_where_a_small_ones_is_all_overhead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """FLOPs alone would tell 256 times the small size's time."""
+    probed: list[float] = []
+
+    def probe(stretch: Any, ground: Any, engine: str, count: int) -> float:
+        probed.append(ground.cost_per_step(stretch.width))
+        return 0.004
+
+    monkeypatch.setattr(dry_run, "_probe", probe)
+    made = protocol()
+    clock, base = Stopwatch(made, "auto"), system(made).base_model(0.1, 0)
+    for width in (8, 128):
+        clock.measure([replace(base, width=width)])
+    assert len(probed) == 2
+    assert set(clock.speeds.values()) == {0.004}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mupscale.cli.arguments import UsageError
-from mupscale.system import MupscaleError, fingerprint_files
+from mupscale.system import MupscaleError, fingerprint_files, read_json
 
 _NAMED = ("config.json", "optimizer.pt")
 _WEIGHTS = (".safetensors", ".bin", ".gguf")
@@ -25,7 +25,7 @@ _ASKED = {
     "data": "a text to train on (--data Text --data.tokens FOLDER --data.source my.txt --data.tokenizer hf:FOLDER)",
     "width": "the hidden size to grow to (--width 1536)",
     "base_steps": "how many steps it was trained, which count as its cost; the small models that stand in for it train "
-    "as long (--study.base_steps 2000; a Trainer's trainer_state.json has it as global_step)",
+    "as long (--study.base_steps 2000)",
 }
 
 
@@ -43,6 +43,9 @@ def adopt_hugging_face_base(tree: dict[str, Any], unasked: Sequence[str] = ()) -
     if not is_hugging_face(folder):
         return
     told = {*tree} - {"base_steps"} | {*(tree.get("study") or {})} & {"base_steps"}
+    if "base_steps" not in {*told, *unasked} and (steps := _steps_of_trainer(Path(str(folder)))):
+        tree["study"] = {**(tree.get("study") or {}), "base_steps": steps}
+        told.add("base_steps")
     if lacking := [what for name, what in _ASKED.items() if name not in told and name not in unasked]:
         raise UsageError(
             f"{folder} is a Hugging Face folder, which does not say how to train the model further: give "
@@ -53,6 +56,13 @@ def adopt_hugging_face_base(tree: dict[str, Any], unasked: Sequence[str] = ()) -
     tree["model"] = {"class_path": "mupscale.hf.LanguageModel", "init_args": {"folder": str(folder)}, "kept": {}}
     for name in ("base", "width"):
         tree.setdefault(name, hidden_size(str(folder)))
+
+
+def _steps_of_trainer(folder: Path) -> int | None:
+    """How many steps the Trainer of transformers has trained for, if the folder is a checkpoint of its."""
+    path = folder / "trainer_state.json"
+    steps = read_json(path).get("global_step") if path.is_file() else None
+    return steps if isinstance(steps, int) and steps > 0 else None
 
 
 def base_checkpoint(recipe: Recipe, folder: Path) -> Recipe:
@@ -81,13 +91,13 @@ def base_checkpoint(recipe: Recipe, folder: Path) -> Recipe:
 def describe_tokens(recipe: Recipe) -> list[str]:
     """What is to be kept in mind where the data may be in another tokenizer's tokens than a Hugging Face folder's."""
     tokenizer = str(recipe.data.init_args.get("tokenizer", ""))
-    named = tokenizer.removeprefix("hf:")
     if recipe.start is None or not is_hugging_face(recipe.start):
         return []
-    if named != tokenizer and Path(named).resolve() == Path(recipe.start).resolve():
+    own, named = (Path(folder) / "tokenizer.json" for folder in (recipe.start, tokenizer.removeprefix("hf:")))
+    alike = own.is_file() and named.is_file() and own.read_bytes() == named.read_bytes()
+    if tokenizer.startswith("hf:") and (alike or own.resolve() == named.resolve()):
         return []
-    has_one = (Path(recipe.start) / "tokenizer.json").is_file()
-    name = f" (data.tokenizer: hf:{recipe.start})" if has_one else ", and that folder has no tokenizer.json"
+    name = f" (data.tokenizer: hf:{recipe.start})" if own.is_file() else ", and that folder has no tokenizer.json"
     return [
         f"the recipe does not name the tokenizer of {recipe.start}{name}, so its tokens may differ from those that the "
         f"model was trained on"

@@ -20,7 +20,8 @@ from mupscale.train import Seeds, TrainingRun, join_processes, matmul_precision
 
 _STEPS = 5  # that are measured, after as many that are not
 _PROBED = 32  # runs in a probe, at most; more cost in proportion
-_PATIENCE = 2.0  # seconds for a probe; beyond that, a smaller size tells the time, in proportion to FLOPs
+_PATIENCE = 10.0  # seconds for a probe; beyond that, a smaller size tells the time, in proportion to FLOPs
+_LONG = 1.0  # seconds after which no further step is taken
 
 
 def describe_stages(stages: Mapping[str, Sequence[Stretch]], ground: Ground, engine: str) -> str:
@@ -114,9 +115,10 @@ class Stopwatch:
         cost, count = self.ground.cost_per_step(same[0].width), min(len(same), _PROBED)
         if self.ground.unit == "FLOPs" and (known := [key for key in self.speeds if key[0] <= cost]):
             nearest = max(known, key=lambda key: (key[0], key[1] == count))
-            likely = self.speeds[nearest] * cost / nearest[0]
-            if nearest == (cost, count) or 2 * _STEPS * count * likely > _PATIENCE:
+            likely = self.speeds[nearest] * cost / nearest[0]  # too much, where a small size's steps are all overhead
+            if nearest == (cost, count) or 2 * likely > _PATIENCE:
                 return likely
+            count = min(count, int(_PATIENCE / (2 * likely)))
         while count:
             try:
                 return self.speeds.setdefault((cost, count), _probe(same[0], self.ground, self.engine, count))
@@ -155,7 +157,7 @@ def _time_step(step: Callable[[], object], device: torch.device) -> float:
     seconds = 0.0
     for _ in ("warm-up", "measured"):
         began, taken = time.perf_counter(), 0
-        while taken < _STEPS and (not taken or time.perf_counter() - began < _PATIENCE / 2):
+        while taken < _STEPS and (not taken or time.perf_counter() - began < _LONG):
             step()
             taken += 1
         if device.type == "cuda":

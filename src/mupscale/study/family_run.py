@@ -143,7 +143,7 @@ class FamilySettings(Filling):
             )
         widths = [Width.of(size, recipe_entry("family.sizes"), whole=True) for size in self.sizes]
         for smaller, larger in pairwise(widths):
-            larger.check_wider_than(smaller, f"{recipe_entry('family.sizes')} rise, and")
+            larger.check_wider_than(smaller, f"{recipe_entry('family.sizes')} must rise")
             if operator.needs_multiples:
                 check_growing_sizes(larger.whole, smaller.whole, True, f"family.how is {self.how}, and")
             if smaller == larger:

@@ -260,7 +260,8 @@ class PayStudy:
     def _other_small_widths(self) -> str:
         """Whose the small widths are, and what to give."""
         if self.settings.widths:
-            return f"give other small widths in {recipe_entry('study.widths')}"
+            double = Width.of(self.system.narrow).times(2)
+            return f"give other small widths in {recipe_entry('study.widths')}, or grow to a multiple, such as {double}"
         return (
             f"the small widths are parts of {Width.of(self.system.narrow)} that the model can have; to "
             f"choose them yourself, give {recipe_entry('study.widths')}"

@@ -295,6 +295,14 @@ class StudySummary:
         return write_json(folder / "summary.json", asdict(self))
 
 
+_OTHERS = {
+    "study.db": "It has a sweep, which prints what it finds: call the same mupscale sweep again",
+    "transfer-check.json": "It has a transfer check, whose picture is transfer-check.png",
+    "rules-check.json": "It has a comparison of rule sets, whose numbers are in rules-check.json",
+}
+"""What other commands leave in a folder, and where to look."""
+
+
 def load_summary(folder: str | Path) -> StudySummary:
     """What a study wrote into its folder; what is damaged is named by file and field."""
     path = Path(folder) / "summary.json"
@@ -305,6 +313,8 @@ def load_summary(folder: str | Path) -> StudySummary:
         told = "".join(f". It is a part of the study in {os.path.relpath(one)}" for one in above)
         if not told and (Path(folder) / "metrics.jsonl").is_file():
             told = f". It is a single run: mupscale curves {folder}"
+        for file, what in _OTHERS.items():
+            told = told or (f". {what}" if (Path(folder) / file).is_file() else "")
         raise MupscaleError(f"{folder} holds no study: cannot read its summary.json ({error.strerror}){told}") from None
     try:
         return parse_record(StudySummary, values)

@@ -193,6 +193,10 @@ def _write_sentence(runs: SystemRuns, finals: Mapping[str, float], values: Mappi
             return f"{first.advice}: every grown model diverged."
         grown = contender_named(values["grown"])
         return f"{first.advice}: at the same cost {grown.phrase} ends {above(grown)} higher."
+    judged = {one.name: one for one in runs.contenders}
+    alike = [one for one in others if one.is_grown and not is_clear(judged[first.name], judged[one.name])]
+    advice = first.advice + "".join(f" or {one.brief_phrase.removeprefix('growing ')}" for one in alike)
+    advice += " (the seeds do not tell them apart)" if alike else ""
     parts = []
     if (ratio := values["cost_charged"] or values["cost_there"]) is not None:
         charged = "" if values["cost_charged"] else ", not counting the base model"
@@ -203,7 +207,7 @@ def _write_sentence(runs: SystemRuns, finals: Mapping[str, float], values: Mappi
         where = "at every budget" if always else "though it is lower at small budgets"
         higher = words.format_share(1 / (1 + values["above_continued"]) - 1)
         parts.append(f"continuing the base model ends {higher} higher, {where}")
-    return f"{first.advice}: {'; '.join(parts)}." if parts else f"{first.advice}."
+    return f"{advice}: {'; '.join(parts)}." if parts else f"{advice}."
 
 
 # ---------------------------------------------------------------------------------------------- as the paper counts

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from mupscale.core import Width
-from mupscale.plots import COLORS, GREY, figure, keep_extremes, save_figure
+from mupscale.plots import COLORS, GREY, figure, keep_extremes, round_numbers, save_figure
 from mupscale.system import MupscaleError
 from mupscale.train.run_folder import RunFolder
 
@@ -45,11 +45,14 @@ def draw_curves(runs: list[str], out: str = "curves.png", against: Against = "st
         records = [record for record in RunFolder(run).each_record() if record.get(against) is not None]
         points = [(record[against], record["loss"]) for record in records if record["kind"] == kind]
         if not points:
-            raise MupscaleError(f"{run} has no {loss} loss against {against} to draw")
+            sizes = f": name its sizes, {run}/sizes/*" if (Path(run) / "sizes").is_dir() else ""
+            raise MupscaleError(f"{run} has no {loss} loss against {against} to draw{sizes}")
         values = [math.nan if value is None else value for _, value in points]
         points = [points[i] for i in keep_extremes(values, values, _MOST)]
         lines.append((points, [record for record in records if record["kind"] == "grow"]))
     fig, ax = figure(8, 4.6)
+    from matplotlib.ticker import EngFormatter
+
     for number, (run, (points, growths)) in enumerate(zip(runs, lines, strict=True)):
         color = COLORS[number % len(COLORS)]
         style = {"color": color, "lw": 1.6, "marker": "o" if held_out else None, "ms": 3}
@@ -68,9 +71,12 @@ def draw_curves(runs: list[str], out: str = "curves.png", against: Against = "st
                 color=color,
             )
     ax.set_yscale("log")
-    ax.yaxis.set_major_formatter("{x:.2g}")
-    ax.yaxis.set_minor_formatter("{x:.2g}")
-    ax.tick_params(which="both", labelsize=8)
+    ticks = round_numbers(*ax.get_ylim(), most=9)
+    ax.set_yticks(ticks, [f"{tick:.3g}" for tick in ticks])
+    ax.yaxis.minorticks_off()
+    if against == "flops":  # 2 G, where matplotlib writes 2, and 1e9 in the corner
+        ax.xaxis.set_major_formatter(EngFormatter())
+    ax.tick_params(labelsize=8)
     ax.set_xlabel(_LABELS[against])
     ax.set_ylabel(f"{loss} loss")
     ax.legend(frameon=False, fontsize=9, loc="upper right")
