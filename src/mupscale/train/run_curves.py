@@ -71,7 +71,8 @@ def draw_curves(runs: list[str], out: str = "curves.png", against: Against = "st
                 color=color,
             )
     ax.set_yscale("log")
-    ticks = round_numbers(*ax.get_ylim(), most=9)
+    low, high = ax.get_ylim()
+    ticks = round_numbers(low, high, 9)
     ax.set_yticks(ticks, [f"{tick:.3g}" for tick in ticks])
     ax.yaxis.minorticks_off()
     if against == "flops":  # 2 G, where matplotlib writes 2, and 1e9 in the corner
