@@ -54,10 +54,10 @@ def round_numbers(low: float, high: float, most: int) -> list[float]:
     """
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     found: list[float] = []
-    for heads in ((1,), (1, 2, 5), (1, 2, 3, 5, 7), (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)):
+    for heads in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)):
         numbers = [float(f"{head * 10.0**power:.3g}") for power in powers for head in heads]
         numbers = [number for number in numbers if low <= number <= high]
-        if (found and len(numbers) > most) or (len(heads) > 5 and len(found) > 2):
+        if (found and len(numbers) > most) or (len(heads) > 6 and len(found) > 2):
             break
         found = numbers
     return found[:: max(1, -(-len(found) // most))]
