@@ -50,6 +50,18 @@ def load_trained(folder: str | Path, trust: Collection[str] = ()) -> tuple[nn.Mo
     """The model that a run ended with, at the size that it grew to and in eval mode, and the run's recipe.
 
     trust: packages of one's own that the recipe names. Of a run that this user has made on this machine, all are.
+
+    Example:
+        >>> import tempfile
+        >>> from mupscale.train import Growth, Spec, run_recipe
+        >>> mlp, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
+        >>> sgd, grow = Spec("torch.optim.SGD", {"lr": 0.1}), [Growth(at=1, width=12)]
+        >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +ELLIPSIS
+        ...     _ = run_recipe(Recipe(mlp, data, sgd, width=8, base=8, steps=2, batch=4, grow=grow, out=folder))
+        ...     model, recipe = load_trained(folder)
+        step 1  grown from width 8 to 12...
+        >>> recipe.width, model(torch.zeros(1, 54)).shape, next(model.parameters()).shape[0]
+        (8, torch.Size([1, 7]), 12)
     """
     stored = StoredRecipe.read(Path(folder) / "recipe.json")
     recipe = stored.load([*trust, *stored.packages_if_own()])
