@@ -53,13 +53,13 @@ def load_trained(folder: str | Path, trust: Collection[str] = ()) -> tuple[nn.Mo
 
     Example:
         >>> import tempfile
+        >>> from contextlib import redirect_stdout
         >>> from mupscale.train import Growth, Spec, run_recipe
         >>> mlp, data = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}), Spec("mupscale.data.CoverTypeSample")
         >>> sgd, grow = Spec("torch.optim.SGD", {"lr": 0.1}), [Growth(at=1, width=12)]
-        >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +ELLIPSIS
+        >>> with tempfile.TemporaryDirectory() as folder, redirect_stdout(None):  # without the lines of progress
         ...     _ = run_recipe(Recipe(mlp, data, sgd, width=8, base=8, steps=2, batch=4, grow=grow, out=folder))
         ...     model, recipe = load_trained(folder)
-        step 1  grown from width 8 to 12...
         >>> recipe.width, model(torch.zeros(1, 54)).shape, next(model.parameters()).shape[0]
         (8, torch.Size([1, 7]), 12)
     """
