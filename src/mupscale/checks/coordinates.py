@@ -20,8 +20,8 @@ from torch.optim import Optimizer
 
 from mupscale.checks.equivalence import Loss
 from mupscale.core import Plan, Width, WidthLike, naming
-from mupscale.growth import Identity
-from mupscale.planning import Recorder, find_block_lists, silence_dropout
+from mupscale.growth import Identity, find_block_lists
+from mupscale.planning import Recorder, silence_dropout
 from mupscale.plots import COLORS, GREY, figure, save_figure
 from mupscale.system import MupscaleError, checks_arguments, html_table, seeded, text_table
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from mupscale.core import Plan, Role, Width, WidthLike, naming
@@ -28,15 +28,12 @@ from mupscale.planning import (
     check_plan_by_running,
     check_silent_units,
     count_draws,
-    default_init_at,
     find_past_norms,
     find_uneven,
-    find_width_dims,
     initial_means,
     initial_std,
     is_large,
     learn_roles,
-    rescale_spread,
     roles_for_any_width,
     warn_of_growing_outputs,
     with_initial,
@@ -45,6 +42,8 @@ from mupscale.planning import (
 from mupscale.system import MupscaleError, not_advising
 
 _PROBE_WIDTH = 8  # the least width of the models that are run to learn or check roles
+_WIDE_ENOUGH = 64  # below this width an initialisation says little about wide ones
+_PIECE = 1 << 20  # numbers that are measured in double precision at a time
 _DRAWS = 4  # freshly built models that the initialisation is measured on; of large ones two will do
 _MOST_NUMBERS = 1 << 22  # of a model that is not large
 
@@ -69,8 +68,8 @@ class DepthMembers(BuiltMembers):
         self._trials: Trials | None = None
         self._pairs: dict[tuple[Width, Width], tuple[nn.Module, nn.Module]] = {}  # while they are learnt from
         self._base_model = self.sketch(base)
-        self._width_dims = find_width_dims(self.sketch, self._base)
-        self.init_at = init_at or default_init_at(self._base, self._base_model, self._width_dims)
+        self._width_dims = self._find_width_dims()
+        self.init_at = init_at or self._default_init_at()
         self._plans: dict[tuple[Width, Width, int], Plan] = {}  # by both widths, and how much had been tried then
         self._measured: dict[str, float] | None = None
         self._means: dict[str, tuple[float, ...]] = {}
@@ -80,6 +79,31 @@ class DepthMembers(BuiltMembers):
             plan = self._between_probes(probes, "copies")
             warn_of_growing_outputs(probes.narrow, probes.wide, plan, probes.inputs, probes.given(roles or {}))
             self._pairs.clear()
+
+    def _find_width_dims(self) -> dict[str, set[int]]:
+        """By parameter and buffer, the dimensions that change when the widths double, together or one at a time."""
+        names = list(self._base.sizes)
+        probes = [None] if len(names) == 1 else [None, *([name] for name in names)]
+        small = all_tensors(self._base_model)
+        width_dims: dict[str, set[int]] = {}
+        for sizes in probes:
+            with nullcontext() if sizes is None else suppress(Exception):  # a width alone may not be buildable
+                for name, tensor in all_tensors(self.sketch(self._base.times(2, sizes))).items():
+                    if name in small and small[name].dim() == tensor.dim():
+                        grown = {d for d in range(tensor.dim()) if tensor.shape[d] != small[name].shape[d]}
+                        width_dims.setdefault(name, set()).update(grown)
+        if not any(width_dims.values()):
+            raise MupscaleError(
+                f"no parameter changes when the width doubles from {self.base}: does build use its argument?"
+            )
+        return width_dims
+
+    def _default_init_at(self) -> Width:
+        """The base, or its smallest multiple at which every matrix is 64 wide: a base of 2 may be 2 heads of 32."""
+        tensors, dims = all_tensors(self._base_model), self._width_dims
+        widths = [tensors[name].shape[d] for name in dims if tensors[name].dim() > 1 for d in dims[name]]
+        size = max(self._base.size, min(widths, default=0))
+        return self._base.times(max(1, math.ceil(_WIDE_ENOUGH / size))) if self._base.is_whole else self._base
 
     # ------------------------------------------------------------------------------------------- small members, run
 
@@ -276,7 +300,7 @@ class DepthMembers(BuiltMembers):
             elif not entry.axes:
                 p.copy_(reference[name])
             else:
-                rescale_spread(p, measured[name] * entry.init, fold, centred=self._means[name] != (0.0,))
+                _rescale_spread(p, measured[name] * entry.init, fold, centred=self._means[name] != (0.0,))
 
     def initial_std(self) -> dict[str, float]:
         """Std of the author's initialisation at `init_at`, over a few draws; 0 for what is not random."""
@@ -317,6 +341,17 @@ class DepthMembers(BuiltMembers):
     def _with_memory(self, width: WidthLike) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             return self.build(width)
+
+
+def _rescale_spread(p: Tensor, std: float, fold: float, *, centred: bool) -> None:
+    """Give the tensor this standard deviation, about 0, or about its own mean, which is kept, times fold."""
+    pieces, count = p.detach().reshape(-1).split(_PIECE), max(1, p.numel())  # a large tensor is not copied whole
+    center = sum(float(piece.double().sum()) for piece in pieces) / count if centred else 0.0
+    spread = math.sqrt(sum(float((piece.double() - center).square().sum()) for piece in pieces) / count)
+    if spread == 0:
+        p.mul_(fold)
+    else:
+        p.sub_(center).mul_(std / spread).add_(center * fold)
 
 
 def _parts(sizes: Mapping[str, int]) -> list[list[str]]:

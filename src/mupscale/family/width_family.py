@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast, overload
@@ -17,12 +18,14 @@ from mupscale.core import PlainWidth, Plan, Role, RuleSet, Width, WidthLike, che
 from mupscale.family.built_members import BuiltMembers
 from mupscale.family.depth_members import DepthMembers
 from mupscale.growth import (
+    BlockList,
     DepthOperator,
     Grow,
     Noise,
     Operator,
     cannot_be_identity,
     choose_operator,
+    find_block_lists,
     is_replica,
     plan_depth,
     refuse_idle_operator,
@@ -32,11 +35,9 @@ from mupscale.growth import (
 )
 from mupscale.optim import make_optimizer, param_groups
 from mupscale.planning import (
-    BlockList,
     Writers,
+    all_tensors,
     check_not_empty,
-    find_block_lists,
-    find_depth_size,
     find_writers,
     take_modes,
 )
@@ -80,7 +81,7 @@ class Family(BuiltMembers):
         rules: RuleSet | None = None,
     ) -> None:
         super().__init__(build, base, roles, inputs)
-        self.rules, self.depth_size = rules or RuleSet(), find_depth_size(self.sketch, self._base)
+        self.rules, self.depth_size = rules or RuleSet(), self._find_depth_size()
         if self.depth_size is None and self.rules.depth != "none":
             raise MupscaleError(
                 f"the rule for depth is {self.rules.depth}, but no size in base {self.base} is a number of blocks"
@@ -154,6 +155,21 @@ class Family(BuiltMembers):
                         factors[name] = factor * float(entry.fold * entry.constants.undo), float(entry.offset)
             self._factors[depth] = factors
         return self._factors[depth]
+
+    def _find_depth_size(self) -> str | None:
+        """The one of the base's sizes that is a number of blocks: with twice as much there are more parameters."""
+        if self._base.is_plain or len(self._base.sizes) < 2 or not self._base.is_whole:
+            return None
+        depths, small = [], all_tensors(self.sketch(self._base)).keys()
+        for name in self._base.sizes:
+            with suppress(Exception):  # a size alone may not be buildable
+                if all_tensors(self.sketch(self._base.times(2, [name]))).keys() - small:
+                    depths.append(name)
+        if len(depths) > 1:
+            raise MupscaleError(
+                f"both {depths[0]} and {depths[1]} change the number of parameters, but only one size may do that"
+            )
+        return depths[0] if depths else None
 
     def _split(self, width: WidthLike) -> tuple[int, Width]:
         """The number of blocks, and the other sizes."""

@@ -12,22 +12,24 @@ draws            normal numbers that follow from a seed and a name
 noise            what makes copies differ from each other, and the size of a weight that it may be relative to
 upscaling        all of it in one call
 experts          which tensor each expert of a mixture is a copy of, and what its router is
-depth_plans      what new blocks are, and which tensor of the shallow model each of the deep one's is made of
+depth_plans      which blocks a deep model has more of, what new ones are, and which tensor each is made of
 """
 
 from mupscale.growth.copies import Copies, is_replica, replica_in_words
 from mupscale.growth.depth_plans import (
+    BlockList,
     DepthOperator,
     Identity,
     Place,
     Stack,
     cannot_be_identity,
+    find_block_lists,
     plan_depth,
     with_depth,
 )
 from mupscale.growth.draws import NewTensor, draw_normal, standard_normal
 from mupscale.growth.experts import Experts, plan_experts
-from mupscale.growth.fresh import Fresh, FreshTensor, FreshValues, Region
+from mupscale.growth.fresh import Fresh, FreshTensor, FreshValues, Region, means_of, no_pattern
 from mupscale.growth.lossless import gain_factor, obstacles, without_gains
 from mupscale.growth.noise import GaussianNoise, Noise, SignalNoise, as_noise, check_spread, unit_std
 from mupscale.growth.operator_pairs import (
@@ -58,6 +60,7 @@ from mupscale.growth.writing import check_written, materialize, perturb, refuse_
 __all__ = [
     "DEPTH_OPERATORS",
     "OPERATORS",
+    "BlockList",
     "Copies",
     "Deepen",
     "DepthOperator",
@@ -83,6 +86,7 @@ __all__ = [
     "check_written",
     "choose_operator",
     "draw_normal",
+    "find_block_lists",
     "gain_factor",
     "grow_optimizer",
     "grow_state",
@@ -90,7 +94,9 @@ __all__ = [
     "is_replica",
     "is_scalar",
     "materialize",
+    "means_of",
     "measure_statistics",
+    "no_pattern",
     "obstacles",
     "perturb",
     "plan_depth",

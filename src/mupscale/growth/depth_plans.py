@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
 from typing import Any, Literal, NamedTuple
@@ -29,11 +30,12 @@ from mupscale.core import (
     copy_model,
     is_sharded,
     naming,
+    plain_type,
     tidy,
 )
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.writing import SAME, distance, grown_in_float64
-from mupscale.planning import BlockList, Writers, find_block_lists, find_writers, run_in_float64, tensors_in
+from mupscale.planning import Writers, find_writers, run_in_float64, tensors_in
 from mupscale.system import MupscaleError, checks_arguments
 
 
@@ -120,6 +122,107 @@ def _old_places(at: tuple[int, ...] | None, shallow: int, deep: int) -> list[int
 def _around(old: list[int], deep: int) -> list[Place]:
     """Every new block goes with the old one before it; those before all old ones, with the first."""
     return [Place(max(0, sum(place <= n for place in old) - 1), is_new=n not in old) for n in range(deep)]
+
+
+@dataclass(frozen=True)
+class BlockList:
+    """Blocks of one class, one after the other, of which the deep model has more.
+
+    shallow, deep: the paths of the blocks in the two models. moved: modules of the same Sequential that come after the
+    blocks, and so have another number in the deep model: from their path there to the shallow one.
+    """
+
+    path: str
+    shallow: tuple[str, ...]
+    deep: tuple[str, ...]
+    moved: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def times(self) -> float:
+        """By how much there are more blocks."""
+        return len(self.deep) / len(self.shallow)
+
+
+def find_block_lists(shallow: nn.Module, deep: nn.Module, blocks: str | None = None) -> list[BlockList]:
+    """The lists of blocks that are longer in the deep model: ModuleLists, or stretches of one class in a Sequential.
+
+    A ModuleDict whose keys are 0, 1, … is such a list, too.
+    blocks: the path of the blocks, with * in place of their number ("encoder.layer*"), where they lie in no such list.
+    """
+    ours, theirs = naming.modules(shallow), naming.modules(deep)
+    if blocks is not None:
+        return [_named_blocks(blocks, ours, theirs)]
+    lists: list[BlockList] = []
+    for path, module in ours.items():
+        other = theirs.get(path)
+        if other is None or not _is_list(module) or not _is_list(other) or len(module._modules) == len(other._modules):
+            continue
+        is_stored = any(True for _ in (*other.parameters(), *other.buffers()))
+        if is_stored and not any(path.startswith(f"{block}.") for one in lists for block in one.deep):
+            lists.append(_longer_list(path, module, other))
+    if not lists:
+        same = naming.parameters(shallow).keys() == naming.parameters(deep).keys()
+        raise MupscaleError(
+            "the deep model has no more blocks than the shallow one. Build it with more"
+            if same
+            else "no ModuleList or Sequential is longer in the deep model, so the library cannot find its blocks. "
+            "Name them: blocks='path.of.the.blocks.*', with * in place of their number"
+        )
+    return lists
+
+
+def _is_list(module: nn.Module) -> bool:
+    """Whether a module holds others in an order: also a ModuleDict by their numbers, as torchtitan has it."""
+    numbers = [str(number) for number in range(len(module._modules))]
+    is_numbered = isinstance(module, nn.ModuleDict) and [*module._modules] == numbers != []
+    return is_numbered or isinstance(module, nn.ModuleList | nn.Sequential)
+
+
+def _named_blocks(pattern: str, ours: Mapping[str, nn.Module], theirs: Mapping[str, nn.Module]) -> BlockList:
+    if pattern.count("*") != 1:
+        raise MupscaleError(f"blocks= is a path with one * in place of the blocks' number ('h.*'), not {pattern!r}")
+    expression = re.compile(re.escape(pattern).replace(r"\*", r"(\d+)"))
+    paths = []
+    for modules in (ours, theirs):
+        numbered = [(int(match[1]), path) for path in modules if (match := expression.fullmatch(path))]
+        paths.append(tuple(path for _, path in sorted(numbered)))
+    blocks = BlockList(pattern, paths[0], paths[1])
+    _check_blocks(blocks, [*(ours[p] for p in paths[0]), *(theirs[p] for p in paths[1])])
+    return blocks
+
+
+def _check_blocks(blocks: BlockList, modules: Iterable[nn.Module]) -> None:
+    """An error unless there are more blocks, and these modules are of one class."""
+    shallow, deep = len(blocks.shallow), len(blocks.deep)
+    if not shallow or deep <= shallow:
+        raise MupscaleError(
+            f"'{blocks.path}' has {shallow} blocks in the shallow model and {deep} in the deep one: a deeper model "
+            f"needs more of them, and at least one to begin with"
+        )
+    kinds = list(dict.fromkeys(plain_type(block).__name__ for block in modules))
+    if len(kinds) > 1:
+        raise MupscaleError(
+            f"'{blocks.path}' holds blocks of different classes ({', '.join(kinds)}), so the class of a new block is "
+            "unknown. A list that grows in depth must have blocks of one class"
+        )
+
+
+def _longer_list(path: str, *models: Any) -> BlockList:
+    """The stretch of one class in a list that is longer in the deep model; what follows it moves."""
+    names = [[f"{path}.{name}".lstrip(".") for name in module._modules] for module in models]
+    children = [block for module in models for block in module._modules.values()]
+    kinds = [[plain_type(block) for block in module._modules.values()] for module in models]
+    grown = [kind for kind in dict.fromkeys([*kinds[0], *kinds[1]]) if kinds[0].count(kind) != kinds[1].count(kind)]
+    pattern = f"{path}.*".lstrip(".")
+    others = [[kind for kind in k if kind not in grown[:1]] for k in kinds]
+    if len(grown) != 1 or others[0] != others[1]:
+        _check_blocks(BlockList(pattern, tuple(names[0]), tuple(names[1])), children)
+    starts = [k.index(grown[0]) if grown[0] in k else 0 for k in kinds]
+    ends = [start + k.count(grown[0]) for start, k in zip(starts, kinds, strict=True)]
+    shallow, deep = (tuple(n[start:end]) for n, start, end in zip(names, starts, ends, strict=True))
+    is_one_stretch = all({*k[start:end]} == {grown[0]} for k, start, end in zip(kinds, starts, ends, strict=True))
+    _check_blocks(BlockList(pattern, shallow, deep), () if is_one_stretch else children)
+    return BlockList(pattern, shallow, deep, dict(zip(names[1][ends[1] :], names[0][ends[0] :], strict=True)))
 
 
 Shapes = dict[str, tuple[int, ...]]

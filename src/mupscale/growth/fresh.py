@@ -25,7 +25,6 @@ from mupscale.core import Constants, Entry, Plan, index_of_old, index_of_units, 
 from mupscale.growth.draws import draw_normal
 from mupscale.growth.lossless import gain_factor, silent_start
 from mupscale.growth.operators import Operator, Part, StatePart
-from mupscale.planning import means_of
 from mupscale.system import MupscaleError, Must, checks_arguments
 
 _SUMMED = 1 << 20  # entries that are summed at a time where a mean is over the whole tensor
@@ -326,3 +325,25 @@ class Fresh(Operator):
 
 def _grows(entry: Entry) -> bool:
     return any(axis.times != 1 for axis in entry.axes.values())
+
+
+def means_of(plan: Plan, name: str) -> tuple[float, ...]:
+    """The initial means of a parameter of which there are new units; an error where nothing is known of these."""
+    if plan.fresh is None or plan.means is None:
+        raise MupscaleError(
+            "fresh units need an initialisation to be drawn from. Build the wide model on a real device, with its own "
+            "initialisation; or make the plan with fresh=build (a freshly built narrow model, or the function that "
+            "builds it); or use a Family; or grow by copies (grow=mupscale.Copies(…))"
+        )
+    if name not in plan.means:
+        raise no_pattern(name)
+    return plan.means[name]
+
+
+def no_pattern(name: str) -> MupscaleError:
+    """The error where new units of what starts as a pattern have no wide model to take their values from."""
+    return MupscaleError(
+        f"'{name}' starts as a pattern, neither constant nor random, so new units take the values that the wide model "
+        "is built with; but no such model is in memory here. Grow by copies, to a whole multiple of the width. For "
+        "models of your own: build the wide one on a real device, and grow with mupscale.upscale(narrow, wide)"
+    )

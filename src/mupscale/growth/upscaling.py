@@ -12,9 +12,15 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mupscale.core import Plan, RuleSet, is_sharded, naming
+from mupscale.core import Plan, RuleSet, gather_whole, is_sharded, naming
 from mupscale.growth.copies import Copies, is_replica, replica_in_words
-from mupscale.growth.depth_plans import DepthOperator, check_silent_blocks, plan_depth, with_more_blocks
+from mupscale.growth.depth_plans import (
+    DepthOperator,
+    check_silent_blocks,
+    find_block_lists,
+    plan_depth,
+    with_more_blocks,
+)
 from mupscale.growth.experts import Experts, find_experts, plan_experts
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.lossless import difference_of_outputs, warn_of_loss, with_past_norms
@@ -30,9 +36,9 @@ from mupscale.planning import (
     check_plan_by_running,
     check_silent_units,
     check_takes,
-    find_block_lists,
+    initial_means,
+    initial_std,
     keeps_outputs,
-    with_initial_of_wide,
 )
 from mupscale.planning import plan as make_plan
 from mupscale.system import MupscaleError, NotNegative, ReplicaWarning, UncheckedPlan, checks_arguments, warn, words
@@ -275,9 +281,16 @@ def _plan_of_widths(
 
 
 def _checked(plan: Plan, wide: nn.Module, operator: Operator) -> Plan:
-    """The plan with initial values, if the operator needs them, and if the operator can carry it out."""
+    """The plan, with initial values if the operator needs them, if the operator can carry it out.
+
+    The values are those of the wide model, as its author built it; none where that has no memory.
+    """
     if plan.fresh is None and not is_replica(operator) and not plan.has_new_parts:
-        plan = with_initial_of_wide(plan, wide)
+        values = {name: gather_whole(p.detach()) for name, p in naming.parameters(wide).items()}
+        if all(not value.is_meta and bool(value.isfinite().all()) for value in values.values()):
+            draw = {name: nn.Parameter(value, requires_grad=False) for name, value in values.items()}
+            stds = initial_std([draw])
+            plan = plan.with_initial("std", stds).with_initial("means", initial_means([draw], stds))
     check_operator(operator, plan)
     return plan
 

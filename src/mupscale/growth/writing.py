@@ -18,10 +18,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from mupscale.core import Plan, check_dtype, copy_into, gather_whole, is_sharded, local_part, naming
 from mupscale.growth.copies import Copies
 from mupscale.growth.draws import standard_normal
-from mupscale.growth.fresh import Fresh
+from mupscale.growth.fresh import Fresh, no_pattern
 from mupscale.growth.noise import GaussianNoise, Noise, SignalNoise, add_noise, check_noise
 from mupscale.growth.operators import Operator, Part, check_operator
-from mupscale.planning import in_float64, no_pattern, take_modes
+from mupscale.planning import in_float64, take_modes
 from mupscale.system import MupscaleError, checks_arguments
 
 SAME = 1e-9

@@ -9,8 +9,8 @@ comparing          two models with generic weights: whether they compute the sam
 trials             what a plan is tried on: the batch, and a stronger one where that leaves something unseen
 silent_units       the wide model with the old units alone: where it differs, and what that shows for fresh units
 miniatures         small models in place of large ones, and models at sizes between two others
-initial            which dimensions are widths, and the standard deviations and means of a fresh initialisation
-residual_branches  the blocks that a deep model has more of, and what in them writes into the residual stream
+initial            the standard deviations and means of a fresh initialisation
+residual_branches  what in a block writes into the residual stream
 """
 
 from mupscale.planning.comparing import ROUNDING, Difference, first_differing_module, is_large, relative_difference
@@ -18,14 +18,8 @@ from mupscale.planning.from_modules import How, bare_norms, build_plan, find_une
 from mupscale.planning.initial import (
     all_tensors,
     count_draws,
-    default_init_at,
-    find_depth_size,
-    find_width_dims,
     initial_means,
     initial_std,
-    means_of,
-    no_pattern,
-    rescale_spread,
     with_initial,
 )
 from mupscale.planning.making_plans import (
@@ -34,10 +28,9 @@ from mupscale.planning.making_plans import (
     plan,
     roles_for_any_width,
     warn_of_growing_outputs,
-    with_initial_of_wide,
 )
 from mupscale.planning.miniatures import Miniature, Resizing, roles_of
-from mupscale.planning.residual_branches import BlockList, Writers, find_block_lists, find_writers, silence
+from mupscale.planning.residual_branches import Writers, find_writers
 from mupscale.planning.role_registry import register_roles
 from mupscale.planning.silent_units import (
     Parting,
@@ -67,7 +60,6 @@ from mupscale.planning.trials import Trials, check_not_empty
 
 __all__ = [
     "ROUNDING",
-    "BlockList",
     "Difference",
     "How",
     "KeepDouble",
@@ -87,13 +79,9 @@ __all__ = [
     "check_takes",
     "computed_tensors",
     "count_draws",
-    "default_init_at",
-    "find_block_lists",
-    "find_depth_size",
     "find_parting",
     "find_past_norms",
     "find_uneven",
-    "find_width_dims",
     "find_writers",
     "first_differing_module",
     "has_length_one",
@@ -104,23 +92,18 @@ __all__ = [
     "is_large",
     "keeps_outputs",
     "learn_roles",
-    "means_of",
-    "no_pattern",
     "plan",
     "register_roles",
     "relative_difference",
-    "rescale_spread",
     "roles_for_any_width",
     "roles_of",
     "run_in_float64",
     "run_on_batch",
     "runs_norms",
-    "silence",
     "silence_dropout",
     "take_modes",
     "tensors_in",
     "warn_of_growing_outputs",
     "with_initial",
-    "with_initial_of_wide",
     "with_keeps",
 ]

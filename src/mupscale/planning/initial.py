@@ -1,70 +1,14 @@
-"""What a model's parameters are when it is freshly built, and which of their dimensions are widths of its family."""
+"""What a model's parameters are when it is freshly built."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Entry, Plan, Width, naming
-from mupscale.system import MupscaleError
-
-_WIDE_ENOUGH = 64  # below this width an initialisation says little about wide ones
-
-Sketch = Callable[[Width], nn.Module]
-"""A family's member at a width, without memory."""
-
-
-def find_width_dims(sketch: Sketch, base: Width) -> dict[str, set[int]]:
-    """Dimensions that change when the widths double, together or one at a time."""
-    names = list(base.sizes)
-    probes = [base.times(2)]
-    if len(names) > 1:
-        probes += [base.times(2, [name]) for name in names]
-    width_dims: dict[str, set[int]] = {}
-    small = all_tensors(sketch(base))
-    for number, width in enumerate(probes):
-        with suppress(Exception) if number else nullcontext():  # a width alone may not be buildable
-            for name, tensor in all_tensors(sketch(width)).items():
-                if name in small and small[name].dim() == tensor.dim():
-                    grown = {d for d in range(tensor.dim()) if tensor.shape[d] != small[name].shape[d]}
-                    width_dims.setdefault(name, set()).update(grown)
-    if not any(width_dims.values()):
-        raise MupscaleError(
-            f"no parameter changes when the width doubles from {base.plain}: does build use its argument?"
-        )
-    return width_dims
-
-
-def find_depth_size(sketch: Sketch, base: Width) -> str | None:
-    """The one of a width's sizes that is a number of blocks: with twice as much of it there are more parameters."""
-    if base.is_plain or len(base.sizes) < 2 or not base.is_whole:
-        return None
-    depths = []
-    small = all_tensors(sketch(base)).keys()
-    for name in base.sizes:
-        with suppress(Exception):  # a size alone may not be buildable
-            if len(all_tensors(sketch(base.times(2, [name]))).keys() - small):
-                depths.append(name)
-    if len(depths) > 1:
-        raise MupscaleError(
-            f"both {depths[0]} and {depths[1]} change the number of parameters, but only one size may do that"
-        )
-    return depths[0] if depths else None
-
-
-def default_init_at(base: Width, model: nn.Module, width_dims: Mapping[str, set[int]]) -> Width:
-    """The base, or its smallest multiple at which every matrix is 64 wide: a base of 2 may be 2 heads of 32.
-
-    model: the member of the family at the base.
-    """
-    tensors = all_tensors(model)
-    widths = [tensors[n].shape[d] for n, dims in width_dims.items() if tensors[n].dim() > 1 for d in dims]
-    size = max(base.size, min(widths, default=0))
-    return base.times(max(1, math.ceil(_WIDE_ENOUGH / size))) if base.is_whole else base
+from mupscale.core import Entry, Plan, naming
 
 
 def all_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -154,39 +98,6 @@ def with_initial(
         wide_means[name] = tuple(part * fold + offset * (fold - 1) for part in parts)
     wide_stds = {name: std * entries[name].init for name, std in stds.items()}
     return plan.with_initial("std", wide_stds).with_initial("means", wide_means)
-
-
-def means_of(plan: Plan, name: str) -> tuple[float, ...]:
-    """The initial means of a parameter of which there are new units; an error where nothing is known of these."""
-    if plan.fresh is None or plan.means is None:
-        raise MupscaleError(
-            "fresh units need an initialisation to be drawn from. Build the wide model on a real device, with its own "
-            "initialisation; or make the plan with fresh=build (a freshly built narrow model, or the function that "
-            "builds it); or use a Family; or grow by copies (grow=mupscale.Copies(…))"
-        )
-    if name not in plan.means:
-        raise no_pattern(name)
-    return plan.means[name]
-
-
-def no_pattern(name: str) -> MupscaleError:
-    """The error where new units of what starts as a pattern have no wide model to take their values from."""
-    return MupscaleError(
-        f"'{name}' starts as a pattern, neither constant nor random, so new units take the values that the wide model "
-        "is built with; but no such model is in memory here. Grow by copies, to a whole multiple of the width. For "
-        "models of your own: build the wide one on a real device, and grow with mupscale.upscale(narrow, wide)"
-    )
-
-
-def rescale_spread(p: Tensor, std: float, fold: float, *, centred: bool) -> None:
-    """Give the tensor this standard deviation, about 0, or about its own mean, which is kept, times fold."""
-    pieces, count = p.detach().reshape(-1).split(_PIECE), max(1, p.numel())  # a large tensor is not copied whole
-    center = sum(float(piece.double().sum()) for piece in pieces) / count if centred else 0.0
-    spread = math.sqrt(sum(float((piece.double() - center).square().sum()) for piece in pieces) / count)
-    if spread == 0:
-        p.mul_(fold)
-    else:
-        p.sub_(center).mul_(std / spread).add_(center * fold)
 
 
 def _constant_parts(values: Tensor) -> tuple[float, ...]:

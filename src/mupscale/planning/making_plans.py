@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
-from mupscale.core import Entry, Number, Plan, Role, gather_whole, naming
+from mupscale.core import Entry, Number, Plan, Role, naming
 from mupscale.planning.comparing import Shapes, compare_copies, in_full_precision, is_large
 from mupscale.planning.following import roles_by_running
 from mupscale.planning.from_modules import How, build_plan, find_role, find_uneven
@@ -150,16 +150,6 @@ def with_initial_of(widening: Plan, fresh: nn.Module | Callable[[], nn.Module]) 
     initial = [naming.parameters(draw) for draw in draws]
     stds = initial_std(initial)
     return with_initial(widening, widening.parameters, stds, initial_means(initial, stds))
-
-
-def with_initial_of_wide(widening: Plan, wide: nn.Module) -> Plan:
-    """The plan with the initial values of the wide model, as its author built it; unchanged where it has no memory."""
-    values = {name: gather_whole(p.detach()) for name, p in naming.parameters(wide).items()}
-    if any(value.is_meta or not value.isfinite().all() for value in values.values()):
-        return widening
-    draw = {name: nn.Parameter(value, requires_grad=False) for name, value in values.items()}
-    stds = initial_std([draw])
-    return widening.with_initial("std", stds).with_initial("means", initial_means([draw], stds))
 
 
 def _plan_by_running(narrow: nn.Module, wide: nn.Module, trials: Trials, roles: dict[str, Role], how: How) -> Plan:

@@ -35,12 +35,13 @@ from mupscale.growth import (
     grow_state,
     initial_state,
     is_replica,
+    no_pattern,
     plan_experts,
     refuse_nonfinite,
     shape_of_state,
 )
 from mupscale.optim import NORM_FACTOR, GroupBuilder, recognise_optimizer, traits_of
-from mupscale.planning import initial_means, initial_std, no_pattern
+from mupscale.planning import initial_means, initial_std
 from mupscale.system import (
     MupscaleError,
     appearing,
