@@ -16,8 +16,8 @@ from torch.nn.utils import prune
 from torch.optim import Optimizer
 
 import mupscale as mu
+from mupscale.checks import Difference
 from mupscale.models import GPT2, MLP
-from mupscale.planning import Difference
 
 D_IN, D_OUT = 6, 5
 

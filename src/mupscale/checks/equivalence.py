@@ -24,12 +24,9 @@ from mupscale.core import Plan, index_of_old, keep_attributes, naming
 from mupscale.growth import gain_factor, grow_optimizer, widen
 from mupscale.optim import clip_grad_norm_
 from mupscale.planning import (
-    ROUNDING,
-    Difference,
     KeepDouble,
     Recorder,
     computed_tensors,
-    first_differing_module,
     in_double,
     relative_difference,
     silence_dropout,
@@ -41,6 +38,7 @@ Loss = Callable[[nn.Module, Any], Tensor]
 _REPORT_HEADER = ("step", "difference", "allowed", "loss (narrow)", "loss (wide)")
 _ROWS_SHOWN = 7
 _DOUBLE = torch.finfo(torch.float64).eps
+_MAY_ROUND = 1e-5  # differences below it may be float32's
 _MANY_ROUNDINGS = 100  # a widened sum has more terms than the narrow one's
 _FEW_ROUNDINGS = 4  # of the weights that a plan writes
 _SAME = 1e-12  # of weights that the same arithmetic made
@@ -49,6 +47,21 @@ _MOST_ALLOWED = 1e-2  # where rounding goes further, nothing is shown
 _OWN = "that of the models' own precision"
 _NOT_WRITTEN = f"{_OWN}, since the wide one is not what the plan writes"
 _UNMOVED = "No weight moved in these steps (is the learning rate 0?), so nothing is shown of training."
+_USUALLY = (
+    "Usually heads that were not recognised: if their number grows, whole heads must be copied "
+    "(Role(out_block=head_dim), in_block for the output projection); if head_dim grows, attention must scale as "
+    "1/head_dim. Or a flatten before it: channels of H·W positions are copied in blocks of H·W (in_block). Otherwise a "
+    "tied weight used in two roles, a bare parameter on the input side (Role(in_=DIM)), or a constant in forward that "
+    "depends on the width, such as a division by √width or ALiBi's slopes."
+)
+_FACTOR = (
+    "Usually a constant in forward that depends on the width, such as a division by √width, or a tied readout whose "
+    "1/k no norm takes."
+)
+_ROUNDS = (
+    "A difference this small may be rounding in a module that always computes in float32, as norms of transformers do. "
+    "If so, pass tolerance=1e-4."
+)
 _BUFFER = (
     "The outputs agree in training and will not in evaluation: usually blocks that were given for a norm's weight "
     "and bias and not for its running statistics, or buffers that were not widened."
@@ -65,6 +78,19 @@ _WEIGHTS = (
     "Usually noise, which makes copies differ on purpose (verify a growth without it, as mupscale.widen writes it, and "
     "add the noise then); or training since the growth, another plan, or a model that was never widened."
 )
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place where the two models differ, and what usually causes it there."""
+
+    name: str
+    kind: str
+    relative: float
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} '{self.name}' differs first (by {self.relative:.1e}). {self.advice}"
 
 
 @dataclass(frozen=True)
@@ -401,7 +427,7 @@ def _first_difference(
     """Where the models begin to differ, if their outputs (by `difference`) or, before any update, their buffers do."""
     if not difference <= tolerance:
         off, name = pair.furthest(pair.off_copies, tolerance) if step else (0.0, "")
-        level = max(tolerance, min(ROUNDING, difference / 1000))  # not the first that merely rounds
+        level = max(tolerance, min(_MAY_ROUND, difference / 1000))  # not the first that merely rounds
         first = (
             Difference(name, "parameter", off, _UPDATE)
             if name
@@ -410,3 +436,41 @@ def _first_difference(
         if first is not None:
             return replace(first, advice=pair.changed) if pair.changed else first
     return None if step else pair.first_wrong_buffer(tolerance)
+
+
+def first_differing_module(
+    ours: Recorder, theirs: Recorder, plan: Plan, tolerance: float, *, may_round: bool = True
+) -> Difference | None:
+    """The first module, in the order in which they run, whose output in the wide model is not the narrow one's.
+
+    may_round: whether modules may have computed in float32, which is then said of small differences.
+    """
+    for path, output in ours.outputs.items():
+        if path not in theirs.outputs:
+            continue
+        expected, actual = (t.double() for t in _as_copies(output, theirs.outputs[path]))
+        if expected.shape != actual.shape:
+            return Difference(path or type(ours.model).__name__, "module", math.inf, _USUALLY)
+        folds = {1.0, *(float(e.fold) for n, e in plan.parameters.items() if path and n.startswith(f"{path}."))}
+        relative = min(relative_difference(expected * fold, actual) for fold in folds)
+        if not relative <= tolerance:
+            advice, size = _USUALLY, float((expected * expected).sum())
+            factor = float((expected * actual).sum()) / size if size else 0.0
+            if factor and factor == factor and relative_difference(expected * factor, actual) <= tolerance:
+                advice = f"Its output is {factor:.4g} times what it should be. {_FACTOR}"
+            if may_round and relative < _MAY_ROUND:
+                advice = f"{_ROUNDS} {advice}"
+            return Difference(path or type(ours.model).__name__, "module", relative, advice)
+    return None
+
+
+def _as_copies(narrow: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
+    """Copies of the narrow output and the wide output, both in order of size, so that they agree in whatever order."""
+    if narrow.dim() != wide.dim():
+        return narrow, wide
+    expected = narrow
+    for d in range(narrow.dim()):
+        if narrow.shape[d] and wide.shape[d] % narrow.shape[d] == 0 and wide.shape[d] != narrow.shape[d]:
+            expected = expected.repeat_interleave(wide.shape[d] // narrow.shape[d], d).sort(dim=d).values
+            wide = wide.sort(dim=d).values
+    return expected, wide

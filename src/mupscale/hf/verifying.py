@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mupscale import planning
+from mupscale.checks import Difference, first_differing_module
 from mupscale.checks import verify as train_both
 from mupscale.core import Axis, Entry, Plan, naming
 from mupscale.growth import Fresh, upscale_untried, widen
@@ -67,7 +68,7 @@ class Comparison:
 
     rows: tuple[ComparisonRow, ...]
     losses: tuple[float, float]
-    first: planning.Difference | None = None
+    first: Difference | None = None
     notes: tuple[str, ...] = ()
     as_recorded: str = ""
     inputs: str = RANDOM
@@ -248,7 +249,7 @@ _LR, _DECAY = 1e-3, 0.1
 
 def compare_training(
     ours: nn.Module, theirs: nn.Module, plan: Plan, batches: list[building.Batch], steps: int, tolerance: float
-) -> tuple[ComparisonRow, planning.Difference | None]:
+) -> tuple[ComparisonRow, Difference | None]:
     """Both trained side by side: Theorem 'Dynamic equivalence' on the checkpoints themselves."""
     optimizer, clip = _optimizer(ours, batches[0])
     with torch.no_grad():
@@ -396,7 +397,7 @@ class _Pair:
     batches: list[building.Batch]
     train: int
     rows: list[ComparisonRow]
-    first: planning.Difference | None
+    first: Difference | None
     notes: list[str]
 
     def _outputs(self, plan: Plan | None = None) -> OutputComparison:
@@ -431,7 +432,7 @@ class _Pair:
                 with torch.no_grad(), planning.Recorder(self.small) as small, planning.Recorder(self.wide) as wide:
                     run_model(self.small, batch)
                     run_model(self.wide, batch)
-                self.first = self.first or planning.first_differing_module(small, wide, plan, limits.without_noise)
+                self.first = self.first or first_differing_module(small, wide, plan, limits.without_noise)
         if self.train and all(row.ok for row in self.rows):
             trained = self.small, self.wide, plan, self.batches, self.train, limits.in_training
             row, self.first = compare_training(*trained)
@@ -526,7 +527,7 @@ def _precision(dtype: str | torch.dtype) -> torch.dtype:
     return precision
 
 
-def _compare_files(relation: Relation) -> tuple[list[ComparisonRow], planning.Difference | None]:
+def _compare_files(relation: Relation) -> tuple[list[ComparisonRow], Difference | None]:
     """One row for all tensors; the first that is wrong is named."""
     steps = relation.steps
     limit = rounding_limit(relation.small, relation.wide)
@@ -539,7 +540,7 @@ def _compare_files(relation: Relation) -> tuple[list[ComparisonRow], planning.Di
     for off in tensor_differences(relation.small, relation.wide, steps):
         worst, old, new = max(worst, off.whole), max(old, off.old), max(new, off.new)
         if first is None and not (off.whole <= limit and off.old <= exact):
-            first = planning.Difference(off.name, "parameter", off.whole, _FILES_ADVICE)
+            first = Difference(off.name, "parameter", off.whole, _FILES_ADVICE)
     if relation.fresh is None and not relation.deepened:
         return [ComparisonRow("tensors in the files", worst, limit)], first
     return [
@@ -550,7 +551,7 @@ def _compare_files(relation: Relation) -> tuple[list[ComparisonRow], planning.Di
     ], first
 
 
-def _compare_optimizer(relation: Relation, rows: list[ComparisonRow], notes: list[str]) -> planning.Difference | None:
+def _compare_optimizer(relation: Relation, rows: list[ComparisonRow], notes: list[str]) -> Difference | None:
     """A row for the saved optimizer beside the wide checkpoint, or a note that says why there is none."""
     small, wide = (source.folder / OPTIMIZER_FILE for source in (relation.small, relation.wide))
     if not small.exists():
@@ -562,7 +563,7 @@ def _compare_optimizer(relation: Relation, rows: list[ComparisonRow], notes: lis
         notes.append(f"Not compared: {OPTIMIZER_FILE}, since {error}")
         return None
     rows.append(ComparisonRow(OPTIMIZER_FILE, far, _OF_STATE))
-    return None if far <= _OF_STATE else planning.Difference(name, "parameter", far, _STATE_ADVICE)
+    return None if far <= _OF_STATE else Difference(name, "parameter", far, _STATE_ADVICE)
 
 
 def _limits(relation: Relation, plan: Plan | None, precision: torch.dtype, tolerance: float | None) -> _Limits:

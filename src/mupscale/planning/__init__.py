@@ -13,7 +13,7 @@ initial            the standard deviations and means of a fresh initialisation
 residual_branches  what in a block writes into the residual stream
 """
 
-from mupscale.planning.comparing import ROUNDING, Difference, first_differing_module, is_large, relative_difference
+from mupscale.planning.comparing import find_parting, is_large, relative_difference
 from mupscale.planning.from_modules import How, bare_norms, build_plan, find_uneven
 from mupscale.planning.initial import (
     all_tensors,
@@ -33,9 +33,7 @@ from mupscale.planning.miniatures import Miniature, Resizing, roles_of
 from mupscale.planning.residual_branches import Writers, find_writers
 from mupscale.planning.role_registry import register_roles
 from mupscale.planning.silent_units import (
-    Parting,
     check_silent_units,
-    find_parting,
     find_past_norms,
     keeps_outputs,
     with_keeps,
@@ -59,12 +57,9 @@ from mupscale.planning.tracing import (
 from mupscale.planning.trials import Trials, check_not_empty
 
 __all__ = [
-    "ROUNDING",
-    "Difference",
     "How",
     "KeepDouble",
     "Miniature",
-    "Parting",
     "Recorder",
     "Resizing",
     "Trials",
@@ -83,7 +78,6 @@ __all__ = [
     "find_past_norms",
     "find_uneven",
     "find_writers",
-    "first_differing_module",
     "has_length_one",
     "in_double",
     "in_float64",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
-from mupscale.core import Entry, Plan, index_of_old, is_new, naming
+from mupscale.core import Axis, Entry, Plan, index_of_old, is_new, multiplier, naming
 from mupscale.planning.tracing import (
     Recorder,
     computed_tensors,
@@ -425,83 +425,79 @@ def _first_module(pair: GenericPair) -> str:
 
     What draws random numbers may differ for that alone.
     """
-    small, large = pair.models
-    if random := why_random(small, pair.batch):
+    if random := why_random(pair.models[0], pair.batch):
         return f" ({random})"
-    with torch.no_grad(), Recorder(small) as ours, Recorder(large) as theirs:
-        for model in pair.models:
-            run_in_float64(model, pair.batch)
-    first = first_differing_module(ours, theirs, pair.plan, 1e-8)
-    return "" if first is None else f", and '{first.name}' is the first module that does (by {first.relative:.1e})"
+    first = find_parting(*pair.models, pair.batch, pair.plan)
+    return "" if first is None else f", and '{first.path}' is the first module that does (by {first.relative:.1e})"
 
 
-ROUNDING = 1e-5
-"""Differences below it may be float32's."""
+_ALIKE = 1e-8  # in float64
 
 
 @dataclass(frozen=True)
-class Difference:
-    """The first place where the two models differ, and what usually causes it there."""
+class Parting:
+    """The first module whose output differs at old units, and by how much. last: the one before it that agrees, or ''.
 
-    name: str
-    kind: str
+    weights: the module's own.
+    """
+
+    path: str
+    last: str
+    weights: Mapping[str, Entry]
     relative: float
-    advice: str
 
     def __str__(self) -> str:
-        return f"{self.kind} '{self.name}' differs first (by {self.relative:.1e}). {self.advice}"
+        entry = None if self.matrix is None else self.weights[self.matrix]
+        shapes = "" if entry is None else f" (weight {entry.narrow} → {entry.wide})"
+        before = f"they agree up to '{self.last}', and " if self.last else ""
+        return f"{before}'{self.path or 'the model'}'{shapes} is the first to differ (by {self.relative:.1e})"
+
+    @property
+    def matrix(self) -> str | None:
+        """The name of the module's first weight that may read units; none where it has none."""
+        return next((name for name, entry in self.weights.items() if len(entry.narrow) > 1), None)
 
 
-_USUALLY = (
-    "Usually heads that were not recognised: if their number grows, whole heads must be copied "
-    "(Role(out_block=head_dim), in_block for the output projection); if head_dim grows, attention must scale as "
-    "1/head_dim. Or a flatten before it: channels of H·W positions are copied in blocks of H·W (in_block). Otherwise a "
-    "tied weight used in two roles, a bare parameter on the input side (Role(in_=DIM)), or a constant in forward that "
-    "depends on the width, such as a division by √width or ALiBi's slopes."
-)
-_FACTOR = (
-    "Usually a constant in forward that depends on the width, such as a division by √width, or a tied readout whose "
-    "1/k no norm takes."
-)
-_ROUNDS = (
-    "A difference this small may be rounding in a module that always computes in float32, as norms of transformers do. "
-    "If so, pass tolerance=1e-4."
-)
-
-
-def first_differing_module(
-    ours: Recorder, theirs: Recorder, plan: Plan, tolerance: float, *, may_round: bool = True
-) -> Difference | None:
-    """The first module, in the order in which they run, whose output in the wide model is not the narrow one's.
-
-    may_round: whether modules may have computed in float32, which is then said of small differences.
-    """
+@torch.no_grad()
+def find_parting(
+    small: nn.Module, large: nn.Module, batch: Any, plan: Plan, tolerance: float = _ALIKE
+) -> Parting | None:
+    """Where two models part; the wide one holds the narrow one's weights in the places of old units, or copies."""
+    with Recorder(small) as ours, Recorder(large) as theirs:
+        for model in (small, large):
+            run_in_float64(model, batch)
+    last = ""
     for path, output in ours.outputs.items():
-        if path not in theirs.outputs:
-            continue
-        expected, actual = (t.double() for t in _as_copies(output, theirs.outputs[path]))
-        if expected.shape != actual.shape:
-            return Difference(path or type(ours.model).__name__, "module", math.inf, _USUALLY)
-        folds = {1.0, *(float(e.fold) for n, e in plan.parameters.items() if path and n.startswith(f"{path}."))}
-        relative = min(relative_difference(expected * fold, actual) for fold in folds)
-        if not relative <= tolerance:
-            advice, size = _USUALLY, float((expected * expected).sum())
-            factor = float((expected * actual).sum()) / size if size else 0.0
-            if factor and factor == factor and relative_difference(expected * factor, actual) <= tolerance:
-                advice = f"Its output is {factor:.4g} times what it should be. {_FACTOR}"
-            if may_round and relative < ROUNDING:
-                advice = f"{_ROUNDS} {advice}"
-            return Difference(path or type(ours.model).__name__, "module", relative, advice)
+        weights = {name: entry for name, entry in plan.parameters.items() if name.rpartition(".")[0] == path}
+        factors = {1.0, *(float(entry.keep if plan.mup else entry.fold) for entry in weights.values())}
+        off = _difference_at_old_units(output, theirs.outputs.get(path), weights, factors, tolerance)
+        if off is not None and not off <= tolerance:
+            return Parting(path, last, weights, off)
+        if off is not None and any(len(entry.narrow) > 1 for entry in weights.values()):
+            last = path
     return None
 
 
-def _as_copies(narrow: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
-    """Copies of the narrow output and the wide output, both in order of size, so that they agree in whatever order."""
-    if narrow.dim() != wide.dim():
-        return narrow, wide
-    expected = narrow
-    for d in range(narrow.dim()):
-        if narrow.shape[d] and wide.shape[d] % narrow.shape[d] == 0 and wide.shape[d] != narrow.shape[d]:
-            expected = expected.repeat_interleave(wide.shape[d] // narrow.shape[d], d).sort(dim=d).values
-            wide = wide.sort(dim=d).values
-    return expected, wide
+def _difference_at_old_units(
+    ours: Tensor, theirs: Tensor | None, weights: Mapping[str, Entry], factors: Collection[float], tolerance: float
+) -> float | None:
+    """How far the old units of a module's output are from the narrow one's; None where their places are not known.
+
+    factors: what the module's own weights are multiplied by, for a constant that comes later, which is no difference.
+    A module that has weights of its own and is like the narrow one's in no order of its units differs.
+    """
+    if theirs is None or ours.dim() != theirs.dim():
+        return None
+    grown = [d for d in range(ours.dim()) if ours.shape[d] != theirs.shape[d]]
+    if len(grown) > 1:
+        return None
+    orders: list[dict[int, Axis]] = [{}]
+    if grown:
+        (dim,) = grown
+        n, wide = sizes = ours.shape[dim], theirs.shape[dim]
+        known = {e.axes[d] for e in weights.values() for d in e.out if (e.narrow[d], e.wide[d]) == sizes}
+        blocks = (block for block in range(1, n + 1) if n % block == 0 and wide % block == 0)
+        orders = [{dim: axis} for axis in known or [Axis(multiplier(n, wide), block) for block in blocks]]
+    at_old = (theirs[index_of_old(tuple(ours.shape), axes)] if axes else theirs for axes in orders)
+    off = min((relative_difference(ours * factor, old) for old in at_old for factor in factors), default=math.inf)
+    return off if off <= tolerance or weights or not grown else None

@@ -8,27 +8,31 @@ past the norms.
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from glob import escape
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Axis, Entry, Plan, Role, index_of_old, is_new, multiplier, naming, places
-from mupscale.planning.comparing import GenericPair, are_close, in_full_precision, largest_number, relative_difference
+from mupscale.core import Entry, Plan, Role, index_of_old, is_new, naming, places
+from mupscale.planning.comparing import (
+    GenericPair,
+    Parting,
+    are_close,
+    find_parting,
+    in_full_precision,
+    largest_number,
+)
 from mupscale.planning.from_modules import build_plan, find_role, find_uneven
 from mupscale.planning.tracing import (
-    Recorder,
     differentiated,
     gradient_loss,
     gradients_of,
     outputs_in_float64,
-    run_in_float64,
     size_of,
     why_random,
 )
@@ -36,76 +40,6 @@ from mupscale.planning.trials import Trials
 from mupscale.system import MupscaleError, ways_out
 
 _MOST_TRIALS = 64
-_ALIKE = 1e-8  # in float64
-
-
-@dataclass(frozen=True)
-class Parting:
-    """The first module whose output differs at old units, and by how much. last: the one before it that agrees, or ''.
-
-    weights: the module's own.
-    """
-
-    path: str
-    last: str
-    weights: Mapping[str, Entry]
-    relative: float
-
-    def __str__(self) -> str:
-        entry = None if self.matrix is None else self.weights[self.matrix]
-        shapes = "" if entry is None else f" (weight {entry.narrow} → {entry.wide})"
-        before = f"they agree up to '{self.last}', and " if self.last else ""
-        return f"{before}'{self.path or 'the model'}'{shapes} is the first to differ (by {self.relative:.1e})"
-
-    @property
-    def matrix(self) -> str | None:
-        """The name of the module's first weight that may read units; none where it has none."""
-        return next((name for name, entry in self.weights.items() if len(entry.narrow) > 1), None)
-
-
-@torch.no_grad()
-def find_parting(
-    small: nn.Module, large: nn.Module, batch: Any, plan: Plan, tolerance: float = _ALIKE
-) -> Parting | None:
-    """Where two models part of which the wide one holds the narrow one's weights in the places of old units."""
-    with Recorder(small) as ours, Recorder(large) as theirs:
-        for model in (small, large):
-            run_in_float64(model, batch)
-    last = ""
-    for path, output in ours.outputs.items():
-        weights = {name: entry for name, entry in plan.parameters.items() if name.rpartition(".")[0] == path}
-        off = _difference_at_old_units(output, theirs.outputs.get(path), weights, tolerance)
-        if off is not None and not off <= tolerance:
-            return Parting(path, last, weights, off)
-        if off is not None and any(len(entry.narrow) > 1 for entry in weights.values()):
-            last = path
-    return None
-
-
-def _difference_at_old_units(
-    ours: Tensor, theirs: Tensor | None, weights: Mapping[str, Entry], tolerance: float
-) -> float | None:
-    """How far the old units of a module's output are from the narrow one's; None where their places are not known.
-
-    What the module's own weights are multiplied by beside fresh units, for a constant that comes later, is no
-    difference. A module that has weights of its own and is like the narrow one's in no order of its units differs.
-    """
-    if theirs is None or ours.dim() != theirs.dim():
-        return None
-    grown = [d for d in range(ours.dim()) if ours.shape[d] != theirs.shape[d]]
-    if len(grown) > 1:
-        return None
-    orders: list[dict[int, Axis]] = [{}]
-    if grown:
-        (dim,) = grown
-        n, wide = sizes = ours.shape[dim], theirs.shape[dim]
-        known = {e.axes[d] for e in weights.values() for d in e.out if (e.narrow[d], e.wide[d]) == sizes}
-        blocks = (block for block in range(1, n + 1) if n % block == 0 and wide % block == 0)
-        orders = [{dim: axis} for axis in known or [Axis(multiplier(n, wide), block) for block in blocks]]
-    keeps = {1.0, *(float(entry.keep) for entry in weights.values())}
-    at_old = (theirs[index_of_old(tuple(ours.shape), axes)] if axes else theirs for axes in orders)
-    off = min((relative_difference(ours * keep, old) for old in at_old for keep in keeps), default=math.inf)
-    return off if off <= tolerance or weights or not grown else None
 
 
 def keeps_outputs(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> bool:
