@@ -161,3 +161,12 @@ def test_what_a_second_growth_draws_counts_from_the_first_model(how: dict[str, A
     record = Record.load(tmp_path / "checkpoint-2")
     replace(record, growths=(record.growths[0], replace(record.growths[1], seed=1))).save(tmp_path / "checkpoint-2")
     assert not hf.verify(tmp_path / "narrow-checkpoint-2", tmp_path / "checkpoint-2", dtype="float64").ok
+
+
+def test_a_run_is_not_resumed_with_another_growth(tmp_path: Path) -> None:
+    """In a sentence; the Trainer raised a list of shapes that do not fit."""
+    settings = {"save_strategy": "steps", "save_steps": 2, "steps": 2}
+    train(tmp_path, hf.GrowTrainerCallback(at=1, times=2), **settings)
+    message = "holds a model of hidden size 32, .* but after step 2 this Trainer's would have hidden size 64, "
+    with pytest.raises(MupscaleError, match=message):
+        train(tmp_path, hf.GrowTrainerCallback(at=1, times=4), resume=True, **settings)

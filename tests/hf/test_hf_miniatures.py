@@ -389,3 +389,15 @@ def test_a_miniature_runs_in_short_chunks() -> None:
     """Mamba 2 makes tensors of chunk × chunk × heads × states, of gigabytes at the 256 of its default."""
     config = {"model_type": "mamba2", "hidden_size": 32, "num_heads": 8, "head_dim": 8, "num_hidden_layers": 2}
     assert miniatures.shallow_config({**config, "n_groups": 1, "vocab_size": 64})["chunk_size"] == 8
+
+
+def test_a_size_that_follows_the_hidden_size_is_as_small_in_a_miniature() -> None:
+    """DeBERTa's pooler kept the real size, and the miniature did not run."""
+    config = transformers.DebertaV2Config(
+        hidden_size=48, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4, vocab_size=29
+    )
+    named = {**config.to_dict(), "architectures": ["DebertaV2ForSequenceClassification"]}
+    small = miniatures.miniature_configs(named, Times.of(2))[0]
+    assert small["pooler_hidden_size"] == small["hidden_size"] < 48
+    miniatures.batch_for(build_model(small))
+    assert ConfigFamily(named).wide_config(Times.of(2))["pooler_hidden_size"] == 96

@@ -29,7 +29,7 @@ FIELDS = {part: tuple(names.split()) for part, names in _FIELDS.items()}
 
 HEAD_DIM = ("head_dim", "d_kv", "kv_channels", "attention_head_size")
 
-AS_HIDDEN = ("word_embed_proj_dim", "pooler_output_size", "lru_width")
+AS_HIDDEN = ("word_embed_proj_dim", "pooler_output_size", "pooler_hidden_size", "lru_width")
 """Sizes that grow with the hidden size where they are equal to it."""
 _WORDS_OF_THEIR_OWN = {"electra": "embedding_size"}  # the same, by model_type
 

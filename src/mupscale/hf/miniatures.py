@@ -46,6 +46,7 @@ from mupscale.hf.building import (
     transformers_config,
 )
 from mupscale.hf.config_fields import (
+    AS_HIDDEN,
     FIELDS,
     HEAD_DIM,
     growable_form,
@@ -70,7 +71,7 @@ LAYER = re.compile(r"(?P<list>(?:.*?\.)?(?:layers|layer|h|blocks?))\.(?P<number>
 EPS = ("eps", "variance_epsilon", "layer_norm_eps")
 """What norms call the number that they add."""
 
-_DIMS = re.compile(r"(_head_dim|_proj_dim|^state_size|_output_size|^lru_width)$")
+_DIMS = re.compile(r"(_head_dim|_proj_dim|^state_size|_output_size)$")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _PER_TOKEN = ("num_experts_per_tok", "moe_top_k", "num_experts_per_token")
 _GROUPS = ("n_group", "topk_group")  # of experts, which then stay
@@ -372,7 +373,7 @@ def _with_depth(config: Config, depth: int) -> dict[str, Any]:
 def _dims(config: Config) -> Iterator[tuple[str, int]]:
     """Fields that say how many units something consists of, but for those of counts, tables and windows."""
     for name, value in config.items():
-        named = name in FIELDS["hidden"] or name in FIELDS["ffn"] or name in HEAD_DIM or _DIMS.search(name)
+        named = name in {*FIELDS["hidden"], *FIELDS["ffn"], *HEAD_DIM, *AS_HIDDEN} or _DIMS.search(name)
         if named and isinstance(value, int) and is_size(value):
             yield name, value
 

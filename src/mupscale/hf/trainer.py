@@ -23,7 +23,7 @@ from mupscale import checkpoint
 from mupscale.core import Plan, RuleSet, naming
 from mupscale.growth import Deepen, NewTensor, Operator, choose_operator, replica_in_words, upscale_untried
 from mupscale.hf import groups
-from mupscale.hf.building import require_transformers
+from mupscale.hf.building import Config, require_transformers
 from mupscale.hf.config_family import ConfigFamily, names_in_model
 from mupscale.hf.groups import check_rules, plan_for_model, shapes_of
 from mupscale.hf.multipliers import Times
@@ -301,6 +301,12 @@ class GrowTrainerCallback(InvariantClipping):
                 if clip is not None and _IN_CHARGE.get(trainer.model) is None:
                     clip.begin(trainer.model)
                 growth._grow(trainer.model, trainer.create_optimizer(), None)  # its values are the checkpoint's soon
+        held, told = (_size_of(config) for config in (open_source(found[step]).config, trainer.model.config.to_dict()))
+        if held != told:
+            raise MupscaleError(
+                f"{found[step]} holds a model of {held}, but after step {step} this Trainer's would have {told}: make "
+                "it with the model and the callbacks that it had, or begin in a different output_dir"
+            )
         _load_renamed(trainer.model, found[step])
         return str(found[step])
 
@@ -408,6 +414,10 @@ def _load_renamed(model: Any, folder: Path) -> None:
     source = open_source(folder)
     if not source.tensors.keys() <= model.state_dict().keys():
         model.load_state_dict(load_pretrained(source, model.dtype)[0].state_dict())
+
+
+def _size_of(config: Config) -> str:
+    return ", ".join(f"{name} {size:,}" for name, size in sizes_in_words(config).items())
 
 
 def _size(model: Any) -> dict[str, int]:
