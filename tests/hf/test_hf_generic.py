@@ -30,6 +30,8 @@ from slow_cases import with_slow  # noqa: E402
 SIZES = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 29}
 TEXT = {**SIZES, "max_position_embeddings": 24}
 GROUPED = {**TEXT, "num_key_value_heads": 2}
+DEBERTA_V3 = {**TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8}
+DEBERTA_V3 |= {"share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False}
 GPT = {"n_embd": 16, "n_layer": 2, "n_head": 4, "vocab_size": 29, "n_positions": 24}
 
 EXACT: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -46,6 +48,7 @@ EXACT: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 MORE_EXACT: dict[str, tuple[str, str, dict[str, Any]]] = {
     "deberta-v2": ("DebertaV2", "ForMaskedLM", {**TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
+    "deberta-v3": ("DebertaV2", "ForSequenceClassification", DEBERTA_V3),
     "dinov2": ("Dinov2", "ForImageClassification", {**SIZES, "image_size": 8, "patch_size": 4}),
     "vaultgemma": ("VaultGemma", "ForCausalLM", {**GROUPED, "head_dim": 4}),
     "rwkv": ("Rwkv", "ForCausalLM", {"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 29}),

@@ -67,6 +67,19 @@ def test_missing_tensors_without_verification(tmp_path: Path, lost: str, changed
     assert not (tmp_path / "wide").exists()
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"tie_word_embeddings": True}, "different numbers for .* which are one tensor by config.json"),
+        ({"num_hidden_layers": 1}, "is in the files, and by config.json 'model.layers' has 1 layers"),
+    ],
+)
+def test_tensors_that_the_config_does_not_know(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(MupscaleError, match=f"{message}.* do not belong together"):
+        hf.upscale(checkpoint(tmp_path / "small", **changed), tmp_path / "wide", progress=False)
+    assert not (tmp_path / "wide").exists()
+
+
 def test_links_that_lead_out_are_not_copied(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("password")

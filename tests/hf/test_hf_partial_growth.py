@@ -27,6 +27,39 @@ def test_sizes_of_stages_with_heads_in_a_list(tmp_path: Path) -> None:
     assert made.numbers[1] > 3 * made.numbers[0]
 
 
+STAGES = "a list here, .* all stages grow by one whole number, as in times=2"
+
+
+def test_sizes_of_stages_in_a_list(tmp_path: Path) -> None:
+    """They are told in the result and on the card, and what else is asked for gets advice that works."""
+    config = transformers.ConvNextConfig(
+        image_size=16, patch_size=2, depths=[1, 1], hidden_sizes=[8, 12], num_stages=2, num_labels=3
+    )
+    small, wide = tmp_path / "small", tmp_path / "wide"
+    transformers.ConvNextForImageClassification(config).save_pretrained(small)
+    told = str(hf.upscale(small, wide, times=2, progress=False, exact=True))
+    assert "with copies (hidden [8, 12] → [16, 24])" in told
+    assert "hidden size [8, 12] → [16, 24]" in (wide / "README.md").read_text(encoding="utf-8")
+    asked: list[tuple[dict[str, Any], str]] = [
+        ({"hidden": 40}, f"hidden=: the hidden size is {STAGES}"),
+        ({"layers": 8}, "layers in 2 stages or parts, .* which cannot be deepened"),
+        ({"times": 1}, "times=1 changes nothing"),
+    ]
+    for ask, message in asked:
+        with pytest.raises(mu.MupscaleError, match=message):
+            hf.upscale(small, tmp_path / "other", progress=False, **ask)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [({"hidden": 24}, "it must stay: all stages grow by .* times=2"), ({"hidden": 24, "heads": 3}, STAGES)],
+)
+def test_heads_of_stages_in_a_list(asked: dict[str, int], message: str, tmp_path: Path) -> None:
+    transformers.SwinForImageClassification(transformers.SwinConfig(**SWIN)).save_pretrained(tmp_path / "small")
+    with pytest.raises(mu.MupscaleError, match=message):
+        hf.upscale(tmp_path / "small", tmp_path / "wide", progress=False, **asked)
+
+
 @pytest.mark.parametrize(
     ("name", "sizes", "message"),
     [

@@ -580,3 +580,23 @@ def test_a_scale_of_the_models_own_is_left_to_the_wide_model() -> None:
     assert float(mu.widen(narrow, wide, plan).scale) == 4.0  # type: ignore[arg-type]
     with pytest.raises(mu.MupscaleError, match=r"'scale' .* depends on the width and is not saved"):
         mu.plan(narrow, wide)  # nothing shows what makes up for it
+
+
+class NormedTable(nn.Module):
+    """As DeBERTa v3: a table of positions goes through a norm, and then through the projections of queries and keys."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a, self.c = nn.Linear(5, width), nn.Linear(width, 2)
+        self.query, self.key = nn.Linear(width, width), nn.Linear(width, width)
+        self.table, self.norm = nn.Embedding(6, width), nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, table = torch.tanh(self.a(x)), self.norm(self.table.weight)
+        scores = self.query(h) @ (self.key(h) + self.key(table)).T + (self.key(h) @ self.query(table).T).T
+        return self.c(torch.softmax(scores / table.shape[1], -1) @ h)
+
+
+def test_a_norm_of_a_table_divides_nothing() -> None:
+    """The table was divided as what a sum reads, although its norm undoes that, and every guess was refused."""
+    assert learn_roles(NormedTable(4), NormedTable(8), torch.randn(6, 5), {})["table.weight"] == mu.Role(out=1)

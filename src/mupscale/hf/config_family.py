@@ -21,7 +21,7 @@ from mupscale.core import Axis, Constants, Entry, Initial, Plan, Role, Shape, na
 from mupscale.growth import obstacles, without_gains
 from mupscale.hf.building import Config, sketch_model
 from mupscale.hf.config_fields import FIELDS, HEAD_DIM, ffn_that_follows_hidden, parts_of, sizes_of, wide_config
-from mupscale.hf.miniatures import LAYERS, initial_law, moves_outputs, plan_by_miniatures
+from mupscale.hf.miniatures import LAYER, LAYERS, initial_law, moves_outputs, plan_by_miniatures
 from mupscale.hf.multipliers import Times, grown
 from mupscale.planning import with_initial
 from mupscale.system import MupscaleError, checks_arguments, not_advising, setting, show_short
@@ -120,7 +120,7 @@ def plan_for_files(
         if planned is None and entry is None:
             entry = entry_given(str(config.get("model_type")), name, shape, grown_sizes or {})
         if entry is None:
-            raise _cannot_tell(name, shape, names[name], None if planned is None else plan[planned].narrow)
+            raise _cannot_tell(model, name, shape, names[name], None if planned is None else plan[planned].narrow)
         if planned is not None and shape == plan[planned].narrow:
             first = whole.setdefault(planned, name)  # of tied ones, which draw the same noise
             if first != name:
@@ -170,7 +170,7 @@ def _class_with(config: Config, names: Collection[str]) -> str | None:
     return None
 
 
-def _cannot_tell(name: str, shape: Shape, held: InModel, expected: Shape | None) -> MupscaleError:
+def _cannot_tell(model: nn.Module, name: str, shape: Shape, held: InModel, expected: Shape | None) -> MupscaleError:
     if len(held.names) > 1:
         return MupscaleError(
             f"'{name}' of shape {shape} holds {len(held.names)} parameters of the model ('{held.names[0]}', …) in an "
@@ -181,6 +181,13 @@ def _cannot_tell(name: str, shape: Shape, held: InModel, expected: Shape | None)
         return MupscaleError(
             f"'{name}' has shape {shape}, and {expected} by the config: the checkpoint and its config.json do not "
             f"belong together"
+        )
+    own, layer = filter(None, map(LAYER.fullmatch, naming.parameters(model))), LAYER.fullmatch(held.names[0])
+    there = {each["number"] for each in own if layer and each["list"] == layer["list"]}
+    if layer and there and layer["number"] not in there:
+        return MupscaleError(
+            f"'{name}' is in the files, and by config.json '{layer['list']}' has {len(there)} layers: the files and "
+            f"config.json do not belong together"
         )
     return MupscaleError(
         f"'{name}' of shape {shape} is no parameter of the model that config.json names, nor a part of one "

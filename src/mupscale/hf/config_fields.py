@@ -12,7 +12,7 @@ from typing import Any
 
 from mupscale.core import Number
 from mupscale.hf.building import Config, sketch_model, transformers_config
-from mupscale.hf.multipliers import Times, grown, how_to_grow_alike
+from mupscale.hf.multipliers import Times, as_every_stage, grown, how_to_grow_alike
 from mupscale.system import MupscaleError, setting
 
 _FIELDS = {
@@ -97,12 +97,20 @@ def sizes_of(config: Config) -> dict[str, Any]:
 
 def parts_of(config: Config) -> dict[str, int]:
     """hidden, ffn, heads and kv by the first field with a usual name; where there are more, they grow in proportion."""
+    return {part: size for part, size in parts_and_stages(config).items() if isinstance(size, int)}
+
+
+def parts_and_stages(config: Config) -> dict[str, Any]:
+    """The same, and the list where there is one size for each stage."""
     if parts := part_names(config):
-        every = {part: parts_of(part_config(config, part)) for part in parts}
+        every = {part: parts_and_stages(part_config(config, part)) for part in parts}
         return {f"{part}.{name}": size for part, sizes in every.items() for name, size in sizes.items()}
     config = _values(config)
-    named = {part: [config[n] for n in names if isinstance(config.get(n), int)] for part, names in FIELDS.items()}
-    return {part: sizes[0] for part, sizes in named.items() if sizes and is_size(sizes[0])}
+    found = dict[str, Any]()
+    for part, names in FIELDS.items():
+        sizes = [config[name] for name in names if is_size(config.get(name))]
+        found |= {part: next((n for n in sizes if isinstance(n, int)), sizes[0])} if sizes else {}
+    return found
 
 
 def ffn_that_follows_hidden(config: Config, times: Times) -> int | None:
@@ -170,7 +178,7 @@ def _wide_part(given: Config, times: Times) -> dict[str, Any]:
         if known and _takes_size(given, known):
             return _wide_part({**given, **known}, times)
         if times.heads != 1 or times.fresh:  # else heads become wider, if a run shows that they can
-            advice = how_to_grow_alike(config[hidden], config[heads], times) if alike else "let both grow alike"
+            advice = how_to_grow_alike(config[hidden], config[heads], times) if alike else as_every_stage()
             raise MupscaleError(f"head_dim is {hidden} / {heads} here, and it must stay: {advice}")
     if times.ffn not in (1, times.hidden) and not fields["ffn"]:
         raise MupscaleError(

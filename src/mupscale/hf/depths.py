@@ -191,7 +191,12 @@ def _most_layers(config: Config, names: Collection[str], folder: object) -> int:
         numbers.setdefault(match["list"], set()).add(int(match["number"]))
     told = {config[field] for field in LAYERS if isinstance(config.get(field), int)}
     whole = all(found == set(range(len(found))) and len(found) in told for found in numbers.values())
-    if not numbers or not whole or len(numbers) > 1 + bool(config.get("is_encoder_decoder")):
+    if len(numbers) > 1 + bool(config.get("is_encoder_decoder")):
+        raise MupscaleError(
+            f"{folder} has its layers in {len(numbers)} stages or parts, such as {min(numbers)}, which cannot be "
+            "deepened: only one stack of layers can, or an encoder and a decoder"
+        )
+    if not numbers or not whole:
         says = " and ".join(map(str, sorted(told))) or "nothing"
         raise MupscaleError(
             f"the layers of {folder} were not found: its config says {says}, but its files have "

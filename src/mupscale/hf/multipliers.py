@@ -186,11 +186,20 @@ def how_to_grow_alike(hidden: int, heads: int, times: Times) -> str:
     return f"let hidden and heads grow by the same factor, as in {both}"
 
 
-def times_to(wanted: Mapping[str, int], now: Mapping[str, int], *, fresh: bool) -> Times:
+def as_every_stage() -> str:
+    """What to ask for where a config lists a size for each stage."""
+    return f"all stages grow by one whole number, as in {setting('times', 2)}"
+
+
+def times_to(wanted: Mapping[str, int], now: Mapping[str, Any], *, fresh: bool) -> Times:
     """By how much a model of these sizes grows to have the wanted ones; what is not wanted otherwise stays.
 
     fresh: by fresh units, which take any wider size. Key/value heads grow with the heads unless they are named.
     """
+    if stages := [part for part in wanted if isinstance(now.get(part), list | tuple)]:
+        part = stages[0]
+        raise MupscaleError(f"{setting(part)}: the {PARTS[part]} is a list here, {now[part]}, and {as_every_stage()}")
+    now = {part: size for part, size in now.items() if isinstance(size, int)}
     for part, size in wanted.items():
         if part not in now:
             raise MupscaleError(f"{setting(part)}: config.json has no separate field for the {PARTS[part]}")
@@ -250,7 +259,7 @@ def sizes_by_part(sizes: Mapping[str, int | str | Mapping[str, int] | None]) -> 
     return wanted
 
 
-def times_to_parts(wanted: Mapping[str, int], now: Mapping[str, int], *, fresh: bool) -> Times:
+def times_to_parts(wanted: Mapping[str, int], now: Mapping[str, Any], *, fresh: bool) -> Times:
     """The same as times_to, for models of several parts, too, whose sizes have the part's name before them."""
     parts = {name.partition(".")[0]: True for name in now if "." in name}
     if not parts and not any("." in name for name in wanted):
@@ -267,7 +276,7 @@ def times_to_parts(wanted: Mapping[str, int], now: Mapping[str, int], *, fresh: 
     return Times.of_parts({part: times_to(own, _of_part(now, part), fresh=fresh) for part, own in named.items() if own})
 
 
-def _of_part(sizes: Mapping[str, int], part: str) -> dict[str, int]:
+def _of_part(sizes: Mapping[str, Any], part: str) -> dict[str, Any]:
     return {name.removeprefix(f"{part}."): n for name, n in sizes.items() if name.startswith(f"{part}.")}
 
 
@@ -289,5 +298,5 @@ def check_groups(times: Times, now: Mapping[str, int]) -> Times:
     return times
 
 
-def _in_words(now: Mapping[str, int]) -> str:
+def _in_words(now: Mapping[str, Any]) -> str:
     return ", ".join(f"{part} {size}" for part, size in now.items())

@@ -32,7 +32,7 @@ from mupscale.growth import (
 from mupscale.hf import depths
 from mupscale.hf.building import Config
 from mupscale.hf.config_family import ConfigFamily
-from mupscale.hf.config_fields import Sizes, part_names, parts_of
+from mupscale.hf.config_fields import Sizes, part_names, parts_and_stages, parts_of
 from mupscale.hf.multipliers import Times, check_groups, sizes_by_part, times_to_parts
 from mupscale.planning import with_initial
 from mupscale.system import MupscaleError, read_json, replace_text, setting
@@ -404,8 +404,10 @@ def settle_growth(
             f"heads and kv grow"
         )
     fresh = not operator.needs_multiples
+    if fresh and by_how_much == Times() and not wanted:
+        raise MupscaleError(f"{setting('times', 1)} changes nothing: leave it out, or give 2 or more")
     if wanted:
-        by_how_much = times_to_parts(wanted, parts_of(config), fresh=fresh)
+        by_how_much = times_to_parts(wanted, parts_and_stages(config), fresh=fresh)
     else:
         by_how_much = by_how_much.for_units(fresh=fresh)
         by_how_much = check_groups(by_how_much, parts_of(config)) if fresh else by_how_much

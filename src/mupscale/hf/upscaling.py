@@ -19,7 +19,7 @@ from mupscale.growth import Deepen, Fresh, Noise, Operator, SignalNoise, replica
 from mupscale.hf import output_folder
 from mupscale.hf.building import Config, memory_shortage, runs_trusted_code
 from mupscale.hf.config_family import ConfigFamily, check_nothing_missing
-from mupscale.hf.config_fields import Size, parts_of, sizes_of
+from mupscale.hf.config_fields import Size, parts_and_stages, sizes_of
 from mupscale.hf.depths import experts_of, layers_of
 from mupscale.hf.groups import find_optimizer_file, grow_optimizer_file
 from mupscale.hf.multipliers import Times
@@ -243,7 +243,7 @@ def _check(small: Source, out: Path, width: GrowthStep, optimizer: str | Path | 
 def _sizes(before: Config, after: Config) -> dict[str, tuple[int, int]]:
     """Of the parts that can grow, before and after; of layers and experts where there are more."""
     pair = before, after
-    now, then = map(parts_of, pair)
+    now, then = map(parts_and_stages, pair)
     counts = {"layers": [layers_of(one) or 0 for one in pair], "experts": [experts_of(one)[0] for one in pair]}
     grown = {name: (few, many) for name, (few, many) in counts.items() if few != many}
     return {**{part: (size, then[part]) for part, size in now.items()}, **grown}

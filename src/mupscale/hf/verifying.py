@@ -131,6 +131,13 @@ def load_pretrained(
                 f"{folder} {lack} '{names[0]}'{_more(names)}, which {cls.__name__} would fill with random values: the "
                 f"files and config.json do not belong together"
             )
+    loaded, sketch = dict(model.named_parameters(remove_duplicate=False)), building.sketch_model(source.config)
+    for tied in naming.aliases(sketch.named_parameters(remove_duplicate=False)):  # which it unties where values differ
+        if any(loaded.get(name) is not loaded.get(tied[0]) for name in tied):
+            raise MupscaleError(
+                f"{folder} holds different numbers for '{tied[0]}' and '{tied[1]}', which are one tensor by "
+                "config.json (tie_word_embeddings): the files and config.json do not belong together"
+            )
     model = model.eval() if device is None else model.eval().to(device)
     return model, sorted(info.get("unexpected_keys", ()))
 

@@ -485,7 +485,8 @@ class Follower:
             for spot in spots
         ]
         simplest = sorted(spots, key=lambda spot: (spot[0] in self.small.trained, len(grown[spot[0]])))
-        undivided = (None, *simplest) if len(spots) > 1 else (None,)  # a sum over two weights divides one of them
+        # a sum over two weights divides one of them, and a norm of a table none
+        undivided = (None, *simplest) if len(spots) > 1 or not axes else (None,)
         everything: Iterator[Any] = itertools.product(self._outputs(grown, spots, hints), *options, undivided)
         for outputs, *orders, not_summed in everything:
             chosen = dict(zip(spots, orders, strict=True))
