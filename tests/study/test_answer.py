@@ -89,7 +89,7 @@ def test_two_ways_to_grow_that_end_alike_are_both_growing() -> None:
     assert answer["winner"] is None
     assert answer["decision"] == "grow"
     ways = ["with fresh units", "from copies"][:: 1 if answer["grown"] == "fresh" else -1]
-    told = f"Grow it, {' or '.join(ways)} (the seeds do not tell them apart): the same loss for"
+    told = f"Grow it, {' or '.join(ways)} (the seeds do not tell them apart). Growing {ways[0]}: the same loss"
     assert answer["sentence"].startswith(told)
 
 

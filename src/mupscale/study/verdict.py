@@ -207,7 +207,8 @@ def _write_sentence(runs: SystemRuns, finals: Mapping[str, float], values: Mappi
         where = "at every budget" if always else "though it is lower at small budgets"
         higher = words.format_share(1 / (1 + values["above_continued"]) - 1)
         parts.append(f"continuing the base model ends {higher} higher, {where}")
-    return f"{advice}: {'; '.join(parts)}." if parts else f"{advice}."
+    whose = f". {first.phrase.capitalize()}" if alike else ""  # the figures are of one of them
+    return f"{advice}{whose}: {'; '.join(parts)}." if parts else f"{advice}."
 
 
 # ---------------------------------------------------------------------------------------------- as the paper counts
