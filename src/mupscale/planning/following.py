@@ -156,7 +156,6 @@ def _copies(axes: Axes) -> float:
 
 
 Dim = tuple[str, int]
-Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -176,25 +175,6 @@ class Guess:
     def fold(self, name: str) -> float:
         """The constant folded into a parameter."""
         return self.folds.get(name, (1.0, 0.0))[0]
-
-
-def guess_with_roles(guess: Guess, roles: Mapping[str, Role], narrow: Tensors, wide: Tensors) -> Guess:
-    """The guess with the orders and constants of these roles, which are by name; not with those that do not fit."""
-    axes, folds = dict(guess.axes), dict(guess.folds)
-    for name, role in roles.items():
-        if name not in narrow or not role.fits(narrow[name].dim()):
-            continue
-        small, large = narrow[name].shape, wide[name].shape
-        times = {d: large[d] // small[d] for d in growing_dims(small, large) or ()}
-        out, in_ = ([d for d in side if d in times] for side in role.dims(len(small)))
-        given = {d: replace(role.out_axis.at(small[d]), times=times[d]) for d in out}
-        given |= {d: replace(role.in_axis, times=times[d]) for d in in_}
-        axes |= {(name, d): axis for d, axis in given.items() if axis in possible_axes(small[d], large[d], [axis])}
-        multiples = [math.prod(times[d] for d in side) for side in (out, in_)]
-        fold = float(role.fold(*multiples) if callable(role.fold) else role.fold)
-        if fold != 1:
-            folds[name] = fold, float(role.offset)
-    return replace(guess, axes=axes, folds=folds)
 
 
 @dataclass(frozen=True)
@@ -953,13 +933,13 @@ def roles_by_running(
     first_names = {alias: group[0] for group in naming.aliases(all_tensors(narrow).items()) for alias in group}
     guess = Guess(own_constants=own_constants)
     if given is not None:
-        told = {first_names[name]: role for name in reversed(first_names) if (role := find_role(given, name))}
         with suppress(MupscaleError):
             plan = build_plan(narrow, wide, roles=given, assume=True)
-            entries = {**plan.buffers, **plan.parameters}.items()
-            axes = {(name, d): axis for name, entry in entries for d, axis in entry.axes.items() if axis.times != 1}
-            guess = replace(guess, axes=axes)
-        guess = guess_with_roles(guess, told, saved_tensors(search.small), saved_tensors(search.large))
+            entries = {**plan.buffers, **plan.parameters}
+            axes = {(name, d): a for name, entry in entries.items() for d, a in entry.axes.items() if a.times != 1}
+            told = {n: e for n, e in entries.items() if any(find_role(given, alias) for alias in e.names)}
+            folds = {name: (float(e.fold), float(e.offset)) for name, e in told.items() if e.fold != 1}
+            guess = replace(guess, axes=axes, folds=folds)
     error = None
     for products in (False, True):
         try:
