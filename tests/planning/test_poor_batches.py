@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from exactness import assert_exact
+from mupscale.growth import find_writers
 from mupscale.models import MLP
-from mupscale.planning import Trials, find_writers, in_double
+from mupscale.planning import Trials, in_double
 from patterns import PATTERNS
 from poor_batches import CASES, GPT, VOCAB, Branch, Case, TurnedDim, poor_batches
 

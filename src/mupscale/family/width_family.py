@@ -23,9 +23,11 @@ from mupscale.growth import (
     Grow,
     Noise,
     Operator,
+    Writers,
     cannot_be_identity,
     choose_operator,
     find_block_lists,
+    find_writers,
     is_replica,
     plan_depth,
     refuse_idle_operator,
@@ -35,10 +37,8 @@ from mupscale.growth import (
 )
 from mupscale.optim import make_optimizer, param_groups
 from mupscale.planning import (
-    Writers,
     all_tensors,
     check_not_empty,
-    find_writers,
     take_modes,
 )
 from mupscale.system import MupscaleError, NotNegative, UncheckedPlan, checks_arguments, warn

@@ -12,6 +12,7 @@ draws            normal numbers that follow from a seed and a name
 noise            what makes copies differ from each other, and the size of a weight that it may be relative to
 upscaling        all of it in one call
 experts          which tensor each expert of a mixture is a copy of, and what its router is
+residual_branches  what in a block writes into the residual stream
 depth_plans      which blocks a deep model has more of, what new ones are, and which tensor each is made of
 """
 
@@ -53,6 +54,7 @@ from mupscale.growth.optimizer_state import (
     what_is_foreign,
     widen_optimizer,
 )
+from mupscale.growth.residual_branches import Writers, find_writers
 from mupscale.growth.running_statistics import measure_statistics
 from mupscale.growth.upscaling import grow_optimizer, upscale, upscale_untried
 from mupscale.growth.writing import check_written, materialize, perturb, refuse_nonfinite, widen
@@ -79,6 +81,7 @@ __all__ = [
     "Region",
     "SignalNoise",
     "Stack",
+    "Writers",
     "as_noise",
     "cannot_be_identity",
     "check_operator",
@@ -87,6 +90,7 @@ __all__ = [
     "choose_operator",
     "draw_normal",
     "find_block_lists",
+    "find_writers",
     "gain_factor",
     "grow_optimizer",
     "grow_state",

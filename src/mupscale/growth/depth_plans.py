@@ -34,8 +34,9 @@ from mupscale.core import (
     tidy,
 )
 from mupscale.growth.fresh import Fresh
+from mupscale.growth.residual_branches import Writers, find_writers
 from mupscale.growth.writing import SAME, distance, grown_in_float64
-from mupscale.planning import Writers, find_writers, run_in_float64, tensors_in
+from mupscale.planning import run_in_float64, tensors_in
 from mupscale.system import MupscaleError, checks_arguments
 
 

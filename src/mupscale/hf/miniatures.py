@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 
 from mupscale import planning
 from mupscale.core import Plan, Role, Shape, naming
-from mupscale.growth import Copies, Fresh, upscale_untried
+from mupscale.growth import Copies, Fresh, find_writers, upscale_untried
 from mupscale.hf.building import (
     IN_MEMORY,
     Batch,
@@ -290,7 +290,7 @@ def _writers(config: str) -> tuple[dict[str, Shape], dict[str, float], dict[str,
     shapes = _shapes(model)
     matches = filter(None, map(LAYER.fullmatch, naming.parameters(model)))
     paths = list(dict.fromkeys(f"{match['list']}.{match['number']}" for match in matches))
-    writers, reasons = planning.find_writers(model, paths, batch)
+    writers, reasons = find_writers(model, paths, batch)
     return shapes, {f"{p}.{local}": value for p, each in writers.items() for local, value in each.items()}, reasons
 
 

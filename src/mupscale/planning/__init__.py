@@ -10,7 +10,6 @@ trials             what a plan is tried on: the batch, and a stronger one where 
 silent_units       the wide model with the old units alone: where it differs, and what that shows for fresh units
 miniatures         small models in place of large ones, and models at sizes between two others
 initial            the standard deviations and means of a fresh initialisation
-residual_branches  what in a block writes into the residual stream
 """
 
 from mupscale.planning.comparing import find_parting, is_large, relative_difference
@@ -30,7 +29,6 @@ from mupscale.planning.making_plans import (
     warn_of_growing_outputs,
 )
 from mupscale.planning.miniatures import Miniature, Resizing, roles_of
-from mupscale.planning.residual_branches import Writers, find_writers
 from mupscale.planning.role_registry import register_roles
 from mupscale.planning.silent_units import (
     check_silent_units,
@@ -39,14 +37,19 @@ from mupscale.planning.silent_units import (
     with_keeps,
 )
 from mupscale.planning.tracing import (
+    Call,
     KeepDouble,
+    Operation,
+    RecordedRun,
     Recorder,
+    Ref,
     call_arguments,
     check_takes,
     computed_tensors,
     has_length_one,
     in_double,
     in_float64,
+    record_run,
     run_in_float64,
     run_on_batch,
     runs_norms,
@@ -57,13 +60,16 @@ from mupscale.planning.tracing import (
 from mupscale.planning.trials import Trials, check_not_empty
 
 __all__ = [
+    "Call",
     "How",
     "KeepDouble",
     "Miniature",
+    "Operation",
+    "RecordedRun",
     "Recorder",
+    "Ref",
     "Resizing",
     "Trials",
-    "Writers",
     "all_tensors",
     "bare_norms",
     "build_plan",
@@ -77,7 +83,6 @@ __all__ = [
     "find_parting",
     "find_past_norms",
     "find_uneven",
-    "find_writers",
     "has_length_one",
     "in_double",
     "in_float64",
@@ -87,6 +92,7 @@ __all__ = [
     "keeps_outputs",
     "learn_roles",
     "plan",
+    "record_run",
     "register_roles",
     "relative_difference",
     "roles_for_any_width",

@@ -616,17 +616,16 @@ def operations_before(follower: Follower, position: int, wanted: Collection[int]
 
     wanted: the numbers of some of the arguments, where not all are meant.
     """
-    operations = follower.small.run.operations
-    makers = {number: i for i, op in enumerate(operations[:position]) for number in op.results if number is not None}
+    run, operations = follower.small.run, follower.small.run.operations
     if wanted is None:
         is_output = position >= len(operations)
-        wanted = [follower.small.run.outputs[position - len(operations)]] if is_output else operations[position].refs
-    waiting = {makers[number] for number in wanted if number in makers}
+        wanted = [run.outputs[position - len(operations)]] if is_output else operations[position].refs
+    waiting = {made for number in wanted if (made := run.maker(number, position)) is not None}
     while waiting:
         latest = max(waiting)
         waiting.remove(latest)
         yield latest
-        waiting |= {makers[number] for number in operations[latest].refs if makers.get(number, latest) < latest}
+        waiting |= {made for n in operations[latest].refs if (made := run.maker(n, latest)) is not None}
 
 
 class SourceUnits:

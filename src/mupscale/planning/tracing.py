@@ -271,6 +271,19 @@ class RecordedRun:
     inputs: set[int] = field(default_factory=set)
     outputs: list[int] = field(default_factory=list)
 
+    @cached_property
+    def _makers(self) -> dict[int, list[int]]:
+        makers: dict[int, list[int]] = {}
+        for position, operation in enumerate(self.operations):
+            for number in operation.results:
+                if number is not None:
+                    makers.setdefault(number, []).append(position)
+        return makers
+
+    def maker(self, number: int, before: int) -> int | None:
+        """The operation that last returned a tensor, or wrote into it, ahead of another operation."""
+        return next((position for position in reversed(self._makers.get(number, ())) if position < before), None)
+
 
 def record_run(model: nn.Module, inputs: Any, noted: Collection[str] = ()) -> OperationRecorder:
     """Run the model on a batch and note every tensor operation. noted: the paths of modules whose calls are, too."""

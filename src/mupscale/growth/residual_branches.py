@@ -11,40 +11,31 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mupscale.core import naming
-from mupscale.planning.tracing import Call, Operation, RecordedRun, Ref, in_float64, record_run
-from mupscale.planning.trials import check_not_empty
+from mupscale.planning import Call, Operation, RecordedRun, Ref, check_not_empty, in_float64, record_run
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # which have no forward pass of their own
 
 
 @dataclass
 class MarkedRun:
-    """A recorded run, its blocks in the order in which they ran, and where each tensor is returned or written into."""
+    """A recorded run, its tensors, and its blocks in the order in which they ran."""
 
     run: RecordedRun
     blocks: list[Call]
     values: dict[int, Tensor]
-    makers: dict[int, list[int]] = field(default_factory=dict)
-    last_uses: dict[int, int] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        for position, operation in enumerate(self.run.operations):
-            self.last_uses |= dict.fromkeys(operation.refs, position)
-            for number in operation.results:
-                if number is not None:
-                    self.makers.setdefault(number, []).append(position)
-
-    def maker(self, number: int, before: int) -> int | None:
-        """The operation that last returned a tensor, or wrote into it, ahead of another operation."""
-        earlier = [position for position in self.makers.get(number, ()) if position < before]
-        return earlier[-1] if earlier else None
+    @cached_property
+    def last_uses(self) -> dict[int, int]:
+        """By tensor, the last operation that it is an argument of."""
+        return {number: at for at, operation in enumerate(self.run.operations) for number in operation.refs}
 
     def streams(self, block: Call) -> list[int]:
         """Of what a block returns, the stream, and what else is carried on from block to block beside it.
@@ -227,7 +218,7 @@ class _Walk:
 
     def _branches(self, number: int, before: int) -> list[tuple[int, int]]:
         """What is added to the stream on its way from the input to this tensor."""
-        position = self.marked.maker(number, before)
+        position = self.marked.run.maker(number, before)
         if position is None or position < self.block.first:
             if number in self.block.given:
                 return []
@@ -262,7 +253,7 @@ class _Walk:
 
     def _written_by(self, number: int, before: int) -> Writers:
         """The parameters that this tensor is zero without."""
-        position = self.marked.maker(number, before)
+        position = self.marked.run.maker(number, before)
         if position is None or position < self.block.first:
             roots = self._own(self._roots(number, before))
             if roots or not bool(self.marked.values[number].any()):
@@ -300,7 +291,7 @@ class _Walk:
     def _roots(self, number: int, before: int) -> Writers:
         """The parameters that a tensor follows from without the batch, and at which value of theirs it is zero."""
         name = self.marked.run.names.get(number)
-        position = self.marked.maker(number, before)
+        position = self.marked.run.maker(number, before)
         if position is None:
             is_parameter = name is not None and isinstance(self.marked.values[number], nn.Parameter)
             return {name: 0.0} if name is not None and is_parameter else {}
