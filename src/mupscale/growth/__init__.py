@@ -56,7 +56,7 @@ from mupscale.growth.optimizer_state import (
 )
 from mupscale.growth.residual_branches import Writers, find_writers
 from mupscale.growth.running_statistics import measure_statistics
-from mupscale.growth.upscaling import grow_optimizer, upscale, upscale_untried
+from mupscale.growth.upscaling import grow_optimizer, upscale, upscale_untried, with_measured_initial
 from mupscale.growth.writing import check_written, materialize, perturb, refuse_nonfinite, widen
 
 __all__ = [
@@ -119,6 +119,7 @@ __all__ = [
     "widen",
     "widen_optimizer",
     "with_depth",
+    "with_measured_initial",
     "without_gains",
     "word_in_table",
     "word_of_operator",

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mupscale.core import Plan, RuleSet, gather_whole, is_sharded, naming
+from mupscale.core import Initial, Plan, RuleSet, gather_whole, is_sharded, naming
 from mupscale.growth.copies import Copies, is_replica, replica_in_words
 from mupscale.growth.depth_plans import (
     DepthOperator,
@@ -289,10 +289,19 @@ def _checked(plan: Plan, wide: nn.Module, operator: Operator) -> Plan:
         values = {name: gather_whole(p.detach()) for name, p in naming.parameters(wide).items()}
         if all(not value.is_meta and bool(value.isfinite().all()) for value in values.values()):
             draw = {name: nn.Parameter(value, requires_grad=False) for name, value in values.items()}
-            stds = initial_std([draw])
-            plan = plan.with_initial("std", stds).with_initial("means", initial_means([draw], stds))
+            plan = with_measured_initial(plan, [draw])
     check_operator(operator, plan)
     return plan
+
+
+def with_measured_initial(plan: Plan, draws: list[dict[str, nn.Parameter]]) -> Plan:
+    """The plan with the initial values of parameters, as draws of them show."""
+    stds = initial_std(draws)
+    laws = {
+        name: replace(plan.initial.get(name, Initial()), std=stds[name], means=means)
+        for name, means in initial_means(draws, stds).items()
+    }
+    return replace(plan, initial={**plan.initial, **laws})
 
 
 def _can_copy(narrow: nn.Module, wide: nn.Module, inputs: Any) -> bool:

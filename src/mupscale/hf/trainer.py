@@ -31,7 +31,7 @@ from mupscale.hf.output_folder import CARD_FILE, OPTIMIZER_FILE, sizes_in_words,
 from mupscale.hf.record import GrowthStep, PlannedGrowth, Record, plan_growths, settle_growth
 from mupscale.hf.source import open_source
 from mupscale.hf.verifying import load_pretrained
-from mupscale.optim import DECAY_RULE, FROM_GROUP, clip_grad_norm_, following_rules, widen_scheduler
+from mupscale.optim import DECAY_RULE, FROM_GROUP, Schedule, clip_grad_norm_, following_rules, widen_scheduler
 from mupscale.system import (
     MupscaleError,
     Must,
@@ -45,7 +45,6 @@ from mupscale.system import (
     replace_text,
     warn,
 )
-from mupscale.train import Schedule
 
 _THEIRS = "_mupscale_max_grad_norm"
 

@@ -5,7 +5,7 @@ group_builder  parameters collected into groups
 groups         groups and optimizers for a model, and for a wide model from a narrow one's optimizer
 muon_with_adamw  Muon for hidden matrices and AdamW for the rest, as one optimizer
 clipping       clipping by a norm that does not depend on the width
-schedulers     a schedule carried over to a wide optimizer
+schedulers     the course of a rate over a run; a schedule carried over to a wide optimizer
 """
 
 from mupscale.optim.clipping import clip_grad_norm_, watch_first_steps
@@ -31,7 +31,7 @@ from mupscale.optim.groups import (
 )
 from mupscale.optim.muon_with_adamw import MuonAdamW, muon_groups
 from mupscale.optim.optimizer_traits import Traits, known_traits, register_optimizer, traits_of
-from mupscale.optim.schedulers import load_schedule, saved_schedule, widen_scheduler
+from mupscale.optim.schedulers import Schedule, load_schedule, saved_schedule, widen_scheduler
 
 __all__ = [
     "DECAY_RULE",
@@ -39,6 +39,7 @@ __all__ = [
     "NORM_FACTOR",
     "GroupBuilder",
     "MuonAdamW",
+    "Schedule",
     "Traits",
     "change_of_decay",
     "clip_grad_norm_",

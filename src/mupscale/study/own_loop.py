@@ -30,8 +30,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from mupscale import checkpoint
 from mupscale.core import WholeWidth, Width, naming
 from mupscale.family import Family
-from mupscale.models import count_flops
-from mupscale.planning import call_arguments
 from mupscale.study.contenders import contenders_named
 from mupscale.study.family_run import FamilySettings, run_family
 from mupscale.study.pay import run_pay
@@ -49,6 +47,7 @@ from mupscale.train import (
     RunState,
     Schedule,
     Spec,
+    cost_of_call,
     find_checkpoint,
     grow_model,
     sizes_like,
@@ -282,9 +281,9 @@ class _LoopGround(Ground):
         if not rows:
             raise MupscaleError("a study counts FLOPs: give the family a batch (inputs=), or the loop flops=")
         for build, place in ((family.sketch, "meta"), (family.build, "cpu")):
-            args, named = call_arguments(tree_map_only(Tensor, partial(torch.Tensor.to, device=place), family.inputs))
+            inputs = tree_map_only(Tensor, partial(torch.Tensor.to, device=place), family.inputs)
             with suppress(Exception), seeded(0):  # a model that needs values
-                return count_flops(build(width), *args, **named) / rows * self.recipe.batch
+                return cost_of_call(build(width), inputs) / rows * self.recipe.batch
         raise MupscaleError("the FLOPs of the model cannot be counted on the family's inputs: give the loop flops=")
 
     def make_trainer(self, *given: Any, **more: Any) -> Trainer:

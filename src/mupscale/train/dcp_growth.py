@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Entry, Initial, Plan, Shape, TensorSource, Width, check_dtype, check_same_names, naming
+from mupscale.core import Entry, Plan, Shape, TensorSource, Width, check_dtype, check_same_names, naming
 from mupscale.family import BuiltMembers, Family
 from mupscale.growth import (
     DEPTH_OPERATORS,
@@ -39,9 +39,9 @@ from mupscale.growth import (
     plan_experts,
     refuse_nonfinite,
     shape_of_state,
+    with_measured_initial,
 )
 from mupscale.optim import NORM_FACTOR, GroupBuilder, recognise_optimizer, traits_of
-from mupscale.planning import initial_means, initial_std
 from mupscale.system import (
     MupscaleError,
     appearing,
@@ -182,8 +182,6 @@ def _with_new_values(plan: Plan, mixture: BuiltMembers, sizes: Mapping[str, int]
     drawn = [name for name in new if plan[name].source.kind == "drawn" and not plan.initial.get(name)]
     models = [mixture.drawn_alone(sizes, seed, drawn) for seed in range(2)]
     draws = [{name: naming.parameters(model)[name] for name in drawn} for model in models]
-    stds = initial_std(draws)
-    laws = {name: Initial(stds[name], means) for name, means in initial_means(draws, stds).items()}
     buffers = dict(plan.buffers)
     for name, buffer in naming.buffers(models[0]).items():
         if new and name not in buffers and name in models[0].state_dict():
@@ -191,7 +189,7 @@ def _with_new_values(plan: Plan, mixture: BuiltMembers, sizes: Mapping[str, int]
                 raise MupscaleError(f"the buffer '{name}' of the mixture is not constant: its values are unknown")
             source = TensorSource(plan.sources[new[0]].name, "silent", float(values))
             buffers[name] = Entry(plan[new[0]].narrow, tuple(buffer.shape), names=(name,), source=source)
-    return replace(plan, buffers=buffers, initial={**plan.initial, **laws})
+    return with_measured_initial(replace(plan, buffers=buffers), draws)
 
 
 @dataclass(frozen=True)
