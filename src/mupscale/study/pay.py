@@ -260,8 +260,9 @@ class PayStudy:
     def _other_small_widths(self) -> str:
         """Whose the small widths are, and what to give."""
         if self.settings.widths:
-            double = Width.of(self.system.narrow).times(2)
-            return f"give other small widths in {recipe_entry('study.widths')}, or grow to a multiple, such as {double}"
+            other, narrow = f"give other small widths in {recipe_entry('study.widths')}", Width.of(self.system.narrow)
+            between = any(ratio % 1 for ratio in Width.of(self.system.wide).ratio_to(narrow).values())
+            return f"{other}, or grow to a multiple, such as {narrow.times(2)}" if between else other
         return (
             f"the small widths are parts of {Width.of(self.system.narrow)} that the model can have; to "
             f"choose them yourself, give {recipe_entry('study.widths')}"
