@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import argparse
 import collections
-import resource
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -55,21 +53,16 @@ def cost(widths: list[int], layers: int) -> None:
 
 @contextmanager
 def peak_memory() -> Iterator[list[int]]:
-    """By how many bytes the memory of this process grows at most, once it is left; Linux tells it."""
-    most, ends, pages = [0], threading.Event(), Path("/proc/self/statm")
-    before = int(pages.read_text().split()[1])
+    """By how many bytes the memory of this process grows at most, once it is left; Linux notes its peak."""
 
-    def watch() -> None:
-        while not ends.wait(0.01):
-            most[0] = max(most[0], (int(pages.read_text().split()[1]) - before) * resource.getpagesize())
+    def noted(field: str) -> int:
+        line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+        return 1024 * int(line.split()[1])
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield most
-    finally:
-        ends.set()
-        watcher.join()
+    Path("/proc/self/clear_refs").write_text("5")  # forgets earlier peaks
+    before, most = noted("VmRSS"), [0]
+    yield most
+    most[0] = noted("VmHWM") - before
 
 
 def seconds_of(action: Callable[[], object]) -> float:
