@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from mupscale.core import Plan, copy_into, gather_whole, laid_out_like, naming
 from mupscale.growth import what_is_foreign
-from mupscale.optim import load_schedule, saved_schedule
+from mupscale.optim import load_schedule, saved_schedule, watch_first_steps
 from mupscale.system import (
     MupscaleError,
     check_tensors,
@@ -160,6 +160,7 @@ def load(
             raise MupscaleError(f"{path} holds no optimizer state; load it without an optimizer")
         count = len(optimizer.param_groups)
         load_optimizer_state(checkpoint.optimizer, optimizer)
+        watch_first_steps(optimizer)  # a loop that goes on in another process may go on as before the growth, too
         has_scheduler = hasattr(optimizer.step, "_wrapped_by_lr_sched")
         if scheduler is None and has_scheduler and count != len(optimizer.param_groups):
             warn(

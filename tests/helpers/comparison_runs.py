@@ -42,7 +42,9 @@ def compare_quietly(folder: Path, of: Recipe | None = None, how: StudySettings |
 
 def facts(summary: StudySummary) -> dict[str, Any]:
     """All of a summary but the clock, its name and the part of costs that a kill has paid twice."""
-    values: dict[str, Any] = json.loads(json.dumps(asdict(summary)))
+    values: dict[str, Any] = json.loads(
+        json.dumps(asdict(summary)).replace("StudySettings.", "study.")
+    )  # as a command says it
     return {name: value for name, value in values.items() if name not in ("name", "command", "stages")}
 
 

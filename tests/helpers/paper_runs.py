@@ -111,7 +111,9 @@ def read(folder: Path) -> StudySummary:
 
 def facts(summary: StudySummary) -> dict[str, Any]:
     """All of a summary but the clock, its name, and where sweeps are kept."""
-    values: dict[str, Any] = json.loads(json.dumps(asdict(summary)))
+    values: dict[str, Any] = json.loads(
+        json.dumps(asdict(summary)).replace("StudySettings.", "study.")
+    )  # as a command says it
     del values["settings"]["storage"]
     for part in (*values["stages"], *values["tuned"]):
         del part["seconds"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,10 +96,17 @@ def test_what_an_optimizer_cannot_tell_is_refused() -> None:
         mu.clip_grad_norm_(model, 1.0, optimizer)
 
 
-def test_torchs_clipping_of_a_grown_model_is_noticed_once(batch: tuple[Tensor, Tensor]) -> None:
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_torchs_clipping_of_a_grown_model_is_noticed_once(
+    batch: tuple[Tensor, Tensor], is_loaded: bool, tmp_path: Path
+) -> None:
     narrow = net(8)
     optimizer: Optimizer | None = torch.optim.SGD(narrow.parameters(), lr=0.01)
     wide, optimizer = mu.upscale(narrow, net(16), optimizer=optimizer, inputs=batch[0])
+    if is_loaded:  # as in another process
+        path = mu.save(tmp_path / "wide.safetensors", wide, optimizer, mu.plan(narrow, wide, inputs=batch[0]))
+        optimizer = torch.optim.SGD(mu.param_groups(wide, mu.load(path).plan, torch.optim.SGD, lr=0.01))
+        mu.load(path, wide, optimizer)
     for clip in (by_optimizer, lambda model, optimizer: None):
         for _ in range(4):
             step(wide, optimizer, batch, clip)

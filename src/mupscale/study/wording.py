@@ -11,7 +11,7 @@ from mupscale.core import Width
 from mupscale.study.contenders import COPIES, COPIES_OWN, FROM_SCRATCH, contender_named
 from mupscale.study.forecast import COST_ROWS, LOSS_ROW
 from mupscale.study.results import Card, ContenderRuns, Curve, PageTable, StudySummary, SystemRuns
-from mupscale.study.verdict import CostRatio
+from mupscale.study.verdict import CostRatio, is_clear
 from mupscale.system import MupscaleError, words
 
 
@@ -213,9 +213,12 @@ def _break_evens(answer: Mapping[str, Any], large: SystemRuns) -> Iterator[str]:
         if even["kind"] == "never":
             yield f"{grown.capitalize()} ends lower than {what} at none of these budgets."
             continue
+        pair = large.get(answer["grown"]), large.get(rival)
+        mean = " on the mean, though seeds do not tell them apart at the full budget"
+        mean = mean if large.seeds > 1 and pair[0] and pair[1] and not is_clear(pair[0], pair[1]) else ""
         charged = " (base model's cost included)" if "charged" in ways else ""
         start = f"From {format_cost(large, even['cost'] or 0.0)} on{charged}"
-        yield f"{'At every budget' if even['kind'] == 'always' else start}, {grown} ends lower than {what}."
+        yield f"{'At every budget' if even['kind'] == 'always' else start}, {grown} ends lower than {what}{mean}."
 
 
 def _pay_measuring(summary: StudySummary) -> Iterator[str]:
