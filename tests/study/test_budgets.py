@@ -52,7 +52,8 @@ def test_break_even() -> None:
     at = find_break_even(FALLING, flat)
     assert at.kind == "from"
     assert at.cost == pytest.approx(math.sqrt(10))
-    assert find_break_even(flat, FALLING) == BreakEven("never")
+    assert find_break_even(flat, FALLING) == BreakEven("early")  # it is lower at the lowest cost
+    assert find_break_even([(cost, loss + 9) for cost, loss in flat], FALLING) == BreakEven("never")
     assert find_break_even([(cost, loss - 5) for cost, loss in flat], FALLING) == BreakEven("always", 1.0)
     assert find_break_even(FALLING, [(1000.0, 1.0)]) == BreakEven("unknown")
 

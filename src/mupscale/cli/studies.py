@@ -287,7 +287,7 @@ def sweep_command(words: list[str]) -> int:
         for sentence in sweep_remarks(sweep):
             show(f"{sweep.name}: {sentence}")
     choice = tuned.choice
-    chosen = f"learning rate {choice.base_lr:g}; to grow from copies: noise {choice.noise:g}, lr {choice.lr:g}"
+    chosen = f"learning rate {choice.base_lr:g}; to grow: noise {choice.noise:g}, lr {choice.lr:g}"
     if settings.embeddings:
         chosen += f"; rules.embeddings {tuned.recipe.rules.embeddings:g}"
     show(*tuned.sentences, *tuned.remarks, f"For the large models: {chosen}")

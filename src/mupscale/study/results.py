@@ -212,11 +212,11 @@ class PageTable:
 class BreakEven:
     """From which cost on one contender is lower than another.
 
-    kind: always (at the lowest cost that both have, too), from (from `cost` on), never (not at the highest either), or
-    unknown (they have no costs in common).
+    kind: always (at the lowest cost that both have, too), from (from `cost` on), early (at lower costs, and not at the
+    highest), never, or unknown (they have no costs in common).
     """
 
-    kind: Literal["always", "from", "never", "unknown"]
+    kind: Literal["always", "from", "early", "never", "unknown"]
     cost: Positive | None = None
 
 

@@ -94,7 +94,7 @@ def find_break_even(points: Points, other: Points) -> BreakEven:
     if not gaps:
         return BreakEven("unknown")
     if gaps[-1][1] >= 0:
-        return BreakEven("never")
+        return BreakEven("early" if any(gap < 0 for _, gap in gaps) else "never")
     last = max((number for number, (_, gap) in enumerate(gaps) if gap >= 0), default=None)
     if last is None:
         return BreakEven("always", gaps[0][0])

@@ -210,8 +210,11 @@ def _break_evens(answer: Mapping[str, Any], large: SystemRuns) -> Iterator[str]:
         if even["kind"] == "unknown":
             yield f"{grown.capitalize()} and {what} were not measured at a common cost, so they cannot be compared."
             continue
-        if even["kind"] == "never":
-            yield f"{grown.capitalize()} ends lower than {what} at none of these budgets."
+        if even["kind"] in ("never", "early"):
+            where = (
+                "at smaller budgets, and not at the full one" if even["kind"] == "early" else "at none of these budgets"
+            )
+            yield f"{grown.capitalize()} ends lower than {what} {where}."
             continue
         pair = large.get(answer["grown"]), large.get(rival)
         mean = " on the mean, though seeds do not tell them apart at the full budget"
