@@ -22,10 +22,11 @@ import mupscale as mu
 from mupscale import hf
 from mupscale.hf import groups as training
 from mupscale.hf.config_family import ConfigFamily
-from mupscale.hf.groups import SavedOptimizer, grow_optimizer_file, match_plan, read_optimizer
+from mupscale.hf.groups import grow_optimizer_file, match_plan
 from mupscale.hf.multipliers import Times
 from mupscale.hf.record import GrowthStep, Record, plan_growths
 from mupscale.hf.source import Source, open_source
+from mupscale.optim import SavedOptimizer, decay_groups, read_optimizer
 from slow_cases import with_slow
 
 TWICE = Times.of(2)
@@ -265,7 +266,7 @@ def test_the_trainers_own_file_goes_on_exactly(tied: bool, tmp_path: Path, doubl
 
 def decayed(model: nn.Module, decay: float) -> list[dict[str, Any]]:
     """The Trainer's groups."""
-    return [{**g, "params": [model.get_parameter(n) for n in g["params"]]} for g in training.decay_groups(model, decay)]
+    return [{**g, "params": [model.get_parameter(n) for n in g["params"]]} for g in decay_groups(model, decay)]
 
 
 def test_a_plain_optimizer_with_param_groups_takes_the_file(case: Case) -> None:
@@ -273,7 +274,7 @@ def test_a_plain_optimizer_with_param_groups_takes_the_file(case: Case) -> None:
     case.trained(steps=3, groups=decayed(case.small, 0.1), eps=1e-6)
     found = case.widened()
     Record(case.source.config, (GrowthStep(TWICE),)).save(case.folder)
-    decay = training.decay_groups(case.wide, 0.1)
+    decay = decay_groups(case.wide, 0.1)
     made = training.param_groups(case.folder, case.wide, torch.optim.AdamW, lr=1e-2, eps=1e-6, groups=decay)
     plain = torch.optim.AdamW(made)
     before = plain.state_dict()["param_groups"]

@@ -20,6 +20,7 @@ from mupscale.hf.groups import match_plan
 from mupscale.hf.multipliers import Times
 from mupscale.hf.record import GrowthStep, Record
 from mupscale.hf.trainer import Clip
+from mupscale.optim import decay_groups
 from slow_cases import with_slow
 
 ARCHITECTURES = {
@@ -103,16 +104,14 @@ def trained(model: nn.Module, args: Any, **more: Any) -> list[float]:
 
 
 def ours(folder: Path, model: nn.Module, **more: Any) -> torch.optim.Optimizer:
-    decay = training.decay_groups(model, DECAY)
+    decay = decay_groups(model, DECAY)
     groups = training.param_groups(folder, model, torch.optim.AdamW, lr=LR, eps=EPS, groups=decay, **more)
     return torch.optim.AdamW(groups)
 
 
 def plain_adamw(model: nn.Module) -> torch.optim.Optimizer:
     """The Trainer's groups for a model that did not grow."""
-    groups = [
-        {**g, "params": [model.get_parameter(n) for n in g["params"]]} for g in training.decay_groups(model, DECAY)
-    ]
+    groups = [{**g, "params": [model.get_parameter(n) for n in g["params"]]} for g in decay_groups(model, DECAY)]
     return torch.optim.AdamW(groups, lr=LR, eps=EPS)
 
 
@@ -286,7 +285,7 @@ def test_decay_groups_are_the_trainers(name: str) -> None:
     model = models.build(config_of(name))
     decayed = transformers.Trainer.get_decay_parameter_names(None, model)
     every = [n for n, p in model.named_parameters() if p.requires_grad]  # Whisper's positions are frozen
-    with_decay, without = training.decay_groups(model, 0.1)
+    with_decay, without = decay_groups(model, 0.1)
     assert with_decay == {"params": [n for n in every if n in decayed], "weight_decay": 0.1}
     assert without == {"params": [n for n in every if n not in decayed], "weight_decay": 0.0}
     assert with_decay["params"]
@@ -296,7 +295,7 @@ def test_decay_groups_are_the_trainers(name: str) -> None:
 def test_decay_groups_leave_frozen_parameters_out() -> None:
     model: Any = models.build(config_of("llama"))
     model.model.embed_tokens.requires_grad_(False)
-    named = [name for group in training.decay_groups(model, 0.1) for name in group["params"]]
+    named = [name for group in decay_groups(model, 0.1) for name in group["params"]]
     assert named == [n for n in named if n != "model.embed_tokens.weight"]
     assert len(named) == len(list(model.named_parameters())) - 1
 
@@ -438,7 +437,7 @@ def test_decay_of_a_norm_with_an_offset_leads_to_decay_groups(tmp_path: Path) ->
     with pytest.raises(mu.MupscaleError, match=r"model.norm.weight.*mupscale.hf.decay_groups"):
         training.param_groups(tmp_path, wide, torch.optim.AdamW, lr=LR, weight_decay=0.1)
     assert training.param_groups(
-        tmp_path, wide, torch.optim.AdamW, lr=LR, groups=training.decay_groups(wide, 0.1), weight_decay=0.1
+        tmp_path, wide, torch.optim.AdamW, lr=LR, groups=decay_groups(wide, 0.1), weight_decay=0.1
     )
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mupscale.hf.config_family import register
-from mupscale.hf.groups import decay_groups, param_groups, plan, resume_optimizer
+from mupscale.hf.groups import param_groups, plan, resume_optimizer
 from mupscale.hf.inspection import Inspection, inspect
 from mupscale.hf.language_model import LanguageModel, hidden_size, load_language_model, load_language_optimizer
 from mupscale.hf.multipliers import Times
@@ -24,6 +24,7 @@ from mupscale.hf.record import Record
 from mupscale.hf.source import Source, is_gguf, read_gguf
 from mupscale.hf.upscaling import Upscaled, upscale
 from mupscale.hf.verifying import Comparison, verify
+from mupscale.optim import decay_groups
 
 if TYPE_CHECKING:
     from mupscale.hf.trainer import BranchTrainerCallback, Clip, GrowTrainerCallback

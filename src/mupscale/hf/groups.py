@@ -1,7 +1,7 @@
 """Training an upscaled checkpoint on: parameter groups from the small model's hyperparameters and mupscale.json.
 
-And a saved torch optimizer: which of its parameters is which, which optimizer it is of, and the same widened. Such a
-state is larger than its model, so the narrow one is mapped, and the wide one is written into the mapped file.
+And a saved torch optimizer widened. Such a state is larger than its model, so the narrow one is mapped, and the wide
+one is written into the mapped file.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from mupscale.hf.config_family import ConfigFamily
 from mupscale.hf.output_folder import OPTIMIZER_FILE
 from mupscale.hf.record import PlannedGrowth, Record
 from mupscale.hf.source import Source
+from mupscale.optim import SavedOptimizer
 from mupscale.planning import relative_difference
 from mupscale.system import MupscaleError, NotNegative, checks_arguments, open_file, replacing, warn
 
-_IN_BLOCK = re.compile(r"[^.]+\.\d+\.")  # the first of a name's numbered modules, as in model.layers.0.mlp
-_NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(^|\.|_)norm(\.|$)")
 State = Mapping[str, Any]
+_IN_BLOCK = re.compile(r"[^.]+\.\d+\.")  # the first of a name's numbered modules, as in model.layers.0.mlp
 
 
 def shapes_of(model: nn.Module) -> dict[str, Shape]:
@@ -146,122 +146,12 @@ def refuse_untrainable(model: nn.Module) -> None:
             )
 
 
-@checks_arguments
-def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Names in two groups, as transformers' Trainer makes them: weight decay for all but biases and norms.
-
-    For `groups=` of param_groups, which puts parameters for names: torch's optimizers take none. Frozen parameters are
-    in neither.
-
-    >>> model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3))
-    >>> [(group["params"], group["weight_decay"]) for group in decay_groups(model, 0.1)]
-    [(['0.weight'], 0.1), (['0.bias', '1.weight', '1.bias'], 0.0)]
-    """
-    norms = tuple(f"{path}." for path, module in naming.modules(model).items() if isinstance(module, nn.LayerNorm))
-    trained = [name for name, p in naming.parameters(model).items() if p.requires_grad]
-    spared = [name for name in trained if name.startswith(norms) or _NO_DECAY.search(name.lower())]
-    decayed = [name for name in trained if name not in {*spared}]
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
-
-
-@dataclass(frozen=True)
-class SavedOptimizer:
-    """Names and hyperparameters of each group, and the state of each parameter by its name in the model."""
-
-    path: Path
-    groups: list[tuple[list[str], dict[str, Any]]]
-    states: dict[str, State]
-
-    @property
-    def hyper_by_name(self) -> dict[str, dict[str, Any]]:
-        """The hyperparameters of each parameter."""
-        return {name: hyper for names, hyper in self.groups for name in names}
-
-    def optimizer_class(self) -> type[Optimizer]:
-        """The optimizer of torch whose hyperparameters and state these are; Adam and AdamW say which by a flag."""
-        held = {key for state in self.states.values() for key in state}
-        return optim.recognise_optimizer(held, self.groups[0][1], self.path)
-
-
 def find_optimizer_file(path: str | Path) -> Path:
     """The file of a saved optimizer, or optimizer.pt in a folder."""
     file = Path(path) / OPTIMIZER_FILE if Path(path).is_dir() else Path(path)
     if not file.is_file():
         raise MupscaleError(f"there is no saved optimizer at {file}: give what torch.save wrote of its state_dict()")
     return file
-
-
-def read_optimizer(path: Path, model: nn.Module, *, mmap: bool = False) -> SavedOptimizer:
-    """The optimizer of this model (a sketch will do) that torch.save wrote; mmap: tensors are mapped, not read.
-
-    Which parameter is which: by the names in the groups, or else by the model's own order, or else by the Trainer's
-    two groups, with and without weight decay; always checked against the shapes of the state.
-    """
-    content = _load(path, mmap)
-    keys = [list(group["params"]) for group in content["param_groups"]]
-    hypers = [{k: v for k, v in g.items() if k not in ("params", "param_names")} for g in content["param_groups"]]
-    shapes = {name: tuple(p.shape) for name, p in naming.parameters(model).items()}
-    states = content["state"]
-    for names in _candidates(path, content["param_groups"], model):
-        if [len({*n}) for n in names] == [len(k) for k in keys]:
-            flat = dict(zip((n for group in names for n in group), (k for group in keys for k in group), strict=True))
-            if all(_fits(states.get(key, {}), shapes[name]) for name, key in flat.items()):
-                by_name = {name: states[key] for name, key in flat.items() if states.get(key)}
-                return SavedOptimizer(path, list(zip(names, hypers, strict=True)), by_name)
-    with_decay, without = (len(group["params"]) for group in decay_groups(model, 0.0))
-    raise MupscaleError(
-        f"{path} holds {' + '.join(str(len(k)) for k in keys)} parameters, which are neither the model's {len(shapes)} "
-        f"in order nor the Trainer's {with_decay} with and {without} without weight decay, or their shapes differ: it "
-        "belongs to a different model, or its optimizer must be built from model.named_parameters(), which stores "
-        "names"
-    )
-
-
-def _load(path: Path, mmap: bool) -> dict[str, Any]:
-    with find_optimizer_file(path).open("rb") as file:
-        if not file.read(2).startswith((b"PK", b"\x80")):  # a zip file, or a pickle of earlier versions of torch
-            raise MupscaleError(f"{path} was not written by torch.save. Give the optimizer.pt beside the weights")
-    try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except Exception as error:  # whatever is wrong with the file
-        reason = (str(error).splitlines() or ["no reason given"])[0].rstrip(".")
-        raise MupscaleError(f"{path} cannot be loaded safely, as tensors and numbers alone: {reason}") from None
-    try:
-        groups, states = list(content["param_groups"]), list(content["state"].values())
-        keys = [key for group in groups for key in (*group["params"], *(group.get("param_names") or ()))]
-        good = bool(groups) and all(isinstance(key, int | str) for key in keys)
-        good = good and all(isinstance(state, dict) for state in states)
-    except (KeyError, TypeError, AttributeError):
-        good = False
-    if not good:
-        raise MupscaleError(
-            f"{path} is not an optimizer's state_dict(), which has 'state' and 'param_groups'. Save "
-            "optimizer.state_dict()"
-        )
-    return content
-
-
-def _candidates(path: Path, groups: list[dict[str, Any]], model: nn.Module) -> list[list[list[str]]]:
-    """Names of the model's parameters, group by group, as the saved groups may hold them."""
-    named = [group.get("param_names") or [k for k in group["params"] if isinstance(k, str)] for group in groups]
-    if not any(named):
-        return [[list(naming.parameters(model))], [group["params"] for group in decay_groups(model, 0.0)]]
-    tied = naming.aliases(naming.unwrap(model).named_parameters(remove_duplicate=False))
-    own = {name: names[0] for names in tied for name in names}
-    named = [[str(name) for name in names] for names in named]
-    found = naming.without_ddp((n for names in named for n in names), own)
-    canonical = {stored: name for name, stored in found.items()}
-    if strangers := [n for n in canonical.values() if n not in own]:
-        raise MupscaleError(
-            f"{path} holds '{strangers[0]}', which the model does not have: it belongs to a different model"
-        )
-    return [[[own[canonical[n]] for n in names] for names in named]]
-
-
-def _fits(state: State, shape: Shape) -> bool:
-    """Whether the state can be of a parameter of this shape: of the same one, reduced along an axis, or a number."""
-    tensors = [value.shape for value in state.values() if isinstance(value, Tensor) and value.numel() != 1]
-    return all(len(t) == len(shape) and all(a in (1, b) for a, b in zip(t, shape, strict=True)) for t in tensors)
 
 
 @checks_arguments
@@ -338,7 +228,7 @@ def resume_optimizer(
     >>> folder.cleanup()
     """
     refuse_untrainable(model)
-    saved = read_optimizer(find_optimizer_file(path), model)
+    saved = optim.read_optimizer(find_optimizer_file(path), model)
     own, held = optim.traits_of(optimizer_class), {key for state in saved.states.values() for key in state}
     if strangers := held - {*own.state, *own.as_is}:
         raise MupscaleError(
@@ -398,7 +288,7 @@ def compare_optimizer_file(
 
     And how far that is, relatively: a state tensor, or a learning rate, decay or eps.
     """
-    found = read_optimizer(wide, sketch_model(config), mmap=True)
+    found = optim.read_optimizer(find_optimizer_file(wide), sketch_model(config), mmap=True)
     rules = RuleSet(decay=found.groups[0][1].get(optim.DECAY_RULE, RuleSet.decay))
     grown = _grown_optimizer(path, source, steps, None, rules, warns=False)
     far = {f"{name}/{key}": math.inf for name, state in found.states.items() for key in state}
@@ -430,7 +320,7 @@ def _grown_optimizer(
 ) -> SavedOptimizer:
     """The optimizer after these growths, no state of which has been made yet."""
     check_rules(rules, next((step.growth.layers for step in steps if step.growth.layers is not None), None))
-    saved = read_optimizer(path, sketch_model(source.config), mmap=True)
+    saved = optim.read_optimizer(find_optimizer_file(path), sketch_model(source.config), mmap=True)
     cls = optimizer_class or saved.optimizer_class()
     added = optim.groups_by_rules([hyper for _, hyper in saved.groups], rules or RuleSet())
     told = zip(saved.groups, added, strict=True)

@@ -21,11 +21,12 @@ from mupscale.core import Axis, Entry, Plan, naming
 from mupscale.growth import Fresh, upscale_untried, widen
 from mupscale.hf import building
 from mupscale.hf.config_family import ConfigFamily
-from mupscale.hf.groups import compare_optimizer_file, decay_groups, match_plan
+from mupscale.hf.groups import compare_optimizer_file, match_plan
 from mupscale.hf.miniatures import EPS
 from mupscale.hf.output_folder import OPTIMIZER_FILE
 from mupscale.hf.relation import Relation, is_exact, relate, rounding_limit, tensor_differences
 from mupscale.hf.source import Source, open_source
+from mupscale.optim import decay_groups
 from mupscale.system import MupscaleError, as_asked, checks_arguments, generator, html_table, text_table, wrap_text
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}

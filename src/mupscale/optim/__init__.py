@@ -5,6 +5,7 @@ group_builder  parameters collected into groups
 groups         groups and optimizers for a model, and for a wide model from a narrow one's optimizer
 muon_with_adamw  Muon for hidden matrices and AdamW for the rest, as one optimizer
 clipping       clipping by a norm that does not depend on the width
+saved_optimizers  what torch.save wrote of one: which parameter is which
 schedulers     the course of a rate over a run; a schedule carried over to a wide optimizer
 """
 
@@ -31,6 +32,7 @@ from mupscale.optim.groups import (
 )
 from mupscale.optim.muon_with_adamw import MuonAdamW, muon_groups
 from mupscale.optim.optimizer_traits import Traits, known_traits, register_optimizer, traits_of
+from mupscale.optim.saved_optimizers import SavedOptimizer, decay_groups, read_optimizer
 from mupscale.optim.schedulers import Schedule, load_schedule, saved_schedule, widen_scheduler
 
 __all__ = [
@@ -39,10 +41,12 @@ __all__ = [
     "NORM_FACTOR",
     "GroupBuilder",
     "MuonAdamW",
+    "SavedOptimizer",
     "Schedule",
     "Traits",
     "change_of_decay",
     "clip_grad_norm_",
+    "decay_groups",
     "default_hyper",
     "following_rules",
     "groups_by_rules",
@@ -55,6 +59,7 @@ __all__ = [
     "param_groups",
     "per_group",
     "rate_shares",
+    "read_optimizer",
     "recognise_optimizer",
     "register_optimizer",
     "saved_schedule",
