@@ -38,6 +38,7 @@ from mupscale.growth import (
 from mupscale.optim import make_optimizer, param_groups
 from mupscale.planning import (
     all_tensors,
+    call_arguments,
     check_not_empty,
     take_modes,
 )
@@ -359,6 +360,11 @@ class Family(BuiltMembers):
         """What `init_untried` gives, with values for the parameters that are named alone."""
         depth, widths = self._split(width)
         return self.at(depth).init_part(widths, seed, part)
+
+    @property
+    def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What members are called with, as `inputs` says it: in order, and by name."""
+        return call_arguments(self.inputs)
 
     @property
     def can_draw_parts(self) -> bool:

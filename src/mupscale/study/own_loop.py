@@ -47,7 +47,7 @@ from mupscale.train import (
     RunState,
     Schedule,
     Spec,
-    cost_of_call,
+    count_flops,
     find_checkpoint,
     grow_model,
     sizes_like,
@@ -281,9 +281,9 @@ class _LoopGround(Ground):
         if not rows:
             raise MupscaleError("a study counts FLOPs: give the family a batch (inputs=), or the loop flops=")
         for build, place in ((family.sketch, "meta"), (family.build, "cpu")):
-            inputs = tree_map_only(Tensor, partial(torch.Tensor.to, device=place), family.inputs)
+            args, named = tree_map_only(Tensor, partial(torch.Tensor.to, device=place), family.call)
             with suppress(Exception), seeded(0):  # a model that needs values
-                return cost_of_call(build(width), inputs) / rows * self.recipe.batch
+                return count_flops(build(width), *args, **named) / rows * self.recipe.batch
         raise MupscaleError("the FLOPs of the model cannot be counted on the family's inputs: give the loop flops=")
 
     def make_trainer(self, *given: Any, **more: Any) -> Trainer:

@@ -10,6 +10,7 @@ run_curves: pictures of runs. callbacks: who is told of a run. dcp_folders: chec
 dcp_growth: one grown into another. lightning_callback: growth in Lightning's Trainer.
 """
 
+from mupscale.models import count_flops
 from mupscale.optim import Schedule
 from mupscale.train.callbacks import Callback, JsonLines, TensorBoard, WeightsAndBiases
 from mupscale.train.class_paths import Spec, import_path, load_of_kind
@@ -19,7 +20,7 @@ from mupscale.train.growth_events import Filling, Growth, NoiseLevel, build_nois
 from mupscale.train.lightning_callback import lightning_growth
 from mupscale.train.loss_functions import count_correct, cross_entropy
 from mupscale.train.metrics import exact_mean
-from mupscale.train.model_checks import check_data, cost_of_call, cost_per_example, data_fingerprint
+from mupscale.train.model_checks import check_data, cost_per_example, data_fingerprint
 from mupscale.train.nonfinite import MOST_IN_A_ROW
 from mupscale.train.objective import cast_input, compile_quietly, matmul_precision, scores_of
 from mupscale.train.processes import Processes, join_processes
@@ -82,9 +83,9 @@ __all__ = [
     "compare_dcp",
     "compile_quietly",
     "copy_checkpoint",
-    "cost_of_call",
     "cost_per_example",
     "count_correct",
+    "count_flops",
     "cross_entropy",
     "data_fingerprint",
     "describe_dcp_growth",

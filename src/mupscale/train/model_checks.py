@@ -14,7 +14,6 @@ from mupscale.core import WholeWidth, Width
 from mupscale.data import Data
 from mupscale.family import Family
 from mupscale.models import count_flops
-from mupscale.planning import call_arguments
 from mupscale.system import MupscaleError, available_memory, describe_shortage
 from mupscale.train.loss_functions import find_logits
 from mupscale.train.objective import cast_input
@@ -94,12 +93,6 @@ def _count_any_way(family: Family, width: WholeWidth, x: Tensor, recipe: Recipe)
 
 def _count_parameters(family: Family, width: WholeWidth) -> int:
     return sum(p.numel() for p in family.sketch(width).parameters())
-
-
-def cost_of_call(model: nn.Module, inputs: Any) -> float:
-    """The FLOPs of a training step on a batch as `inputs=` takes it."""
-    args, named = call_arguments(inputs)
-    return float(count_flops(model, *args, **named))
 
 
 def _count(model: nn.Module, x: Tensor) -> _Counted:
