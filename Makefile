@@ -58,7 +58,7 @@ test: $(READY) ## the tests
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n 3 --dist worksteal
 
 test-slow: $(READY) ## the tests that take too long for every change: the whole matrix, full recipes, torch.compile's compiler
-	$(PY) -m pytest -m slow
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m slow -n auto --dist worksteal
 
 test-faults: $(READY) ## kills at random places and damaged files, at length
 	$(PY) -m pytest -m faults
