@@ -74,3 +74,15 @@ def test_a_loss_without_a_gradient_is_timed_forward(
     with torch.no_grad():  # of the caller: it is not the loss's own
         table = mu.growth_table(*grown[:2], loss=lambda model: model(x).sum())
     assert table.rows[-1][0] == "forward and backward passes per second"
+
+
+def test_both_models_are_left_as_they_were() -> None:
+    """Passes in training, which are timed, would move running statistics."""
+    models = [nn.Sequential(nn.Linear(5, w), nn.BatchNorm1d(w), nn.Dropout(), nn.Linear(w, 3)) for w in (8, 16)]
+    before = [{name: tensor.clone() for name, tensor in model.state_dict().items()} for model in models]
+    batch, drawn = torch.randn(6, 5), torch.get_rng_state()
+    mu.growth_table(*models, loss=lambda model: model(batch).square().mean())
+    assert torch.equal(torch.get_rng_state(), drawn)
+    for model, state in zip(models, before, strict=True):
+        assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+        assert all(p.grad is None for p in model.parameters())

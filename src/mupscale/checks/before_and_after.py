@@ -47,7 +47,7 @@ def growth_table(
     """What a growth has changed: parameters, memory, loss on a batch, passes per second, and learning rates.
 
     optimizers: of the two, for their state and rates. loss: of a model, on a batch of yours; it is also run backward,
-    to be timed, unless it has no gradient. Gradients, modes and random numbers stay as they were.
+    to be timed, unless it has no gradient. Gradients, buffers, modes and random numbers stay as they were.
 
     >>> import mupscale as mu
     >>> from mupscale.models import MLP
@@ -90,6 +90,7 @@ def _row(what: str, a: float, b: float, form: str, *, difference: bool = False) 
 def _measure(model: nn.Module, loss: Callable[[nn.Module], Any]) -> tuple[float, float, bool]:
     """The loss in eval mode, passes per second as it trains, and whether they go backward: not under no_grad."""
     gradients, training = {p: p.grad for p in model.parameters()}, [(m, m.training) for m in model.modules()]
+    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]  # passes in training move running statistics
     seconds = []
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         try:
@@ -108,6 +109,9 @@ def _measure(model: nn.Module, loss: Callable[[nn.Module], Any]) -> tuple[float,
         finally:
             for p, gradient in gradients.items():
                 p.grad = gradient
+            with torch.no_grad():
+                for buffer, before in kept:
+                    buffer.copy_(before)
     return value, 1 / median(seconds[1:]), backward
 
 
