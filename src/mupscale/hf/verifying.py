@@ -291,7 +291,6 @@ def _optimizer(model: nn.Module, batch: building.Batch) -> tuple[torch.optim.Opt
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=_LR, eps=eps), norm / 2
 
 
-_GAINS = " (times √(n/N) for the norms, see inspect)"
 _OF_ROUNDING = 2**-8  # of two numbers in bfloat16, at most
 _BATCHES = 8  # of training, used in turn
 _OF_STATE = 1e-6  # what state in float32 may be rounded by
@@ -498,7 +497,10 @@ class _Pair:
         if self.train:
             self.notes.append("Training is not compared: new units learn what the small model cannot.")
         what, moved = outputs.worst
-        gains = _GAINS if fresh.lossless and plan.norms else ""
+        times = ["√(n/N) for the norms"] if fresh.lossless and plan.norms else []
+        if scaled := [name for name, entry in plan.parameters.items() if entry.keep != 1]:
+            times.append(f"a constant in {', '.join(scaled[:2])}{' …' if len(scaled) > 2 else ''}")
+        gains = f" (times {' and '.join(times)}, see inspect)" if times else ""
         kept = f"the old weights are unchanged to the bit{gains}, the new units as drawn at μP's scale"
         if is_same:
             return self._comparison(outputs, f"{kept}; {what} are the same ({moved:.1e})")

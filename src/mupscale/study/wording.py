@@ -231,8 +231,10 @@ def _pay_measuring(summary: StudySummary) -> Iterator[str]:
     if any(len({cell.noise for cell in one.trials}) > 1 for one in summary.tuned):
         unit = next((one.get("noise_unit", "init") for one in summary.recipe.get("grow") or ()), "init")
         tuned += ", and the noise of copies" + (f" ({_UNITS[unit]})" if unit != "init" else "")
-    order = " Their losses there come from one seed, or from all where values were close, and from batches in another "
-    order += "order than those of the small contenders: they may lie outside these contenders' range."
+    is_repeated = settings.get("small_seeds", 1) > 1
+    order = " Their losses there come from one seed" + ", or from all where values were close" * is_repeated
+    order += ", and from batches in another order than those of the small contenders: they may lie outside these "
+    order += "contenders' range."
     yield f"Tuned at width {format_widths(summary.small[0])}: {tuned}.{order}"
     if runs.seeds > 1:
         asked = settings["seeds" if summary.large is not None else "small_seeds"]
@@ -251,7 +253,8 @@ def _pay_measuring(summary: StudySummary) -> Iterator[str]:
         yield f"The base model is {base['from']}, trained for {steps} steps."
     else:
         yield f"The base model trained for {steps} steps at learning rate {words.format_setting(base['lr'])}."
-    yield "At the small width, every setting was tried with one seed. Those within 1 % of the best were repeated."
+    close = "Those within 1 % of the best were repeated." if is_repeated else "Close ones were not repeated."
+    yield f"At the small width, every setting was tried with one seed. {close}"
     stopped = [cell for one in summary.tuned for cell in one.trials if cell.status == "stopped"]
     if stopped:
         yield f"Settings that were far behind after {stopped[0].budget:g} of the budget were stopped."
