@@ -291,7 +291,7 @@ def test_rate_and_fall_are_tuned_on_the_two_smallest_sizes(tmp_path: Path) -> No
     chosen = run_family(small(), asked, tmp_path / "run", note=note)
     assert chosen.answer["lr"] == 0.01
     assert sum("is finished (the tuning stage trained it): loss" in line for line in said) == 2
-    assert "set family.lrs to [1e-05, 0.01, 10, 1e+04]" in chosen.notes[0]
+    assert "set FamilySettings.lrs to [1e-05, 0.01, 10, 1e+04]" in chosen.notes[0]
     assert chosen.answer["fall"] in (0.7, 0.85, 1.0)
     (search,) = chosen.tuned
     assert len(search.trials) == 6

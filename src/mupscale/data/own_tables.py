@@ -177,7 +177,7 @@ class TableFile(Table):
 
         Example:
             >>> from mupscale.data import as_data
-            >>> data = as_data({"age": [1.0, 2.0, 3.0], "kind": ["moss", "fern", "moss"]}, target="kind")
+            >>> data = as_data({"age": np.arange(3.0), "kind": np.array(["moss", "fern", "moss"])}, target="kind")
             >>> data.decode(torch.tensor([[0.1, 2.0], [3.0, -1.0]]))
             ['moss', 'fern']
         """
