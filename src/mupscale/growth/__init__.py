@@ -31,13 +31,14 @@ from mupscale.growth.depth_plans import (
 from mupscale.growth.draws import NewTensor, draw_normal, standard_normal
 from mupscale.growth.experts import Experts, plan_experts
 from mupscale.growth.fresh import Fresh, FreshTensor, FreshValues, Region, means_of, no_pattern
-from mupscale.growth.lossless import gain_factor, obstacles, without_gains
+from mupscale.growth.lossless import EPS, gain_factor, obstacles, without_gains
 from mupscale.growth.noise import GaussianNoise, Noise, SignalNoise, as_noise, check_spread, unit_std
 from mupscale.growth.operator_pairs import (
     DEPTH_OPERATORS,
     OPERATORS,
     Deepen,
     Grow,
+    OperatorWord,
     choose_operator,
     refuse_idle_operator,
     split_operators,
@@ -61,6 +62,7 @@ from mupscale.growth.writing import check_written, materialize, perturb, refuse_
 
 __all__ = [
     "DEPTH_OPERATORS",
+    "EPS",
     "OPERATORS",
     "BlockList",
     "Copies",
@@ -76,6 +78,7 @@ __all__ = [
     "NewTensor",
     "Noise",
     "Operator",
+    "OperatorWord",
     "Part",
     "Place",
     "Region",

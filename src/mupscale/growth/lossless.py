@@ -43,7 +43,8 @@ _BY_NORMS = (
     "module that holds its gain and nothing else)"
 )
 _BY_OTHERS = "something reads new units without weights of its own, such as a mean"
-_EPS = ("eps", "epsilon", "variance_epsilon")
+EPS = ("eps", "epsilon", "variance_epsilon", "layer_norm_eps")
+"""What norms call their eps."""
 _GROWN = 1e-4  # what weights that were grown in float32 may differ by, of their size
 _ROUNDING = {torch.float64: 1e-3, torch.float32: 1e-3}  # a norm's eps leaves a trace, too
 
@@ -164,7 +165,7 @@ def _why_by_eps(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> 
     modules, before = naming.modules(wide), dict[tuple[str, str], float]()
     for name, kind in plan.norms.items():
         path = name.rpartition(".")[0]
-        for key in _EPS:
+        for key in EPS:
             if kind in ("layer", "rms") and isinstance(eps := getattr(modules[path], key, None), float):
                 before[path, key] = eps
                 setattr(modules[path], key, eps * gain_factor(name, plan) ** 2)

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 
 from mupscale import planning
 from mupscale.core import Plan, Role, Shape, naming
-from mupscale.growth import Copies, Fresh, find_writers, upscale_untried
+from mupscale.growth import EPS, Copies, Fresh, find_writers, upscale_untried
 from mupscale.hf.building import (
     IN_MEMORY,
     Batch,
@@ -67,9 +67,6 @@ LAYERS = (
 
 LAYER = re.compile(r"(?P<list>(?:.*?\.)?(?:layers|layer|h|blocks?))\.(?P<number>\d+)\.(?P<local>.+)")
 """Names of a layer's tensors."""
-
-EPS = ("eps", "variance_epsilon", "layer_norm_eps")
-"""What norms call the number that they add."""
 
 _DIMS = re.compile(r"(_head_dim|_proj_dim|^state_size|_output_size)$")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")

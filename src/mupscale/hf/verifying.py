@@ -18,11 +18,10 @@ from mupscale import planning
 from mupscale.checks import Difference, first_differing_module
 from mupscale.checks import verify as train_both
 from mupscale.core import Axis, Entry, Plan, naming
-from mupscale.growth import Fresh, upscale_untried, widen
+from mupscale.growth import EPS, Fresh, upscale_untried, widen
 from mupscale.hf import building
 from mupscale.hf.config_family import ConfigFamily
 from mupscale.hf.groups import compare_optimizer_file, match_plan
-from mupscale.hf.miniatures import EPS
 from mupscale.hf.output_folder import OPTIMIZER_FILE
 from mupscale.hf.relation import Relation, is_exact, relate, rounding_limit, tensor_differences
 from mupscale.hf.source import Source, open_source

@@ -14,6 +14,7 @@ from mupscale.growth import (
     GaussianNoise,
     Noise,
     Operator,
+    OperatorWord,
     SignalNoise,
     choose_operator,
     is_replica,
@@ -63,10 +64,15 @@ class Filling:
         return {field.name: getattr(self, field.name) for field in fields(Filling)}
 
     @property
+    def _wider(self) -> OperatorWord:
+        """What new units are filled by; where `how` is about new blocks alone, by copies."""
+        how = self.how or usual_how(self.noise)
+        return word_in_table("copies" if how in DEPTH_OPERATORS else how)
+
+    @property
     def takes_noise(self) -> bool:
         """Whether new units are copies, which noise makes differ."""
-        how = self.how or usual_how(self.noise)
-        return "noise" in word_in_table("copies" if how in DEPTH_OPERATORS else how).takes
+        return "noise" in self._wider.takes
 
     def build_operator(self) -> Operator:
         """The operator to grow in width with; an error where there are settings that are another one's."""
@@ -75,7 +81,7 @@ class Filling:
             raise MupscaleError(
                 f"how: {how} is for new blocks and takes no noise: use deepen: {how}, and how for new units"
             )
-        make, takes = word_in_table("copies" if how in DEPTH_OPERATORS else how)
+        make, takes = self._wider
         if has_noise and "noise" not in takes:
             raise MupscaleError(f"how: {how} takes no noise: leave noise out, or use how: copies")
         if self.outgoing != 1 and "outgoing" not in takes:
