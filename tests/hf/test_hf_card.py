@@ -26,6 +26,7 @@ def test_a_card_is_written(tmp_path: Path) -> None:
         "`small` made wider with mupscale",
         "hidden size 16 → 32, feed-forward size 12 → 24, attention heads 4 → 8, key/value heads 2 → 4",
         "computes what the small model computes",
+        " This was written right after it grew, before any training on.\n",
         "**Comparison of the two models.** Not made, since verification is off.",
         'hf.param_groups("wide", model',
     ):
@@ -117,5 +118,6 @@ def test_a_card_of_ours_is_extended_without_what_is_no_longer_so(tmp_path: Path)
     places = [told.index(part) for part in (parts[0], "## Training on", *parts[1:])]
     assert places == sorted(places)
     assert "This is `run/checkpoint-40` made wider" in told
+    assert "trained since" not in told  # the small model's card, below, cannot know either
     assert 'from_pretrained("wide")' not in told
     assert "(on random inputs)" in told

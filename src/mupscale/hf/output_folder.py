@@ -213,7 +213,7 @@ def _story(
     said = " ".join(line if line.endswith((".", "!", "?")) else f"{line}." for line in lines)
     return (
         f"This is {_called(source, base)} made {' and '.join(kinds)} with mupscale: {grown}. "
-        f"{' '.join(map(_how, kinds.values()))} It has not been trained since.\n\n"
+        f"{' '.join(map(_how, kinds.values()))} This was written right after it grew, before any training on.\n\n"
         f"**Comparison of the two models.** {said}"
     )
 
