@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
@@ -166,12 +167,18 @@ def test_completion_in_bash(own_folder: Path, capsys: pytest.CaptureFixture[str]
 # ------------------------------------------------------------------------------------------------ advice
 
 
+def calls(node: ast.AST, name: str) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+
+
 def advised_options() -> dict[str, str]:
     """Options in what errors say, with the file that says it."""
     advised = {}
     for path in SOURCE.rglob("*.py"):
-        raised = [node for node in nodes(path) if isinstance(node, ast.Raise)]
-        texts = [part.value for node in raised for part in ast.walk(node) if isinstance(part, ast.Constant)]
+        said = [node for node in nodes(path) if isinstance(node, ast.Raise) or calls(node, "as_asked")]
+        texts = [part.value for node in said for part in ast.walk(node) if isinstance(part, ast.Constant)]
+        settings = [node.args[0] for node in nodes(path) if calls(node, "setting")]
+        texts += [f"--{name.value}" for name in settings if isinstance(name, ast.Constant)]
         for text in filter(lambda text: isinstance(text, str), texts):
             advised |= {name.rstrip("."): path.name for name in re.findall(r"(?<![\w-])--[a-z][\w.-]*", text)}
     return advised

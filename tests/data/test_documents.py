@@ -155,7 +155,7 @@ def test_a_bad_line(tmp_path: Path, line: str, complaint: str) -> None:
 def test_invalid_utf8_is_refused_with_its_place_or_replaced(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"abc\xffdef")
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "good"}\n{"text": "b\xe9d"}\n')
-    with pytest.raises(MupscaleError, match=r"a\.txt is not valid UTF-8 at byte 3: .*errors replace"):
+    with pytest.raises(MupscaleError, match=r"a\.txt is not valid UTF-8 at byte 3: .*errors=\"replace\""):
         texts(tmp_path / "a.txt")
     with pytest.raises(MupscaleError, match=r"a\.jsonl is not valid UTF-8 at byte 28"):
         texts(tmp_path / "a.jsonl")

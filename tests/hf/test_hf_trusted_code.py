@@ -94,7 +94,9 @@ def test_without_the_flag_it_is_one_sentence(checkpoint: Path, tmp_path: Path) -
     code = checkpoint / "modeling_mixer.py"
     code.write_text(f"open({str(marker)!r}, 'w').close()\n{MODELLING}")
     for call in (lambda: upscale(checkpoint, tmp_path / "wide", exact=True), lambda: inspect(checkpoint)):
-        with pytest.raises(MupscaleError, match=r"'my_mixer' is the checkpoint's own code .*--trust-remote-code") as e:
+        with pytest.raises(
+            MupscaleError, match=r"'my_mixer' is the checkpoint's own code .*trust_remote_code=True"
+        ) as e:
             call()
         assert "\n" not in str(e.value)
     assert main(["inspect", str(checkpoint)]) == 1
@@ -111,7 +113,7 @@ def test_with_the_flag_it_is_planned_by_running_and_verified(checkpoint: Path, t
     assert {n: tuple(t.shape) for n, t in load_file(wide / "model.safetensors").items()}["up"] == (16, 24)
     assert (wide / "modeling_mixer.py").read_text() == MODELLING
     assert verify(checkpoint, wide, dtype="float64", train=3, trust_remote_code=True).ok
-    with pytest.raises(MupscaleError, match="--trust-remote-code"):
+    with pytest.raises(MupscaleError, match="trust_remote_code=True"):
         verify(checkpoint, wide)
     with quiet_transformers():
         loaded = transformers.AutoModelForCausalLM.from_pretrained(wide, trust_remote_code=True)

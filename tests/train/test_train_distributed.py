@@ -743,7 +743,7 @@ def test_all_processes_say_that_nothing_can_be_written(mode: str, how: str, resu
 def test_all_processes_say_why_a_run_cannot_begin(mode: str, results: Results) -> None:
     expected = {
         "shares": "a batch of 6 in 2 parts (accumulate) cannot be shared evenly by 2 processes",
-        "taken": "holds a run at step 7 already: resume it (--resume), start over",
+        "taken": "holds a run at step 7 already: resume it (resume=True), start over",
         "folder": "Not a directory",
         "other": "is a checkpoint of another recipe: clip is 0.2 there and 1.0 here",
         "truncated": "is not a whole checkpoint",

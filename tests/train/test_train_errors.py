@@ -202,7 +202,7 @@ def same(out: Path, **changes: Any) -> Any:
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(run: Path) -> None:
     before = contents(run)
-    with refused(run, "holds a run at step 20", "--resume", "--out"):
+    with refused(run, "holds a run at step 20", "resume=True", "overwrite=True", "out="):
         run_recipe(same(run))
     assert contents(run) == before
 

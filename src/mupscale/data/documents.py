@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from mupscale.system import MupscaleError, open_gzip, require
+from mupscale.system import MupscaleError, open_gzip, require, setting
 
 SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 Errors = Literal["strict", "replace"]
@@ -109,7 +109,7 @@ class Corpus:
         except UnicodeEncodeError as error:
             raise MupscaleError(
                 f"{where} has half of a surrogate pair at character {error.start}, which is no text: mend it, or "
-                f"replace it (--errors replace)"
+                f"replace it ({setting('errors', 'replace')})"
             ) from None
 
 
@@ -243,7 +243,7 @@ def _decode(raw: bytes, errors: Errors, where: str, offset: int = 0) -> str:
     except UnicodeDecodeError as error:
         raise MupscaleError(
             f"{where} is not valid UTF-8 at byte {offset + error.start}: convert it, or replace what is not "
-            f"(--errors replace)"
+            f"({setting('errors', 'replace')})"
         ) from None
     return text if offset else text.removeprefix("\ufeff")
 

@@ -47,6 +47,7 @@ from mupscale.system import (
     read_json,
     remove,
     replace_text,
+    setting,
     show,
     usable_cores,
 )
@@ -320,7 +321,7 @@ def tokenize(
         begins      To be, or not to be, that is the quest<|endoftext|>
     """
     if vocab is not None and gpt2 is not None:
-        raise MupscaleError("--vocab learns a tokenizer and --gpt2 takes one that is there: give one of them")
+        raise MupscaleError(f"{setting('vocab')} learns a tokenizer and {setting('gpt2')} takes one: give one of them")
     spec = f"bpe:{vocab}" if vocab is not None else f"gpt2:{gpt2}" if gpt2 is not None else "bytes"
     parts: dict[str, Any] = {"validation": validation, "split_seed": split_seed, "shard_tokens": shard_tokens}
     with shown_progress() as progress:

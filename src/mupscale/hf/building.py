@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from mupscale import system
-from mupscale.system import MupscaleError, generator, require
+from mupscale.system import MupscaleError, as_asked, generator, require
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -124,7 +124,7 @@ def model_class(config: Mapping[str, Any]) -> Any:
     if config.get("auto_map"):
         raise MupscaleError(
             f"{what} is the checkpoint's own code (auto_map in config.json), which runs only if you trust it "
-            "(--trust-remote-code, trust_remote_code=True)"
+            f"({_trust()})"
         )
     raise MupscaleError(
         f"{what} is not known to transformers {transformers.__version__}: correct config.json, or install a version "
@@ -341,6 +341,10 @@ def _positions(config: Any, pad: int | None) -> int:
     return limit - pad - 1 if pad is not None and 2 * pad + 2 < limit else limit
 
 
+def _trust() -> str:
+    return as_asked("trust_remote_code=True", "--trust-remote-code")
+
+
 def _tokens_of(text: str, folder: Path, vocabulary: int, needed: int, trust_remote_code: bool) -> Tensor:
     transformers = require_transformers()
     try:
@@ -352,8 +356,8 @@ def _tokens_of(text: str, folder: Path, vocabulary: int, needed: int, trust_remo
     except Exception as error:  # whatever is wrong with its files
         if not trust_remote_code and "trust_remote_code" in str(error):
             raise MupscaleError(
-                f"the tokenizer in {folder} is custom code, which runs only if you trust it (--trust-remote-code). Or "
-                "leave the text out to use random tokens"
+                f"the tokenizer in {folder} is custom code, which runs only if you trust it ({_trust()}). Or leave the "
+                "text out to use random tokens"
             ) from None
         raise MupscaleError(
             f"{folder} has no tokenizer that transformers can load ({in_one_line(error)}). Leave the text out to use "

@@ -391,7 +391,7 @@ def settle_growth(
             among = "" if layers is not None else ". Noise among experts is for models in memory (docs/experts.md)"
             raise MupscaleError(
                 "noise, fresh units and other ways to grow are for a wider model, which more layers or experts alone "
-                f"do not make: give a width as well (--times 2), or leave them out{among}"
+                f"do not make: give a width as well ({setting('times', 2)}), or leave them out{among}"
             )
         times, exact = 1, True
     operator = choose_operator(grow, noise, exact=exact)

@@ -34,6 +34,7 @@ from mupscale.system import (
     MupscaleError,
     ReplicaWarning,
     appearing,
+    as_asked,
     checks_arguments,
     is_taken,
     replace_text,
@@ -231,7 +232,8 @@ def _check(small: Source, out: Path, width: GrowthStep, optimizer: str | Path | 
             "with the constants that SignalNoise finds in memory (.effective) if you need them"
         )
     if rules is not None and optimizer is None:
-        raise MupscaleError("rules are about an optimizer's decay: give the saved optimizer, too (--optimizer-state)")
+        saved = as_asked("optimizer=", "--optimizer-state")
+        raise MupscaleError(f"rules are about an optimizer's decay: give the saved optimizer, too ({saved})")
     if is_taken(out):
         raise MupscaleError(f"{out} already exists. Remove it, or choose a different name")
     if small.folder.resolve() in (out.resolve(), *out.resolve().parents):

@@ -295,7 +295,7 @@ _BATCHES = 8  # of training, used in turn
 _OF_STATE = 1e-6  # what state in float32 may be rounded by
 _STATE_ADVICE = (
     "The wide optimizer's file does not hold what the small one's becomes: it was changed or trained since, or another "
-    "saved optimizer was grown (--optimizer-state)."
+    "saved optimizer was grown."
 )
 _FILES_ADVICE = (
     "It does not match the small one, grown as mupscale.json says: the file was changed or trained since, SMALL is a "

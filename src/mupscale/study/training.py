@@ -209,7 +209,7 @@ class Trainer:
     @contextmanager
     def alone(self, *, wait: bool = False) -> Iterator[None]:
         """The folder, made if there is none, and locked meanwhile. wait: for others who train there, as workers do."""
-        busy = f"another process is training in {self.folder}: wait for it, or choose another folder (--out)"
+        busy = f"another process is training in {self.folder}: wait for it, or choose another folder"
         waiting = f"waiting for another process that trains in {self.folder}"
         lock = self.folder / ".lock"
 

@@ -10,7 +10,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mupscale.system import MupscaleError, RunLock, clear_leftovers, make_folder, move, remove, replace_text
+from mupscale.system import (
+    MupscaleError,
+    RunLock,
+    as_asked,
+    clear_leftovers,
+    make_folder,
+    move,
+    remove,
+    replace_text,
+    setting,
+)
 from mupscale.train.callbacks import TensorBoard
 from mupscale.train.metrics import Record, append_line, read_lines
 from mupscale.train.recipe import Recipe
@@ -35,16 +45,14 @@ class RunFolder:
 
     def begin(self, resume: bool) -> None:
         """Make the folder and lock it, unless it holds a run that is not to be resumed, or that somebody trains."""
-        last = self.last()
+        last, over = self.last(), f"start over ({as_asked('overwrite=True', '--overwrite')})"
+        other = f"choose another folder ({setting('out')})"
         if last is None and not resume and self.records():
-            raise MupscaleError(
-                f"{self.path} holds the history of a run without checkpoints: choose another folder (--out), or start "
-                f"over (--overwrite)"
-            )
+            raise MupscaleError(f"{self.path} holds the history of a run without checkpoints: {other}, or {over}")
         if last is not None and not resume:
             raise MupscaleError(
-                f"{self.path} holds a run at step {step_of(last)} already: resume it (--resume), start over "
-                f"(--overwrite), or choose another folder (--out)"
+                f"{self.path} holds a run at step {step_of(last)} already: resume it "
+                f"({as_asked('resume=True', '--resume')}), {over}, or {other}"
             )
         self.made = [each for each in (self.checkpoints, self.path, *self.path.parents) if not each.exists()]
         self.lock = self.lock or RunLock(make_folder(self.path))

@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mupscale.data import Data
-from mupscale.system import MupscaleError, is_signed, read_json, remove, replace_text, show_short, sign
+from mupscale.system import MupscaleError, as_asked, is_signed, read_json, remove, replace_text, show_short, sign
 from mupscale.train.callbacks import Callback, callback_specs
 from mupscale.train.class_paths import Spec, kind_name, load_of_kind
 from mupscale.train.loss_functions import load_loss
@@ -169,7 +169,8 @@ class StoredRecipe:
                 except MupscaleError as error:
                     raise MupscaleError(f"{self.path}: {what}: {error}") from None
                 if doubt is not None and not any(f"{doubt.code}.".startswith(f"{name}.") for name in trust):
-                    raise MupscaleError(f"{self.path} {doubt.words}, add --trust {doubt.package}")
+                    trust = as_asked(f"trust=[{doubt.package!r}]", f"--trust {doubt.package}")
+                    raise MupscaleError(f"{self.path} {doubt.words}, add {trust}")
         return self._recipe
 
 

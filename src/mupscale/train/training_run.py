@@ -27,7 +27,7 @@ from mupscale.checkpoint import DamagedCheckpoint
 from mupscale.core import Plan, WholeWidth, Width
 from mupscale.data import Data
 from mupscale.optim import clip_grad_norm_
-from mupscale.system import Interrupted, MupscaleError, derive
+from mupscale.system import Interrupted, MupscaleError, as_asked, derive, setting
 from mupscale.train.callbacks import Callback, Progress, make_callbacks, tell_record
 from mupscale.train.growth_events import Growth
 from mupscale.train.metrics import MetricSeries
@@ -246,16 +246,18 @@ class TrainingRun:
         if recipe.steps < step:
             raise MupscaleError(
                 f"the run in {run} is already at step {step}, but you asked for {recipe.steps} steps: give more "
-                f"(--steps)"
+                f"({setting('steps')})"
             )
         if why := StoredRecipe.of(state.recipe, path, run).describe_difference(recipe, step):
             raise MupscaleError(
-                f"{path} is a checkpoint of another recipe: {why}; choose another folder (--out), or put it back"
+                f"{path} is a checkpoint of another recipe: {why}; choose another folder ({setting('out')}), or put it "
+                "back"
             )
         if state.data not in (None, self.fingerprint):
             raise MupscaleError(
                 f"the data has changed since the run in {run} was trained (its fingerprint is {self.fingerprint}, and "
-                f"was {state.data}): restore the data, or start a new run from the checkpoint (--from {path})"
+                f"was {state.data}): restore the data, or start a new run from the checkpoint "
+                f"({as_asked('start=', '--from ')}{path})"
             )
         model = place_member(self.family, recipe.width_after(step), self.processes, recipe.dtype())
         saved.restore_model(model)
