@@ -91,7 +91,10 @@ PAIRS: dict[str, tuple[Callable[[], tuple[nn.Module, nn.Module]], tuple[str, ...
         ("lacks the parameter 'layers.0.bias' and 3 more", "only widths"),
     ),
     "extra": (lambda: (mlp(4), mlp(8, bias=False)), ("lacks the parameter 'layers.0.bias' and 3 more", "only widths")),
-    "deeper": (lambda: (mlp(4), mlp(8, depth=5)), ("lacks the module 'layers.4'", "the same class and depth")),
+    "deeper": (
+        lambda: (mlp(4), mlp(8, depth=5)),
+        ("lacks the module 'layers.4'", "class and depth; ", "example {'hidden'"),
+    ),
     "shallower": (lambda: (mlp(4, depth=5), mlp(8)), ("lacks the module 'layers.4'", "the same class and depth")),
     "other classes": (lambda: STRANGERS, ("'1' is a ReLU", "a Tanh in the wide")),
     "one and the same": (lambda: (STRANGERS[0], STRANGERS[0]), ("the same module", "Build a second")),

@@ -160,8 +160,11 @@ def test_bad_input() -> None:
     with pytest.raises(mu.MupscaleError, match="one depth"):
         one.widening({"width": 8, "depth": 2}, {"width": 16, "depth": 4})
     plain = mu.Family(lambda width: build(width, 2), base=8)
-    with pytest.raises(mu.MupscaleError, match="depth= needs a base that names it"):
+    with pytest.raises(mu.MupscaleError, match=r"width=16 .* names it as build does, .* {'width': 8, 'layers': 4}"):
         plain.upscale(plain.init(8), depth=4, exact=True)
+    named = mu.Family(lambda hidden: build(hidden, 2), base={"hidden": 8})
+    with pytest.raises(mu.MupscaleError, match=r"width={'hidden': 16} .* {'hidden': 8, 'layers': 4}"):
+        named.upscale(named.init(8))
     with pytest.raises(mu.MupscaleError, match="no size in base"):
         mu.Family(lambda width: build(width, 2), base=8, rules=mu.RuleSet(depth="complete"))
     with pytest.raises(mu.MupscaleError, match="Pass inputs= to the Family"):

@@ -511,7 +511,10 @@ class Family(BuiltMembers):
         """The depth and the other sizes that a model is to grow to, as far as they are said."""
         name, given = self.depth_size, None if width is None else Width.of(width)
         if name is None and (given is None or depth is not None):
-            raise MupscaleError("give width=; depth= needs a base that names it, such as {'width': 64, 'depth': 4}")
+            wider, both = self._base.times(2).plain, {**self._base.sizes, "layers": 4}
+            raise MupscaleError(
+                f"give width={wider} or the like; depth= needs a base that names it as build does, for example {both}"
+            )
         if given is None and depth is None:
             raise MupscaleError("give the size to grow to: width=, depth=, or both")
         if name is None or given is None:

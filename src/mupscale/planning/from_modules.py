@@ -47,8 +47,8 @@ How = Literal["copies", "fresh", "mup"]
 
 ONE_DEPTH = (
     "the two models must have the same class and depth; only widths may differ. To add blocks, make the plan with "
-    "mupscale.plan_depth, where blocks= says which they are, or use a Family whose base names both: {'width': 64, "
-    "'depth': 4}"
+    "mupscale.plan_depth, where blocks= says which they are, or use a Family whose base names both sizes as "
+    "your function does, for example {'hidden': 64, 'layers': 4}"
 )
 
 
