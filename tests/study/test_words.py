@@ -101,14 +101,19 @@ def test_a_comparison_in_words() -> None:
     said = " ".join(summary.measured)
     for piece in ("Tuned at width 32 → 128", "Seeds: 2.", "whole held-out set", "Tuning took 2 % of the total cost"):
         assert piece in said
-    held, contenders = summary.tables
+    held, contenders, budgets = summary.tables
     assert held.about == [summary.forecast["sentence"], "8 of 8 forecasts were right."]
     size = {**summary.forecast, "size": {"sentence": "Width 16 is a better size than 64."}}
-    sized, _ = write_pay_words(replace(summary, forecast=size)).tables
+    sized, *_ = write_pay_words(replace(summary, forecast=size)).tables
     assert sized.about == [held.about[0], "Width 16 is a better size than 64.", held.about[1]]
     label = "grown with fresh units, cost compared with starting over, base model included"
     assert f"{label} 0.58× (0.51× to 0.65×) 0.63× yes" in rows(held)
     assert rows(contenders)[0] == "grown with fresh units 1,024 0.008 none 2,000 134 GFLOPs 0.518 (0.517 to 0.518)"
+    assert budgets.title == "Held-out loss at each budget"
+    assert budgets.head == ["contender", "0.25 of the budget", "0.5 of the budget", "full budget"]
+    told = ["0.600 (0.599 to 0.600) at 39.3 GFLOPs", "0.557 (0.557 to 0.557) at 70.8 GFLOPs"]
+    assert rows(budgets)[0] == " ".join(["grown with fresh units", *told, "0.518 (0.517 to 0.518) at 134 GFLOPs"])
+    assert [row[0] for row in budgets.rows] == [row[0] for row in contenders.rows]
     assert summary.stages[3].label == "Forecast: small contenders, base width 32"
 
 
@@ -167,12 +172,19 @@ def test_diverged_contenders_are_named() -> None:
     *_, second, last = rows(summary.tables[1])
     assert re.fullmatch(r"grown from copies .* 0\.5\d\d \(0\.5\d\d to 0\.5\d\d\) 1 of 3 seeds diverged", last)
     assert second.endswith("diverged")
+    assert plain(summary.tables[2].rows[-2][2]) == "diverged at 66.8 GFLOPs"
     assert (
         "Growing with fresh units and starting over were not measured at a common cost, so they cannot be compared."
         in summary.sentences
     )
     none = comparison(2, lost={"copies": 2, "fresh": 2})
     assert set(cards(none).values()) == {("unknown", "every grown model diverged")}
+
+
+def test_one_budget_has_no_table_of_budgets() -> None:
+    runs = system()
+    alone = replace(runs, contenders=[replace(one, points=one.points[-1:]) for one in runs.contenders])
+    assert [table.title for table in comparison(large=alone).tables] == [one.title for one in comparison().tables[:2]]
 
 
 def test_one_seed_and_a_base_model_of_unknown_cost() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from mupscale.core import Width
 from mupscale.study.contenders import COPIES, COPIES_OWN, FROM_SCRATCH, contender_named
 from mupscale.study.forecast import COST_ROWS, LOSS_ROW
-from mupscale.study.results import Card, ContenderRuns, Curve, PageTable, StudySummary, SystemRuns
+from mupscale.study.results import BudgetPoint, Card, ContenderRuns, Curve, PageTable, StudySummary, SystemRuns
 from mupscale.study.verdict import CostRatio, is_clear
 from mupscale.system import MupscaleError, words
 
@@ -58,12 +58,7 @@ def list_contenders(title: str, runs: SystemRuns, measure: str) -> PageTable:
             return "per parameter"
         return words.format_setting(one.noise) if one.noise else "none"
 
-    def final(one: ContenderRuns) -> str:
-        count, lost = len(one.points[-1].losses), len(one.points[-1].losses) - len(one.finals)
-        more = f"\n{lost} of {count} seeds diverged" if lost else ""
-        return "diverged" if lost == count else _in_two_lines(one.finals) + more
-
-    ranked = sorted(runs.contenders, key=lambda one: float("inf") if one.final is None else one.final)
+    ranked = _ranked(runs)
     rates = [(one.lr, *([] if one.change is None else [one.change[1]])) for one in ranked]
     columns = {
         "contender": [one.shown for one in ranked],
@@ -72,7 +67,7 @@ def list_contenders(title: str, runs: SystemRuns, measure: str) -> PageTable:
         "noise": [noise(one) for one in ranked],
         "steps": [words.format_count(one.steps) for one in ranked],
         "cost": [format_cost(runs, runs.charge(one) + one.points[-1].cost) for one in ranked],
-        f"final {measure}": [final(one) for one in ranked],
+        f"final {measure}": [_loss_after(one.points[-1]) for one in ranked],
     }
     # what else was measured at the end, by those of whom curves are kept
     last: dict[str, Callable[[Curve], list[float]]] = {
@@ -88,6 +83,30 @@ def list_contenders(title: str, runs: SystemRuns, measure: str) -> PageTable:
         "are the mean over the seeds, with their range."
     )
     return PageTable(title, list(columns), [list(row) for row in zip(*columns.values(), strict=True)], note=note)
+
+
+def list_budgets(runs: SystemRuns, measure: str) -> PageTable:
+    """The same contenders with their losses at every budget, and what each has cost there."""
+    parts = [point.budget for point in runs.contenders[0].points]
+    head = ["contender", *("full budget" if part == 1 else f"{part:g} of the budget" for part in parts)]
+    rows = [
+        [one.shown, *(f"{_loss_after(p)}\nat {format_cost(runs, runs.charge(one) + p.cost)}" for p in one.points)]
+        for one in _ranked(runs)
+    ]
+    note = "A cost includes the base model's, if the contender starts from it."
+    return PageTable(f"{measure.capitalize()} at each budget", head, rows, note=note)
+
+
+def _ranked(runs: SystemRuns) -> list[ContenderRuns]:
+    """Lowest loss first, those that diverged last."""
+    return sorted(runs.contenders, key=lambda one: float("inf") if one.final is None else one.final)
+
+
+def _loss_after(point: BudgetPoint) -> str:
+    """The mean over the seeds with their range, and how many diverged."""
+    count, lost = len(point.losses), len(point.losses) - len(point.finite)
+    more = f"\n{lost} of {count} seeds diverged" if lost else ""
+    return "diverged" if lost == count else _in_two_lines(point.finite) + more
 
 
 def _in_two_lines(values: Sequence[float]) -> str:
@@ -296,6 +315,8 @@ def _pay_tables(summary: StudySummary) -> Iterator[PageTable]:
     head = ["what", "forecast", "measured", "right?"]
     yield PageTable("Forecast and outcome", head, rows, [one for one in about if one], note=FORECAST_RANGE)
     yield list_contenders("The contenders (ways to train) at the full budget", summary.large, summary.measure)
+    if any(len(one.points) > 1 for one in summary.large.contenders):
+        yield list_budgets(summary.large, summary.measure)
 
 
 # ---------------------------------------------------------------------------------------------- the paper's comparison
