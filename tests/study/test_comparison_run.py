@@ -20,6 +20,7 @@ from comparison_runs import compare_quietly, facts, few, growing, least
 from mupscale import checkpoint
 from mupscale.cli import main
 from mupscale.cli.studies import RUN, read_study
+from mupscale.engine import read_outcome
 from mupscale.engine.stacked_training import StackRun
 from mupscale.study import contender_named, run_pay
 from mupscale.study.pay import PayStudy
@@ -85,6 +86,10 @@ def test_what_is_in_the_summary(commanded: Commanded) -> None:
             assert all(len(point.losses) == seeds and None not in point.losses for point in one.points)
             chosen = next(tuned for tuned in summary.tuned if tuned.name == one.name)
             assert (one.lr, one.noise) == (chosen.lr, chosen.noise)
+    own = PayStudy(commanded.recipe, HOW, commanded.folder, lambda text: None)
+    before = read_outcome(own.ground.recipe_of(own.system.base_model(summary.base["lr"], 0), own.folder / "stretches"))
+    assert before is not None
+    assert summary.base["losses"] == [before.scores["loss"]]
     assert summary.answer["sentence"].endswith(".")
     assert {row["what"] for row in summary.forecast["held"]} >= {"lowest loss"}
     assert [stage.name for stage in summary.stages] == [

@@ -181,6 +181,21 @@ def test_diverged_contenders_are_named() -> None:
     assert set(cards(none).values()) == {("unknown", "every grown model diverged")}
 
 
+@pytest.mark.parametrize(
+    ("losses", "schedule", "told"),
+    [
+        ([0.7, None, 0.8], "wsd", ["0.750 (0.700 to 0.800), at a learning rate that has not fallen yet"]),
+        ([0.7], "recipe", ["0.700"]),
+        ([None], "wsd", []),
+    ],
+)
+def test_where_growing_starts_from(losses: list[float | None], schedule: str, told: list[str]) -> None:
+    summary = comparison()
+    settings, base = {**summary.settings, "schedule": schedule}, {**summary.base, "losses": losses}
+    table = write_pay_words(replace(summary, base=base, settings=settings)).tables[1]
+    assert table.about == [f"Before growth, the base model's held-out loss is {one}." for one in told]
+
+
 def test_one_budget_has_no_table_of_budgets() -> None:
     runs = system()
     alone = replace(runs, contenders=[replace(one, points=one.points[-1:]) for one in runs.contenders])

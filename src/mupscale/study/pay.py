@@ -148,6 +148,9 @@ class PayStudy:
             summary = trainer.save_summary(self.recipe, self.settings, write_pay_words, **told)
             if not forecast_only:
                 large = self._train(self.system, trainer, tuning)
+                if self.system.start is None:  # where growing starts from
+                    models = [self.system.base_model(told["base"]["lr"], seed) for seed in range(self.settings.seeds)]
+                    told["base"]["losses"] = [trainer.ended[model.key] for model in models]
                 answer = answer_comparison(large)
                 told["forecast"] = {**forecast, "held": check_forecast(forecast, large, answer)}
                 told |= {"large": large, "answer": answer}

@@ -314,7 +314,12 @@ def _pay_tables(summary: StudySummary) -> Iterator[PageTable]:
     about.append(f"{sum(judged)} of {len(judged)} forecasts were right." if judged else "")
     head = ["what", "forecast", "measured", "right?"]
     yield PageTable("Forecast and outcome", head, rows, [one for one in about if one], note=FORECAST_RANGE)
-    yield list_contenders("The contenders (ways to train) at the full budget", summary.large, summary.measure)
+    table = list_contenders("The contenders (ways to train) at the full budget", summary.large, summary.measure)
+    if losses := [loss for loss in summary.base.get("losses", ()) if loss is not None]:
+        before = f"Before growth, the base model's {summary.measure} is {words.format_spread(losses)}"
+        decays = "" if summary.settings["schedule"] == "recipe" else ", at a learning rate that has not fallen yet"
+        table = replace(table, about=[f"{before}{decays}."])
+    yield table
     if any(len(one.points) > 1 for one in summary.large.contenders):
         yield list_budgets(summary.large, summary.measure)
 
