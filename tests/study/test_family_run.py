@@ -339,6 +339,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     said = capsys.readouterr().out
     assert "Two sizes for 0." in said
     assert "checks from scratch" not in said
+    assert "(grow)" not in said
     assert not (tmp_path / "run").exists()
     assert main([*given, "--check", "all"]) == 0
     said = capsys.readouterr().out
@@ -355,6 +356,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert sorted(summary["answer"]["checks"]) == ["4", "6"]
     assert main(["family", str(file), "--sizes", "4;6"]) == 2
     assert "give widths, such as 32,48,64" in capsys.readouterr().err
+    assert main([*given, "--dry-run", "--grow", "[{at: 9, width: 8}]"]) == 0
+    assert capsys.readouterr().out.startswith("Note: the recipe's growth events (grow) are not used.")
 
 
 def test_a_model_that_cannot_take_the_data_is_refused_by_a_dry_run() -> None:

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -195,8 +196,14 @@ def run_command(words: list[str]) -> int:
 def family_command(words: list[str]) -> int:
     from mupscale.study import estimate_family, run_family
 
-    recipe, _, options = read_study(FAMILY, words, _family_of)
-    settings = options["family"]
+    growths: list[Any] = []
+    recipe, _, options = read_study(FAMILY, words, partial(_family_of, growths))
+    settings, is_main = options["family"], not number_in_environment("RANK", 0)
+    if growths and is_main:
+        print_at_once(
+            "Note: the recipe's growth events (grow) are not used. The trunk grows from size to size, as the section "
+            "`family` says."
+        )
     if options["dry_run"]:
         with TemporaryDirectory() as kept:
             show(estimate_family(base_checkpoint(recipe, Path(kept)), settings))
@@ -205,12 +212,13 @@ def family_command(words: list[str]) -> int:
     with folder_to_write(recipe.out) as folder:
         own, command = base_checkpoint(recipe, folder), shlex.join(["mupscale", "family", *words])
         summary = run_family(own, settings, folder, command=command, notes=notes)
-        return 0 if number_in_environment("RANK", 0) else _tell(summary, folder)
+        return _tell(summary, folder) if is_main else 0
 
 
-def _family_of(tree: Tree) -> None:
-    """A family's sizes as the recipe's section has them; they say where the trunk grows, and not the recipe."""
+def _family_of(growths: list[Any], tree: Tree) -> None:
+    """A family's sizes as the recipe's section has them; they say where the trunk grows, and not its growths."""
     adopt_hugging_face_base(tree, unasked=("width", "base_steps"))
+    growths += list_items(tree.get("grow") or [])
     tree["grow"] = []
     section = tree.setdefault("family", {})
     if "sizes" in tree:
