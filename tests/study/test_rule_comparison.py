@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,20 @@ def test_rule_sets_that_coincide_share_their_runs(tmp_path: Path, monkeypatch: p
     rows = {line.partition("  ")[0]: line.split() for line in table.splitlines()}
     assert rows["decay=fixed, width 8"][3:5] == ["6", "models"]
     assert rows["decay=fixed, width 4"][3:5] == ["0", "models"]
+
+
+def test_the_best_rate_at_each_size_is_told() -> None:
+    """Of the mean over seeds; a rate at which a seed diverged is not the best."""
+    small, large, lost = size(8, 0.0, spread=0.2), size(32, 2.0), size(64, 2.0)
+    large["points"][5]["losses"][1] = None
+    for point in lost["points"]:
+        point["losses"] = [None] * 3
+    lines = {"sizes": [small, large, lost], "numbers": measure_transfer([small, large])}
+    table = rules_table({"over": "width", "rules": {"default": lines}}).splitlines()
+    assert [re.split(r"  +", line) for line in table[-2:]] == [
+        ["best rate tried", "width 8", "width 32", "width 64"],
+        ["default", "1", "2", "diverges"],
+    ]
 
 
 @pytest.mark.parametrize(("sizes", "lrs"), [({"batches": [4, 16]}, [2.0, 1.0]), ({"durations": [4, 16]}, [1.0, 0.5])])

@@ -209,13 +209,27 @@ def _with_error(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def rules_table(values: Mapping[str, Any]) -> str:
-    """The numbers of every rule set, each with its standard error over seeds, as a table."""
+    """The numbers of every rule set, each with its standard error over seeds; and below, the best rate at each size."""
     header = ("rules", *(words for words, _ in NUMBERS.values()))
     rows = [
         (name, *(_shown(lines["numbers"][key], times) for key, (_, times) in NUMBERS.items()))
         for name, lines in values["rules"].items()
     ]
-    return text_table(header, rows)
+    sizes = [one["size"] for one in next(iter(values["rules"].values()))["sizes"]]
+    rates_header = ("best rate tried", *(f"{values['over']} {size}" for size in sizes))
+    rates = [(name, *map(_best_rate, lines["sizes"])) for name, lines in values["rules"].items()]
+    return f"{text_table(header, rows)}\n\n{text_table(rates_header, rates)}"
+
+
+def _best_rate(size: Mapping[str, Any]) -> str:
+    """The rate with the lowest mean loss over seeds, at the base width."""
+    best = min(means := _mean_losses(size), key=means.__getitem__)
+    return f"{best:g}" if math.isfinite(means[best]) else "diverges"
+
+
+def _mean_losses(size: Mapping[str, Any]) -> dict[float, float]:
+    """Over seeds, by rate; infinite where one diverged."""
+    return {point["x"]: fmean(_finite(point["losses"])) for point in size["points"]}
 
 
 def rules_in_words(values: Mapping[str, Any]) -> list[str]:
@@ -241,7 +255,7 @@ def rules_in_words(values: Mapping[str, Any]) -> list[str]:
     for name, lines in values["rules"].items():
         at_edge = []
         for one in lines["sizes"]:
-            means = {point["x"]: fmean(_finite(point["losses"])) for point in one["points"]}
+            means = _mean_losses(one)
             at_edge += [str(one["size"])] if min(means, key=means.__getitem__) in ends else []
         if at_edge:
             edges.setdefault(f"{values['over']} {', '.join(at_edge)}", []).append(name)
