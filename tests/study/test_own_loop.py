@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -274,8 +275,12 @@ def test_numbers_are_widths_at_the_depth_of_the_base(deep_family: mu.Family, tmp
 def test_depth_alone_compares_what_new_blocks_are(deep_family: mu.Family, tmp_path: Path) -> None:
     few, many = {"width": 8, "depth": 2}, {"width": 8, "depth": 4}
     settings = StudySettings(widths=[{"width": 4, "depth": 2}], lrs=[LR], budgets=[1.0], seeds=1, small_seeds=1)
-    loop = loop_in(tmp_path, deep_family)
+    said: list[str] = []
+    loop = loop_in(tmp_path, deep_family, note=said.append)
     summary = loop.compare(few, many, trained=12, steps=12, settings=settings)
+    (at,) = (number for number, text in enumerate(said) if text.startswith("  the first run tells the time"))
+    assert said[at - 1].startswith("1/6 ")
+    assert re.search(r" \(about \d+% of all the training is done, about .* left\)$", said[at])
     assert {*summary.answer["ranking"]} == {"from-scratch", "continued", "identity-blocks", "copied-blocks"}
     finals = {one.name: one.final for one in summary.large.contenders}  # type: ignore[union-attr]
     assert finals["identity-blocks"] != finals["copied-blocks"]

@@ -299,9 +299,12 @@ class _LoopTrainer(Trainer):
             for each in fields(Stretch):
                 if each.name not in _UNDERSTOOD and (value := getattr(stretch, each.name)) != each.default:
                     raise MupscaleError(f"a loop of one's own cannot train what a recipe can: {each.name} {value!r}")
+            is_first = self.number == 1 and not self.trained
             self.ended[stretch.key] = self._train_stretch(stretch)
             spent, cost = self.spent[self.name], self.ground.cost(stretch)
             self.spent[self.name] = replace(spent, cost=(spent.cost or 0.0) + cost)
+            if is_first and self.trained and (far := self.describe_progress()):
+                self.note(f"  the first run tells the time{far}")  # as the lines of later stages do
 
     @property
     def own(self) -> OwnLoop:

@@ -243,14 +243,18 @@ class Trainer:
     def stage(self, name: str, about: str) -> Iterator[None]:
         """Everything trained within belongs to this stage."""
         self.number, self.name = self.number + 1, name
-        spent, far = self.spent.values(), ""
-        if self.planned and (done := math.fsum(one.cost or 0.0 for one in spent)):  # about how far the whole study is
-            share, seconds = min(done / self.planned, 0.99), math.fsum(one.seconds for one in spent)
-            left = f", about {rough_time(seconds * (1 - share) / share)} left" if seconds else ""
-            far = f" (about {share:.0%} of all the training is done{left})"
-        self.note((f"{self.number}/{self.stages} {about}" if self.stages else about) + far)
+        self.note((f"{self.number}/{self.stages} {about}" if self.stages else about) + self.describe_progress())
         self.spent.setdefault(name, StageSpent(name, 0.0, read_numbers(self._clock).get(name) or 0.0))
         yield
+
+    def describe_progress(self) -> str:
+        """About how far the whole study is, and how long it still takes; nothing where that is not known."""
+        spent = self.spent.values()
+        if not self.planned or not (done := math.fsum(one.cost or 0.0 for one in spent)):
+            return ""
+        share, seconds = min(done / self.planned, 0.99), math.fsum(one.seconds for one in spent)
+        left = f", about {rough_time(seconds * (1 - share) / share)} left" if seconds else ""
+        return f" (about {share:.0%} of all the training is done{left})"
 
     def train(self, leaves: Sequence[Stretch], *, keep: bool = True) -> list[float | None]:
         """The final losses of these, None: diverged. All that they stand on is trained, unless it is there already.
