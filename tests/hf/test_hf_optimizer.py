@@ -172,7 +172,7 @@ def test_another_rule_for_decay_goes_along_and_is_told(case: Case, tmp_path_fact
     again = hf.param_groups(wide.path, case.wide, torch.optim.AdamW, lr=0.01, weight_decay=0.3)
     assert {name: pytest.approx(group["weight_decay"]) for group in again for name, _ in group["params"]} == decays
     assert "by the rule `sqrt`" in (wide.path / "README.md").read_text()
-    with pytest.raises(mu.MupscaleError, match="give the saved optimizer, too"):
+    with pytest.raises(mu.MupscaleError, match=r"give the saved optimizer, too \(optimizer=\)"):
         hf.upscale(case.folder, case.folder / "out", rules=rules)
     with pytest.raises(mu.MupscaleError, match="growth to 4 layers keeps the learning rates of blocks"):
         hf.GrowTrainerCallback(at=1, layers=4, rules=mu.RuleSet(depth="sqrt"))

@@ -187,7 +187,7 @@ def test_wrong_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     small, out = str(tmp_path / "small"), str(tmp_path / "out")
     for words, sentence in (
         (["--layers", "2"], "A deeper model needs more than that"),
-        (["--layers", "3", "--noise", "1"], "are for a wider model"),
+        (["--layers", "3", "--noise", "1"], "give a width as well (--times 2)"),
         (["--how", "stack"], "add --layers N"),
         (["--deepen", "stack"], "add --layers N"),
         (["--layers", "3", "--how", "stack", "--deepen", "identity"], "give one of them"),
@@ -199,6 +199,8 @@ def test_wrong_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         said = " ".join(capsys.readouterr().err.split())
         assert sentence in said, said
         assert "Traceback" not in said
+    with pytest.raises(mu.MupscaleError, match=r"give a width as well \(times=2\)"):
+        hf.upscale(small, out, layers=3, noise=1.0)
     assert [file.name for file in tmp_path.iterdir()] == ["small"]
     assert main(["inspect", small, "--layers", "1"]) == 1
     assert main(["inspect", small, "--layers", "4", "--how", "interleaved"]) == 0

@@ -222,7 +222,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(run: Path) -> None:
 def test_a_checkpoint_of_another_recipe(run: Path, changes: dict[str, Any], parts: tuple[str, ...]) -> None:
     """The first field is named with both values, and all files are as they were: also the recipe that was right."""
     before = contents(run)
-    with refused(run, "another recipe", *parts):
+    with refused(run, "another recipe", "(out=)", *parts):
         run_recipe(same(run, **changes), resume=True)
     assert contents(run) == before
 
@@ -265,7 +265,7 @@ def test_a_damaged_checkpoint(
 
 def test_data_that_has_changed(run: Path) -> None:
     before = contents(run)
-    with begun(same(run)) as training, refused("the data has changed since the run", run, "restore the data"):
+    with begun(same(run)) as training, refused("the data has changed since the run", "restore the data", "(start="):
         training.data.split.train_x[0] += 1.0  # type: ignore[attr-defined]
         training.begin(resume=True)
     assert contents(run) == before
@@ -546,7 +546,7 @@ def test_data_in_another_precision(dtype: str) -> None:
 
 def test_fewer_steps_than_are_done(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(run)
-    with refused("is already at step 20, but you asked for 15 steps"):
+    with refused("is already at step 20, but you asked for 15 steps", "(steps=)"):
         run_recipe(same(run, steps=15), resume=True)
     assert contents(run) == before
     assert run_recipe(same(run), resume=True).status == "finished"
