@@ -11,7 +11,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mupscale as mu
-from deep_models import REFUSED, RESIDUAL, Deepening, PlainBlock, Residual, Stages, Stream, images, tokens
+from deep_models import (
+    REFUSED,
+    RESIDUAL,
+    Deepening,
+    PlainBlock,
+    Residual,
+    Stages,
+    Stream,
+    TiedByFunction,
+    images,
+    tokens,
+)
 from mupscale.growth import grow_optimizer
 from mupscale.models import GPT2
 
@@ -110,6 +121,29 @@ def test_bad_input() -> None:
         meta = GPT2(11, 8, width=8, head_dim=4, layers=3)
     with pytest.raises(mu.MupscaleError, match="meta device"):
         mu.upscale(shallow, meta, inputs=inputs)
+
+
+def test_a_name_that_has_another_shape_is_another_block_and_no_width() -> None:
+    shallow, deep, inputs = pair(RESIDUAL["stages-in-one-list"])
+    mu.upscale(shallow, deep, inputs=inputs)
+    torch.testing.assert_close(deep(inputs), shallow(inputs), rtol=1e-12, atol=1e-12)
+    with pytest.raises(mu.MupscaleError, match="Depth grows by blocks of one shape"):  # and no talk of the batch
+        mu.upscale(pair(RESIDUAL["resnet"])[0], Stages(4), grow=mu.Stack(), inputs=images().double())
+
+
+def test_a_list_of_other_blocks_says_so() -> None:
+    """Not that only widths may differ: the list is longer, but nothing tells what a new block is."""
+    narrow, wide = Stream(2, Residual), Stream(4, Residual)
+    narrow.blocks.append(PlainBlock()), wide.blocks.extend((PlainBlock(), PlainBlock()))
+    with pytest.raises(mu.MupscaleError, match="different classes"):
+        mu.upscale(narrow, wide, inputs=tokens())
+
+
+def test_a_model_whose_copies_use_its_own_weights_is_grown_and_said_to_be_untried() -> None:
+    shallow, deep, inputs = pair(Deepening(TiedByFunction))
+    with pytest.warns(mu.UncheckedPlan, match=r"a copy of the model still uses 'embed\.weight' of the original"):
+        mu.upscale(shallow, deep, inputs=inputs)
+    torch.testing.assert_close(deep(inputs), shallow(inputs), rtol=1e-12, atol=1e-12)
 
 
 def test_positions() -> None:

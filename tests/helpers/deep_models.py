@@ -201,6 +201,36 @@ class Stages(nn.Module):
         return self.head(self.two(self.one(torch.relu(self.stem(x)))).mean((2, 3)))
 
 
+class OneList(nn.Module):
+    """Two stages in one list, whose middle block changes the width: the deep model has other shapes at its place."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        half = layers // 2
+        kinds = [*[(D, D)] * half, (D, 2 * D), *[(2 * D, 2 * D)] * (layers - half)]
+        self.embed, self.head = nn.Embedding(VOCAB, D), nn.Linear(2 * D, VOCAB)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(a), nn.Linear(a, b)) for a, b in kinds)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            y = torch.tanh(block(x))
+            x = (x if x.shape == y.shape else torch.cat([x, x], -1)) + y
+        return self.head(x)
+
+
+class TiedByFunction(Stream):
+    """A readout that is a function of the model itself, which a copy of the model keeps."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__(layers, Residual)
+        self.head = nn.Identity()
+        self.read = lambda x: x @ self.embed.weight.t()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.read(super().forward(tokens))
+
+
 def _sequential(layers: int) -> nn.Module:
     return nn.Sequential(nn.Embedding(VOCAB, D), *(Residual() for _ in range(layers)), nn.Linear(D, VOCAB))
 
@@ -234,6 +264,7 @@ RESIDUAL: dict[str, Deepening] = {
     "gpt2": Deepening(lambda n: GPT2(VOCAB, CONTEXT, width=8, head_dim=4, layers=n)),
     "gpt2-untied": Deepening(lambda n: GPT2(VOCAB, CONTEXT, width=8, head_dim=4, layers=n, tied=False, bias=False)),
     "resnet": Deepening(Stages, images),
+    "stages-in-one-list": Deepening(OneList),
     "resnet-of-one-block": Deepening(lambda n: Stages(max(1, n - 2)), images),
     "two-streams": Deepening(lambda n: Turns(n, "streams")),
     "kinds-in-turn": Deepening(lambda n: Turns(n, "turns")),

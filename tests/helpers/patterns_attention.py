@@ -110,6 +110,17 @@ class InBatch(Apart):
         return self.o(y.view(b, self.n, t, -1).transpose(1, 2).reshape(b, t, n))
 
 
+@pattern("attention and feed-forward side by side, joined and read by one layer", X)
+class Joined(Apart):
+    def make(self, k: int) -> None:
+        super().make(k, 2 * k, 4, 0.5)
+        self.u, self.o = linear(k, 30 * k), nn.Linear(38 * k, 8 * k)  # heads of 4 units, of which 30 are no multiple
+
+    def mix(self, h: Tensor) -> Tensor:
+        joined = attend(*self.heads(h), scale=self.scale).transpose(1, 2).flatten(2)
+        return self.o(torch.cat([joined, F.gelu(self.u(h))], 2))
+
+
 @pattern("heads split and stacked along the batch", X)
 class StackedHeads(Apart):
     def make(self, k: int) -> None:

@@ -62,6 +62,7 @@ DEAR = (
 
 
 ALONE = {
+    "attention and feed-forward side by side, joined and read by one layer",
     *("positions divided by sqrt(width), norm by length", "table and waves, a buffer that is not saved"),
     "across units, softmax with a threshold",
 }
@@ -370,7 +371,6 @@ def test_word2vec_is_seen_to_grow_and_learns_its_constant_from_a_batch() -> None
     assert check(mu.Family(Word2Vec, base=64, inputs=pairs)).ok
 
 
-@pytest.mark.quick("separate heads grow")
 class Recurrent(nn.Module):
     """A state that is written in place in eval mode, so that gradients can be had in training mode alone."""
 

@@ -69,14 +69,7 @@ adapted("LoRA and trained norms", "LoraConfig", r=2, target_modules=["q_proj"], 
 adapted("DoRA on Llama", "LoraConfig", r=2, use_dora=True, target_modules=PROJECTIONS)
 adapted("DoRA on GPT-2", "LoraConfig", gpt2, r=2, use_dora=True, target_modules=["c_fc"], fan_in_fan_out=True)
 adapted("IA3", "IA3Config", target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"])
-adapted(
-    "LoHa",
-    "LoHaConfig",
-    r=2,
-    target_modules=PROJECTIONS,
-    refused="draws random numbers",
-    why="draws a random number while it trains, whether to drop the adapter",
-)
+adapted("LoHa", "LoHaConfig", r=2, target_modules=PROJECTIONS)
 adapted("LoHa, in evaluation mode", "LoHaConfig", training=False, r=2, target_modules=PROJECTIONS)
 adapted(
     "LoKr",

@@ -59,7 +59,10 @@ vit_pytorch("RvT", "rvt:RvT")
 vit_pytorch("patch merger", "vit_with_patch_merger:ViT", lambda k: vit(k) | {"patch_merge_num_tokens": 3})
 vit_pytorch("ViT with learnable memory", "learnable_memory_vit:ViT")
 vit_pytorch(
-    "nViT", "normalized_vit:nViT", refused="div of .* no copies", why="divides weights by their length, which grows"
+    "nViT",
+    "normalized_vit:nViT",
+    refused="lerp of .* no copies",
+    why="divides weights by their length, which grows",
 )
 vit_pytorch("PiT", "pit:PiT", lambda k: vit(k) | {"depth": (1, 1)})
 vit_pytorch("XCiT", "xcit:XCiT", lambda k: vit(k) | {"cls_depth": 1})

@@ -105,6 +105,17 @@ def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Modul
     return copied
 
 
+def why_not_a_copy(model: nn.Module, used: Iterable[Tensor]) -> str:
+    """Why a copy of the model that uses these tensors when it runs cannot stand for it; nothing where it can."""
+    originals = {id(p): name for name, p in parameters(model).items()}
+    if kept := [originals[id(tensor)] for tensor in used if id(tensor) in originals]:
+        return (
+            f"a copy of the model still uses '{kept[0]}' of the original: a function in the model refers to the model "
+            "itself, and copy.deepcopy does not see that"
+        )
+    return ""
+
+
 def keep_attributes(model: nn.Module, copied: nn.Module) -> None:
     """Give a copy's parameters the attributes of the model's, which torch's deepcopy leaves out."""
     for old, new in zip(model.parameters(), copied.parameters(), strict=True):

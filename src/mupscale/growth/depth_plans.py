@@ -36,8 +36,8 @@ from mupscale.core import (
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.residual_branches import Writers, find_writers
 from mupscale.growth.writing import SAME, distance, grown_in_float64
-from mupscale.planning import run_in_float64, tensors_in
-from mupscale.system import MupscaleError, checks_arguments
+from mupscale.planning import record_run, run_in_float64, tensors_in
+from mupscale.system import MupscaleError, UncheckedPlan, checks_arguments, warn
 
 
 class Place(NamedTuple):
@@ -150,17 +150,9 @@ def find_block_lists(shallow: nn.Module, deep: nn.Module, blocks: str | None = N
     A ModuleDict whose keys are 0, 1, … is such a list, too.
     blocks: the path of the blocks, with * in place of their number ("encoder.layer*"), where they lie in no such list.
     """
-    ours, theirs = naming.modules(shallow), naming.modules(deep)
     if blocks is not None:
-        return [_named_blocks(blocks, ours, theirs)]
-    lists: list[BlockList] = []
-    for path, module in ours.items():
-        other = theirs.get(path)
-        if other is None or not _is_list(module) or not _is_list(other) or len(module._modules) == len(other._modules):
-            continue
-        is_stored = any(True for _ in (*other.parameters(), *other.buffers()))
-        if is_stored and not any(path.startswith(f"{block}.") for one in lists for block in one.deep):
-            lists.append(_longer_list(path, module, other))
+        return [_named_blocks(blocks, naming.modules(shallow), naming.modules(deep))]
+    lists = longer_lists(shallow, deep)
     if not lists:
         same = naming.parameters(shallow).keys() == naming.parameters(deep).keys()
         raise MupscaleError(
@@ -169,6 +161,20 @@ def find_block_lists(shallow: nn.Module, deep: nn.Module, blocks: str | None = N
             else "no ModuleList or Sequential is longer in the deep model, so the library cannot find its blocks. "
             "Name them: blocks='path.of.the.blocks.*', with * in place of their number"
         )
+    return lists
+
+
+def longer_lists(shallow: nn.Module, deep: nn.Module) -> list[BlockList]:
+    """The lists of blocks that are longer in the deep model, if any; an error where one cannot be grown."""
+    ours, theirs = naming.modules(shallow), naming.modules(deep)
+    lists: list[BlockList] = []
+    for path, module in ours.items():
+        other = theirs.get(path)
+        if other is None or not _is_list(module) or not _is_list(other) or len(module._modules) == len(other._modules):
+            continue
+        is_stored = any(True for _ in (*other.parameters(), *other.buffers()))
+        if is_stored and not any(path.startswith(f"{block}.") for one in lists for block in one.deep):
+            lists.append(_longer_list(path, module, other))
     return lists
 
 
@@ -259,18 +265,46 @@ def plan_depth(
     """
     operator, rule = grow or Identity(), (rules or RuleSet()).depth
     lists = find_block_lists(shallow, deep, blocks)
-    ours, theirs = ({**naming.parameters(model), **naming.buffers(model)} for model in (shallow, deep))
-    moves = {path: (source, False) for one in lists for path, source in one.moved.items()}
-    needed = {}
-    for one in lists:
-        for path, place in zip(one.deep, fitting_places(one, operator, ours, theirs), strict=True):
-            moves[path] = one.shallow[place.block], place.is_new
-            if rule != "none" or (place.is_new and not operator.copies):
-                needed[path] = moves[path]
+    ours, theirs = _tensors(shallow), _tensors(deep)
+    moves = _moves(lists, operator, ours, theirs)
+    origins = _origins(lists, moves, ours, theirs)
+    every = rule != "none"  # rates of old blocks follow the depth, too
+    in_blocks = [path for one in lists for path in one.deep]
+    needed = {path: moves[path] for path in in_blocks if every or (moves[path][1] and not operator.copies)}
     written = _find_written(shallow, deep, lists, needed, inputs, writers)
     silent = {f"{path}.{name}": value for path, names in written.items() for name, value in names.items()}
     tied = {group[0]: group for group in naming.aliases(naming.unwrap(deep).named_parameters(remove_duplicate=False))}
     entries = {}
+    for name, (origin, is_new) in origins.items():
+        source = TensorSource(origin, "copy" if is_new else "old")
+        if is_new and not operator.copies:
+            source = TensorSource(origin, "silent", silent[name]) if name in silent else TensorSource(origin, "drawn")
+        narrow, wide = tuple(ours[origin].shape), tuple(theirs[name].shape)
+        entries[name] = Entry(narrow, wide, names=tied.get(name, (name,)), source=source)
+    parameters = {name: entries[name] for name in naming.parameters(deep)}
+    plan = Plan(parameters, {name: entries[name] for name in naming.buffers(deep)}, mup=not operator.copies)
+    return with_depth(plan, lists, written, rule, undo=not operator.copies)
+
+
+def _moves(
+    lists: Sequence[BlockList], operator: DepthOperator, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]
+) -> dict[str, tuple[str, bool]]:
+    """Of each block of the deep model, and of what follows blocks: its path in the shallow one; whether it is new."""
+    moves = {path: (source, False) for one in lists for path, source in one.moved.items()}
+    for one in lists:
+        for path, place in zip(one.deep, fitting_places(one, operator, ours, theirs), strict=True):
+            moves[path] = one.shallow[place.block], place.is_new
+    return moves
+
+
+def _origins(
+    lists: Sequence[BlockList],
+    moves: Mapping[str, tuple[str, bool]],
+    ours: Mapping[str, Tensor],
+    theirs: Mapping[str, Tensor],
+) -> dict[str, tuple[str, bool]]:
+    """Of each of the deep model's tensors, the shallow one's that it comes from, and whether it is of a new block."""
+    origins = {}
     for name, tensor in theirs.items():
         path = next((path for path in moves if name.startswith(f"{path}.")), "")
         old, is_new = moves.get(path, ("", False))
@@ -282,13 +316,23 @@ def plan_depth(
                 f"one: the two differ in more than the number of blocks of {', '.join(one.path for one in lists)}; "
                 "build both at the same width, or name the blocks (blocks=)"
             )
-        source = TensorSource(origin, "copy" if is_new else "old")
-        if is_new and not operator.copies:
-            source = TensorSource(origin, "silent", silent[name]) if name in silent else TensorSource(origin, "drawn")
-        entries[name] = Entry(narrow, shape, names=tied.get(name, (name,)), source=source)
-    parameters = {name: entries[name] for name in naming.parameters(deep)}
-    plan = Plan(parameters, {name: entries[name] for name in naming.buffers(deep)}, mup=not operator.copies)
-    return with_depth(plan, lists, written, rule, undo=not operator.copies)
+        origins[name] = origin, is_new
+    return origins
+
+
+def why_not_depth_alone(shallow: nn.Module, deep: nn.Module, operator: DepthOperator) -> MupscaleError | None:
+    """Why shapes say that the two models differ in more than the number of blocks; None where they do not."""
+    lists = find_block_lists(shallow, deep)
+    ours, theirs = _tensors(shallow), _tensors(deep)
+    try:
+        _origins(lists, _moves(lists, operator, ours, theirs), ours, theirs)
+    except MupscaleError as error:
+        return error
+    return None
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {**naming.parameters(model), **naming.buffers(model)}
 
 
 def with_more_blocks(shallow: nn.Module, deep: nn.Module, grow: DepthOperator) -> nn.Module:
@@ -466,6 +510,9 @@ def check_silent_blocks(shallow: nn.Module, deep: nn.Module, plan: Plan, inputs:
     far = max(map(distance, before, after), default=0.0)
     if far <= SAME or max(map(distance, before, outputs(small, 1))) > SAME:
         return  # what draws random numbers while it runs cannot be compared
+    if why := naming.why_not_a_copy(shallow, record_run(small, batch).run.leaves.values()):
+        warn(f"this growth has not been tried: {why}", UncheckedPlan)
+        return
     raise MupscaleError(
         f"the deep model's outputs differ by {far:.1g}, although its new blocks write nothing into the residual "
         "stream. Something depends on the number of blocks, or on what a block computes besides its output. Grow by "

@@ -18,7 +18,9 @@ from mupscale.growth.depth_plans import (
     DepthOperator,
     check_silent_blocks,
     find_block_lists,
+    longer_lists,
     plan_depth,
+    why_not_depth_alone,
     with_more_blocks,
 )
 from mupscale.growth.experts import Experts, find_experts, plan_experts
@@ -188,12 +190,8 @@ def upscale(
 
 
 def _has_more_blocks(narrow: nn.Module, wide: nn.Module) -> bool:
-    if naming.parameters(narrow).keys() == naming.parameters(wide).keys():
-        return False
-    try:
-        return bool(find_block_lists(narrow, wide))
-    except MupscaleError:
-        return False
+    same_names = naming.parameters(narrow).keys() == naming.parameters(wide).keys()
+    return not same_names and bool(longer_lists(narrow, wide))
 
 
 def _said_of_experts(grow: Grow | None, narrow: nn.Module, wide: nn.Module, *, exact: bool) -> Experts | None:
@@ -249,15 +247,23 @@ def _plan_of_blocks(
     Depth comes first, on a copy of the narrow model; the plan for widths goes from there to the wide model.
     """
     ours, theirs = naming.parameters(narrow), naming.parameters(wide)
-    is_wider = any(ours[name].shape != theirs[name].shape for name in ours.keys() & theirs.keys())
-    refuse_idle_operator(grow, noise, wider=is_wider, deeper=True)
-    if not is_wider:
+    odd = [name for name in ours.keys() & theirs.keys() if ours[name].shape != theirs[name].shape]
+    # a name may have another shape because other blocks stand there: at the end of a stage, say
+    misfit = why_not_depth_alone(narrow, wide, deeper) if odd else None
+    refuse_idle_operator(grow, noise, wider=misfit is not None, deeper=True)
+    if misfit is None:
         return plan_depth(narrow, wide, grow=deeper, inputs=inputs, rules=rules)
 
     middle = with_more_blocks(narrow, wide, deeper)
-    depth = plan_depth(narrow, middle, grow=deeper, inputs=inputs, rules=rules)
-    if inputs is not None and not deeper.copies:
-        check_silent_blocks(narrow, middle, depth, inputs)
+    try:
+        depth = plan_depth(narrow, middle, grow=deeper, inputs=inputs, rules=rules)
+        if inputs is not None and not deeper.copies:
+            check_silent_blocks(narrow, middle, depth, inputs)
+    except MupscaleError as error:
+        in_blocks = tuple(f"{path}." for one in find_block_lists(narrow, wide) for path in (*one.shallow, *one.deep))
+        if all(name.startswith(in_blocks) for name in odd):
+            raise misfit from error
+        raise
     if fresh is not None:
         fresh = with_more_blocks(fresh if isinstance(fresh, nn.Module) else fresh(), wide, deeper)
     width = _plan_of_widths(middle, wide, wider, inputs, fresh)

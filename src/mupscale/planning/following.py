@@ -780,9 +780,9 @@ def _with_other_orders(follower: Follower, position: int) -> Iterator[Guess]:
 
 
 def _equal_blocks(follower: Follower, sources: frozenset[Dim], axis: Axis) -> Iterator[dict[Dim, Axis]]:
-    """Blocks of any one length for parameters' outputs, which are flattened with the batch, or in some other way."""
+    """Blocks of one length for parameters' outputs: the axis's own, else any, where these are flattened in some way."""
     sizes = {spot: follower.small.weights[spot[0]].shape[spot[1]] for spot in sources}
-    for length in range(1, max(sizes.values(), default=0) + 1):
+    for length in dict.fromkeys((axis.block, *range(1, max(sizes.values(), default=0) + 1))):
         orders = {spot: Axis(axis.times, length) for spot, size in sizes.items() if size % length == 0}
         if all(follower.large.weights[n].shape[d] == sizes[n, d] * axis.times for n, d in orders):
             yield orders
@@ -974,14 +974,9 @@ class _Search:
         check_same_names("the narrow model", ours, "the wide model", theirs, ONE_DEPTH, what="parameter or buffer")
         self.narrow_run = record_run(self.small, self.batch).run
         self.wide_run = record_run(self.large, self.batch).run
-        originals = {id(p): name for name, p in naming.parameters(narrow).items()}
-        for leaf in self.narrow_run.leaves.values():
-            if id(leaf) in originals:
-                raise MupscaleError(
-                    f"a copy of the model still uses '{originals[id(leaf)]}' of the original: a function in the model "
-                    "refers to the model itself, and copy.deepcopy does not see "
-                    f"that{ways_out(forward='refer to it in forward instead', no_inputs='leave out inputs=')}"
-                )
+        if why := naming.why_not_a_copy(narrow, self.narrow_run.leaves.values()):
+            ways = ways_out(forward="refer to it in forward instead", no_inputs="leave out inputs=")
+            raise MupscaleError(f"{why}{ways}")
         self.compared = _comparable(self.narrow_run, self.wide_run)
         self.passes = 0
 
@@ -1080,7 +1075,7 @@ def _comparable(ours: RecordedRun, theirs: RecordedRun) -> tuple[RecordedRun, Re
 def _role(name: str, written: Written, guess: Guess) -> Role | None:
     fold, offset = (_tidy(number) for number in guess.folds.get(name, (1.0, 0.0)))
     inputs, outputs = ([written.axes[d] for d in dims] for dims in (written.inputs, written.outputs))
-    if any(axis.sections for axis in inputs) or any(len(set(axes)) > 1 for axes in (inputs, outputs)):
+    if any(len(set(axes)) > 1 for axes in (inputs, outputs)):
         return None
     out, in_ = (axes[0] if axes else 1 for axes in (outputs, inputs))
     return Role(written.outputs, written.inputs, out, in_, fold, offset=offset)
