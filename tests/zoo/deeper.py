@@ -17,7 +17,7 @@ from mupscale.planning import in_double, run_in_float64, tensors_in
 from table import LIBRARIES, MODELS
 from third_party import Model
 
-NOT_RESIDUAL = r"no residual connection|transformed before|post-norm"
+NOT_RESIDUAL = r"no residual connection|transformed before|post-norm|where it ends cannot be told"
 SHAPES = r"cannot come from .* Depth grows by blocks of one shape"
 FLOAT32 = "does not run on the batch in float64"
 SKIPS = "its up blocks read what the down blocks have kept, one block for each"

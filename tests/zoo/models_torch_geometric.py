@@ -80,11 +80,6 @@ layers(
     why="pads the features with zeros up to the width",
 )
 layers("LEConv", lambda layer, n, m, k: layer(n, m))
-layers(
-    "SuperGATConv",
-    lambda layer, n, m, k: layer(n, 4, heads=2 * k),
-    refused="'first'.* (no copies|they differ)",  # which one depends on the draws
-    why="draws pairs of nodes at random while it trains",
-)
+layers("SuperGATConv", lambda layer, n, m, k: layer(n, 4, heads=2 * k))
 layers("FiLMConv", lambda layer, n, m, k: layer(n, m))
 layers("GeneralConv", lambda layer, n, m, k: layer(n, m, attention=True, heads=2))

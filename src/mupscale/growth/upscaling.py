@@ -8,6 +8,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any, overload
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -17,7 +18,6 @@ from mupscale.growth.copies import Copies, is_replica, replica_in_words
 from mupscale.growth.depth_plans import (
     DepthOperator,
     check_silent_blocks,
-    find_block_lists,
     longer_lists,
     plan_depth,
     why_not_depth_alone,
@@ -41,6 +41,7 @@ from mupscale.planning import (
     initial_means,
     initial_std,
     keeps_outputs,
+    run_on_batch,
 )
 from mupscale.planning import plan as make_plan
 from mupscale.system import MupscaleError, NotNegative, ReplicaWarning, UncheckedPlan, checks_arguments, warn, words
@@ -260,14 +261,18 @@ def _plan_of_blocks(
         if inputs is not None and not deeper.copies:
             check_silent_blocks(narrow, middle, depth, inputs)
     except MupscaleError as error:
-        in_blocks = tuple(f"{path}." for one in find_block_lists(narrow, wide) for path in (*one.shallow, *one.deep))
-        if all(name.startswith(in_blocks) for name in odd):
-            raise misfit from error
-        raise
+        raise (error if inputs is None or _runs(middle, inputs) else misfit) from error
     if fresh is not None:
         fresh = with_more_blocks(fresh if isinstance(fresh, nn.Module) else fresh(), wide, deeper)
     width = _plan_of_widths(middle, wide, wider, inputs, fresh)
     return replace(depth.then(width), mup=width.mup, tried_by=width.tried_by)
+
+
+def _runs(model: nn.Module, inputs: Any) -> bool:
+    with suppress(MupscaleError), torch.no_grad():
+        run_on_batch(model, inputs)
+        return True
+    return False
 
 
 def _plan_of_widths(
