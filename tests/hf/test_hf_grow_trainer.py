@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ pytest.importorskip("accelerate")
 import mupscale as mu  # noqa: E402
 from hf_trainer_runs import losses, rates, small_llama, train  # noqa: E402
 from mupscale import MupscaleError, hf  # noqa: E402
+from mupscale.hf.record import Record  # noqa: E402
 
 
 def test_copies_go_on_as_the_small_model_would(tmp_path: Path) -> None:
@@ -63,6 +65,24 @@ def test_fresh_units_another_rate_and_another_rule_for_decay(tmp_path: Path) -> 
     assert trainer.model.config.hidden_size == 24
     assert trainer.model.config.num_key_value_heads == 3
     assert all(loss == loss for loss in losses(trainer))
+
+
+@pytest.mark.parametrize(("how", "times"), [({"lr": 1e-3}, 0.4), ({"scale_lr": 0.5, "layers": 3}, 0.5)])
+def test_verify_knows_the_rate_that_the_growth_set(how: dict[str, Any], times: float, tmp_path: Path) -> None:
+    """From mupscale.json, which says the same after a stop; a later checkpoint is told from the one of the growth."""
+    settings = {"save_strategy": "steps", "save_steps": 1, "steps": 3}
+    train(tmp_path, hf.GrowTrainerCallback(at=2, times=2, **how), **settings)
+    narrow, wide, later = (tmp_path / name for name in ("narrow-checkpoint-2", "checkpoint-2", "checkpoint-3"))
+    report = hf.verify(narrow, wide)
+    assert report.ok
+    assert next(row.note for row in report.rows if row.what == "optimizer.pt") == f"rates × {times}"
+    assert f"{wide} is the checkpoint right after the growth" in hf.verify(narrow, later).verdict
+    shutil.rmtree(later)
+    train(tmp_path, hf.GrowTrainerCallback(at=2, times=2, **how), resume=True, **settings)
+    assert Record.load(later).growths == Record.load(wide).growths
+    record = Record.load(wide)
+    replace(record, growths=(*record.growths[:-1], replace(record.growths[-1], scale_lr=1.0))).save(wide)
+    assert "'lr of " in hf.verify(narrow, wide).verdict
 
 
 def test_what_cannot_grow_is_said_before_training(tmp_path: Path) -> None:

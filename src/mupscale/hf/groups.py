@@ -339,6 +339,8 @@ def _grown_once(saved: SavedOptimizer, step: PlannedGrowth, cls: type[Optimizer]
     if warns:
         wide.warn_of_inexact_decay()
     groups = [([name for name, _ in group.pop("params")], group) for group in wide.groups()]
+    for _, group in groups if step.growth.scale_lr != 1 else ():
+        group["lr"] = optim.scale(group["lr"], step.growth.scale_lr)
     hypers, first, build = saved.hyper_by_name, saved.groups[0][1], partial(cls, [nn.Parameter(torch.zeros(1, 1))])
     needed = [n for n, p in inspect.signature(cls).parameters.items() if p.default is p.empty and n in first]
     one = build(**{name: first[name] for name in needed})  # which tells what new entries of a state start with

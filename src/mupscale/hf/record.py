@@ -47,7 +47,7 @@ class GrowthStep:
     """One upscaling: by how much, by which operator, drawn from which seed.
 
     sizes: what it became, for a reader. layers, deepen: how many it has since, and what the new ones are. experts: of
-    the mixture that it became.
+    the mixture that it became. scale_lr: by what it multiplied the learning rates, beside what the width asks for.
     """
 
     times: Times
@@ -57,6 +57,7 @@ class GrowthStep:
     layers: int | None = None
     deepen: Deepen = "identity"
     experts: depths.ExpertCounts | None = None
+    scale_lr: float = 1.0
 
     def __post_init__(self) -> None:
         if isinstance(self.grow, Copies):  # one noise is written one way
@@ -111,6 +112,7 @@ class GrowthStep:
     def to_json(self) -> dict[str, Any]:
         noise = {"noise": self.noise.std, "seed": self.seed, "unit": self.noise.unit}
         content: dict[str, Any] = {"times": self.times.to_json(), **noise}
+        content |= {} if self.scale_lr == 1 else {"scale_lr": self.scale_lr}
         if self.experts is not None:
             return {**content, "how": "experts", **asdict(self.experts)}
         if self.layers is not None:
@@ -123,18 +125,19 @@ class GrowthStep:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> GrowthStep:
         how = content.get("how", "copies")
-        times, seed = Times.from_json(content["times"]), content["seed"]
+        times = Times.from_json(content["times"])
+        own: dict[str, Any] = {"seed": content["seed"], "scale_lr": float(content.get("scale_lr", 1.0))}
         if how in get_args(Deepen):
-            return cls(times, seed=seed, layers=int(content["layers"]), deepen=how)
+            return cls(times, layers=int(content["layers"]), deepen=how, **own)
         if how == "experts":
             experts = depths.ExpertCounts(int(content["experts"]), int(content["top_k"]), content["router"])
-            return cls(times, seed=seed, experts=experts)
+            return cls(times, experts=experts, **own)
         if how not in OPERATORS:
             raise ValueError(f"a growth by {how!r}, which this version does not know")
         told = {field.name: content[field.name] for field in fields(OPERATORS[how].make) if field.name in content}  # type: ignore[arg-type]
         if "noise" in told:
             told["noise"] = GaussianNoise(told["noise"], content["unit"])
-        return cls(times, OPERATORS[how].make(**told), seed, content.get("sizes", {}))
+        return cls(times, OPERATORS[how].make(**told), sizes=content.get("sizes", {}), **own)
 
 
 @dataclass(frozen=True)

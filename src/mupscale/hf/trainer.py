@@ -307,6 +307,8 @@ class GrowTrainerCallback(InvariantClipping):
                 "it with the model and the callbacks that it had, or begin in a different output_dir"
             )
         _load_renamed(trainer.model, found[step])
+        if (one := _IN_CHARGE.get(trainer.model)) is not None:  # which was made again from another learning rate
+            one.record = Record.find(found[step]) or one.record
         return str(found[step])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
@@ -347,9 +349,11 @@ class GrowTrainerCallback(InvariantClipping):
     def _grow(self, model: nn.Module, optimizer: Optimizer, scheduler: Any) -> None:
         """Grow all three in place, since the Trainer's loop holds on to them."""
         (width, deeper), config = self._asked(model), _config_of(model)
-        earlier, lr, rates = _IN_CHARGE.get(model), self.lr, _rates(optimizer)
-        if self.scale_lr != 1:
-            lr = rates[0] * self.scale_lr
+        earlier, lr, rates, scale_lr = _IN_CHARGE.get(model), self.lr, _rates(optimizer), self.scale_lr
+        if lr is not None:
+            scale_lr = lr / next((rate for rate in rates if rate), 1.0)
+        elif scale_lr != 1:
+            lr = rates[0] * scale_lr
             if not all(math.isclose(rate, rates[0], rel_tol=1e-6) for rate in rates):
                 raise MupscaleError(
                     f"scale_lr= takes parameter groups of one learning rate, and after step {self.at} they have "
@@ -359,6 +363,7 @@ class GrowTrainerCallback(InvariantClipping):
         grown, grown_optimizer = nn.Module.__new__(type(model)), optimizer
         grown.__dict__.update(model.__dict__)
         growths = [width] if deeper is None else [deeper] if width.times == Times() else [width, deeper]
+        growths[-1] = replace(growths[-1], scale_lr=scale_lr)
         steps = plan_growths(growths, config, None, record)
         with following_rules(optimizer, self.rules):
             for number, step in enumerate(steps):

@@ -549,7 +549,7 @@ def _compare_files(relation: Relation) -> tuple[list[ComparisonRow], Difference 
     for off in tensor_differences(relation.small, relation.wide, steps):
         worst, old, new = max(worst, off.whole), max(old, off.old), max(new, off.new)
         if first is None and not (off.whole <= limit and off.old <= exact):
-            first = Difference(off.name, "parameter", off.whole, _FILES_ADVICE)
+            first = Difference(off.name, "parameter", off.whole, _FILES_ADVICE + _right_after(relation))
     if relation.fresh is None and not relation.deepened:
         return [ComparisonRow("tensors in the files", worst, limit)], first
     return [
@@ -571,8 +571,17 @@ def _compare_optimizer(relation: Relation, rows: list[ComparisonRow], notes: lis
     except MupscaleError as error:
         notes.append(f"Not compared: {OPTIMIZER_FILE}, since {error}")
         return None
-    rows.append(ComparisonRow(OPTIMIZER_FILE, far, _OF_STATE))
-    return None if far <= _OF_STATE else Difference(name, "parameter", far, _STATE_ADVICE)
+    times = math.prod(growth.scale_lr for growth in relation.growths)
+    rows.append(ComparisonRow(OPTIMIZER_FILE, far, _OF_STATE, "" if times == 1 else f"rates × {times:.3g}"))
+    return None if far <= _OF_STATE else Difference(name, "parameter", far, _STATE_ADVICE + _right_after(relation))
+
+
+def _right_after(relation: Relation) -> str:
+    """Where a growth in a Trainer's run left the wide checkpoint, if WIDE is a later one."""
+    small = relation.small.folder
+    grown = small.with_name(small.name.removeprefix("narrow-"))
+    is_another = grown != small and grown.is_dir() and not grown.samefile(relation.wide.folder)
+    return f" {grown} is the checkpoint right after the growth." if is_another else ""
 
 
 def _limits(relation: Relation, plan: Plan | None, precision: torch.dtype, tolerance: float | None) -> _Limits:
