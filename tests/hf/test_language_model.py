@@ -123,6 +123,10 @@ def test_costs_are_flops_and_small_widths_are_named(
     assert "cannot have hidden size 18" in capsys.readouterr().err
     assert main([*command, "--width", "16", "--study.widths", "[8]"]) == 1
     assert f"{folder} holds a model of width 16, and the width to grow to is 16" in capsys.readouterr().err
+    assert main([*command, "--width", "24"]) == (1 if kind == "llama" else 0)  # 2 key/value heads, and 3
+    why = r"16 its number of key/value heads is 2, so here it would be 1\.5.* 8 → 12; tune at the base "
+    other = r"model's own width \(study\.widths \[16\]\), or grow to a multiple, such as 32$"
+    assert bool(re.search(why + other, capsys.readouterr().err)) == (kind == "llama")
 
 
 def save_other_weights(folder: Path) -> None:

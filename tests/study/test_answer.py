@@ -276,5 +276,26 @@ def test_small_widths_by_themselves() -> None:
         {"d_model": 8, "head_dim": 16},
         {"d_model": 16, "head_dim": 16},
     ]
-    with pytest.raises(MupscaleError, match=r"a small part of width 5.*StudySettings\.widths"):
+    with pytest.raises(MupscaleError, match=r"1/4 and 1/2 of width 5 are not whole.*StudySettings\.widths"):
         StudySettings().small_widths(5, 10)
+
+
+def test_a_small_width_that_the_model_can_have_is_found_far_from_the_usual_ones() -> None:
+    """As of a model with few key/value heads: its small width, and the one after growth, are multiples of much."""
+
+    def why_not(width: Any) -> str:
+        return f"{width} leaves half a head" if width % 2048 else ""
+
+    assert StudySettings().small_widths(4096, 6144, why_not) == [2048]
+    assert StudySettings().small_widths(8192, 12288, why_not) == [2048]
+    with pytest.raises(MupscaleError, match=r"no small width to tune at was found: 1024 leaves half a head$"):
+        StudySettings().small_widths(2048, 3072, why_not)
+
+
+def test_a_small_width_is_no_larger_than_the_base_model() -> None:
+    with pytest.raises(MupscaleError, match=r"StudySettings\.widths has 12, but is for .* smaller than .*, 8, where"):
+        PayStudy(growing(), few(widths=[4, 12]), Path("run"), lambda text: None)
+    own = "has the base model's own width, 8: tuning there costs"
+    study = PayStudy(growing(), few(widths=[8]), Path("run"), lambda text: None)
+    assert sum(own in note for note in study.notes) == 1
+    assert not any(own in note for note in PayStudy(growing(), few(), Path("run"), lambda text: None).notes)

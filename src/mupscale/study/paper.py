@@ -42,7 +42,7 @@ from mupscale.study.results import (
     SystemRuns,
 )
 from mupscale.study.search import run_sweep
-from mupscale.study.settings import StudySettings
+from mupscale.study.settings import StudySettings, describe_own_width
 from mupscale.study.space import Cell, Space, Sweep, SweepJob, sweep_remarks
 from mupscale.study.systems import System, check_builds, check_operators, find_alive, read_system
 from mupscale.study.training import POINTS, Ground, Note, Trainer
@@ -216,6 +216,7 @@ class PaperStudy:
         self.first_space = Space(tuple(self.rates), factors, "embeddings") if factors else Space(tuple(self.rates))
         is_fresh = self.recipe.grow[0].how == "fresh"  # which this method does not do
         self.remarks = ["The recipe grows with fresh units. The paper's method grows with copies instead."] * is_fresh
+        self.remarks += describe_own_width(widths, self.system.narrow)
 
     # ------------------------------------------------------------------------------------------- tuning
 

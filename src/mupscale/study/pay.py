@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ from mupscale.study.contenders import (
 from mupscale.study.dry_run import describe_stages
 from mupscale.study.forecast import check_forecast, forecast_size, make_forecast
 from mupscale.study.results import BudgetPoint, ContenderRuns, StudySummary, SystemRuns, Tuning
-from mupscale.study.settings import NARROW, StudySettings
+from mupscale.study.settings import NARROW, StudySettings, describe_own_width
 from mupscale.study.space import CLOSE, Cell, Sweep, Tried, joined_edges
 from mupscale.study.systems import (
     System,
@@ -97,12 +96,18 @@ class PayStudy:
         self.contenders = self._contenders(system)
         self.system = system = replace(system, settings=self.settings)
         self._check(system)
-        widths = self.settings.small_widths(system.narrow, system.wide, partial(self._can_have, system))
+        if system.base_steps is None:
+            raise MupscaleError(
+                f"{self.base_name or self.recipe.start} does not record how many steps its model has trained, and "
+                f"small base models train for the same number: give {recipe_entry('study.base_steps')}"
+            )
+        widths = self.settings.small_widths(system.narrow, system.wide, self._why_not)
         self.small = [self._smaller(width) for width in widths]
         for one in self.small:
             self._check(one)
         if self.ground.unit == "steps":
             self.notes.append(NO_FLOPS)
+        self.notes += describe_own_width(widths, system.narrow)
         if min(Width.of(widths[0]).sizes.values()) < NARROW:
             self.notes.append(
                 f"learning rates and noise are tuned at {Width.of(widths[0]).phrase}: so narrow a model is a poor "
@@ -233,43 +238,42 @@ class PayStudy:
             self.settings = replace(self.settings, contenders=[one.name for one in wanted])
         return wanted
 
-    def _can_have(self, system: System, width: WholeWidth) -> bool:
-        """Whether the model can be built at this width, and at the one that it would grow to from there."""
+    def _why_not(self, width: WholeWidth) -> str:
+        """Why the model cannot be built at this width or at the one that it would grow to; nothing where it can."""
+        own = f"tune at the base model's own width ({recipe_entry('study.widths')} [{self.system.narrow}])"
         try:
-            small = system.smaller(width)
-            for size in (small.narrow, small.wide):
-                self.recipe.family().sketch(size)
-        except Exception:  # the model's own, too
-            return False
-        return True
+            check_builds(self.recipe, self._smaller(width, own + self._or_a_multiple), f"; {own}{self._or_a_multiple}")
+        except MupscaleError as error:
+            return str(error)
+        return ""
 
-    def _smaller(self, width: WholeWidth) -> System:
+    def _smaller(self, width: WholeWidth, otherwise: str = "") -> System:
         """The same at a small width, which must have a wide one of its own; base models train as long as the large."""
         system = self.system
-        if system.base_steps is None:
-            raise MupscaleError(
-                f"{self.base_name or self.recipe.start} does not record how many steps its model has trained, and "
-                f"small base models train for the same number: give {recipe_entry('study.base_steps')}"
-            )
         try:
             return system.smaller(width)
         except MupscaleError as error:
             raise MupscaleError(
                 f"a small model of {Width.of(width).phrase} is to grow as the large one does, from "
                 f"{Width.of(system.narrow)} to {Width.of(system.wide)}, and {str(error).partition(':')[0]}: "
-                f"{self._other_small_widths()}"
+                f"{otherwise or self._other_small_widths()}"
             ) from None
 
     def _other_small_widths(self) -> str:
         """Whose the small widths are, and what to give."""
         if self.settings.widths:
-            other, narrow = f"give other small widths in {recipe_entry('study.widths')}", Width.of(self.system.narrow)
-            between = any(ratio % 1 for ratio in Width.of(self.system.wide).ratio_to(narrow).values())
-            return f"{other}, or grow to a multiple, such as {narrow.times(2)}" if between else other
+            return f"give other small widths in {recipe_entry('study.widths')}{self._or_a_multiple}"
         return (
             f"the small widths are parts of {Width.of(self.system.narrow)} that the model can have; to "
             f"choose them yourself, give {recipe_entry('study.widths')}"
         )
+
+    @property
+    def _or_a_multiple(self) -> str:
+        """What else there is to do where the wide model is between multiples of the base model."""
+        narrow = Width.of(self.system.narrow)
+        between = any(ratio % 1 for ratio in Width.of(self.system.wide).ratio_to(narrow).values())
+        return f", or grow to a multiple, such as {narrow.times(2)}" if between else ""
 
     # ------------------------------------------------------------------------------------------- stages
 

@@ -115,11 +115,12 @@ class StudySettings:
         return sorted(set(self.lrs)) or [lr * factor for factor in RATE_FACTORS]
 
     def small_widths(
-        self, narrow: WholeWidth, wide: WholeWidth, fits: Callable[[WholeWidth], bool] | None = None
+        self, narrow: WholeWidth, wide: WholeWidth, why_not: Callable[[WholeWidth], str] | None = None
     ) -> list[WholeWidth]:
-        """The small widths, narrowest first.
+        """The small widths, narrowest first; one that is given and larger than the narrow width is refused.
 
-        fits: whether the model can have a width. Where it cannot have the usual ones, those nearest to them are taken.
+        why_not: says why the model cannot have a width, nothing if it can. Where it cannot have the usual ones, those
+        nearest to them are taken, or else simple fractions of the width.
         """
         base = Width.of(narrow)
         if self.widths:
@@ -128,6 +129,12 @@ class StudySettings:
                 Width.of(width, recipe_entry("study.widths"), whole=True).check_form(
                     base, "the small width", "the recipe's width"
                 )
+                ratios = Width.of(width).ratio_to(base).values()
+                if min(ratios) >= 1 < max(ratios):
+                    raise MupscaleError(
+                        f"{recipe_entry('study.widths')} has {width}, but is for widths smaller than the base model's, "
+                        f"{narrow}, where tuning is cheap"
+                    )
             return sorted(given, key=lambda width: Width.of(width).size)
         growing = base.growing(Width.of(wide))
         steps = math.gcd(*(int(base.sizes[name]) for name in growing))
@@ -139,16 +146,26 @@ class StudySettings:
 
         many_times = _SMALL if all(base.sizes[name] >= NARROW * _SMALL[0] for name in growing) else _LESS_SMALL
         smaller = [part(steps // times) for times in many_times if steps % times == 0]
-        if fits is not None and not (len(smaller) == len(many_times) and all(map(fits, smaller))):
+        if why_not is not None and (len(smaller) < len(many_times) or any(map(why_not, smaller))):
             smaller = []
             for times in many_times:
                 by_ratio = {k: abs(math.log(k / (steps / times))) for k in range(1, steps // 2 + 1)}
-                near = map(part, sorted(by_ratio, key=by_ratio.__getitem__)[:_TRIED])
-                smaller += itertools.islice((width for width in near if width not in smaller and fits(width)), 1)
+                near = sorted(by_ratio, key=by_ratio.__getitem__)
+                simple = [k for k in near[_TRIED:] if not smaller and steps // math.gcd(k, steps) <= _TRIED]
+                tried = (width for width in map(part, near[:_TRIED] + simple) if width not in smaller)
+                smaller += itertools.islice((width for width in tried if not why_not(width)), 1)
             smaller.sort(key=lambda width: Width.of(width).size)
         if not smaller:
-            raise MupscaleError(
-                f"no small width to tune at was found: the model cannot have a small part of width {narrow}. Give "
-                f"{recipe_entry('study.widths')}, such as [64]"
-            )
+            why = why_not(part(steps // 2)) if why_not is not None and steps > 1 else ""
+            usual = " and ".join(f"1/{times}" for times in many_times)
+            usual += f" of {base.phrase} are not whole. Give smaller widths in {recipe_entry('study.widths')}"
+            raise MupscaleError(f"no small width to tune at was found: {why or usual}")
         return smaller
+
+
+def describe_own_width(widths: Sequence[WholeWidth], narrow: WholeWidth) -> list[str]:
+    """What to keep in mind where one of the small widths is the base model's own."""
+    if Width.of(narrow) not in map(Width.of, widths):
+        return []
+    said = f"{recipe_entry('study.widths')} has the base model's own width, {Width.of(narrow)}"
+    return [f"{said}: tuning there costs as much per model as the large models do"]
