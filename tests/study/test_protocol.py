@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from mupscale.engine.training_job import Outcome
 from mupscale.study import dry_run, estimate_paper
 from mupscale.study.contenders import CONTINUED, COPIES, FROM_SCRATCH
-from mupscale.study.dry_run import Stopwatch
+from mupscale.study.dry_run import Speed, Stopwatch
 from mupscale.study.paper import Protocol, near_divisor, read_curve, thin_curve
 from mupscale.study.systems import System
 from mupscale.system import rough_time
@@ -233,7 +233,7 @@ def test_a_dry_run_tries_fewer_where_memory_is_short(tmp_path: Path, monkeypatch
     monkeypatch.setattr(dry_run, "RunStack", cramped)
     room, made = 3, protocol()
     seconds = Stopwatch(made, "auto").measure([system(made).base_model(0.1, seed) for seed in range(12)])
-    assert tried == [12, 6, 3]
+    assert [runs for runs in tried if runs > 1] == [12, 6, 3]  # one first, for what is slow once
     assert seconds is not None
     room = 0
     table = estimate_paper(small(), settings(seeds=1, contenders=["copies"]), tmp_path / "dry")
@@ -243,7 +243,7 @@ def test_a_dry_run_tries_fewer_where_memory_is_short(tmp_path: Path, monkeypatch
 def test_a_dry_run_says_what_it_measures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(dry_run, "_probe", lambda *_: 0.001)
+    monkeypatch.setattr(dry_run, "_probe", lambda *_: Speed(0.01, 0.001))
     estimate_paper(small(), settings(seeds=1, contenders=["copies"]), tmp_path / "dry")
     assert re.match(r"To estimate the time: a few steps of width \d+ …", capsys.readouterr().err)
 
@@ -323,9 +323,9 @@ def test_the_time_of_a_large_size_is_measured_where_a_small_ones_is_all_overhead
     """FLOPs alone would tell 256 times the small size's time."""
     probed: list[float] = []
 
-    def probe(stretch: Any, ground: Any, engine: str, count: int) -> float:
+    def probe(stretch: Any, ground: Any, engine: str, count: int) -> Speed:
         probed.append(ground.cost_per_step(stretch.width))
-        return 0.004
+        return Speed(0.01, 0.004)
 
     monkeypatch.setattr(dry_run, "_probe", probe)
     made = protocol()
@@ -333,4 +333,15 @@ def test_the_time_of_a_large_size_is_measured_where_a_small_ones_is_all_overhead
     for width in (8, 128):
         clock.measure([replace(base, width=width)])
     assert len(probed) == 2
-    assert set(clock.speeds.values()) == {0.004}
+    assert set(clock.speeds.values()) == {(0.01, 0.004)}
+
+
+def test_the_time_is_that_of_the_programs_which_train_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of all runs of a size at once: small models share what a step takes, and here two pieces do not."""
+    monkeypatch.setattr(dry_run, "_probe", lambda *_: Speed(start=0.5, step=0.25))
+    made = protocol()
+    clock, base = Stopwatch(made, "auto"), [system(made).base_model(0.1, seed) for seed in range(3)]
+    trunk, steps = 2 * 0.5 + 0.25 * base[0].steps, base[0].steps
+    assert clock.measure(base) == trunk
+    assert clock.measure([*base, *(one.decayed(steps) for one in base)]) == 2 * trunk
+    assert clock.measure([replace(base[0], lr=float(number)) for number in range(1, 65)]) == 2 * trunk  # 32 are probed

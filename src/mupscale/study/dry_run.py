@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from mupscale.core import Width
 from mupscale.engine import NotStackable, RunStack
-from mupscale.study.training import Ground
-from mupscale.study.tree import Stretch, list_stretches
+from mupscale.study.training import Ground, group_programs
+from mupscale.study.tree import Stretch, list_stretches, list_waves
 from mupscale.system import Display, MupscaleError, rough_time
 from mupscale.train import Seeds, TrainingRun, join_processes, matmul_precision
 
@@ -62,16 +63,28 @@ def _about(seconds: float | None) -> str:
     return f"{'?' if seconds is None else rough_time(seconds):>12}"
 
 
+class Speed(NamedTuple):
+    """Of runs that train at once: seconds that they take to begin, and that a step of all of them takes."""
+
+    start: float
+    step: float
+
+    def times(self, runs: float, cost: float = 1.0) -> Speed:
+        """Of so many times the runs, whose steps cost so many times as much."""
+        return Speed(self.start * runs, self.step * runs * cost)
+
+
 @dataclass
 class Stopwatch:
     """Measures a few steps of each size, and as a context shows which.
 
-    speeds: seconds of a step of one run, by its cost and how many run at once.
+    speeds: by the cost of a step of one run, its width, and how many run at once. Few at once have a speed of their
+    own: a step of one or three small models takes as long as one of thirty.
     """
 
     ground: Ground
     engine: str
-    speeds: dict[tuple[float, int], float] = field(default_factory=dict)
+    speeds: dict[tuple[float, str, int], Speed] = field(default_factory=dict)
     failure: str = ""
     display: Display = field(default_factory=lambda: Display((), visible=False))
 
@@ -90,17 +103,22 @@ class Stopwatch:
         return sum(len(x) for x, _ in self.ground.data.evaluation(batch)) / self.ground.recipe.batch / 3
 
     def measure(self, stretches: Sequence[Stretch]) -> float | None:
-        """Seconds for all of these, those of one size as one program; None if not one fits into memory."""
+        """Seconds for all of these, in the programs that a trainer makes of them; None if not one fits into memory.
+
+        The time to begin counts twice: what else a program does beside its steps takes about as long. It looks how much
+        memory a run takes, and writes its models.
+        """
         total, evaluated = 0.0, self.evaluation_steps if self.ground.measure == "held-out" else 0.0
-        for label in dict.fromkeys(Width.of(one.width).label for one in stretches):
-            same = [one for one in stretches if Width.of(one.width).label == label]
-            size = Width.of(same[0].width).phrase
-            self.display.update(len(self.speeds), f"To estimate the time: a few steps of {size} …", size=size)
-            seconds = self._seconds_per_step(same)
-            if seconds is None:
-                return None
-            each = self.ground.cost_per_step(same[0].width)  # at the recipe's batch
-            total += seconds * sum(self.ground.cost(one) / each + evaluated for one in same)
+        asked = {stretch.key for stretch in stretches}
+        for wave in list_waves(stretches):
+            for same in group_programs(stretch for stretch in wave if stretch.key in asked).values():
+                size = Width.of(same[0].width).phrase
+                self.display.update(len(self.speeds), f"To estimate the time: a few steps of {size} …", size=size)
+                speed = self._speed(same)
+                if speed is None:
+                    return None
+                each = self.ground.cost_per_step(same[0].width)  # at the recipe's batch
+                total += 2 * speed.start + speed.step * (self.ground.cost(same[0]) / each + evaluated)
         return total
 
     def remark(self, seconds: float | None) -> str:
@@ -111,17 +129,24 @@ class Stopwatch:
             return "Too big: one run does not fit into memory, so use a smaller batch or width."
         return "Times are estimates for this machine, from a few steps of each size. They include evaluation."
 
-    def _seconds_per_step(self, same: Sequence[Stretch]) -> float | None:
-        cost, count = self.ground.cost_per_step(same[0].width), min(len(same), _PROBED)
-        if self.ground.unit == "FLOPs" and (known := [key for key in self.speeds if key[0] <= cost]):
-            nearest = max(known, key=lambda key: (key[0], key[1] == count))
-            likely = self.speeds[nearest] * cost / nearest[0]  # too much, where a small size's steps are all overhead
-            if nearest == (cost, count) or 2 * likely > _PATIENCE:
+    def _speed(self, same: Sequence[Stretch]) -> Speed | None:
+        """Of one program with these runs."""
+        cost, width = self.ground.cost_per_step(same[0].width), Width.of(same[0].width).label
+        runs = count = min(len(same), _PROBED)
+        key, known = (cost, width, runs), [key for key in self.speeds if key[0] <= cost]
+        if key not in self.speeds and known and self.ground.unit == "FLOPs":
+            nearest = max(known, key=lambda key: (key[0], -abs(key[2] - runs)))
+            likely = self.speeds[nearest].times(len(same) / nearest[2], cost / nearest[0])
+            each = likely.step / len(same)  # too much, where a small size's steps are all overhead
+            if 2 * each > _PATIENCE:
                 return likely
-            count = min(count, int(_PATIENCE / (2 * likely)))
+            count = min(count, int(_PATIENCE / (2 * each)))
         while count:
             try:
-                return self.speeds.setdefault((cost, count), _probe(same[0], self.ground, self.engine, count))
+                if key not in self.speeds:
+                    speed = _probe(same[0], self.ground, self.engine, count)
+                    self.speeds[key] = speed.times(runs / count)
+                return self.speeds[key].times(len(same) / runs)
             except torch.OutOfMemoryError:
                 count //= 2
             except MupscaleError as error:  # which the run itself would say, too
@@ -133,8 +158,8 @@ class Stopwatch:
         return None
 
 
-def _probe(stretch: Stretch, ground: Ground, engine: str, count: int) -> float:
-    """Seconds of one step of one run, where so many train at once."""
+def _probe(stretch: Stretch, ground: Ground, engine: str, count: int) -> Speed:
+    """Measure so many runs that train at once."""
     alone = replace(stretch, parent=None, start=None, change=None, noise=0.0, how="copies", batch=None, tuned_at=None)
     alone = replace(alone, steps=max(2 * _STEPS, stretch.steps, stretch.schedule.warmup + stretch.schedule.decay))
     recipe = replace(ground.recipe_of(alone, Path()), compile=False, out=None, callbacks=[])
@@ -142,14 +167,20 @@ def _probe(stretch: Stretch, ground: Ground, engine: str, count: int) -> float:
         if engine != "serial":
             try:
                 recipes = [replace(recipe, seeds=Seeds(init=number)) for number in range(count)]
-                stack = RunStack(recipes, processes.device, ground.data.to(processes.device, recipe.dtype()))
-                return _time_step(lambda: stack.advance(1), processes.device) / count
+                data = ground.data.to(processes.device, recipe.dtype())
+                RunStack(recipes[:1], processes.device, data)  # what is slow once in a process
+                began = time.perf_counter()
+                stack = RunStack(recipes, processes.device, data)
+                start = time.perf_counter() - began
+                return Speed(start, _time_step(lambda: stack.advance(1), processes.device))
             except NotStackable:
                 if engine == "vectorised":
                     raise
         run = TrainingRun(recipe, processes, [], ground.data)
+        began = time.perf_counter()
         run.begin(resume=False)
-        return _time_step(run.advance, processes.device)
+        start = time.perf_counter() - began
+        return Speed(start, _time_step(run.advance, processes.device)).times(count)
 
 
 def _time_step(step: Callable[[], object], device: torch.device) -> float:

@@ -304,14 +304,7 @@ class Trainer:
         return summary
 
     def _train_wave(self, wave: Sequence[Stretch], light: Mapping[str, str]) -> None:
-        """Those of one size, length, schedule and rules are one program."""
-        groups: dict[str, list[Stretch]] = {}
-        for stretch in wave:
-            own = stretch.schedule
-            alike = [own.kind, own.warmup, own.before, own.after, stretch.base, str(stretch.rules), stretch.batch]
-            name = f"{Width.of(stretch.width).label}-{stretch.steps}-{hash_values(alike)}"
-            groups.setdefault(name, []).append(stretch)
-        for name, members in groups.items():
+        for name, members in group_programs(wave).items():
             recipes = [self.recipe_of(stretch) for stretch in members]
             for number, stretch in enumerate(members):
                 if stretch.key in light:
@@ -371,6 +364,17 @@ class Trainer:
     def _clock(self) -> Path:
         """What stages have taken so far, by name."""
         return self.folder / f"seconds-{self.study}-{hash_values(self.ground.identity)[:8]}.json"
+
+
+def group_programs(wave: Iterable[Stretch]) -> dict[str, list[Stretch]]:
+    """Those of one size, length, schedule and rules are one program, by a name for its file."""
+    groups: dict[str, list[Stretch]] = {}
+    for stretch in wave:
+        own = stretch.schedule
+        alike = [own.kind, own.warmup, own.before, own.after, stretch.base, str(stretch.rules), stretch.batch]
+        name = f"{Width.of(stretch.width).label}-{stretch.steps}-{hash_values(alike)}"
+        groups.setdefault(name, []).append(stretch)
+    return groups
 
 
 def read_numbers(path: Path) -> dict[str, float | None]:
