@@ -40,7 +40,7 @@ def keep_figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.mark.slow
 def test_one_line_a_run_and_a_mark_a_growth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = keep_figures(monkeypatch)
-    for against, last in (("step", 20), ("flops", 2e10), ("seconds", 20)):
+    for against, last in (("step", 15), ("flops", 1.5e10), ("seconds", 15)):
         runs = [run(tmp_path / f"{against}-{name}") for name in "ab"]
         path = draw_curves(runs, str(tmp_path / against / "c.png"), against)  # type: ignore[arg-type]
         assert path.read_bytes().startswith(b"\x89PNG")
@@ -50,6 +50,26 @@ def test_one_line_a_run_and_a_mark_a_growth(tmp_path: Path, monkeypatch: pytest.
         assert [line.get_xdata()[-1] for line in lines] == [last] * 2
         heights = [text.xy[1] for text in ax.texts if text.get_text() == "→ heads 4"]
         assert len(set(heights)) == 2, "the marks of two runs overlap"
+
+
+def test_means_stand_midway_and_other_spacings_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else a run that logs rarely looks like one that learns later."""
+    figures = keep_figures(monkeypatch)
+    for name, steps in (("often", (10, 20, 10, 20)), ("rarely", (40, 80))):  # the first goes back
+        lines = [json.dumps({"kind": kind, "step": n, "loss": 1.0}) for n in steps for kind in ("train", "eval")]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    both, out = [str(tmp_path / "often"), str(tmp_path / "rarely")], str(tmp_path / "c.png")
+    draw_curves(both, out)
+    assert [list(line.get_xdata()) for line in figures[-1].axes[0].lines] == [[5, 15, 10, 15], [20, 60]]
+    assert figures[-1].axes[0].get_ylabel() == "training loss, mean since the point before"
+    assert "to compare, use --loss held-out" in capsys.readouterr().err
+    draw_curves(both, out, loss="held-out")
+    assert [list(line.get_xdata()) for line in figures[-1].axes[0].lines] == [[10, 20, 10, 20], [40, 80]]
+    draw_curves(both[:1], out)
+    assert not capsys.readouterr().err
 
 
 def test_nothing_to_draw(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ class Recipe(Filling):
         checkpoints: when to write checkpoints
         on_nonfinite: what to do if a loss or gradient is not finite: stop; skip the step; or rewind to the last good
             checkpoint and skip the data since then
-        log_every: log metrics every N steps
+        log_every: log metrics every N steps, the loss as its mean over these steps
         tensorboard: also write metrics for TensorBoard
         callbacks: class paths of callbacks (mupscale.train.Callback), such as mupscale.train.WeightsAndBiases, or
             mappings of class_path and init_args

@@ -8,7 +8,7 @@ from typing import Literal
 
 from mupscale.core import Width
 from mupscale.plots import COLORS, GREY, figure, keep_extremes, round_numbers, save_figure
-from mupscale.system import MupscaleError
+from mupscale.system import MupscaleError, show
 from mupscale.train.run_folder import RunFolder
 
 Against = Literal["step", "flops", "seconds"]
@@ -19,7 +19,7 @@ _LABELS = {"step": "step", "flops": "training FLOPs", "seconds": "seconds"}
 
 
 def draw_curves(runs: list[str], out: str = "curves.png", against: Against = "step", loss: Loss = "training") -> Path:
-    """Draw the losses of runs into one picture.
+    """Draw the losses of runs into one picture. A training loss is the mean since the point before, and stands midway.
 
     Args:
         runs: folders of runs
@@ -40,16 +40,23 @@ def draw_curves(runs: list[str], out: str = "curves.png", against: Against = "st
     """
     held_out = loss == "held-out"
     kind = "eval" if held_out else "train"
-    lines = []
+    lines, spacings = [], set[int]()
     for run in runs:
         records = [record for record in RunFolder(run).each_record() if record.get(against) is not None]
-        points = [(record[against], record["loss"]) for record in records if record["kind"] == kind]
-        if not points:
+        drawn = [record for record in records if record["kind"] == kind]
+        if not drawn:
             sizes = f": name its sizes, {run}/sizes/*" if (Path(run) / "sizes").is_dir() else ""
             raise MupscaleError(f"{run} has no {loss} loss against {against} to draw{sizes}")
-        values = [math.nan if value is None else value for _, value in points]
-        points = [points[i] for i in keep_extremes(values, values, _MOST)]
+        values = [math.nan if record["loss"] is None else record["loss"] for record in drawn]
+        ends = [record[against] for record in drawn]
+        starts = ends if held_out else [0, *ends]
+        places = [(min(start, end) + end) / 2 for start, end in zip(starts, ends, strict=False)]  # a rewind goes back
+        spacings.add(drawn[0]["step"])
+        points = [(places[i], values[i]) for i in keep_extremes(values, values, _MOST)]
         lines.append((points, [record for record in records if record["kind"] == "grow"]))
+    if len(spacings) > 1 and not held_out:
+        hint = "training losses are means over a different number of steps (log_every): to compare, use --loss held-out"
+        show(f"Note: {hint}", stream="stderr")
     fig, ax = figure(8, 4.6)
     from matplotlib.ticker import EngFormatter
 
@@ -79,6 +86,6 @@ def draw_curves(runs: list[str], out: str = "curves.png", against: Against = "st
         ax.xaxis.set_major_formatter(EngFormatter())
     ax.tick_params(labelsize=8)
     ax.set_xlabel(_LABELS[against])
-    ax.set_ylabel(f"{loss} loss")
+    ax.set_ylabel("held-out loss" if held_out else "training loss, mean since the point before")
     ax.legend(frameon=False, fontsize=9, loc="upper right")
     return save_figure(fig, Path(out))
