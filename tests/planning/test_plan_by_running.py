@@ -371,6 +371,34 @@ def test_word2vec_is_seen_to_grow_and_learns_its_constant_from_a_batch() -> None
     assert check(mu.Family(Word2Vec, base=64, inputs=pairs)).ok
 
 
+class RelativePositions(nn.Module):
+    """Attention as in Transformer-XL: a layer reads a table of sinusoids, whose sines are zero at one position."""
+
+    def __init__(self, width: int, *, saved: bool = True) -> None:
+        super().__init__()
+        self.a, self.q, self.k, self.v, self.pos, self.b = (nn.Linear(5 if n == 0 else width, width) for n in range(6))
+        angles = torch.arange(5.0, -6, -1)[:, None] * 0.01 ** (torch.arange(0, width, 2) / width)
+        self.register_buffer("table", torch.stack([angles.sin(), angles.cos()], -1).flatten(1), persistent=saved)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        q, k, v = (w(h).unflatten(-1, (-1, 4)).transpose(1, 2) for w in (self.q, self.k, self.v))
+        far = q @ self.pos(self.table).unflatten(-1, (-1, 4)).permute(1, 2, 0)
+        t = x.shape[1]
+        near = torch.stack([far[:, :, i, 5 - i : 5 - i + t] for i in range(t)], 2)
+        return self.b(((q @ k.mT + near).softmax(-1) @ v).transpose(1, 2).flatten(2)).mean(-1)
+
+
+def test_a_layer_that_reads_a_table_has_inputs() -> None:
+    """Not the table: its values stay as they are, and the layer's rates fall as those of other layers do."""
+    x = torch.randn(3, 6, 5)
+    plan = mu.plan(RelativePositions(8), RelativePositions(32), inputs=x)
+    assert [axis.side for axis in plan["pos.weight"].axes.values()] == ["out", "in"]
+    assert [axis.side for axis in plan["table"].axes.values()] == ["out"]
+    with pytest.raises(mu.MupscaleError, match=r"register the table as a buffer that is saved \(persistent\)"):
+        mu.plan(RelativePositions(8, saved=False), RelativePositions(32, saved=False), inputs=x)
+
+
 class Recurrent(nn.Module):
     """A state that is written in place in eval mode, so that gradients can be had in training mode alone."""
 

@@ -323,10 +323,10 @@ class Follower:
             changed.select(dim, index).mul_(1.7).add_(0.3 * float(weight.abs().mean()))
             after = results({name: changed})
             differs = [(a != b) & ~(a.isnan() & b.isnan()) for a, b in zip(before, after, strict=True)]
-            touched = next((d for d in differs if bool(d.any())), None)
-            if touched is not None:
+            for touched in itertools.islice((d for d in differs if bool(d.any())), 1):
                 others = [tuple(o for o in range(touched.dim()) if o != e) for e in range(touched.dim())]
-                return all(bool((touched.any(dim=o) if o else touched).all()) for o in others)
+                if all(bool((touched.any(dim=o) if o else touched).all()) for o in others):
+                    return True  # where another unit does not: what multiplies that one may be zero, as a sine is
         return False
 
     def note(self, number: int, axes: Mapping[int, Axis], scale: float, sources: Mapping[int, frozenset[Dim]]) -> None:
@@ -467,8 +467,12 @@ class Follower:
         simplest = sorted(spots, key=lambda spot: (spot[0] in self.small.trained, len(grown[spot[0]])))
         # a sum over two weights divides one of them, and a norm of a table none
         undivided = (None, *simplest) if len(spots) > 1 or not axes else (None,)
-        everything: Iterator[Any] = itertools.product(self._outputs(grown, spots, hints), *options, undivided)
-        for outputs, *orders, not_summed in everything:
+        outs = self._outputs(grown, spots, hints)
+        alike_first = sorted(
+            itertools.product(*options), key=lambda orders: len({*orders})
+        )  # as what is summed over is
+        both = itertools.product(outs, alike_first) if len(spots) < 2 else ((o, a) for a in alike_first for o in outs)
+        for (outputs, orders), not_summed in itertools.product(both, undivided):
             chosen = dict(zip(spots, orders, strict=True))
             yield {
                 name: Written(
@@ -885,8 +889,8 @@ def refusal(follower: Follower, stuck: Stuck, how: How | None = None) -> Mupscal
     pairs = [[tuple(values[n].shape) for values in sides] for n in op.refs if all(n in values for values in sides)]
     shapes = [f"{ours} → {theirs}" for ours, theirs in pairs if ours != theirs]
     what = f"{where} ({op.name} of {', '.join(shapes) or 'what does not grow'})"
-    if _uses_numbers_of_the_width(follower, op.refs):
-        table = "register the table as a buffer (register_buffer) instead of computing it in forward"
+    if _uses_numbers_of_the_width(follower, stuck.position):
+        table = "register the table as a buffer that is saved (persistent) instead of computing it in forward"
         size = f"{ways['size']} (of rotary embeddings head_dim: grow the number of heads)"
         tables = {"table": table, **{name: way for name, way in ways.items() if name != "roles"}, "size": size}
         return MupscaleError(
@@ -898,9 +902,9 @@ def refusal(follower: Follower, stuck: Stuck, how: How | None = None) -> Mupscal
     )
 
 
-def _uses_numbers_of_the_width(follower: Follower, numbers: Iterable[int]) -> bool:
+def _uses_numbers_of_the_width(follower: Follower, position: int) -> bool:
     """Whether constants of the wide model, behind weights too, are no copies of the narrow one's."""
-    waiting, sides = list(numbers), (follower.small, follower.large)
+    waiting, sides = list(follower.small.run.operations[position].refs), (follower.small, follower.large)
     while waiting:
         number = waiting.pop()
         waiting += [n for i in follower.makers.get(number, ()) for n in follower.small.run.operations[i].refs]
@@ -1037,6 +1041,8 @@ class _Search:
     ) -> tuple[Follower, Stuck | None]:
         """Better guesses until one comes through, or past a position; an error where none does."""
         while stuck is not None and (goal is None or stuck.position <= goal):
+            if stuck.factor is None and _uses_numbers_of_the_width(follower, stuck.position):
+                raise refusal(follower, stuck, self.how)  # no order of weights makes up for it
             for better in suggestions(follower, stuck):
                 if better in tried:
                     continue
