@@ -40,6 +40,18 @@ class RootMeanSquare(Residual):
         self.norm = nn.RMSNorm(width)
 
 
+class Table(Residual):
+    """The stream is normed, and a layer reads a table that is as wide and that no norm made."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.far = nn.Linear(width, 6)
+        self.register_buffer("table", torch.arange(1.0, width + 1).pow(0.5).sin().expand(6, -1).clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * torch.tanh(self.far(self.table)).mean(1, keepdim=True)
+
+
 class Recurrent(nn.Module):
     """A norm reads units of a GRU, which are sums and products of others and cannot start at their mean."""
 
@@ -57,6 +69,7 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {
     "as wide inside as the stream": lambda width: Residual(width, 1),
     "not 0 at 0": lambda width: Residual(width, 1, torch.sigmoid),
     "rms": RootMeanSquare,
+    "a table": Table,
 }
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import Axis, Number, Role, check_same_names, expand, index_of_old, naming, tidy
+from mupscale.core import Axis, Role, check_same_names, expand, index_of_old, naming, tidy
 from mupscale.planning.comparing import are_close
 from mupscale.planning.from_modules import ONE_DEPTH, How, build_plan, find_role
 from mupscale.planning.initial import all_tensors
@@ -324,8 +324,7 @@ class Follower:
             after = results({name: changed})
             differs = [(a != b) & ~(a.isnan() & b.isnan()) for a, b in zip(before, after, strict=True)]
             for touched in itertools.islice((d for d in differs if bool(d.any())), 1):
-                others = [tuple(o for o in range(touched.dim()) if o != e) for e in range(touched.dim())]
-                if all(bool((touched.any(dim=o) if o else touched).all()) for o in others):
+                if all(bool(touched.movedim(e, 0).reshape(n, -1).any(1).all()) for e, n in enumerate(touched.shape)):
                     return True  # where another unit does not: what multiplies that one may be zero, as a sine is
         return False
 
@@ -1079,14 +1078,10 @@ def _comparable(ours: RecordedRun, theirs: RecordedRun) -> tuple[RecordedRun, Re
 
 
 def _role(name: str, written: Written, guess: Guess) -> Role | None:
-    fold, offset = (_tidy(number) for number in guess.folds.get(name, (1.0, 0.0)))
+    pairs = [(number, Fraction(number).limit_denominator(4096)) for number in guess.folds.get(name, (1.0, 0.0))]
+    fold, offset = (tidy(fraction) if float(fraction) == number else number for number, fraction in pairs)
     inputs, outputs = ([written.axes[d] for d in dims] for dims in (written.inputs, written.outputs))
     if any(len(set(axes)) > 1 for axes in (inputs, outputs)):
         return None
     out, in_ = (axes[0] if axes else 1 for axes in (outputs, inputs))
     return Role(written.outputs, written.inputs, out, in_, fold, offset=offset)
-
-
-def _tidy(number: float) -> Number:
-    fraction = Fraction(number).limit_denominator(4096)
-    return tidy(fraction) if float(fraction) == number else number

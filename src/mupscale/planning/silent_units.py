@@ -237,7 +237,10 @@ def _draw_new_units(pair: GenericPair, norms: Collection[str], writers: Collecti
 
     That is zero where RMSNorms read it, and the mean of the old units where LayerNorms do.
     """
-    generator = torch.Generator().manual_seed(2)
+    generator, buffers = torch.Generator().manual_seed(2), naming.buffers(pair.models[1])
+    for name, entry in pair.plan.buffers.items():  # a table has new columns of its own, which no norm made
+        old = buffers[name][index := index_of_old(entry.narrow, entry.axes)].clone()
+        buffers[name].copy_(torch.rand(entry.wide, generator=generator) + 0.5)[index] = old
     for name, target in naming.parameters(pair.models[1]).items():
         entry = pair.plan.parameters[name]
         index = index_of_old(entry.narrow, entry.axes)
