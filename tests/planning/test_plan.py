@@ -186,7 +186,7 @@ def test_fresh_measures_the_narrow_models_own_initialisation() -> None:
     assert plan.fresh["layers.0.weight"] == pytest.approx(uniform / math.sqrt(5), rel=0.05)
     assert plan.fresh["layers.1.weight"] == pytest.approx(uniform / math.sqrt(400), rel=0.05)
     assert plan.fresh["layers.3.weight"] == pytest.approx(uniform / math.sqrt(200) / 2, rel=0.1)
-    with pytest.raises(MupscaleError, match="this plan is for a different model"):
+    with pytest.raises(MupscaleError, match="fresh= builds another model than the one that grows"):
         mu.plan(MLP(5, 200, 3), MLP(5, 400, 3), fresh=MLP(5, 400, 3))
 
 

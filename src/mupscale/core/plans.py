@@ -265,10 +265,11 @@ class Plan:
         """The three numbers of every parameter."""
         return {name: entry.rule for name, entry in self.parameters.items()}
 
-    def check(self, model: nn.Module, side: str = "wide") -> dict[str, nn.Parameter]:
+    def check(self, model: nn.Module, side: str = "wide", *, is_fresh: bool = False) -> dict[str, nn.Parameter]:
         """The model's parameters by name, if they are the ones this plan is about; an error otherwise.
 
         side: "wide", or "narrow" for the smaller model, whose parameters come by the names of what is made of them.
+        is_fresh: whether it was given as the freshly built narrow model.
         """
         found = naming.parameters(model)
         names = {name: name if side == "wide" else self.sources[name].name for name in self.parameters}
@@ -278,6 +279,11 @@ class Plan:
         for name, p in parameters.items():
             shape: Shape = getattr(self.parameters[name], side)
             if tuple(p.shape) != shape:
+                if is_fresh:
+                    raise MupscaleError(
+                        f"fresh= builds another model than the one that grows: '{names[name]}' has shape "
+                        f"{tuple(p.shape)} there and {shape} in that one. Build it at that model's size"
+                    )
                 raise MupscaleError(
                     f"this plan is for a different model: '{name}' has shape {tuple(p.shape)} but the plan's {side} "
                     f"shape is {shape}"

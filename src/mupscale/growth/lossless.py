@@ -199,7 +199,7 @@ def _possible_reasons(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: An
         likely = [_BY_NORMS]
     elif (parting is not None and (plan.norms or not parting.path)) or not (plan.norms or runs_norms(narrow, inputs)):
         likely = [_BY_OTHERS]  # no norm is the first to differ, or there is none
-    return f"{where}Likely: {'; or '.join(likely)}. docs/growth.md lists all causes"
+    return f"{where}Likely: {'; or '.join(likely)}. docs/growth.md lists causes"
 
 
 @torch.no_grad()

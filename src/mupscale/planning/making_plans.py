@@ -146,7 +146,7 @@ def with_initial_of(widening: Plan, fresh: nn.Module | Callable[[], nn.Module]) 
         with seeded(seed):  # so that what grows by it is the same, too
             draws.append(fresh())
     for draw in draws:
-        widening.check(draw, "narrow")
+        widening.check(draw, "narrow", is_fresh=True)
     initial = [naming.parameters(draw) for draw in draws]
     stds = initial_std(initial)
     return with_initial(widening, widening.parameters, stds, initial_means(initial, stds))
