@@ -67,7 +67,8 @@ def test_every_stage_says_how_far_the_whole_is(commanded: Commanded) -> None:
     """By cost; what was there already counts as done, with the time that it took."""
     for text in (commanded.forecast, commanded.whole):
         stages = [line for line in text.splitlines() if re.match(r"\d/\d ", line)]
-        told = [re.search(r"\(about (\d+)% of all the training is done, about .* left\)$", line) for line in stages]
+        told = [re.search(r"\(about (\d+)% of all the training is done(, about .* left)?\)$", line) for line in stages]
+        assert all((one[2] is None) == (int(one[1]) < 20) for one in told if one and one[1] != "20")
         shares = [int(one[1]) for one in told[1:] if one]
         assert len(shares) == len(stages) - 1 > 2
         assert shares == sorted(shares)

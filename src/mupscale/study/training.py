@@ -243,17 +243,20 @@ class Trainer:
     def stage(self, name: str, about: str) -> Iterator[None]:
         """Everything trained within belongs to this stage."""
         self.number, self.name = self.number + 1, name
-        self.note((f"{self.number}/{self.stages} {about}" if self.stages else about) + self.describe_progress())
+        self.note((f"{self.number}/{self.stages} {about}" if self.stages else about) + self.describe_progress(0.2))
         self.spent.setdefault(name, StageSpent(name, 0.0, read_numbers(self._clock).get(name) or 0.0))
         yield
 
-    def describe_progress(self) -> str:
-        """About how far the whole study is, and how long it still takes; nothing where that is not known."""
+    def describe_progress(self, least: float = 0.0) -> str:
+        """About how far the whole study is, and how long it still takes; nothing where that is not known.
+
+        least: the share from which on the time is told. Small models come first, and take longer than their cost says.
+        """
         spent = self.spent.values()
         if not self.planned or not (done := math.fsum(one.cost or 0.0 for one in spent)):
             return ""
         share, seconds = min(done / self.planned, 0.99), math.fsum(one.seconds for one in spent)
-        left = f", about {rough_time(seconds * (1 - share) / share)} left" if seconds else ""
+        left = f", about {rough_time(seconds * (1 - share) / share)} left" if seconds and share >= least else ""
         return f" (about {share:.0%} of all the training is done{left})"
 
     def train(self, leaves: Sequence[Stretch], *, keep: bool = True) -> list[float | None]:
