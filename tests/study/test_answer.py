@@ -15,6 +15,7 @@ from mupscale.study import StudySettings, SystemRuns
 from mupscale.study.forecast import check_forecast, make_forecast
 from mupscale.study.pay import PayStudy
 from mupscale.study.verdict import answer_comparison
+from mupscale.study.wording import break_evens
 from mupscale.system import MupscaleError
 
 Losses = dict[str, list[list[float | None]]]
@@ -45,6 +46,15 @@ def test_growing_pays() -> None:
     assert charged == pytest.approx(math.sqrt((100 + 200) * (100 + 400)) / 500)
     assert there == pytest.approx(math.sqrt(200 * 400) / 500)
     assert answer["break_even"]["continued"]["charged"]["kind"] == "always"
+
+
+def test_lower_at_every_budget_says_where_seeds_cross() -> None:
+    losses = four(1.05, 1.02, 1.03, 1.0)
+    losses["fresh"][0] = [1.19, 1.225]  # at a quarter of the budget, against 1.22 and 1.221
+    runs = system_of(losses)
+    said = list(break_evens(answer_comparison(runs), runs))
+    mean = " on the mean, though seeds do not tell them apart at smaller budgets"
+    assert f"At every budget, growing with fresh units ends lower than continuing{mean}." in said
 
 
 def test_growing_pays_from_a_budget_on() -> None:

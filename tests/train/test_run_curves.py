@@ -72,6 +72,17 @@ def test_means_stand_midway_and_other_spacings_are_told(
     assert not capsys.readouterr().err
 
 
+def test_losses_that_lie_close_have_numbers_beside_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = keep_figures(monkeypatch)
+    path = run(tmp_path / "run")
+    RunFolder(path).write({"kind": "eval", "step": 10, "loss": 1.03})
+    RunFolder(path).write({"kind": "eval", "step": 20, "loss": 0.94})
+    draw_curves([path], str(tmp_path / "c.png"), loss="held-out")
+    ax = figures[-1].axes[0]
+    low, high = ax.get_ylim()
+    assert len([tick for tick in ax.get_yticks() if low <= tick <= high]) > 2
+
+
 def test_nothing_to_draw(tmp_path: Path) -> None:
     unknown = run(tmp_path / "unknown", flops=None)
     with pytest.raises(MupscaleError, match="no training loss against flops"):

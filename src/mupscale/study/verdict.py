@@ -156,12 +156,12 @@ def answer_comparison(runs: SystemRuns) -> dict[str, Any]:
     return {**values, "sentence": _write_sentence(runs, finals, values)}
 
 
-def is_clear(lower: ContenderRuns, higher: ContenderRuns) -> bool:
+def is_clear(lower: ContenderRuns, higher: ContenderRuns, at: int = -1) -> bool:
     """Whether seeds tell two contenders apart: with every one of several the first is lower, or none of its is higher.
 
-    Contenders of one base model are compared seed by seed, others by their ranges.
+    Contenders of one base model are compared seed by seed, others by their ranges. at: which of the budgets.
     """
-    ours, theirs = lower.points[-1].losses, higher.points[-1].losses
+    ours, theirs = lower.points[at].losses, higher.points[at].losses
     pairs = [(a, b) for a, b in zip(ours, theirs, strict=False) if a is not None and b is not None]
     if len(pairs) < 2:
         return False

@@ -151,7 +151,7 @@ def write_pay_words(summary: StudySummary) -> StudySummary:
         alone = "This is only a forecast: the large models were not trained."
         sentences = [str(summary.forecast["sentence"]), *([size] if size else []), alone]
     else:
-        sentences = [str(summary.answer["sentence"]), *_break_evens(summary.answer, summary.large)]
+        sentences = [str(summary.answer["sentence"]), *break_evens(summary.answer, summary.large)]
     # learning rates of the large model: grown, first in the way that the cards are about, and from scratch
     grown, found = _judged_grown(summary), {one.name: words.format_setting(one.best.lr) for one in summary.tuned}
     others = [name for name in found if name != grown and contender_named(name).is_grown]
@@ -216,7 +216,7 @@ def _pay_cards(summary: StudySummary) -> Iterator[Card]:
         yield Card(what, number, f"{_MORE[what]}; {phrase}{range_}")
 
 
-def _break_evens(answer: Mapping[str, Any], large: SystemRuns) -> Iterator[str]:
+def break_evens(answer: Mapping[str, Any], large: SystemRuns) -> Iterator[str]:
     """A sentence per rival: from which cost on the grown model has the lower loss."""
     if all(len(one.points) < 2 for one in large.contenders):
         yield "One budget does not show from which cost on growing pays: give two or more (budgets in the settings)."
@@ -236,8 +236,12 @@ def _break_evens(answer: Mapping[str, Any], large: SystemRuns) -> Iterator[str]:
             yield f"{grown.capitalize()} ends lower than {what} {where}."
             continue
         pair = large.get(answer["grown"]), large.get(rival)
-        mean = " on the mean, though seeds do not tell them apart at the full budget"
-        mean = mean if large.seeds > 1 and pair[0] and pair[1] and not is_clear(pair[0], pair[1]) else ""
+        mean = ""
+        if large.seeds > 1 and pair[0] and pair[1] and pair[0].points and pair[1].points:
+            first = -min(len(pair[0].points), len(pair[1].points)) if even["kind"] == "always" else -1
+            hazy = [at for at in range(first, 0) if not is_clear(pair[0], pair[1], at)]
+            where = "at the full budget" if -1 in hazy else "at smaller budgets"
+            mean = f" on the mean, though seeds do not tell them apart {where}" if hazy else ""
         charged = " (base model's cost included)" if "charged" in ways else ""
         start = f"From {format_cost(large, even['cost'] or 0.0)} on{charged}"
         yield f"{'At every budget' if even['kind'] == 'always' else start}, {grown} ends lower than {what}{mean}."

@@ -77,11 +77,13 @@ def draw_curves(runs: list[str], out: str = "curves.png", against: Against = "st
                 fontsize=8,
                 color=color,
             )
-    ax.set_yscale("log")
     low, high = ax.get_ylim()
-    ticks = round_numbers(low, high, 9)
-    ax.set_yticks(ticks, [f"{tick:.3g}" for tick in ticks])
-    ax.yaxis.minorticks_off()
+    if low <= 0 or high > 3 * low:  # else a linear axis has more round numbers, and looks the same
+        ax.set_yscale("log")
+        low, high = ax.get_ylim()
+        ticks = round_numbers(low, high, 9)
+        ax.set_yticks(ticks, [f"{tick:.3g}" for tick in ticks])
+        ax.yaxis.minorticks_off()
     if against == "flops":  # 2 G, where matplotlib writes 2, and 1e9 in the corner
         ax.xaxis.set_major_formatter(EngFormatter())
     ax.tick_params(labelsize=8)
