@@ -139,7 +139,7 @@ def test_without_fresh_the_error_names_it_and_one_of_another_width_is_refused() 
         mu.upscale(narrow, target, plan, noise=0.1)
     assert all(torch.equal(p, before.get_parameter(n)) for n, p in wide.named_parameters())
     mu.perturb(wide, plan, 0.0)  # nothing to know for no noise
-    with pytest.raises(mu.MupscaleError, match="different model"):
+    with pytest.raises(mu.MupscaleError, match="builds another model"):
         mu.plan(Net(8), Net(16), fresh=Net(16))
 
 
