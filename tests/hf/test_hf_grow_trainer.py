@@ -117,6 +117,18 @@ def test_a_run_that_was_stopped_goes_on_before_and_after_its_growth(
             )
 
 
+def test_new_units_are_drawn_by_the_names_in_files(tmp_path: Path) -> None:
+    """As the command draws them: GPT-NeoX's readout is called otherwise in files, and ViT's layers are."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_hidden_layers": 1}
+    model = transformers.GPTNeoXForCausalLM(
+        transformers.GPTNeoXConfig(vocab_size=31, max_position_embeddings=16, **sizes)
+    )
+    grow = hf.GrowTrainerCallback(at=1, times=2, layers=2)
+    train(tmp_path, grow, steps=2, model=model, save_strategy="steps", save_steps=1)
+    report = hf.verify(tmp_path / "narrow-checkpoint-1", tmp_path / "checkpoint-1")
+    assert report.ok, report.verdict
+
+
 def test_a_model_whose_files_have_other_names_resumes_whole(tmp_path: Path) -> None:
     """GPT-NeoX's readout, which the Trainer does not find: before the growth, after it, and in the best model."""
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_hidden_layers": 1}

@@ -98,6 +98,7 @@ class Plan:
     relative to the weights; for all others the two are one.
     tried_by: what was run to see that this plan is right: copies, the old units with silent ones beside them, or copies
     between small members of a family; None if nothing was.
+    streams: by what names random numbers are drawn, where files have others than the model.
 
     >>> import mupscale as mu
     >>> plan = mu.plan(nn.Linear(4, 8), nn.Linear(4, 16))
@@ -112,6 +113,7 @@ class Plan:
     initial: Mapping[str, Initial] = field(default_factory=dict)
     mup: bool = False
     tried_by: TriedBy | None = field(default=None, compare=False)
+    streams: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         known = {name: one for name, one in self.initial.items() if one != _UNKNOWN}  # so that plans can be compared

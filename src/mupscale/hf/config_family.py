@@ -100,6 +100,19 @@ def names_in_model(model: nn.Module, names: Collection[str]) -> dict[str, InMode
         return {name: InModel((name,)) for name in names}
 
 
+def names_in_files(model: nn.Module) -> dict[str, str]:
+    """By tensor of the model, what transformers calls it in files, where it is a tensor of its own there."""
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+
+        held = dict(model.state_dict())
+        written = revert_weight_conversion(model, dict(held))
+    except (ImportError, AttributeError, TypeError):  # another version of transformers
+        return {}
+    names = {id(tensor): name for name, tensor in held.items()}
+    return {names[id(tensor)]: name for name, tensor in written.items() if id(tensor) in names}
+
+
 def plan_for_files(
     config: Config, plan: Plan, shapes: Mapping[str, Shape], grown_sizes: Mapping[int, int] | None = None
 ) -> Plan:

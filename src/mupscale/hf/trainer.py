@@ -24,7 +24,7 @@ from mupscale.core import Plan, RuleSet, naming
 from mupscale.growth import Deepen, NewTensor, Operator, choose_operator, replica_in_words, upscale_untried
 from mupscale.hf import groups
 from mupscale.hf.building import Config, require_transformers
-from mupscale.hf.config_family import ConfigFamily, names_in_model
+from mupscale.hf.config_family import ConfigFamily, names_in_files, names_in_model
 from mupscale.hf.groups import check_rules, plan_for_model, shapes_of
 from mupscale.hf.multipliers import Times
 from mupscale.hf.output_folder import CARD_FILE, OPTIMIZER_FILE, sizes_in_words, write_size_card
@@ -167,6 +167,7 @@ def grow_in_memory(
     config = type(model.config).from_dict(dict(step.config))
     config._attn_implementation = model.config._attn_implementation
     wide: nn.Module = type(model)(config).to(device=like.device, dtype=like.dtype).train(model.training)
+    plan = replace(plan, streams=names_in_files(wide))
     for name, p in naming.parameters(wide).items():
         if (new := NewTensor.of(name, plan, growth.seed)) is not None:
             p.copy_(new.whole(tuple(p.shape), p.dtype))
