@@ -118,7 +118,7 @@ def test_a_run_that_was_stopped_goes_on_before_and_after_its_growth(
 
 
 def test_new_units_are_drawn_by_the_names_in_files(tmp_path: Path) -> None:
-    """As the command draws them: GPT-NeoX's readout is called otherwise in files, and ViT's layers are."""
+    """As the command draws them: GPT-NeoX's readout is called otherwise in files."""
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_hidden_layers": 1}
     model = transformers.GPTNeoXForCausalLM(
         transformers.GPTNeoXConfig(vocab_size=31, max_position_embeddings=16, **sizes)

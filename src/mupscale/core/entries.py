@@ -225,15 +225,17 @@ class Initial:
     or "group" (centres and divides groups of units) at its gain, and "bias" at the other.
     past_norms: the growing dimensions whose units no norm reads (outputs) or made (inputs); None if no run has
     shown it.
+    drawn_as: the name by which its random numbers are drawn, where files call it otherwise than the model does.
     """
 
     std: float | None = None
     means: tuple[float, ...] | None = None
     norm: str = ""
     past_norms: tuple[int, ...] | None = None
+    drawn_as: str = ""
 
     def then(self, later: Initial, *, is_wider: bool) -> Initial:
         """After a later growth; is_wider: whether the parameter grew in it, so that what was known of it is stale."""
         past_norms = self.past_norms if later.past_norms is None else later.past_norms
         law = later if is_wider or later.std is not None else self
-        return Initial(law.std, law.means, later.norm or self.norm, past_norms)
+        return Initial(law.std, law.means, later.norm or self.norm, past_norms, later.drawn_as or self.drawn_as)

@@ -98,7 +98,6 @@ class Plan:
     relative to the weights; for all others the two are one.
     tried_by: what was run to see that this plan is right: copies, the old units with silent ones beside them, or copies
     between small members of a family; None if nothing was.
-    streams: by what names random numbers are drawn, where files have others than the model.
 
     >>> import mupscale as mu
     >>> plan = mu.plan(nn.Linear(4, 8), nn.Linear(4, 16))
@@ -113,7 +112,6 @@ class Plan:
     initial: Mapping[str, Initial] = field(default_factory=dict)
     mup: bool = False
     tried_by: TriedBy | None = field(default=None, compare=False)
-    streams: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         known = {name: one for name, one in self.initial.items() if one != _UNKNOWN}  # so that plans can be compared
@@ -192,13 +190,17 @@ class Plan:
         return {name: one.past_norms for name, one in self.initial.items() if one.past_norms}
 
     def with_initial(
-        self, what: Literal["std", "means", "norm", "past_norms"], values: Mapping[str, Any] | None
+        self, what: Literal["std", "means", "norm", "past_norms", "drawn_as"], values: Mapping[str, Any] | None
     ) -> Plan:
         """The plan with this field of Initial, by parameter; with None it is no longer known of any."""
         unsaid = () if what == "past_norms" and values is not None else getattr(Initial(), what)
         known = {} if values is None else values
         told = {n: replace(self.initial.get(n, _UNKNOWN), **{what: known.get(n, unsaid)}) for n in self.parameters}
         return replace(self, initial=told)
+
+    def drawn_as(self, name: str) -> str:
+        """The name by which this parameter's random numbers are drawn: its own, or Initial.drawn_as."""
+        return self.initial.get(name, _UNKNOWN).drawn_as or name
 
     @cached_property
     def sources(self) -> dict[str, TensorSource]:

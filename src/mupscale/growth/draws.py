@@ -91,7 +91,7 @@ class NewTensor:
         if source.is_taken:
             return None
         mean, *_ = (source.value,) if source.kind == "silent" else law.means or (0.0,)
-        return cls(plan.streams.get(name, name), mean, 0.0 if source.kind == "silent" else law.std or 0.0, seed)
+        return cls(plan.drawn_as(name), mean, 0.0 if source.kind == "silent" else law.std or 0.0, seed)
 
     def part(self, start: int, count: int, size: int, dtype: torch.dtype) -> Tensor:
         """So many of its `size` entries; what is drawn follows from the seed and the name alone."""

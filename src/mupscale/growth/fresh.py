@@ -303,7 +303,7 @@ class Fresh(Operator):
     def values(self, part: Part) -> FreshValues:
         """What the wide parameter is filled with; `check` has seen the plan."""
         entry, plan, keep = part.entry, part.plan, self._keep(part)
-        stream = f"fresh {part.plan.streams.get(part.name, part.name)} {entry.narrow} {entry.wide}"
+        stream = f"fresh {part.plan.drawn_as(part.name)} {entry.narrow} {entry.wide}"
         if not _grows(entry):
             return FreshValues(entry, stream, part.seed, keep=keep)
         assert plan.fresh is not None

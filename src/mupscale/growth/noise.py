@@ -119,7 +119,7 @@ def add_noise(
     copied = [d for d in entry.in_ if entry.axes[d].times != 1]
     if not level or (paired and not copied) or not (std := unit_std(plan, name, noise.unit)):
         return None
-    delta = standard_normal(entry.wide, p.dtype, seed, plan.streams.get(name, name))
+    delta = standard_normal(entry.wide, p.dtype, seed, plan.drawn_as(name))
     if paired:  # less its mean over the copies of each input, at the same spread: for two copies, +ε and −ε
         dim, axis = copied[0], entry.axes[copied[0]]
         copies: Tensor = delta.unflatten(dim, (-1, axis.copies, axis.block))

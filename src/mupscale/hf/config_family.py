@@ -105,7 +105,7 @@ def names_in_files(model: nn.Module) -> dict[str, str]:
     try:
         from transformers.core_model_loading import revert_weight_conversion
 
-        held = dict(model.state_dict())
+        held = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}  # names alone are asked for
         written = revert_weight_conversion(model, dict(held))
     except (ImportError, AttributeError, TypeError):  # another version of transformers
         return {}

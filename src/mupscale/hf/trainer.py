@@ -167,7 +167,7 @@ def grow_in_memory(
     config = type(model.config).from_dict(dict(step.config))
     config._attn_implementation = model.config._attn_implementation
     wide: nn.Module = type(model)(config).to(device=like.device, dtype=like.dtype).train(model.training)
-    plan = replace(plan, streams=names_in_files(wide))
+    plan = plan.with_initial("drawn_as", names_in_files(wide))
     for name, p in naming.parameters(wide).items():
         if (new := NewTensor.of(name, plan, growth.seed)) is not None:
             p.copy_(new.whole(tuple(p.shape), p.dtype))

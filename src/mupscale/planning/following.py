@@ -909,9 +909,9 @@ def _uses_numbers_of_the_width(follower: Follower, position: int) -> bool:
         waiting += [n for i in follower.makers.get(number, ()) for n in follower.small.run.operations[i].refs]
         if follower.kind(number) == "constant" and all(number in side.values for side in sides):
             ours, theirs = (side.values[number] for side in sides)
-            alike = [w for w in follower.small.weights.values() if w.numel() == ours.numel()]  # read past autograd
-            is_weight = any(torch.equal(w.flatten().sort()[0], ours.flatten().sort()[0]) for w in alike)
-            if ours.shape != theirs.shape and not is_weight and next(explanations(ours, theirs, []), None) is None:
+            alike = (w.flatten().sort()[0] for w in follower.small.weights.values() if w.numel() == ours.numel())
+            is_own = ours.shape != theirs.shape and next(explanations(ours, theirs, []), None) is None
+            if is_own and not any(torch.equal(w, ours.flatten().sort()[0]) for w in alike):  # a weight past autograd
                 return True
     return False
 
