@@ -87,9 +87,14 @@ def test_where_fresh_units_cannot_be_drawn_copies_are_named() -> None:
         wide, wider = Net(12), Net(16)
     with pytest.raises(mu.MupscaleError, match=r"need an initialisation .*can be copied here: grow=.*Copies\("):
         mu.upscale(Net(8), wider)
-    for other, grow in ((wide, None), (wider, mu.Fresh())):
-        with pytest.raises(mu.MupscaleError, match="need an initialisation") as refused:
-            mu.upscale(Net(8), other, grow=grow)
+    refusals = (
+        (wide, {}, "need an initialisation"),
+        (wider, {"grow": mu.Fresh()}, "need an initialisation"),
+        (Net(16), {"fresh": lambda: Net(4)}, "fresh= builds another model"),
+    )
+    for other, said, why in refusals:
+        with pytest.raises(mu.MupscaleError, match=why) as refused:
+            mu.upscale(Net(8), other, **said)
         assert "can be copied here" not in str(refused.value)
 
 

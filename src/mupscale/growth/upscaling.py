@@ -165,7 +165,7 @@ def upscale(
         try:
             plan = _plan_of_widths(narrow, wide, wider, inputs, fresh)
         except MupscaleError as error:
-            if is_default and not wider.needs_multiples and _can_copy(narrow, wide, inputs):
+            if is_default and fresh is None and not wider.needs_multiples and _can_copy(narrow, wide, inputs):
                 raise type(error)(f"{error}. Units can be copied here: grow=mupscale.Copies(noise=1.0)") from error
             raise
     plan = _checked(plan, wide, wider)
