@@ -256,8 +256,26 @@ def test_a_norm_inside_another_module_is_among_the_causes() -> None:
             return self.out(x * torch.rsqrt(x.square().mean(-1, keepdim=True)) * self.gain)
 
     x = torch.randn(6, 20)
-    with pytest.warns(UserWarning, match=r"a norm that was not recognised \(write it as a module that holds its gain"):
+    with pytest.warns(UserWarning, match=r"a norm that was not recognised \(write it as a module that holds only"):
         mu.upscale(Inside(8), Inside(16), inputs=x, fresh=lambda: Inside(8), grow=LOSSLESS)
+
+
+def test_token_mixing_is_among_the_causes() -> None:
+    """What an MLP-Mixer writes for a new channel is no mean of what it writes for the old ones."""
+
+    class Mixer(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.embed, self.norm, self.last = nn.Linear(3, width), nn.LayerNorm(width), nn.LayerNorm(width)
+            self.tokens, self.head = nn.Sequential(nn.Linear(4, 9), nn.GELU(), nn.Linear(9, 4)), nn.Linear(width, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.embed(x)
+            return self.head(self.last(x + self.tokens(self.norm(x).mT).mT).mean(1))
+
+    said = "'last' is the first to differ.* mixes positions channel by channel"
+    with pytest.warns(UserWarning, match=said):
+        mu.upscale(Mixer(8), Mixer(16), inputs=torch.randn(6, 4, 3), fresh=lambda: Mixer(8), grow=LOSSLESS)
 
 
 class ChannelsFirst(nn.LayerNorm):

@@ -39,8 +39,9 @@ UNTRIED = (
     "small batch, as the model is called) to measure the difference"
 )
 _BY_NORMS = (
-    "a norm inside the residual stream or behind an activation, or a norm that was not recognised (write it as a "
-    "module that holds its gain and nothing else)"
+    "a norm inside the residual stream or behind an activation; a layer that mixes positions channel by channel (token "
+    "mixing, a depthwise convolution) and writes what a norm reads; or a norm that was not recognised (write it as a "
+    "module that holds only its gain and at most a bias)"
 )
 _BY_OTHERS = "something reads new units without weights of its own, such as a mean"
 EPS = ("eps", "epsilon", "variance_epsilon", "layer_norm_eps")
