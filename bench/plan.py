@@ -13,14 +13,14 @@ import collections
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import nn
 
 import mupscale as mu
+from _measuring import peak_memory
 from mupscale.models import GPT2
 from mupscale.planning import in_double
 
@@ -49,20 +49,6 @@ def cost(widths: list[int], layers: int) -> None:
     print(f", {1 + most[0] / size:.2f} times the memory of both models")
     family = seconds_of(lambda: mu.Family(lambda width: build(width, layers), base=64, inputs=tokens))
     print(f"{'family with a batch (base 64)':<40} {family:8.2f} s, {family / forward:.1f} forward passes")
-
-
-@contextmanager
-def peak_memory() -> Iterator[list[int]]:
-    """By how many bytes the memory of this process grows at most, once it is left; Linux notes its peak."""
-
-    def noted(field: str) -> int:
-        line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-        return 1024 * int(line.split()[1])
-
-    Path("/proc/self/clear_refs").write_text("5")  # forgets earlier peaks
-    before, most = noted("VmRSS"), [0]
-    yield most
-    most[0] = noted("VmHWM") - before
 
 
 def seconds_of(action: Callable[[], object]) -> float:

@@ -22,10 +22,10 @@ from pathlib import Path
 import torch
 
 import mupscale as mu
+from _measuring import peak_memory
 from mupscale.core import naming
 from mupscale.models import GPT2
 from mupscale.train import Growth, init_member, join_processes, save_dcp, upscale_dcp
-from widen import peak_resident, reset_peak
 
 MIB = 1 << 20
 GIVING_BACK = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}
@@ -38,13 +38,11 @@ def build(width: int, layers: int = LAYERS) -> GPT2:
 
 
 def used_by(action: Callable[[], object]) -> int:
-    """How much more memory a process holds at most while it acts; none where the system does not tell."""
-    reset_peak()
-    before = peak_resident() or 0  # which is what it holds now
-    kept = action()
-    peak = peak_resident() or 0
+    """How much more memory a process holds at most while it acts."""
+    with peak_memory() as most:
+        kept = action()
     del kept
-    return peak - before
+    return most[0]
 
 
 def start(out: Path, *, whole: bool) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 
 import torch
 
 import mupscale as mu
+from _measuring import seconds
 from mupscale.models import GPT2
 
 
@@ -32,23 +32,14 @@ def main() -> None:
     for p in model.parameters():
         p.grad = torch.randn_like(p)
 
-    def step(optimizer: torch.optim.Optimizer) -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        optimizer.step()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - start
-
     for kind in ({"foreach": False}, {"foreach": True}, {"fused": True}):
         hyper = {"lr": 1e-6, "weight_decay": 0.1, **kind}
         plain = torch.optim.AdamW(model.parameters(), **hyper)
         ours = torch.optim.AdamW(mu.param_groups(model, plan, torch.optim.AdamW, **hyper))
         times: dict[str, list[float]] = {"plain": [], "ours": []}
         for _ in range(args.steps):
-            times["plain"].append(step(plain))
-            times["ours"].append(step(ours))
+            times["plain"].append(seconds(plain.step, device))
+            times["ours"].append(seconds(ours.step, device))
         best = {name: statistics.median(values[2:]) for name, values in times.items()}
         ratio = statistics.median(o / p for o, p in zip(times["ours"][2:], times["plain"][2:], strict=True))
         print(

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from _measuring import seconds, wait
 from _pruned import pruned_search
 from _stacked_gpt import Sizes, stacked_by_hand
 from mupscale.data import CoverTypeSample
@@ -57,27 +58,18 @@ def recipes(width: int, batch: int, precision: str, compiled: bool, streams: int
     ]
 
 
-def taking_turns(steps: Sequence[Callable[[int], object]], device: torch.device, seconds: float) -> list[float]:
+def taking_turns(steps: Sequence[Callable[[int], object]], device: torch.device, budget: float) -> list[float]:
     """Seconds a step of each, in blocks that alternate, so that what else the machine does hits all alike; medians."""
     counts = []
     for step in steps:
         step(3)
-        counts.append(max(2, int(seconds / ROUNDS / max(1e-6, _seconds(step, 3, device)))))
+        counts.append(max(2, int(budget / ROUNDS / max(1e-6, _seconds(step, 3, device)))))
     found = [[_seconds(s, n, device) for s, n in zip(steps, counts, strict=True)] for _ in range(ROUNDS)]
     return [statistics.median(column) for column in zip(*found, strict=True)]
 
 
 def _seconds(step: Callable[[int], object], count: int, device: torch.device) -> float:
-    _wait(device)
-    began = time.perf_counter()
-    step(count)
-    _wait(device)
-    return (time.perf_counter() - began) / count
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return seconds(lambda: step(count), device) / count
 
 
 def eager(recipe: Recipe, device: torch.device, groups: bool) -> Callable[[int], None]:
@@ -130,7 +122,7 @@ def compare(width: int, batch: int, precision: str, compiled: bool, streams: int
         began = time.perf_counter()
         stack = RunStack(asked, device)
         stack.advance(3)
-        _wait(device)
+        wait(device)
         ready = time.perf_counter() - began
         alone = [eager(asked[0], device, groups) for groups in (True, False)]
         together, same, plain = taking_turns([stack.advance, *alone], device, 1.5 if device.type == "cuda" else 8.0)
@@ -169,7 +161,7 @@ def compare_language_models(runs: int, width: int, device: torch.device) -> str:
             began = time.perf_counter()
             stack = RunStack([replace(recipe, compile=compiled, seeds=one) for one in seeds], device)  # type: ignore[arg-type]
             stack.advance(3)
-            _wait(device)
+            wait(device)
             ready.append(time.perf_counter() - began)
             steps.append(stack.advance)
         kept = stack.vmapped.bytes_for_backward(*stack.replicas.row(0), *stack.streams.first_row(0))

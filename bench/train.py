@@ -17,7 +17,6 @@ import argparse
 import gc
 import statistics
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from _measuring import forget_peak, resident, seconds
 from mupscale.data import Split, Table
 from mupscale.data.packing import pack
 from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Spec, TrainingRun
@@ -164,17 +164,12 @@ def bare_loop(run: TrainingRun, *, grouped: bool = False, compiled: bool = False
 
 def timed(step: Callable[[], object], count: int, device: torch.device) -> float:
     """Seconds a step, over so many of them."""
-    synchronize(device)
-    began = time.perf_counter()
-    for _ in range(count):
-        step()
-    synchronize(device)
-    return (time.perf_counter() - began) / count
 
+    def steps() -> None:
+        for _ in range(count):
+            step()
 
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return seconds(steps, device) / count
 
 
 def compare(
@@ -233,23 +228,15 @@ def state_bytes(run: TrainingRun) -> int:
 
 
 def reset_peak(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    else:
-        Path("/proc/self/clear_refs").write_text("5")
+    torch.cuda.reset_peak_memory_stats(device) if device.type == "cuda" else forget_peak()
 
 
 def peak_use(device: torch.device) -> int:
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _status("VmHWM")
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident("VmHWM")
 
 
 def in_use(device: torch.device) -> int:
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else _status("VmRSS")
-
-
-def _status(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else resident()
 
 
 def utilisation(folder: Path, tokens: Path, device: torch.device) -> None:

@@ -9,18 +9,15 @@ constant, which only writes, and against copying it from memory.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import statistics
 import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import nn
 
 import mupscale as mu
+from _measuring import peak_memory, seconds
 from mupscale.models import GPT2
 
 
@@ -30,31 +27,6 @@ def build(heads: int, layers: int) -> nn.Module:
 
 def write_once(shapes: list[torch.Size], device: torch.device) -> list[torch.Tensor]:
     return [torch.empty(shape, device=device).fill_(1.0) for shape in shapes]
-
-
-def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Time of the work, its result kept alive till the end so that its memory is fresh."""
-    start = time.perf_counter()
-    result = work()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    elapsed = time.perf_counter() - start
-    del result
-    return elapsed
-
-
-def peak_resident() -> int | None:
-    """Highest resident memory since the last reset, in bytes, where the system tells."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return None
-    line = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024
-
-
-def reset_peak() -> None:
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
 
 
 def main() -> None:
@@ -82,10 +54,8 @@ def main() -> None:
     def widen() -> nn.Module:
         return mu.widen(narrow, targets.pop(), plan)
 
-    reset_peak()
-    before = peak_resident()
-    kept = widen()
-    after = peak_resident()
+    with peak_memory() as most:
+        kept = widen()
     outputs = [p.detach() for p in kept.parameters()]
     times: dict[str, list[float]] = {"fill": [], "copy": [], "widen": []}
     for _ in range(args.repeats):
@@ -97,8 +67,8 @@ def main() -> None:
         ratio = statistics.median(g / w for g, w in zip(times["widen"], times[name], strict=True))
         grow, write = statistics.median(times["widen"]), statistics.median(times[name])
         print(f"widen / {name} the output once: {ratio:.2f}  (target ≤ 1.5; {grow:.3f} s against {write:.3f} s)")
-    if device.type == "cpu" and before is not None and after is not None:
-        print(f"memory / (output + largest tensor): {(after - before) / (output + largest):.2f}  (target ≤ 1)")
+    if device.type == "cpu":
+        print(f"memory / (output + largest tensor): {most[0] / (output + largest):.2f}  (target ≤ 1)")
 
 
 if __name__ == "__main__":
