@@ -16,7 +16,7 @@ from mupscale.cli.infinite_width import SWEEP as LINE
 from mupscale.cli.infinite_width import print_comparison
 from mupscale.study.space import Sweep
 from mupscale.system import parse_record
-from mupscale.theory.estimates import Estimate
+from mupscale.theory import Estimate
 from mupscale.theory.limit_study import LimitComparison, Measurements
 from mupscale.theory.limit_study import sweep_limit as swept
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from mupscale.core import naming
-from mupscale.family.depth_members import DepthMembers
+from mupscale.family.members import DepthMembers
 from mupscale.models import GPT2
 
 

@@ -13,7 +13,9 @@ from torch import Tensor
 import mupscale as mu
 from mupscale.core import Plan, is_new
 from mupscale.engine import train_many
-from mupscale.growth import OPERATORS, Part, means_of, standard_normal
+from mupscale.growth import OPERATORS, Part
+from mupscale.growth.draws import standard_normal
+from mupscale.growth.fresh import means_of
 from mupscale.growth.operator_pairs import OperatorWord
 from mupscale.study import contender_named
 from mupscale.study.contenders import check_contenders, contenders_named

@@ -1,4 +1,4 @@
-"""Symmetry-breaking noise: its size in both units, its streams, and signal-normalised noise with its constants."""
+"""Copies and their noise: its size in both units, its streams, signal-normalised noise with its constants; Net2Net."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import mupscale as mu
-from mupscale.growth.noise import spectral_norm, unit_std
+from mupscale.growth.copies import Net2Net, random_copies, spectral_norm, unit_std
 from mupscale.models import GPT2, MLP, ResNet18
 
 
@@ -390,3 +390,31 @@ def test_spectral_norms_are_those_of_the_svd(name: str) -> None:
     exact = norm(matrix)
     assert spectral_norm(matrix) == pytest.approx(exact, rel=1e-5, abs=1e-30)
     assert spectral_norm(matrix.bfloat16()) == pytest.approx(norm(matrix.bfloat16()), rel=1e-5, abs=1e-30)
+
+
+# Net2Net's random copies
+
+
+@pytest.mark.usefixtures("float64")
+def test_net2net_keeps_the_function_of_an_mlp() -> None:
+    """Random copies, what reads them divided by how many there are of each."""
+    narrow, wide = MLP(6, 8, 3), MLP(6, 24, 3)
+    mu.upscale(narrow, wide, mu.plan(narrow, wide), grow=Net2Net(), seed=3)
+    x = torch.randn(32, 6)
+    assert (wide(x) - narrow(x)).abs().max() < 1e-10
+    ours, theirs = (model.layers[0].weight for model in (narrow, wide))
+    counts = [int((theirs == row).all(1).sum()) for row in ours]
+    assert len(set(counts)) > 1  # copied at random, not each as often as the others
+
+
+def test_net2net_refuses_a_norm_over_the_width() -> None:
+    narrow, wide = (GPT2(11, 6, layers=1, heads=heads, head_dim=4) for heads in (1, 2))
+    with pytest.raises(mu.MupscaleError, match=r"a norm over the width computes \('.*'\).* without changing its"):
+        mu.upscale(narrow, wide, mu.plan(narrow, wide), grow=Net2Net())
+
+
+def test_copies_are_whole_blocks_and_none_is_left_out() -> None:
+    sources = random_copies(6, mu.Axis(3, block=2), seed=0)
+    assert sources.tolist()[:6] == list(range(6))
+    assert all(a % 2 == 0 and b == a + 1 for a, b in sources.view(-1, 2).tolist())
+    assert len(sources) == 18

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from mupscale.growth.noise import SignalNoise
+from mupscale.growth import SignalNoise
 from mupscale.study import (
     Cell,
     ContenderRuns,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from mupscale.core import RuleSet
-from mupscale.family.depth_members import DepthMembers
+from mupscale.family.members import DepthMembers
 from mupscale.system.errors import MupscaleError
 from mupscale.train import (
     MAY_CHANGE,

@@ -14,34 +14,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map_only
 
+from mupscale import growth
 from mupscale.core import PlainWidth, Plan, Role, RuleSet, Width, WidthLike, check_same_names, naming
-from mupscale.family.built_members import BuiltMembers
-from mupscale.family.depth_members import DepthMembers
-from mupscale.growth import (
-    BlockList,
-    DepthOperator,
-    Grow,
-    Noise,
-    Operator,
-    Writers,
-    cannot_be_identity,
-    choose_operator,
-    find_block_lists,
-    find_writers,
-    is_replica,
-    plan_depth,
-    refuse_idle_operator,
-    split_operators,
-    upscale,
-    with_depth,
-)
+from mupscale.family.members import BuiltMembers, DepthMembers
+from mupscale.growth import BlockList, DepthOperator, Grow, Noise, Operator, Writers
 from mupscale.optim import make_optimizer, param_groups
-from mupscale.planning import (
-    all_tensors,
-    call_arguments,
-    check_not_empty,
-    take_modes,
-)
+from mupscale.planning import all_tensors, call_arguments, check_not_empty, take_modes
 from mupscale.system import MupscaleError, NotNegative, UncheckedPlan, checks_arguments, warn
 
 
@@ -146,7 +124,7 @@ class Family(BuiltMembers):
             ours, theirs = (self.at(d, as_built=True).initial_std() for d in (self._init_depth, depth))
             lists, factors = self._lists(self._init_depth, depth), dict[str, tuple[float, float]]()
             plan = self.at(depth, as_built=True).plan(self._widths)
-            plan = with_depth(plan, lists, self._writers(lists), self.rules.depth)
+            plan = growth.with_depth(plan, lists, self._writers(lists), self.rules.depth)
             for one in lists:
                 for number, path in enumerate(one.deep):
                     source = one.shallow[number * len(one.shallow) // len(one.deep)]
@@ -173,7 +151,6 @@ class Family(BuiltMembers):
         return depths[0] if depths else None
 
     def _split(self, width: WidthLike) -> tuple[int, Width]:
-        """The number of blocks, and the other sizes."""
         width, name = Width.of(width), self.depth_size
         if name is None:
             return 0, width
@@ -182,7 +159,6 @@ class Family(BuiltMembers):
         return int(width.sizes[name]), self._without_depth(width)
 
     def _without_depth(self, width: Width) -> Width:
-        """The other sizes, all of which must be named."""
         widths = {name: size for name, size in width.sizes.items() if name != self.depth_size}
         if width.is_plain or widths.keys() != self._base.sizes.keys() - {self.depth_size}:
             ratio = width.size / next(iter(self._widths.sizes.values()))
@@ -195,7 +171,6 @@ class Family(BuiltMembers):
         return Width.of(widths)
 
     def _join(self, depth: int, widths: Width) -> Width:
-        """The width that has so many blocks and these other sizes."""
         return widths if self.depth_size is None else Width.of({**widths.sizes, self.depth_size: depth})
 
     def _find(self, member: WidthLike | nn.Module) -> tuple[int, Width | nn.Module]:
@@ -223,10 +198,11 @@ class Family(BuiltMembers):
         few, many = (self.sketch(self._join(depth, self._widths)) for depth in (shallow, deep))
         if shallow == deep:
             more = self.sketch(self._join(2 * deep, self._widths))
-            return [replace(one, deep=one.shallow, moved={}) for one in find_block_lists(few, more)]
+            return [replace(one, deep=one.shallow, moved={}) for one in growth.find_block_lists(few, more)]
         if shallow < deep:
-            return find_block_lists(few, many)
-        return [replace(one, shallow=one.deep, deep=one.shallow, moved={}) for one in find_block_lists(many, few)]
+            return growth.find_block_lists(few, many)
+        lists = growth.find_block_lists(many, few)
+        return [replace(one, shallow=one.deep, deep=one.shallow, moved={}) for one in lists]
 
     def _writers(self, lists: list[BlockList], side: str = "deep", inputs: Any = None) -> dict[str, Writers]:
         """What writes into the stream, in each block of one side, as a run of the base model shows."""
@@ -240,7 +216,7 @@ class Family(BuiltMembers):
             with torch.random.fork_rng(devices=[]):
                 model = self.build(self._base)
             all_blocks = [path for one in self._lists(self._depth, self._depth) for path in one.deep]
-            self._writers_in_base = find_writers(model, all_blocks, tree_map_only(Tensor, Tensor.cpu, sample))
+            self._writers_in_base = growth.find_writers(model, all_blocks, tree_map_only(Tensor, Tensor.cpu, sample))
         writers, reasons = self._writers_in_base
         base = {one.path: one.shallow for one in self._lists(self._depth, self._depth)}
         written = {}
@@ -256,7 +232,7 @@ class Family(BuiltMembers):
                     )
             if not any(path in written for path in paths):
                 source, reason = next((path, reasons[path]) for path in base[one.path])
-                raise cannot_be_identity(source, reason)
+                raise growth.cannot_be_identity(source, reason)
         return written
 
     # ------------------------------------------------------------------------------------------- plans
@@ -271,7 +247,7 @@ class Family(BuiltMembers):
         if self.rules.depth == "none":
             return plan
         lists = self._lists(self._depth, depth)
-        return with_depth(plan, lists, self._writers(lists), self.rules.depth)
+        return growth.with_depth(plan, lists, self._writers(lists), self.rules.depth)
 
     def widening(
         self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module, *, grow: Operator | None = None
@@ -294,26 +270,26 @@ class Family(BuiltMembers):
         What is drawn in new blocks is to be drawn from the plan's own initial values.
         """
         (few, narrow_widths), (many, widths) = self._split(narrow), self._split(wide)
-        wider, deeper = split_operators(grow)
+        wider, deeper = growth.split_operators(grow)
         plan = self.at(few).growth_plan(narrow_widths, widths, wider)
         if many == few:
             return plan
         shallow, deep = (self.sketch(self._join(depth, widths)) for depth in (few, many))
         plan = replace(plan.then(self._plan_of_blocks(shallow, deep, deeper)), tried_by=plan.tried_by)
-        if deeper.copies and is_replica(wider):  # nothing is drawn
+        if deeper.copies and growth.is_replica(wider):  # nothing is drawn
             return plan
         return replace(plan, initial=self.at(many).widening(widths, widths, grow=wider).initial)
 
     def _plan_of_blocks(self, shallow: nn.Module, deep: nn.Module, grow: DepthOperator, inputs: Any = None) -> Plan:
         writers = None
         if not grow.copies or self.rules.depth != "none":
-            writers = self._writers(find_block_lists(shallow, deep), "shallow", inputs)
-        return plan_depth(shallow, deep, grow=grow, rules=self.rules, writers=writers)
+            writers = self._writers(growth.find_block_lists(shallow, deep), "shallow", inputs)
+        return growth.plan_depth(shallow, deep, grow=grow, rules=self.rules, writers=writers)
 
     def check_growth(self, narrow: WidthLike, wide: WidthLike, grow: Grow | None = None) -> None:
         """An error where one member of the family cannot grow into the other in this way, before any is built."""
         (few, narrow_widths), (many, widths) = self._split(narrow), self._split(wide)
-        wider, deeper = split_operators(grow)
+        wider, deeper = growth.split_operators(grow)
         wider.check(self.at(few).widening(narrow_widths, widths, grow=wider))
         if many < few:
             raise _shallower(few, many)
@@ -481,8 +457,8 @@ class Family(BuiltMembers):
             raise _shallower(few, many)
         current = None if (has := self.width_of(model)) is None else self._split(has)[1]
         widens = widths is not None and (widths != current or many == few)
-        wider, deeper = split_operators(grow, noise, exact=exact)
-        refuse_idle_operator(None if exact else grow, noise, wider=widens, deeper=many != few)
+        wider, deeper = growth.split_operators(grow, noise, exact=exact)
+        growth.refuse_idle_operator(None if exact else grow, noise, wider=widens, deeper=many != few)
         if (at := widths or current) is None:
             raise MupscaleError("this model was not built by the family. Give width= as well as depth=")
         check_not_empty(inputs)
@@ -498,14 +474,14 @@ class Family(BuiltMembers):
         if many != few:  # the width comes first, so that new blocks are drawn at the new one
             deep = self.init_untried(self._join(many, at), seed)
             blocks = self._plan_of_blocks(large, deep, deeper, inputs)
-            wider = wider if widens else choose_operator(None, plan=blocks)
+            wider = wider if widens else growth.choose_operator(None, plan=blocks)
             large, plan = deep, blocks if plan is None else replace(plan.then(blocks), tried_by=plan.tried_by)
         assert plan is not None
         _take_over(large, narrow, None if many == few else plan)
         large = large if place is None else place(large)
         given: dict[str, Any] = {"grow": wider, "exact": exact and widens, "lr": lr, "seed": seed, "inputs": inputs}
         rules = replace(self.rules, depth="none")  # which the plan has
-        return upscale(narrow, large, plan, optimizer, scheduler=schedule, rules=rules, **given)
+        return growth.upscale(narrow, large, plan, optimizer, scheduler=schedule, rules=rules, **given)
 
     def _target(self, width: WidthLike | None, depth: int | None) -> tuple[int | None, Width | None]:
         """The depth and the other sizes that a model is to grow to, as far as they are said."""
@@ -548,7 +524,6 @@ def _take_over(large: nn.Module, narrow: nn.Module, plan: Plan | None) -> None:
 
 
 def _warn_untried(what: str) -> None:
-    """Say that something follows from module types and names alone."""
     warn(
         f"this family has not been tried: its {what} from module types and names. Pass inputs= to Family (a small "
         "batch, as the models are called) to try small members first",

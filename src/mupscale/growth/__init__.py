@@ -2,21 +2,29 @@
 
 operators        the contract of an operator
 operator_pairs   what grow= says: an operator for width, one for depth, or both; the table of their words
-copies           the paper's: every unit copied, with noise; and random copies, for comparison
+copies           the paper's: every unit copied, with noise that makes copies differ; and random copies, for comparison
 fresh            the other: new units drawn beside the old ones, whole or in pieces
 lossless         what fresh units start at where the function is to stay
-running_statistics  those of BatchNorms, measured after a growth
-writing          weights, buffers and noise, once all is checked; memory for a wide model
+writing          weights, buffers and noise, once all is checked; memory for a wide model; BatchNorms' statistics
 optimizer_state  what an optimizer holds for each parameter
 draws            normal numbers that follow from a seed and a name
-noise            what makes copies differ from each other, and the size of a weight that it may be relative to
 upscaling        all of it in one call
 experts          which tensor each expert of a mixture is a copy of, and what its router is
 residual_branches  what in a block writes into the residual stream
 depth_plans      which blocks a deep model has more of, what new ones are, and which tensor each is made of
 """
 
-from mupscale.growth.copies import Copies, is_replica, replica_in_words
+from mupscale.growth.copies import (
+    Copies,
+    GaussianNoise,
+    Noise,
+    SignalNoise,
+    as_noise,
+    check_spread,
+    is_replica,
+    replica_in_words,
+    unit_std,
+)
 from mupscale.growth.depth_plans import (
     BlockList,
     DepthOperator,
@@ -28,11 +36,10 @@ from mupscale.growth.depth_plans import (
     plan_depth,
     with_depth,
 )
-from mupscale.growth.draws import NewTensor, draw_normal, standard_normal
+from mupscale.growth.draws import NewTensor, draw_normal
 from mupscale.growth.experts import Experts, plan_experts
-from mupscale.growth.fresh import Fresh, FreshTensor, FreshValues, Region, means_of, no_pattern
+from mupscale.growth.fresh import Fresh, FreshTensor, Region, no_pattern
 from mupscale.growth.lossless import EPS, gain_factor, obstacles, without_gains
-from mupscale.growth.noise import GaussianNoise, Noise, SignalNoise, as_noise, check_spread, unit_std
 from mupscale.growth.operator_pairs import (
     DEPTH_OPERATORS,
     OPERATORS,
@@ -56,9 +63,8 @@ from mupscale.growth.optimizer_state import (
     widen_optimizer,
 )
 from mupscale.growth.residual_branches import Writers, find_writers
-from mupscale.growth.running_statistics import measure_statistics
 from mupscale.growth.upscaling import grow_optimizer, upscale, upscale_untried, with_measured_initial
-from mupscale.growth.writing import check_written, materialize, perturb, refuse_nonfinite, widen
+from mupscale.growth.writing import check_written, materialize, measure_statistics, perturb, refuse_nonfinite, widen
 
 __all__ = [
     "DEPTH_OPERATORS",
@@ -71,7 +77,6 @@ __all__ = [
     "Experts",
     "Fresh",
     "FreshTensor",
-    "FreshValues",
     "GaussianNoise",
     "Grow",
     "Identity",
@@ -101,7 +106,6 @@ __all__ = [
     "is_replica",
     "is_scalar",
     "materialize",
-    "means_of",
     "measure_statistics",
     "no_pattern",
     "obstacles",
@@ -113,7 +117,6 @@ __all__ = [
     "replica_in_words",
     "shape_of_state",
     "split_operators",
-    "standard_normal",
     "state_factor",
     "unit_std",
     "upscale",

@@ -1,16 +1,201 @@
-"""The paper's operator: every unit copied, exactly, with noise that makes the copies differ; and Net2Net's."""
+"""The paper's operator: every unit copied, exactly, with noise that makes the copies differ; and Net2Net's.
+
+Without noise the copies of a unit stay equal for ever. Its standard deviation scales with width as μP's initialisation
+does, so that a level tuned on a small pair of widths is right for a large one. It comes in two units, and
+signal-normalised: Step 2 of Meta-algorithm 'Upscaling procedure'.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from mupscale.core import Axis, Plan
-from mupscale.growth.noise import Noise, add_noise, as_noise, check_noise
+from mupscale.core import Axis, Entry, Plan, gather_whole, laid_out_like
+from mupscale.growth.draws import standard_normal
 from mupscale.growth.operators import Operator, Part, StatePart
-from mupscale.system import MupscaleError, as_asked, checks_arguments, generator
+from mupscale.system import MupscaleError, NotNegative, as_asked, checks_arguments, generator
+
+_EXACT = 512  # up to this size of its smaller side a matrix is as large as its Gram matrix says
+_STEPS = 64  # dimensions of the Krylov space of a larger one
+_FARTHEST = 20.0  # standard deviations from the mean, which no draw reaches
+
+
+def spectral_norm(matrix: Tensor) -> float:
+    """The largest singular value: exact for small matrices, and of a Krylov space (to about 1e-5) for large ones."""
+    matrix = matrix if matrix.dtype == torch.float64 else matrix.float()
+    matrix = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    if len(matrix) > _EXACT:
+        start = torch.randn(len(matrix), generator=torch.Generator().manual_seed(0), dtype=matrix.dtype)
+        vector = start.to(matrix.device)
+        basis = vector.new_empty(0, len(vector))
+        for _ in range(_STEPS):
+            for _ in range(2):  # once leaves rounding, which grows
+                vector = vector - basis.T @ (basis @ vector)
+            basis = torch.cat([basis, normalize(vector, dim=0)[None]])
+            vector = matrix @ normalize(matrix.T @ basis[-1], dim=0)
+        # a matrix of low rank exhausts the space: what rounding adds then are directions like any others
+        matrix = torch.linalg.qr(basis.T).Q.T @ matrix
+    gram = (matrix @ matrix.T).double()  # the svd of the same matrix is NaN in some builds of torch
+    return math.sqrt(max(float(torch.linalg.eigvalsh(gram)[-1]), 0.0))
+
+
+Unit = Literal["init", "theory"]
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class GaussianNoise:
+    """Gaussian noise; `std` is one number, or one per parameter name (then parameters not named get none).
+
+    unit "init": multiples of the std of a fresh μP initialisation at the wide width.
+    unit "theory": the paper's Algorithm 'Upscaling for MLPs under SGD': std on input weights, std/√N_in on hidden
+    matrices, std/N_in on a readout stored with its 1/N_in, nothing on biases and norms.
+
+    >>> import mupscale as mu
+    >>> mu.GaussianNoise(0.3).of("layers.1.weight")
+    0.3
+    >>> mu.GaussianNoise({"layers.1.weight": 0.3}, unit="theory").of("layers.0.weight")
+    0.0
+    """
+
+    std: NotNegative | Mapping[str, NotNegative]
+    unit: Unit = "init"
+
+    def of(self, name: str) -> float:
+        """The level for one parameter."""
+        return self.std.get(name, 0.0) if isinstance(self.std, Mapping) else self.std
+
+    @property
+    def is_none(self) -> bool:
+        return not any(self.std.values()) if isinstance(self.std, Mapping) else not self.std
+
+
+@checks_arguments
+@dataclass
+class SignalNoise:
+    """Noise whose spectral norm is `t` times the weight's own (Appendix 'Alternative algorithm: signal-normalized').
+
+    `t` need not transfer across widths, but the constants it amounts to do: after use, `effective` holds them as a
+    GaussianNoise that can be given as `noise=` at another width.
+
+    >>> import mupscale as mu
+    >>> narrow, wide, noise = torch.nn.Linear(8, 8), torch.nn.Linear(16, 16), mu.SignalNoise(0.1)
+    >>> plan = mu.plan(narrow, wide)
+    >>> _ = mu.perturb(mu.widen(narrow, wide, plan), plan, noise)
+    >>> list(noise.effective.std)  # the constants to use at another width
+    ['weight']
+    """
+
+    t: NotNegative
+    effective: GaussianNoise | None = field(default=None, compare=False)
+    unit: ClassVar[Unit] = "theory"
+
+    def of(self, name: str) -> float:
+        return self.t
+
+    @property
+    def is_none(self) -> bool:
+        return not self.t
+
+
+Noise = NotNegative | GaussianNoise | SignalNoise
+
+
+def add_noise(
+    p: Tensor, name: str, plan: Plan, noise: GaussianNoise | SignalNoise, seed: int, *, paired: bool = False
+) -> float | None:
+    """Add noise to one wide parameter in place; returns its level, or None where it gets none.
+
+    paired: noise that sums to 0 over the copies of each input, so that the function stays.
+    """
+    entry, level = plan.parameters[name], noise.of(name)
+    copied = [d for d in entry.in_ if entry.axes[d].times != 1]
+    if not level or (paired and not copied) or not (std := unit_std(plan, name, noise.unit)):
+        return None
+    delta = standard_normal(entry.wide, p.dtype, seed, plan.drawn_as(name))
+    if paired:  # less its mean over the copies of each input, at the same spread: for two copies, +ε and −ε
+        dim, axis = copied[0], entry.axes[copied[0]]
+        copies: Tensor = delta.unflatten(dim, (-1, axis.copies, axis.block))
+        copies = copies - copies.mean(dim + 1, keepdim=True)
+        delta = (copies * math.sqrt(axis.copies / (axis.copies - 1))).flatten(dim, dim + 2)
+    if isinstance(noise, SignalNoise):
+        signal = spectral_norm(as_matrix(gather_whole(p.detach()), entry))
+        level *= signal / spectral_norm(as_matrix(delta, entry)) / std
+        earlier = {} if noise.effective is None else noise.effective.std
+        assert isinstance(earlier, Mapping)
+        noise.effective = GaussianNoise({**earlier, name: level}, noise.unit)
+    check_spread(name, level * std, p.dtype)
+    p.add_(laid_out_like(delta.to(p.device), p), alpha=level * std)
+    return level
+
+
+def check_spread(name: str, std: float, dtype: torch.dtype) -> None:
+    """Refuse noise of a standard deviation at which a parameter of this dtype would overflow."""
+    if std > torch.finfo(dtype).max / _FARTHEST:
+        raise MupscaleError(
+            f"the noise on '{name}' has a standard deviation of {std:g}, more than {dtype} can hold: use less noise"
+        )
+
+
+def check_noise(noise: Noise, plan: Plan) -> GaussianNoise | SignalNoise:
+    """The noise as an object; an error if the plan's model cannot be given it, before anything is written."""
+    noise = as_noise(noise)
+    constants = noise.std if isinstance(noise, GaussianNoise) and isinstance(noise.std, Mapping) else {}
+    if strangers := constants.keys() - plan.parameters.keys():
+        raise MupscaleError(
+            f"the noise has a constant for '{min(strangers)}', which the model does not have: it is for a different "
+            "model"
+        )
+    if not noise.is_none:
+        unit_std(plan, next(iter(plan.parameters)), noise.unit)
+    if isinstance(noise, SignalNoise):
+        noise.effective = GaussianNoise({}, noise.unit)
+    return noise
+
+
+def as_noise(noise: Noise) -> GaussianNoise | SignalNoise:
+    """The noise as an object: a number is in units of the initialisation."""
+    return noise if isinstance(noise, GaussianNoise | SignalNoise) else GaussianNoise(noise)
+
+
+def unit_std(plan: Plan, name: str, unit: Unit) -> float:
+    """The std that level 1 means for this parameter at the plan's wide width."""
+    if (
+        unit == "theory"
+    ):  # Algorithm 'Upscaling for MLPs under SGD', σ_Δ^(ℓ) at σ̄_Δ = 1; N_in counts a convolution's taps
+        entry = plan.parameters[name]
+        if len(entry.wide) < 2 or not (entry.out or entry.in_):
+            return 0.0
+        fan_in = math.prod(entry.wide[d] for d in _input_dims(entry)) if entry.in_ else 1
+        return float(fan_in ** (-0.5 if entry.out else -1.0))
+    if plan.fresh is None:
+        raise MupscaleError(
+            "noise in units of the initialisation needs to know it: make the plan with fresh=build (a freshly built "
+            'narrow model), use a Family, or give GaussianNoise(std, unit="theory")'
+        )
+    return plan.fresh[name]
+
+
+def _input_dims(entry: Entry) -> list[int]:
+    """The input axes and, behind them, a convolution's taps."""
+    last = max(1, *entry.in_, *entry.out)  # a weight has an output and an input dimension before any taps
+    return [*entry.in_, *range(last + 1, len(entry.wide))]
+
+
+def as_matrix(weight: Tensor, entry: Entry) -> Tensor:
+    """The weight as output × input matrix, a convolution as out × (in·taps)."""
+    columns = _input_dims(entry) if entry.in_ else [d for d in range(weight.dim()) if d not in entry.out]
+    rows = [d for d in range(weight.dim()) if d not in columns]
+    return weight.permute(*rows, *columns).reshape(math.prod(weight.shape[d] for d in rows), -1)
+
+
+# ---------------------------------------------------------------------------------------- operators
 
 
 @checks_arguments
@@ -33,7 +218,6 @@ class Copies(Operator):
     paired: bool = False
 
     def check(self, plan: Plan) -> None:
-        """Refuse noise that the model cannot be given."""
         check_noise(self.noise, plan)
 
     def parameter(self, out: Tensor, narrow: Tensor, part: Part) -> None:
@@ -56,7 +240,6 @@ def is_replica(operator: Operator) -> bool:
 
 
 def replica_in_words() -> str:
-    """What copies without noise come to, and what to ask for."""
     fresh = as_asked("leave out grow= and noise=", "leave out --how and --noise")
     noise = as_asked("grow=mupscale.Copies(noise=1.0)", "--how copies --noise 1")
     return (
@@ -69,9 +252,7 @@ def replica_in_words() -> str:
 class NaiveCopies(Copies):
     """Copies whose optimizer starts afresh, for comparison: what people do who copy the weights alone."""
 
-    def state(self, out: Tensor, narrow: Tensor, part: StatePart) -> None:
-        """What a fresh optimizer starts with."""
-        out.fill_(part.initial)
+    state = Operator.state
 
 
 class Net2Net(NaiveCopies):
@@ -89,7 +270,6 @@ class Net2Net(NaiveCopies):
     """
 
     def check(self, plan: Plan) -> None:
-        """Refuse a model whose function random copies do not keep, and noise that cannot be given."""
         super().check(plan)
         if self.paired:
             raise MupscaleError("Net2Net copies units different numbers of times, so their noise cannot be paired")
@@ -108,7 +288,6 @@ class Net2Net(NaiveCopies):
         add_noise(out, part.name, part.plan, as_noise(self.noise), part.seed)
 
     def buffer(self, out: Tensor, narrow: Tensor, part: Part) -> None:
-        """The same random copies."""
         for dim, axis in part.entry.axes.items():
             if axis.copies != 1:
                 chosen = random_copies(narrow.shape[dim], axis, part.seed)

@@ -19,20 +19,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mupscale.core import (
-    DEPTH_POWERS,
-    DepthRule,
-    Entry,
-    Number,
-    Plan,
-    RuleSet,
-    TensorSource,
-    copy_model,
-    is_sharded,
-    naming,
-    plain_type,
-    tidy,
-)
+from mupscale import core
+from mupscale.core import DEPTH_POWERS, DepthRule, Entry, Number, Plan, RuleSet, TensorSource, naming
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.residual_branches import Writers, find_writers
 from mupscale.growth.writing import SAME, distance, grown_in_float64
@@ -103,7 +91,6 @@ class Stack(DepthOperator):
     copies = True
 
     def places(self, shallow: int, deep: int) -> list[Place]:
-        """The blocks in turn, or each as often as it fits."""
         if self.order == "interleaved":
             return _around(_old_places(None, shallow, deep), deep)
         return [Place(number % shallow, is_new=number >= shallow) for number in range(deep)]
@@ -140,7 +127,6 @@ class BlockList:
 
     @property
     def times(self) -> float:
-        """By how much there are more blocks."""
         return len(self.deep) / len(self.shallow)
 
 
@@ -206,7 +192,7 @@ def _check_blocks(blocks: BlockList, modules: Iterable[nn.Module]) -> None:
             f"'{blocks.path}' has {shallow} blocks in the shallow model and {deep} in the deep one: a deeper model "
             f"needs more of them, and at least one to begin with"
         )
-    kinds = list(dict.fromkeys(plain_type(block).__name__ for block in modules))
+    kinds = list(dict.fromkeys(core.plain_type(block).__name__ for block in modules))
     if len(kinds) > 1:
         raise MupscaleError(
             f"'{blocks.path}' holds blocks of different classes ({', '.join(kinds)}), so the class of a new block is "
@@ -218,7 +204,7 @@ def _longer_list(path: str, *models: Any) -> BlockList:
     """The stretch of one class in a list that is longer in the deep model; what follows it moves."""
     names = [[f"{path}.{name}".lstrip(".") for name in module._modules] for module in models]
     children = [block for module in models for block in module._modules.values()]
-    kinds = [[plain_type(block) for block in module._modules.values()] for module in models]
+    kinds = [[core.plain_type(block) for block in module._modules.values()] for module in models]
     grown = [kind for kind in dict.fromkeys([*kinds[0], *kinds[1]]) if kinds[0].count(kind) != kinds[1].count(kind)]
     pattern = f"{path}.*".lstrip(".")
     others = [[kind for kind in k if kind not in grown[:1]] for k in kinds]
@@ -337,7 +323,7 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def with_more_blocks(shallow: nn.Module, deep: nn.Module, grow: DepthOperator) -> nn.Module:
     """A copy of the shallow model, at its own width, with the deep model's blocks: copies of the shallow one's."""
-    made, theirs = copy_model(naming.unwrap(shallow)), naming.modules(deep)
+    made, theirs = core.copy_model(naming.unwrap(shallow)), naming.modules(deep)
     modules = naming.modules(made)
     for one in find_block_lists(shallow, deep):
         path = one.path.rpartition(".")[0]
@@ -379,7 +365,7 @@ def with_depth(
                     told |= {"undo": times if writes and undo else hidden}
                 if writes:
                     told["offset"] = -writers[path][local] or 0
-                entries[name] = entry.with_constants(**{key: tidy(number) for key, number in told.items()})
+                entries[name] = entry.with_constants(**{key: core.tidy(number) for key, number in told.items()})
     return replace(plan, parameters=entries)
 
 
@@ -497,7 +483,7 @@ def check_silent_blocks(shallow: nn.Module, deep: nn.Module, plan: Plan, inputs:
     The growth is done on copies in float64; the models stay as they are.
     """
     tensors = [*shallow.parameters(), *deep.parameters()]
-    if len({t.device for t in tensors}) > 1 or any(t.is_meta or is_sharded(t) for t in tensors):
+    if len({t.device for t in tensors}) > 1 or any(t.is_meta or core.is_sharded(t) for t in tensors):
         return  # which cannot be copied and run on one batch
     small, large, batch = grown_in_float64(shallow, deep, plan, inputs, Fresh())
 

@@ -40,9 +40,9 @@ class Region(NamedTuple):
     units: range
 
 
-@dataclass(frozen=True)
-class FreshValues:
-    """What a wide tensor is filled with.
+@dataclass(eq=False)
+class FreshTensor:
+    """A wide tensor and what it is to be filled with, in any order of regions and by any number of threads.
 
     stream, seed: what the random numbers follow from. std, means: their spread and their means, as in Plan.
     keep: the factor of the old weights. outgoing: the factor of what leads from new inputs to old outputs.
@@ -60,12 +60,7 @@ class FreshValues:
     new_outputs: Literal["drawn", "zero", "mean"] = "drawn"
     built: Tensor | None = None
 
-
-class FreshTensor:
-    """A wide tensor that is to be filled with these values, in any order of regions and by any number of threads."""
-
-    def __init__(self, values: FreshValues) -> None:
-        self.values, self.entry = values, values.entry
+    def __post_init__(self) -> None:
         entry = self.entry
         growing = [d for d, axis in entry.axes.items() if axis.times != 1]
         self.grows = bool(growing)
@@ -113,15 +108,15 @@ class FreshTensor:
         with self._lock:
             if self.grows and not self._ready:  # what only the whole of the narrow tensor can tell
                 self._zero_rows = self._find_zero_rows(read)
-                if self.values.new_outputs == "mean" and self.entry.out == (self._split,):
+                if self.new_outputs == "mean" and self.entry.out == (self._split,):
                     self._mean = self._mean_of_old(read, out)
                 self._ready = True
         self._write_drawn(out, region, read)
-        if not self.grows or self.values.new_outputs == "drawn":
+        if not self.grows or self.new_outputs == "drawn":
             return
         (dim,) = self.entry.out
         new = self._cut(self._is_new[dim], region).to(out.device)
-        if self.values.new_outputs == "zero":
+        if self.new_outputs == "zero":
             out.masked_fill_(new, 0.0)
             return
         if self._mean is not None:
@@ -143,23 +138,23 @@ class FreshTensor:
             self._write_old(out, region, old, read)
 
     def _draw(self, out: Tensor, region: Region) -> None:
-        if self.values.built is not None:
-            out.copy_(self._cut(self.values.built, region))
-        elif self.values.std == 0:
+        if self.built is not None:
+            out.copy_(self._cut(self.built, region))
+        elif self.std == 0:
             out.zero_()
         else:
             exact = torch.float64 if out.dtype == torch.float64 else torch.float32
             in_place = out.dtype == exact and out.device.type == "cpu" and out.is_contiguous()
             flat = out.view(-1) if in_place else torch.empty(out.numel(), dtype=exact)
-            draw_normal(flat, self.place_of(region), self.values.seed, self.values.stream)
-            flat.mul_(self.values.std)
+            draw_normal(flat, self.place_of(region), self.seed, self.stream)
+            flat.mul_(self.std)
             if not in_place:
                 out.copy_(flat.view(out.shape))
-        if any(self.values.means):
+        if any(self.means):
             out.add_(self._cut(self._means, region).to(out))
 
     def _write_old(self, out: Tensor, region: Region, old: range, read: Read) -> None:
-        row, keep = math.prod(self._narrow_inner), self.values.keep
+        row, keep = math.prod(self._narrow_inner), self.keep
         places_here = self._places[old.start : old.stop] - region.units.start
         index = index_of_units([torch.arange(len(region.outer)), places_here, *self._inner_places])
         start = (region.outer.start * self._n + old.start) * row
@@ -172,14 +167,14 @@ class FreshTensor:
     def _scale_outgoing(self, out: Tensor, region: Region) -> None:
         """Multiply what leads from new inputs to old outputs."""
         entry = self.entry
-        if self.values.outgoing == 1 or not any(entry.axes[d].times != 1 for d in entry.in_):
+        if self.outgoing == 1 or not any(entry.axes[d].times != 1 for d in entry.in_):
             return
         where = torch.zeros((1,) * out.dim(), dtype=torch.bool)
         for d in entry.in_:
             where = where | self._cut(self._is_new[d], region)
         for d in entry.out:
             where = where & ~self._cut(self._is_new[d], region)
-        out.mul_(torch.where(where, self.values.outgoing, 1.0).to(out))
+        out.mul_(torch.where(where, self.outgoing, 1.0).to(out))
 
     def _mean_of_old(self, read: Read, out: Tensor) -> Tensor:
         """The mean over the old units of the first axis that grows, in parts that do not depend on the region."""
@@ -201,7 +196,7 @@ class FreshTensor:
         """A row of an embedding that is zero throughout stands for padding, and stays zero."""
         narrow = self.entry.narrow
         rows = [d for d in range(len(narrow)) if d not in self.entry.axes]
-        if self.entry.in_ or len(rows) != 1 or len(narrow) != 2 or 0 in narrow or self.values.built is not None:
+        if self.entry.in_ or len(rows) != 1 or len(narrow) != 2 or 0 in narrow or self.built is not None:
             return None
         (row,), count = rows, max(1, _SUMMED // narrow[1])
         parts = []
@@ -219,7 +214,6 @@ class FreshTensor:
 
     @cached_property
     def _inner_places(self) -> list[Tensor]:
-        """Those along the dimensions behind it."""
         return [self._old(d) for d in range(self._split + 1, len(self.entry.wide))]
 
     def _old(self, dim: int) -> Tensor:
@@ -228,16 +222,14 @@ class FreshTensor:
 
     @cached_property
     def _is_new(self) -> dict[int, Tensor]:
-        """Which units of each axis are new."""
         entry = self.entry
         return {d: self._along(is_new(axis, entry.narrow[d]), d) for d, axis in entry.axes.items()}
 
     @cached_property
     def _means(self) -> Tensor:
-        """The means of the equal parts of the first dimension."""
-        rows, parts = self.entry.wide[0] if self.entry.wide else 1, len(self.values.means)
+        rows, parts = self.entry.wide[0] if self.entry.wide else 1, len(self.means)
         part = torch.arange(rows) // -(-rows // parts)
-        return self._along(torch.tensor(self.values.means, dtype=torch.float64)[part], 0)
+        return self._along(torch.tensor(self.means, dtype=torch.float64)[part], 0)
 
     def _along(self, values: Tensor, dim: int) -> Tensor:
         """One value for each unit of a dimension, to be broadcast over the others."""
@@ -296,20 +288,19 @@ class Fresh(Operator):
                 )
 
     def parameter(self, out: Tensor, narrow: Tensor, part: Part) -> None:
-        """Fresh values, and the old weight in its places."""
         built = out.clone() if part.name in part.plan.patterned else None
-        FreshTensor(replace(self.values(part), built=built)).fill(out, narrow)
+        replace(self.tensor(part), built=built).fill(out, narrow)
 
-    def values(self, part: Part) -> FreshValues:
+    def tensor(self, part: Part) -> FreshTensor:
         """What the wide parameter is filled with; `check` has seen the plan."""
         entry, plan, keep = part.entry, part.plan, self._keep(part)
         stream = f"fresh {part.plan.drawn_as(part.name)} {entry.narrow} {entry.wide}"
         if not _grows(entry):
-            return FreshValues(entry, stream, part.seed, keep=keep)
+            return FreshTensor(entry, stream, part.seed, keep=keep)
         assert plan.fresh is not None
         std, means = plan.fresh[part.name], means_of(plan, part.name)
         outgoing, outputs = silent_start(part.name, entry, plan) if self.lossless else (self.outgoing, "drawn")
-        return FreshValues(entry, stream, part.seed, std, means, keep, outgoing, outputs)
+        return FreshTensor(entry, stream, part.seed, std, means, keep, outgoing, outputs)
 
     def state(self, out: Tensor, narrow: Tensor, part: StatePart) -> None:
         """What a fresh optimizer has, and the old state in its places."""
@@ -319,7 +310,6 @@ class Fresh(Operator):
         out[index_of_old(part.narrow, part.axes)] = narrow.to(out) * part.factor(kept)
 
     def _keep(self, part: Part) -> float:
-        """What the old weight is multiplied by."""
         return float(part.entry.keep) * (gain_factor(part.name, part.plan) if self.lossless else 1.0)
 
 

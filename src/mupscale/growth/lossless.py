@@ -22,16 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from mupscale import planning
 from mupscale.core import Entry, Plan, gather_whole, is_sharded, naming
-from mupscale.planning import (
-    bare_norms,
-    find_parting,
-    find_past_norms,
-    in_float64,
-    run_on_batch,
-    runs_norms,
-    tensors_in,
-)
+from mupscale.planning import runs_norms, tensors_in
 from mupscale.system import MupscaleError, UncheckedPlan, warn, words
 
 UNTRIED = (
@@ -130,7 +123,7 @@ def obstacles(narrow: nn.Module, plan: Plan, wide: nn.Module | None = None) -> l
 
 def without_gains(modules: Mapping[str, nn.Module], widths: Collection[int]) -> list[str]:
     """That norms over units of these numbers have no gains, in words, as an obstacle to a lossless growth."""
-    bare = bare_norms(modules, widths)
+    bare = planning.bare_norms(modules, widths)
     return [f"the norm '{path}' has no gain that could be rescaled ({kind})" for path, kind in bare.items()]
 
 
@@ -139,7 +132,7 @@ def with_past_norms(plan: Plan, narrow: Any, wide: nn.Module, inputs: Any) -> Pl
     runs = isinstance(narrow, nn.Module) and not any(is_sharded(p) for p in (*narrow.parameters(), *wide.parameters()))
     if inputs is None or plan.past_norms is not None or not plan.norms or not runs:
         return plan
-    return plan.with_initial("past_norms", find_past_norms(narrow, wide, plan, inputs))
+    return plan.with_initial("past_norms", planning.find_past_norms(narrow, wide, plan, inputs))
 
 
 def warn_of_loss(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any = None) -> None:
@@ -190,8 +183,8 @@ def _possible_reasons(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: An
     """What may be behind a difference; norms are named where one is the first to differ, or nothing shows it."""
     parting = None
     with suppress(Exception):  # what cannot be run in float64, or has no memory
-        small, batch = in_float64(narrow, inputs)
-        parting = find_parting(small, in_float64(wide, inputs, like=small)[0], batch, plan, _GROWN)
+        small, batch = planning.in_float64(narrow, inputs)
+        parting = planning.find_parting(small, planning.in_float64(wide, inputs, like=small)[0], batch, plan, _GROWN)
     likely, where = [_BY_NORMS, _BY_OTHERS], ""
     if parting is not None:
         where = str(parting) if parting.path else f"they agree up to '{parting.last}', and the model's outputs differ"
@@ -215,7 +208,7 @@ def difference_of_outputs(narrow: nn.Module, wide: nn.Module, batch: Any) -> tup
         modes = {module: module.training for module in model.modules()}
         model.eval()
         try:
-            output = run_on_batch(model, _as_model_takes_it(model, batch))
+            output = planning.run_on_batch(model, _as_model_takes_it(model, batch))
         finally:
             for module, training in modes.items():
                 module.training = training

@@ -7,11 +7,10 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from mupscale.core import Plan
-from mupscale.growth.copies import Copies, NaiveCopies, Net2Net
+from mupscale.growth.copies import Copies, NaiveCopies, Net2Net, Noise, as_noise
 from mupscale.growth.depth_plans import DepthOperator, Identity, Stack
 from mupscale.growth.experts import Experts
 from mupscale.growth.fresh import Fresh
-from mupscale.growth.noise import Noise, as_noise
 from mupscale.growth.operators import Operator
 from mupscale.system import MupscaleError, as_asked
 
@@ -67,7 +66,6 @@ def choose_operator(
 
 
 def word_in_table(word: str) -> OperatorWord:
-    """What a word for an operator of width stands for."""
     if word not in OPERATORS:
         *others, last = (*OPERATORS, *DEPTH_OPERATORS)
         raise MupscaleError(f"how is {word!r}, but must be {', '.join(others)} or {last}")

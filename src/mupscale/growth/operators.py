@@ -52,7 +52,6 @@ class StatePart(Part):
 
     @property
     def initial(self) -> float:
-        """What a fresh optimizer starts this tensor with."""
         return self.start()
 
 

@@ -118,7 +118,6 @@ def _names(groups: Sequence[Mapping[str, Any]], plan: Plan, model: nn.Module | N
 
 
 def state_factor(name: str, key: str, entry: Entry, group: Mapping[str, Any], traits: Traits) -> float:
-    """By what a state tensor of this key is rescaled."""
     if key in traits.as_is:
         return 1.0
     if key not in traits.state:

@@ -82,7 +82,6 @@ def run_with_blocks(model: nn.Module, paths: Sequence[str], inputs: Any, *, unti
 
 
 def without_number(path: str) -> str:
-    """What the paths of a list's blocks have in common."""
     return re.sub(r"\d+$", "", path)
 
 
@@ -194,8 +193,6 @@ def _factors(operation: Operation) -> list[int]:
 
 
 class _Walk:
-    """One block, walked from its output back to its input."""
-
     def __init__(self, marked: MarkedRun, block: Call) -> None:
         self.marked, self.block = marked, block
         self.data, self._scales = set(block.given), Writers()

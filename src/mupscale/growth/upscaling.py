@@ -13,37 +13,19 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from mupscale import planning
 from mupscale.core import Initial, Plan, RuleSet, gather_whole, is_sharded, naming
-from mupscale.growth.copies import Copies, is_replica, replica_in_words
-from mupscale.growth.depth_plans import (
-    DepthOperator,
-    check_silent_blocks,
-    longer_lists,
-    plan_depth,
-    why_not_depth_alone,
-    with_more_blocks,
-)
+from mupscale.growth import depth_plans
+from mupscale.growth.copies import Copies, Noise, is_replica, replica_in_words
+from mupscale.growth.depth_plans import DepthOperator, check_silent_blocks, with_more_blocks
 from mupscale.growth.experts import Experts, find_experts, plan_experts
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.lossless import difference_of_outputs, warn_of_loss, with_past_norms
-from mupscale.growth.noise import Noise
 from mupscale.growth.operator_pairs import Grow, choose_operator, refuse_idle_operator, split_operators
 from mupscale.growth.operators import Operator, check_operator
 from mupscale.growth.optimizer_state import constructor_arguments, widen_optimizer
 from mupscale.growth.writing import prepare_growth, whole_or_void, write_grown
 from mupscale.optim import following_rules, grown_groups, watch_first_steps, widen_scheduler
-from mupscale.planning import (
-    Trials,
-    check_not_empty,
-    check_plan_by_running,
-    check_silent_units,
-    check_takes,
-    initial_means,
-    initial_std,
-    keeps_outputs,
-    run_on_batch,
-)
-from mupscale.planning import plan as make_plan
 from mupscale.system import MupscaleError, NotNegative, ReplicaWarning, UncheckedPlan, checks_arguments, warn, words
 
 UNCHECKED = (
@@ -141,7 +123,7 @@ def upscale(
     >>> wide.layers[1].weight.shape, {group["lr"] for group in wide_optimizer.param_groups} == {0.01, 0.0025}
     (torch.Size([32, 32]), True)
     """
-    check_not_empty(inputs)
+    planning.check_not_empty(inputs)
     if lr is not None and optimizer is None:
         raise MupscaleError(
             "lr= needs an optimizer. Give optimizer= (the narrow model's), or make one for the wide model "
@@ -192,7 +174,7 @@ def upscale(
 
 def _has_more_blocks(narrow: nn.Module, wide: nn.Module) -> bool:
     same_names = naming.parameters(narrow).keys() == naming.parameters(wide).keys()
-    return not same_names and bool(longer_lists(narrow, wide))
+    return not same_names and bool(depth_plans.longer_lists(narrow, wide))
 
 
 def _said_of_experts(grow: Grow | None, narrow: nn.Module, wide: nn.Module, *, exact: bool) -> Experts | None:
@@ -208,13 +190,11 @@ def _said_of_experts(grow: Grow | None, narrow: nn.Module, wide: nn.Module, *, e
 
 
 def _grows(plan: Plan) -> bool:
-    """Whether anything becomes wider."""
     entries = (*plan.parameters.values(), *plan.buffers.values())
     return any(entry.stacked.narrow != entry.wide for entry in entries if entry.source.is_taken)
 
 
 def _refuse_what_a_plan_says(plan: Plan, grow: Grow | None, fresh: object, rules: RuleSet) -> None:
-    """An error where something is given that a finished plan settles."""
     if plan.has_new_parts and rules.depth != "none":
         raise MupscaleError(
             f"rules.depth={rules.depth} has no effect on a finished plan. Pass it to plan_depth(…, rules=…), or "
@@ -250,14 +230,14 @@ def _plan_of_blocks(
     ours, theirs = naming.parameters(narrow), naming.parameters(wide)
     odd = [name for name in ours.keys() & theirs.keys() if ours[name].shape != theirs[name].shape]
     # a name may have another shape because other blocks stand there: at the end of a stage, say
-    misfit = why_not_depth_alone(narrow, wide, deeper) if odd else None
+    misfit = depth_plans.why_not_depth_alone(narrow, wide, deeper) if odd else None
     refuse_idle_operator(grow, noise, wider=misfit is not None, deeper=True)
     if misfit is None:
-        return plan_depth(narrow, wide, grow=deeper, inputs=inputs, rules=rules)
+        return depth_plans.plan_depth(narrow, wide, grow=deeper, inputs=inputs, rules=rules)
 
     middle = with_more_blocks(narrow, wide, deeper)
     try:
-        depth = plan_depth(narrow, middle, grow=deeper, inputs=inputs, rules=rules)
+        depth = depth_plans.plan_depth(narrow, middle, grow=deeper, inputs=inputs, rules=rules)
         if inputs is not None and not deeper.copies:
             check_silent_blocks(narrow, middle, depth, inputs)
     except MupscaleError as error:
@@ -270,7 +250,7 @@ def _plan_of_blocks(
 
 def _runs(model: nn.Module, inputs: Any) -> bool:
     with suppress(MupscaleError), torch.no_grad():
-        run_on_batch(model, inputs)
+        planning.run_on_batch(model, inputs)
         return True
     return False
 
@@ -282,7 +262,7 @@ def _plan_of_widths(
     inputs: Any,
     fresh: nn.Module | Callable[[], nn.Module] | None,
 ) -> Plan:
-    made = make_plan(narrow, wide, inputs=inputs, fresh=fresh, grow=operator)
+    made = planning.plan(narrow, wide, inputs=inputs, fresh=fresh, grow=operator)
     if not _grows(made):
         raise MupscaleError(
             "nothing would grow: all parameters and buffers of the wide model have the narrow one's shapes. Build "
@@ -306,19 +286,17 @@ def _checked(plan: Plan, wide: nn.Module, operator: Operator) -> Plan:
 
 
 def with_measured_initial(plan: Plan, draws: list[dict[str, nn.Parameter]]) -> Plan:
-    """The plan with the initial values of parameters, as draws of them show."""
-    stds = initial_std(draws)
+    stds = planning.initial_std(draws)
     laws = {
         name: replace(plan.initial.get(name, Initial()), std=stds[name], means=means)
-        for name, means in initial_means(draws, stds).items()
+        for name, means in planning.initial_means(draws, stds).items()
     }
     return replace(plan, initial={**plan.initial, **laws})
 
 
 def _can_copy(narrow: nn.Module, wide: nn.Module, inputs: Any) -> bool:
-    """Whether the wide model can be filled with copies, where fresh units are refused."""
     with suppress(MupscaleError), warnings.catch_warnings(action="ignore"):
-        return any(e.narrow != e.wide for e in make_plan(narrow, wide, inputs=inputs).parameters.values())
+        return any(e.narrow != e.wide for e in planning.plan(narrow, wide, inputs=inputs).parameters.values())
     return False
 
 
@@ -356,7 +334,7 @@ def _try(plan: Plan, narrow: nn.Module, wide: nn.Module, operator: Operator, inp
         elif not plan.checked and (_grows(plan) or any(e.constants.depth != 1 for e in plan.parameters.values())):
             warn(UNCHECKED, UncheckedPlan)
     elif operator.needs_multiples and inputs is not None and not made_here:
-        check_plan_by_running(narrow, wide, plan, inputs)
+        planning.check_plan_by_running(narrow, wide, plan, inputs)
     elif not plan.checked and (why := _why_untried(narrow, wide, plan, operator, inputs)):
         warn(why, UncheckedPlan)
 
@@ -368,18 +346,18 @@ def _why_untried(narrow: nn.Module, wide: nn.Module, plan: Plan, operator: Opera
     """
     if inputs is None:
         return UNCHECKED
-    check_takes(narrow, inputs)
+    planning.check_takes(narrow, inputs)
     tensors = [*narrow.parameters(), *wide.parameters(), *wide.buffers()]
     why = "models that are sharded, or on the meta device, are not run on the batch"
     if not any(t.is_meta or is_sharded(t) for t in tensors):
-        trials = Trials(inputs)
+        trials = planning.Trials(inputs)
         try:
-            keeps = keeps_outputs(narrow, wide, plan, trials)
+            keeps = planning.keeps_outputs(narrow, wide, plan, trials)
         except Exception as error:  # whatever a model raises; it need not run here to grow
             why = str(error)
         else:
             if not keeps:
-                check_silent_units(narrow, wide, plan, trials)
+                planning.check_silent_units(narrow, wide, plan, trials)
             trials.warn()
             return ""
     return "" if isinstance(operator, Fresh) and operator.lossless else f"this growth has not been tried: {why}"

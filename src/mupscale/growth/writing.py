@@ -6,7 +6,7 @@ Everything is checked before anything is written. What is half-written when some
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from statistics import NormalDist
 from typing import Any
@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from mupscale.core import Plan, check_dtype, copy_into, gather_whole, is_sharded, local_part, naming
-from mupscale.growth.copies import Copies
+from mupscale.core import Plan, check_dtype, copy_into, gather_whole, index_of_old, is_sharded, local_part, naming
+from mupscale.growth.copies import Copies, GaussianNoise, Noise, SignalNoise, add_noise, check_noise
 from mupscale.growth.draws import standard_normal
 from mupscale.growth.fresh import Fresh, no_pattern
-from mupscale.growth.noise import GaussianNoise, Noise, SignalNoise, add_noise, check_noise
 from mupscale.growth.operators import Operator, Part, check_operator
-from mupscale.planning import in_float64, take_modes
+from mupscale.planning import in_float64, run_on_batch, take_modes
 from mupscale.system import MupscaleError, checks_arguments
 
 SAME = 1e-9
@@ -293,3 +292,50 @@ def distance(before: Tensor, after: Tensor) -> float:
         return math.inf
     before, after = before.detach(), after.detach()
     return float((after - before).abs().max()) / (1 + float(before.abs().max())) if before.numel() else 0.0
+
+
+@checks_arguments
+@torch.no_grad()
+def measure_statistics(model: nn.Module, batches: Iterable[Any], plan: Plan | None = None) -> nn.Module:
+    """Measure the running statistics of BatchNorms on a few batches, as the model is called with them, in place.
+
+    plan: where given, old channels keep the statistics that they have, and only new ones are measured: right where the
+    function is kept. Noise and new units move what old channels read, so leave the plan out there. A model without
+    running statistics is left alone. Train or eval mode is afterwards what it was.
+
+    >>> model = nn.Sequential(nn.BatchNorm1d(1))
+    >>> measure_statistics(model, [torch.full((4, 1), 3.0)])[0].running_mean
+    tensor([3.])
+    """
+    norms: dict[str, Any] = {
+        path: module
+        for path, module in naming.modules(model).items()
+        if isinstance(module, _NormBase) and module.track_running_stats
+    }
+    if not norms:
+        return model
+    modes = {module: module.training for module in model.modules()}
+    momenta = {path: norm.momentum for path, norm in norms.items()}
+    before = {name: buffer.clone() for name, buffer in naming.buffers(model).items()}
+    model.eval()
+    for norm in norms.values():
+        norm.train()
+        norm.reset_running_stats()
+        norm.momentum = None  # the plain average over all batches
+    try:
+        for batch in batches:
+            run_on_batch(model, batch)
+    finally:
+        for module, training in modes.items():
+            module.training = training
+        for path, norm in norms.items():
+            norm.momentum = momenta[path]
+            for local, buffer in norm.named_buffers(recurse=False):
+                name = f"{path}.{local}".strip(".")
+                if buffer.dim() == 0:  # the count of batches
+                    buffer.copy_(before[name])
+                elif plan is not None and name in plan.buffers and plan.sources[name].is_taken:
+                    entry = plan.buffers[name]
+                    index = index_of_old(entry.narrow, entry.axes) if plan.mup else ...
+                    buffer[index] = before[name][index]
+    return model

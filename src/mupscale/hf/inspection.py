@@ -14,7 +14,7 @@ import torch
 from torch.optim import Optimizer
 
 from mupscale.core import Axis, DecayRule, Entry, Plan, RuleSet, shapes_in_words
-from mupscale.growth import DEPTH_OPERATORS, Deepen, Fresh, FreshValues, NewTensor, Operator, Part
+from mupscale.growth import DEPTH_OPERATORS, Deepen, Fresh, FreshTensor, NewTensor, Operator, Part
 from mupscale.hf.building import runs_trusted_code
 from mupscale.hf.config_family import ConfigFamily
 from mupscale.hf.config_fields import Size, sizes_of
@@ -51,7 +51,7 @@ class InspectionRow:
     label: str
     entry: Entry
     factors: Mapping[str, float | tuple[float, ...]]
-    values: FreshValues | None = None
+    values: FreshTensor | None = None
     decay_change: float = 1.0
 
     @property
@@ -339,7 +339,7 @@ def _rows(
     plan: Plan, optimizer_traits: Traits, hyper: Mapping[str, Any], fresh: Fresh | None = None
 ) -> list[InspectionRow]:
     merged: dict[tuple[Any, ...], list[str]] = {}
-    filled = {} if fresh is None else {name: fresh.values(Part(name, plan, seed=0)) for name in plan.parameters}
+    filled = {} if fresh is None else {name: fresh.tensor(Part(name, plan, seed=0)) for name in plan.parameters}
     for name, entry in plan.parameters.items():
         key: tuple[Any, ...] = (pattern_of_name(name), entry.narrow, entry.wide, entry.rule, tuple(entry.axes.items()))
         if (values := filled.get(name)) is not None:

@@ -244,7 +244,7 @@ def _tasks(tensor: WideTensor) -> Iterator[Make]:
         for piece in pieces(tensor.target.shape, {}, _PIECE):
             yield partial(_draw, tensor, tensor.new, piece)
     elif part is not None and is_number and type(grow) is growth.Fresh:
-        fresh = growth.FreshTensor(grow.values(part))
+        fresh = grow.tensor(part)
         for region in fresh.regions(_PIECE):
             yield partial(_make_fresh, tensor, fresh, region)
     elif (std := 0.0 if part is None or not is_number else _spread_of_copies(part, grow)) is not None:

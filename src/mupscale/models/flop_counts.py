@@ -93,8 +93,6 @@ def count_flops(module: nn.Module, *inputs: object, **named: object) -> int:
 
 
 class _NoteFFTs(TorchDispatchMode):
-    """Sees whether Fourier transforms are run."""
-
     seen = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

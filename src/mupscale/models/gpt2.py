@@ -43,7 +43,6 @@ class FeedForward(nn.Module):
         self.c_proj = nn.Linear(4 * d_model, d_model, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, T, d_model) to (B, T, d_model), position by position."""
         out: Tensor = self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
         return out
 
@@ -61,7 +60,6 @@ class Block(nn.Module):
         self.drop = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map the residual stream (B, T, d_model) to the next."""
         x = x + self.drop(self.attn(self.ln_1(x)))
         out: Tensor = x + self.drop(self.mlp(self.ln_2(x)))
         return out

@@ -204,7 +204,6 @@ def _band(ax: Any, middle: Tensor, half: Tensor, color: Any, alpha: float, **loo
 
 
 def _label(ax: Any, x: str, y: str, columns: int) -> None:
-    """What the axes say, and the legend below them."""
     ax.set_xlabel(x)
     ax.set_ylabel(y)
     add_legend_below(ax, columns)

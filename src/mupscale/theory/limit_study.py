@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from mupscale.system import Diverged, MupscaleError, make_folder, replace_text
-from mupscale.theory.estimates import Estimate, finite, limit, warn_of_few_samples
 from mupscale.theory.mlp_training import MLPSetup, Run, Stage, count_copies, mask_separated_copies, run
-from mupscale.theory.program import Program
+from mupscale.theory.program import Estimate, Program, finite, limit, warn_of_few_samples
 from mupscale.theory.worked_examples import Settings, closed_form, never_upscaled
 
 _LOST = 100  # times the untrained network's loss at which a run counts as diverged
@@ -77,7 +76,6 @@ class Draws:
         return limit(program, k=k, samples=self.samples, seeds=self.seeds, device=self.device, quiet=True)
 
     def finite(self, experiment: Experiment, n: int, numbers: Callable[[Run], Tensor]) -> Estimate:
-        """The same of networks."""
         program, dtype = self._ticking(experiment, numbers), torch.float32 if self.dense else torch.float64
         k, device = experiment.times, self.device
         return finite(program, n, k=k, seeds=self.networks, device=device, dtype=dtype, dense=self.dense)
@@ -130,7 +128,6 @@ class Measurements:
         return (self.other.mean / self.same.mean).nan_to_num(1.0)  # 0/0: equal as well
 
     def to_json(self) -> dict[str, Any]:
-        """Every seed's numbers."""
         estimates = {name: getattr(self, name).values.tolist() for name in ("outputs", "losses", "same", "other")}
         return {"width": self.width, "note": self.outputs.note, **estimates, "density": self.density.tolist()}
 
@@ -151,7 +148,6 @@ class LimitComparison:
 
     @property
     def widths(self) -> list[int]:
-        """n of the finite networks."""
         return [networks.width for networks in self.finite if networks.width is not None]
 
     @property
@@ -161,7 +157,6 @@ class LimitComparison:
 
     @property
     def _squares(self) -> list[Tensor]:
-        """Squared distances from the limit at each width: networks × numbers."""
         return [(networks.outputs.values - self.limit.outputs.mean).square().flatten(1) for networks in self.finite]
 
     @property
@@ -191,7 +186,6 @@ class LimitComparison:
         return float((off.square() * torch.stack(variances)).sum().sqrt())
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {
             "times": self.times,
             "wider": self.wider,
@@ -272,7 +266,6 @@ class WorkedExample:
         return float((self.comparison.limit.outputs.mean.flatten() - closed).abs().max())
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         own = {"closed_form": self.closed, "never_upscaled": self.never, "difference": self.difference}
         return own | self.comparison.to_json()
 
@@ -314,13 +307,11 @@ class WayToGrow:
 
     @property
     def name(self) -> str:
-        """How it grows, in words."""
         if self.stage.how == "fresh":
             return f"fresh units, a = {self.stage.outgoing:g}"
         return f"copies, noise {self.stage.noise:g}" if self.stage.noise else "copies, no noise"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         both = {"limit": self.limit, "networks": self.networks}
         losses = {key: None if value is None else value.values.tolist() for key, value in both.items()}
         return {"name": self.name, "stage": asdict(self.stage), **losses}
@@ -352,7 +343,6 @@ def compare_ways_to_grow(
 
 
 def _estimate(estimate: Callable[..., Estimate], whole: Experiment) -> Estimate | None:
-    """All losses; None where they are not finite."""
     try:
         return estimate(whole, numbers=lambda result: result.losses)
     except Diverged:

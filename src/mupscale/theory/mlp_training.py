@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mupscale.system import Diverged, MupscaleError, Must, NotNegative, Positive, checks_arguments
-from mupscale.theory.backends import Rows
-from mupscale.theory.program import Matrix, Program
+from mupscale.theory.program import Matrix, Program, Rows
 
 State = dict[str, Tensor]
 """What an optimizer remembers of a weight, of its shape."""
@@ -29,7 +28,6 @@ class Entrywise(ABC):
     """From a gradient, and what was remembered of earlier ones, to what is subtracted, times the learning rate."""
 
     def __call__(self, gradient: Tensor, state: State, step: int) -> Tensor:
-        """The update, if it is one for every entry."""
         return _check_shape(self.update(gradient, state, step), gradient, "the optimizer")
 
     @abstractmethod
@@ -77,7 +75,6 @@ class Sign:
     eps: Positive = 0.1
 
     def __call__(self, gradient: Tensor) -> Tensor:
-        """The function itself."""
         return gradient / (gradient.abs() + self.eps)
 
 
@@ -155,7 +152,6 @@ class Entries:
         self.state, self.steps = State(), 0
 
     def update(self, gradient: Tensor, lr: float) -> None:
-        """One step of the optimizer."""
         self.steps += 1
         self.values.sub_(self.optimizer(gradient, self.state, self.steps), alpha=lr)
 
@@ -183,7 +179,6 @@ class Pairs(Entries):
         return (flat @ (self.values if transposed else self.values.T)).reshape(x.shape)
 
     def step(self, left: Tensor, right: Tensor, lr: float) -> None:
-        """One update; the optimizer sees every pair's gradient."""
         self.update(left.reshape(len(left), -1).T @ right.reshape(len(right), -1), lr)
 
     def grow(self, times: float) -> None:
@@ -245,7 +240,6 @@ class HiddenLayer:
         self.perturb(outgoing * self.sigma, copies, out=range(new.start), in_=new)
 
     def times(self, x: Tensor, *, transposed: bool = False) -> Tensor:
-        """It, or its transpose, times a batch."""
         total = torch.zeros_like(x) if self.updates is None else self.updates.times(x, transposed)
         for scale, matrix in self.parts:
             total = total + scale * matrix.times(x, transposed=transposed)
@@ -276,7 +270,6 @@ PerLayer = Annotated[
 
 
 def per_layer(value: PerLayer, layers: int, what: str) -> list[float]:
-    """One number for each layer."""
     levels = torch.as_tensor(value, dtype=torch.float64)
     if levels.dim() and levels.shape != (layers,):
         shape = str(len(levels)) if levels.dim() == 1 else f"an array of shape {tuple(levels.shape)}"
@@ -285,7 +278,6 @@ def per_layer(value: PerLayer, layers: int, what: str) -> list[float]:
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Half the squared error, averaged over inputs."""
     return 0.5 * (outputs - targets).square().sum(-1).mean()
 
 
@@ -385,19 +377,16 @@ class MLPSetup:
         per_layer(self.sigma, self.layers, "sigma")
 
     def activate(self, h: Tensor) -> Tensor:
-        """φ(h); the function may work in place."""
         phi = ACTIVATIONS[self.activation] if isinstance(self.activation, str) else self.activation
         return _check_shape(phi(h.clone()), h, "the activation")
 
     def slope(self, h: Tensor) -> Tensor:
-        """φ′(h)."""
         at = h.detach().requires_grad_()
         with torch.enable_grad():
             return torch.autograd.grad(self.activate(at).sum(), at)[0]
 
     @property
     def optimizer(self) -> Entrywise:
-        """What acts on every entry."""
         return self.entrywise if isinstance(self.entrywise, Entrywise) else Momentum(self.momentum, self.entrywise)
 
 
@@ -467,7 +456,6 @@ def run(program: Program, mlp: MLPSetup, inputs: Tensor, targets: Tensor, stages
 
 
 def _loss(mlp: MLPSetup, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """dL/dy and L."""
     y = outputs.detach().requires_grad_()
     with torch.enable_grad():
         loss = mlp.loss(y, targets)

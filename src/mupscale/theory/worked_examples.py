@@ -40,7 +40,6 @@ class Settings:
             raise MupscaleError(f"'{min(unknown)}' is no weight of the examples, which are A, B, C and D")
 
     def std(self, letter: str) -> float:
-        """σ̄_Δ of a weight."""
         return abs(dict(self.noise).get(letter, 0.0))
 
     def stages(self, example: int) -> list[Stage]:
@@ -55,7 +54,6 @@ def never_upscaled(s: Settings) -> Settings:
 
 
 def closed_form(example: int, s: Settings) -> list[float]:
-    """The outputs of example 1 or 2."""
     return linear_with_fresh_units(example + 2, s.slope, s.stages(example), s.x, s.sigma)
 
 

@@ -1,51 +1,213 @@
-"""The members of a family that have one depth: small ones run on a batch, initial values under μP, and plans."""
+"""The members of a family: as their author builds them; and those of one depth, run on a batch, with their plans.
+
+Members are built with memory or without, and it is known which width each was built for.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from mupscale.core import Plan, Role, Width, WidthLike, naming
-from mupscale.family.built_members import BuiltMembers
+from mupscale import planning
+from mupscale.core import PlainWidth, Plan, Role, Width, WidthLike, naming
 from mupscale.growth import Operator, is_replica
-from mupscale.planning import (
-    How,
-    Miniature,
-    Resizing,
-    Trials,
-    all_tensors,
-    build_plan,
-    check_plan_by_running,
-    check_silent_units,
-    count_draws,
-    find_past_norms,
-    find_uneven,
-    initial_means,
-    initial_std,
-    is_large,
-    learn_roles,
-    roles_for_any_width,
-    warn_of_growing_outputs,
-    with_initial,
-    with_keeps,
-)
-from mupscale.system import MupscaleError, not_advising
+from mupscale.planning import How, Miniature, Resizing, Trials, all_tensors, find_uneven
+from mupscale.system import MupscaleError, not_advising, seeded
 
+_MOST_WIDTHS = 64  # that a model of somebody else's is compared with
 _PROBE_WIDTH = 8  # the least width of the models that are run to learn or check roles
 _WIDE_ENOUGH = 64  # below this width an initialisation says little about wide ones
 _PIECE = 1 << 20  # numbers that are measured in double precision at a time
 _DRAWS = 4  # freshly built models that the initialisation is measured on; of large ones two will do
 _MOST_NUMBERS = 1 << 22  # of a model that is not large
+
+
+class BuiltMembers:
+    """One architecture at every width, in the standard parametrisation; what `Family` adds is μP.
+
+    build: from a width to a model. base, roles, inputs: as `Family` has them.
+    """
+
+    def __init__(
+        self,
+        build: Callable[..., nn.Module],
+        base: WidthLike,
+        roles: Mapping[str, Role] | None = None,
+        inputs: Any = None,
+    ) -> None:
+        self.build_function, self.roles, self.inputs = build, roles, inputs
+        self._base = Width.of(base, "base")
+        self.depth_size: str | None = None  # the size that is a number of residual blocks
+        self._built: WeakKeyDictionary[nn.Module, Width] = WeakKeyDictionary()
+
+    @property
+    def base(self) -> PlainWidth:
+        """The width at which every factor is 1."""
+        return self._base.plain
+
+    def build(self, width: WidthLike) -> nn.Module:
+        """The model as its author initialises it: the standard parametrisation."""
+        width, names = Width.of(width), self._base.sizes.keys()
+        if len(names) > 1 and not names <= width.sizes.keys():  # a default of the author's would not be one
+            *others, last = names
+            raise MupscaleError(
+                f"the sizes of this family are {', '.join(others)} and {last}, but {width.plain} does not name them "
+                f"all. Write {self._base.times(2, [name for name in names if name != self.depth_size]).plain}"
+            )
+        model = self.build_function(width.plain) if width.is_plain else self.build_function(**width.sizes)
+        if not isinstance(model, nn.Module):
+            raise MupscaleError(
+                f"the family's build function returned {type(model).__name__} for width {width.plain}, not an nn.Module"
+            )
+        self._built[model] = width
+        return model
+
+    def drawn(self, width: WidthLike, seed: int) -> nn.Module:
+        """The same with the numbers that follow from this seed."""
+        with seeded(seed):
+            return self.build(width)
+
+    def drawn_part(self, width: WidthLike, seed: int, part: Collection[str]) -> nn.Module:
+        """What `drawn` gives, with values for the parameters that are named alone: the others share one's memory.
+
+        So a model that is larger than memory can be made part by part.
+        """
+        largest = max((p.numel() for p in self.sketch(width).parameters()), default=0)
+        shared: dict[torch.dtype, Tensor] = {}
+
+        def share(p: nn.Parameter) -> Tensor:
+            memory = shared.setdefault(p.dtype, torch.empty(largest, dtype=p.dtype))
+            return memory[: p.numel()].view(p.shape)
+
+        return self._drawn_in_part(width, seed, part, share)
+
+    def drawn_alone(self, width: WidthLike, seed: int, part: Collection[str]) -> nn.Module:
+        """A model with values for the parameters that are named alone; others have no memory, and cost no time.
+
+        Its values are no other call's: it is for what is measured. Where its author's code needs the others, they are
+        there.
+
+        >>> family = BuiltMembers(lambda width: nn.Sequential(nn.Linear(3, width), nn.Linear(width, 2)), 8)
+        >>> [p.is_meta for p in family.drawn_alone(16, 0, {"1.weight"}).parameters()]
+        [True, True, False, True]
+        """
+        with suppress(Exception):  # whatever an author's code says to parameters without values
+            model = self._drawn_in_part(width, seed, part, lambda p: p.detach().to("meta"))
+            parameters = naming.parameters(model)
+            if not any(parameters[name].is_meta for name in part):
+                return model
+        return self.drawn(width, seed)
+
+    def _drawn_in_part(
+        self, width: WidthLike, seed: int, part: Collection[str], other: Callable[[nn.Parameter], Tensor]
+    ) -> nn.Module:
+        """What `drawn` gives, with something else in the place of all parameters that are not named."""
+        sketched: list[nn.Parameter] = []
+        with _registering(sketched.append):
+            sketch = naming.parameters(self.sketch(width))
+        numbers = {id(p): number for number, p in enumerate(sketched)}
+        kept, registered = {numbers[id(sketch[name])] for name in part}, itertools.count()
+
+        def place(p: nn.Parameter) -> nn.Parameter | None:
+            if next(registered) in kept:
+                return None
+            placed = nn.Parameter(other(p), p.requires_grad)
+            vars(placed).update(vars(p))
+            return placed
+
+        with _registering(place):
+            return self.drawn(width, seed)
+
+    def sketch(self, width: WidthLike) -> nn.Module:
+        """The model without memory, on the meta device; a real one where its author's code needs values."""
+        try:
+            with torch.device("meta"):
+                return self.build(width)
+        except Exception as error:  # whatever it is: a mistake of its author's shows again
+            if "overflow" in str(error):  # a tensor with more entries than can be counted
+                raise MupscaleError(f"a model of {Width.of(width).phrase} is too large: {error}") from None
+            with torch.random.fork_rng(devices=[]):
+                return self.build(width)
+
+    def width_of(self, member: WidthLike | nn.Module) -> Width | None:
+        """The width that a model was built for; of somebody else's, the one that its shapes and modules' numbers show.
+
+        None where they show none, or where one of the sizes shows in neither.
+
+        >>> import mupscale as mu
+        >>> family = mu.Family(lambda width: nn.Linear(3, width), 8)
+        >>> family.width_of(family.init(16)).plain
+        16
+        """
+        if not isinstance(member, nn.Module):
+            return Width.of(member)
+        model = naming.unwrap(member)
+        if model not in self._built and (width := self._width_by_shapes(model)) is not None:
+            self._built[model] = width
+        return self._built.get(model)
+
+    def _width_by_shapes(self, model: nn.Module) -> Width | None:
+        """Of the widths by whose ratios to the base some axis grew, the one that has all of the model's numbers."""
+        if self.depth_size is not None:
+            return None
+        own, base, sizes = _numbers(model), _numbers(self.sketch(self._base)), self._base.sizes
+        if own.keys() != base.keys() or any(len(own[name]) != len(base[name]) for name in base):
+            return None
+        pairs = {pair for name in base for pair in zip(own[name], base[name], strict=True)}
+        ratios = sorted({Fraction(1), *(Fraction(n, m) for n, m in pairs if m and n / m > 0)})
+        each = [[int(size * r) for r in ratios if size * r == int(size * r)] for size in sizes.values()]
+        widths = [Width(dict(zip(sizes, some, strict=True)), self._base.is_plain) for some in itertools.product(*each)]
+        if any(self._has(self._base.times(2, [name]), base) for name in sizes):  # a size that does not show
+            return None
+        found = [width for width in widths[:_MOST_WIDTHS] if self._has(width, own)]
+        return found[0] if len(found) == 1 else None
+
+    def _has(self, width: Width, numbers: Mapping[str, tuple[int, ...]]) -> bool:
+        try:
+            return _numbers(self.sketch(width)) == numbers
+        except Exception:  # whatever the author's code says to sizes that do not go together
+            return False
+
+
+@contextmanager
+def _registering(place: Callable[[nn.Parameter], nn.Parameter | None]) -> Iterator[None]:
+    """While models are built, every parameter is shown once, when a module takes it, and may be exchanged."""
+    seen: dict[int, nn.Parameter] = {}
+
+    def hook(module: nn.Module, name: str, p: nn.Parameter | None) -> nn.Parameter | None:
+        if p is None or id(p) in seen:  # a tied one, which has been placed
+            return None
+        placed = place(p)
+        seen.update({id(one): one for one in (p, placed) if one is not None})
+        return placed
+
+    handle = register_module_parameter_registration_hook(hook)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _numbers(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model's parameters, and the whole numbers that its modules keep (of heads, for example)."""
+    numbers = {name: tuple(p.shape) for name, p in naming.parameters(model).items()}
+    for path, module in naming.modules(model).items():
+        kept = {k: v for k, v in vars(module).items() if type(v) is int and not k.startswith("_")}
+        numbers[f"{path}()"] = tuple(kept[name] for name in sorted(kept))
+    return numbers
 
 
 class DepthMembers(BuiltMembers):
@@ -77,7 +239,7 @@ class DepthMembers(BuiltMembers):
             self._learn(inputs)
             probes = self._probes(inputs)
             plan = self._between_probes(probes, "copies")
-            warn_of_growing_outputs(probes.narrow, probes.wide, plan, probes.inputs, probes.given(roles or {}))
+            planning.warn_of_growing_outputs(probes.narrow, probes.wide, plan, probes.inputs, probes.given(roles or {}))
             self._pairs.clear()
 
     def _find_width_dims(self) -> dict[str, set[int]]:
@@ -130,7 +292,7 @@ class DepthMembers(BuiltMembers):
     @not_advising("inputs")  # which are given
     def _check_at(self, times: int, trials: Trials, sizes: Iterable[str] | None = None) -> None:
         probes = self._probes(trials.given, times, sizes)
-        check_plan_by_running(probes.narrow, probes.wide, self._between_probes(probes, "copies"), trials)
+        planning.check_plan_by_running(probes.narrow, probes.wide, self._between_probes(probes, "copies"), trials)
 
     def _probes(self, inputs: Any, times: int = 1, sizes: Iterable[str] | None = None) -> Miniature:
         """Two small members of the family, one twice as wide as the other; with few blocks if they are large."""
@@ -143,7 +305,7 @@ class DepthMembers(BuiltMembers):
     def _smaller(self, width: Width) -> Width:
         """This width, or, where members are large, the least part of it at which everything is so much smaller."""
         whole = self.sketch(width)
-        for divisor in (128, 64, 32, 16, 8, 4, 2) if is_large(whole) else ():
+        for divisor in (128, 64, 32, 16, 8, 4, 2) if planning.is_large(whole) else ():
             with suppress(Exception):  # no model can be built at this width
                 small = Width.of(width.times(Fraction(1, divisor)).plain, whole=True)
                 if small.size >= _PROBE_WIDTH:
@@ -190,8 +352,8 @@ class DepthMembers(BuiltMembers):
                     f"the width, or use a base at which it is not rounded{such}. The base may differ from the width "
                     "of the model that grows"
                 )
-            learnt = learn_roles(narrow, wide, trials, probes.given(self.roles or {}))
-            any_width = roles_for_any_width(narrow, wide, with_keeps(narrow, wide, learnt, trials))
+            learnt = planning.learn_roles(narrow, wide, trials, probes.given(self.roles or {}))
+            any_width = planning.roles_for_any_width(narrow, wide, planning.with_keeps(narrow, wide, learnt, trials))
             self.roles = probes.patterns(any_width, self.roles or {})
             self._check_at(2, trials)  # at another width, too, since roles are for all of them
             self.check_widths(trials)
@@ -203,7 +365,8 @@ class DepthMembers(BuiltMembers):
         if self._trials is None:
             return None
         probes = self._probes(self._trials.given)
-        past = find_past_norms(probes.narrow, probes.wide, self._between_probes(probes, "fresh"), self._trials.best)
+        plan = self._between_probes(probes, "fresh")
+        past = planning.find_past_norms(probes.narrow, probes.wide, plan, self._trials.best)
         return None if past is None else probes.by_original(past)
 
     # ------------------------------------------------------------------------------------------- plans
@@ -217,17 +380,15 @@ class DepthMembers(BuiltMembers):
         tried: bool = False,
         roles: Mapping[str, Role] | None = None,
     ) -> Plan:
-        """The plan from one member to another, by the roles that are known, or by these."""
         tried = tried or self.inputs is not None or bool(self.tried)
         roles, dims = self.roles if roles is None else roles, self._width_dims
         is_width = lambda name, dim: dim in dims.get(name, ())  # noqa: E731
-        return build_plan(narrow, wide, roles=roles, how=how, is_width=is_width, assume=tried)
+        return planning.build_plan(narrow, wide, roles=roles, how=how, is_width=is_width, assume=tried)
 
     def _between_probes(self, probes: Miniature, how: How) -> Plan:
         return self.between(probes.narrow, probes.wide, how=how, tried=True, roles=probes.given(self.roles or {}))
 
     def plan(self, width: WidthLike | nn.Module) -> Plan:
-        """As `Family.plan`."""
         if isinstance(width, nn.Module):
             return self._noting_trial(self.between(self._base_model, width, how="mup"), self._base, width)
         return self._mup(self._base, Width.of(width))
@@ -243,13 +404,12 @@ class DepthMembers(BuiltMembers):
     def widening(
         self, narrow: WidthLike | nn.Module, wide: WidthLike | nn.Module, *, grow: Operator | None = None
     ) -> Plan:
-        """As `Family.widening`."""
         wide_model = self._at(wide)
         copies = grow is None or grow.needs_multiples
         plan = self.between(self._at(narrow), wide_model, how="copies" if copies else "fresh")
         entries = self.between(self.sketch(self.init_at), wide_model, how="mup").parameters
         past_norms = self._past_norms if plan.norms else None
-        plan = with_initial(plan, entries, self.initial_std(), self._means)
+        plan = planning.with_initial(plan, entries, self.initial_std(), self._means)
         return self._noting_trial(plan.with_initial("past_norms", past_norms), narrow, wide)
 
     def growth_plan(self, narrow: WidthLike, wide: WidthLike, grow: Operator) -> Plan:
@@ -267,13 +427,11 @@ class DepthMembers(BuiltMembers):
     # ------------------------------------------------------------------------------------------- initial values
 
     def init_untried(self, width: WidthLike, seed: int = 0) -> nn.Module:
-        """What `init` does, without a word about what was not tried: for callers that try it, or have."""
         model = self.drawn(width, seed)
         self._rescale(naming.parameters(model), width, seed)
         return model
 
     def init_part(self, width: WidthLike, seed: int, part: Collection[str]) -> nn.Module:
-        """What `init_untried` gives, with values for the parameters that are named alone."""
         model = self.drawn_part(width, seed, part)
         parameters = naming.parameters(model)
         self._rescale({name: parameters[name] for name in part}, width, seed)
@@ -310,7 +468,7 @@ class DepthMembers(BuiltMembers):
         sizes = {name: p.numel() for name, p in naming.parameters(self.sketch(self.init_at)).items()}
         if sum(sizes.values()) <= _MOST_NUMBERS:
             draws = [naming.parameters(self.drawn(self.init_at, seed)) for seed in range(_DRAWS)]
-            more = range(_DRAWS, count_draws(draws, self._width_dims))
+            more = range(_DRAWS, planning.count_draws(draws, self._width_dims))
             self._measure([*draws, *(naming.parameters(self.drawn(self.init_at, seed)) for seed in more)])
             return self._measured
         for part in _parts(sizes):
@@ -319,9 +477,9 @@ class DepthMembers(BuiltMembers):
         return self._measured
 
     def _measure(self, draws: list[dict[str, nn.Parameter]]) -> None:
-        stds = initial_std(draws)
+        stds = planning.initial_std(draws)
         self._measured = {**(self._measured or {}), **stds}
-        self._means |= initial_means(draws, stds)
+        self._means |= planning.initial_means(draws, stds)
 
     # ------------------------------------------------------------------------------------------- growth
 
@@ -333,7 +491,7 @@ class DepthMembers(BuiltMembers):
         plan = self.widening(model, wide, grow=grow)
         if inputs is not None and (grow.needs_multiples or not plan.checked):
             has_memory = not any(tensor.is_meta for tensor in all_tensors(wide).values())
-            check = check_plan_by_running if grow.needs_multiples else check_silent_units
+            check = planning.check_plan_by_running if grow.needs_multiples else planning.check_silent_units
             check(model, wide if has_memory else self._with_memory(width), plan, inputs)
             plan = replace(plan, tried_by="copies" if grow.needs_multiples else "silent units")
         return wide, plan
