@@ -394,13 +394,6 @@ def test_the_optimizers_groups_are_what_the_rules_say(optimizer: type[Optimizer]
     assert seen == set(owned.values())
 
 
-@pytest.mark.parametrize("build", [Net, gpt2])
-def test_plan_at_a_width_then_widening_is_the_plan_at_the_wide_width(build: Callable[[int], nn.Module]) -> None:
-    family = mu.Family(build, base=16)
-    for n, k in ((16, 2), (24, 3), (8, 4)):
-        assert family.plan(n).then(family.widening(n, n * k)).rules == family.plan(n * k).rules
-
-
 # upscaling
 
 

@@ -1,4 +1,4 @@
-"""`upscale` in one call: model, optimizer and scheduler in, all three out, checked on a batch first."""
+"""`upscale` in one call: model, optimizer and scheduler in, all three out; what is meant if nothing is said; modes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 import mupscale as mu
+from mupscale.growth import choose_operator
 from mupscale.models import MLP
+from mupscale.train import Growth
 
 
 def _train(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: LRScheduler, x: Tensor, y: Tensor) -> None:
@@ -98,3 +100,164 @@ def test_the_same_seed_gives_the_same_model_whatever_was_drawn_before() -> None:
     ]
     for a, b in zip(*(model.parameters() for model in grown), strict=True):
         assert torch.equal(a, b)
+
+
+# ---------------------------------------------------------------------------------------------- if nothing is said
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(16, 3)
+
+
+def build(width: int) -> MLP:
+    return MLP(3, width, 2, depth=2, activation="tanh")
+
+
+def rows_that_differ(model: nn.Module) -> int:
+    return len({tuple(row) for row in model.get_parameter("layers.0.weight").tolist()})
+
+
+def test_new_units_of_a_bare_pair_are_drawn_as_the_wide_model_was(x: Tensor) -> None:
+    narrow, wide = build(32), build(64)
+    spread = float(wide.layers[1].weight.detach().std())
+    optimizer = torch.optim.AdamW(narrow.parameters())
+    grown, _ = mu.upscale(narrow, wide, optimizer=optimizer, inputs=x)
+    assert rows_that_differ(grown) == 64
+    plan = mu.plan(narrow, build(64), inputs=x, grow=mu.Fresh())
+    old = mu.index_of_old((2, 32), plan["layers.1.weight"].axes)
+    assert torch.equal(grown.layers[1].weight[old], narrow.layers[1].weight)
+    new = grown.layers[1].weight.detach().clone()
+    new[old] = torch.nan
+    assert float(new[~new.isnan()].std()) == pytest.approx(spread, rel=0.5)
+
+
+def test_copies_without_noise_say_that_they_stay_a_replica(x: Tensor) -> None:
+    narrow, family = build(8), mu.Family(build, base=8, inputs=x)
+    for grow in (mu.Copies(), mu.Copies(mu.GaussianNoise({"layers.0.weight": 0.0}))):
+        with pytest.warns(mu.ReplicaWarning, match=r"stays a replica .*Copies\(noise=1.0\).* exact=True"):
+            mu.upscale(narrow, build(16), inputs=x, grow=grow)
+    with pytest.warns(mu.ReplicaWarning):
+        mu.upscale(narrow, build(16), mu.plan(narrow, build(16), inputs=x), inputs=x)  # a plan for copies
+    with pytest.warns(mu.ReplicaWarning):
+        family.upscale(narrow, width=16, noise=0.0)
+    exact = [mu.upscale(narrow, build(16), inputs=x, exact=True)[0], family.upscale(narrow, width=16, exact=True)[0]]
+    for wide in exact:
+        assert torch.allclose(wide(x), narrow(x), atol=1e-6)
+    noisy, _ = mu.upscale(narrow, build(16), inputs=x, grow=mu.Copies(noise=1.0))  # measured on the wide model
+    assert rows_that_differ(noisy) == 16
+
+
+def test_a_family_and_a_plan_for_them_grow_by_fresh_units(x: Tensor) -> None:
+    family, narrow = mu.Family(build, base=8, inputs=x), build(8)
+    by_plan, _ = mu.upscale(narrow, build(12), mu.plan(narrow, build(12), inputs=x, grow=mu.Fresh()))
+    for wide in (family.upscale(family.init(8), width=12)[0], by_plan):
+        assert rows_that_differ(wide) == 12
+
+
+def test_exact_goes_alone(x: Tensor) -> None:
+    for given in ({"noise": 0.5}, {"grow": mu.Fresh()}, {"grow": mu.Copies(0.5)}):
+        with pytest.raises(mu.MupscaleError, match="exact=True copies every unit without noise: leave out grow="):
+            mu.upscale(build(8), build(16), inputs=x, exact=True, **given)
+
+
+def test_where_fresh_units_cannot_be_drawn_copies_are_named() -> None:
+    """Where they could not be copied either, or were not the default, nothing is said of them."""
+    with torch.device("meta"):  # where a model has no initial values
+        wide, wider = build(12), build(16)
+    with pytest.raises(mu.MupscaleError, match=r"need an initialisation .*can be copied here: grow=.*Copies\("):
+        mu.upscale(build(8), wider)
+    refusals = (
+        (wide, {}, "need an initialisation"),
+        (wider, {"grow": mu.Fresh()}, "need an initialisation"),
+        (build(16), {"fresh": lambda: build(4)}, "fresh= builds another model"),
+    )
+    for other, said, why in refusals:
+        with pytest.raises(mu.MupscaleError, match=why) as refused:
+            mu.upscale(build(8), other, **said)
+        assert "can be copied here" not in str(refused.value)
+
+
+def test_recipes_follow_the_one_place_that_decides() -> None:
+    assert not choose_operator(None).needs_multiples
+    assert not Growth(at=1, width=8).build_operator().needs_multiples
+    assert Growth(at=1, width=8, noise=0.5).build_operator() == mu.Copies(mu.GaussianNoise(0.5))
+    replica = Growth(at=1, width=8, how="copies")
+    assert "the wide model remains a replica" in replica.words
+
+
+class Gated(nn.Module):
+    """Units that share a softmax: each new one takes from the old ones."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gate, self.last = nn.Linear(3, width), nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.gate(x).softmax(-1))
+
+
+def test_a_refused_softmax_over_units_names_no_remedy_that_was_taken(x: Tensor) -> None:
+    """A batch, and a wide model at a multiple of the width, are there."""
+    with pytest.raises(mu.MupscaleError, match=r"no such factor: .* softmax over units .*Copies fit") as refused:
+        mu.upscale(Gated(8), Gated(16), inputs=x)
+    assert "inputs=" not in str(refused.value)
+    with pytest.raises(mu.MupscaleError, match="no such factor") as refused:
+        mu.Family(Gated, base=8, inputs=x).check_growth(8, 16)
+    assert "inputs=" not in str(refused.value)
+
+
+# ------------------------------------------------------------------------------ growing right after an evaluation
+
+
+def block(width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, width))
+
+
+class Net(nn.Module):
+    def __init__(self, width: int, depth: int = 2) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(3, width), nn.BatchNorm1d(width)
+        self.blocks, self.last = nn.ModuleList(block(width) for _ in range(depth)), nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.first(x))
+        for block in self.blocks:
+            x = x + block(x)
+        return self.last(x)
+
+
+@pytest.fixture
+def evaluated(x: Tensor) -> Net:
+    torch.manual_seed(0)
+    model = Net(8)
+    model(x)
+    return model.eval()
+
+
+def modes(model: nn.Module) -> set[bool]:
+    return {module.training for module in model.modules()}
+
+
+@pytest.mark.parametrize(("width", "grow"), [(16, mu.Copies()), (16, mu.Fresh()), (12, mu.Fresh())])
+def test_both_models_are_run_in_the_mode_of_the_narrow_one(
+    width: int, grow: mu.Operator, evaluated: Net, x: Tensor
+) -> None:
+    wide, _ = mu.upscale(evaluated, Net(width), inputs=x, fresh=lambda: Net(8), grow=grow, exact=grow == mu.Copies())
+    assert (modes(evaluated), modes(wide)) == ({False}, {True})
+
+
+def test_the_other_way_round(evaluated: Net, x: Tensor) -> None:
+    wide, _ = mu.upscale(evaluated.train(), Net(16).eval(), inputs=x, exact=True)
+    assert (modes(evaluated), modes(wide)) == ({True}, {False})
+
+
+def test_a_deeper_model_and_the_check_over_steps(evaluated: Net, x: Tensor) -> None:
+    deep = mu.upscale(evaluated, Net(8, 4), inputs=x)[0]
+    assert (modes(evaluated), modes(deep)) == ({False}, {True})
+    assert torch.allclose(deep.eval()(x), evaluated(x), atol=1e-6)
+    plan = mu.plan(evaluated, Net(16), inputs=x)
+    wide = mu.widen(evaluated, Net(16), plan)
+    report = mu.verify(evaluated, wide, plan, [x], lambda model, batch: model(batch).square().mean(), steps=2)
+    assert report.ok
+    assert (modes(evaluated), modes(wide)) == ({False}, {True})
