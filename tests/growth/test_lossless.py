@@ -190,42 +190,30 @@ def test_a_norm_is_told_by_what_it_does_and_not_by_its_name(name: str, centred: 
     assert difference(narrow, wide, x.double()) < 1e-9
 
 
-class Sign(nn.Module):
-    def __init__(self, width: int) -> None:
+class Gained(nn.Module):
+    """What acts on units, times a gain for each."""
+
+    def __init__(self, act: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.gain = nn.Parameter(torch.ones(width))
+        self.gain, self.act = nn.Parameter(torch.ones(8)), act
 
     def forward(self, x: Tensor) -> Tensor:
         return self.act(x) * self.gain
 
-    def act(self, x: Tensor) -> Tensor:
-        return x.sign()
+
+NO_NORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sign": torch.sign,
+    "unit length": lambda x: nn.functional.normalize(x, dim=-1),
+    "softmax": lambda x: x.softmax(-1),
+    "over the batch": lambda x: x / x.square().mean(0, keepdim=True).sqrt(),
+    "noise": lambda x: x + torch.randn_like(x),
+}
 
 
-class UnitLength(Sign):
-    def act(self, x: Tensor) -> Tensor:
-        return nn.functional.normalize(x, dim=-1)
-
-
-class Softmax(Sign):
-    def act(self, x: Tensor) -> Tensor:
-        return x.softmax(-1)
-
-
-class Batch(Sign):
-    def act(self, x: Tensor) -> Tensor:
-        return x / x.square().mean(0, keepdim=True).sqrt()
-
-
-class Noise(Sign):
-    def act(self, x: Tensor) -> Tensor:
-        return x + torch.randn_like(x)
-
-
-@pytest.mark.parametrize("module", [Sign, UnitLength, Softmax, Batch, Noise])
-def test_what_is_no_norm_over_the_units_is_not_taken_for_one(module: type[Sign]) -> None:
+@pytest.mark.parametrize("name", NO_NORMS)
+def test_what_is_no_norm_over_the_units_is_not_taken_for_one(name: str) -> None:
     before = torch.get_rng_state()
-    assert kind_of_norm(module(8)) == ""
+    assert kind_of_norm(Gained(NO_NORMS[name])) == ""
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -274,21 +274,6 @@ def test_wide_networks_are_at_the_limit_and_dot_kets_are_why(activation: str, la
     assert rms(without.mean - limit.mean) > 8 * max(distance, error)  # 10 here, 9.97 on another machine
 
 
-@slow
-@pytest.mark.parametrize(("activation", "layers", "k"), [("tanh", 4, 2), ("relu", 3, 3)])
-def test_real_networks_of_width_2048_are_at_the_limit(activation: str, layers: int, k: int) -> None:
-    program = case(activation, layers, k)
-    limit = limit_estimate(program, k=k, samples=12_000, seeds=4)
-    without = limit_estimate(program, k=k, samples=4000, seeds=2, dots=False)
-    off = rms(without.mean - limit.mean)
-    assert limit.note == ""
-    for dense, seeds in ((True, 10), (False, 32)):
-        distance, error = apart(finite_estimate(program, 2048, k=k, seeds=seeds, dense=dense), limit)
-        print(f"{activation} {layers} layers k={k} dense={dense}: {distance:.4f} ± {error:.4f}, no dots {off:.3f}")
-        assert distance < 3 * error
-        assert off > 10 * max(distance, error)
-
-
 @pytest.mark.parametrize(
     "mlp",
     [
