@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 import mupscale as mu
 from mupscale.models import GPT2, MLP, ResNet18
+from toys import Toy
 
 INIT_AT = 64
 D_IN, D_OUT = 54, 7
@@ -155,14 +156,12 @@ def test_gains_around_one_keep_their_mean(width: int) -> None:
 
 
 def test_deterministic_parameters_are_untouched() -> None:
-    class Table(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.table = nn.Parameter(torch.sin(torch.outer(torch.arange(9.0), torch.arange(float(width)))))
-            self.linear = nn.Linear(width, width)
+    def build(width: int) -> nn.Module:
+        table = torch.sin(torch.outer(torch.arange(9.0), torch.arange(float(width))))
+        return Toy(None, table=nn.Parameter(table), linear=nn.Linear(width, width))
 
-    model = mu.Family(Table, base=16, roles={"table": mu.Role(out=1)}).init(128)
-    assert torch.equal(model.get_parameter("table"), Table(128).table)
+    model = mu.Family(build, base=16, roles={"table": mu.Role(out=1)}).init(128)
+    assert torch.equal(model.get_parameter("table"), build(128).get_parameter("table"))
 
 
 def test_tied_readout_halves_the_last_gain_where_the_width_doubles() -> None:
@@ -299,25 +298,22 @@ def test_what_is_no_family_is_refused(
         mu.Family(build, **arguments)
 
 
-class TwoSizes(nn.Module):
-    """Two sizes that show in the shapes."""
+def two_sizes(width: int, ffn: int) -> nn.Module:
+    """One residual block, of two sizes that show in the shapes."""
 
-    def __init__(self, width: int, ffn: int) -> None:
-        super().__init__()
-        self.read, self.up = nn.Linear(5, width), nn.Linear(width, ffn)
-        self.down, self.head = nn.Linear(ffn, width), nn.Linear(width, 2)
+    def forward(model: Any, x: Tensor) -> Tensor:
+        x = model.read(x)
+        return model.head(x + model.down(model.up(x).relu()))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """One residual block."""
-        x = self.read(x)
-        return self.head(x + self.down(self.up(x).relu()))
+    parts = {"read": nn.Linear(5, width), "up": nn.Linear(width, ffn), "down": nn.Linear(ffn, width)}
+    return Toy(forward, **parts, head=nn.Linear(width, 2))
 
 
 def with_default(width: int, ffn: int = 32) -> nn.Module:
-    return TwoSizes(width, ffn)
+    return two_sizes(width, ffn)
 
 
-@pytest.mark.parametrize("build", [TwoSizes, with_default], ids=["needed", "default"])
+@pytest.mark.parametrize("build", [two_sizes, with_default], ids=["needed", "default"])
 @pytest.mark.parametrize("width", [32, {"width": 32}, {"wide": 32, "ffn": 64}], ids=["bare", "one", "misspelt"])
 def test_a_width_that_does_not_name_all_sizes_is_refused(build: Callable[..., nn.Module], width: Any) -> None:
     """A default of the author's would be a size that stays as it is, without a word."""
@@ -496,24 +492,23 @@ def test_the_default_of_init_at_counts_the_width_of_matrices() -> None:
     assert mu.Family(lambda width: MLP(5, width // 2, 3), base=8).init_at == 64
 
 
-class Block(nn.Module):
+def block(heads: int, ffn: int, within: int | None = None) -> nn.Module:
     """Attention and a feed-forward layer, each with a size of its own."""
 
-    def __init__(self, heads: int, ffn: int) -> None:
-        super().__init__()
-        self.embed, self.out = nn.Embedding(11, 4 * heads), nn.Linear(4 * heads, 11)
-        self.attention = nn.MultiheadAttention(4 * heads, heads, batch_first=True)
-        self.up, self.down = nn.Linear(4 * heads, ffn), nn.Linear(ffn, 4 * heads)
+    def forward(model: Any, tokens: Tensor) -> Tensor:
+        x = model.embed(tokens)
+        x = x + model.attention(x, x, x, need_weights=False)[0]
+        return model.out(x + model.down(torch.tanh(model.up(x))))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens)
-        x = x + self.attention(x, x, x, need_weights=False)[0]
-        return self.out(x + self.down(torch.tanh(self.up(x))))
+    d = 4 * heads
+    attention = nn.MultiheadAttention(d, within or heads, batch_first=True)
+    parts = {"embed": nn.Embedding(11, d), "out": nn.Linear(d, 11), "attention": attention}
+    return Toy(forward, **parts, up=nn.Linear(d, ffn), down=nn.Linear(ffn, d))
 
 
 def test_a_check_holds_for_the_sizes_that_grew_in_it() -> None:
     """Growing both sizes says nothing of growing one of them, which may cut heads in other places."""
-    family = mu.Family(Block, base={"heads": 2, "ffn": 8})
+    family = mu.Family(block, base={"heads": 2, "ffn": 8})
     tokens = torch.randint(0, 11, (2, 6))
     wide = {"heads": 4, "ffn": 16}
     assert not family.widening({"heads": 2, "ffn": 8}, wide).checked
@@ -527,10 +522,8 @@ def test_a_check_holds_for_the_sizes_that_grew_in_it() -> None:
         family.upscale(model, width={"heads": 2, "ffn": 16}, exact=True)
         with pytest.raises(mu.UncheckedPlan):
             family.upscale(model, width=wide, exact=True)
-        family.upscale(Block(2, 8), width={"heads": 2, "ffn": 16}, exact=True)  # built elsewhere, and alike
-        other = Block(2, 8)
-        other.attention = nn.MultiheadAttention(8, 4, batch_first=True)
-        assert family.width_of(other) is None  # with heads that no member has
+        family.upscale(block(2, 8), width={"heads": 2, "ffn": 16}, exact=True)  # built elsewhere, and alike
+        assert family.width_of(block(2, 8, within=4)) is None  # with heads that no member has
         family.check(tokens)
         family.upscale(model, width=wide, exact=True)
 
@@ -544,7 +537,7 @@ def test_plans_of_a_family_say_what_was_tried() -> None:
         for plan in (family.plan(32), family.plan(family.init(32)), family.widening(16, 32)):
             assert str(plan).endswith(tried)
             assert mu.Plan.from_json(plan.to_json()).tried_by == "small members"
-    family = mu.Family(Block, base={"heads": 2, "ffn": 8}, inputs=torch.randint(0, 11, (2, 6)))
+    family = mu.Family(block, base={"heads": 2, "ffn": 8}, inputs=torch.randint(0, 11, (2, 6)))
     for heads, ffn, is_tried in ((4, 16, True), (2, 8, True), (1, 4, True), (4, 8, False)):
         assert family.plan({"heads": heads, "ffn": ffn}).checked == is_tried
 
@@ -568,19 +561,19 @@ def test_spreads_are_known_where_a_parameter_is_a_single_number() -> None:
 def test_a_model_that_somebody_else_built_is_recognised_by_its_shapes() -> None:
     """So that a family that was tried does not warn of it; warnings are errors here."""
     x = torch.randn(4, 5)
-    family = mu.Family(TwoSizes, base={"width": 8, "ffn": 32}, inputs=x)
-    model = TwoSizes(16, 64)
+    family = mu.Family(two_sizes, base={"width": 8, "ffn": 32}, inputs=x)
+    model = two_sizes(16, 64)
     optimizer = family.optimizer(model, torch.optim.AdamW, lr=0.1)
     wide, _ = family.upscale(model, optimizer, width={"width": 24, "ffn": 96})
     assert wide.get_parameter("up.weight").shape == (96, 24)
-    assert family.width_of(TwoSizes(16, 33)) == mu.core.Width.of({"width": 16, "ffn": 33})
+    assert family.width_of(two_sizes(16, 33)) == mu.core.Width.of({"width": 16, "ffn": 33})
 
 
 def test_a_size_that_is_rounded_is_refused_when_the_family_is_made() -> None:
     """And not in the middle of a run."""
 
     def build(width: int) -> nn.Module:
-        return TwoSizes(width, 32 * (8 * width // 3 // 32 + 1))
+        return two_sizes(width, 32 * (8 * width // 3 // 32 + 1))
 
     with pytest.raises(
         mu.MupscaleError, match=r"\(192, 64\) → \(352, 128\) does not grow .* rounded up, build it as a"

@@ -1,8 +1,10 @@
-"""Members of a family: on which batches they were tried; made part by part, for what no process can hold; large ones."""
+"""Members of a family: which batches they were tried on; made part by part, for what no process can hold; large."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from mupscale.family.members import DepthMembers
 from mupscale.models import GPT2, MLP
 from mupscale.planning import comparing
 from poor_batches import Branch
+from toys import Toy
 
 TOKENS = torch.randint(0, 600, (2, 8), generator=torch.Generator().manual_seed(0))
 
@@ -89,29 +92,21 @@ def test_parts_are_those_of_the_whole_and_the_rest_has_no_memory(family: mu.Fami
     assert naming.parameters(family.init_untried(size, seed=5))[names[0]].numel()  # and all is as it was
 
 
-class CopiesItself(nn.Module):
+def copies_itself(width: int) -> nn.Module:
     """One parameter starts as another's values, which are lost where the other is in a different part."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.one, self.two, self.other = (nn.Linear(width, width, bias=False) for _ in range(3))
-        with torch.no_grad():
-            self.other.weight.copy_(self.one.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.other(self.two(self.one(x)))
+    model = Toy(None, **{name: nn.Linear(width, width, bias=False) for name in ("one", "two", "other")})
+    with torch.no_grad():
+        model.other.weight.copy_(model.one.weight)
+    return model
 
 
-class Cloned(nn.Module):
+def cloned(width: int) -> nn.Module:
     """Layers that are deep copies, which no module has registered one by one."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(width, 2), 2, enable_nested_tensor=False)
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(width, 2), 2, enable_nested_tensor=False)
 
 
-@pytest.mark.parametrize("model", [CopiesItself, Cloned])
-def test_what_cannot_be_made_in_parts_is_noticed(model: type[nn.Module]) -> None:
+@pytest.mark.parametrize("model", [copies_itself, cloned])
+def test_what_cannot_be_made_in_parts_is_noticed(model: Callable[[int], nn.Module]) -> None:
     assert not mu.Family(model, 8).can_draw_parts
 
 
@@ -135,7 +130,7 @@ def test_initial_values_of_a_large_model_are_measured_a_part_at_a_time(monkeypat
     assert max(held) <= max(p.numel() for p in build(64).parameters())
     assert parts == pytest.approx(whole, rel=0.15, abs=1e-12)
     held.clear()
-    copied = mu.Family(CopiesItself, 64).at(0).initial_std()
+    copied = mu.Family(copies_itself, 64).at(0).initial_std()
     assert max(held) == 3 * 64 * 64
     assert min(copied.values()) > 0
 
@@ -143,31 +138,28 @@ def test_initial_values_of_a_large_model_are_measured_a_part_at_a_time(monkeypat
 # ---------------------------------------------------------------------------------------------- large ones
 
 
-class Heads(nn.Module):
+def heads(width: int) -> nn.Module:
     """Heads that no attribute tells, in a list of blocks."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.table, self.last = nn.Embedding(600, width), nn.Linear(width, 2)
-        self.blocks = nn.ModuleList(nn.Linear(width, 2 * width) for _ in range(4))
-        self.back = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.table(tokens)
-        for block, back in zip(self.blocks, self.back, strict=True):
+    def forward(model: Any, tokens: Tensor) -> Tensor:
+        x = model.table(tokens)
+        for block, back in zip(model.blocks, model.back, strict=True):
             gate, value = block(x).unflatten(-1, (-1, 2, 4)).unbind(-2)
             x = x + back((torch.tanh(gate) * value).flatten(-2))
-        return self.last(x.mean(1))
+        return model.last(x.mean(1))
+
+    blocks, back = (nn.ModuleList(nn.Linear(width, n * width) for _ in range(4)) for n in (2, 1))
+    return Toy(forward, table=nn.Embedding(600, width), blocks=blocks, back=back, last=nn.Linear(width, 2))
 
 
 def test_a_large_family_learns_from_few_blocks_what_a_small_one_learns_from_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = mu.Family(Heads, base=64, inputs=TOKENS)
+    whole = mu.Family(heads, base=64, inputs=TOKENS)
     built = list[int]()
 
     def build(width: int) -> nn.Module:
-        model = Heads(width)
+        model = heads(width)
         built.extend([] if model.last.weight.is_meta else [width])
         return model
 
@@ -193,23 +185,15 @@ def test_a_base_of_large_models_is_not_built() -> None:
     assert plan["h.3.attn.c_proj.weight"].axes[1].block == 64
 
 
-class Projected(nn.Module):
+def projected(width: int) -> nn.Module:
     """A fixed projection, which is saved and of the width."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.register_buffer("fixed", torch.randn(3, width))
-        self.last = nn.Linear(width, 2)
-        self.fixed: Tensor
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(x @ self.fixed))
+    return Toy(lambda m, x: m.last(torch.tanh(x @ m.fixed)), fixed=torch.randn(3, width), last=nn.Linear(width, 2))
 
 
 def test_fresh_units_beside_a_buffer_of_the_width_have_the_values_that_their_author_draws() -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 3)
-    family = mu.Family(Projected, base=64, inputs=x)
+    family = mu.Family(projected, base=64, inputs=x)
     model = family.init(64)
     wide, _ = family.upscale(model, width=96)
     entry = family.widening(64, 96, grow=mu.Fresh()).buffers["fixed"]

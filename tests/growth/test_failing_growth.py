@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import mupscale as mu
 from mupscale.growth import operators, optimizer_state, upscale_untried, writing
 from mupscale.optim import GroupBuilder
+from toys import Toy
 
 
 class Own(mu.Fresh):
@@ -62,33 +63,31 @@ def failing(at: int | None) -> Iterator[list[int]]:
         yield calls
 
 
-class Net(nn.Module):
+def net(width: int = 4, blocks: int = 1) -> nn.Module:
     """Residual blocks between two layers, and a buffer."""
 
-    def __init__(self, width: int = 4, blocks: int = 1) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(3, width), nn.Linear(width, 2, bias=False)
-        self.blocks = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(blocks))
-        self.register_buffer("mean", torch.zeros(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        for block in self.blocks:
+    def forward(model: Any, x: Tensor) -> Tensor:
+        x = model.first(x)
+        for block in model.blocks:
             x = x + block(x)
-        return self.last(x) - self.mean
+        return model.last(x) - model.mean
+
+    within = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(blocks))
+    last = nn.Linear(width, 2, bias=False)
+    return Toy(forward, first=nn.Linear(3, width), last=last, blocks=within, mean=torch.zeros(2))
 
 
 def on_meta() -> nn.Module:
     with torch.device("meta"):
-        return Net(8)
+        return net(8)
 
 
-def _widened(grow: mu.Operator, build: Callable[[], nn.Module] = lambda: Net(8)) -> Any:
-    return build, lambda small: mu.plan(small, Net(8), fresh=Net, grow=grow), grow
+def _widened(grow: mu.Operator, build: Callable[[], nn.Module] = lambda: net(8)) -> Any:
+    return build, lambda small: mu.plan(small, net(8), fresh=net, grow=grow), grow
 
 
 def _deepened(grow: mu.Identity | mu.Stack, operator: mu.Operator) -> Any:
-    return lambda: Net(4, 2), lambda small: mu.plan_depth(small, Net(4, 2), grow=grow, inputs=X), operator
+    return lambda: net(4, 2), lambda small: mu.plan_depth(small, net(4, 2), grow=grow, inputs=X), operator
 
 
 GROWTHS: dict[str, Callable[[], Any]] = {
@@ -108,7 +107,7 @@ def tensors(model: nn.Module) -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", GROWTHS)
 def test_all_or_nothing(name: str) -> None:
     torch.manual_seed(0)
-    small = Net()
+    small = net()
     optimizer = torch.optim.SGD(small.parameters(), lr=0.1, momentum=0.9)
     small(X).square().mean().backward()
     optimizer.step()
@@ -134,8 +133,8 @@ def test_all_or_nothing(name: str) -> None:
 
 
 def test_noise_that_fails_leaves_a_void_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    wide = Net(8)
-    plan, given = mu.plan(Net(), wide, fresh=Net), iter(range(2))
+    wide = net(8)
+    plan, given = mu.plan(net(), wide, fresh=net), iter(range(2))
     monkeypatch.setattr(writing, "add_noise", lambda *args: next(given))
     with pytest.raises(StopIteration) as caught:
         mu.perturb(wide, plan, 1.0)

@@ -20,6 +20,7 @@ import mupscale as mu
 from mupscale.core import is_new, places
 from mupscale.growth import initial_state
 from mupscale.models import GPT2, MLP, ResNet18
+from toys import Toy
 from zoo import ARCHITECTURES, TRAININGS, Architecture, GroupedQueries, loss_of
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -67,7 +68,7 @@ def test_at_multiples_they_take_the_places_of_their_first_copies(n: int, times: 
 @given(parts=st.integers(1, 6), n=st.integers(1, 8), more=st.integers(0, 8))
 @quick
 def test_equal_parts_of_a_packed_axis_stay_where_the_wide_module_looks_for_them(parts: int, n: int, more: int) -> None:
-    """Gates, q|k|v, gate|up, heads that grow inside: part p of the wide axis holds part p of the narrow one."""
+    """gates, q|k|v, gate|up, heads that grow inside: part p of the wide axis holds part p of the narrow one."""
     place = places(mu.Axis(Fraction(n + more, n)), parts * n)
     assert (place // (n + more)).tolist() == [unit // n for unit in range(parts * n)]
     assert torch.equal(place[:n], place[-n:] - (parts - 1) * (n + more))  # and every part is laid out alike
@@ -110,17 +111,14 @@ def test_new_units_have_the_spread_of_the_wide_width(name: str) -> None:
 def test_constants_start_as_the_author_starts_them() -> None:
     """Gains at 1, biases at 0, an LSTM's forget gate at 1, and the gain of a tied readout's norm at its fold."""
 
-    class Gates(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.lstm = nn.LSTM(3, width)
-            self.norm = nn.LayerNorm(width)
-            nn.init.zeros_(self.lstm.bias_ih_l0)
-            with torch.no_grad():
-                self.lstm.bias_ih_l0[width : 2 * width].fill_(1.0)
+    def gates(width: int) -> nn.Module:
+        model = Toy(None, lstm=nn.LSTM(3, width), norm=nn.LayerNorm(width))
+        with torch.no_grad():
+            model.lstm.bias_ih_l0.zero_()[width : 2 * width].fill_(1.0)
+        return model
 
-    narrow, wide = Gates(4), Gates(6)
-    plan = mu.plan(narrow, wide, fresh=lambda: Gates(4), grow=mu.Fresh())
+    narrow, wide = gates(4), gates(6)
+    plan = mu.plan(narrow, wide, fresh=lambda: gates(4), grow=mu.Fresh())
     with torch.no_grad():
         for p in narrow.parameters():
             p.add_(3.0)
@@ -302,21 +300,15 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[Any]
 # ---------------------------------------------------------------------------------------------- what a model divides by
 
 
-class Divided(nn.Module):
+def divided(width: int) -> nn.Module:
     """A readout divided by the width in forward, as the mup package has it."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.width = width
-        self.first, self.readout = nn.Linear(3, width), nn.Linear(width, 2, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.readout(torch.tanh(self.first(x))) * 8 / self.width
+    first, readout = nn.Linear(3, width), nn.Linear(width, 2, bias=False)
+    return Toy(lambda m, x: m.readout(torch.tanh(m.first(x))) * 8 / m.width, width=width, first=first, readout=readout)
 
 
 def test_what_the_model_divides_by_is_undone_for_old_units() -> None:
     role = mu.Role(out=0, in_=1, fold=lambda out, in_: in_, keep=lambda out, in_: in_)
-    narrow, wide = Divided(8), Divided(12)
+    narrow, wide = divided(8), divided(12)
     plan = mu.plan(narrow, wide, fresh=narrow, roles={"readout.weight": role}, grow=mu.Fresh())
     optimizer = torch.optim.Adam(narrow.parameters(), lr=0.1)
     x = torch.randn(5, 3)
@@ -332,7 +324,7 @@ def test_what_the_model_divides_by_is_undone_for_old_units() -> None:
 def test_a_fold_without_its_keep_is_refused() -> None:
     role = mu.Role(out=0, in_=1, fold=lambda out, in_: in_)
     with pytest.raises(mu.MupscaleError, match=r"'readout.weight' has fold=1.5 for copies; say .* keep="):
-        mu.plan(Divided(8), Divided(12), roles={"readout.weight": role}, grow=mu.Fresh())
+        mu.plan(divided(8), divided(12), roles={"readout.weight": role}, grow=mu.Fresh())
 
 
 def test_head_dim_that_grows_keeps_the_logits_of_old_units() -> None:
@@ -456,15 +448,13 @@ def test_statistics_of_new_channels() -> None:
 # ---------------------------------------------------------------------------------------------- bad input
 
 
-class Halves(nn.Module):
+def halves(width: int) -> nn.Module:
     """A width joined with inputs that do not grow."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(3, width), nn.Linear(width + 3, 2)
+    def forward(model: Any, x: Tensor) -> Tensor:
+        return model.second(torch.cat([torch.tanh(model.first(x)), x], -1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(torch.cat([torch.tanh(self.first(x)), x], -1))
+    return Toy(forward, first=nn.Linear(3, width), second=nn.Linear(width + 3, 2))
 
 
 def test_what_cannot_be_grown_is_refused() -> None:
@@ -473,7 +463,7 @@ def test_what_cannot_be_grown_is_refused() -> None:
             mu.plan(narrow, wide, grow=mu.Fresh(), **more)
 
     refused(MLP(3, 8, 2), MLP(3, 6, 2), "becomes narrower")
-    refused(Halves(8), Halves(12), "reads 11 → 15 inputs, but nothing in the model grows by that factor")
+    refused(halves(8), halves(12), "reads 11 → 15 inputs, but nothing in the model grows by that factor")
     groups = [nn.Conv2d(8, 8, 1, groups=4), nn.Conv2d(12, 12, 1, groups=6)]
     refused(*groups, "from 4 to 6 groups of more than one channel")
     block = mu.Role(out=0, in_=1, in_block=16)

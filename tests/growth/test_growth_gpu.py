@@ -9,6 +9,7 @@ import torch
 
 import mupscale as mu
 from mupscale.models import GPT2, MLP, ResNet18
+from toys import Toy
 from zoo import ARCHITECTURES, TRAININGS, train_pair
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
@@ -168,21 +169,19 @@ def test_statistics_of_new_channels_on_the_device() -> None:
     assert bool((after.cpu()[new] != before.cpu()[new]).all())
 
 
-class Noisy(torch.nn.Module):
+def noisy(width: int) -> torch.nn.Module:
     """Noise on a latent that does not grow, which the device draws."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.a, self.b, self.c = torch.nn.Linear(5, width), torch.nn.Linear(width, 3), torch.nn.Linear(3, 2)
+    def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
+        latent = model.b(torch.tanh(model.a(x)))
+        return model.c(latent + torch.randn_like(latent))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        latent = self.b(torch.tanh(self.a(x)))
-        return self.c(latent + torch.randn_like(latent))
+    return Toy(forward, a=torch.nn.Linear(5, width), b=torch.nn.Linear(width, 3), c=torch.nn.Linear(3, 2)).cuda()
 
 
 @pytest.mark.parametrize("learn", [False, True])
 def test_a_plan_by_running_draws_the_same_at_both_widths_and_leaves_the_device_as_it_was(learn: bool) -> None:
-    narrow, wide = Noisy(8).cuda(), Noisy(16).cuda()
+    narrow, wide = noisy(8), noisy(16)
     x, before = torch.randn(4, 5, device="cuda"), torch.cuda.get_rng_state()
     roles = {"a.weight": mu.Role(out=0, out_block=4), "a.bias": mu.Role(out=0, out_block=4)} if learn else None
     assert mu.plan(narrow, wide, inputs=x, roles=roles).checked

@@ -9,6 +9,7 @@ from torch import Tensor, nn, optim
 
 import mupscale as mu
 from mupscale.models import GPT2, MLP
+from toys import Toy
 
 K = 4
 TOKENS = torch.randint(11, (8, 6), generator=torch.Generator().manual_seed(3))
@@ -94,37 +95,26 @@ def test_extra_layers_of_the_target_left_as_noise() -> None:
     assert equal(weights(wide), before)
 
 
-class FixedReadout(nn.Module):
+def fixed_readout(width: int) -> nn.Module:
     """A projection that is no parameter reads the hidden units."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.a = nn.Linear(5, width)
-        self.register_buffer("fixed", torch.randn(width, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.a(x)) @ self.get_buffer("fixed")
+    return Toy(lambda m, x: torch.tanh(m.a(x)) @ m.fixed, a=nn.Linear(5, width), fixed=torch.randn(width, 3)).double()
 
 
 def test_a_fixed_projection_is_divided_as_a_trained_one_is() -> None:
-    narrow, wide = FixedReadout(4).double(), FixedReadout(8).double()
+    narrow, wide = fixed_readout(4), fixed_readout(8)
     grown = mu.widen(narrow, wide, mu.plan(narrow, wide, inputs=X))
     assert torch.allclose(grown(X), narrow(X), rtol=1e-12)
 
 
-class TiedBehindRoot(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.embed, self.norm, self.readout = (
-            nn.Embedding(11, width),
-            nn.LayerNorm(width),
-            nn.Linear(width, 11, bias=False),
-        )
-        self.readout.weight = self.embed.weight
+def tied(width: int) -> nn.Module:
+    readout = nn.Linear(width, 11, bias=False)
+    model = Toy(None, embed=nn.Embedding(11, width), norm=nn.LayerNorm(width), readout=readout)
+    model.readout.weight = model.embed.weight
+    return model
 
 
 def test_beside_fresh_units_the_norm_makes_up_for_what_the_tied_embedding_keeps() -> None:
     root = mu.Role(out=1, fold=lambda out, in_: out**-0.5, keep=lambda out, in_: out**-0.5)  # a model times √width
-    plan = mu.plan(TiedBehindRoot(8), TiedBehindRoot(32), roles={"embed.weight": root}, grow=mu.Fresh())
+    plan = mu.plan(tied(8), tied(32), roles={"embed.weight": root}, grow=mu.Fresh())
     kept = {name: float(entry.keep) for name, entry in plan.parameters.items()}
     assert kept == {"embed.weight": 0.5, "norm.weight": 2.0, "norm.bias": 2.0}

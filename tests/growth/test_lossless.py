@@ -13,6 +13,7 @@ from torch.nn.functional import gelu
 
 import mupscale as mu
 from mupscale.planning.from_modules import kind_of_norm
+from toys import Toy
 
 LOSSLESS = mu.Fresh(lossless=True)
 
@@ -52,16 +53,14 @@ class Table(Residual):
         return super().forward(x) * torch.tanh(self.far(self.table)).mean(1, keepdim=True)
 
 
-class Recurrent(nn.Module):
+def recurrent(width: int) -> nn.Module:
     """A norm reads units of a GRU, which are sums and products of others and cannot start at their mean."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.embed, self.gru = nn.Linear(20, width), nn.GRU(width, width, batch_first=True)
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 5)
+    def forward(model: Any, x: Tensor) -> Tensor:
+        return model.head(model.norm(model.gru(model.embed(x)[:, None])[0][:, -1]))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.norm(self.gru(self.embed(x)[:, None])[0][:, -1]))
+    parts = {"gru": nn.GRU(width, width, batch_first=True), "norm": nn.LayerNorm(width), "head": nn.Linear(width, 5)}
+    return Toy(forward, embed=nn.Linear(20, width), **parts)
 
 
 MODELS: dict[str, Callable[[int], nn.Module]] = {
@@ -139,7 +138,7 @@ def test_a_family_tries_it_once_on_small_members() -> None:
 @pytest.mark.filterwarnings("ignore:the batch does not show")  # a state that is never passed on
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_family_says_by_how_much_and_why(dtype: torch.dtype) -> None:
-    family = mu.Family(Recurrent, base=16, inputs=torch.randn(6, 20))
+    family = mu.Family(recurrent, base=16, inputs=torch.randn(6, 20))
     with pytest.warns(
         UserWarning, match=r"outputs differ by [\d.]+ % on the batch.*'gru.weight_ih_l0' .* a norm reads .* a gate"
     ):
@@ -168,17 +167,15 @@ def own_norm(name: str, eps: float = 1e-12, *, centred: bool = False) -> Callabl
 
 
 def stream(norm: Callable[[int], nn.Module], size: float = 1.0) -> Callable[[int], nn.Module]:
-    class Net(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.embed, self.norm, self.out = nn.Linear(20, width), norm(width), nn.Linear(width, 5)
-            self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+    def forward(model: Any, x: Tensor) -> Tensor:
+        x = size * model.embed(x)
+        return model.out(x + model.down(model.up(model.norm(x)).relu()))
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = size * self.embed(x)
-            return self.out(x + self.down(self.up(self.norm(x)).relu()))
+    def build(width: int) -> nn.Module:
+        parts = {"norm": norm(width), "out": nn.Linear(width, 5), "up": nn.Linear(width, 2 * width)}
+        return Toy(forward, embed=nn.Linear(20, width), **parts, down=nn.Linear(2 * width, width))
 
-    return Net
+    return build
 
 
 @pytest.mark.parametrize("centred", [False, True])
@@ -233,37 +230,34 @@ def test_where_eps_is_the_cause_the_warning_says_which_is_exact() -> None:
 
 
 def test_a_norm_inside_another_module_is_among_the_causes() -> None:
-    class Inside(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.embed, self.gain = nn.Linear(20, width), nn.Parameter(torch.ones(width))
-            self.out = nn.Linear(width, 5)
+    def forward(model: Any, x: Tensor) -> Tensor:
+        x = model.embed(x)
+        return model.out(x * torch.rsqrt(x.square().mean(-1, keepdim=True)) * model.gain)
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.embed(x)
-            return self.out(x * torch.rsqrt(x.square().mean(-1, keepdim=True)) * self.gain)
+    def build(width: int) -> nn.Module:
+        gain = nn.Parameter(torch.ones(width))
+        return Toy(forward, embed=nn.Linear(20, width), gain=gain, out=nn.Linear(width, 5))
 
     x = torch.randn(6, 20)
     with pytest.warns(UserWarning, match=r"a norm that was not recognised \(write it as a module that holds only"):
-        mu.upscale(Inside(8), Inside(16), inputs=x, fresh=lambda: Inside(8), grow=LOSSLESS)
+        mu.upscale(build(8), build(16), inputs=x, fresh=lambda: build(8), grow=LOSSLESS)
 
 
 def test_token_mixing_is_among_the_causes() -> None:
     """What an MLP-Mixer writes for a new channel is no mean of what it writes for the old ones."""
 
-    class Mixer(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.embed, self.norm, self.last = nn.Linear(3, width), nn.LayerNorm(width), nn.LayerNorm(width)
-            self.tokens, self.head = nn.Sequential(nn.Linear(4, 9), nn.GELU(), nn.Linear(9, 4)), nn.Linear(width, 5)
+    def forward(model: Any, x: Tensor) -> Tensor:
+        x = model.embed(x)
+        return model.head(model.last(x + model.tokens(model.norm(x).mT).mT).mean(1))
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.embed(x)
-            return self.head(self.last(x + self.tokens(self.norm(x).mT).mT).mean(1))
+    def mixer(width: int) -> nn.Module:
+        tokens = nn.Sequential(nn.Linear(4, 9), nn.GELU(), nn.Linear(9, 4))
+        parts = {"embed": nn.Linear(3, width), "norm": nn.LayerNorm(width), "last": nn.LayerNorm(width)}
+        return Toy(forward, **parts, tokens=tokens, head=nn.Linear(width, 5))
 
     said = "'last' is the first to differ.* mixes positions channel by channel"
     with pytest.warns(UserWarning, match=said):
-        mu.upscale(Mixer(8), Mixer(16), inputs=torch.randn(6, 4, 3), fresh=lambda: Mixer(8), grow=LOSSLESS)
+        mu.upscale(mixer(8), mixer(16), inputs=torch.randn(6, 4, 3), fresh=lambda: mixer(8), grow=LOSSLESS)
 
 
 class ChannelsFirst(nn.LayerNorm):
@@ -273,70 +267,61 @@ class ChannelsFirst(nn.LayerNorm):
         return super().forward(input.movedim(1, -1)).movedim(-1, 1)
 
 
-class Images(nn.Module):
+def images(width: int) -> nn.Module:
     """Convolutions with such a norm between them."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.first, self.norm, self.second = nn.Conv2d(3, width, 2, 2), ChannelsFirst(width), nn.Conv2d(width, width, 1)
-        self.head = nn.Linear(width, 5)
+    def forward(model: Any, x: Tensor) -> Tensor:
+        return model.head(model.second(gelu(model.norm(model.first(x)))).mean((2, 3)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.second(gelu(self.norm(self.first(x)))).mean((2, 3)))
+    parts = {"norm": ChannelsFirst(width), "second": nn.Conv2d(width, width, 1), "head": nn.Linear(width, 5)}
+    return Toy(forward, first=nn.Conv2d(3, width, 2, 2), **parts).double()
 
 
 @pytest.mark.parametrize("width", [12, 16])
 def test_norms_of_channels_that_come_before_positions(width: int) -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 3, 6, 10, dtype=torch.float64)
-    narrow, wide = Images(8).double(), Images(width).double()
-    mu.upscale(narrow, wide, inputs=x, fresh=lambda: Images(8), grow=LOSSLESS)
+    narrow, wide = images(8), images(width)
+    mu.upscale(narrow, wide, inputs=x, fresh=lambda: images(8), grow=LOSSLESS)
     torch.testing.assert_close(narrow(x), wide(x), rtol=1e-4, atol=1e-4)
 
 
-class Pooled(nn.Module):
+def pooled(width: int, normed: bool = False) -> nn.Module:
     """A mean over hidden units beside what the readout reads, which no new unit can be silent for."""
 
-    def __init__(self, width: int, *, normed: bool = False) -> None:
-        super().__init__()
-        self.a, self.b, self.normed = nn.Linear(3, width), nn.Linear(width, 2), normed
+    def forward(model: Any, x: Tensor) -> Tensor:
+        h = torch.tanh(model.a(x))
+        h = h / h.square().mean(-1, keepdim=True).sqrt() if normed else h
+        return model.b(h) + h.mean(-1, keepdim=True)
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.a(x))
-        h = h / h.square().mean(-1, keepdim=True).sqrt() if self.normed else h
-        return self.b(h) + h.mean(-1, keepdim=True)
+    return Toy(forward, a=nn.Linear(3, width), b=nn.Linear(width, 2))
 
 
 @pytest.mark.parametrize("normed", [False, True])
 def test_norms_are_a_reason_only_where_there_are_any(normed: bool) -> None:
     """Also one that no module shows."""
-    few, many = Pooled(8, normed=normed), Pooled(16, normed=normed)
+    few, many = pooled(8, normed=normed), pooled(16, normed=normed)
     with pytest.warns(UserWarning, match=r"not lossless: .*without weights of its own, such as a mean") as warned:
-        mu.upscale(few, many, inputs=torch.randn(4, 3), fresh=lambda: Pooled(8), grow=LOSSLESS)
+        mu.upscale(few, many, inputs=torch.randn(4, 3), fresh=lambda: pooled(8), grow=LOSSLESS)
     assert ("norm" in str(warned[0].message)) is normed
 
 
-class Innocent(nn.Module):
+def innocent(width: int, bare: bool) -> nn.Module:
     """Norms that keep what they read, beside a mean square over units that does not."""
 
-    def __init__(self, width: int, *, bare: bool) -> None:
-        super().__init__()
-        self.input = nn.LayerNorm(8, elementwise_affine=False) if bare else nn.Identity()
-        self.a, self.norm, self.b = (
-            nn.Linear(8, width),
-            nn.Identity() if bare else nn.LayerNorm(width),
-            nn.Linear(width, 2),
-        )
+    def forward(model: Any, x: Tensor) -> Tensor:
+        h = model.a(model.input(x))
+        return model.b(model.norm(h)) + h.square().mean(-1, keepdim=True)
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(self.input(x))
-        return self.b(self.norm(h)) + h.square().mean(-1, keepdim=True)
+    read = nn.LayerNorm(8, elementwise_affine=False) if bare else nn.Identity()
+    norm = nn.Identity() if bare else nn.LayerNorm(width)
+    return Toy(forward, input=read, a=nn.Linear(8, width), norm=norm, b=nn.Linear(width, 2))
 
 
 @pytest.mark.parametrize("bare", [False, True], ids=["recognised", "of the inputs"])
 def test_no_norm_is_blamed_that_keeps_what_it_reads(bare: bool) -> None:
     """One with its gains rescaled; and one without gains over inputs, as many as there are units, which do not grow."""
-    few, many = Innocent(8, bare=bare), Innocent(16, bare=bare)
+    few, many = innocent(8, bare=bare), innocent(16, bare=bare)
     where = "they agree up to 'b', and the model's outputs differ. Likely: something reads new units"
     with pytest.warns(UserWarning, match=f"not lossless: .* {where}") as warned:
         mu.upscale(few, many, inputs=torch.randn(16, 8), grow=LOSSLESS)

@@ -15,31 +15,24 @@ from torch import Tensor, nn
 import mupscale as mu
 from mupscale.growth.copies import Net2Net, random_copies, spectral_norm, unit_std
 from mupscale.models import GPT2, MLP, ResNet18
+from toys import Toy
 
 
-class Net(nn.Module):
+def net(width: int, order: tuple[str, ...] = ("embedding", "norm", "hidden", "readout")) -> nn.Module:
     """One of each: embedding, norm, hidden matrix, readout with bias, in any order of registration."""
-
-    def __init__(self, width: int, order: tuple[str, ...] = ("embedding", "norm", "hidden", "readout")) -> None:
-        super().__init__()
-        parts: dict[str, Callable[[], nn.Module]] = {
-            "embedding": lambda: nn.Embedding(40, width),
-            "norm": lambda: nn.LayerNorm(width),
-            "hidden": lambda: nn.Linear(width, width),
-            "readout": lambda: nn.Linear(width, 30),
-        }
-        for name in order:
-            self.add_module(name, parts[name]())
+    parts: dict[str, Callable[[], nn.Module]] = {
+        "embedding": lambda: nn.Embedding(40, width),
+        "norm": lambda: nn.LayerNorm(width),
+        "hidden": lambda: nn.Linear(width, width),
+        "readout": lambda: nn.Linear(width, 30),
+    }
+    return Toy(None, **{name: parts[name]() for name in order})
 
 
-class Convs(nn.Module):
+def convs(n: int) -> nn.Module:
     """Convolutions and their transposes as input, hidden and readout layers."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.first, self.norm = nn.Conv2d(3, width, 3), nn.BatchNorm2d(width)
-        self.hidden = nn.Conv2d(width, 2 * width, (3, 2))
-        self.up, self.last = nn.ConvTranspose2d(2 * width, width, (2, 5)), nn.ConvTranspose2d(width, 4, 3)
+    hidden, up, last = nn.Conv2d(n, 2 * n, (3, 2)), nn.ConvTranspose2d(2 * n, n, (2, 5)), nn.ConvTranspose2d(n, 4, 3)
+    return Toy(None, first=nn.Conv2d(3, n, 3), norm=nn.BatchNorm2d(n), hidden=hidden, up=up, last=last)
 
 
 class Conv1D(nn.Module):
@@ -51,12 +44,9 @@ class Conv1D(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.randn(nx, nf) * 0.1), nn.Parameter(torch.zeros(nf))
 
 
-class Transposed(nn.Module):
+def transposed(width: int) -> nn.Module:
     """Conv1D as input, hidden and readout layer."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.input, self.hidden, self.readout = Conv1D(width, 6), Conv1D(width, width), Conv1D(5, width)
+    return Toy(None, input=Conv1D(width, 6), hidden=Conv1D(width, width), readout=Conv1D(5, width))
 
 
 def pair(
@@ -93,7 +83,7 @@ def test_noise_one_is_as_much_as_a_fresh_initialisation_has_at_the_wide_width() 
     """Not divided by k together with the weight, as peers do: k is 4 here. A readout that starts at zero has none."""
 
     def build(width: int) -> nn.Module:
-        model = Net(width)
+        model = net(width)
         model.add_module("silent", nn.Linear(width, 3, bias=False))
         nn.init.zeros_(model.get_parameter("silent.weight"))
         return model
@@ -118,8 +108,8 @@ def test_noise_one_is_as_much_as_a_fresh_initialisation_has_at_the_wide_width() 
 
 @pytest.mark.parametrize("as_module", [True, False], ids=["module", "callable"])
 def test_fresh_may_be_a_model_or_the_function_that_builds_it(as_module: bool) -> None:
-    narrow, wide = Net(128), Net(256)
-    plan = mu.plan(narrow, wide, fresh=Net(128) if as_module else lambda: Net(128))
+    narrow, wide = net(128), net(256)
+    plan = mu.plan(narrow, wide, fresh=net(128) if as_module else lambda: net(128))
     deltas = noise_of(mu.widen(narrow, wide, plan), plan, 0.5)
     std = 1 / math.sqrt(3 * 128)  # PyTorch's own for a Linear of 128 inputs
     assert float(deltas["embedding.weight"].std()) == pytest.approx(0.5, rel=0.03)
@@ -129,18 +119,18 @@ def test_fresh_may_be_a_model_or_the_function_that_builds_it(as_module: bool) ->
 
 
 def test_without_fresh_the_error_names_it_and_one_of_another_width_is_refused() -> None:
-    narrow, wide, plan = pair(Net, 8, 16)
+    narrow, wide, plan = pair(net, 8, 16)
     before = copy.deepcopy(wide)
     with pytest.raises(mu.MupscaleError, match=r"fresh=.*Family.*unit=.theory"):
         mu.perturb(wide, plan, 0.1)
     with torch.device("meta"):
-        target = Net(16)  # one with values would be measured itself
+        target = net(16)  # one with values would be measured itself
     with pytest.raises(mu.MupscaleError, match="fresh="):
         mu.upscale(narrow, target, plan, noise=0.1)
     assert all(torch.equal(p, before.get_parameter(n)) for n, p in wide.named_parameters())
     mu.perturb(wide, plan, 0.0)  # nothing to know for no noise
     with pytest.raises(mu.MupscaleError, match="builds another model"):
-        mu.plan(Net(8), Net(16), fresh=Net(16))
+        mu.plan(net(8), net(16), fresh=net(16))
 
 
 # in the paper's units
@@ -160,11 +150,11 @@ def test_algorithm_upscaling_for_mlps_under_sgd() -> None:
     ("build", "wide", "expected"),
     [
         (
-            Convs,  # whose taps count
+            convs,  # whose taps count
             24,
             {"first": 1.0, "hidden": (24 * 6) ** -0.5, "up": (48 * 10) ** -0.5, "last": 1 / (24 * 9)},
         ),
-        (Transposed, 16, {"input": 1.0, "hidden": 1 / 4, "readout": 1 / 16}),
+        (transposed, 16, {"input": 1.0, "hidden": 1 / 4, "readout": 1 / 16}),
     ],
     ids=["convolutions", "in × out"],
 )
@@ -189,7 +179,7 @@ def test_theory_units_leave_norms_and_output_biases_alone() -> None:
 @pytest.mark.parametrize("noise", [0, 0.0, mu.GaussianNoise(0.0, unit="theory"), mu.SignalNoise(0.0)], ids=repr)
 def test_zero_noise_changes_no_bit(noise: Any) -> None:
     """-0.0 stays -0.0, too, where adding 0.0 would make it 0.0."""
-    _, wide, plan = pair(Net, 8, 16, fresh=True)
+    _, wide, plan = pair(net, 8, 16, fresh=True)
     with torch.no_grad():
         wide.get_parameter("hidden.weight").zero_().neg_()
     noisy = copy.deepcopy(wide)
@@ -200,8 +190,8 @@ def test_zero_noise_changes_no_bit(noise: Any) -> None:
 
 @pytest.mark.parametrize("noise", [-1.0, math.nan, math.inf, "much", True])
 def test_noise_that_is_none_is_refused_and_nothing_changes(noise: Any) -> None:
-    narrow, _, plan = pair(Net, 8, 16, fresh=True)
-    wide = Net(16)
+    narrow, _, plan = pair(net, 8, 16, fresh=True)
+    wide = net(16)
     before = copy.deepcopy(wide)
     for make in (
         lambda: mu.perturb(wide, plan, noise),
@@ -218,12 +208,12 @@ def test_noise_that_is_none_is_refused_and_nothing_changes(noise: Any) -> None:
 
 
 def test_plans_and_constants_for_another_model_are_refused() -> None:
-    _, wide, plan = pair(Net, 8, 16, fresh=True)
+    _, wide, plan = pair(net, 8, 16, fresh=True)
     before = copy.deepcopy(wide)
     with pytest.raises(mu.MupscaleError, match="different model"):
-        mu.perturb(Net(32), plan, 0.1)
+        mu.perturb(net(32), plan, 0.1)
     with pytest.raises(mu.MupscaleError, match=r"'layers\.0\.weight'.*different model"):
-        mu.upscale(Net(8), wide, plan, noise=mu.GaussianNoise({"layers.0.weight": 1.0}, unit="theory"))
+        mu.upscale(net(8), wide, plan, noise=mu.GaussianNoise({"layers.0.weight": 1.0}, unit="theory"))
     with pytest.raises(mu.MupscaleError, match=r"'layers\.0\.weight'.*different model"):
         mu.perturb(wide, plan, mu.GaussianNoise({"layers.0.weight": 1.0, "hidden.weight": 1.0}, unit="theory"))
     assert all(torch.equal(p, before.get_parameter(n)) for n, p in wide.named_parameters())
@@ -233,7 +223,7 @@ def test_plans_and_constants_for_another_model_are_refused() -> None:
 
 
 def test_same_seed_same_noise() -> None:
-    _, wide, plan = pair(Net, 8, 16, fresh=True)
+    _, wide, plan = pair(net, 8, 16, fresh=True)
     torch.manual_seed(1)
     a = noise_of(wide, plan, 0.5, seed=4)
     torch.manual_seed(2)
@@ -248,7 +238,7 @@ def test_noise_depends_on_neither_the_order_nor_the_other_parameters() -> None:
     orders = [("embedding", "norm", "hidden", "readout"), ("readout", "hidden", "norm", "embedding"), ("hidden",)]
     given = []
     for order in orders:
-        _, wide, plan = pair(lambda n, order=order: Net(n, order), 8, 16)
+        _, wide, plan = pair(lambda n, order=order: net(n, order), 8, 16)
         given.append(noise_of(zeroed(wide), plan, mu.GaussianNoise(0.5, unit="theory")))
     for name, delta in given[0].items():
         assert torch.equal(delta, given[1][name]), name
@@ -264,7 +254,7 @@ def test_equal_shapes_get_different_noise() -> None:
 
 
 def test_every_precision_gets_the_same_noise_up_to_rounding() -> None:
-    _, wide, plan = pair(Net, 8, 16, fresh=True)
+    _, wide, plan = pair(net, 8, 16, fresh=True)
     full, half, double = (
         noise_of(zeroed(copy.deepcopy(wide).to(dtype)), plan, 0.5)
         for dtype in (torch.float32, torch.bfloat16, torch.float64)
@@ -279,7 +269,7 @@ def test_every_precision_gets_the_same_noise_up_to_rounding() -> None:
 # signal-normalised
 
 
-@pytest.mark.parametrize("build", [Net, Convs, Transposed, lambda n: MLP(5, n, 3)], ids=["net", "convs", "t", "mlp"])
+@pytest.mark.parametrize("build", [net, convs, transposed, lambda n: MLP(5, n, 3)], ids=["net", "convs", "t", "mlp"])
 def test_the_spectral_norm_of_signal_noise_is_t_times_the_weights(build: Callable[[int], nn.Module]) -> None:
     """Appendix 'Alternative algorithm: signal-normalized noise'; in double precision, so that 1e-5 is meant."""
     _, wide, plan = pair(lambda n: build(n).double(), 8, 24)
@@ -317,7 +307,7 @@ def test_the_papers_formula_for_the_effective_constants() -> None:
 
 
 def test_effective_constants_are_given_at_another_width() -> None:
-    family = mu.Family(Net, base=16)
+    family = mu.Family(net, base=16)
     noise = mu.SignalNoise(0.25)
     family.upscale(family.init(16), width=32, noise=noise)
     big = family.init(128)
@@ -333,7 +323,7 @@ def test_effective_constants_are_given_at_another_width() -> None:
 
 
 def test_signal_noise_on_a_zero_weight_is_none() -> None:
-    _, wide, plan = pair(Net, 8, 16)
+    _, wide, plan = pair(net, 8, 16)
     with torch.no_grad():
         wide.get_parameter("readout.weight").zero_()
     noise = mu.SignalNoise(0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import mupscale as mu
 from mupscale.growth import choose_operator
 from mupscale.models import MLP
 from mupscale.train import Growth
+from toys import Toy
 
 
 def _train(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: LRScheduler, x: Tensor, y: Tensor) -> None:
@@ -186,51 +188,44 @@ def test_recipes_follow_the_one_place_that_decides() -> None:
     assert "the wide model remains a replica" in replica.words
 
 
-class Gated(nn.Module):
+def gated(width: int) -> nn.Module:
     """Units that share a softmax: each new one takes from the old ones."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.gate, self.last = nn.Linear(3, width), nn.Linear(width, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.gate(x).softmax(-1))
+    return Toy(lambda m, x: m.last(m.gate(x).softmax(-1)), gate=nn.Linear(3, width), last=nn.Linear(width, 2))
 
 
 def test_a_refused_softmax_over_units_names_no_remedy_that_was_taken(x: Tensor) -> None:
     """A batch, and a wide model at a multiple of the width, are there."""
     with pytest.raises(mu.MupscaleError, match=r"no such factor: .* softmax over units .*Copies fit") as refused:
-        mu.upscale(Gated(8), Gated(16), inputs=x)
+        mu.upscale(gated(8), gated(16), inputs=x)
     assert "inputs=" not in str(refused.value)
     with pytest.raises(mu.MupscaleError, match="no such factor") as refused:
-        mu.Family(Gated, base=8, inputs=x).check_growth(8, 16)
+        mu.Family(gated, base=8, inputs=x).check_growth(8, 16)
     assert "inputs=" not in str(refused.value)
 
 
 # ------------------------------------------------------------------------------ growing right after an evaluation
 
 
-def block(width: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, width))
+def net(width: int, depth: int = 2) -> nn.Module:
+    """Residual blocks with BatchNorms."""
 
-
-class Net(nn.Module):
-    def __init__(self, width: int, depth: int = 2) -> None:
-        super().__init__()
-        self.first, self.norm = nn.Linear(3, width), nn.BatchNorm1d(width)
-        self.blocks, self.last = nn.ModuleList(block(width) for _ in range(depth)), nn.Linear(width, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.first(x))
-        for block in self.blocks:
+    def forward(model: Any, x: Tensor) -> Tensor:
+        x = model.norm(model.first(x))
+        for block in model.blocks:
             x = x + block(x)
-        return self.last(x)
+        return model.last(x)
+
+    def block() -> nn.Module:
+        return nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, width))
+
+    parts = {"first": nn.Linear(3, width), "norm": nn.BatchNorm1d(width), "last": nn.Linear(width, 2)}
+    return Toy(forward, **parts, blocks=nn.ModuleList(block() for _ in range(depth)))
 
 
 @pytest.fixture
-def evaluated(x: Tensor) -> Net:
+def evaluated(x: Tensor) -> nn.Module:
     torch.manual_seed(0)
-    model = Net(8)
+    model = net(8)
     model(x)
     return model.eval()
 
@@ -241,23 +236,23 @@ def modes(model: nn.Module) -> set[bool]:
 
 @pytest.mark.parametrize(("width", "grow"), [(16, mu.Copies()), (16, mu.Fresh()), (12, mu.Fresh())])
 def test_both_models_are_run_in_the_mode_of_the_narrow_one(
-    width: int, grow: mu.Operator, evaluated: Net, x: Tensor
+    width: int, grow: mu.Operator, evaluated: nn.Module, x: Tensor
 ) -> None:
-    wide, _ = mu.upscale(evaluated, Net(width), inputs=x, fresh=lambda: Net(8), grow=grow, exact=grow == mu.Copies())
+    wide, _ = mu.upscale(evaluated, net(width), inputs=x, fresh=lambda: net(8), grow=grow, exact=grow == mu.Copies())
     assert (modes(evaluated), modes(wide)) == ({False}, {True})
 
 
-def test_the_other_way_round(evaluated: Net, x: Tensor) -> None:
-    wide, _ = mu.upscale(evaluated.train(), Net(16).eval(), inputs=x, exact=True)
+def test_the_other_way_round(evaluated: nn.Module, x: Tensor) -> None:
+    wide, _ = mu.upscale(evaluated.train(), net(16).eval(), inputs=x, exact=True)
     assert (modes(evaluated), modes(wide)) == ({True}, {False})
 
 
-def test_a_deeper_model_and_the_check_over_steps(evaluated: Net, x: Tensor) -> None:
-    deep = mu.upscale(evaluated, Net(8, 4), inputs=x)[0]
+def test_a_deeper_model_and_the_check_over_steps(evaluated: nn.Module, x: Tensor) -> None:
+    deep = mu.upscale(evaluated, net(8, 4), inputs=x)[0]
     assert (modes(evaluated), modes(deep)) == ({False}, {True})
     assert torch.allclose(deep.eval()(x), evaluated(x), atol=1e-6)
-    plan = mu.plan(evaluated, Net(16), inputs=x)
-    wide = mu.widen(evaluated, Net(16), plan)
+    plan = mu.plan(evaluated, net(16), inputs=x)
+    wide = mu.widen(evaluated, net(16), plan)
     report = mu.verify(evaluated, wide, plan, [x], lambda model, batch: model(batch).square().mean(), steps=2)
     assert report.ok
     assert (modes(evaluated), modes(wide)) == ({False}, {True})

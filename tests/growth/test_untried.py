@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import mupscale as mu
 from resizing import without_resizing
+from toys import Toy
 
 SILENT = mu.Fresh(outgoing=0)
 IMAGES = torch.randn(4, 3, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -34,20 +35,18 @@ def grouped(channels: int) -> nn.Module:
     )
 
 
-class Heads(nn.Module):
+def heads(width: int) -> nn.Module:
     """Heads of four, which no attribute tells."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.first, self.qkv, self.last = nn.Linear(3, width), nn.Linear(width, 3 * width), nn.Linear(width, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        parts = self.qkv(self.first(x)).chunk(3, -1)
+    def forward(model: Any, x: Tensor) -> Tensor:
+        parts = model.qkv(model.first(x)).chunk(3, -1)
         q, k, v = (part.view(*x.shape[:2], -1, 4).transpose(1, 2) for part in parts)
-        return self.last(scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(*x.shape[:2], -1))
+        return model.last(scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(*x.shape[:2], -1))
+
+    return Toy(forward, first=nn.Linear(3, width), qkv=nn.Linear(width, 3 * width), last=nn.Linear(width, 2))
 
 
-MODELS: dict[str, tuple[Callable[[int], nn.Module], Tensor]] = {"flatten": (flattened, IMAGES), "heads": (Heads, TEXT)}
+MODELS: dict[str, tuple[Callable[[int], nn.Module], Tensor]] = {"flatten": (flattened, IMAGES), "heads": (heads, TEXT)}
 
 
 def difference(narrow: nn.Module, wide: nn.Module, x: Tensor) -> float:
@@ -124,46 +123,38 @@ def test_blocks_between_multiples_are_named_and_each_remedy_helps(name: str, sai
         assert difference(narrow, wide, x) < 1e-6
 
 
-class Recurrent(nn.Module):
+def recurrent(width: int, norm: bool = False) -> nn.Module:
     """Channels and rows of an image, flattened, are what an LSTM reads in both directions."""
 
-    def __init__(self, width: int, norm: bool = False) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, width, 1), Centred(width) if norm else nn.Identity()
-        self.rnn = nn.LSTM(4 * width, width, batch_first=True, bidirectional=True)
-        self.head = nn.Linear(2 * width, 2)
+    def forward(model: Any, x: Tensor) -> Tensor:
+        x = model.norm(torch.tanh(model.conv(x)).transpose(1, -1)).transpose(1, -1)
+        return model.head(model.rnn(x.permute(0, 3, 1, 2).flatten(2))[0][:, -1])
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(torch.tanh(self.conv(x)).transpose(1, -1)).transpose(1, -1)
-        return self.head(self.rnn(x.permute(0, 3, 1, 2).flatten(2))[0][:, -1])
+    rnn = nn.LSTM(4 * width, width, batch_first=True, bidirectional=True)
+    norms = centred(width) if norm else nn.Identity()
+    return Toy(forward, conv=nn.Conv2d(3, width, 1), norm=norms, rnn=rnn, head=nn.Linear(2 * width, 2))
 
 
-class Centred(nn.Module):
+def centred(width: int) -> nn.Module:
     """A gain behind a constant that depends on the width."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.gain / len(self.gain)
+    return Toy(lambda m, x: x * m.gain / len(m.gain), gain=nn.Parameter(torch.ones(width)))
 
 
 @pytest.mark.filterwarnings("ignore:the batch does not show")  # the last step alone is read, backwards the first one
 def test_the_module_that_reads_the_blocks_is_named_whatever_it_is_and_the_role_helps() -> None:
     x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
-    given: dict[str, Any] = {"inputs": x, "fresh": lambda: Recurrent(4), "grow": SILENT}
+    given: dict[str, Any] = {"inputs": x, "fresh": lambda: recurrent(4), "grow": SILENT}
     match = r"they agree up to 'conv', and 'rnn' .* roles={'rnn\.weight_ih_l0': mupscale\.Role\(.* in_block="
     with without_resizing():
         with pytest.raises(mu.MupscaleError, match=match):
-            mu.plan(Recurrent(4), Recurrent(6), **given)
+            mu.plan(recurrent(4), recurrent(6), **given)
         names, role = ("rnn.weight_ih_l0", "rnn.weight_ih_l0_reverse"), mu.Role(out=0, in_=1, in_block=4)
-        assert mu.plan(Recurrent(4), Recurrent(6), **given, roles=dict.fromkeys(names, role)).checked
+        assert mu.plan(recurrent(4), recurrent(6), **given, roles=dict.fromkeys(names, role)).checked
 
 
 def rounded(width: int) -> nn.Module:
-    """Heads, and a layer whose size is rounded up to a multiple of 8."""
-    model, hidden = Heads(width), 8 * math.ceil(width / 6)
+    """heads, and a layer whose size is rounded up to a multiple of 8."""
+    model, hidden = heads(width), 8 * math.ceil(width / 6)
     model.add_module("last", nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, 2)))
     return model
 
@@ -191,5 +182,5 @@ def test_a_module_without_a_matrix_is_named_too_and_no_block_is_advised() -> Non
     x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     match = r"'norm' is the first to differ \(by .*\)\. Either it is a norm"
     with without_resizing(), pytest.raises(mu.MupscaleError, match=match) as refused:
-        mu.plan(Recurrent(4, norm=True), Recurrent(6, norm=True), inputs=x, grow=SILENT)
+        mu.plan(recurrent(4, norm=True), recurrent(6, norm=True), inputs=x, grow=SILENT)
     assert "roles=" not in str(refused.value)
