@@ -15,9 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import resource
-import shlex
 import shutil
 import statistics
 import subprocess
@@ -170,16 +168,6 @@ def measure(stage: str, source: Path, folder: Path, threads: int | None) -> dict
     return json.loads(answer.splitlines()[-1])
 
 
-def measure_peer(command: str, source: Path, folder: Path) -> dict[str, float]:
-    """Another program, its imports included: {source} and {out} stand for folders."""
-    out = folder / "out"
-    child = subprocess.Popen(shlex.split(command.format(source=source, out=out)), stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    shutil.rmtree(out) if out.is_dir() else out.unlink(missing_ok=True)
-    return {"cpu": usage.ru_utime + usage.ru_stime, "peak": usage.ru_maxrss * 1024, "imports": 0.0}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
@@ -187,7 +175,6 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="on the disk to be measured (default: the temporary one)")
     sizes = list(SIZES)[1:]
     parser.add_argument("--sizes", nargs="*", default=sizes, help=f"of memory against size: {', '.join(sizes)}")
-    parser.add_argument("--peer", help="another program to measure, as 'python widen.py {source} {out}'")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     parser.add_argument("--source", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
@@ -196,24 +183,22 @@ def main() -> None:
         work(args.work, args.source, args.out, args.threads)
         return
     with tempfile.TemporaryDirectory(prefix="mupscale-bench-", dir=args.folder) as name:
-        costs(Path(name), args.repeats, args.threads, args.peer)
+        costs(Path(name), args.repeats, args.threads)
         memory(Path(name), args.sizes, args.threads)
 
 
-def costs(folder: Path, repeats: int, threads: int | None, peer: str | None) -> None:
+def costs(folder: Path, repeats: int, threads: int | None) -> None:
     source, tiny = folder / "small", folder / "tiny"
     write_llama(source, "0.2B")
     write_llama(tiny, "constant")
     stages = ["read and write", "copy in memory", "copy and save", *OURS]
-    found: dict[str, list[dict[str, float]]] = {stage: [] for stage in [*stages, *(["peer"] if peer else [])]}
+    found: dict[str, list[dict[str, float]]] = {stage: [] for stage in stages}
     constants: dict[str, list[float]] = {stage: [] for stage in OURS}
     for _ in range(repeats):
         for stage in stages:
             found[stage].append(measure(stage, source, folder, threads))
         for stage in OURS:
             constants[stage].append(measure(stage, tiny, folder, threads)["cpu"])
-        if peer:
-            found["peer"].append(measure_peer(peer, source, folder))
     size = (source / "model.safetensors").stat().st_size
     print(f"LLaMA float32, {size / 1e9:.2f} GB → {output_bytes(source) / 1e9:.2f} GB, shards of {SHARD / 1e6:.0f} MB")
     for stage, values in found.items():

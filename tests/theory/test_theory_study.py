@@ -13,7 +13,7 @@ import torch
 
 from mupscale.plots import Gallery, figure
 from mupscale.system import MupscaleError
-from mupscale.theory import Draws, FewSamples, Finite, Limit, MLPSetup, Stage, WayToGrow, best_way, limit_pictures
+from mupscale.theory import Draws, FewSamples, Limit, MLPSetup, Stage, WayToGrow, best_way, limit_pictures
 from mupscale.theory.limit_study import (
     Experiment,
     LimitComparison,
@@ -237,15 +237,6 @@ def test_a_sweep_tries_every_cell_and_marks_those_that_diverge(swept: list[WayTo
     assert star.get_xdata()[0] == [0.1, 0.5, 1e6].index(best.stage.lr)
     assert round(star.get_ydata()[0]) == [0.0, 1.0].index(best.stage.noise)
     assert len([line for line in easel.axes[0].lines if line.get_marker() == "x" and len(line.get_xdata())]) == 2
-
-
-def test_a_finite_network_finds_what_the_sweep_says(swept: list[WayToGrow]) -> None:
-    """The linear network's best cell, on a real network of width 2 · 1000."""
-    best = best_way(swept)
-    assert best is not None
-    whole = experiment(Stage(2, 0.5), best.stage, activation="linear")
-    losses = [float(whole(Finite(1000, whole.times, seed, device="cpu")).losses[-1]) for seed in range(4)]
-    assert sum(losses) / 4 == pytest.approx(best.loss, abs=0.02)
 
 
 def test_a_loss_far_above_the_start_counts_as_diverged() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mupscale.system.errors import MupscaleError
-from mupscale.theory import Finite, Limit, MLPSetup, Program, Stage, finite, run
+from mupscale.theory import Limit, MLPSetup, Program, Stage, finite, run
 from mupscale.theory.limit_study import fit_slope
 from mupscale.theory.mlp_training import count_copies
 from mupscale.theory.worked_examples import (
@@ -222,27 +222,6 @@ def test_master_theorem_finite_networks_converge_as_one_over_root_n(
 def test_the_slope_is_fitted_in_logarithms() -> None:
     assert fit_slope([10, 100, 1000], [3.0, 0.3, 0.03]) == pytest.approx(-1)
     assert fit_slope([1, 4], [1.0, 0.5]) == pytest.approx(-0.5)
-
-
-def test_a_finite_example_is_a_plain_matrix_product() -> None:
-    """Width n·k written out: y = A B C x / N with the updates of Appendix 'Example: 3-layer MLP'."""
-    s = setting(2)
-    found = trained(3, Finite(20, 2, 3, device="cpu"), s.stages(1))
-    p = Finite(20, 2, 3, device="cpu")
-    eye = torch.eye(40, dtype=torch.float64).reshape(40, 20, 2)
-
-    def entries(copies: int) -> Tensor:
-        return (p.matrix(copies) @ eye).reshape(40, 40).T
-
-    c, a = (s.sigma * p.vector(2).reshape(-1) for _ in range(2))
-    b, outputs = s.sigma / 2 * entries(2), []
-    for t in range(10):
-        if t == 4:
-            c, a = (v + NOISE[letter] * p.vector(1).reshape(-1) for v, letter in ((c, "C"), (a, "A")))
-            b = b + NOISE["B"] / 2**0.5 * entries(1)
-        outputs.append(a @ b @ c * s.x / 40)
-        b = b - (s.lr if t < 4 else s.upscaled_lr) * (outputs[-1] - 1) * s.x * torch.outer(a, c) / 40
-    close(found, torch.stack(outputs))
 
 
 @pytest.mark.parametrize(

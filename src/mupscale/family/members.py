@@ -81,10 +81,7 @@ class BuiltMembers:
             return self.build(width)
 
     def drawn_part(self, width: WidthLike, seed: int, part: Collection[str]) -> nn.Module:
-        """What `drawn` gives, with values for the parameters that are named alone: the others share one's memory.
-
-        So a model that is larger than memory can be made part by part.
-        """
+        """What `drawn` gives, with values for the parameters that are named alone: the others share one's memory."""
         largest = max((p.numel() for p in self.sketch(width).parameters()), default=0)
         shared: dict[torch.dtype, Tensor] = {}
 
@@ -211,10 +208,7 @@ def _numbers(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 class DepthMembers(BuiltMembers):
-    """The members of a family that have one depth; arguments are those of `Family`.
-
-    tried: the sizes in which members are known to have been tried already.
-    """
+    """The members of a family that have one depth; arguments are those of `Family`."""
 
     def __init__(
         self,

@@ -116,10 +116,7 @@ class Family(BuiltMembers):
         return model
 
     def _initial_factors(self, depth: int) -> dict[str, tuple[float, float]]:
-        """What the author's initial values of blocks are multiplied by, to be those at `init_at` times fold.
-
-        An author's own dependence on the depth is taken back; what writes into the stream gets 1/L instead.
-        """
+        """What the author's initial values of blocks are multiplied by, to be those at `init_at` times fold."""
         if depth not in self._factors:
             ours, theirs = (self.at(d, as_built=True).initial_std() for d in (self._init_depth, depth))
             lists, factors = self._lists(self._init_depth, depth), dict[str, tuple[float, float]]()

@@ -166,9 +166,7 @@ def as_noise(noise: Noise) -> GaussianNoise | SignalNoise:
 
 def unit_std(plan: Plan, name: str, unit: Unit) -> float:
     """The std that level 1 means for this parameter at the plan's wide width."""
-    if (
-        unit == "theory"
-    ):  # Algorithm 'Upscaling for MLPs under SGD', σ_Δ^(ℓ) at σ̄_Δ = 1; N_in counts a convolution's taps
+    if unit == "theory":  # Algorithm 'Upscaling for MLPs under SGD', σ_Δ^(ℓ) at σ̄_Δ = 1; N_in counts taps, too
         entry = plan.parameters[name]
         if len(entry.wide) < 2 or not (entry.out or entry.in_):
             return 0.0

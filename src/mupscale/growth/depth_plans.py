@@ -478,10 +478,7 @@ def cannot_be_identity(path: str, reason: str) -> MupscaleError:
 
 @torch.no_grad()
 def check_silent_blocks(shallow: nn.Module, deep: nn.Module, plan: Plan, inputs: Any) -> None:
-    """An error where the deep model would compute something else although its new blocks write nothing.
-
-    The growth is done on copies in float64; the models stay as they are.
-    """
+    """An error where the deep model would compute something else although its new blocks write nothing."""
     tensors = [*shallow.parameters(), *deep.parameters()]
     if len({t.device for t in tensors}) > 1 or any(t.is_meta or core.is_sharded(t) for t in tensors):
         return  # which cannot be copied and run on one batch

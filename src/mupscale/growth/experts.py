@@ -303,10 +303,7 @@ def _plan(
 
 @torch.no_grad()
 def _telling_balances(dense: nn.Module, plan: Plan, inputs: Any) -> list[float]:
-    """How large the buffers of routers are on both sides of every change in which experts the batch chooses; and 0.
-
-    Anywhere else a buffer that is copied and one that is divided may choose alike.
-    """
+    """How large the buffers of routers are on both sides of every change in which experts the batch chooses; and 0."""
     model, batch = in_float64(dense, inputs, generic=0)
     found = {0.0}
     for sign in (1, -1):

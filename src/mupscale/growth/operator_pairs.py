@@ -33,8 +33,7 @@ OPERATORS = {
 """Every operator for width by its word, in recipes, comparisons, commands and files: another one is another line."""
 
 Deepen = Literal["identity", "stack", "interleaved"]
-"""What new blocks are: ones that change nothing at first, or copies of the old ones, on top of them or each behind its
-own."""
+"""What new blocks are: ones that change nothing at first, or copies of the old ones, on top or each behind its own."""
 
 DEPTH_OPERATORS: dict[str, DepthOperator] = {
     "identity": Identity(),
@@ -82,9 +81,7 @@ def word_of_operator(operator: Operator) -> str:
 def split_operators(
     grow: Grow | None, noise: Noise | None = None, *, exact: bool = False, plan: Plan | None = None
 ) -> tuple[Operator, DepthOperator]:
-    """What is meant for width, and what for depth: if nothing is said, fresh units, and blocks that start as
-    identity.
-    """
+    """What is meant for width, and for depth: if nothing is said, fresh units, and blocks that start as identity."""
     parts = grow if isinstance(grow, tuple) else () if grow is None or isinstance(grow, Experts) else (grow,)
     wider = [part for part in parts if isinstance(part, Operator)]
     deeper = [part for part in parts if isinstance(part, DepthOperator)]
@@ -97,10 +94,7 @@ def split_operators(
 
 
 def refuse_idle_operator(grow: Grow | None, noise: Noise | None, *, wider: bool, deeper: bool) -> None:
-    """An error if new units, or new blocks, are said to be filled somehow in a growth that has none of them.
-
-    A pair says both, just in case.
-    """
+    """An error if new units, or new blocks, are said to be filled somehow in a growth that has none of them."""
     said = Copies(noise) if grow is None and noise is not None and not as_noise(noise).is_none else grow
     if isinstance(said, Operator) and not wider:
         raise MupscaleError(

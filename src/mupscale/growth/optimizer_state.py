@@ -238,10 +238,7 @@ def what_is_foreign(saved: Mapping[str, Any], optimizer: Optimizer) -> str:
 def _kept_after_a_step(
     optimizer: Optimizer, group: Mapping[str, Any], own: Mapping[str, Any], ndim: int
 ) -> set[str] | str | None:
-    """The keys of the state that a step with a saved group leaves; the error that it ends in, if not with its own.
-
-    None for what takes no step by itself, as LBFGS.
-    """
+    """The keys of the state that a step with a saved group leaves; the error that it ends in, if not with its own."""
 
     def step(hyper: Mapping[str, Any]) -> set[str]:
         p = nn.Parameter(torch.zeros((1,) * ndim))

@@ -272,10 +272,7 @@ def _plan_of_widths(
 
 
 def _checked(plan: Plan, wide: nn.Module, operator: Operator) -> Plan:
-    """The plan, with initial values if the operator needs them, if the operator can carry it out.
-
-    The values are those of the wide model, as its author built it; none where that has no memory.
-    """
+    """The plan, with initial values if the operator needs them, if the operator can carry it out."""
     if plan.fresh is None and not is_replica(operator) and not plan.has_new_parts:
         values = {name: gather_whole(p.detach()) for name, p in naming.parameters(wide).items()}
         if all(not value.is_meta and bool(value.isfinite().all()) for value in values.values()):
@@ -340,10 +337,7 @@ def _try(plan: Plan, narrow: nn.Module, wide: nn.Module, operator: Operator, inp
 
 
 def _why_untried(narrow: nn.Module, wide: nn.Module, plan: Plan, operator: Operator, inputs: Any) -> str:
-    """Why nothing shows that fresh units by this plan leave the old ones as they are; an error where they do not.
-
-    A lossless growth that cannot be tried before is measured when it is done.
-    """
+    """Why nothing shows that fresh units by this plan leave the old ones as they are; an error where they do not."""
     if inputs is None:
         return UNCHECKED
     planning.check_takes(narrow, inputs)

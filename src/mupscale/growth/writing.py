@@ -77,10 +77,7 @@ def perturb(wide: nn.Module, plan: Plan, noise: Noise, seed: int = 0) -> Gaussia
 
 @torch.no_grad()
 def prepare_growth(narrow: Tensors, wide: nn.Module, plan: Plan) -> dict[str, Tensor]:
-    """The narrow model's tensors by the names of what is made of them, when all is checked.
-
-    A wide model on the meta device then gets memory.
-    """
+    """The narrow model's tensors by the names of what is made of them, when all is checked."""
     sources = _sources(narrow, wide, plan)
     for name, target in plan.check(wide).items():
         for tensor in (sources[name], target):
@@ -159,9 +156,7 @@ def _check_values_are_known(wide: nn.Module, sources: Mapping[str, Tensor], plan
             f"the wide model has no memory, and '{plain[0]}' is a plain tensor, neither a parameter nor a buffer, so "
             "its values are unknown. Make it a buffer, or build the wide model on a real device"
         )
-    growing = [
-        n for n, e in plan.buffers.items() if plan.mup and n in without and e.narrow != e.wide
-    ]  # as no copies do
+    growing = [n for n, e in plan.buffers.items() if plan.mup and n in without and e.narrow != e.wide]
     owners = {name: modules[name.rpartition(".")[0]] for name in growing}
     if odd := [name for name, owner in owners.items() if not isinstance(owner, _NormBase)]:
         raise MupscaleError(

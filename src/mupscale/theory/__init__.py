@@ -23,11 +23,10 @@ from mupscale.theory.limit_study import (
 )
 from mupscale.theory.mlp_training import Adam, Entrywise, MLPSetup, Network, Run, Sign, Stage, run
 from mupscale.theory.program import Estimate, FewSamples, Finite, Limit, Matrix, Program, finite, limit
-from mupscale.theory.worked_examples import ConditionCheck, Settings, measure_conditions
+from mupscale.theory.worked_examples import Settings, measure_conditions
 
 __all__ = [
     "Adam",
-    "ConditionCheck",
     "Diverged",
     "Draws",
     "Entrywise",

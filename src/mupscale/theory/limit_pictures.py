@@ -30,10 +30,7 @@ def open_gallery(folder: Path) -> Gallery:
 
 
 def draw_losses(comparisons: Mapping[str, LimitComparison], gallery: Gallery, name: str = "loss") -> Picture:
-    """Loss against steps in the limit and at finite widths, and below how far from the limit networks are.
-
-    Several comparisons stand side by side, under their names.
-    """
+    """Loss against steps in the limit and at finite widths, and below how far from the limit networks are."""
 
     def sketch(ax: Any) -> None:
         fig = ax.figure  # pairs of axes, one above the other, take the place of one

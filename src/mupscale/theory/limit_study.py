@@ -186,17 +186,9 @@ class LimitComparison:
         return float((off.square() * torch.stack(variances)).sum().sqrt())
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "times": self.times,
-            "wider": self.wider,
-            "upscaled": list(self.upscaled),
-            "errors": self.errors,
-            "slope": self.slope,
-            "slope_error": self.slope_error,
-            "limit": self.limit.to_json(),
-            "finite": [networks.to_json() for networks in self.finite],
-            "edges": self.edges.tolist(),
-        }
+        names = "times", "wider", "upscaled", "errors", "slope", "slope_error"
+        measured = {"limit": self.limit.to_json(), "finite": [networks.to_json() for networks in self.finite]}
+        return {name: getattr(self, name) for name in names} | measured | {"edges": self.edges.tolist()}
 
 
 def fit_slope(widths: Sequence[float], errors: Sequence[float]) -> float:
@@ -279,9 +271,8 @@ def worked_example(
     x, y = (torch.tensor([[value]], dtype=torch.float64) for value in (settings.x, target))
     experiment = Experiment(mlp, x, y, settings.stages(number))
     comparison = compare_with_limit(experiment, widths, draws)
-    return WorkedExample(
-        number, closed_form(number, settings), closed_form(number, never_upscaled(settings)), comparison
-    )
+    closed, never = (closed_form(number, each) for each in (settings, never_upscaled(settings)))
+    return WorkedExample(number, closed, never, comparison)
 
 
 # ---------------------------------------------------------------------------------------- ways to grow

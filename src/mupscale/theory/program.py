@@ -20,6 +20,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -522,9 +523,8 @@ def finite(
     >>> estimate.values.shape, bool(abs(estimate.mean - 1) < 0.5)
     (torch.Size([4]), True)
     """
-    return Estimate(
-        _run_seeds(lambda seed: program(Finite(n, k, seed, device=device, dtype=dtype, dense=dense)), seeds)
-    )
+    how: dict[str, Any] = {"device": device, "dtype": dtype, "dense": dense}
+    return Estimate(_run_seeds(lambda seed: program(Finite(n, k, seed, **how)), seeds))
 
 
 def _run_seeds(one: Callable[[int], Tensor], seeds: int) -> Tensor:
