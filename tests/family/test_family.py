@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 import mupscale as mu
 from mupscale.models import GPT2, MLP, ResNet18
+from refusals import refuses
 from toys import Toy
 
 INIT_AT = 64
@@ -271,8 +272,7 @@ def test_values_that_no_checkpoint_holds(kind: str) -> None:
     family = mu.Family(Scaled, base=16)
     model = family.init(16)
     if kind == "of the width":
-        with pytest.raises(mu.MupscaleError, match=r"'scale' .* depends on the width and is not saved"):
-            family.upscale(model, width=32, exact=True)
+        refuses(r"'scale' .* depends on the width and is not saved", family.upscale, model, width=32, exact=True)
     else:
         wide, _ = family.upscale(model, width=32, exact=True)
         x = batches()[0][0]
@@ -294,8 +294,7 @@ def test_values_that_no_checkpoint_holds(kind: str) -> None:
 def test_what_is_no_family_is_refused(
     build: Callable[[int], nn.Module], arguments: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(mu.MupscaleError, match=message):
-        mu.Family(build, **arguments)
+    refuses(message, mu.Family, build, **arguments)
 
 
 def two_sizes(width: int, ffn: int) -> nn.Module:
@@ -330,8 +329,7 @@ def test_a_width_that_does_not_name_all_sizes_is_refused(build: Callable[..., nn
         f"{{'width': 32, 'ffn': 64}}"
     )
     for ask in asked:
-        with pytest.raises(mu.MupscaleError, match=f"^{re.escape(sentence)}$"):
-            ask()
+        refuses(f"^{re.escape(sentence)}$", ask)
 
 
 def test_an_error_in_the_authors_code_is_shown() -> None:
@@ -462,8 +460,7 @@ def test_wrapped_models(wrap: Callable[[nn.Module], nn.Module]) -> None:
 @pytest.mark.parametrize(("width", "message"), [(12, "by a whole multiple"), (4, "narrower")])
 def test_widths_that_cannot_be_reached(width: int, message: str) -> None:
     family = mu.Family(Net, base=4)
-    with pytest.raises(mu.MupscaleError, match=message):
-        family.upscale(family.init(8), width=width, exact=True)
+    refuses(message, family.upscale, family.init(8), width=width, exact=True)
 
 
 @pytest.mark.parametrize("base", [16, {"width": 16}])
@@ -575,10 +572,8 @@ def test_a_size_that_is_rounded_is_refused_when_the_family_is_made() -> None:
     def build(width: int) -> nn.Module:
         return two_sizes(width, 32 * (8 * width // 3 // 32 + 1))
 
-    with pytest.raises(
-        mu.MupscaleError, match=r"\(192, 64\) → \(352, 128\) does not grow .* rounded up, build it as a"
-    ):
-        mu.Family(build, base=64, inputs=torch.randn(4, 5))
+    match = r"\(192, 64\) → \(352, 128\) does not grow .* rounded up, build it as a"
+    refuses(match, mu.Family, build, base=64, inputs=torch.randn(4, 5))
 
 
 @pytest.mark.parametrize("grouped", [False, True])

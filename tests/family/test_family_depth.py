@@ -16,6 +16,7 @@ from deep_models import ResidualTable
 from mupscale.core import Width
 from mupscale.models import GPT2
 from own_norms import OwnScale
+from refusals import refuses
 from toys import Toy
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -129,46 +130,37 @@ def test_any_model_of_the_class_has_a_plan() -> None:
 
 @pytest.mark.parametrize("rule", ["cubic", "None", ""])
 def test_a_rule_that_is_none_of_them_is_refused(rule: Any) -> None:
-    with pytest.raises(mu.MupscaleError, match=rf"rules\.depth is {rule!r}: choose from none, complete, sqrt"):
-        family(rule)
+    refuses(rf"rules\.depth is {rule!r}: choose from none, complete, sqrt", family, rule)
 
 
 def test_bad_input() -> None:
     one = family()
     model = one.init({"width": 8, "depth": 3})
-    with pytest.raises(mu.MupscaleError, match="cannot grow to depth 2"):
-        one.upscale(model, depth=2, exact=True)
-    with pytest.raises(mu.MupscaleError, match="give the size to grow to: width=, depth=, or both"):
-        one.upscale(model, exact=True)
-    with pytest.raises(mu.MupscaleError, match=r"has depth 3.*Choose a larger depth"):
-        one.upscale(model, depth=3, exact=True)
+    refuses("cannot grow to depth 2", one.upscale, model, depth=2, exact=True)
+    refuses("give the size to grow to: width=, depth=, or both", one.upscale, model, exact=True)
+    refuses(r"has depth 3.*Choose a larger depth", one.upscale, model, depth=3, exact=True)
     with pytest.raises(mu.MupscaleError, match="width= names depth 4, but depth= is 6: give one of them"):
         one.upscale(model, width={"width": 16, "depth": 4}, depth=6, exact=True)
     for wrong in ({"widht": 16}, {"widht": 16, "depth": 4}, {"width": 16, "heads": 4}):
         with pytest.raises(mu.MupscaleError, match=r"sizes of this family are width and depth.*Write width=\{'width"):
             one.upscale(model, width=wrong, exact=True)
-    with pytest.raises(mu.MupscaleError, match="sizes of this family are width and depth"):
-        one.init({"widht": 16, "depth": 4})
+    refuses("sizes of this family are width and depth", one.init, {"widht": 16, "depth": 4})
     with pytest.raises(mu.MupscaleError, match=r"base model lacks the module '0' .*pass a model of the class"):
         one.upscale(nn.Sequential(nn.Linear(3, 4)), width={"width": 16}, exact=True)
-    with pytest.raises(mu.MupscaleError, match="must name its depth"):
-        one.plan({"width": 8})
-    with pytest.raises(mu.MupscaleError, match="or a tuple of these"):
-        one.upscale(model, depth=6, grow="identity")
-    with pytest.raises(mu.MupscaleError, match="one depth"):
-        one.widening({"width": 8, "depth": 2}, {"width": 16, "depth": 4})
+    refuses("must name its depth", one.plan, {"width": 8})
+    refuses("or a tuple of these", one.upscale, model, depth=6, grow="identity")
+    refuses("one depth", one.widening, {"width": 8, "depth": 2}, {"width": 16, "depth": 4})
     plain = mu.Family(lambda width: build(width, 2), base=8)
     with pytest.raises(mu.MupscaleError, match=r"width=16 .* names it as build does, .* {'width': 8, 'layers': 4}"):
         plain.upscale(plain.init(8), depth=4, exact=True)
     named = mu.Family(lambda hidden: build(hidden, 2), base={"hidden": 8})
-    with pytest.raises(mu.MupscaleError, match=r"width={'hidden': 16} .* {'hidden': 8, 'layers': 4}"):
-        named.upscale(named.init(8))
-    with pytest.raises(mu.MupscaleError, match="no size in base"):
-        mu.Family(lambda width: build(width, 2), base=8, rules=mu.RuleSet(depth="complete"))
-    with pytest.raises(mu.MupscaleError, match="Pass inputs= to the Family"):
-        mu.Family(build, base={"width": 8, "depth": 2}, rules=mu.RuleSet(depth="complete")).plan(
-            {"width": 8, "depth": 4}
-        )
+    refuses(r"width={'hidden': 16} .* {'hidden': 8, 'layers': 4}", named.upscale, named.init(8))
+    refuses("no size in base", mu.Family, lambda width: build(width, 2), base=8, rules=mu.RuleSet(depth="complete"))
+    refuses(
+        "Pass inputs= to the Family",
+        mu.Family(build, base={"width": 8, "depth": 2}, rules=mu.RuleSet(depth="complete")).plan,
+        {"width": 8, "depth": 4},
+    )
 
 
 def test_complete_at_the_base_depth_is_none() -> None:
@@ -225,5 +217,4 @@ def test_a_width_that_names_no_sizes_is_told_them_at_the_depth_that_there_is() -
         lambda width, ffn, depth: ResidualTable(5, 2, width, depth, ffn), base=base, inputs=torch.randn(4, 5)
     )
     model = family.init(base)
-    with pytest.raises(mu.MupscaleError, match=r"Write width={'width': 128, 'ffn': 512}, and add depth"):
-        family.upscale(model, width=128)
+    refuses(r"Write width={'width': 128, 'ffn': 512}, and add depth", family.upscale, model, width=128)

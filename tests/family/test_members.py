@@ -18,6 +18,7 @@ from mupscale.family.members import DepthMembers
 from mupscale.models import GPT2, MLP
 from mupscale.planning import comparing
 from poor_batches import Branch
+from refusals import refuses
 from toys import Toy
 
 TOKENS = torch.randint(0, 600, (2, 8), generator=torch.Generator().manual_seed(0))
@@ -28,10 +29,8 @@ def test_a_family_checks_every_batch() -> None:
     x = torch.randn(2, 4, 5)
     with pytest.warns(mu.UncheckedPlan, match="right for 'm.weight', 'o.weight'"):
         family.check(x)
-    with pytest.raises(mu.MupscaleError, match="the plan is wrong"):
-        family.check((x, torch.ones(1)))
-    with pytest.raises(mu.MupscaleError, match="the batch is empty"):
-        family.check(x[:0])
+    refuses("the plan is wrong", family.check, (x, torch.ones(1)))
+    refuses("the batch is empty", family.check, x[:0])
 
 
 def test_a_family_without_a_batch_warns_where_its_plan_matters() -> None:

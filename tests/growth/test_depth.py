@@ -26,6 +26,7 @@ from deep_models import (
 )
 from mupscale.growth import grow_optimizer
 from mupscale.models import GPT2
+from refusals import refuses
 
 pytestmark = pytest.mark.usefixtures("float64")
 each_growth = pytest.mark.parametrize("grow", [mu.Identity(), mu.Stack("interleaved")], ids=["identity", "stack"])
@@ -91,21 +92,16 @@ def test_refused(name: str) -> None:
     model, reason = REFUSED[name]
     shallow, deep, inputs = pair(model)
     before = {n: p.detach().clone() for n, p in deep.named_parameters()}
-    with pytest.raises(mu.MupscaleError, match=reason):
-        (mu.plan_depth if name == "not-found" else mu.upscale)(shallow, deep, inputs=inputs)
+    refuses(reason, mu.plan_depth if name == "not-found" else mu.upscale, shallow, deep, inputs=inputs)
     assert all(torch.equal(p, before[n]) for n, p in deep.named_parameters())
 
 
 def test_bad_input() -> None:
     shallow, deep, inputs = pair(RESIDUAL["gpt2"])
-    with pytest.raises(mu.MupscaleError, match="needs more of them"):
-        mu.plan_depth(deep, shallow, inputs=inputs)
-    with pytest.raises(mu.MupscaleError, match="no more blocks"):
-        mu.plan_depth(shallow, pair(RESIDUAL["gpt2"])[0], inputs=inputs)
-    with pytest.raises(mu.MupscaleError, match="Pass inputs="):
-        mu.upscale(shallow, deep)
-    with pytest.raises(mu.MupscaleError, match="3 new blocks"):
-        mu.upscale(shallow, deep, grow=mu.Identity(at=(1,)), inputs=inputs)
+    refuses("needs more of them", mu.plan_depth, deep, shallow, inputs=inputs)
+    refuses("no more blocks", mu.plan_depth, shallow, pair(RESIDUAL["gpt2"])[0], inputs=inputs)
+    refuses("Pass inputs=", mu.upscale, shallow, deep)
+    refuses("3 new blocks", mu.upscale, shallow, deep, grow=mu.Identity(at=(1,)), inputs=inputs)
     with pytest.raises(mu.MupscaleError, match="more than the number of blocks"):
         mu.plan_depth(shallow, GPT2(12, 8, width=8, head_dim=4, layers=4), inputs=inputs)
     with pytest.raises(mu.MupscaleError, match=r"'ln_1\.weight' has shape"):
@@ -115,14 +111,11 @@ def test_bad_input() -> None:
     longer = Stream(4, Residual)
     longer.blocks[3] = PlainBlock()
     longer.blocks.append(PlainBlock())
-    with pytest.raises(mu.MupscaleError, match="different classes"):
-        mu.plan_depth(mixed, longer, inputs=tokens())
-    with pytest.raises(mu.MupscaleError, match="order= is"):
-        mu.Stack("sideways")
+    refuses("different classes", mu.plan_depth, mixed, longer, inputs=tokens())
+    refuses("order= is", mu.Stack, "sideways")
     with torch.device("meta"):
         meta = GPT2(11, 8, width=8, head_dim=4, layers=3)
-    with pytest.raises(mu.MupscaleError, match="meta device"):
-        mu.upscale(shallow, meta, inputs=inputs)
+    refuses("meta device", mu.upscale, shallow, meta, inputs=inputs)
 
 
 def test_a_name_that_has_another_shape_is_another_block_and_no_width() -> None:
@@ -137,8 +130,7 @@ def test_a_list_of_other_blocks_says_so() -> None:
     """Not that only widths may differ: the list is longer, but nothing tells what a new block is."""
     narrow, wide = Stream(2, Residual), Stream(4, Residual)
     narrow.blocks.append(PlainBlock()), wide.blocks.extend((PlainBlock(), PlainBlock()))
-    with pytest.raises(mu.MupscaleError, match="different classes"):
-        mu.upscale(narrow, wide, inputs=tokens())
+    refuses("different classes", mu.upscale, narrow, wide, inputs=tokens())
 
 
 def test_a_model_whose_copies_use_its_own_weights_is_grown_and_said_to_be_untried() -> None:
@@ -162,8 +154,7 @@ def test_a_stage_whose_first_block_has_another_shape() -> None:
     """Stacking by turns would put the block that changes the shape in the middle; each behind its own works."""
     torch.manual_seed(0)
     shallow, deep = Stages(2), Stages(4)
-    with pytest.raises(mu.MupscaleError, match="of one shape"):
-        mu.upscale(shallow, deep, grow=mu.Stack())
+    refuses("of one shape", mu.upscale, shallow, deep, grow=mu.Stack())
     plan = mu.plan_depth(shallow, deep, inputs=images().double())
     assert plan.sources["two.1.conv1.weight"].name == "two.1.conv1.weight"
     assert not plan.sources["two.2.conv1.weight"].is_new
@@ -206,8 +197,7 @@ def test_a_plan_says_what_new_blocks_are() -> None:
         plan = mu.plan_depth(shallow, deep, inputs=inputs, grow=ours)
         with pytest.raises(mu.MupscaleError, match=r"plan says .*leave out grow=, or make the plan with plan_depth"):
             mu.upscale(shallow, deep, plan, grow=theirs)
-        with pytest.raises(mu.MupscaleError, match="leave out grow="):
-            mu.upscale(shallow, deep, plan, optimizer, grow=theirs)
+        refuses("leave out grow=", mu.upscale, shallow, deep, plan, optimizer, grow=theirs)
     assert all(torch.equal(p, before[n]) for n, p in deep.named_parameters())
 
 
@@ -326,8 +316,7 @@ def test_upscale_grows_what_differs() -> None:
     with pytest.warns(UserWarning, match="copied blocks change the function"):
         mu.upscale(shallow, build(2), grow=mu.Stack(), inputs=TOKENS)
     for said in ({"noise": 1.0}, {"grow": mu.Copies()}):
-        with pytest.raises(mu.MupscaleError, match="only the depth grows"):
-            mu.upscale(shallow, build(2), inputs=TOKENS, **said)
+        refuses("only the depth grows", mu.upscale, shallow, build(2), inputs=TOKENS, **said)
 
 
 @each_growth
@@ -380,15 +369,11 @@ def test_wider_and_then_deeper_is_one_plan(grow: Any) -> None:
 def test_a_plan_of_another_model_is_refused() -> None:
     shallow, deep = build(1), build(2)
     plan = mu.plan(build(2), build(2, 16), inputs=TOKENS)
-    with pytest.raises(mu.MupscaleError, match="lacks"):
-        mu.upscale(shallow, deep, plan, exact=True)
-    with pytest.raises(mu.MupscaleError, match="lacks"):
-        grow_optimizer(torch.optim.AdamW(shallow.parameters()), shallow, deep, plan)
+    refuses("lacks", mu.upscale, shallow, deep, plan, exact=True)
+    refuses("lacks", grow_optimizer, torch.optim.AdamW(shallow.parameters()), shallow, deep, plan)
     depth = mu.plan_depth(shallow, deep, inputs=TOKENS)
-    with pytest.raises(mu.MupscaleError, match="fresh units"):
-        mu.widen(shallow, deep, depth)
-    with pytest.raises(mu.MupscaleError, match="fresh units"):
-        mu.upscale(shallow, deep, depth, exact=True)
+    refuses("fresh units", mu.widen, shallow, deep, depth)
+    refuses("fresh units", mu.upscale, shallow, deep, depth, exact=True)
 
 
 def norm(model: nn.Module, plan: mu.Plan | None = None) -> float:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from expert_models import HIDDEN, D, FeedForward, Listed, Model, Renamed, Stacked
+from refusals import refuses
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -209,8 +210,7 @@ def test_what_cannot_stay_is_refused_with_the_reason(part: Any, sentence: str) -
     dense, _ = trained()
     sparse = Model(part)
     before = [p.detach().clone() for p in sparse.parameters()]
-    with pytest.raises(mu.MupscaleError, match=sentence):
-        mu.upscale(dense, sparse, inputs=batch())
+    refuses(sentence, mu.upscale, dense, sparse, inputs=batch())
     assert all(torch.equal(a, b) for a, b in zip(before, sparse.parameters(), strict=True))
 
 
@@ -218,19 +218,13 @@ def test_more_that_is_refused() -> None:
     small, _ = trained(lambda: Listed(2, 1))
     with pytest.raises(mu.MupscaleError, match="r times as many must be active"):
         mu.upscale(small, Model(lambda: Listed(6, 2)), inputs=batch(), exact=True)
-    with pytest.raises(mu.MupscaleError, match="so build 4, or another multiple"):
-        mu.upscale(small, Model(lambda: Listed(3, 1)), inputs=batch())
+    refuses("so build 4, or another multiple", mu.upscale, small, Model(lambda: Listed(3, 1)), inputs=batch())
     dense, _ = trained()
-    with pytest.raises(mu.MupscaleError, match="has no experts that the smaller one lacks"):
-        mu.plan_experts(dense, Model())
-    with pytest.raises(mu.MupscaleError, match=r"Pass inputs="):
-        mu.plan_experts(dense, Model(lambda: Listed(4, 2)), grow=mu.Experts("silent"))
-    with pytest.raises(mu.MupscaleError, match=r"the plans compose"):
-        mu.plan_experts(dense, Model(lambda: Listed(4, 2), blocks=3))
-    with pytest.raises(mu.MupscaleError, match=r"is not for them"):
-        mu.upscale(dense, Model(lambda: Listed(4, 2)), grow=mu.Fresh())
-    with pytest.raises(mu.MupscaleError, match=r"0 to below 1"):
-        mu.Experts(fresh=1.0)
+    refuses("has no experts that the smaller one lacks", mu.plan_experts, dense, Model())
+    refuses(r"Pass inputs=", mu.plan_experts, dense, Model(lambda: Listed(4, 2)), grow=mu.Experts("silent"))
+    refuses(r"the plans compose", mu.plan_experts, dense, Model(lambda: Listed(4, 2), blocks=3))
+    refuses(r"is not for them", mu.upscale, dense, Model(lambda: Listed(4, 2)), grow=mu.Fresh())
+    refuses(r"0 to below 1", mu.Experts, fresh=1.0)
     with pytest.warns(mu.UncheckedPlan):
         mu.upscale(dense, Model(lambda: Listed(4, 2)))
     untried = mu.plan_experts(dense, Model(lambda: Listed(4, 2)))

@@ -9,6 +9,7 @@ from torch import Tensor, nn, optim
 
 import mupscale as mu
 from mupscale.models import GPT2, MLP
+from refusals import refuses
 from toys import Toy
 
 K = 4
@@ -85,13 +86,10 @@ def test_the_step_tensor_shared_with_the_wide_optimizer_or_cast_to_bf16_where_it
 def test_extra_layers_of_the_target_left_as_noise() -> None:
     narrow, wide = (MLP(5, width, 3, depth=depth) for width, depth in ((4, 3), (16, 5)))
     before = weights(wide)
-    with pytest.raises(mu.MupscaleError, match=r"narrow model lacks the module 'layers\.3'.*depth"):
-        mu.plan(narrow, wide)
+    refuses(r"narrow model lacks the module 'layers\.3'.*depth", mu.plan, narrow, wide)
     plan = mu.plan(narrow, MLP(5, 16, 3, depth=3))
-    with pytest.raises(mu.MupscaleError, match=r"'layers\.3\.weight'"):
-        mu.widen(narrow, wide, plan)
-    with pytest.raises(mu.MupscaleError, match=r"'layers\.3\.weight'"):
-        mu.widen(narrow.state_dict(), wide, plan)
+    refuses(r"'layers\.3\.weight'", mu.widen, narrow, wide, plan)
+    refuses(r"'layers\.3\.weight'", mu.widen, narrow.state_dict(), wide, plan)
     assert equal(weights(wide), before)
 
 

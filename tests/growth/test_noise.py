@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import mupscale as mu
 from mupscale.growth.copies import Net2Net, random_copies, spectral_norm, unit_std
 from mupscale.models import GPT2, MLP, ResNet18
+from refusals import refuses
 from toys import Toy
 
 
@@ -121,16 +122,13 @@ def test_fresh_may_be_a_model_or_the_function_that_builds_it(as_module: bool) ->
 def test_without_fresh_the_error_names_it_and_one_of_another_width_is_refused() -> None:
     narrow, wide, plan = pair(net, 8, 16)
     before = copy.deepcopy(wide)
-    with pytest.raises(mu.MupscaleError, match=r"fresh=.*Family.*unit=.theory"):
-        mu.perturb(wide, plan, 0.1)
+    refuses(r"fresh=.*Family.*unit=.theory", mu.perturb, wide, plan, 0.1)
     with torch.device("meta"):
         target = net(16)  # one with values would be measured itself
-    with pytest.raises(mu.MupscaleError, match="fresh="):
-        mu.upscale(narrow, target, plan, noise=0.1)
+    refuses("fresh=", mu.upscale, narrow, target, plan, noise=0.1)
     assert all(torch.equal(p, before.get_parameter(n)) for n, p in wide.named_parameters())
     mu.perturb(wide, plan, 0.0)  # nothing to know for no noise
-    with pytest.raises(mu.MupscaleError, match="builds another model"):
-        mu.plan(net(8), net(16), fresh=net(16))
+    refuses("builds another model", mu.plan, net(8), net(16), fresh=net(16))
 
 
 # in the paper's units
@@ -200,18 +198,15 @@ def test_noise_that_is_none_is_refused_and_nothing_changes(noise: Any) -> None:
         lambda: mu.SignalNoise(noise),
         lambda: mu.GaussianNoise({"hidden.weight": noise}),
     ):
-        with pytest.raises(mu.MupscaleError, match=rf"(?i)noise.* is {noise!r}, but must be .*0 or more"):
-            make()
+        refuses(rf"(?i)noise.* is {noise!r}, but must be .*0 or more", make)
     assert all(torch.equal(p, before.get_parameter(n)) for n, p in wide.named_parameters())
-    with pytest.raises(mu.MupscaleError, match="'init' or 'theory'"):
-        mu.GaussianNoise(0.1, unit="sigma")
+    refuses("'init' or 'theory'", mu.GaussianNoise, 0.1, unit="sigma")
 
 
 def test_plans_and_constants_for_another_model_are_refused() -> None:
     _, wide, plan = pair(net, 8, 16, fresh=True)
     before = copy.deepcopy(wide)
-    with pytest.raises(mu.MupscaleError, match="different model"):
-        mu.perturb(net(32), plan, 0.1)
+    refuses("different model", mu.perturb, net(32), plan, 0.1)
     with pytest.raises(mu.MupscaleError, match=r"'layers\.0\.weight'.*different model"):
         mu.upscale(net(8), wide, plan, noise=mu.GaussianNoise({"layers.0.weight": 1.0}, unit="theory"))
     with pytest.raises(mu.MupscaleError, match=r"'layers\.0\.weight'.*different model"):
