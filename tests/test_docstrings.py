@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from syntax import tree
+from syntax import face, tree
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "mupscale"
@@ -43,11 +43,11 @@ def public(kind: type | tuple[type, ...]) -> dict[str, list[str]]:
 
 
 def listed() -> Iterator[tuple[str, Any]]:
-    """Every function and class in the __all__ of a package of this one, once."""
+    """Every function and class in the face of a package of this one, once."""
     seen = set()
     for package in PACKAGES:
         module = importlib.import_module(package)
-        for name in module.__all__:
+        for name in face(package):
             value = getattr(module, name)
             is_ours = getattr(value, "__module__", "").startswith("mupscale")
             if is_ours and (inspect.isclass(value) or inspect.isfunction(value)) and id(value) not in seen:

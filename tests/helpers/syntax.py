@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from functools import cache
 from pathlib import Path
 
@@ -17,3 +18,10 @@ def tree(path: Path) -> ast.Module:
 def nodes(path: Path) -> list[ast.AST]:
     """All nodes of the tree."""
     return list(ast.walk(tree(path)))
+
+
+def face(package: str) -> list[str]:
+    """The names that others may take from a package: those in its __all__ or, without one, all that it imports."""
+    module = importlib.import_module(package)
+    found = [node for node in tree(Path(str(module.__file__))).body if isinstance(node, ast.ImportFrom)]
+    return list(getattr(module, "__all__", [alias.name for node in found for alias in node.names]))

@@ -36,7 +36,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
 }
 OF_NO_KIND: dict[str, dict[str, Any]] = {
     "an import behind mupscale's name": {
-        "data": {"class_path": "mupscale.system.extras.import_module", "init_args": {"name": "payload"}}
+        "data": {"class_path": "mupscale.system.errors.import_module", "init_args": {"name": "payload"}}
     },
     "a writer of files": {
         "data": {"class_path": "mupscale.system.replace_text", "init_args": {"path": "ran", "text": "x"}}

@@ -8,15 +8,3 @@ before_and_after  a model and what it grew into, side by side: size, memory, los
 from mupscale.checks.before_and_after import GrowthTable, growth_table
 from mupscale.checks.coordinates import CoordCheck, Measurement, coord_check
 from mupscale.checks.equivalence import Difference, Report, first_differing_module, verify
-
-__all__ = [
-    "CoordCheck",
-    "Difference",
-    "GrowthTable",
-    "Measurement",
-    "Report",
-    "coord_check",
-    "first_differing_module",
-    "growth_table",
-    "verify",
-]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mupscale.system.callers import as_asked, setting
-from mupscale.system.errors import MupscaleError
+from mupscale.system.errors import MupscaleError, as_asked, setting
 
 _MOST_STEPS = 8  # of which a message gives the names
 

@@ -240,7 +240,6 @@ def shorten_name(name: str, width: int) -> str:
 
 
 def _joined(parts: Sequence[str], kept: set[int]) -> str:
-    """The parts that are kept, with a sign for each gap."""
     text, before = "", -1
     for number in sorted(kept):
         text += ("" if number == 0 else "." if number == before + 1 else "…") + parts[number]

@@ -33,8 +33,7 @@ from typing import (
     is_typeddict,
 )
 
-from mupscale.system.callers import as_asked
-from mupscale.system.errors import MupscaleError
+from mupscale.system.errors import MupscaleError, as_asked
 
 _Public = TypeVar("_Public", bound=Callable[..., Any])
 _Record = TypeVar("_Record")
@@ -184,7 +183,6 @@ def _fit_typed(hint: Any, text: Typed, place: tuple[Any, ...], mode: _Mode) -> A
 
 
 def _has_fields(hint: Any) -> bool:
-    """Whether it is a dataclass, a NamedTuple or a TypedDict."""
     return isinstance(hint, type) and (is_dataclass(hint) or hasattr(hint, "_fields") or is_typeddict(hint))
 
 
@@ -209,7 +207,6 @@ def _record(kind: Any, values: Any, place: tuple[Any, ...], mode: _Mode) -> Any:
 
 
 def _container(kind: Any, inner: tuple[Any, ...], value: Any, place: tuple[Any, ...], mode: _Mode) -> Any:
-    """What lies in a mapping, a list or a tuple."""
     plain = mode != "argument"
     if not isinstance(kind, type) or not issubclass(kind, Mapping | Sequence) or issubclass(kind, str):
         return value
@@ -253,7 +250,6 @@ def _is_plain(hint: Any, value: Any) -> bool:
 
 @functools.cache
 def _is_fixed(hint: Any) -> bool:
-    """Whether it is a tuple of so many."""
     inner = get_args(hint)
     return hasattr(hint, "_fields") or (get_origin(hint) is tuple and inner[-1] is not Ellipsis)
 

@@ -40,7 +40,6 @@ def format_setting(value: Any) -> str:
 
 
 def format_factor(value: Any) -> str:
-    """A factor."""
     if not is_finite_number(value):
         return _other(value)
     if abs(value) < 10:
@@ -119,7 +118,6 @@ def choose_flops_unit(largest: float) -> tuple[float, str]:
 
 
 def format_flops(value: Any) -> str:
-    """A cost."""
     if not is_finite_number(value):
         return _other(value)
     size, name = choose_flops_unit(abs(value))
@@ -137,7 +135,6 @@ def format_count(value: Any) -> str:
 
 
 def format_duration(seconds: Any) -> str:
-    """A time."""
     if not is_finite_number(seconds):
         return _other(seconds)
     if seconds < 9.95:
