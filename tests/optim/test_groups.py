@@ -1,10 +1,12 @@
-"""What each optimizer is: parameter groups, their factors under schedulers, state from files, clipping, refusals."""
+"""What each optimizer is: parameter groups, rules by name, factors under schedulers, state, clipping, refusals."""
 
 import copy
 import io
 import math
 import re
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch.optim.swa_utils import SWALR
 import mupscale as mu
 from mupscale.growth.upscaling import grow_optimizer
 from mupscale.models import GPT2, MLP
+from mupscale.optim import MuonAdamW, muon_groups
 
 DATA = torch.Generator().manual_seed(7)
 X = torch.randn(16, 5, generator=DATA, dtype=torch.float64)
@@ -304,6 +307,216 @@ def test_factors_of_two_widenings_multiply() -> None:
         assert ours["param_names"] == theirs["param_names"]
         for key in ("lr", "weight_decay", "eps", "lr_factor", "weight_decay_factor", "eps_factor"):
             assert ours[key] == pytest.approx(theirs[key], rel=1e-12), key
+
+
+# ---------------------------------------------------------------------------------------------- rules by name
+
+ADAMW = {"lr": 0.03, "weight_decay": 0.4, "eps": 1e-3}
+
+
+def deep(times: int) -> MLP:
+    return MLP(5, [4 * times, 6 * times], 3, depth=3, activation="tanh").double()
+
+
+def named(optimizer: optim.Optimizer, model: nn.Module) -> dict[str, dict[str, Any]]:
+    groups = {p: group for group in optimizer.param_groups for p in group["params"]}
+    return {name: groups[p] for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize(("rule", "power"), [("invariant", 1.0), ("sqrt", 0.5), ("fixed", 0.0), ("inverse", 0.0)])
+def test_adamws_decay_over_width(rule: Any, power: float) -> None:
+    """λ ∝ width^power where the rate falls with the width; everywhere else it stays."""
+    narrow, wide = deep(1), deep(4)
+    plan, rules = mu.plan(narrow, wide), mu.RuleSet(decay=rule)
+    for name, group in named(mu.make_optimizer(wide, plan, optim.AdamW, rules=rules, **ADAMW), wide).items():
+        in_ = 4.0 if name in ("layers.1.weight", "layers.2.weight") else 1.0
+        assert group["lr"] == pytest.approx(0.03 / in_, rel=1e-12)
+        assert group["weight_decay"] == pytest.approx(0.4 * in_**power, rel=1e-12)
+        assert group.get("weight_decay_change", 1.0) == pytest.approx(in_ ** (power - 1), rel=1e-12)
+        assert group["eps"] == pytest.approx(1e-3 / (4.0 if plan[name].out else 1.0), rel=1e-12)
+
+
+@pytest.mark.parametrize(("rule", "power"), [("invariant", 0.0), ("sqrt", -0.25), ("fixed", -0.5), ("inverse", -1.0)])
+def test_muons_decay_over_width(rule: Any, power: float) -> None:
+    """Its rate for hidden matrices falls as 1/√width, so `inverse`, by which lr·λ falls as 1/width, is not `fixed`."""
+    narrow, wide = deep(1), deep(4)
+    plan, rules = mu.plan(narrow, wide), mu.RuleSet(decay=rule)
+    groups = muon_groups(plan)
+    made = named(mu.make_optimizer(wide, plan, MuonAdamW, groups=groups, rules=rules, lr=0.03, weight_decay=0.4), wide)
+    hidden = made["layers.1.weight"]
+    assert hidden["muon"]
+    assert hidden["lr"] == pytest.approx(0.03 / 2, rel=1e-12)
+    assert hidden["lr"] * hidden["weight_decay"] == pytest.approx(0.03 * 0.4 * 4**power, rel=1e-12)
+
+
+@pytest.mark.parametrize("grow", [mu.Copies(), mu.Fresh()], ids=["copies", "fresh"])
+def test_groups_grow_by_the_rule_that_they_were_made_by(grow: mu.Operator) -> None:
+    """Two growths end where one does."""
+    sizes = {n: deep(n) for n in (1, 2, 6)}
+    rules, exact = mu.RuleSet(decay="sqrt"), isinstance(grow, mu.Copies)
+    optimizer = mu.make_optimizer(sizes[1], mu.plan(deep(1), sizes[1]), optim.AdamW, rules=rules, **ADAMW)
+    for narrow, wide in ((1, 2), (2, 6)):
+        plan, told = mu.plan(sizes[narrow], sizes[wide], grow=grow, inputs=X), nullcontext()
+        how: dict[str, Any] = {"exact": True} if exact else {"grow": grow}
+        if exact:
+            told = pytest.warns(UserWarning, match="with decay=sqrt copies do not go on exactly")
+        with told:
+            _, optimizer = mu.upscale(sizes[narrow], sizes[wide], plan, optimizer, **how)
+    once = named(mu.make_optimizer(sizes[6], mu.plan(deep(1), sizes[6]), optim.AdamW, rules=rules, **ADAMW), sizes[6])
+    for name, group in named(optimizer, sizes[6]).items():
+        for key in ("lr", "weight_decay", "eps", "lr_factor", "weight_decay_factor", "weight_decay_change"):
+            assert group[key] == pytest.approx(once[name][key], rel=1e-12), (name, key)
+
+
+def parted(rule: Any, mend: Callable[[dict[str, Any]], float]) -> float:
+    """How far copies part from the narrow model in training, where `mend` multiplies each group's decay."""
+    torch.manual_seed(0)
+    narrow, wide = deep(1), deep(3)
+    optimizer = mu.make_optimizer(narrow, mu.plan(narrow, deep(1)), optim.AdamW, rules=mu.RuleSet(decay=rule), **ADAMW)
+    train(narrow, optimizer)
+    plan = mu.plan(narrow, wide, inputs=X)
+    if rule == "invariant":
+        wide, grown = mu.upscale(narrow, wide, plan, optimizer, exact=True)
+    else:
+        with pytest.warns(UserWarning, match="0.3333|0.5774"):
+            wide, grown = mu.upscale(narrow, wide, plan, optimizer, exact=True)
+    for group in grown.param_groups:
+        group["weight_decay"] *= mend(group)
+    return max(abs(step(narrow, optimizer, (X, Y)) - step(wide, grown, (X, Y))) for _ in range(8))
+
+
+@pytest.mark.parametrize("rule", ["fixed", "sqrt"])
+def test_what_a_group_says_is_what_copies_lack_to_be_exact(rule: str) -> None:
+    assert parted("invariant", lambda group: 1.0) < 1e-12
+    assert parted(rule, lambda group: 1.0) > 1e-6
+    assert parted(rule, lambda group: 1 / group["weight_decay_change"]) < 1e-10
+    assert parted(rule, lambda group: group["weight_decay_change"] ** -0.5) > 1e-6
+
+
+def test_verify_says_that_a_decay_is_not_exact() -> None:
+    narrow, wide = deep(1), deep(2)
+    plan = mu.plan(narrow, wide, inputs=X)
+    mu.widen(narrow, wide, plan)
+    optimizer = mu.make_optimizer(narrow, mu.plan(narrow, deep(1)), optim.AdamW, rules=mu.RuleSet("fixed"), **ADAMW)
+    with pytest.warns(UserWarning, match="'layers.1.weight' and 1 more. For exact copies use decay=invariant"):
+        report = mu.verify(narrow, wide, plan, [X], lambda m, x: m(x).square().mean(), optimizer=optimizer, steps=5)
+    assert not report.ok
+
+
+def test_a_family_has_its_rules_and_gives_them_to_a_strangers_optimizer() -> None:
+    family = mu.Family(lambda width: MLP(5, width, 3, depth=3), 8, inputs=X.float(), rules=mu.RuleSet(decay="fixed"))
+    model = family.init(32)
+    assert {g["weight_decay"] for g in family.optimizer(model, optim.AdamW, lr=0.1, weight_decay=0.4).param_groups} == {
+        0.4
+    }
+    assert {g["decay_rule"] for g in family.param_groups(model, optim.AdamW, lr=0.1)} == {"fixed"}
+    own = optim.AdamW(model.parameters(), weight_decay=0.4)
+    _, grown = family.upscale(model, own, width=64)
+    assert {group["weight_decay"] for group in grown.param_groups} == {0.4}
+
+
+def test_one_call_grows_by_rules_and_says_what_it_cannot_apply() -> None:
+    """An optimizer of the user's own grows by the rules that `upscale` is given; its embeddings keep their rate."""
+    small, wide = (GPT2(11, 6, width=width, head_dim=4, layers=1) for width in (8, 16))
+    own = optim.AdamW(small.parameters(), lr=0.1, weight_decay=0.4)
+    tokens, rules = torch.zeros(1, 6, dtype=torch.int64), mu.RuleSet(decay="fixed", embeddings=4.0)
+    with pytest.warns(UserWarning, match="rules: embeddings=4 counts when an optimizer is made"):
+        _, grown = mu.upscale(small, wide, optimizer=own, inputs=tokens, rules=rules)
+    assert {group["weight_decay"] for group in grown.param_groups} == {0.4}
+    assert named(grown, wide)["wte.weight"]["lr"] == 0.1
+    assert not any("decay_rule" in group for group in own.param_groups)
+    deep = GPT2(11, 6, width=16, head_dim=4, layers=2)
+    _, deeper = mu.upscale(wide, deep, optimizer=grown, inputs=tokens, rules=mu.RuleSet(decay="fixed", depth="sqrt"))
+    plan = mu.plan_depth(wide, deep, inputs=tokens, rules=mu.RuleSet(depth="sqrt"))
+    theirs = named(mu.make_optimizer(deep, plan, optim.AdamW, lr=0.1), deep)["h.0.mlp.c_fc.weight"]
+    assert named(deeper, deep)["h.0.mlp.c_fc.weight"]["lr"] == pytest.approx(0.05 * theirs["lr"] / 0.1)
+    assert theirs["lr"] < 0.1
+    with pytest.raises(mu.MupscaleError, match=r"rules\.depth=sqrt has no effect on a finished plan"):
+        mu.upscale(wide, deep, plan, grown, rules=mu.RuleSet(depth="sqrt"))
+    with pytest.raises(mu.MupscaleError, match="grow by decay=fixed, and the rules given now say decay=sqrt"):
+        mu.upscale(wide, deep, optimizer=grown, inputs=tokens, rules=mu.RuleSet(decay="sqrt"))
+
+
+def test_coupled_decay_has_no_such_rule() -> None:
+    wide = deep(2)
+    with pytest.raises(mu.MupscaleError, match="decay=fixed is a rule for decoupled weight decay"):
+        mu.param_groups(wide, mu.plan(deep(1), wide), optim.SGD, rules=mu.RuleSet("fixed"), lr=0.1, weight_decay=0.1)
+    mu.param_groups(wide, mu.plan(deep(1), wide), optim.SGD, rules=mu.RuleSet("fixed"), lr=0.1)
+
+
+def test_the_embeddings_rate_is_a_factor_at_every_width_and_after_growth() -> None:
+    tokens = torch.zeros(1, 6, dtype=torch.int64)
+    family = mu.Family(
+        lambda width: GPT2(11, 6, width=width, head_dim=4, layers=1, tied=False),
+        8,
+        inputs=tokens,
+        rules=mu.RuleSet(embeddings=4.0),
+    )
+    plain = mu.Family(lambda width: GPT2(11, 6, width=width, head_dim=4, layers=1, tied=False), 8, inputs=tokens)
+    model = family.init(8)
+    optimizer = family.optimizer(model, optim.AdamW, lr=0.1)
+    wide, grown = family.upscale(model, optimizer, width=24, lr=0.05)
+    theirs = named(plain.optimizer(wide, optim.AdamW, lr=0.05), wide)
+    for name, group in named(grown, wide).items():
+        factor = 4.0 if name in ("wte.weight", "wpe.weight") else 1.0
+        assert group["lr"] == pytest.approx(factor * theirs[name]["lr"], rel=1e-12), name
+        assert group["weight_decay"] == theirs[name]["weight_decay"]
+    with pytest.raises(mu.MupscaleError, match="of which this model has none"):
+        mu.make_optimizer(deep(1), mu.plan(deep(1), deep(1)), optim.AdamW, rules=mu.RuleSet(embeddings=2.0), lr=0.1)
+
+
+def test_a_user_of_megatron_finds_his_multipliers() -> None:
+    """`--use-mup` divides the rate of matrices by the width, leaves embeddings and vectors alone, and all decays."""
+    narrow, wide = (GPT2(11, 6, heads=heads, head_dim=4, layers=1, tied=False) for heads in (2, 6))
+    made = named(mu.make_optimizer(wide, mu.plan(narrow, wide), optim.AdamW, rules=mu.RuleSet("fixed"), **ADAMW), wide)
+    for name, p in wide.named_parameters():
+        is_vector_like = p.dim() < 2 or name in ("wte.weight", "wpe.weight")
+        assert made[name]["lr"] == pytest.approx(0.03 if is_vector_like else 0.03 / 3, rel=1e-12), name
+        assert made[name]["weight_decay"] == pytest.approx(0.4, rel=1e-12), name
+
+
+def test_muon_and_adamw_never_both_rule_a_parameter() -> None:
+    """Hidden matrices have Muon's rate, √(out/in), all others AdamW's; each is in one group, with one state."""
+    narrow = GPT2(11, 6, heads=2, head_dim=4, layers=1, tied=False)
+    wide = GPT2(11, 6, heads=6, head_dim=4, layers=1, tied=False)
+    plan = mu.plan(narrow, wide)
+    optimizer = mu.make_optimizer(wide, plan, MuonAdamW, groups=muon_groups(plan), lr=0.1, adjust_lr_fn="original")
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    assert len(held) == len(set(held)) == len(list(wide.parameters()))
+    adamw = named(mu.make_optimizer(wide, plan, optim.AdamW, lr=0.1), wide)
+    for name, group in named(optimizer, wide).items():
+        rule = plan[name].rule
+        is_hidden = bool(plan[name].out and plan[name].in_)
+        assert group["muon"] is is_hidden, name
+        expected = 0.1 * (float(rule.out) / float(rule.in_)) ** 0.5 if is_hidden else adamw[name]["lr"]
+        assert group["lr"] == pytest.approx(expected, rel=1e-12), name
+        assert group["lr_factor"] == pytest.approx(expected / 0.1, rel=1e-12)
+    wide(torch.zeros(1, 6, dtype=torch.int64)).square().mean().backward()
+    optimizer.step()
+    for name, p in wide.named_parameters():
+        keys = {"momentum_buffer"} if plan[name].out and plan[name].in_ else {"step", "exp_avg", "exp_avg_sq"}
+        assert set(optimizer.state[p]) == keys, name
+
+
+def test_a_growth_leaves_the_narrow_optimizers_rule_alone_and_refuses_another() -> None:
+    """Four rules can be compared from one half-trained model; what a family made keeps its rule or is refused."""
+
+    def family(decay: Any) -> mu.Family:
+        build = lambda width: nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2))  # noqa: E731
+        return mu.Family(build, 8, inputs=torch.randn(4, 3), rules=mu.RuleSet(decay=decay))
+
+    model = family("invariant").init(8)
+    plain = optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
+    before = [dict(group) for group in plain.param_groups]
+    decays = {}
+    for decay in ("sqrt", "fixed", "invariant"):
+        _, wide = family(decay).upscale(model, plain, width=32)
+        decays[decay] = max(group["weight_decay"] for group in wide.param_groups)
+        assert [dict(group) for group in plain.param_groups] == before
+    assert decays == {"sqrt": 0.2, "fixed": 0.1, "invariant": 0.4}
+    own = family("fixed").optimizer(model, optim.AdamW, lr=0.1, weight_decay=0.1)
+    with pytest.raises(mu.MupscaleError, match="grow by decay=fixed, and the rules given now say decay=sqrt"):
+        family("sqrt").upscale(model, own, width=32)
 
 
 # ---------------------------------------------------------------------------------------------- schedulers
@@ -666,6 +879,128 @@ def test_clipping_gradients_that_are_not_finite(value: float, norm_type: float) 
     assert not math.isfinite(mu.clip_grad_norm_(wide, 1.0, plan, norm_type).item())
 
 
+def net(width: int) -> nn.Module:
+    hidden = nn.Linear(width, width)
+    return nn.Sequential(nn.Linear(3, width), nn.Tanh(), hidden, nn.Tanh(), nn.Linear(width, 2)).double()
+
+
+@pytest.fixture
+def batch() -> tuple[Tensor, Tensor]:
+    return torch.randn(16, 3).double(), 30 * torch.randn(16, 2).double()
+
+
+def step(model: nn.Module, optimizer: optim.Optimizer, batch: Any, clip: Any = lambda model, optimizer: None) -> float:
+    optimizer.zero_grad()
+    loss = (model(batch[0]) - batch[1]).square().mean()
+    loss.backward()
+    clip(model, optimizer)
+    optimizer.step()
+    return loss.item()
+
+
+def plainly(model: nn.Module, optimizer: optim.Optimizer) -> Tensor:
+    return nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
+def by_optimizer(model: nn.Module, optimizer: optim.Optimizer) -> Tensor:
+    return mu.clip_grad_norm_(model, 1.0, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("cls", "hyper"),
+    [
+        (optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+        (optim.AdamW, {"lr": 0.01, "eps": 0.1}),
+        (optim.Adafactor, {"lr": 0.01}),
+    ],
+)
+def test_it_clips_as_the_narrow_model_was_after_two_growths_and_a_save(
+    cls: type[optim.Optimizer], hyper: dict[str, float], batch: tuple[Tensor, Tensor]
+) -> None:
+    narrow = net(8)
+    optimizer: optim.Optimizer = cls(narrow.parameters(), **hyper)
+    step(narrow, optimizer, batch, by_optimizer)  # before any growth it is torch's
+    wide, first = mu.upscale(narrow, net(16), optimizer=optimizer, inputs=batch[0], exact=True)
+    wider, second = mu.upscale(wide, net(48), optimizer=first, inputs=batch[0], exact=True)
+    file = io.BytesIO()
+    torch.save(second.state_dict(), file)
+    file.seek(0)
+    again = cls(second.param_groups)
+    again.load_state_dict(torch.load(file, weights_only=True))
+    for _ in range(5):
+        plain = step(narrow, optimizer, batch, plainly)
+        assert step(wider, again, batch, by_optimizer) == pytest.approx(plain, rel=1e-10)
+
+
+def test_a_plan_and_the_optimizer_agree_under_a_family(batch: tuple[Tensor, Tensor]) -> None:
+    family = mu.Family(net, base=4, inputs=batch[0])
+    model = family.init(12)
+    optimizer = family.optimizer(model, optim.AdamW, lr=0.1)
+    norms = []
+    for given in (family.plan(model), optimizer):
+        model.zero_grad()
+        (model(batch[0]) - batch[1]).square().mean().backward()
+        norms.append(mu.clip_grad_norm_(model, 1.0, given).item())
+    assert norms[1] == pytest.approx(norms[0], rel=1e-12)
+
+
+def test_what_an_optimizer_cannot_tell_is_refused() -> None:
+    model, other = net(4), net(4)
+    optimizer = optim.SGD(other.parameters(), lr=0.1)
+    model(torch.ones(1, 3).double()).sum().backward()
+    with pytest.raises(mu.MupscaleError, match=r"'0\.weight' has a gradient, but this optimizer does not hold it"):
+        mu.clip_grad_norm_(model, 1.0, optimizer)
+    with pytest.raises(mu.MupscaleError, match=r"norm_type= is 1\.0\. Pass a plan"):
+        mu.clip_grad_norm_(model, 1.0, optimizer, norm_type=1.0)
+    optimizer.param_groups[0]["lr_factor"] = 0.5  # made by hand
+    with pytest.raises(mu.MupscaleError, match="do not say how their gradients enter a norm"):
+        mu.clip_grad_norm_(model, 1.0, optimizer)
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_torchs_clipping_of_a_grown_model_is_noticed_once(
+    batch: tuple[Tensor, Tensor], is_loaded: bool, tmp_path: Path
+) -> None:
+    narrow = net(8)
+    optimizer: optim.Optimizer | None = optim.SGD(narrow.parameters(), lr=0.01)
+    wide, optimizer = mu.upscale(narrow, net(16), optimizer=optimizer, inputs=batch[0])
+    if is_loaded:  # as in another process
+        path = mu.save(tmp_path / "wide.safetensors", wide, optimizer, mu.plan(narrow, wide, inputs=batch[0]))
+        optimizer = optim.SGD(mu.param_groups(wide, mu.load(path).plan, optim.SGD, lr=0.01))
+        mu.load(path, wide, optimizer)
+    for clip in ([by_optimizer], []):
+        for _ in range(4):
+            step(wide, optimizer, batch, *clip)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(8):
+            step(wide, optimizer, batch, plainly)
+    (said,) = [str(one.message) for one in caught]
+    assert "mupscale.clip_grad_norm_(model, 1, optimizer)" in said
+
+
+def test_one_rate_set_by_hand_for_all_groups_of_a_grown_model_is_noticed_once(batch: tuple[Tensor, Tensor]) -> None:
+    narrow = net(8)
+    optimizer = optim.AdamW(narrow.parameters(), lr=0.01)
+    scheduler = optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, step / 2))
+    wide, optimizer, scheduler = mu.upscale(
+        narrow, net(16), optimizer=optimizer, scheduler=scheduler, inputs=batch[0], exact=True
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(4):  # the first at a rate of 0
+            step(wide, optimizer, batch, by_optimizer)
+            scheduler.step()
+        for rates_of in (lambda group: 0.01 * group["lr_factor"], lambda group: 0.01):
+            assert not caught
+            for group in optimizer.param_groups:
+                group["lr"] = rates_of(group)
+            for _ in range(3):
+                step(wide, optimizer, batch, by_optimizer)
+    (said,) = [str(one.message) for one in caught]
+    assert 'write group["lr"] = lr * group.get("lr_factor", 1.0)' in said
+
+
 # ---------------------------------------------------------------------------------------------- registration
 
 
@@ -726,13 +1061,6 @@ def test_a_wrong_registration_shows_in_verify(wrong: dict[str, Any], float64: No
     assert "registered with a wrong degree" in str(report)
 
 
-def test_an_unregistered_state_tensor_is_refused_by_name(float64: None) -> None:
-    ours = lion()
-    mu.register_optimizer(ours, degree=0, decoupled=True, eps=())
-    with pytest.raises(mu.MupscaleError, match=r"'layers\.0\.weight': optimizer state 'exp_avg'.*state=\{'exp_avg'"):
-        verdict(ours, lr=0.02)
-
-
 def test_like_another_optimizer(float64: None) -> None:
     class Logged(optim.AdamW):
         def step(self, closure: Any = None) -> Any:
@@ -766,15 +1094,6 @@ def test_a_subclass_that_keeps_step_is_known_before_and_after_its_first_use(base
     for ours in (unused, used):
         assert flat(mu.param_groups(wide, plan, ours, groups=matrices, lr=0.1)) == expected
         assert isinstance(mu.make_optimizer(wide, plan, ours, groups=matrices, lr=0.1), ours)
-
-
-def test_an_optimizer_that_is_made_already_is_refused() -> None:
-    family = mu.Family(lambda width: MLP(3, width, 2), base=8)
-    model = family.init(8)
-    with pytest.raises(
-        mu.MupscaleError, match=r"is an AdamW, but must be the class of an optimizer.*pass torch.optim.AdamW itself"
-    ):
-        family.optimizer(model, optim.AdamW(model.parameters()))
 
 
 def test_an_unknown_optimizers_error_gives_the_line_to_write() -> None:
@@ -811,18 +1130,17 @@ def test_what_is_not_homogeneous_is_refused_with_the_reason(optimizer: type[opti
             grow_optimizer(cls(narrow.parameters(), lr=0.1), narrow, wide, plan)
 
 
-def test_adagrads_initial_accumulator_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "hyper", "told"),
+    [
+        (optim.Adagrad, {"initial_accumulator_value": 0.1}, r"initial_accumulator_value.*Use 0"),
+        (optim.Muon, {}, r"'layers\.0\.bias' has shape \(8,\)"),
+    ],
+)
+def test_what_an_optimizer_cannot_do_at_another_width_is_told(optimizer: Any, hyper: Any, told: str) -> None:
     _, wide, plan = pair()
-    with pytest.raises(mu.MupscaleError, match=r"initial_accumulator_value.*Use 0"):
-        mu.param_groups(wide, plan, optim.Adagrad, lr=0.1, initial_accumulator_value=0.1)
-
-
-def test_muon_refuses_what_is_no_matrix_by_name() -> None:
-    _, wide, plan = pair()
-    with pytest.raises(mu.MupscaleError, match=r"'layers\.0\.bias' has shape \(8,\)"):
-        mu.param_groups(wide, plan, optim.Muon, lr=0.1)
-    matrices = [name for name, entry in plan.parameters.items() if len(entry.narrow) == 2]
-    assert mu.param_groups(wide, plan, optim.Muon, groups=[{"params": matrices}], lr=0.1)
+    with pytest.raises(mu.MupscaleError, match=told):
+        mu.param_groups(wide, plan, optimizer, lr=0.1, **hyper)
 
 
 def test_a_required_rate_that_is_missing_is_asked_for() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale.core import Plan, gather_whole, is_sharded, naming
-from mupscale.optim.group_builder import NORM_FACTOR
+from mupscale.optim.groups import NORM_FACTOR
 from mupscale.system import MupscaleError, checks_arguments, warn
 
 _WATCHED = 50  # steps after a growth in which plain clipping is noticed
@@ -69,7 +69,6 @@ def clip_grad_norm_(
 
 
 def _weights_of(optimizer: Optimizer, parameters: dict[str, nn.Parameter], norm_type: float) -> dict[str, float]:
-    """The weight of each parameter, as the optimizer's groups have it."""
     if norm_type != 2:
         raise MupscaleError(
             f"an optimizer knows only the norm of type 2, but norm_type= is {norm_type}. Pass a plan from the width at "
@@ -131,7 +130,6 @@ def watch_first_steps(optimizer: Optimizer) -> None:
 
 
 def _has_one_rate(optimizer: Optimizer) -> bool:
-    """Whether all groups have one learning rate, though their factors differ."""
     rates = {group.get("lr") for group in optimizer.param_groups}
     factors = [group.get("lr_factor", 1.0) for group in optimizer.param_groups]
     return len(rates) == 1 and rates.isdisjoint({0, None}) and max(factors) > min(factors) * (1 + 1e-6)

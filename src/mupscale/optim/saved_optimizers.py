@@ -48,7 +48,6 @@ class SavedOptimizer:
 
     @property
     def hyper_by_name(self) -> dict[str, dict[str, Any]]:
-        """The hyperparameters of each parameter."""
         return {name: hyper for names, hyper in self.groups for name in names}
 
     def optimizer_class(self) -> type[Optimizer]:
