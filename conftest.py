@@ -15,6 +15,7 @@ import torch
 
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="mupscale-tests-")  # no test writes into a user's own
 atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
+os.environ["PYTHONPATH"] = str(Path(__file__).parent / "src")  # of the processes that tests start
 os.environ.pop("COLUMNS", None)  # pytest-xdist says 80 to its workers, as if output went to a terminal
 
 

@@ -43,6 +43,13 @@ def _no_lines_by_the_clock() -> Iterator[None]:
 
 
 @pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def float64() -> Iterator[None]:
     """float64 everywhere: optimizers keep their scalar state (ASGD's eta, step) in the default dtype."""
     torch.set_default_dtype(torch.float64)

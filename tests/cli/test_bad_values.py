@@ -42,13 +42,12 @@ class Tokens(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _own_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("bad_values_of_ones_own", "raises", "leaves"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    (tmp_path / "bad_values_of_ones_own.py").write_text(OWN)
-    (tmp_path / "raises.py").write_text("raise RuntimeError('one\\ntwo')\n")
-    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n")
+    (here / "bad_values_of_ones_own.py").write_text(OWN)
+    (here / "raises.py").write_text("raise RuntimeError('one\\ntwo')\n")
+    (here / "leaves.py").write_text("import sys\nsys.exit(0)\n")
 
 
 MINE = "bad_values_of_ones_own"

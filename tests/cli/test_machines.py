@@ -22,12 +22,6 @@ RESULTS = Path(__file__).parents[2] / "results"
 SHORT = ["train", "mlp-covtype-tiny", "--steps", "2", "--grow", "[]", "--width", "8", "--base", "8", "--batch", "20"]
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def fails(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     """A command that ends so."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 import subprocess
@@ -85,13 +84,12 @@ grow:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def here(here: Path) -> Iterator[Path]:
     """A folder of one's own to work in, with a module and a recipe."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(MINE)
-    (tmp_path / "mine.yaml").write_text(RECIPE)
+    (here / "mine.py").write_text(MINE)
+    (here / "mine.yaml").write_text(RECIPE)
     with finding_own_modules():  # as in a command
-        yield tmp_path
+        yield here
     sys.modules.pop("mine", None)
 
 
@@ -103,11 +101,15 @@ def helped(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 # ------------------------------------------------------------------------------------------------ help
 
 
-def test_overview_names_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_overview_names_all_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for words in ([], ["--help"], ["-h"], ["help"]):
         assert main(words) == 0
         shown = capsys.readouterr().out
         assert all(name in shown and command.summary in shown for name, command in COMMANDS.items())
+    with monkeypatch.context() as patched:
+        patched.setenv("COLUMNS", "80")
+        assert max(map(len, helped(capsys, "--help").splitlines())) <= 80
+    assert "Exit status: 0 done; 1 refused" in shown
     assert main(["data"]) == 0
     assert "tokenize" in capsys.readouterr().out
     assert main(["--version"]) == 0
@@ -147,7 +149,7 @@ def test_help_of_a_class(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_field_can_be_overridden(here: Path) -> None:
     words = ["mine.yaml", "--optimizer.lr", "0.5", "--model.classes=7", "--seeds.data", "3", "--schedule.kind", "wsd"]
     words += ["--checkpoints.minutes", "2.5", "--clip", "1", "--compile", "true", "--from", "other", "--noise", "1e-1"]
-    recipe, resume = read_recipe(words)
+    recipe, options = read_recipe(words)
     assert recipe.optimizer.init_args["lr"] == 0.5
     assert recipe.optimizer.init_args["weight_decay"] == 1e-3
     assert recipe.model.init_args["classes"] == 7
@@ -156,9 +158,9 @@ def test_every_field_can_be_overridden(here: Path) -> None:
     assert (recipe.seeds.data, recipe.seeds.init) == (3, 0)
     assert (recipe.schedule.kind, recipe.checkpoints.minutes, recipe.clip) == ("wsd", 2.5, 1.0)
     assert (recipe.compile, recipe.start, recipe.noise) == (True, "other", 0.1)
-    assert resume == "new"
-    assert read_recipe(["mine.yaml", "--resume"])[1] == "resume"
-    assert read_recipe(["mine.yaml", "--overwrite"])[1] == "overwrite"
+    assert options["resume"] is options["overwrite"] is False
+    assert read_recipe(["mine.yaml", "--resume"])[1]["resume"]
+    assert read_recipe(["mine.yaml", "--overwrite"])[1]["overwrite"]
 
 
 def test_options_may_stand_anywhere(here: Path) -> None:
@@ -293,9 +295,6 @@ def test_a_wrong_option_gets_one_line(here: Path, capsys: pytest.CaptureFixture[
 
 FILES = [
     ("steps: 40", "stesp: 40", "there is no field 'stesp'; did you mean steps?"),
-    ("lr: 0.01", "lr: fast", "'optimizer.lr' is 'fast', but must be a number"),
-    ("lr: 0.01", "lrr: 0.01", "torch.optim.AdamW has no argument lrr; did you mean lr?"),
-    ("at: 20", "att: 20", "there is no field 'grow[0].att'; did you mean at?"),
     ("steps: 40\n", "", "'steps' is missing"),
     ("batch: 32", "batch: 32\nschedule: {knid: wsd}", "there is no field 'schedule.knid'; did you mean kind?"),
     ("batch: 32", "batch: 32\nschedule: 3", "'schedule' is 3, but must be a mapping"),
@@ -348,12 +347,9 @@ def test_what_the_library_refuses_has_status_1(here: Path, capsys: pytest.Captur
     )
 
 
-def test_debug_shows_where_an_error_comes_from(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debug_shows_where_an_error_comes_from(here: Path) -> None:
     with pytest.raises(MupscaleError):
         main(["train", "mine.yaml", "--steps", "x", "--debug"])
-    monkeypatch.setenv("MUPSCALE_DEBUG", "1")
-    with pytest.raises(MupscaleError):
-        main(["train", "mine.yaml", "--steps", "x"])
 
 
 def test_only_the_first_process_complains(
@@ -442,26 +438,14 @@ def test_tokenize_and_info(here: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "mupscale data tokenize text.txt FOLDER" in refused(capsys, ["data", "info", "text.txt"], 1)
 
 
-def environment() -> dict[str, str]:
-    source = str(Path(__file__).parents[2] / "src")
-    return {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
-
-
 @pytest.mark.slow
 def test_as_a_module_with_several_processes(here: Path) -> None:
     """torchrun's way in, with a model from the current folder; a mistake is said once."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     words = ["-m", "mupscale", "train", "mine.yaml", "--device", "cpu", "--out", "run"]
-    done = subprocess.run([*torchrun, *words], env=environment(), capture_output=True, text=True, timeout=600)
+    done = subprocess.run([*torchrun, *words], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert records(here / "run")[-1]["status"] == "finished"
     assert main(["train", "mine.yaml", "--out", "alone"]) == 0
     two, one = ([r["loss"] for r in records(here / name) if r["kind"] == "train"] for name in ("run", "alone"))
     torch.testing.assert_close(two, one, rtol=1e-3, atol=1e-5)
-
-
-def test_a_reader_that_has_seen_enough(here: Path) -> None:
-    command = f"{sys.executable} -m mupscale recipes | head -n 1"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
-    assert done.stdout.count("\n") == 1
-    assert done.stderr == ""

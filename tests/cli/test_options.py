@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
 import subprocess
 import sys
@@ -16,19 +15,13 @@ import pytest
 from mupscale.cli import main
 from mupscale.cli.arguments import with_hyphens
 from mupscale.cli.command_lines import fill_help
-from mupscale.cli.command_table import COMMANDS
-from mupscale.cli.completion import options_of
+from mupscale.cli.command_table import COMMANDS, options_of
 from mupscale.cli.training import read_recipe
 from syntax import nodes
 
 SOURCE = Path(__file__).parents[2] / "src" / "mupscale"
 TINY = ["train", "mlp-covtype-tiny", "--steps", "3", "--grow", "[]", "--device", "cpu", "--log-every", "1"]
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("here")
 
 
 # ------------------------------------------------------------------------------------------------ spelling
@@ -74,16 +67,6 @@ def test_help_text_breaks_between_words() -> None:
     ]
 
 
-def test_the_overview_fits_and_tells_exit_statuses(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main(["--help"]) == 0
-    shown = capsys.readouterr().out
-    assert max(map(len, shown.splitlines())) <= 80
-    assert "Exit status: 0 done; 1 refused" in shown
-
-
 # ----------------------------------------------------------------------------------------- what is shown and kept
 
 
@@ -99,44 +82,42 @@ def test_quiet_and_verbose(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_out_none_writes_nothing(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_none_writes_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY, "--out", "none"]) == 0
     assert main(["limit", "examples", "--widths", "64", "128", "--networks", "2", "--steps", "1", "--out", "none"]) == 0
     assert "Example 1" in (shown := capsys.readouterr().out)
     assert "Results and pictures" not in shown
-    assert list(own_folder.iterdir()) == []
+    assert list(here.iterdir()) == []
 
 
 @pytest.mark.slow
-def test_train_says_where_it_saved_and_overwrites_when_told(
-    own_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train_says_where_it_saved_and_overwrites_when_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*TINY, "--out", "run"]
     assert main(words) == 0
     said = "saved in run: checkpoints/step-000000003.safetensors, metrics.jsonl, recipe.json\n"
     assert capsys.readouterr().out.endswith(said)
-    (own_folder / "run" / "notes.txt").write_text("mine")
+    (here / "run" / "notes.txt").write_text("mine")
     assert main(words) == 1
     assert "start over (--overwrite)" in capsys.readouterr().err
     assert main([*words, "--overwrite", "--resume"]) == 2
     assert main([*words, "--overwrite", "--steps", "2"]) == 0
-    records = [json.loads(line) for line in (own_folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (here / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records if record["kind"] == "train"] == [1, 2]
-    assert [path.name for path in (own_folder / "run" / "checkpoints").iterdir()] == ["step-000000002.safetensors"]
-    assert (own_folder / "run" / "notes.txt").read_text() == "mine"
+    assert [path.name for path in (here / "run" / "checkpoints").iterdir()] == ["step-000000002.safetensors"]
+    assert (here / "run" / "notes.txt").read_text() == "mine"
 
 
-def test_a_refused_run_overwrites_nothing(own_folder: Path) -> None:
+def test_a_refused_run_overwrites_nothing(here: Path) -> None:
     assert main([*TINY, "--out", "run"]) == 0
-    before = (own_folder / "run" / "metrics.jsonl").read_text()
+    before = (here / "run" / "metrics.jsonl").read_text()
     assert main([*TINY, "--out", "run", "--overwrite", "--from", "nowhere"]) == 1
-    assert (own_folder / "run" / "metrics.jsonl").read_text() == before
+    assert (here / "run" / "metrics.jsonl").read_text() == before
 
 
 # ------------------------------------------------------------------------------------------------ completion
 
 
-def test_a_shell_asks_what_may_follow(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_shell_asks_what_may_follow(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def complete(*words: str) -> list[str]:
         assert main(["--complete", "mupscale", *words]) == 0
         return capsys.readouterr().out.split()
@@ -155,12 +136,11 @@ def test_a_shell_asks_what_may_follow(own_folder: Path, capsys: pytest.CaptureFi
     assert "bash, zsh, fish" in capsys.readouterr().err
 
 
-def test_completion_in_bash(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_in_bash(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--completion", "bash"]) == 0
     ask = "COMP_WORDS=(mupscale upscale small --sh); COMP_CWORD=3; _mupscale; echo ${COMPREPLY[@]}"
     command = f"mupscale() {{ {sys.executable} -m mupscale $@; }}\n{capsys.readouterr().out}\n{ask}"
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout == "--shard-size\n"
 
 

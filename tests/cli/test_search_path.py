@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,6 @@ from mupscale.cli.own_modules import OwnModules
 
 SHADOWS = ("yaml", "rich", "torch", "numpy", "safetensors", "transformers", "difflib", "json")
 OPTIONAL = ("dill", "triton", "pandas", "pyarrow", "optree", "cupy", "tabulate", "opt_einsum", "absent_package")
-SOURCE = Path(__file__).parents[2] / "src"
 
 
 @pytest.fixture
@@ -46,9 +44,8 @@ def test_python_m_runs_nothing_of_the_current_folder(download: Path) -> None:
     """Whatever torch and others look for that is not installed, though the recipe names torch and a module there."""
     (download / "mine.py").write_text("from mupscale.models import MLP as Net\n" + (download / "mine.py").read_text())
     write_recipe(download, "mine.Net")
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-m", "mupscale", "train", "mine.yaml"]
-    done = subprocess.run(words, cwd=download, env=environment, capture_output=True, text=True)
+    done = subprocess.run(words, cwd=download, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "saved in run" in done.stdout
     assert ran(download) == "mine"
@@ -159,9 +156,8 @@ def test_processes_of_ones_own_module_find_it_and_nothing_else(download: Path) -
     (download / "beside.py").write_text("")
     (download / "multiprocessing.py").write_text((download / "other.py").read_text())
     (download / "mine.py").write_text("import beside, json\ndef work(): print(beside.__name__, __name__)\n")
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     words = [sys.executable, str(download.parent / "command.py")]
-    done = subprocess.run(words, cwd=download, env=environment, capture_output=True, text=True)
+    done = subprocess.run(words, cwd=download, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "beside mine\n", "")
     assert ran(download) == ""
 

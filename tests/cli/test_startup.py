@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 import json
-import os
 import subprocess
 import sys
 from dataclasses import MISSING
@@ -25,9 +24,8 @@ HEAVY = ("torch", "numpy", "safetensors", "transformers", "optuna", "matplotlib"
 def imported_by(script: str) -> tuple[str, set[str]]:
     """What a script prints, and the modules that it has imported when it ends."""
     ending = "import json, sys\nprint()\nprint(json.dumps(sorted(sys.modules)))"
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     words = [sys.executable, "-c", f"{script}\n{ending}"]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
     said, _, modules = done.stdout.strip().rpartition("\n")
     return said + done.stderr, set(json.loads(modules))
 

@@ -14,7 +14,7 @@ import torch
 import mupscale as mu
 from hf_files import TOKENS, folder_with_tokenizer
 from mupscale.cli import main
-from mupscale.cli.hugging_face_base import base_checkpoint, describe_tokens
+from mupscale.cli.studies import base_checkpoint, describe_tokens
 from mupscale.data import Text, tinyshakespeare
 from mupscale.data.tokenizer import load_tokenizer, make_tokenizer
 from mupscale.hf import LanguageModel, hidden_size, load_language_model

@@ -41,8 +41,6 @@ HIDDEN = "(not for people)"
 
 
 class Options(SimpleNamespace):
-    """Values of options by their names in Python."""
-
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
 
@@ -61,10 +59,10 @@ class Row(NamedTuple):
 
 
 class Option(NamedTuple):
-    """An option of a command's own; or an argument, where its name has no hyphens.
+    """An option of a command's own; an argument, where its name has no hyphens; or a parameter of a class or function.
 
     type: bool is a flag, which stands without a value; None is help alone, of what is read elsewhere. It may demand
-    more than a kind (Annotated with a Must). default: without one the value may be null.
+    more than a kind (Annotated with a Must). default: without one the value may be null; MISSING of a parameter.
     """
 
     name: str
@@ -93,7 +91,7 @@ class Option(NamedTuple):
         elif self.type in (bool, None):
             yield Row(_OPTIONS, f"{self.name} {self.metavar}".rstrip(), self.help)
         else:
-            yield _row(_OPTIONS, self.name, Parameter("", _bare(self.type), self.default, self.help), self.metavar)
+            yield _row(_OPTIONS, self.name, self._replace(type=_bare(self.type)))
 
 
 class Section(NamedTuple):
@@ -130,15 +128,15 @@ class Section(NamedTuple):
         title = str(ast.get_docstring(found)).partition("\n")[0].rstrip(".") if self.prefix else _OPTIONS
         yield from rows_of(taken, f"--{self.prefix}." if self.prefix else "--", title)
 
-    def sections(self) -> dict[str, Sequence[Parameter]]:
+    def sections(self) -> dict[str, Sequence[Option]]:
         """The entries of its own name, if it has one, and of those parameters that are a class of this package."""
-        found: dict[str, Sequence[Parameter]] = {self.prefix: self.parameters()} if self.prefix else {}
+        found: dict[str, Sequence[Option]] = {self.prefix: self.parameters()} if self.prefix else {}
         for each in () if self.prefix else self.parameters():
             for kind in filter(_is_class, (each.type, *get_args(each.type))):
                 found[each.name] = _parameters(kind.path)
         return found
 
-    def parameters(self) -> list[Parameter]:
+    def parameters(self) -> list[Option]:
         taken = [each for each in _parameters(self.path) if each.name not in self.skip]
         if self.only is None:
             return taken
@@ -225,13 +223,12 @@ class CommandLine:
         return [row for row in rows if everything or not self.main or shown & {*row.names}]
 
     def help(self, everything: bool) -> str:
-        """What `mupscale COMMAND --help` shows."""
         width = terminal_width() or 120
         usage = f"usage: mupscale {self.name} {self.usage}"
         about = [wrap_text(usage, width, hanging=" " * 7), fill_help(self.about, width)]
         return "\n\n".join([*about, help_of_rows(self.rows(everything))])
 
-    def sections(self) -> dict[str, Sequence[Parameter]]:
+    def sections(self) -> dict[str, Sequence[Option]]:
         """The entries of options that are mappings or lists of them, by the option's name."""
         parts = [part for part in self.parts if isinstance(part, Section)]
         return {name: entries for part in parts for name, entries in part.sections().items()}
@@ -284,7 +281,6 @@ def _attribute(path: str) -> Any:
 
 
 def at_least(number: int) -> Any:
-    """A whole number of so much or more."""
     return Annotated[int, Must(f"{number} or more", lambda value: bool(value >= number))]
 
 
@@ -294,7 +290,7 @@ def _bare(hint: Any) -> Any:
     return list[_bare(*get_args(hint))] if get_origin(hint) is list else hint  # type: ignore[misc]
 
 
-def rows_of(parameters: Iterable[Parameter], start: str, title: str) -> Iterator[Row]:
+def rows_of(parameters: Iterable[Option], start: str, title: str) -> Iterator[Row]:
     """Help on parameters; on those of a class of this package its own, below its name."""
     for each in parameters:
         name = f"{start}{each.name}"
@@ -310,29 +306,20 @@ def _is_class(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, _Unimported)
 
 
-def _row(title: str, name: str, each: Parameter, metavar: str = "") -> Row:
+def _row(title: str, name: str, each: Option) -> Row:
     """An option with its choices, N or X for a number, or VALUE; and its default, if that says anything."""
     kinds, said = (each.type, *get_args(each.type)), str(each.type)
     usual = "{true,false}" if each.type is bool else "X" if "float" in said else "N" if "int" in said else "VALUE"
     for choices in (kind for kind in kinds if get_origin(kind) is Literal and bool not in kinds):
         usual = f"{{{','.join(get_args(choices))}}}"
     is_list = any(get_origin(kind) is list for kind in kinds)
-    shown = f"{name}, {name}+ {metavar or f'{usual},…'}" if is_list else f"{name} {metavar or usual}"
+    shown = f"{name}, {name}+ {each.metavar or f'{usual},…'}" if is_list else f"{name} {each.metavar or usual}"
     is_silent = each.default is None or each.default is False or each.default == [] or "(default" in each.help
     end = "" if is_silent else " (required)" if each.default is MISSING else f" (default: {each.default})"
     return Row(title, with_hyphens(shown), f"{each.help}{end}")
 
 
 # ------------------------------------------------------------------------------- parameters, read off the sources
-
-
-class Parameter(NamedTuple):
-    """A parameter of a function or a class; its default is MISSING without one."""
-
-    name: str
-    type: Any
-    default: Any
-    help: str
 
 
 class _Unimported:
@@ -393,7 +380,7 @@ def value_of(path: str) -> Any:
 
 
 @cache
-def _parameters(path: str) -> list[Parameter]:
+def _parameters(path: str) -> list[Option]:
     """What a function is called with, or a class made with; of a dataclass its fields, those of its bases last."""
     module, found = _find(path)
     meant = meanings(ast.get_docstring(found) or "")
@@ -412,7 +399,7 @@ def _parameters(path: str) -> list[Parameter]:
         ]
         bases = [each for base in found.bases for each in _parameters(f"{module}.{base.id}")]
     read = [
-        Parameter(name, _evaluate(kind, module), _evaluate(usual, module) if usual else MISSING, meant[name])
+        Option(name, _evaluate(kind, module), meant[name], _evaluate(usual, module) if usual else MISSING)
         for name, kind, usual in fields
         if kind is not None  # as of self
     ]

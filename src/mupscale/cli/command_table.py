@@ -13,13 +13,13 @@ import errno
 import gc
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from mupscale.cli import checkpoints, infinite_width, studies, training
-from mupscale.cli.arguments import Answered, UsageError
+from mupscale.cli.arguments import Answered, UsageError, with_hyphens
 from mupscale.cli.command_lines import HELP_ALL, CommandLine
-from mupscale.cli.completion import completions, shell_script
 from mupscale.cli.own_modules import finding_own_modules
+from mupscale.cli.recipe_options import RECIPE, shipped_recipes
 from mupscale.system import (
     VERSION,
     Diverged,
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     prepare_streams()
     atexit.register(gc.disable)  # the system takes all memory back, without a last search for cycles
     given = set(words)
-    shows_origin = bool(given & {"--debug", *_VERBOSE} or os.environ.get("MUPSCALE_DEBUG"))
+    shows_origin = bool(given & {"--debug", *_VERBOSE})
     status = 0
     try:
         if words[:1] == ["--complete"]:  # a shell asks
@@ -124,7 +124,6 @@ def _dispatch(words: list[str], shows_origin: bool) -> int:
 
 
 def _run(command: CommandLine, words: list[str], shows_origin: bool) -> int:
-    """Run a command; turn what it raises into a line and an exit status."""
     again = "; run the same command again to continue where it stopped" if command.resumable else ""
     try:
         with finding_own_modules():
@@ -230,3 +229,60 @@ def give_up_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):  # it has no descriptor of its own
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
+_GLOBAL = ("--help", "--version", "--completion", "--debug", "--quiet", "--verbose")
+_SCRIPTS = {
+    "bash": """\
+# mupscale --completion bash > ~/.local/share/bash-completion/completions/mupscale
+_mupscale() {
+    local IFS=$'\\n' current=${COMP_WORDS[COMP_CWORD]}
+    COMPREPLY=($(mupscale --complete "${COMP_WORDS[@]:0:COMP_CWORD+1}" 2>/dev/null))
+    [[ $current == -* ]] || ((COMP_CWORD == 1)) || COMPREPLY+=($(compgen -f -- "$current"))
+}
+complete -o filenames -F _mupscale mupscale
+""",
+    "zsh": """\
+#compdef mupscale
+# mupscale --completion zsh > ~/.zfunc/_mupscale   (with fpath+=~/.zfunc before compinit in ~/.zshrc)
+_mupscale() {
+    local -a choices
+    choices=("${(@f)$(mupscale --complete "${(@)words[1,CURRENT]}" 2>/dev/null)}")
+    compadd -- $choices
+    [[ $PREFIX == -* ]] || ((CURRENT == 2)) || _files
+}
+if [[ ${funcstack[1]} == _mupscale ]]; then _mupscale "$@"; else compdef _mupscale mupscale; fi
+""",
+    "fish": """\
+# mupscale --completion fish > ~/.config/fish/completions/mupscale.fish
+complete -c mupscale -n __fish_use_subcommand -f
+complete -c mupscale -a '(mupscale --complete (commandline -opc) (commandline -ct) 2>/dev/null)'
+""",
+}
+
+
+def shell_script(shell: str) -> str:
+    if shell not in _SCRIPTS:
+        raise UsageError(f"there is completion for {', '.join(_SCRIPTS)}, not for {shell or 'nothing'}")
+    return _SCRIPTS[shell]
+
+
+def completions(commands: Mapping[str, CommandLine], words: Sequence[str]) -> list[str]:
+    """What the last of the words behind `mupscale` may become; files are the shell's."""
+    *before, current = words or [""]
+    return sorted(word for word in {*_choices(commands, before)} if word.startswith(current))
+
+
+def _choices(commands: Mapping[str, CommandLine], before: Sequence[str]) -> Iterator[str]:
+    if not before:
+        yield from (*(name.split()[0] for name in commands), *_GLOBAL)
+    elif len(before) == 1:
+        yield from (name.split()[1] for name in commands if name.startswith(f"{before[0]} "))
+    for name in {" ".join(before[:count]) for count in (1, 2)} & commands.keys():
+        yield from options_of(commands[name])
+        yield from shipped_recipes() if RECIPE[0] in commands[name].parts else ()
+
+
+def options_of(command: CommandLine) -> list[str]:
+    names = {with_hyphens(f"--{name}") for row in command.rows() for name in row.names if len(name) > 1}
+    return sorted(name for name in names if not name.endswith((".help", "+")))

@@ -237,7 +237,6 @@ class Study:
 
 
 def _one_or_each(values: Sequence[float]) -> Any:
-    """One number for all layers, or one for each."""
     return values[0] if len(values) == 1 else values
 
 
@@ -392,7 +391,6 @@ def limit_grow_command(study: Study) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table of numbers under its title."""
     show(title, text_table(columns, rows, left=0), "")
 
 
@@ -411,7 +409,6 @@ def print_example(example: WorkedExample) -> None:
 
 
 def print_comparison(comparison: LimitComparison) -> None:
-    """An MLP in the limit and at finite widths."""
     title = "The loss at the end, and how far outputs are from the limit (rms)"
     columns, rows = ["n", "k·n", "loss", "one network", "their mean", "std. error"], []
     for networks, error, (gap, doubt) in zip(comparison.finite, comparison.errors, comparison.gaps, strict=True):
@@ -470,7 +467,6 @@ def _print_losses(title: str, ways: Sequence[tuple[WayToGrow, Estimate | None]],
 
 
 def print_best(sweeps: Sequence[Sweep]) -> None:
-    """The best cell of each sweep, and what else a sweep shows."""
     from mupscale.study import sweep_remarks
 
     columns, rows = ["upscaled to", "noise", "learning rate", "loss", "best without noise"], []

@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING
 from functools import reduce
 from importlib import import_module
@@ -25,16 +27,12 @@ from mupscale.cli.arguments import (
     read_yaml,
     set_options,
 )
-from mupscale.cli.command_lines import CommandLine, Option, Parameter, Section, help_of_rows, meanings, rows_of
+from mupscale.cli.command_lines import CommandLine, Option, Section, help_of_rows, meanings, rows_of
 from mupscale.cli.own_modules import allow_modules, named_classes
 from mupscale.system import MupscaleError, parse_given, show, told_fields
 
 if TYPE_CHECKING:
     from mupscale.train import Recipe
-
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 Tree = dict[str, Any]
 _CLASSES = {
@@ -83,7 +81,6 @@ def find_recipe(name: str) -> str:
 
 
 def recipe_usage(more: str = "") -> str:
-    """How such a command is used."""
     return f"RECIPE.yaml [more.yaml …] [--option VALUE …] {more}".rstrip()
 
 
@@ -127,13 +124,11 @@ def read_recipe_and_options(
 
 
 def parse_recipe(kind: type[Recipe], values: Any, where: object) -> Recipe:
-    """A recipe that a person has written, in files and options."""
     recipe: Recipe = parse_given(kind, values, (), UsageError)
     return recipe
 
 
 def _merged(line: CommandLine, files: Sequence[str], options: Sequence[Given]) -> Tree:
-    """What files and options say, the later before the earlier."""
     tree: Tree = {}
     if files or line.name != "train":
         name = "+".join(Path(file).stem for file in files) or "study"
@@ -238,12 +233,12 @@ def _load(name: str, path: str) -> tuple[str, Any]:
         raise UsageError(f"{name}: {path} cannot be imported: {error}") from error
 
 
-def class_arguments(target: Any) -> tuple[dict[str, Parameter], bool]:
+def class_arguments(target: Any) -> tuple[dict[str, Option], bool]:
     """What a class or function takes, by name; and whether it takes any other, too.
 
     A class that takes any (**kwargs) is taken to pass them on to its base.
     """
-    is_class, found = isinstance(target, type), dict[str, Parameter]()
+    is_class, found = isinstance(target, type), dict[str, Option]()
     makers = [vars(each).get("__init__") for each in target.__mro__] if is_class else [target]
     for maker in filter(None, makers):
         try:
@@ -253,7 +248,7 @@ def class_arguments(target: Any) -> tuple[dict[str, Parameter], bool]:
         named = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
         for each in named[1:] if is_class else named:
             default = MISSING if each.default is each.empty else each.default
-            found.setdefault(each.name, Parameter(each.name, _plain_hint(hints.get(each.name, Any)), default, ""))
+            found.setdefault(each.name, Option(each.name, _plain_hint(hints.get(each.name, Any)), "", default))
         if not any(each.kind is each.VAR_KEYWORD for each in parameters):
             return found, False
     return found, True
@@ -310,7 +305,7 @@ def _show_help(line: CommandLine, options: Sequence[Given]) -> None:
             title, start = f"arguments of {path}", f"--{name}."
             hidden = {"model": ("width",), "optimizer": _PARAMETERS}.get(name, ())  # which nobody gives
             found = [each for each in class_arguments(target)[0].values() if each.name not in hidden]
-            entries: Sequence[Parameter] = [each._replace(help=meant.get(each.name, "")) for each in found]
+            entries: Sequence[Option] = [each._replace(help=meant.get(each.name, "")) for each in found]
         else:
             title, start, entries = f"entries of {name}", "", line.sections()[name]
         show(help_of_rows([*rows_of(entries, start, title)]))

@@ -7,22 +7,28 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from mupscale.cli.arguments import UsageError, add_to_lists, separate_options, set_options
 from mupscale.cli.command_lines import HIDDEN, CommandLine, Option, Section, value_of
 from mupscale.cli.own_modules import allow_modules, named_classes
-from mupscale.cli.recipe_options import RECIPE, parse_recipe, read_recipe_and_options, recipe_usage, shipped_recipes
+from mupscale.cli.recipe_options import (
+    RECIPE,
+    Tree,
+    parse_recipe,
+    read_recipe_and_options,
+    recipe_usage,
+    shipped_recipes,
+)
 from mupscale.system import pausing_garbage_collection, print_at_once, printable, read_regular, show, wrap_text
 
 if TYPE_CHECKING:
     from mupscale.train import Recipe, Result, StoredRecipe
 
-TRUST = "a package or module whose classes the recipe may load; you can give this option several times"
+_TRUST = "a package or module whose classes the recipe may load; you can give this option several times"
 
 
 def _changeable() -> set[str]:
-    """What may be another at a resume."""
     return {*value_of("mupscale.train.MAY_CHANGE"), "grow"} - {"out"}
 
 
@@ -64,7 +70,7 @@ Resume a run from its last checkpoint, exactly where it stopped.
 A run that you started on this machine can load your own classes. A run from anywhere else can load only classes of
 mupscale, torch.nn and torch.optim, and of packages that you name with --trust. The options below can change when you
 resume. Everything else stays as it was.""",
-    (Section("mupscale.train.Recipe", only=_changeable), Option("--trust", list[str], TRUST, [], metavar="PACKAGE")),
+    (Section("mupscale.train.Recipe", only=_changeable), Option("--trust", list[str], _TRUST, [], metavar="PACKAGE")),
     main="steps grow trust device checkpoints.every evaluation.every log-every tensorboard",
 )
 
@@ -128,7 +134,6 @@ What a folder of tokens holds, or what a table in a file becomes.
     calls="mupscale.data.info",
 )
 
-Beginning = Literal["new", "resume", "overwrite"]
 _STATUS = {"finished": 0, "diverged": 3, "interrupted": 130}
 
 
@@ -136,8 +141,8 @@ _STATUS = {"finished": 0, "diverged": 3, "interrupted": 130}
 def train_command(words: list[str]) -> int:
     from mupscale.train import run_recipe
 
-    recipe, begin = read_recipe(words)
-    return _tell_end(run_recipe(recipe, resume=begin == "resume", overwrite=begin == "overwrite"))
+    recipe, options = read_recipe(words)
+    return _tell_end(run_recipe(recipe, resume=options["resume"], overwrite=options["overwrite"]))
 
 
 @RESUME.command
@@ -170,12 +175,12 @@ def curves_command(words: list[str]) -> int:
     return 0
 
 
-def read_recipe(words: Sequence[str]) -> tuple[Recipe, Beginning]:
-    """The recipe that the words behind `mupscale train` describe, and what to do with a run that is there already."""
+def read_recipe(words: Sequence[str]) -> tuple[Recipe, Tree]:
+    """The recipe that the words behind `mupscale train` describe, and the command's other options."""
     recipe, options = read_recipe_and_options(TRAIN, words)
     if options["resume"] and options["overwrite"]:
         raise UsageError("--resume continues the run that --overwrite removes: give one of them")
-    return recipe, "resume" if options["resume"] else "overwrite" if options["overwrite"] else "new"
+    return recipe, options
 
 
 def read_run(words: Sequence[str]) -> Recipe:
@@ -209,7 +214,6 @@ def read_run(words: Sequence[str]) -> Recipe:
 
 
 def _stored_recipe(run: Path) -> StoredRecipe:
-    """What the folder of a run says about it."""
     from mupscale.train import StoredRecipe
 
     if not (run / "recipe.json").exists() and (run / "stretches").is_dir():
