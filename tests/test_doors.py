@@ -131,6 +131,10 @@ MISTAKES: dict[str, tuple[Callable[..., Any], str]] = {
         lambda n, w, o: mu.upscale(n, w, None, optim.SGD, exact=True),
         r"SGD\(model.parameters\(\), lr=…\)",
     ),
+    "an optimizer for its class": (
+        lambda n, w, o: mu.make_optimizer(w, mu.plan(n, w), o),
+        "is an AdamW, but must be the class of an optimizer.*pass torch.optim.AdamW itself",
+    ),
     "an optimizer's state": (
         lambda n, w, o: mu.upscale(n, w, None, o.state_dict(), exact=True),
         "load the state dict into",

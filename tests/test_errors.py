@@ -78,26 +78,17 @@ def ready() -> tuple[MLP, MLP, mu.Plan, optim.Optimizer, optim.Optimizer]:
 
 # ---------------------------------------------------------------------------------------------- models that do not fit
 
-STRANGERS = nn.Sequential(nn.Linear(5, 4), nn.ReLU()), nn.Sequential(nn.Linear(5, 8), nn.Tanh())
 PAIRS: dict[str, tuple[Callable[[], tuple[nn.Module, nn.Module]], tuple[str, ...]]] = {
-    "widths that do not divide": (
-        lambda: (mlp(4), mlp(6)),
-        ("'layers.0.weight'", "(4, 5) → (6, 5)", "dimension 0", "8, 12, 16"),
-    ),
     "heads that do not divide": (lambda: (gpt2(2), gpt2(3)), ("(7, 4) → (7, 6)", "multiple")),
-    "narrower": (lambda: (mlp(8), mlp(4)), ("'layers.0.weight'", "(8, 5) → (4, 5)", "narrower", "at least as wide")),
     "missing": (
         lambda: (mlp(4, bias=False), mlp(8)),
         ("lacks the parameter 'layers.0.bias' and 3 more", "only widths"),
     ),
-    "extra": (lambda: (mlp(4), mlp(8, bias=False)), ("lacks the parameter 'layers.0.bias' and 3 more", "only widths")),
     "deeper": (
         lambda: (mlp(4), mlp(8, depth=5)),
         ("lacks the module 'layers.4'", "class and depth; ", "example {'hidden'"),
     ),
-    "shallower": (lambda: (mlp(4, depth=5), mlp(8)), ("lacks the module 'layers.4'", "the same class and depth")),
-    "other classes": (lambda: STRANGERS, ("'1' is a ReLU", "a Tanh in the wide")),
-    "one and the same": (lambda: (STRANGERS[0], STRANGERS[0]), ("the same module", "Build a second")),
+    "one and the same": (lambda: (mlp(),) * 2, ("the same module", "Build a second")),
 }
 
 
@@ -292,13 +283,6 @@ def test_a_plan_for_another_model(ready: Any) -> None:
     for refusal, parts in refusals:
         with refused(*parts, unchanged=everything):
             refusal()
-
-
-def test_a_truncated_plan(ready: Any) -> None:
-    text = ready[2].to_json()
-    for broken in (text[: len(text) // 2], "", "{}", "[]", text.replace("mupscale.plan/2", "mupscale.plan/99")):
-        with refused("not a plan written by mupscale"):
-            mu.Plan.from_json(broken)
 
 
 class Marked(nn.Module):

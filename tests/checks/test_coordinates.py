@@ -198,9 +198,10 @@ def test_powers_and_verdicts() -> None:
 
 
 def test_the_table_reads_well() -> None:
-    text = str(made({"short": [2, 2, 2], "a.longer.name": [1, 2, 4]}))
-    first, head, *lines = text.splitlines()
-    assert first == "made up: NOT flat over widths 1, 4, 16"
+    check = made({"short": [2, 2, 2], "a.longer.name": [1, 2, 4]})
+    first, head, *lines = str(check).splitlines()
+    assert first == check.verdict == "made up: NOT flat over widths 1, 4, 16"
+    assert first in check._repr_html_()
     assert head.split() == ["module", "size", "∝", "width^", "change", "∝", "width^", "verdict"]
     assert " ".join(lines[0].split()) == "short +0.00 ± 0.00 +0.00 ± 0.00 flat"
     assert " ".join(lines[1].split()) == "a.longer.name +0.00 ± 0.00 +0.50 ± 0.00 grows"

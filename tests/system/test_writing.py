@@ -17,6 +17,7 @@ from mupscale.system import (
     appearing,
     clear_leftovers,
     exclusive_lock,
+    files,
     make_folder,
     move,
     open_file,
@@ -212,3 +213,16 @@ def test_nobody_can_foresee_a_temporary_name(tmp_path: Path) -> None:
     (tmp_path / names.pop()).touch()
     clear_leftovers(tmp_path, alone=True)
     assert os.listdir(tmp_path) == ["text"]
+
+
+def test_what_goes_wrong_inside_is_raised_and_the_lock_freed(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), exclusive_lock(tmp_path / ".lock"):
+        _ = 1 / 0
+    with exclusive_lock(tmp_path / ".lock", refusal="taken"):
+        pass
+
+
+def test_where_there_are_no_locks_nobody_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "fcntl", None)
+    with exclusive_lock(tmp_path / ".lock"), exclusive_lock(tmp_path / ".lock", refusal="taken"):
+        assert not (tmp_path / ".lock").exists()

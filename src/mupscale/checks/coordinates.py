@@ -280,7 +280,6 @@ class CoordCheck:
         return f"{self.verdict}\n{text_table(self._header, self._table_rows())}\n{_LEGEND}"
 
     def _repr_html_(self) -> str:
-        """For a notebook."""
         return html_table(self._header, self._table_rows(), f"{self.verdict} ({_LEGEND})")
 
     def _table_rows(self) -> list[tuple[str, ...]]:

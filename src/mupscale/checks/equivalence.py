@@ -37,7 +37,8 @@ from mupscale.system import MupscaleError, checks_arguments, html_table, text_ta
 Loss = Callable[[nn.Module, Any], Tensor]
 _REPORT_HEADER = ("step", "difference", "allowed", "loss (narrow)", "loss (wide)")
 _ROWS_SHOWN = 7
-_DOUBLE = torch.finfo(torch.float64).eps
+_DOUBLE, _SINGLE = torch.finfo(torch.float64).eps, torch.finfo(torch.float32).eps
+_EXACT = 1e-10
 _MAY_ROUND = 1e-5  # differences below it may be float32's
 _MANY_ROUNDINGS = 100  # a widened sum has more terms than the narrow one's
 _FEW_ROUNDINGS = 4  # of the weights that a plan writes
@@ -159,11 +160,9 @@ class Report:
         return f"{table}\n{wrap_text(self.verdict)}"
 
     def _repr_html_(self) -> str:
-        """For a notebook."""
         return html_table(_REPORT_HEADER, self._table_rows(), self.verdict)
 
     def _table_rows(self) -> list[tuple[str, ...]]:
-        """Some of the steps, the first and the last among them."""
         last = len(self.differences) - 1
         shown = sorted({round(i * last / _ROWS_SHOWN) for i in range(_ROWS_SHOWN + 1)})
         limits = self.rounding or [self.tolerance] * (last + 1)
@@ -262,7 +261,8 @@ class _Pair:
         self.dropout = silence_dropout(self.small) | silence_dropout(self.large)
         kinds = {p.dtype for p in self.small.parameters() if p.is_floating_point()} or {torch.float32}
         self.rounding = max(torch.finfo(kind).eps for kind in kinds)  # of the least precise parameter
-        self.tolerance, self.reason = _tolerance(self.rounding), _OWN if self.rounding > _DOUBLE else ""
+        self.tolerance = _EXACT if self.rounding <= _DOUBLE else 1e-4 if self.rounding <= _SINGLE else 5e-2
+        self.reason = _OWN if self.rounding > _DOUBLE else ""
         self.changed, self.in_double = "", False
         self.optimizers, self.schedulers = list[Optimizer](), list[LRScheduler]()
 
@@ -307,7 +307,7 @@ class _Pair:
         self.reason = _NOT_WRITTEN
         if is_written:
             widen(self.small, self.large, self.plan)
-            self.tolerance, self.reason = _tolerance(_DOUBLE), ""
+            self.tolerance, self.reason = _EXACT, ""
 
     def step(self, losses: Sequence[Tensor], clip: float | None) -> None:
         """One step of both optimizers and schedulers, or of the narrow one's where there is one loss."""
@@ -371,7 +371,6 @@ class _Training:
                     pair.step(losses, self.clip)
 
     def compare(self, pair: _Pair, tolerance: float) -> Report:
-        """Train both models side by side."""
         differences, losses = list[float](), list[tuple[float, float]]()
         first: Difference | None = None
         before = [p.detach().clone() for p in pair.small.parameters()]
@@ -396,20 +395,13 @@ class _Training:
 
 
 def _copy(model: nn.Module, optimizer: Optimizer | None = None) -> tuple[nn.Module, Optimizer | None]:
-    """Copies of a model and of the optimizer that holds its parameters."""
     original = naming.unwrap(model)
     copied, its_optimizer = copy.deepcopy((original, optimizer), computed_tensors(original))
     keep_attributes(original, copied)
     return copied, its_optimizer
 
 
-def _tolerance(eps: float) -> float:
-    """For models of this rounding: 1e-10 in float64, 1e-4 in float32, 5e-2 below."""
-    return 1e-10 if eps <= _DOUBLE else 1e-4 if eps <= torch.finfo(torch.float32).eps else 5e-2
-
-
 def _output_difference(small: Recorder, large: Recorder) -> float:
-    """The relative difference of the two models' own outputs."""
     if "" not in small.outputs or "" not in large.outputs:
         raise MupscaleError("loss(model, batch) must call the model, and the model must return a tensor first")
     ours, theirs = small.outputs[""], large.outputs[""]

@@ -139,7 +139,6 @@ class Plan:
         return f"{whole}\n{wrap_text(words, width)}"
 
     def _repr_html_(self) -> str:
-        """The same table in a notebook."""
         return html_table(*self._table())
 
     def _table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]], str]:

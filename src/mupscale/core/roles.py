@@ -113,7 +113,6 @@ def _short_block(axis: Axis) -> int | Sections | Axis:
 
 
 def _read_dims(name: str, kind: str, dims: object) -> tuple[int, ...]:
-    """The dimensions that a role names, one or several."""
     try:
         several: tuple[Any, ...] = tuple(dims)  # type: ignore[arg-type]
     except TypeError:

@@ -1,13 +1,24 @@
-"""Free memory, as the files of Linux tell it."""
+"""What the machine has: memory, as the files of Linux tell it, cores, and optional packages or none."""
+
+from __future__ import annotations
 
 import gc
+import os
 import re
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from mupscale.system import MupscaleError, available_memory, describe_shortage, pausing_garbage_collection
+from mupscale.system import (
+    MupscaleError,
+    available_memory,
+    describe_shortage,
+    pausing_garbage_collection,
+    require,
+    usable_cores,
+)
 from mupscale.system.machine import _in_unknown_system
 
 GIB = 1 << 30
@@ -78,3 +89,25 @@ def test_garbage_collection_is_afterwards_as_it_was_before_even_after_an_error(w
         assert gc.isenabled() is was_on
     finally:
         (gc.enable if before else gc.disable)()
+
+
+def test_a_package_that_is_there() -> None:
+    assert require("os.path", reason="sweeps need os.path") is os.path
+
+
+def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(MupscaleError, match=r"^sweeps need optuna: pip install 'mupscale\[sweep\]'$"):
+        require("optuna", reason="sweeps need optuna")
+    with pytest.raises(MupscaleError, match=r"^no optuna: pip install 'mupscale\[sweep\]', or take another$"):
+        require("optuna", reason="no optuna", remedy=", or take another")
+
+
+def test_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5, 6}, raising=False)
+    assert usable_cores() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    assert usable_cores() == 7
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert usable_cores() == 1
