@@ -112,10 +112,10 @@ def _dispatch(words: list[str], shows_origin: bool) -> int:
         show(f"mupscale {VERSION}")
         return 0
     if words[0] == "--completion":
-        try:
-            show(shell_script(" ".join(words[1:])), end="")
-        except UsageError as error:
-            return print_failure(f"mupscale: {error}", 2)
+        if (shell := " ".join(words[1:])) not in _SCRIPTS:
+            told = f"there is completion for {', '.join(_SCRIPTS)}, not for {shell or 'nothing'}"
+            return print_failure(f"mupscale: {told}", 2)
+        show(_SCRIPTS[shell], end="")
         return 0
     name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), None)
     if name is None:
@@ -259,12 +259,6 @@ complete -c mupscale -n __fish_use_subcommand -f
 complete -c mupscale -a '(mupscale --complete (commandline -opc) (commandline -ct) 2>/dev/null)'
 """,
 }
-
-
-def shell_script(shell: str) -> str:
-    if shell not in _SCRIPTS:
-        raise UsageError(f"there is completion for {', '.join(_SCRIPTS)}, not for {shell or 'nothing'}")
-    return _SCRIPTS[shell]
 
 
 def completions(commands: Mapping[str, CommandLine], words: Sequence[str]) -> list[str]:
