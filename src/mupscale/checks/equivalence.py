@@ -20,18 +20,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from mupscale import planning
 from mupscale.core import Plan, index_of_old, keep_attributes, naming
 from mupscale.growth import gain_factor, grow_optimizer, widen
 from mupscale.optim import clip_grad_norm_
-from mupscale.planning import (
-    KeepDouble,
-    Recorder,
-    computed_tensors,
-    in_double,
-    relative_difference,
-    silence_dropout,
-    take_modes,
-)
 from mupscale.system import MupscaleError, checks_arguments, html_table, text_table, wrap_text
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -220,7 +212,7 @@ def verify(
     if pair.in_double:
         try:  # the loss may hold tensors of its own
             with torch.no_grad():
-                loss(_copy(pair.small)[0], in_double(data[0]))
+                loss(_copy(pair.small)[0], planning.in_double(data[0]))
         except RuntimeError:
             in_float64, pair = False, training.make_pair(False)
     allowed = pair.tolerance if tolerance is None else tolerance
@@ -236,7 +228,7 @@ def _compare_old_units(pair: _Pair, batch: Any, loss: Loss) -> Report:
     """What can be said of a growth by fresh units."""
     off, name = pair.furthest(pair.off_place, _FEW_ROUNDINGS * pair.rounding)
     first = Difference(name, "parameter", off, _MISPLACED) if name else None
-    with Recorder(pair.small) as ours, Recorder(pair.large) as theirs:
+    with planning.Recorder(pair.small) as ours, planning.Recorder(pair.large) as theirs:
         losses = float(loss(pair.small, batch)), float(loss(pair.large, batch))
     moved = _output_difference(ours, theirs)
     axes = [axis for entry in pair.plan.parameters.values() for axis in entry.axes.values()]
@@ -257,8 +249,8 @@ class _Pair:
         self.plan = plan
         self.small, self.own = _copy(narrow, optimizer)
         self.large, _ = _copy(wide)
-        take_modes(self.large, self.small, plan)
-        self.dropout = silence_dropout(self.small) | silence_dropout(self.large)
+        planning.take_modes(self.large, self.small, plan)
+        self.dropout = planning.silence_dropout(self.small) | planning.silence_dropout(self.large)
         kinds = {p.dtype for p in self.small.parameters() if p.is_floating_point()} or {torch.float32}
         self.rounding = max(torch.finfo(kind).eps for kind in kinds)  # of the least precise parameter
         self.tolerance = _EXACT if self.rounding <= _DOUBLE else 1e-4 if self.rounding <= _SINGLE else 5e-2
@@ -276,14 +268,14 @@ class _Pair:
 
     def off_copies(self, name: str, p: Tensor, theirs: Tensor) -> float:
         """How far a parameter is from the copies it should consist of."""
-        return relative_difference(self.plan.parameters[name].widened(p, torch.empty_like(theirs)), theirs)
+        return planning.relative_difference(self.plan.parameters[name].widened(p, torch.empty_like(theirs)), theirs)
 
     def off_place(self, name: str, p: Tensor, theirs: Tensor) -> float:
         """Of a growth by fresh units: how far a parameter's old units are from the narrow model's."""
         entry = self.plan.parameters[name]
         old = theirs[index_of_old(entry.narrow, entry.axes)]
         gains = (1.0, gain_factor(name, self.plan))  # as fresh units, or lossless ones, leave them
-        return min(relative_difference(p * float(entry.keep) * gain, old) for gain in gains)
+        return min(planning.relative_difference(p * float(entry.keep) * gain, old) for gain in gains)
 
     def first_wrong_buffer(self, tolerance: float) -> Difference | None:
         """Before any update: a buffer that is not the copies it should be, which only evaluation would show."""
@@ -294,7 +286,7 @@ class _Pair:
             if buffer is not None and buffer.is_floating_point() and source.is_taken:
                 expected = entry.widened(buffer, torch.empty_like(theirs[name]), factor=entry.rule.weight)
                 if not torch.allclose(expected, theirs[name], rtol=tolerance, atol=tolerance, equal_nan=True):
-                    return Difference(name, "buffer", relative_difference(expected, theirs[name]), _BUFFER)
+                    return Difference(name, "buffer", planning.relative_difference(expected, theirs[name]), _BUFFER)
         return None
 
     def turn_into_double(self) -> None:
@@ -303,7 +295,7 @@ class _Pair:
         self.small.double()
         self.large.double()
         for state in self.own.state.values() if self.own is not None else ():
-            state.update(in_double(dict(state)))
+            state.update(planning.in_double(dict(state)))
         self.reason = _NOT_WRITTEN
         if is_written:
             widen(self.small, self.large, self.plan)
@@ -357,14 +349,14 @@ class _Training:
         pair.schedulers = [self.schedule(each) for each in pair.optimizers] if self.schedule is not None else []
         return pair
 
-    def run(self, pair: _Pair, *models: nn.Module) -> Iterator[tuple[list[Recorder], list[Tensor]]]:
+    def run(self, pair: _Pair, *models: nn.Module) -> Iterator[tuple[list[planning.Recorder], list[Tensor]]]:
         """What these models compute before each step and after the last, with their losses."""
-        with KeepDouble() if pair.in_double else nullcontext():
+        with planning.KeepDouble() if pair.in_double else nullcontext():
             for step in range((self.steps if pair.optimizers else 0) + 1):
                 batch = self.data[step % len(self.data)]
-                batch = in_double(batch) if pair.in_double else batch
+                batch = planning.in_double(batch) if pair.in_double else batch
                 with ExitStack() as stack:
-                    recorders = [stack.enter_context(Recorder(model)) for model in models]
+                    recorders = [stack.enter_context(planning.Recorder(model)) for model in models]
                     losses = [self.loss(model, batch) for model in models]
                 yield recorders, losses
                 if pair.optimizers and step < self.steps:
@@ -390,18 +382,18 @@ class _Training:
                 signs = torch.randint(0, 2, p.shape, generator=generator).to(p.device, p.dtype) * 2 - 1
                 p.detach().mul_(1 + torch.finfo(p.dtype).eps * signs)
             outputs.append([ours.outputs[""] for (ours,), _ in self.run(pair, pair.small)])
-        apart = map(relative_difference, *outputs)
+        apart = map(planning.relative_difference, *outputs)
         return [max(tolerance, min(_MANY_ROUNDINGS * each, _MOST_ALLOWED)) for each in apart]
 
 
 def _copy(model: nn.Module, optimizer: Optimizer | None = None) -> tuple[nn.Module, Optimizer | None]:
     original = naming.unwrap(model)
-    copied, its_optimizer = copy.deepcopy((original, optimizer), computed_tensors(original))
+    copied, its_optimizer = copy.deepcopy((original, optimizer), planning.computed_tensors(original))
     keep_attributes(original, copied)
     return copied, its_optimizer
 
 
-def _output_difference(small: Recorder, large: Recorder) -> float:
+def _output_difference(small: planning.Recorder, large: planning.Recorder) -> float:
     if "" not in small.outputs or "" not in large.outputs:
         raise MupscaleError("loss(model, batch) must call the model, and the model must return a tensor first")
     ours, theirs = small.outputs[""], large.outputs[""]
@@ -410,11 +402,11 @@ def _output_difference(small: Recorder, large: Recorder) -> float:
             f"the models' outputs have shapes {tuple(ours.shape)} and {tuple(theirs.shape)}; "
             f"verify needs models whose output does not grow with the width"
         )
-    return relative_difference(ours, theirs)
+    return planning.relative_difference(ours, theirs)
 
 
 def _first_difference(
-    pair: _Pair, ours: Recorder, theirs: Recorder, step: int, difference: float, tolerance: float
+    pair: _Pair, ours: planning.Recorder, theirs: planning.Recorder, step: int, difference: float, tolerance: float
 ) -> Difference | None:
     """Where the models begin to differ, if their outputs (by `difference`) or, before any update, their buffers do."""
     if not difference <= tolerance:
@@ -431,7 +423,7 @@ def _first_difference(
 
 
 def first_differing_module(
-    ours: Recorder, theirs: Recorder, plan: Plan, tolerance: float, *, may_round: bool = True
+    ours: planning.Recorder, theirs: planning.Recorder, plan: Plan, tolerance: float, *, may_round: bool = True
 ) -> Difference | None:
     """The first module, in the order in which they run, whose output in the wide model is not the narrow one's.
 
@@ -444,11 +436,11 @@ def first_differing_module(
         if expected.shape != actual.shape:
             return Difference(path or type(ours.model).__name__, "module", math.inf, _USUALLY)
         folds = {1.0, *(float(e.fold) for n, e in plan.parameters.items() if path and n.startswith(f"{path}."))}
-        relative = min(relative_difference(expected * fold, actual) for fold in folds)
+        relative = min(planning.relative_difference(expected * fold, actual) for fold in folds)
         if not relative <= tolerance:
             advice, size = _USUALLY, float((expected * expected).sum())
             factor = float((expected * actual).sum()) / size if size else 0.0
-            if factor and factor == factor and relative_difference(expected * factor, actual) <= tolerance:
+            if factor and factor == factor and planning.relative_difference(expected * factor, actual) <= tolerance:
                 advice = f"Its output is {factor:.4g} times what it should be. {_FACTOR}"
             if may_round and relative < _MAY_ROUND:
                 advice = f"{_ROUNDS} {advice}"

@@ -12,23 +12,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from mupscale import system
 from mupscale.cli.arguments import UsageError
 from mupscale.cli.command_lines import CommandLine, Option
 from mupscale.cli.own_modules import allow_modules
-from mupscale.system import (
-    MupscaleError,
-    check_has_config,
-    is_dcp_folder,
-    is_taken,
-    move,
-    parse_multipliers,
-    print_at_once,
-    printable,
-    remove,
-    show,
-    text_table,
-    wrap_text,
-)
 
 
 def check_before_imports(options: Any) -> dict[str, Any]:
@@ -39,9 +26,9 @@ def check_before_imports(options: Any) -> dict[str, Any]:
     _describe(options.describe)
     path = Path(options.checkpoint)
     if options.times is not None:
-        parse_multipliers(options.times)
+        system.parse_multipliers(options.times)
     if path.is_dir() and not (path / "adapter_config.json").exists():
-        check_has_config(path)
+        system.check_has_config(path)
     how, deepen = options.how, options.deepen
     if how is None and deepen is None:
         return {} if options.layers is None else {"layers": options.layers, "deepen": "identity"}
@@ -60,7 +47,7 @@ def check_before_imports(options: Any) -> dict[str, Any]:
         how, deepen = None, how
     try:
         word_in_table(how or "fresh")
-    except MupscaleError as error:
+    except system.MupscaleError as error:
         raise UsageError(f"--{error}") from None
     options.how = how
     return {} if options.layers is None else {"layers": options.layers, "deepen": deepen or "identity"}
@@ -259,7 +246,7 @@ def upscale_command(words: list[str]) -> int:
         said = upscale_dcp_folder(path, place, options)
         if said and place != Path(out):
             _replace_folder(place, Path(out))
-        show(said.replace(str(place), out, 1)) if said else None
+        system.show(said.replace(str(place), out, 1)) if said else None
         return 0
     depth, place = check_before_imports(options), _check_place(Path(out), options.overwrite)
     from mupscale.hf import upscale
@@ -273,12 +260,12 @@ def upscale_command(words: list[str]) -> int:
         grow=_operator(options, options.noise),
         rules=_rules(options),
         verify=not options.no_verify,
-        note=lambda line: print_at_once(wrap_text(printable(line)), "stderr"),
+        note=lambda line: system.print_at_once(system.wrap_text(system.printable(line)), "stderr"),
     )
     if place != Path(out):
         _replace_folder(place, Path(out))
         upscaled = replace(upscaled, path=Path(out))
-    show(wrap_text(str(upscaled)))
+    system.show(system.wrap_text(str(upscaled)))
     return 0
 
 
@@ -289,18 +276,18 @@ def _check_place(out: Path, overwrite: bool) -> Path:
         raise UsageError(f"--overwrite: mupscale did not write {out}: remove it yourself, or choose another OUT")
     if overwrite:
         return out.with_name(f".{out.name}.new") if out.exists() else out
-    if is_taken(out):
+    if system.is_taken(out):
         own = "Use --overwrite to replace it" if is_ours else "Remove it"
-        raise MupscaleError(f"{out} already exists. {own}, or choose a different name")
+        raise system.MupscaleError(f"{out} already exists. {own}, or choose a different name")
     return out
 
 
 def _replace_folder(new: Path, old: Path) -> None:
     """Put a finished folder into the place of another, which is gone only then."""
     aside = old.with_name(f".{old.name}.{secrets.token_hex(8)}")
-    move(old, aside)
-    move(new, old)
-    remove(aside)
+    system.move(old, aside)
+    system.move(new, old)
+    system.remove(aside)
 
 
 @VERIFY.command
@@ -321,7 +308,7 @@ def verify_command(words: list[str]) -> int:
             _checkpoint(options.wide, options),
             **_taken_over(options, "dtype", "train", "text", "tokens", "tolerance", "seed", "trust_remote_code"),
         )
-    show(str(report))
+    system.show(str(report))
     return 0 if report.ok else 1
 
 
@@ -341,7 +328,7 @@ def inspect_command(words: list[str]) -> int:
         grow=_operator(options),
         rules=_rules(options),
     )
-    show(str(overview))
+    system.show(str(overview))
     return 0
 
 
@@ -385,7 +372,7 @@ def _checkpoint(path: str, options: Any) -> Any:
 
     if not options.dequantise or not is_gguf(path):
         return path
-    print_at_once(wrap_text(f"reading {printable(path)} as float32"), "stderr")
+    system.print_at_once(system.wrap_text(f"reading {system.printable(path)} as float32"), "stderr")
     return read_gguf(path)
 
 
@@ -405,7 +392,7 @@ def _describe(module: str | None) -> None:
 def _read(line: CommandLine, words: list[str]) -> tuple[Any, bool]:
     """The options, and whether they are about folders of torch.distributed.checkpoint."""
     _, options = line.read(words)
-    is_dcp = is_dcp_folder(options["small" if line is VERIFY else "checkpoint"])
+    is_dcp = system.is_dcp_folder(options["small" if line is VERIFY else "checkpoint"])
     check_which(options, line, is_dcp)
     return options, is_dcp
 
@@ -436,7 +423,7 @@ def upscale_dcp_folder(path: str, out: Path, options: Any) -> str:
         grows = what_grows(family, *sizes)
         growth = _growth(options, grows)
         if "units" in grows and is_replica(growth.build_operator()) and not options.exact and processes.main:
-            print_at_once(wrap_text(replica_in_words()), "stderr")
+            system.print_at_once(system.wrap_text(replica_in_words()), "stderr")
         known: dict[str, Any] = {"seed": options.seed, "optimizer": _optimizer(options), "processes": processes}
         known["router"] = "silent" if options.exact else "drawn"
         upscaled = upscale_dcp(path, out, family, *sizes, growth, **known)
@@ -460,17 +447,17 @@ def inspect_dcp_folder(path: str, options: Any) -> int:
 
     if any(getattr(options, name) is not None for name in ("to", *_EXPERTS)):
         family, sizes = _family(options)
-        show(describe_dcp_growth(path, family, *sizes, _growth(options, what_grows(family, *sizes))))
+        system.show(describe_dcp_growth(path, family, *sizes, _growth(options, what_grows(family, *sizes))))
         return 0
     folder, rows = DcpFolder(path), Counter[tuple[str, str, str]]()
     for name in (*folder.shapes, *folder.objects):
-        of_any_layer, what = printable(re.sub(r"(?<=\.)\d+(?=\.)", "*", name)), ("", "object")
+        of_any_layer, what = system.printable(re.sub(r"(?<=\.)\d+(?=\.)", "*", name)), ("", "object")
         if name in folder.shapes:
             shape, dtype = folder.shapes[name], str(folder.dtypes[name]).removeprefix("torch.")
             what = "×".join(map(str, shape)) or "a number", dtype
         rows[of_any_layer, *what] += 1
     cells = [(name, shape, dtype, str(count) if count > 1 else "") for (name, shape, dtype), count in rows.items()]
-    show(text_table(("name", "shape", "dtype", "layers"), cells, left=3))
+    system.show(system.text_table(("name", "shape", "dtype", "layers"), cells, left=3))
     return 0
 
 
@@ -527,5 +514,5 @@ def _optimizer(options: Any) -> Any:
     allow_modules([options.optimizer])
     found = import_path(options.optimizer)
     if not (isinstance(found, type) and issubclass(found, Optimizer)):
-        raise MupscaleError(f"{options.optimizer} is not a torch.optim.Optimizer")
+        raise system.MupscaleError(f"{options.optimizer} is not a torch.optim.Optimizer")
     return found

@@ -17,16 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
-from mupscale.cli.arguments import (
-    Given,
-    Names,
-    UsageError,
-    Words,
-    add_to_lists,
-    separate_options,
-    set_options,
-    with_hyphens,
-)
+from mupscale.cli import arguments
 from mupscale.system import Must, check_installed, parse_given, show, terminal_width, wrap_text
 
 _Run = TypeVar("_Run", bound=Callable[[list[str]], int])
@@ -81,7 +72,7 @@ class Option(NamedTuple):
         if self.dest not in given:
             return {self.dest: self.default or False if self.type is bool else self.default}
         hint = self.type | None if self.default is None else self.type
-        return {self.dest: parse_given(hint, given[self.dest], (self.name,), UsageError)}
+        return {self.dest: parse_given(hint, given[self.dest], (self.name,), arguments.UsageError)}
 
     def rows(self) -> Iterator[Row]:
         if self.help is HIDDEN:
@@ -110,13 +101,13 @@ class Section(NamedTuple):
         target = _attribute(self.path)
         if self.prefix:
             values = given.get(self.prefix, {})
-            return {self.prefix: parse_given(target, values, (self.prefix,), UsageError)}
+            return {self.prefix: parse_given(target, values, (self.prefix,), arguments.UsageError)}
         values = {}
         hints = get_type_hints(getattr(target, "__init__") if isinstance(target, type) else target)  # noqa: B009
         for each in self.parameters():
             if each.name in given:
-                shown = each.name if each.default is MISSING else with_hyphens(f"--{each.name}")
-                values[each.name] = parse_given(hints[each.name], given[each.name], (shown,), UsageError)
+                shown = each.name if each.default is MISSING else arguments.with_hyphens(f"--{each.name}")
+                values[each.name] = parse_given(hints[each.name], given[each.name], (shown,), arguments.UsageError)
         return values
 
     def rows(self) -> Iterator[Row]:
@@ -175,7 +166,7 @@ class CommandLine:
 
     def run(self, words: list[str]) -> int:
         """Run it, or show its help."""
-        given = {*map(with_hyphens, words)}
+        given = {*map(arguments.with_hyphens, words)}
         if {"-h", "--help", HELP_ALL} & given:
             show(self.help(everything=HELP_ALL in given))
             return 0
@@ -187,16 +178,16 @@ class CommandLine:
         _attribute(self.calls)(**vars(self.read(words)[1]))
         return 0
 
-    def separate(self, words: Sequence[str], *, many: bool = False) -> tuple[list[str], list[Given]]:
+    def separate(self, words: Sequence[str], *, many: bool = False) -> tuple[list[str], list[arguments.Given]]:
         """The words that stand alone, and the options, of which each exists."""
         shown = [(row, name.removesuffix("+"), name.endswith("+")) for row in self.rows() for name in row.names]
         hidden = {part.dest for part in self.parts if isinstance(part, Option)}
-        names = Names(
+        names = arguments.Names(
             all=hidden | {name for _, name, _ in shown},
             flags={name for row, name, _ in shown if " " not in row.option},
             lists={name for _, name, adds in shown if adds},
         )
-        return separate_options(words, names, many=many)
+        return arguments.separate_options(words, names, many=many)
 
     def read(self, words: Sequence[str]) -> tuple[list[str], Options]:
         """The words that stand alone, and all options; of a command that takes such words by name they are options."""
@@ -207,10 +198,10 @@ class CommandLine:
             expected = (
                 f"give {' and '.join(map(str.upper, places))}{', not' if alone else ''}" if places else "did not expect"
             )
-            raise UsageError(f"{expected} {' '.join(alone)}".rstrip())
-        given: dict[str, Any] = dict(zip(places, map(Words, alone), strict=False))
-        set_options(given, options)
-        add_to_lists(given, options)
+            raise arguments.UsageError(f"{expected} {' '.join(alone)}".rstrip())
+        given: dict[str, Any] = dict(zip(places, map(arguments.Words, alone), strict=False))
+        arguments.set_options(given, options)
+        arguments.add_to_lists(given, options)
         values = {name: value for part in self.parts for name, value in part.read(given).items()}
         return alone, Options(**values)
 
@@ -298,7 +289,7 @@ def rows_of(parameters: Iterable[Option], start: str, title: str) -> Iterator[Ro
             yield from rows_of(_parameters(each.type.path), f"{name}.", each.help)
             continue
         for kind in filter(_is_class, get_args(each.type)):
-            yield Row(title, with_hyphens(f"{name}.help"), f"show the entries of {kind.__name__}")
+            yield Row(title, arguments.with_hyphens(f"{name}.help"), f"show the entries of {kind.__name__}")
         yield _row(title, name, each)
 
 
@@ -316,7 +307,7 @@ def _row(title: str, name: str, each: Option) -> Row:
     shown = f"{name}, {name}+ {each.metavar or f'{usual},…'}" if is_list else f"{name} {each.metavar or usual}"
     is_silent = each.default is None or each.default is False or each.default == [] or "(default" in each.help
     end = "" if is_silent else " (required)" if each.default is MISSING else f" (default: {each.default})"
-    return Row(title, with_hyphens(shown), f"{each.help}{end}")
+    return Row(title, arguments.with_hyphens(shown), f"{each.help}{end}")
 
 
 # ------------------------------------------------------------------------------- parameters, read off the sources

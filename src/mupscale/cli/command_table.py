@@ -15,24 +15,12 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
+from mupscale import system
 from mupscale.cli import checkpoints, infinite_width, studies, training
 from mupscale.cli.arguments import Answered, UsageError, with_hyphens
 from mupscale.cli.command_lines import HELP_ALL, CommandLine
 from mupscale.cli.own_modules import finding_own_modules
 from mupscale.cli.recipe_options import RECIPE, shipped_recipes
-from mupscale.system import (
-    VERSION,
-    Diverged,
-    Interrupted,
-    MupscaleError,
-    asked_by_command,
-    at_loudness,
-    is_out_of_memory,
-    printable,
-    show,
-    show_foreign_errors,
-    wrap_text,
-)
 
 COMMANDS: dict[str, CommandLine] = {
     line.name: line
@@ -84,12 +72,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     status = 0
     try:
         if words[:1] == ["--complete"]:  # a shell asks
-            show(*completions(COMMANDS, words[2:]))
+            system.show(*completions(COMMANDS, words[2:]))
             return 0
         words = [word for word in words if word not in {"--debug", *_QUIET, *_VERBOSE}]
         with (
-            asked_by_command(),
-            at_loudness("quiet" if _QUIET & given else "verbose" if _VERBOSE & given else "normal"),
+            system.asked_by_command(),
+            system.at_loudness("quiet" if _QUIET & given else "verbose" if _VERBOSE & given else "normal"),
         ):
             status = _dispatch(words, shows_origin)
         sys.stdout.flush()
@@ -106,16 +94,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _dispatch(words: list[str], shows_origin: bool) -> int:
     if not words or words[0] in ("-h", "--help", HELP_ALL, "help"):
-        show(_overview(COMMANDS))
+        system.show(_overview(COMMANDS))
         return 0
     if words[0] == "--version":
-        show(f"mupscale {VERSION}")
+        system.show(f"mupscale {system.VERSION}")
         return 0
     if words[0] == "--completion":
         if (shell := " ".join(words[1:])) not in _SCRIPTS:
             told = f"there is completion for {', '.join(_SCRIPTS)}, not for {shell or 'nothing'}"
             return print_failure(f"mupscale: {told}", 2)
-        show(_SCRIPTS[shell], end="")
+        system.show(_SCRIPTS[shell], end="")
         return 0
     name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), None)
     if name is None:
@@ -132,7 +120,7 @@ def _run(command: CommandLine, words: list[str], shows_origin: bool) -> int:
         return 0
     except BrokenPipeError:
         raise
-    except (KeyboardInterrupt, Interrupted) as error:
+    except (KeyboardInterrupt, system.Interrupted) as error:
         return print_failure(*failure_sentence(error, command.name, again))
     except Exception as error:
         if shows_origin:
@@ -143,17 +131,18 @@ def _run(command: CommandLine, words: list[str], shows_origin: bool) -> int:
 def _overview(commands: Mapping[str, CommandLine]) -> str:
     width = max(map(len, commands)) + 5
     lines = [
-        wrap_text(f"  {name:<{width - 2}}{command.summary}", hanging=" " * width) for name, command in commands.items()
+        system.wrap_text(f"  {name:<{width - 2}}{command.summary}", hanging=" " * width)
+        for name, command in commands.items()
     ]
     head = ["usage: mupscale COMMAND …", "", "Train networks, and grow them in the middle of training.", ""]
-    return "\n".join([*head, *lines, "", *map(wrap_text, _ENDING)])
+    return "\n".join([*head, *lines, "", *map(system.wrap_text, _ENDING)])
 
 
 def _show_group_or_refuse(words: list[str]) -> int:
     """`mupscale data` lists the commands of the group; what names neither a command nor a group is an error."""
     group = {name: command for name, command in COMMANDS.items() if name.split()[0] == words[0]}
     if group and (len(words) == 1 or words[1] in ("-h", "--help")):
-        show(_overview(group))
+        system.show(_overview(group))
         return 0
     unknown = " ".join(words[:2]) if group else words[0]
     near = [_OTHER_WORDS[unknown]] if unknown in _OTHER_WORDS else difflib.get_close_matches(unknown, COMMANDS, n=1)
@@ -170,18 +159,18 @@ def failure_sentence(error: BaseException, command: str, again: str) -> tuple[st
     of_command = f"mupscale {command}"
     if isinstance(error, KeyboardInterrupt):
         return f"{of_command}: interrupted{again}", 130
-    if isinstance(error, Interrupted):
+    if isinstance(error, system.Interrupted):
         return f"{of_command}: {error}{again}", 130
     if isinstance(error, UsageError):
         return f"{of_command}: {error}", 2
-    if isinstance(error, MupscaleError):
-        return f"{of_command}: {error}", 3 if isinstance(error, Diverged) else 1
+    if isinstance(error, system.MupscaleError):
+        return f"{of_command}: {error}", 3 if isinstance(error, system.Diverged) else 1
     if isinstance(error, OSError):
         named, reason = error.filename, error.strerror or _first_words(error)
         if error.errno in _DISK_FULL:
             named, reason = named and f"{named} cannot be written", f"{reason}; free some space"
         return f"{of_command}: {f'{named}: ' if named else ''}{reason}{again}", 1
-    if is_out_of_memory(error):
+    if system.is_out_of_memory(error):
         return f"{of_command}: there is not enough memory ({_first_words(error)}); use smaller sizes{again}", 1
     if isinstance(error, RecursionError):
         return f"{of_command}: the input is nested too deeply", 1
@@ -205,7 +194,7 @@ def print_failure(line: str, status: int) -> int:
     rank, world = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
     is_another = rank.isdecimal() and int(rank) > 0 and not (world.isdecimal() and int(rank) >= int(world))
     if not is_another:  # nor one whose rank is none
-        show(printable(line), stream="stderr")
+        system.show(system.printable(line), stream="stderr")
     return status
 
 
@@ -214,7 +203,7 @@ def prepare_streams() -> None:
 
     Warnings and errors with their origin are shown as all that is printed.
     """
-    show_foreign_errors()
+    system.show_foreign_errors()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:

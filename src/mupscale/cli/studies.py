@@ -14,26 +14,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mupscale import system
+from mupscale.cli import recipe_options
 from mupscale.cli.arguments import UsageError, list_items, read_value
 from mupscale.cli.command_lines import HIDDEN, CommandLine, Option, Section
-from mupscale.cli.recipe_options import (
-    RECIPE,
-    Tree,
-    folder_to_write,
-    print_place,
-    read_recipe_and_options,
-    recipe_usage,
-)
-from mupscale.system import (
-    MupscaleError,
-    fingerprint_files,
-    number_in_environment,
-    pausing_garbage_collection,
-    print_at_once,
-    read_json,
-    show,
-    wrap_text,
-)
 
 if TYPE_CHECKING:
     from mupscale.study import StudySettings, StudySummary
@@ -41,14 +25,14 @@ if TYPE_CHECKING:
 
 _DRY_RUN = Option("--dry-run", bool, "show what would be trained, but train nothing")
 _STUDY = (
-    *RECIPE,
+    *recipe_options.RECIPE,
     Section("mupscale.study.StudySettings", "study"),
     Option("--family", dict, HIDDEN),  # whose section may stand in the same file
 )
 RUN = CommandLine(
     "run",
     "does growing pay? compare four ways to spend the same FLOPs",
-    recipe_usage(),
+    recipe_options.recipe_usage(),
     """\
 Does growing pay? Compare four ways to spend the same FLOPs (the contenders): train from scratch, continue the base
 model, grow it with copies, or grow it with fresh units. All follow one schedule, each at its own tuned learning rate.
@@ -80,7 +64,7 @@ where it stopped. If you add seeds or contenders later, only the new ones train.
 FAMILY = CommandLine(
     "family",
     "train every size of a model in one growing run",
-    recipe_usage(),
+    recipe_options.recipe_usage(),
     """\
 Train every size of a model in one run. The run (the trunk) trains the smallest size, grows to the next and continues.
 At each size, a copy of the trunk (a branch) decays its learning rate to zero and gives a finished model. The cost of a
@@ -98,7 +82,7 @@ model card (OUT/sizes/SIZE/hf). The recipe's section `family` sets everything el
 If the run stops, repeat the command, and it continues. Under torchrun all processes train each model together, with
 the recipe's parallel: ddp or fsdp.""",
     (
-        *RECIPE,
+        *recipe_options.RECIPE,
         Section("mupscale.study.StudySettings", "study"),
         Section("mupscale.study.FamilySettings", "family"),
         _DRY_RUN,
@@ -113,7 +97,7 @@ the recipe's parallel: ddp or fsdp.""",
 SWEEP = CommandLine(
     "sweep",
     "run only the tuning at small widths; several machines can share it",
-    recipe_usage(),
+    recipe_options.recipe_usage(),
     """\
 Run only the tuning: the paper's Sweep 1 (before growing) and Sweep 2 (after) at small widths. Several machines can
 share one study:
@@ -137,7 +121,7 @@ Each worker takes free trials until none are left. If you kill a worker, another
 TRANSFER_CHECK = CommandLine(
     "transfer-check",
     "does the best learning rate or noise stay the same as the width grows?",
-    recipe_usage(),
+    recipe_options.recipe_usage(),
     """\
 Do the best learning rate and noise stay the same as the width grows? This command grows base models of several widths.
 It measures the loss for each learning rate at a fixed noise, and for each noise at a fixed learning rate. The verdict
@@ -198,7 +182,7 @@ def run_command(words: list[str]) -> int:
     if sum(asked.options[name] for name in ("forecast", "paper", "when")) > 1:
         raise UsageError("--forecast, --paper and --when exclude each other: give one of them")
     preset = _run_another if asked.options["paper"] or asked.options["when"] else _run_pay
-    with folder_to_write(asked.recipe.out) as folder:
+    with recipe_options.folder_to_write(asked.recipe.out) as folder:
         summary = preset(asked, folder, shlex.join(["mupscale", "run", *words]))
         return 0 if summary is None else _tell(summary, folder)
 
@@ -209,24 +193,24 @@ def family_command(words: list[str]) -> int:
 
     growths: list[Any] = []
     recipe, _, options = read_study(FAMILY, words, partial(_family_of, growths))
-    settings, is_main = options["family"], not number_in_environment("RANK", 0)
+    settings, is_main = options["family"], not system.number_in_environment("RANK", 0)
     if growths and is_main:
-        print_at_once(
+        system.print_at_once(
             "Note: the recipe's growth events (grow) are not used. The trunk grows from size to size, as the section "
             "`family` says."
         )
     if options["dry_run"]:
         with TemporaryDirectory() as kept:
-            show(estimate_family(base_checkpoint(recipe, Path(kept)), settings))
+            system.show(estimate_family(base_checkpoint(recipe, Path(kept)), settings))
         return 0
     notes = describe_tokens(recipe)
-    with folder_to_write(recipe.out) as folder:
+    with recipe_options.folder_to_write(recipe.out) as folder:
         own, command = base_checkpoint(recipe, folder), shlex.join(["mupscale", "family", *words])
         summary = run_family(own, settings, folder, command=command, notes=notes)
         return _tell(summary, folder) if is_main else 0
 
 
-def _family_of(growths: list[Any], tree: Tree) -> None:
+def _family_of(growths: list[Any], tree: recipe_options.Tree) -> None:
     """A family's sizes as the recipe's section has them; they say where the trunk grows, and not its growths."""
     adopt_hugging_face_base(tree, unasked=("width", "base_steps"))
     growths += list_items(tree.get("grow") or [])
@@ -255,8 +239,8 @@ def _tell(summary: StudySummary, folder: Path) -> int:
     from mupscale.report import write_report
 
     said = [*summary.sentences, *(f"Note: {note}" for note in summary.notes)]
-    show("", *map(wrap_text, said), "")
-    print_place("Report", write_report([folder]))
+    system.show("", *map(system.wrap_text, said), "")
+    recipe_options.print_place("Report", write_report([folder]))
     return 0
 
 
@@ -268,13 +252,13 @@ def _run_pay(asked: StudyArguments, folder: Path, command: str) -> StudySummary 
     told = {"forecast_only": asked.options["forecast"], "base_name": base_name, "notes": notes}
     if asked.options["dry_run"]:
         with TemporaryDirectory() as kept:
-            show(describe_plan(base_checkpoint(recipe, Path(kept)), asked.settings, folder, **told))
+            system.show(describe_plan(base_checkpoint(recipe, Path(kept)), asked.settings, folder, **told))
         return None
     said: list[str] = []
 
     def note(text: str) -> None:
         said.append(text)
-        print_at_once(text)
+        system.print_at_once(text)
 
     summary = run_pay(base_checkpoint(recipe, folder), asked.settings, folder, command=command, note=note, **told)
     return replace(summary, notes=[one for one in summary.notes if f"Note: {one}" not in said])
@@ -287,7 +271,7 @@ def _run_another(asked: StudyArguments, folder: Path, command: str) -> StudySumm
     recipe, settings, is_paper = asked.recipe, asked.settings, asked.options["paper"]
     if not asked.options["dry_run"]:
         return (run_paper if is_paper else run_when)(recipe, settings, folder, command=command)
-    show(estimate_paper(recipe, settings, folder) if is_paper else estimate_when(recipe, settings))
+    system.show(estimate_paper(recipe, settings, folder) if is_paper else estimate_when(recipe, settings))
     return None
 
 
@@ -299,17 +283,17 @@ def sweep_command(words: list[str]) -> int:
     for name in ("storage", "retries"):
         if options[name] is not None:
             settings = replace(settings, **{name: options[name]})
-    with folder_to_write(recipe.out) as folder:
+    with recipe_options.folder_to_write(recipe.out) as folder:
         tuned = run_sweeps(recipe, settings, folder, worker=options["worker"])
     assert tuned.choice is not None
     for sweep in tuned.sweeps:
         for sentence in sweep_remarks(sweep):
-            show(f"{sweep.name}: {sentence}")
+            system.show(f"{sweep.name}: {sentence}")
     choice = tuned.choice
     chosen = f"learning rate {choice.base_lr:g}; to grow: noise {choice.noise:g}, lr {choice.lr:g}"
     if settings.embeddings:
         chosen += f"; rules.embeddings {tuned.recipe.rules.embeddings:g}"
-    show(*tuned.sentences, *tuned.remarks, f"For the large models: {chosen}")
+    system.show(*tuned.sentences, *tuned.remarks, f"For the large models: {chosen}")
     return 0
 
 
@@ -347,16 +331,16 @@ def transfer_check_command(words: list[str]) -> int:
         "seeds": settings.seeds,
     }
     if options["dry_run"]:
-        show(TransferCheck(recipe, **asked).describe(settings.engine))
+        system.show(TransferCheck(recipe, **asked).describe(settings.engine))
         return 0
-    with folder_to_write(recipe.out) as folder:
-        check = transfer_check(recipe, **asked, engine=settings.engine, out=folder, note=print_at_once)
-        show(*map(wrap_text, [what_was_measured(check), *check["verdict"]]))
-        print_place("Picture", save_transfer_picture(check, folder))
+    with recipe_options.folder_to_write(recipe.out) as folder:
+        check = transfer_check(recipe, **asked, engine=settings.engine, out=folder, note=system.print_at_once)
+        system.show(*map(system.wrap_text, [what_was_measured(check), *check["verdict"]]))
+        recipe_options.print_place("Picture", save_transfer_picture(check, folder))
     return 0
 
 
-def _compare_rules(recipe: Recipe, settings: StudySettings, options: Tree) -> int:
+def _compare_rules(recipe: Recipe, settings: StudySettings, options: recipe_options.Tree) -> int:
     from mupscale.core import RuleSet
     from mupscale.study import RuleComparison, compare_rules, rules_table
 
@@ -370,11 +354,11 @@ def _compare_rules(recipe: Recipe, settings: StudySettings, options: Tree) -> in
         **sizes,
     }
     if options["dry_run"]:
-        show(RuleComparison(recipe, **asked).describe(settings.engine))
+        system.show(RuleComparison(recipe, **asked).describe(settings.engine))
         return 0
-    with folder_to_write(recipe.out) as folder:
-        compared = compare_rules(recipe, **asked, engine=settings.engine, out=folder, note=print_at_once)
-    show(rules_table(compared), *map(wrap_text, compared["verdict"]))
+    with recipe_options.folder_to_write(recipe.out) as folder:
+        compared = compare_rules(recipe, **asked, engine=settings.engine, out=folder, note=system.print_at_once)
+    system.show(rules_table(compared), *map(system.wrap_text, compared["verdict"]))
     return 0
 
 
@@ -390,13 +374,13 @@ def report_command(words: list[str]) -> int:
         if len(runs) > 1:
             raise UsageError(f"--watch shows one folder, not {len(runs)}: give the folder that contains the runs")
         with make_server(Path(runs[0]), parsed.port) as server, suppress(KeyboardInterrupt):
-            print_at_once(f"http://127.0.0.1:{server.server_address[1]}/ shows {runs[0]}; Ctrl-C ends it")
+            system.print_at_once(f"http://127.0.0.1:{server.server_address[1]}/ shows {runs[0]}; Ctrl-C ends it")
             server.serve_forever()
         return 0
-    with pausing_garbage_collection():
+    with system.pausing_garbage_collection():
         from mupscale.report import write_report
 
-        show(f"Report: {write_report(runs, None if out is None else Path(out))}")
+        system.show(f"Report: {write_report(runs, None if out is None else Path(out))}")
     return 0
 
 
@@ -405,24 +389,24 @@ class StudyArguments(NamedTuple):
 
     recipe: Recipe
     settings: StudySettings
-    options: Tree
+    options: recipe_options.Tree
 
 
 def read_study(
-    line: CommandLine, words: Sequence[str], adjust: Callable[[Tree], None] = lambda tree: None
+    line: CommandLine, words: Sequence[str], adjust: Callable[[recipe_options.Tree], None] = lambda tree: None
 ) -> StudyArguments:
     """Read the words behind `mupscale run` and the like. adjust: see `read_recipe_and_options`."""
-    if line is not FAMILY and number_in_environment("WORLD_SIZE", 1) > 1:
+    if line is not FAMILY and system.number_in_environment("WORLD_SIZE", 1) > 1:
         raise UsageError(
             "a study runs in one process: to use many machines, start mupscale sweep --worker --storage URL on each, "
             "without torchrun"
         )
-    recipe, options = read_recipe_and_options(line, words, adjust, lambda tree: _usual_lists(line, tree))
+    recipe, options = recipe_options.read_recipe_and_options(line, words, adjust, lambda tree: _usual_lists(line, tree))
     settings = options.pop("study")
     return StudyArguments(recipe if line is FAMILY else replace(recipe, callbacks=[]), settings, options)
 
 
-def _usual_lists(line: CommandLine, tree: Tree) -> dict[str, Sequence[Any]]:
+def _usual_lists(line: CommandLine, tree: recipe_options.Tree) -> dict[str, Sequence[Any]]:
     """What empty lists stand for, where that is known before anything is trained or built."""
     from mupscale.study import FamilySettings, StudySettings, usual_contenders
 
@@ -482,7 +466,7 @@ def adopt_hugging_face_base(tree: dict[str, Any], unasked: Sequence[str] = ()) -
 
 def _steps_of_trainer(folder: Path) -> int | None:
     path = folder / "trainer_state.json"
-    steps = read_json(path).get("global_step") if path.is_file() else None
+    steps = system.read_json(path).get("global_step") if path.is_file() else None
     return steps if isinstance(steps, int) and steps > 0 else None
 
 
@@ -503,11 +487,11 @@ def base_checkpoint(recipe: Recipe, folder: Path) -> Recipe:
         for path in source.iterdir()
         if path.name in ("config.json", "optimizer.pt") or path.suffix in (".safetensors", ".bin", ".gguf")
     )
-    path = folder / f"base-model-{fingerprint_files(sorted(files))}.safetensors"
+    path = folder / f"base-model-{system.fingerprint_files(sorted(files))}.safetensors"
     if not path.exists():
         model, width = load_language_model(recipe.start)
         optimizer = None
-        with suppress(MupscaleError):  # of another class than the recipe's: a note says that it is not read
+        with suppress(system.MupscaleError):  # of another class than the recipe's: a note says that it is not read
             optimizer = load_language_optimizer(recipe.start, model, recipe.optimizer_class())
         save_model_at(path, model, width, optimizer)
     return replace(recipe, start=str(path))

@@ -9,17 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mupscale.cli import recipe_options
 from mupscale.cli.arguments import UsageError, add_to_lists, separate_options, set_options
 from mupscale.cli.command_lines import HIDDEN, CommandLine, Option, Section, value_of
 from mupscale.cli.own_modules import allow_modules, named_classes
-from mupscale.cli.recipe_options import (
-    RECIPE,
-    Tree,
-    parse_recipe,
-    read_recipe_and_options,
-    recipe_usage,
-    shipped_recipes,
-)
 from mupscale.system import pausing_garbage_collection, print_at_once, printable, read_regular, show, wrap_text
 
 if TYPE_CHECKING:
@@ -35,7 +28,7 @@ def _changeable() -> set[str]:
 TRAIN = CommandLine(
     "train",
     "train the model that a recipe describes",
-    recipe_usage("[--resume | --overwrite]"),
+    recipe_options.recipe_usage("[--resume | --overwrite]"),
     """\
 Train the model that a recipe describes. The recipe can grow the model in the middle of the run.
 
@@ -48,7 +41,7 @@ You can override every entry of a recipe with an option. If you give several rec
 To use your own model, optimizer or data, give its import path (class_path); the current folder is searched, too.
 --print-config shows the whole recipe with all its defaults.""",
     (
-        *RECIPE,
+        *recipe_options.RECIPE,
         Option("--resume", bool, "resume from the last checkpoint"),
         Option("--overwrite", bool, "replace a run that is already in the folder"),
         *(Option(f"--{section}", dict, HIDDEN) for section in ("study", "family")),  # of the same file, for others
@@ -97,7 +90,7 @@ RECIPES = CommandLine(
 
 @RECIPES.command
 def recipes_command(words: list[str]) -> int:
-    for name, path in shipped_recipes().items():
+    for name, path in recipe_options.shipped_recipes().items():
         first = path.read_text(encoding="utf-8").partition("\n")[0]
         show(wrap_text(f"  {name:<24}{first.lstrip('# ')}", hanging=" " * 26))
     show(wrap_text("mupscale train NAME trains one; mupscale train NAME --print-config shows it."))
@@ -175,9 +168,9 @@ def curves_command(words: list[str]) -> int:
     return 0
 
 
-def read_recipe(words: Sequence[str]) -> tuple[Recipe, Tree]:
+def read_recipe(words: Sequence[str]) -> tuple[Recipe, recipe_options.Tree]:
     """The recipe that the words behind `mupscale train` describe, and the command's other options."""
-    recipe, options = read_recipe_and_options(TRAIN, words)
+    recipe, options = recipe_options.read_recipe_and_options(TRAIN, words)
     if options["resume"] and options["overwrite"]:
         raise UsageError("--resume continues the run that --overwrite removes: give one of them")
     return recipe, options
@@ -209,7 +202,7 @@ def read_run(words: Sequence[str]) -> Recipe:
     set_options(values, options, RESUME.sections())
     add_to_lists(values, options)
     allow_modules([*trust, *named_classes({option.name: option.value for option in options})])
-    changed = Recipe.from_json({**stored.load(trust).to_json(), **values}, parse=parse_recipe)
+    changed = Recipe.from_json({**stored.load(trust).to_json(), **values}, parse=recipe_options.parse_recipe)
     return replace(changed, out=runs[0])
 
 
