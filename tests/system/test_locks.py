@@ -124,10 +124,17 @@ def elsewhere(folder: Path) -> Path:
     return path
 
 
-def test_a_lock_of_another_machine_that_is_not_touched_any_more_is_stale(tmp_path: Path) -> None:
-    elsewhere(tmp_path)
+def test_a_lock_of_another_machine_that_is_not_touched_any_more_is_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is held is touched."""
+    monkeypatch.setattr("mupscale.system.files._TOUCH_EVERY", 0.01)
+    path = elsewhere(tmp_path)
     lock = RunLock(tmp_path, grace=0.2)
-    assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
+    assert json.loads(path.read_text())["pid"] == os.getpid()
+    os.utime(path, (0, 0))
+    while path.stat().st_mtime == 0:
+        time.sleep(0.001)
     lock.release()
 
 

@@ -203,9 +203,6 @@ _NAME = ".lock"
 _TOUCH_EVERY = 10.0  # seconds
 GRACE = 45.0
 """Seconds without a touch after which the lock of another machine is stale."""
-_held: dict[int, RunLock] = {}
-_guard = threading.Lock()
-_thread: list[threading.Thread] = []
 
 
 class RunLock:
@@ -227,7 +224,8 @@ class RunLock:
             self.file.write(json.dumps({"pid": os.getpid(), "machine": machine_name()}) + "\n")
             self.file.flush()
             self._held = held.pop_all()
-        _keep_touching(self)
+        self._released = threading.Event()
+        threading.Thread(target=self._keep_touching, name="run-lock", daemon=True).start()
 
     def _wait_for_other_machine(self, folder: Path, grace: float) -> None:
         """The lock is ours, but its file names another machine, which may not see our lock, nor we its."""
@@ -241,14 +239,14 @@ class RunLock:
             if self.path.stat().st_mtime_ns != seen:
                 raise MupscaleError(f"{_describe(owner)} is training in {folder}: wait for it, or stop it")
 
-    def touch(self) -> None:
+    def _keep_touching(self) -> None:
         """Show other machines that somebody is here."""
-        with suppress(OSError):
-            os.utime(self.file.fileno() if self.file and os.utime in os.supports_fd else self.path)
+        while not self._released.wait(_TOUCH_EVERY):
+            with suppress(OSError):
+                os.utime(self.file.fileno() if self.file and os.utime in os.supports_fd else self.path)
 
     def release(self) -> None:
-        with _guard:
-            _held.pop(id(self), None)
+        self._released.set()
         if self.file is not None:
             with suppress(OSError):
                 self.path.unlink()
@@ -269,26 +267,6 @@ def _describe(owner: dict[str, Any] | None) -> str:
         return "another process"
     where = "this machine" if owner["machine"] == machine_name() else owner["machine"].partition(" ")[0] or "another"
     return f"process {owner['pid']} of {where}"
-
-
-def _keep_touching(lock: RunLock) -> None:
-    with _guard:
-        _held[id(lock)] = lock
-        if not _thread or not _thread[0].is_alive():  # after a fork it is not
-            _thread[:] = [threading.Thread(target=_touch_all, name="run-locks", daemon=True)]
-            _thread[0].start()
-
-
-def _touch_all() -> None:
-    while True:
-        time.sleep(_TOUCH_EVERY)
-        with _guard:
-            locks = list(_held.values())
-            if not locks:
-                _thread.clear()
-                return
-        for lock in locks:
-            lock.touch()
 
 
 _MARK = ".mupscale-"  # torch.save writes the name before the last dot into its file: that must always be the same
