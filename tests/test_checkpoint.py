@@ -49,6 +49,11 @@ def identical(a: Any, b: Any) -> bool:
     return type(a) is type(b) and (a == b or a != a)
 
 
+def names_in(path: Path) -> list[str]:
+    with safe_open(path, framework="pt") as file:
+        return list(file.keys())
+
+
 # round trips
 
 
@@ -123,7 +128,7 @@ def test_tied_weights_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
 
     model, other = build(), build()
     path = mu.save(tmp_path / "x.ckpt", model)
-    names = load_file(path).keys()
+    names = names_in(path)
     assert "model.wte.weight" in names
     assert "model.lm_head.weight" not in names
     assert sorted(mu.load(path, other).model) == sorted(model.state_dict())
@@ -407,6 +412,12 @@ def test_a_checkpoint_of_another_model(tmp_path: Path, other: Callable[[], nn.Mo
     assert identical(dict(model.state_dict()), before)
 
 
+def regrouped(opt: Optimizer, model: nn.Module, other: nn.Module) -> list[dict[str, Any]]:
+    """The groups of one model's optimizer with the parameters of another of the same structure."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    return [{"params": [other.get_parameter(names[id(p)]) for p in group["params"]]} for group in opt.param_groups]
+
+
 def test_optimizer_state_that_is_missing_or_of_another_model(tmp_path: Path) -> None:
     model = FAMILY.init(8, seed=1)
     opt = FAMILY.optimizer(model, torch.optim.AdamW, lr=1e-2)
@@ -422,8 +433,7 @@ def test_optimizer_state_that_is_missing_or_of_another_model(tmp_path: Path) -> 
     large_opt = FAMILY.optimizer(large, torch.optim.AdamW, lr=1e-2)
     train(large, large_opt, 1)
     path = mu.save(tmp_path / "large.ckpt", large, large_opt)
-    of_same_name = dict(zip(large.parameters(), model.parameters(), strict=True))
-    small_opt = torch.optim.AdamW([{"params": [of_same_name[p] for p in g["params"]]} for g in large_opt.param_groups])
+    small_opt = torch.optim.AdamW([{"params": g["params"]} for g in regrouped(large_opt, large, model)])
     with pytest.raises(mu.MupscaleError, match=r"'exp_avg' number 0 has shape \(16, 6\) and the parameter \(8, 6\)"):
         mu.load(path, optimizer=small_opt)
     assert not small_opt.state

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from mupscale.system.errors import MupscaleError
 
@@ -32,21 +31,12 @@ def number_in_environment(name: str, default: int) -> int:
     return int(text)
 
 
-class _Group(NamedTuple):
-    """The files in which a version of Linux's control groups tells a container's limit, and what it has taken."""
-
-    folder: str
-    limit: str
-    used: str
-    files: str  # the line of memory.stat with what the group holds of files, and would give back
-
-
 _GROUPS = (
-    _Group("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-    _Group("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-
-
+"""Of both versions of Linux's control groups: the folder, the files that tell a container's limit and what it has
+taken, and the line of memory.stat with what it holds of files, and would give back."""
 _NO_MEMORY = re.compile(r"can't allocate memory|out of memory|not enough memory|Cannot allocate memory", re.I)
 
 
@@ -103,13 +93,13 @@ def _in_machine(root: Path) -> int | None:
 
 def _in_container(root: Path) -> int | None:
     """What the group of processes may still take; the cache of files counts as free, since it is given back."""
-    for group in _GROUPS:
-        folder = root / group.folder
+    for place, limit_file, used_file, held_in_files in _GROUPS:
+        folder = root / place
         with suppress(OSError, ValueError):  # ValueError: the limit may be the word max
-            limit, used = (int((folder / name).read_text()) for name in (group.limit, group.used))
+            limit, used = (int((folder / name).read_text()) for name in (limit_file, used_file))
             with suppress(OSError, ValueError):
                 lines = map(str.split, (folder / "memory.stat").read_text().splitlines())
-                used -= int(next((line[1] for line in lines if line[:1] == [group.files]), 0))
+                used -= int(next((line[1] for line in lines if line[:1] == [held_in_files]), 0))
             return max(0, limit - used)
     return None
 
