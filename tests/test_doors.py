@@ -88,6 +88,10 @@ def test_every_argument_of_a_public_function_is_checked(label: str) -> None:
             function(*positional, **named)
 
 
+FAMILY = mu.Family(lambda width: MLP(3, width, 5), 8)
+SIZED = mu.Family(lambda width, layers: GPT2(11, 8, width=width, head_dim=4, layers=layers), {"width": 8, "layers": 1})
+
+
 @pytest.fixture(scope="module")
 def pair() -> tuple[MLP, MLP, optim.Optimizer]:
     narrow = MLP(3, 8, 5)
@@ -104,6 +108,14 @@ MISTAKES: dict[str, tuple[Callable[..., Any], str]] = {
         "is the class Fresh, but must be an operator",
     ),
     "an operator of depth": (lambda n, w, o: mu.upscale(n, w, grow=mu.Stack()), "only the width grows"),
+    "one to a family": (
+        lambda n, w, o: FAMILY.upscale(n, width=16, grow=mu.Stack()),
+        r"only the width grows.*no new blocks for Stack",
+    ),
+    "one to a family that has a depth": (
+        lambda n, w, o: SIZED.upscale(SIZED.init({"width": 8, "layers": 1}), width=16, grow=mu.Identity()),
+        r"only the width grows.*no new blocks for Identity",
+    ),
     "and for a plan": (lambda n, w, o: mu.plan(n, w, grow=mu.Stack()), "operator of width.*mupscale.upscale"),
     "an operator of width": (
         lambda n, w, o: mu.plan_depth(n, w, grow=mu.Fresh()),
@@ -123,6 +135,8 @@ MISTAKES: dict[str, tuple[Callable[..., Any], str]] = {
         lambda n, w, o: mu.upscale(n, w, None, o, scheduler="cosine", exact=True),
         r"scheduler= is 'cosine'.*CosineAnnealingLR\(optimizer, T_max=…\)",
     ),
+    "a rate alone": (lambda n, w, o: mu.upscale(n, w, lr=0.1, exact=True), "lr= needs an optimizer"),
+    "a family's": (lambda n, w, o: FAMILY.upscale(n, width=16, lr=0.1, exact=True), "lr= needs an optimizer"),
     "a rate in quotes": (
         lambda n, w, o: mu.upscale(n, w, None, o, lr="0.1", exact=True),
         "lr= is '0.1'.*without quotes",
@@ -161,12 +175,11 @@ def test_common_mistakes_are_told_with_the_remedy(mistake: str, pair: Any) -> No
 def test_a_rate_is_a_number_that_can_be_one(lr: Any, pair: Any) -> None:
     narrow, wide, optimizer = pair
     plan = mu.plan(narrow, wide)
-    family = mu.Family(lambda width: MLP(3, width, 5), 8)
     groups = [{"params": [name], "lr": lr} for name in plan.parameters]
     for call in (
         lambda: mu.upscale(narrow, wide, plan, optimizer, lr=lr, exact=True),
-        lambda: family.upscale(narrow, optimizer, width=16, lr=lr, exact=True),
-        lambda: family.optimizer(narrow, optim.AdamW, lr=lr),
+        lambda: FAMILY.upscale(narrow, optimizer, width=16, lr=lr, exact=True),
+        lambda: FAMILY.optimizer(narrow, optim.AdamW, lr=lr),
         lambda: mu.param_groups(wide, plan, optim.AdamW, lr=lr),
         lambda: mu.param_groups(wide, plan, optim.AdamW, groups=groups, lr=0.1),
         lambda: mu.per_group(optimizer, lr),
@@ -181,25 +194,3 @@ def test_what_an_optimizer_refuses_is_passed_on(pair: Any) -> None:
     with pytest.raises(mu.MupscaleError, match=r"AdamW does not take these hyperparameters: .*beta") as refused:
         mu.make_optimizer(wide, mu.plan(narrow, wide), optim.AdamW, lr=0.1, betas=(2.0, 2.0))
     assert isinstance(refused.value.__cause__, ValueError)
-
-
-def test_a_rate_goes_with_an_optimizer(pair: Any) -> None:
-    narrow, wide, _ = pair
-    family = mu.Family(lambda width: MLP(3, width, 5), 8)
-    for call in (
-        lambda: mu.upscale(narrow, wide, lr=0.1, exact=True),
-        lambda: family.upscale(narrow, width=16, lr=0.1, exact=True),
-    ):
-        with pytest.raises(mu.MupscaleError, match="lr= needs an optimizer"):
-            call()
-
-
-def test_an_operator_that_has_nothing_to_fill_is_refused() -> None:
-    family = mu.Family(lambda width: MLP(3, width, 5), 8)
-    with pytest.raises(mu.MupscaleError, match=r"only the width grows.*no new blocks for Stack"):
-        family.upscale(family.init(8), width=16, grow=mu.Stack())
-    both = mu.Family(
-        lambda width, layers: GPT2(11, 8, width=width, head_dim=4, layers=layers), {"width": 8, "layers": 1}
-    )
-    with pytest.raises(mu.MupscaleError, match=r"only the width grows.*no new blocks for Identity"):
-        both.upscale(both.init({"width": 8, "layers": 1}), width=16, grow=mu.Identity())

@@ -99,24 +99,20 @@ def read_value(text: str) -> Any:
         raise UsageError(f"{text[:20]}… cannot be read: {' '.join(str(error).split())}") from None
 
 
-class Names(NamedTuple):
-    """The names of options, which of them have no value, and which take a list."""
-
-    all: Collection[str]
-    flags: Collection[str]
-    lists: Collection[str]
-
-
 def separate_options(
-    arguments: Sequence[str], names: Names | None = None, *, many: bool = False
+    arguments: Sequence[str],
+    names: Collection[str] | None = None,
+    flags: Collection[str] = (),
+    lists: Collection[str] = (),
+    *,
+    many: bool = False,
 ) -> tuple[list[str], list[Given]]:
     """Words that stand alone, and the options with their values.
 
-    names: those that exist, if any others are errors. many: whether a list may follow in several words, as no word
-    stands alone. What is given again for a list is added.
+    names: those that exist, if any others are errors. flags: those without a value. lists: those that take a list.
+    many: whether a list may follow in several words, as no word stands alone. What is given again for a list is added.
     """
     alone, options, rest = list[str](), list[Given](), list(arguments)
-    known = names or Names((), (), ())
     while rest:
         word = rest.pop(0)
         if not word.startswith("-") or word == "-":
@@ -126,8 +122,8 @@ def separate_options(
         name = spelled.lstrip("-").replace("-", "_") if spelled.startswith("--") else spelled.lstrip("-")
         adds, name = name.endswith("+"), name.removesuffix("+")
         if names is not None:
-            _check_name(name, names.all)
-        if name in known.flags:
+            _check_name(name, names)
+        if name in flags:
             if equals:
                 raise UsageError(f"{spelled} takes no value: leave out ={value}")
             options.append(Given(name, None))
@@ -136,9 +132,9 @@ def separate_options(
             if not rest or rest[0].startswith("--"):
                 raise UsageError(f"{with_hyphens(spelled)} needs a value")
             value = rest.pop(0)
-        while many and name in known.lists and rest and re.match(r"[^-]|-[\d.]", rest[0]):
+        while many and name in lists and rest and re.match(r"[^-]|-[\d.]", rest[0]):
             value += f",{rest.pop(0)}"
-        again = name in known.lists and any(one.name == name for one in options)
+        again = name in lists and any(one.name == name for one in options)
         options.append(Given(name, Words(value), adds or again))
     return alone, options
 

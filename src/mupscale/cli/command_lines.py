@@ -182,12 +182,9 @@ class CommandLine:
         """The words that stand alone, and the options, of which each exists."""
         shown = [(row, name.removesuffix("+"), name.endswith("+")) for row in self.rows() for name in row.names]
         hidden = {part.dest for part in self.parts if isinstance(part, Option)}
-        names = arguments.Names(
-            all=hidden | {name for _, name, _ in shown},
-            flags={name for row, name, _ in shown if " " not in row.option},
-            lists={name for _, name, adds in shown if adds},
-        )
-        return arguments.separate_options(words, names, many=many)
+        flags = {name for row, name, _ in shown if " " not in row.option}
+        lists = {name for _, name, adds in shown if adds}
+        return arguments.separate_options(words, hidden | {name for _, name, _ in shown}, flags, lists, many=many)
 
     def read(self, words: Sequence[str]) -> tuple[list[str], Options]:
         """The words that stand alone, and all options; of a command that takes such words by name they are options."""
