@@ -186,7 +186,7 @@ def test_the_whole_column_tells_its_type_and_what_is_asked_for_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     """In pieces, too, whose first hold numbers alone: their texts are read again, with their zeros."""
-    monkeypatch.setattr("mupscale.data.own_tables._ROWS_AT_ONCE", at_once)
+    monkeypatch.setattr("mupscale.data.own_data._ROWS_AT_ONCE", at_once)
     rows = "01,1,gas,0\n02,,None,1\n03,n/a,,0\nx,4,NA,1\ny,5,gas,0\nz,6,gas,1\nz,oops,gas,0\n"
     path = write(tmp_path, "code,rooms,heating,y\n" + rows)
     with pytest.raises(MupscaleError, match="line 8, column 'rooms': 'oops' is not a number"):

@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mupscale.data import info, packing, tokenize
-from mupscale.data.packing import pack, shown_progress
-from mupscale.data.shards import Index, find_split
+from mupscale.data.packing import Index, find_split, pack, shown_progress
 from mupscale.data.tokenizer import load_tokenizer
 from mupscale.system.errors import MupscaleError
 from processes import Script

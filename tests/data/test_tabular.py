@@ -13,7 +13,7 @@ import torch
 
 from mupscale import MupscaleError
 from mupscale.data import CoverType, CoverTypeSample, Split, Table, covtype_sample
-from mupscale.data.tabular import choose_test_rows
+from mupscale.data.in_memory import choose_test_rows
 
 PER_CLASS = [40, 55, 20, 10, 13, 2, 37]
 

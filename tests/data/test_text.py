@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mupscale.data import Shakespeare, Text, tinyshakespeare
-from mupscale.data.packing import pack
-from mupscale.data.shards import Index, TokenShard, Windows
+from mupscale.data.packing import Index, TokenShard, Windows, pack
 from mupscale.system.errors import MupscaleError
 from processes import Script
 

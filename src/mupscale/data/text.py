@@ -14,8 +14,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mupscale.data.documents import Corpus, Errors, source_name
-from mupscale.data.packing import pack, shown_progress
-from mupscale.data.shards import INDEX, TOKENIZER, DocumentSplit, Index, Windows, check_packed_with
+from mupscale.data.packing import (
+    INDEX,
+    TOKENIZER,
+    DocumentSplit,
+    Index,
+    Windows,
+    check_packed_with,
+    pack,
+    shown_progress,
+)
 from mupscale.data.stream import Batch, Data
 from mupscale.data.tokenizer import Bytes, Tokenizer, load_tokenizer, tokenizer_name
 from mupscale.system import MupscaleError
