@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from mupscale.engine.dispatch import train_many
+from mupscale.engine.many_runs import train_many
 from mupscale.study import SweepJob, run_sweep
 from mupscale.study.space import Cell, Space, Sweep, Tried
 from mupscale.train import Checkpoints, Evaluation, Recipe, Seeds, Spec

@@ -17,8 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mupscale import checkpoint
 from mupscale.engine import NotStackable, Outcome, RunStack, train_many
-from mupscale.engine.dispatch import read_outcome
-from mupscale.engine.stacked_training import even_share, free_memory, runs_at_once
+from mupscale.engine.many_runs import even_share, free_memory, read_outcome, runs_at_once
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Seeds, Spec, run_recipe
 from slow_cases import with_slow
@@ -450,7 +449,7 @@ def test_runs_that_diverge_where_a_shape_is_dear(
     shapes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipes = rated(recipe(optimizer=optimizer("SGD", lr=0.1, momentum=0.9), steps=50), 0.1, 1e200, 0.05, 1e40, 1e100)
-    monkeypatch.setattr("mupscale.engine.stacked_training.RunStack", Dear)
+    monkeypatch.setattr("mupscale.engine.many_runs.RunStack", Dear)
     ours, theirs = both(recipes, points=50)
     assert far(ours, theirs) <= TOLERANCE
     assert [outcome.status for outcome in ours] == ["finished", "diverged", "finished", "diverged", "diverged"]

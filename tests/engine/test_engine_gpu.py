@@ -11,7 +11,7 @@ import torch
 
 from mupscale import checkpoint
 from mupscale.engine import Outcome, RunStack, train_many
-from mupscale.engine.stacked_training import free_memory, runs_at_once
+from mupscale.engine.many_runs import free_memory, runs_at_once
 from mupscale.train import Evaluation, Growth, Recipe, Schedule, Seeds, Spec, run_recipe
 from small_runs import metrics
 

@@ -21,7 +21,7 @@ from mupscale import checkpoint
 from mupscale.cli import main
 from mupscale.cli.studies import RUN, read_study
 from mupscale.engine import read_outcome
-from mupscale.engine.stacked_training import StackRun
+from mupscale.engine.many_runs import StackRun
 from mupscale.study import contender_named, run_pay
 from mupscale.study.pay import PayStudy
 from mupscale.system import MupscaleError

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from mupscale.engine.training_job import Outcome
+from mupscale.engine.many_runs import Outcome
 from mupscale.study import dry_run, estimate_paper
 from mupscale.study.contenders import CONTINUED, COPIES, FROM_SCRATCH
 from mupscale.study.dry_run import Speed, Stopwatch

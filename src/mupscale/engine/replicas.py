@@ -18,7 +18,15 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from mupscale.core import Plan, naming
-from mupscale.engine.stackable import PER_RUN, NotStackable
+from mupscale.system import MupscaleError
+
+PER_RUN = ("lr", "weight_decay", "eps")
+"""Hyperparameters of which each run may have its own."""
+
+
+class NotStackable(MupscaleError):
+    """These runs cannot be trained as one program; they can still be trained one at a time."""
+
 
 Rows = dict[str, Tensor]
 """State tensors by their torch names, each a matrix like the parameters."""

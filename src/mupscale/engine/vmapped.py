@@ -16,8 +16,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mupscale.engine.replicas import ParameterLayout
-from mupscale.engine.stackable import NotStackable
+from mupscale.engine.replicas import NotStackable, ParameterLayout
 from mupscale.system import MupscaleError
 from mupscale.train import Recipe, cast_input, count_correct
 
