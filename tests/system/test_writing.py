@@ -48,7 +48,7 @@ AROUND_THE_DOOR = {
     "hf/source.py: save_file": "into that folder, too",
     "hf/trainer.py: model.save_pretrained": "into the folder of a Trainer, or the hidden one of `appearing`",
     "hf/trainer.py: torch.save": "into that folder",
-    "train/dcp_growth.py: torch.save": "into memory",
+    "train/dcp.py: torch.save": "into memory",
     "train/run_models.py: shutil.copytree": "into the hidden folder of `appearing`",
     "train/run_models.py: shutil.copyfile": "into the temporary file of `replacing`",
     "study/family_run.py: shutil.copytree": "into the hidden folder of `appearing`",
@@ -95,7 +95,7 @@ def test_nobody_unpickles_without_restriction() -> None:
     assert pickles == {"pickle.UnpicklingError"}
     for name, _, call in (one for one in calls() if one[1] in ("torch.load", "np.load")):
         assert {"weights_only=True", "allow_pickle=False"} & {ast.unparse(k) for k in call.keywords}, name
-    assert "pickle.Unpickler" in (SOURCE / "train" / "dcp_folders.py").read_text()
+    assert "pickle.Unpickler" in (SOURCE / "train" / "dcp.py").read_text()
 
 
 @pytest.fixture

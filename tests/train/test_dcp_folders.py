@@ -17,7 +17,8 @@ from torch import nn
 from hostile_folders import Harmful
 from mupscale.models import MLP
 from mupscale.system import MupscaleError
-from mupscale.train import Recipe, Spec, dcp_folders, load_dcp, load_dcp_model, run_recipe, save_dcp
+from mupscale.train import Recipe, Spec, load_dcp, load_dcp_model, run_recipe, save_dcp
+from mupscale.train.dcp import _IndexReader
 
 
 @pytest.fixture(autouse=True)
@@ -115,14 +116,14 @@ def test_the_index_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """Whoever exchanges the file after the check exchanges nothing."""
     model, _ = trained()
     folder = save_dcp(tmp_path / "dcp", model)
-    index, read = folder / ".metadata", dcp_folders._IndexReader.load
+    index, read = folder / ".metadata", _IndexReader.load
 
     def exchange(reader: Any) -> Any:
         found = read(reader)
         index.write_bytes(pickle.dumps(Harmful(tmp_path)))
         return found
 
-    monkeypatch.setattr(dcp_folders._IndexReader, "load", exchange)
+    monkeypatch.setattr(_IndexReader, "load", exchange)
     assert load_dcp_model(folder).keys() == model.state_dict().keys()
     assert not (tmp_path / "ran").exists()
 

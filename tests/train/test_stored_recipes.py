@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from mupscale.system import MupscaleError
-from mupscale.train import Recipe, RunFolder, Spec, StoredRecipe, packages_to_trust, run_recipe
+from mupscale.train import Recipe, RunFolder, Spec, StoredRecipe, run_recipe
+from mupscale.train.stored_recipes import packages_to_trust
 
 MLP = {"class_path": "mupscale.models.MLP", "init_args": {"d_in": 54, "d_out": 7}}
 DATA = {"class_path": "mupscale.data.CoverTypeSample", "init_args": {}}

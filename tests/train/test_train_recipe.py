@@ -28,9 +28,9 @@ from mupscale.train import (
     Seeds,
     Spec,
     TunedAt,
-    build_noise,
     run_recipe,
 )
+from mupscale.train.recipe import build_noise
 from small_runs import ADAMW, CLASSES, FEATURES, KINDS, MLP, SGD, column, recipe
 
 DIMS = KINDS["gpt2-dims"]

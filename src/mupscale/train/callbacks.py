@@ -1,4 +1,4 @@
-"""Who is told of a recipe's run while it goes on: the person at the terminal, and callbacks by class path.
+"""Lines of metrics, as they are on disk, and who is told of a run: the person at the terminal, callbacks by class path.
 
 callbacks:
 - class_path: mupscale.train.WeightsAndBiases
@@ -8,8 +8,10 @@ callbacks:
 
 from __future__ import annotations
 
+import json
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,9 +19,68 @@ from typing import Any, Protocol
 from torch import nn
 from torch.optim import Optimizer
 
-from mupscale.system import Display, MupscaleError, check_installed, make_folder, require
-from mupscale.train.class_paths import Spec
-from mupscale.train.metrics import Record, append_line
+from mupscale.system import Display, MupscaleError, check_installed, make_folder, open_file, require, show_short
+from mupscale.train.recipe import Spec
+
+Record = Mapping[str, Any]
+
+
+def append_line(path: Path, record: Record) -> None:
+    """Append a record, whole whenever the process is killed; JSON has null for what is not finite."""
+    plain = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in record.items()}
+    with open_file(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(plain) + "\n")
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every line with its record, one at a time, for there may be millions; but not one that a kill cut short."""
+    if not path.is_file():  # nor a pipe, which would be waited for
+        return
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(record, dict) and "kind" in record and "step" in record and line.endswith("\n"):
+                _check(record, path, number)
+                yield line, record
+
+
+def _check(record: Record, path: Path, number: int) -> None:
+    """Refuse a line whose fields are missing or of another type."""
+    for name, value in record.items():
+        if name in _FIELDS and not _FIELDS[name][1](value):
+            expected = _FIELDS[name][0]
+            raise MupscaleError(
+                f"{path}, line {number}: '{name}' is {show_short(value)}, but must be {expected}: remove the line"
+            )
+    for name in _NEEDED.get(record["kind"], ()):
+        if name not in record:
+            raise MupscaleError(f"{path}, line {number}: '{name}' is missing: remove the line")
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or type(value) is float or (type(value) is int and abs(value) < 1 << 1000)
+
+
+def _is_step(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _is_width(value: Any) -> bool:
+    sizes = value.values() if isinstance(value, dict) else [value]
+    return bool(sizes) and all(_is_step(size) and size > 0 for size in sizes)
+
+
+_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "kind": ("text", lambda value: isinstance(value, str)),
+    "status": ("text", lambda value: isinstance(value, str)),
+    "width": ("a width", _is_width),
+    **dict.fromkeys(("step", "at"), ("a whole number", _is_step)),
+    **dict.fromkeys(("loss", "lr", "flops", "seconds", "accuracy", "grad_norm"), ("a number", _is_number)),
+}
+_NEEDED = {"train": ("loss",), "eval": ("loss",), "grow": ("width",), "end": ("status",)}
 
 
 class RunInProgress(Protocol):

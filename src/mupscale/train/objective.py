@@ -1,21 +1,68 @@
-"""What a step computes: the loss of a batch in the recipe's precision, compiled or not; and the held-out loss."""
+"""What a step computes: the loss of a batch in the recipe's precision, compiled or not; and the held-out loss.
+
+And what a run does where a number is not finite: it stops, leaves the step out, or goes back and takes other data.
+"""
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
 
+from mupscale.core import local_part
 from mupscale.data import Data
 from mupscale.system import MupscaleError, is_out_of_memory
-from mupscale.train.loss_functions import count_correct, find_logits
 from mupscale.train.processes import Processes
 from mupscale.train.recipe import Recipe
+
+
+def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
+    """Mean cross-entropy of logits (…, classes) with integer targets (…).
+
+    >>> import torch
+    >>> round(float(cross_entropy(torch.zeros(2, 4), torch.tensor([0, 3]))), 4)  # four equal classes: log 4
+    1.3863
+    """
+    logits = find_logits(outputs)
+    if logits is None:
+        raise MupscaleError(
+            f"cross_entropy is for outputs that are a tensor, or have one as `logits`, not for a "
+            f"{type(outputs).__name__}: give your own loss (loss: your.module.function)"
+        )
+    if targets.is_floating_point():
+        raise MupscaleError(
+            f"cross_entropy is for classes, but the targets are numbers ({targets.dtype}): for regression give a loss "
+            f"such as loss: torch.nn.functional.mse_loss; for classes, targets of whole numbers"
+        )
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+def find_logits(outputs: Any) -> Tensor | None:
+    """A model's output: a tensor, or an object that keeps it as `logits`, as transformers' models do."""
+    logits = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)
+    return logits if isinstance(logits, Tensor) else None
+
+
+def count_correct(outputs: Any, targets: Tensor) -> Tensor | None:
+    """How many targets are the class with the largest logit; None where outputs are not logits of classes.
+
+    >>> import torch
+    >>> int(count_correct(torch.eye(3), torch.tensor([0, 1, 1])))
+    2
+    """
+    logits = find_logits(outputs)
+    if logits is None or targets.is_floating_point() or logits.shape[:-1] != targets.shape:
+        return None
+    return (logits.argmax(-1) == targets).sum()
+
 
 _LONGEST = 300  # characters of somebody else's error
 
@@ -145,3 +192,111 @@ def scores_of(totals: list[float]) -> dict[str, float]:
     """The mean loss and the accuracy, from the sums of losses and examples, of right answers and of targets."""
     loss, examples, right, targets = totals
     return {"loss": loss / examples, **({"accuracy": right / targets} if targets else {})}
+
+
+class MetricSeries:
+    """A number per step, fetched from the device and averaged over processes only when somebody looks."""
+
+    def __init__(self, processes: Processes) -> None:
+        self.processes = processes
+        self.pending: list[Tensor] = []
+        self.settled: list[float] = []
+        self.finite = True  # whether everything fetched so far is
+
+    def add(self, value: Tensor) -> None:
+        self.pending.append(value)
+
+    def settle(self) -> None:
+        if self.pending:
+            values = torch.stack([value.detach() for value in self.pending]).double().to(self.processes.device)
+            settled = self.processes.mean(values).tolist()
+            self.finite = self.finite and all(map(math.isfinite, settled))
+            self.settled += settled
+            self.pending = []
+
+    def diverged_at(self, step: int) -> int:
+        """The step whose number is the first that is not finite, if the last one is that of `step`; or the next."""
+        first = next((i for i, value in enumerate(self.settled) if not math.isfinite(value)), len(self.settled))
+        return step - len(self.settled) + first + 1
+
+    def flush(self) -> float:
+        """The mean of what is settled, which is then forgotten; no number where every step was left out."""
+        mean = exact_mean(self.settled)
+        self.settled = []
+        return mean
+
+
+def exact_mean(numbers: list[float]) -> float:
+    """The mean to the last bit, whatever the order; no number of none."""
+    return math.fsum(numbers) / len(numbers) if numbers else math.nan
+
+
+MOST_IN_A_ROW = 10
+"""Steps that may be left out, or times that a run may go back, without any progress between them."""
+
+
+class NonfiniteSteps:
+    """The rule of a recipe (`on_nonfinite`), and how often it has been needed since the last progress."""
+
+    def __init__(self, rule: Literal["stop", "skip", "rewind"]) -> None:
+        self.rule = rule
+        self.in_a_row = 0
+        self._reached = (-1, 0)  # the step that a run went back to, and the batches left out there
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether too many steps were left out one after another."""
+        return self.rule == "skip" and self.in_a_row >= MOST_IN_A_ROW
+
+    def keep_buffers(self, model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+        """The model's buffers as they are before a step that may have to be left out."""
+        return [(buffer, buffer.clone()) for buffer in model.buffers()] if self.rule == "skip" else []
+
+    @torch.no_grad()
+    def must_skip(
+        self, loss: Tensor, model: nn.Module, kept: Iterable[tuple[Tensor, Tensor]], processes: Processes
+    ) -> bool:
+        """Whether the rule "skip" leaves this step out; buffers are then as they were. It waits for the device."""
+        gradients = [local_part(p.grad) for p in model.parameters() if p.grad is not None]
+        (broken,) = processes.any(not (loss.isfinite() and has_finite_squares(gradients)))
+        self.in_a_row = self.in_a_row + 1 if broken else 0
+        if broken:
+            for buffer, before in kept:
+                buffer.copy_(before)
+        return broken
+
+    def may_rewind(self) -> bool:
+        return self.rule == "rewind" and self.in_a_row < MOST_IN_A_ROW
+
+    def note_rewind(self, bad: int, good: int, left_out: int) -> int:
+        """Count a return from one step to another; how many batches of the data are left out from then on.
+
+        left_out: those that were when the checkpoint was written. Back at the same place again, the run goes on behind
+        all that it has tried there.
+        """
+        place, tried = self._reached
+        if place == good:
+            self.in_a_row, left_out = self.in_a_row + 1, max(left_out, tried)
+        else:
+            self.in_a_row = 1
+        self._reached = (good, left_out + bad - good)
+        return self._reached[1]
+
+
+def has_finite_squares(tensors: Iterable[Tensor]) -> bool:
+    """Whether all entries are finite, and their squares, too: Adam keeps those, and they overflow first."""
+    parts = [part for part in tensors if part.numel()]
+    return not parts or bool(nn.utils.get_total_norm(parts, math.inf).square().isfinite())
+
+
+@torch.no_grad()
+def has_finite_state(model: nn.Module, optimizer: Optimizer, processes: Processes) -> bool:
+    """Whether all weights and optimizer state are finite, in every process; buffers may be masks, which are not."""
+    parts: list[Tensor] = list(model.parameters())
+    for values in optimizer.state.values():
+        parts += [v for v in values.values() if isinstance(v, Tensor)] if isinstance(values, Mapping) else []
+    local = [local_part(part.detach()) for part in parts if part.is_floating_point()]
+    here = [part for part in local if part.numel()]  # some processes may hold nothing of a small one
+    finite = not here or bool(nn.utils.get_total_norm(here, math.inf).isfinite())
+    (broken,) = processes.any(not finite)
+    return not broken

@@ -1,15 +1,22 @@
-"""A recipe: everything that defines a training run, as plain values that JSON and YAML can hold."""
+"""A recipe: everything that defines a training run, as plain values that JSON and YAML can hold.
+
+Classes by their import path, with the arguments they are made with; growth of the model, and how new units are filled,
+and what new blocks are; and the recipe itself.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import inspect
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import cache
 from operator import attrgetter
-from typing import Annotated, Any, Literal, get_type_hints
+from pathlib import PurePath
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +25,20 @@ from torch.optim import Optimizer
 from mupscale.core import DepthRule, RuleSet, WholeWidth, Width
 from mupscale.data import Data, as_data
 from mupscale.family import Family
+from mupscale.growth import (
+    DEPTH_OPERATORS,
+    OPERATORS,
+    Deepen,
+    DepthOperator,
+    GaussianNoise,
+    Noise,
+    Operator,
+    OperatorWord,
+    SignalNoise,
+    choose_operator,
+    is_replica,
+    word_in_table,
+)
 from mupscale.optim import Schedule, default_hyper
 from mupscale.system import (
     MupscaleError,
@@ -29,9 +50,293 @@ from mupscale.system import (
     show_short,
     told_fields,
 )
-from mupscale.train.class_paths import Spec, load_of_kind
-from mupscale.train.growth_events import DEPTH_SIZES, Filling, Growth, sizes_like, usual_how
-from mupscale.train.loss_functions import load_loss
+
+_Kind = TypeVar("_Kind")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A class by its import path, and the arguments it is made with.
+
+    Args:
+        class_path: import path of the class, e.g. mupscale.models.MLP
+        init_args: arguments by name
+
+    Example:
+        >>> import torch
+        >>> Spec("torch.nn.Linear", {"in_features": 3}).make(torch.nn.Module, out_features=2)
+        Linear(in_features=3, out_features=2, bias=True)
+    """
+
+    class_path: str
+    init_args: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "init_args", _plain(self.init_args))
+
+    def load(self) -> Any:
+        return import_path(self.class_path)
+
+    def make(self, kind: type[_Kind], /, **more: Any) -> _Kind:
+        """An instance of this kind; `more` goes before init_args of the same name. What is of another is not called."""
+        instance = self.call(load_of_kind(self.class_path, kind), **more)
+        if not isinstance(instance, kind):
+            raise MupscaleError(f"{self.class_path} gave a {type(instance).__name__}, which is no {kind_name(kind)}")
+        return instance
+
+    def call(self, target: Callable[..., Any], /, **more: Any) -> Any:
+        """What the class or function gives for init_args and `more`, which goes before arguments of the same name."""
+        arguments = {**self.init_args, **more}
+        try:
+            inspect.signature(target).bind(**arguments)
+        except TypeError as error:
+            raise MupscaleError(f"{self.class_path} cannot be made: {error}") from None
+        return target(**arguments)
+
+    def check_plain(self) -> None:
+        """Arguments that a file can hold, or a sentence that names the one it cannot."""
+        for name, value in self.init_args.items():
+            try:
+                json.dumps(value)
+            except (TypeError, ValueError):
+                raise MupscaleError(
+                    f"{self.class_path}: {name} is a {type(value).__name__}, which a run's files cannot hold: "
+                    f"give plain values, or no folder (out)"
+                ) from None
+
+
+def import_path(path: str) -> Any:
+    """The class or function that a dotted path names.
+
+    >>> import_path("mupscale.models.MLP").__name__
+    'MLP'
+    """
+    module, _, name = path.rpartition(".")
+    if "" in (*module.split("."), name):
+        raise MupscaleError(f"{path!r} is not an import path: give module.name")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise MupscaleError(f"{path!r} cannot be imported: {error}") from None
+
+
+def load_of_kind(path: str, kind: type[_Kind]) -> Callable[..., _Kind]:
+    """A class of this kind by its import path, or a function that may give one; nothing is called.
+
+    >>> from torch import nn
+    >>> load_of_kind("torch.nn.Linear", nn.Module).__name__
+    'Linear'
+    >>> load_of_kind("os.system", nn.Module)
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: os.system is neither a torch.nn.Module nor a function that returns one
+    """
+    target = import_path(path)
+    others: tuple[type, ...] = getattr(kind, "sources", ())  # what can be made into one, as torch's Dataset into Data
+    if isinstance(target, type):
+        if issubclass(target, (kind, *others)):
+            return target  # type: ignore[return-value]
+        raise MupscaleError(f"{path} is no {kind_name(kind)}")
+    function = target.func if isinstance(target, functools.partial) else target
+    if not inspect.isfunction(function) or not (others or _may_give(function, kind)):
+        raise MupscaleError(f"{path} is neither a {kind_name(kind)} nor a function that returns one")
+    return target  # type: ignore[no-any-return]
+
+
+def load_loss(path: str) -> Callable[[Any, Tensor], Tensor]:
+    """The loss that an import path names, a function of outputs and targets; it is not called.
+
+    >>> load_loss("mupscale.train.cross_entropy").__name__
+    'cross_entropy'
+    >>> load_loss("torch.nn.MSELoss")
+    Traceback (most recent call last):
+    mupscale.system.errors.MupscaleError: the loss torch.nn.MSELoss is no function of outputs and targets
+    """
+    loss: Callable[[Any, Tensor], Tensor] = import_path(path)
+    if not callable(loss) or isinstance(loss, type) or not _takes_two(loss):
+        raise MupscaleError(f"the loss {path} is no function of outputs and targets")
+    return loss
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # written in C: it does not tell
+        return True
+    return True
+
+
+def kind_name(kind: type) -> str:
+    """How a kind is called in messages."""
+    parts = kind.__module__.split(".")
+    return ".".join([*parts[: 1 if parts[0] == "builtins" else 2], kind.__name__])
+
+
+def _may_give(function: Callable[..., Any], kind: type) -> bool:
+    """Whether what a function says of its result allows this kind; one that says nothing may give anything."""
+    try:
+        result = get_type_hints(function).get("return", kind)
+    except Exception:  # an annotation may be any expression
+        return True
+    return not isinstance(result, type) or issubclass(result, kind)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back: lists for tuples, text for paths."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if type(value) in (list, tuple):
+        return [_plain(inner) for inner in value]
+    return str(value) if isinstance(value, PurePath) else value
+
+
+NoiseLevel = float | dict[str, float]
+DEPTH_SIZES = ("depth", "layers", "n_layer", "n_layers", "num_layers", "num_hidden_layers")
+"""What a model's argument may be called that is its number of blocks, for a growth event to say `depth`."""
+
+
+def sizes_like(width: WholeWidth, other: WholeWidth) -> WholeWidth:
+    """A width with the names of another: a number is its one size that is no depth, and the depth stays."""
+    names = [name for name in other if name not in DEPTH_SIZES] if isinstance(other, dict) else []
+    return width if isinstance(width, dict) or len(names) != 1 else {**other, names[0]: width}  # type: ignore[dict-item]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filling:
+    """What new units and new blocks are filled with, in a growth event and in a recipe that starts from a checkpoint.
+
+    Args:
+        how: how to fill new units (outside `grow`, when the checkpoint `from` is upscaled): fresh (add newly
+            initialised units; the default), lossless (fresh units that leave the outputs unchanged at first), copies
+            (copy every unit and add noise; the default if you give noise) or paired (copies whose noise cancels at
+            first). For comparison: net2net (random copies) and naive (copies), both without the optimizer state
+        noise: how much noise copies get so that they differ. With 0 the copies stay equal, and the wide model stays a
+            replica of the small one. Or one value per parameter name
+        noise_unit: unit of noise: init (a fresh initialisation), theory (the paper's constants) or signal (each
+            weight's spectral norm)
+        outgoing: for fresh units, the scale of their weights into old units, from 0 (old units do not see them yet) to
+            1 (as initialised)
+        deepen: what new blocks are: identity (they change nothing at first), stack (copies appended after all blocks)
+            or interleaved (each copy follows its original). If only the depth grows, you can give this as `how`
+    """
+
+    how: str | None = None
+    noise: NoiseLevel = 0.0
+    noise_unit: Literal["init", "theory", "signal"] = "init"
+    outgoing: float = 1.0
+    deepen: Deepen = "identity"
+
+    @property
+    def filling(self) -> dict[str, Any]:
+        """These fields alone, by name."""
+        return {field.name: getattr(self, field.name) for field in fields(Filling)}
+
+    @property
+    def _wider(self) -> OperatorWord:
+        """What new units are filled by; where `how` is about new blocks alone, by copies."""
+        how = self.how or usual_how(self.noise)
+        return word_in_table("copies" if how in DEPTH_OPERATORS else how)
+
+    @property
+    def takes_noise(self) -> bool:
+        """Whether new units are copies, which noise makes differ."""
+        return "noise" in self._wider.takes
+
+    def build_operator(self) -> Operator:
+        """The operator to grow in width with; an error where there are settings that are another one's."""
+        how, has_noise = self.how or usual_how(self.noise), self.noise != 0
+        if how in DEPTH_OPERATORS and has_noise:
+            raise MupscaleError(
+                f"how: {how} is for new blocks and takes no noise: use deepen: {how}, and how for new units"
+            )
+        make, takes = self._wider
+        if has_noise and "noise" not in takes:
+            raise MupscaleError(f"how: {how} takes no noise: leave noise out, or use how: copies")
+        if self.outgoing != 1 and "outgoing" not in takes:
+            raise MupscaleError(f"how: {how} does not use outgoing: leave it out, or use how: fresh")
+        settings = {"noise": build_noise(self.noise, self.noise_unit), "outgoing": self.outgoing}
+        return make(**{name: settings[name] for name in takes})
+
+    def build_operators(self) -> tuple[Operator, DepthOperator]:
+        """The operators to grow with, in width and in depth; where depth alone grows, `how` may name its own."""
+        return self.build_operator(), DEPTH_OPERATORS[self.how if self.how in DEPTH_OPERATORS else self.deepen]
+
+
+@dataclass(frozen=True)
+class Growth(Filling):
+    """One growth of the model in the middle of the run; beside these fields it has those of `Filling`.
+
+    Args:
+        at: grow after this many steps
+        width: the new width; copies need a multiple of the old one, fresh units take any larger one
+        lr: learning rate from here on, for the base width (default: unchanged)
+        depth: the new number of residual blocks (default: unchanged); the model's width must name a depth
+
+    Example:
+        >>> Growth(at=2000, width=512, noise=0.3).lr is None
+        True
+        >>> Growth(at=2000, width=640).build_operator()
+        Fresh(outgoing=1.0, lossless=False)
+    """
+
+    at: int
+    width: WholeWidth = 0
+    _: KW_ONLY
+    lr: float | None = None
+    depth: int | None = None
+
+    def resolved(self, before: WholeWidth) -> Growth:
+        """The event with its whole width, and with how it grows if it leaves that out; before: the model's so far."""
+        width = sizes_like(self.width, before) if self.width != 0 else before
+        if self.depth is None and self.width != 0:
+            how = "copies" if width == before else usual_how(self.noise)  # of a new rate alone nothing is filled
+            return replace(self, width=width, how=self.how or how)
+        if self.depth is None:
+            raise MupscaleError(f"growth at step {self.at}: give the new width, the new depth, or both")
+        name = next((n for n in DEPTH_SIZES if isinstance(before, dict) and n in before), None)
+        if name is None:
+            raise MupscaleError(
+                f"growth at step {self.at}: to grow the depth, the recipe's width must name it, such as width: "
+                f"{{width: 64, layers: 4}}, not {before}"
+            )
+        assert isinstance(before, dict)
+        if not isinstance(width, dict):
+            others = ", ".join(n for n in before if n != name)
+            raise MupscaleError(f"growth at step {self.at}: width {width} must name {others}")
+        how = self.how or usual_how(self.noise)
+        return replace(self, width={**before, **width, name: self.depth}, depth=None, how=how)
+
+    @property
+    def words(self) -> str:
+        """How it grows, for the line that says so."""
+        if self.how in DEPTH_OPERATORS:
+            return f"new blocks: {self.how}"
+        if self.how in OPERATORS and "noise" not in OPERATORS[self.how].takes:
+            return f"{self.how} units"
+        if is_replica(self.build_operator()):
+            return f"{self.how} without noise, which stay equal: the wide model remains a replica"
+        noise = "by parameter" if isinstance(self.noise, dict) else f"{self.noise:g}"
+        return f"{'' if self.how == 'copies' else f'{self.how} '}noise {noise}"
+
+    def record(self, lr: float) -> dict[str, Any]:
+        """What the metrics say of it; lr: the learning rate from here on."""
+        return {"width": self.width, **self.filling, "lr": lr}
+
+
+def usual_how(noise: NoiseLevel) -> str:
+    """What `how` is where a recipe leaves it out."""
+    return "copies" if choose_operator(None, 1.0 if noise else None).needs_multiples else "fresh"
+
+
+def build_noise(level: NoiseLevel, unit: str) -> Noise:
+    """Noise of this level; none at all for 0, whatever the unit. Constants by name are never relative to a signal."""
+    if level == 0:
+        return 0.0
+    if isinstance(level, dict):
+        return GaussianNoise(level, unit="theory" if unit == "signal" else unit)  # type: ignore[arg-type]
+    return SignalNoise(level) if unit == "signal" else GaussianNoise(level, unit=unit)  # type: ignore[arg-type]
+
 
 _AT_LEAST_0 = Annotated[int, Must("at least 0", lambda value: value >= 0)]
 _AT_LEAST_1 = Annotated[int, Must("at least 1", lambda value: value >= 1)]

@@ -23,9 +23,7 @@ from torch.optim import Optimizer
 from mupscale.data import Data
 from mupscale.system import MupscaleError, as_asked, is_signed, read_json, remove, replace_text, show_short, sign
 from mupscale.train.callbacks import Callback, callback_specs
-from mupscale.train.class_paths import Spec, kind_name, load_of_kind
-from mupscale.train.loss_functions import load_loss
-from mupscale.train.recipe import Recipe
+from mupscale.train.recipe import Recipe, Spec, kind_name, load_loss, load_of_kind
 
 _HERE = "."
 

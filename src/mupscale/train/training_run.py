@@ -29,23 +29,31 @@ from mupscale.data import Data
 from mupscale.optim import clip_grad_norm_
 from mupscale.system import Interrupted, MupscaleError, as_asked, derive, setting
 from mupscale.train.callbacks import Callback, Progress, make_callbacks, tell_record
-from mupscale.train.growth_events import Growth
-from mupscale.train.metrics import MetricSeries
-from mupscale.train.model_checks import (
+from mupscale.train.objective import (
+    MetricSeries,
+    NonfiniteSteps,
+    evaluate,
+    explaining,
+    has_finite_state,
+    make_objective,
+    matmul_precision,
+)
+from mupscale.train.processes import Processes, join_processes
+from mupscale.train.recipe import Growth, Recipe
+from mupscale.train.run_folder import RunFolder, RunState, read_snapshot, save_snapshot
+from mupscale.train.run_models import (
     check_data,
     check_growth,
     check_memory,
     check_model_takes_data,
+    coming_batches,
     cost_per_example,
     data_fingerprint,
+    grow_model,
+    hyperparameters,
+    place_member,
+    starting_point,
 )
-from mupscale.train.nonfinite import NonfiniteSteps, has_finite_state
-from mupscale.train.objective import evaluate, explaining, make_objective, matmul_precision
-from mupscale.train.processes import Processes, join_processes
-from mupscale.train.recipe import Recipe
-from mupscale.train.run_folder import RunFolder
-from mupscale.train.run_models import coming_batches, grow_model, hyperparameters, place_member, starting_point
-from mupscale.train.snapshot import RunState, read_snapshot, save_snapshot
 from mupscale.train.stored_recipes import StoredRecipe, is_own_run, packages_to_trust, stored_values
 
 RunStatus = Literal["finished", "diverged", "interrupted"]
