@@ -255,12 +255,6 @@ def load_optimizer_state(state: dict[str, Any], optimizer: Optimizer) -> None:
 
     Where both name their parameters, the optimizer gets the saved groups, however its own divide the same parameters:
     a family's model that has grown to the base has the groups of its narrow width, and a new one has one.
-
-    >>> model = nn.Linear(2, 2)
-    >>> first, second = (torch.optim.SGD(model.parameters(), lr=lr) for lr in (0.1, 0.2))
-    >>> load_optimizer_state(first.state_dict(), second)
-    >>> second.param_groups[0]["lr"]
-    0.1
     """
     own = optimizer.param_groups
     optimizer.param_groups = _grouped_as(state["param_groups"], own)
@@ -315,35 +309,29 @@ def _saved_tensors(state: dict[str, Any], optimizer: Optimizer) -> Iterator[tupl
 
 
 def load_model_state(state: Mapping[str, Tensor], model: nn.Module) -> None:
-    """Strictly: every name and shape must agree. Sharded and wrapped models included.
-
-    >>> model, other = nn.Linear(2, 2), nn.Linear(2, 2)
-    >>> load_model_state(model.state_dict(), other)
-    >>> torch.equal(model.weight, other.weight)
-    True
-    """
+    """Strictly: every name and shape must agree. Sharded and wrapped models included."""
     for name, tensor in check_model_state(state, model).items():
         copy_into(tensor, state[name])
 
 
 def check_model_state(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """The model's own tensors by canonical name, if they are the state's.
-
-    >>> check_model_state(nn.Linear(2, 3).state_dict(), nn.Linear(2, 4))
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: the checkpoint is of another model: 'weight' has shape (3, 2) there ...
-    """
+    """The model's own tensors by canonical name, if they are the state's."""
     own = _model_state(model)
-    if own.keys() != state.keys():
-        odd = min(map(str, own.keys() ^ state.keys()))
+    check_shapes({name: tensor.shape for name, tensor in state.items()}, own)
+    return own
+
+
+def check_shapes(theirs: Mapping[str, torch.Size], own: Mapping[str, Tensor]) -> None:
+    """Refuse a checkpoint whose tensors are not those of the model."""
+    if own.keys() != theirs.keys():
+        odd = min(map(str, own.keys() ^ theirs.keys()))
         raise MupscaleError(f"the checkpoint is of another model: '{odd}' is in one of the two only")
     for name, tensor in own.items():
-        if tensor.shape != state[name].shape:
+        if tensor.shape != theirs[name]:
             raise MupscaleError(
-                f"the checkpoint is of another model: '{name}' has shape {tuple(state[name].shape)} there and "
+                f"the checkpoint is of another model: '{name}' has shape {tuple(theirs[name])} there and "
                 f"{tuple(tensor.shape)} here"
             )
-    return own
 
 
 def _model_state(model: nn.Module) -> dict[str, Tensor]:

@@ -114,12 +114,10 @@ class Corpus:
 
 
 def source_name(source: str) -> str:
-    """What a source is called wherever it lies."""
     return source if source.startswith("datasets:") else Path(source).name
 
 
 def _find_files(source: str) -> list[Path]:
-    """The files that a path or a glob means, sorted."""
     path = Path(source).expanduser()
     if path.is_dir():
         files = sorted(file for file in _walk_files(path) if file.name.endswith(SUFFIXES) and file.is_file())
@@ -221,7 +219,6 @@ def _rows(file: Path, field: str, skip: int) -> Iterator[_Raw]:
 
 
 def _dataset(source: str, field: str, skip: int) -> Iterator[_Raw]:
-    """The training split of a dataset, streamed."""
     datasets = require("datasets", reason=f"{source} needs the datasets library")
     _, name, *config = source.split(":", 2)
     try:

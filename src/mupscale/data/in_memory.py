@@ -291,7 +291,6 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _read_parts(path: Path) -> list[bytes]:
-    """The two parts of CIFAR-100, from a folder or straight out of the archive."""
     try:
         if path.is_dir():
             files = {
@@ -317,10 +316,8 @@ def _read_parts(path: Path) -> list[bytes]:
 def _from_archive(path: Path) -> dict[str, bytes]:
     """Read in one pass and in memory: nothing is extracted, so no name in the archive reaches the disk."""
     parts: dict[str, bytes] = {}
-    with path.open("rb") as raw:
-        zipped = raw.read(2) == b"\x1f\x8b"
-    with open_gzip(path) if zipped else path.open("rb") as file:
-        with tarfile.open(fileobj=file, mode="r|" if zipped else "r|*") as archive:
+    with open_maybe_zipped(path) as file:
+        with tarfile.open(fileobj=file, mode="r|*") as archive:
             for member in archive:
                 name = member.name.rpartition("/")[2]
                 content = archive.extractfile(member) if name in PARTS and member.isfile() else None

@@ -70,7 +70,6 @@ class Columns(NamedTuple):
         raise MupscaleError(f"{self.name}, {place}, column {column!r}: {problem}")
 
     def check_has(self, names: Iterable[str], what: str) -> None:
-        """Refuse a table without one of these columns."""
         for name in names:
             if name not in self.values and name not in self.unread:
                 raise MupscaleError(f"{self.name} has no column {name!r} ({what}); it has {_listed(self.values)}")
@@ -150,7 +149,6 @@ class TableFile(Table):
 
     @classmethod
     def of(cls, train: Columns, test: Columns | None, settings: TableSettings) -> TableFile:
-        """The same from columns that are in memory."""
         table = cls.__new__(cls)
         table._take([train] if test is None else [train, test], settings)
         return table
@@ -592,7 +590,6 @@ def as_data(
 
 
 def _parts(source: Any) -> tuple[Any, Any]:
-    """What to train on, and what to evaluate on if that is another."""
     if isinstance(source, Mapping):  # a datasets.DatasetDict is one, too
         held_out = [name for name in HELD_OUT if name in source]
         if "train" in source and held_out:

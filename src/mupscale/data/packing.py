@@ -223,7 +223,6 @@ class ShardWriter:
         return full
 
     def sync(self) -> None:
-        """Make sure that everything is on the disk."""
         if self._file is not None:
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -237,7 +236,6 @@ class ShardWriter:
 
 
 def check_packed_with(folder: Path, options: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Refuse a folder that was packed with other options than these."""
     for key, value in expected.items():
         if options.get(key) != value:
             raise MupscaleError(
@@ -409,7 +407,6 @@ class _Packing:
         }
 
     def _last_position(self) -> _Position:
-        """Where the last run came to, if there was one and it was about the same."""
         path, begun_with = self.out / PROGRESS, {**self.made_from, "source_modified": self.corpus.modified}
         if path.exists():
             position = _Position.read(path)

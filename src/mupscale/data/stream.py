@@ -124,7 +124,6 @@ class Order:
         self._coming: dict[int, tuple[threading.Thread, list[Tensor]]] = {}
 
     def rows(self, start: int, count: int) -> Tensor:
-        """The rows at these positions of the stream."""
         size, parts = self.key[0], []
         while count > 0:
             epoch, offset = divmod(start, size)

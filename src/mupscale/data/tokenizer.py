@@ -103,10 +103,8 @@ class BPE(LibraryTokenizer):
                 )
             found.append(files[0])
         vocab, merges = found
-        try:
+        with _refusing(f"{vocab} and {merges} hold no byte-pair encoding"):
             model = tokenizers.models.BPE.from_file(str(vocab), str(merges))
-        except Exception as error:  # the library raises nothing more precise
-            raise MupscaleError(f"{vocab} and {merges} hold no byte-pair encoding: {error}") from None
         if model.token_to_id(END_OF_TEXT) is None:
             raise MupscaleError(f"{vocab} has no {END_OF_TEXT}, the token that GPT-2 ends a text with")
         return cls(_with_gpt2_words(model))
@@ -160,8 +158,17 @@ def one_thread_each() -> Iterator[None]:
 
 
 def tokenizers_package() -> Any:
-    """The library that reads and learns byte-pair encodings."""
     return require("tokenizers", reason="byte-pair encoding needs tokenizers")
+
+
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    try:
+        yield
+    except MupscaleError:
+        raise
+    except Exception as error:  # the library raises nothing more precise
+        raise MupscaleError(f"{what}: {error}") from None
 
 
 def _with_gpt2_words(model: Any) -> Any:
@@ -188,12 +195,8 @@ class PretrainedTokenizer(LibraryTokenizer):
     """A tokenizer.json of the tokenizers library, and the token that ends a text."""
 
     def __init__(self, content: Mapping[str, Any], end_of_text: int) -> None:
-        try:
+        with _refusing("this tokenizer.json holds no tokenizer"):
             super().__init__(tokenizers_package().Tokenizer.from_str(json.dumps(content)))
-        except MupscaleError:
-            raise
-        except Exception as error:  # the library raises nothing more precise
-            raise MupscaleError(f"this tokenizer.json holds no tokenizer: {error}") from None
         self._content, self.end_of_text = content, end_of_text
         self.vocab_size = max(int(self._tokenizer.get_vocab_size()), end_of_text + 1)
 
@@ -216,7 +219,6 @@ class PretrainedTokenizer(LibraryTokenizer):
 
 
 def _end_of_text(folder: Path, content: Mapping[str, Any]) -> int:
-    """The number of the token that ends a text."""
     settings = _optional(folder / "tokenizer_config.json")
     named = settings.get("eos_token") or settings.get("sep_token")  # encoders such as BERT end with a separator
     name = named.get("content") if isinstance(named, Mapping) else named
@@ -262,7 +264,6 @@ def parse_tokenizer(spec: str) -> tuple[str, str]:
 
 
 def tokenizer_name(spec: str) -> str:
-    """A tokenizer's name wherever its files are."""
     kind, _ = parse_tokenizer(spec)
     return kind if kind in ("gpt2", "hf") else spec
 
@@ -286,11 +287,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             return Bytes()
     except (OSError, ValueError, RecursionError, MupscaleError) as error:
         raise MupscaleError(f"the tokenizer {path} cannot be read: {error}") from None
-    try:
+    with _refusing(f"{path} holds no tokenizer"):
         if isinstance(content, dict) and content.get("mupscale") == PRETRAINED:
             return PretrainedTokenizer(content["tokenizer"], int(content["end_of_text"]))
         return BPE(tokenizers_package().Tokenizer.from_str(text))
-    except MupscaleError:
-        raise
-    except Exception as error:  # the library raises nothing more precise
-        raise MupscaleError(f"{path} holds no tokenizer: {error}") from None

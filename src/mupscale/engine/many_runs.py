@@ -32,7 +32,6 @@ from mupscale.train import (
     Callback,
     Recipe,
     RunFolder,
-    RunState,
     StopRequest,
     StoredRecipe,
     TrainingRun,
@@ -41,7 +40,6 @@ from mupscale.train import (
     exact_mean,
     join_processes,
     matmul_precision,
-    save_snapshot,
     seen_from,
     step_of,
     stored_values,
@@ -76,7 +74,6 @@ class Outcome:
         return fmean(loss for step, loss in self.curve if step > (1 - _LAST) * self.curve[-1][0])
 
     def to_json(self) -> dict[str, Any]:
-        """All but the recipe, as plain values."""
         return {name: value for name, value in vars(self).items() if name != "recipe"}
 
     @classmethod
@@ -85,7 +82,6 @@ class Outcome:
 
 
 def curve_from_json(points: Sequence[Sequence[float]]) -> list[tuple[int, float]]:
-    """A curve whose points are lists, as JSON has them."""
     return [(int(step), float(loss)) for step, loss in points]
 
 
@@ -178,7 +174,6 @@ class TrainingJob:
         return [number for number in range(len(self.recipes)) if number not in self.outcomes]
 
     def point_spacing(self, recipe: Recipe) -> int:
-        """Steps between two points of a curve."""
         return recipe.log_every if recipe.out is not None else max(1, recipe.steps // self.points)
 
     def needs_scores(self, recipe: Recipe) -> bool:
@@ -189,7 +184,6 @@ class TrainingJob:
             self.on_point(step, values)
 
     def runs_to_prune(self, recipe: Recipe, step: int, values: Mapping[int, float]) -> set[int]:
-        """The numbers of the runs that are stopped at this point."""
         if self.prune is None or not values:
             return set()
         spacing = self.point_spacing(recipe)
@@ -364,7 +358,6 @@ class StackRun:
         self._drop_rows(rows)
 
     def _evaluate(self) -> list[dict[str, float]]:
-        """Record held-out scores, where they are wanted."""
         ended = [row for row, finite in enumerate(self.stack.finite_runs()) if not finite]
         for row in ended:  # with such weights the next loss would not be finite, either
             self._end_run(row, "diverged", at=self.stack.step + 1)
@@ -403,7 +396,6 @@ class StackRun:
     # ------------------------------------------------------------------------------------------- what it writes
 
     def _record(self, row: int, kind: str, **values: Any) -> None:
-        """Write a record of metrics, as `train` does."""
         step = self.stack.step
         spent = {"flops": self._flops(step), "seconds": round(self._elapsed(), 3)}
         if (folder := self.folders[row]) is not None:
@@ -425,7 +417,6 @@ class StackRun:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the data, for the runs' checkpoints."""
         return data_fingerprint(self.stack.data)
 
     def _save_checkpoint(self, row: int) -> None:
@@ -433,22 +424,11 @@ class StackRun:
         folder, recipe, step = self.folders[row], self.stack.recipes[row], self.stack.step
         if folder is None:
             return
+        where: dict[str, Any] = {"step": step, "width": recipe.width, "data": self.fingerprint}
+        where |= {"lr": rate_after(recipe, step - 1), "losses": [], "norms": []}
+        where |= {"flops": self._flops(step) or 0.0, "seconds": self._elapsed()}
         model, optimizer = self.stack.export(row)
-        state = RunState(
-            step=step,
-            width=recipe.width,
-            lr=rate_after(recipe, step - 1),
-            flops=self._flops(step) or 0.0,
-            seconds=self._elapsed(),
-            losses=[],
-            norms=[],
-            recipe=stored_values(recipe, folder.path),
-            data=self.fingerprint,
-            threads=torch.get_num_threads(),
-        )
-        folder.sync()
-        save_snapshot(folder.checkpoint(step), model, optimizer, self.stack.plan, self.stack.processes, state)
-        folder.forget(recipe.checkpoints.keep)
+        folder.save(recipe, model, optimizer, self.stack.plan, self.stack.processes, **where)
 
     def save(self) -> None:
         """Write the stack and its records so far to the file of the job, if there is one."""
@@ -471,7 +451,6 @@ class StackRun:
 
 
 def _next(step: int, every: int, last: int) -> int:
-    """The next step that is a multiple, or the last."""
     return min((step // every + 1) * every, last) if every else last
 
 
@@ -542,7 +521,6 @@ def _too_large() -> MupscaleError:
 
 
 def train_one_by_one(job: TrainingJob, stop: StopRequest) -> None:
-    """Train all remaining runs."""
     for number in job.remaining:
         recipe = job.recipes[number]
         if recipe.out is None:

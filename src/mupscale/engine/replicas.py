@@ -80,7 +80,6 @@ of its columns) and hyperparameters; in place."""
 def adam_update(
     p: Tensor, g: Tensor, state: Rows, step: Tensor, hyper: Hyperparameters, segments: Sequence[Segment]
 ) -> None:
-    """Adam, AMSGrad and AdamW."""
     beta1, beta2 = hyper.shared["betas"]
     corrections = (1 - beta1**step).to(p.dtype), (1 - beta2**step).sqrt().to(p.dtype)
     for segment in segments:
@@ -110,7 +109,6 @@ def _columns(numbers: Tensor, at: tuple[slice, slice]) -> Tensor:
 def sgd_update(
     p: Tensor, g: Tensor, state: Rows, step: Tensor, hyper: Hyperparameters, segments: Sequence[Segment]
 ) -> None:
-    """SGD, with momentum, dampening and Nesterov's."""
     momentum, dampening = hyper.shared["momentum"], hyper.shared["dampening"]
     for segment in segments:
         at = (slice(None), segment.columns)
@@ -251,7 +249,6 @@ class Replicas:
 
     @torch.no_grad()
     def copy_out(self, row: int, model: nn.Module, optimizer: Optimizer) -> None:
-        """Copy a row into a model and an optimizer made for it."""
         parameters = naming.parameters(model)
         for name, view in self.layout.cut(self.flat.detach()[row]).items():
             parameters[name].copy_(view)

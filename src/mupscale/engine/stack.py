@@ -89,7 +89,6 @@ def _shared_part(recipe: Recipe) -> Recipe:
 
 
 def group_by_start(recipes: Sequence[Recipe]) -> list[list[int]]:
-    """The numbers of the recipes, in groups whose models are the same before their first step."""
     groups: dict[str, list[int]] = {}
     for number, recipe in enumerate(recipes):
         upscaled = [recipe.start, recipe.start_width, recipe.width, recipe.filling, recipe.state, recipe.seeds.noise]
@@ -232,7 +231,6 @@ class RunStack:
         self.replicas = Replicas(layout, model, self.optimizer.state, len(self.recipes), self.shared.dtype())
 
     def _reset_rows(self) -> None:
-        """Set up what depends on the number of rows."""
         self._rows = list(range(len(self.replicas)))  # each run's row; the others are of dropped runs
         self._rates = [0.0] * len(self.replicas)  # of every row; where a run was dropped, its last
         seeds = [recipe.seeds.data for recipe in self.recipes]
@@ -343,7 +341,6 @@ class RunStack:
         return losses.detach(), norms
 
     def _part(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A part of the step, compiled once or as it is."""
         if self._compiles and name not in self._compiled:
             self._compiled[name] = compile_quietly(function, dynamic=False)
         return self._compiled.get(name, function)

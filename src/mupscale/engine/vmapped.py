@@ -108,7 +108,6 @@ class VmappedModel:
         return losses
 
     def bytes_for_backward(self, row: Tensor, buffers: Named, x: Tensor, y: Tensor) -> int:
-        """Bytes that a step of one run keeps for its backward pass."""
         kept: dict[int, torch.UntypedStorage] = {}
 
         def keep(tensor: Tensor) -> None:  # not the tensor: an operation that holds its own result is never freed
@@ -135,7 +134,6 @@ class VmappedModel:
         return scores
 
     def _objective(self, parameters: Named, buffers: Named, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """One run's loss, and its buffers after it."""
         with self._kernels():
             outputs, held = self._outputs(parameters, buffers, x)
             return self.loss(outputs, y), held
@@ -201,7 +199,6 @@ class VmappedModel:
             self.attention, self._rounds_less = attention, False
 
     def check_evaluation(self, row: Tensor, buffers: Named, x: Tensor, y: Tensor) -> None:
-        """Check that it can be vmapped in evaluation mode, too."""
         self.template.eval()
         try:
             held = {name: buffer.unsqueeze(0).clone() for name, buffer in buffers.items()}

@@ -48,7 +48,6 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _check(record: Record, path: Path, number: int) -> None:
-    """Refuse a line whose fields are missing or of another type."""
     for name, value in record.items():
         if name in _FIELDS and not _FIELDS[name][1](value):
             expected = _FIELDS[name][0]
@@ -265,12 +264,10 @@ class WeightsAndBiases(Callback):
 
 
 def make_callbacks(specs: Sequence[str | Mapping[str, Any]]) -> list[Callback]:
-    """Callbacks by their class paths, with arguments (class_path and init_args) or without."""
     return [spec.make(Callback) for spec in callback_specs(specs)]
 
 
 def callback_specs(callbacks: Sequence[str | Mapping[str, Any]]) -> list[Spec]:
-    """Class path and arguments of each, as a recipe has them."""
     specs = []
     for one in callbacks:
         values = {"class_path": one} if isinstance(one, str) else dict(one)

@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -131,21 +131,6 @@ def _join_path(*parts: str) -> str:
     return "/".join(parts)
 
 
-class DcpContent(Protocol):
-    """What a DCP folder holds, or is to hold: tensors, other objects as bytes, and the path of each in nested dicts."""
-
-    shapes: dict[str, Shape]
-    dtypes: dict[str, torch.dtype]
-    objects: dict[str, Any]
-    paths: dict[str, tuple[str | int, ...]]
-
-    def read(self, name: str) -> Tensor:
-        """The tensor of this name."""
-
-    def raw(self, name: str) -> bytes:
-        """The bytes that stand for an object."""
-
-
 class DcpFolder:
     """A DCP folder's tensors, read one at a time, and what else lies in it, as bytes.
 
@@ -181,7 +166,6 @@ class DcpFolder:
 
     @property
     def model(self) -> list[str]:
-        """The model's own names of its tensors."""
         prefix = self.model_prefix
         return [name.removeprefix(prefix) for name in self.tensors if not name.startswith(_NOT_THE_MODEL)]
 
@@ -290,7 +274,7 @@ def save_dcp(folder: str | Path, model: nn.Module, optimizer: Optimizer | None =
     return Path(folder)
 
 
-def write_dcp(folder: Path, content: DcpContent, processes: Processes) -> None:
+def write_dcp(folder: Path, content: GrownFolder, processes: Processes) -> None:
     """Write a DCP folder of which each tensor is made when its turn comes, and given up when it is written.
 
     Tensors must have memory of their own. Several processes divide them; all must call.
@@ -549,27 +533,26 @@ def _pattern(names: list[str], every: list[str]) -> str:
     return general if {name for name in every if re.search(general, name)} == {*names} else expression(any_number=False)
 
 
+@dataclass
 class GrownFolder:
     """What becomes of a folder: every tensor, made when it is asked for, and every object, as `DcpFolder` has them.
 
-    narrow, wide: the models, without memory, whose names and shapes the folders have; None where they are not known.
+    models: narrow and wide, without memory, whose names and shapes the folders have; None where they are not known.
     groups: of the wide model's optimizer.
     """
 
-    def __init__(
-        self,
-        source: DcpFolder,
-        plan: Plan,
-        growth: Growth,
-        seed: int,
-        optimizer: type[Optimizer] | None,
-        models: tuple[nn.Module, nn.Module] | None,
-    ) -> None:
-        self.source, self.plan, self.seed, self.optimizer = source, plan, seed, optimizer
-        self.operator, self.models = growth.build_operator(), models
-        check_operator(self.operator, plan)
-        if plan.mup and plan.patterned:
-            raise no_pattern(plan.patterned[0])
+    source: DcpFolder
+    plan: Plan
+    growth: Growth
+    seed: int
+    optimizer: type[Optimizer] | None
+    models: tuple[nn.Module, nn.Module] | None
+
+    def __post_init__(self) -> None:
+        self.operator, source = self.growth.build_operator(), self.source
+        check_operator(self.operator, self.plan)
+        if self.plan.mup and self.plan.patterned:
+            raise no_pattern(self.plan.patterned[0])
         self.prefix = source.model_prefix
         self.shapes: dict[str, Shape] = {}
         self.dtypes: dict[str, torch.dtype] = {}
@@ -787,7 +770,6 @@ _ADVICE = "give the sizes of the model in the folder (--from), and the function 
 
 
 def _settings_of(cls: type[Optimizer]) -> set[str]:
-    """The hyperparameters that its constructor takes."""
     return set(inspect.signature(cls).parameters) - _NO_SETTINGS
 
 
@@ -804,7 +786,7 @@ def compare_dcp(
     saves its parameters under other names. optimizer: as in `upscale_dcp`.
     """
     before, after = DcpFolder(small), DcpFolder(large)
-    expected: DcpContent = before
+    expected: DcpFolder | GrownFolder = before
     record, file = None, after.path / RECORD_FILE
     if file.exists():
         try:
@@ -855,7 +837,7 @@ class DcpComparison:
         return "\n".join([table, *([f"… and {more} more"] if more > 0 else []), verdict])
 
 
-def _differences(expected: DcpContent, found: DcpContent) -> Iterator[tuple[str, str, str]]:
+def _differences(expected: DcpFolder | GrownFolder, found: DcpFolder) -> Iterator[tuple[str, str, str]]:
     """Names, shapes or values of what differs; of tensors of one shape, how many entries and by what of their size."""
     for name in {**expected.shapes, **found.shapes}:
         shape, other = expected.shapes.get(name), found.shapes.get(name)

@@ -52,12 +52,7 @@ def find_logits(outputs: Any) -> Tensor | None:
 
 
 def count_correct(outputs: Any, targets: Tensor) -> Tensor | None:
-    """How many targets are the class with the largest logit; None where outputs are not logits of classes.
-
-    >>> import torch
-    >>> int(count_correct(torch.eye(3), torch.tensor([0, 1, 1])))
-    2
-    """
+    """How many targets are the class with the largest logit; None where outputs are not logits of classes."""
     logits = find_logits(outputs)
     if logits is None or targets.is_floating_point() or logits.shape[:-1] != targets.shape:
         return None
@@ -141,7 +136,6 @@ def explaining(what: Callable[[], str]) -> Iterator[None]:
 
 
 def _what_failed(recipe: Recipe, model: nn.Module, x: Tensor, y: Tensor) -> str:
-    """The model or the loss, and what it was given."""
     if dist.is_available() and dist.is_initialized():  # the others would not call the model with this one
         return f"the loss {recipe.loss} of inputs {_shown(x)} and targets {_shown(y)} failed"
     try:
@@ -189,7 +183,6 @@ def evaluate(model: nn.Module, data: Data, recipe: Recipe, processes: Processes)
 
 
 def scores_of(totals: list[float]) -> dict[str, float]:
-    """The mean loss and the accuracy, from the sums of losses and examples, of right answers and of targets."""
     loss, examples, right, targets = totals
     return {"loss": loss / examples, **({"accuracy": right / targets} if targets else {})}
 
@@ -245,11 +238,9 @@ class NonfiniteSteps:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether too many steps were left out one after another."""
         return self.rule == "skip" and self.in_a_row >= MOST_IN_A_ROW
 
     def keep_buffers(self, model: nn.Module) -> list[tuple[Tensor, Tensor]]:
-        """The model's buffers as they are before a step that may have to be left out."""
         return [(buffer, buffer.clone()) for buffer in model.buffers()] if self.rule == "skip" else []
 
     @torch.no_grad()

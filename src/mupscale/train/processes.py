@@ -34,7 +34,6 @@ class Processes:
 
     @property
     def main(self) -> bool:
-        """Whether this is the one that writes and prints."""
         return self.rank == 0
 
     @property
@@ -86,7 +85,6 @@ class Processes:
             dist.broadcast(buffer, 0)
 
     def share(self, start: int, count: int) -> tuple[int, int]:
-        """This process's stretch of a stretch of examples."""
         part = count // self.world
         return start + self.rank * part, part
 
@@ -211,7 +209,6 @@ def _device(name: str) -> torch.device:
 
 
 def divide_by_size(sizes: Mapping[str, int], count: int) -> list[list[str]]:
-    """The names in so many parts of about the same size."""
     parts: list[list[str]] = [[] for _ in range(count)]
     load = [0] * count
     for name in sorted(sizes, key=lambda name: -sizes[name]):

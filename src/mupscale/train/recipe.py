@@ -94,7 +94,6 @@ class Spec:
         return target(**arguments)
 
     def check_plain(self) -> None:
-        """Arguments that a file can hold, or a sentence that names the one it cannot."""
         for name, value in self.init_args.items():
             try:
                 json.dumps(value)
@@ -106,11 +105,7 @@ class Spec:
 
 
 def import_path(path: str) -> Any:
-    """The class or function that a dotted path names.
-
-    >>> import_path("mupscale.models.MLP").__name__
-    'MLP'
-    """
+    """The class or function that a dotted path names."""
     module, _, name = path.rpartition(".")
     if "" in (*module.split("."), name):
         raise MupscaleError(f"{path!r} is not an import path: give module.name")
@@ -121,15 +116,7 @@ def import_path(path: str) -> Any:
 
 
 def load_of_kind(path: str, kind: type[_Kind]) -> Callable[..., _Kind]:
-    """A class of this kind by its import path, or a function that may give one; nothing is called.
-
-    >>> from torch import nn
-    >>> load_of_kind("torch.nn.Linear", nn.Module).__name__
-    'Linear'
-    >>> load_of_kind("os.system", nn.Module)
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: os.system is neither a torch.nn.Module nor a function that returns one
-    """
+    """A class of this kind by its import path, or a function that may give one; nothing is called."""
     target = import_path(path)
     others: tuple[type, ...] = getattr(kind, "sources", ())  # what can be made into one, as torch's Dataset into Data
     if isinstance(target, type):
@@ -143,14 +130,7 @@ def load_of_kind(path: str, kind: type[_Kind]) -> Callable[..., _Kind]:
 
 
 def load_loss(path: str) -> Callable[[Any, Tensor], Tensor]:
-    """The loss that an import path names, a function of outputs and targets; it is not called.
-
-    >>> load_loss("mupscale.train.cross_entropy").__name__
-    'cross_entropy'
-    >>> load_loss("torch.nn.MSELoss")
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: the loss torch.nn.MSELoss is no function of outputs and targets
-    """
+    """The loss that an import path names, a function of outputs and targets; it is not called."""
     loss: Callable[[Any, Tensor], Tensor] = import_path(path)
     if not callable(loss) or isinstance(loss, type) or not _takes_two(loss):
         raise MupscaleError(f"the loss {path} is no function of outputs and targets")
@@ -168,7 +148,6 @@ def _takes_two(function: Callable[..., Any]) -> bool:
 
 
 def kind_name(kind: type) -> str:
-    """How a kind is called in messages."""
     parts = kind.__module__.split(".")
     return ".".join([*parts[: 1 if parts[0] == "builtins" else 2], kind.__name__])
 
@@ -229,7 +208,6 @@ class Filling:
 
     @property
     def filling(self) -> dict[str, Any]:
-        """These fields alone, by name."""
         return {field.name: getattr(self, field.name) for field in fields(Filling)}
 
     @property
@@ -240,7 +218,6 @@ class Filling:
 
     @property
     def takes_noise(self) -> bool:
-        """Whether new units are copies, which noise makes differ."""
         return "noise" in self._wider.takes
 
     def build_operator(self) -> Operator:
@@ -309,7 +286,6 @@ class Growth(Filling):
 
     @property
     def words(self) -> str:
-        """How it grows, for the line that says so."""
         if self.how in DEPTH_OPERATORS:
             return f"new blocks: {self.how}"
         if self.how in OPERATORS and "noise" not in OPERATORS[self.how].takes:
@@ -325,7 +301,6 @@ class Growth(Filling):
 
 
 def usual_how(noise: NoiseLevel) -> str:
-    """What `how` is where a recipe leaves it out."""
     return "copies" if choose_operator(None, 1.0 if noise else None).needs_multiples else "fresh"
 
 
@@ -616,7 +591,6 @@ class Recipe(Filling):
         return next((g.width for g in reversed(self.grow) if g.at < step), self.width)
 
     def growth_at(self, step: int) -> Growth | None:
-        """The growth event after `step` steps, if there is one."""
         return next((growth for growth in self.grow if growth.at == step), None)
 
     def family(self) -> Family:
@@ -742,7 +716,6 @@ def make_data(spec: Spec) -> Data:
 
 
 def few_examples(data: Data) -> Tensor:
-    """Inputs on which small models are compared."""
     rows = torch.arange(_ROWS, device=data.rows_on or data.device) % data.size
     return data.examples(rows)[0].cpu()
 

@@ -163,7 +163,6 @@ class Snapshot:
 
     @property
     def run(self) -> RunState | None:
-        """What it says of its run; None if the model was saved without one."""
         extra = self.content.extra
         return RunState.from_json(extra["run"], self.path) if "run" in extra else None
 
@@ -172,13 +171,8 @@ class Snapshot:
         if not self.sharded:
             checkpoint.check_model_state(self.content.model, model)
             return
-        sizes = {key: stored.size for key, stored in _stored_tensors(self.path).items()}
-        for key, tensor in _model_tensors(model).items():
-            if sizes.get(key) != tensor.shape:
-                raise MupscaleError(
-                    f"the checkpoint is of another model: '{key.removeprefix('model.')}' has shape "
-                    f"{tuple(sizes.get(key) or ())} there and {tuple(tensor.shape)} here"
-                )
+        sizes = {name: one.size for name, one in _stored_tensors(self.path).items() if name.startswith("model.")}
+        checkpoint.check_shapes(sizes, _model_tensors(model))
 
     def restore_model(self, model: nn.Module) -> None:
         if not self.sharded:
@@ -188,7 +182,6 @@ class Snapshot:
         load_into(_model_tensors(model), _reader(self.path), self.path)
 
     def restore_optimizer(self, cls: type[Optimizer], hyper: Mapping[str, Any], model: nn.Module) -> Optimizer:
-        """The optimizer, with the groups it had and its state."""
         saved = self.content.optimizer
         if saved is None:
             raise MupscaleError(f"{self.path} holds no optimizer state, so the run cannot be resumed from it")
@@ -227,7 +220,6 @@ class Snapshot:
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """Open a checkpoint of either kind."""
     return Snapshot(path, checkpoint.load(path / _HEADER if path.is_dir() else path))
 
 
@@ -320,7 +312,23 @@ class RunFolder:
         append_line(self.metrics, record)
         self.board.metrics(None, record)
 
-    def sync(self) -> None:
+    def save(
+        self, recipe: Recipe, model: nn.Module, optimizer: Optimizer, plan: Plan, processes: Processes, **where: Any
+    ) -> None:
+        """Write a checkpoint, and forget old ones; where: what `RunState` says of the run. Every process must call."""
+        stored, threads = stored_values(recipe, self.path), torch.get_num_threads()
+        state = RunState(**where, recipe=stored, threads=threads)
+        processes.by_main(self._sync, f"{self.metrics} cannot be written")
+        path = self.checkpoint(state.step or 0, sharded=processes.sharded)
+        save_snapshot(path, model, optimizer, plan, processes, state)
+        keep = recipe.checkpoints.keep
+        processes.by_main(lambda: self.forget(keep), f"{self.checkpoints} cannot be cleared of old ones")
+
+    def forget(self, keep: int) -> None:
+        for path in self.all()[:-keep]:
+            remove(path)
+
+    def _sync(self) -> None:
         """See to it that the metrics so far are on the disk, before the checkpoint that covers them."""
         if self.metrics.is_file():
             with open(self.metrics, "rb") as file:
@@ -329,10 +337,6 @@ class RunFolder:
     def set_aside(self, checkpoint: Path) -> None:
         """Keep a damaged checkpoint under another name, so that it is taken for none."""
         move(checkpoint, checkpoint.with_name(f"damaged-{checkpoint.name}"))
-
-    def forget(self, keep: int) -> None:
-        for path in self.all()[:-keep]:
-            remove(path)
 
     def release(self) -> None:
         """Let others train in the folder; where nothing was written there, nothing is left of it."""
@@ -347,7 +351,6 @@ class RunFolder:
     # ------------------------------------------------------------------------------------------- what is there
 
     def checkpoint(self, step: int, *, sharded: bool = False) -> Path:
-        """Where the checkpoint after so many steps belongs."""
         return self.checkpoints / f"step-{step:09d}{'' if sharded else '.safetensors'}"
 
     def all(self) -> list[Path]:
@@ -362,7 +365,6 @@ class RunFolder:
         return checkpoints[-1] if checkpoints else None
 
     def records(self) -> list[dict[str, Any]]:
-        """The metrics so far."""
         return list(self.each_record())
 
     def each_record(self) -> Iterator[dict[str, Any]]:
@@ -376,7 +378,6 @@ def _is_written_again(record: Record, step: int) -> bool:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step in a checkpoint's name."""
     match = _CHECKPOINT.fullmatch(checkpoint.name)
     return int(match[1]) if match else 0
 

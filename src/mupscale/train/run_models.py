@@ -388,7 +388,6 @@ _COUNTED: WeakKeyDictionary[Family, dict[Any, _Counted | None]] = WeakKeyDiction
 
 
 def check_data(data: Data) -> None:
-    """There must be something to train on and to evaluate on."""
     if data.size < 1:
         raise MupscaleError("there is nothing to train on: the data's training part is empty")
     if next(iter(data.evaluation(1)), None) is None:

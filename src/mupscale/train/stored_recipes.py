@@ -60,7 +60,6 @@ _KINDS: dict[str, type] = {"model": nn.Module, "data": Data, "optimizer": Optimi
 
 
 def specs_in(recipe: Recipe) -> dict[str, Spec]:
-    """All that a recipe names, by what it is there; a loss has no arguments."""
     callbacks = {f"callbacks[{number}]": spec for number, spec in enumerate(callback_specs(recipe.callbacks))}
     return {**{what: getattr(recipe, what) for what in _KINDS}, "loss": Spec(recipe.loss), **callbacks}
 

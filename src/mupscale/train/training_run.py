@@ -40,7 +40,7 @@ from mupscale.train.objective import (
 )
 from mupscale.train.processes import Processes, join_processes
 from mupscale.train.recipe import Growth, Recipe
-from mupscale.train.run_folder import RunFolder, RunState, read_snapshot, save_snapshot
+from mupscale.train.run_folder import RunFolder, RunState, read_snapshot
 from mupscale.train.run_models import (
     check_data,
     check_growth,
@@ -54,7 +54,7 @@ from mupscale.train.run_models import (
     place_member,
     starting_point,
 )
-from mupscale.train.stored_recipes import StoredRecipe, is_own_run, packages_to_trust, stored_values
+from mupscale.train.stored_recipes import StoredRecipe, is_own_run, packages_to_trust
 
 RunStatus = Literal["finished", "diverged", "interrupted"]
 _SETTLE_EVERY = 100  # steps after which losses are fetched from the device at the latest
@@ -470,24 +470,10 @@ class TrainingRun:
     def _save(self) -> None:
         if (folder := self.folder) is None:
             return
-        state = RunState(
-            step=self.step,
-            width=self.width,
-            lr=self.lr,
-            flops=self.flops,
-            seconds=self._elapsed(),
-            losses=self.losses.settled,
-            norms=self.norms.settled,
-            left_out=self.left_out or None,
-            recipe=stored_values(self.recipe, folder.path),
-            data=self.fingerprint,
-            threads=torch.get_num_threads(),
-        )
-        self._write(folder.sync, folder.metrics)
-        path = folder.checkpoint(self.step, sharded=self.processes.sharded)
-        save_snapshot(path, self.model, self.optimizer, self.plan, self.processes, state)
-        keep = self.recipe.checkpoints.keep
-        self.processes.by_main(lambda: folder.forget(keep), f"{folder.checkpoints} cannot be cleared of old ones")
+        where: dict[str, Any] = {"step": self.step, "width": self.width, "lr": self.lr, "data": self.fingerprint}
+        where |= {"flops": self.flops, "seconds": self._elapsed(), "left_out": self.left_out or None}
+        where |= {"losses": self.losses.settled, "norms": self.norms.settled}
+        folder.save(self.recipe, self.model, self.optimizer, self.plan, self.processes, **where)
         self._saved = time.monotonic()
 
     def end(self, status: RunStatus) -> Result:
@@ -503,7 +489,6 @@ class TrainingRun:
         return Result(status, self.step, self.width, self.model, self.optimizer, out)
 
     def close(self) -> None:
-        """Leave the terminal and the files as they should be."""
         for name in ("runner", "objective"):  # DDP must be gone before the group of processes is, or both may hang
             self.__dict__.pop(name, None)
         for callback in self.callbacks:
