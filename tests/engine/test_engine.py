@@ -69,20 +69,29 @@ def both(recipes: Sequence[Recipe], **asked: Any) -> tuple[list[Outcome], list[O
 # ------------------------------------------------------------------------------------------------ the same numbers
 
 
-class Smoothing(nn.Module):
-    """A model with a buffer that it puts in the place of the old one, and looks at while it is evaluated."""
+class Smooth(nn.Module):
+    """No unit of which is ever dead, so that no gradient is ever zero."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.first, self.readout = nn.Linear(FEATURES, width), nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.readout(self.first(x).tanh())
+        return out
+
+
+class Smoothing(Smooth):
+    """A model with a buffer that it puts in the place of the old one, and looks at while it is evaluated."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
         self.register_buffer("mean", torch.zeros(FEATURES))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
         if self.training:
             self.mean = 0.8 * self.mean + 0.2 * x.mean(0)
-        out: Tensor = self.readout(self.first(x - self.mean).tanh())
-        return out
+        return super().forward(x - self.mean)
 
 
 UNTIED = replace(KINDS["gpt2-heads"]["model"], init_args={**KINDS["gpt2-heads"]["model"].init_args, "tied": False})
@@ -334,7 +343,6 @@ class Dear(RunStack):
         self._keep_row_count, self._prefetch_bytes = True, 1 << 20
 
     def keep_runs(self, rows: Sequence[int]) -> None:
-        """Noted."""
         super().keep_runs(rows)
         Dear.shapes.append((len(self.recipes), len(self.replicas)))
 
@@ -515,15 +523,14 @@ def test_measuring_what_a_step_keeps_keeps_nothing(monkeypatch: pytest.MonkeyPat
 # ------------------------------------------------------------------------------------------------ the fallback
 
 
-class Choosing(nn.Module):
+class Choosing(Smooth):
     """A model that looks at its numbers to know what to do."""
 
     def __init__(self, width: int, when: str = "always") -> None:
-        super().__init__()
-        self.first, self.readout, self.when = nn.Linear(FEATURES, width), nn.Linear(width, CLASSES), when
+        super().__init__(width)
+        self.when = when
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
         h = self.first(x).tanh()
         if (self.when == "always" or not self.training) and h.mean() > 0:
             h = -h
@@ -531,21 +538,15 @@ class Choosing(nn.Module):
         return out
 
 
-class Idle(nn.Module):
+class Idle(Smooth):
     """A model with a layer that nothing goes through; torch's optimizers pass it over, decay included."""
 
     def __init__(self, width: int) -> None:
-        super().__init__()
-        self.first, self.readout = nn.Linear(FEATURES, width), nn.Linear(width, CLASSES)
+        super().__init__(width)
         self.idle = nn.Linear(width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
-        out: Tensor = self.readout(self.first(x).tanh())
-        return out
 
-
-class Frozen(Idle):
+class Frozen(Smooth):
     """A model of which a part does not train."""
 
     def __init__(self, width: int) -> None:
@@ -692,13 +693,6 @@ def test_a_folder_is_one_that_train_could_have_written(tmp_path: Path, spec: Spe
     assert_same_folders(tmp_path / "together", tmp_path / "alone")
 
 
-@pytest.mark.slow
-def test_with_a_schedule_too(tmp_path: Path) -> None:
-    train_many(foldered(tmp_path / "together"), engine="vectorised")
-    train_many(foldered(tmp_path / "alone"), engine="serial")
-    assert_same_folders(tmp_path / "together", tmp_path / "alone")
-
-
 def test_resume_skips_what_is_finished(tmp_path: Path) -> None:
     recipes = foldered(tmp_path)
     first = train_many(recipes[:2])
@@ -784,17 +778,6 @@ def test_data_and_engine_need_torch_alone(tmp_path: Path) -> None:
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert result.stdout.strip() == "['finished', 'finished']", result.stderr
-
-
-class Smooth(nn.Module):
-    """No unit of which is ever dead, so that no gradient is ever zero."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(6, width), nn.Linear(width, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.first(x)))
 
 
 def test_without_eps_only_what_is_trained_must_be_finite() -> None:

@@ -8,13 +8,13 @@ import os
 import resource
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -56,8 +56,7 @@ class Slow(Rows):
         self.seconds = seconds
 
     def examples(self, rows: Tensor) -> Batch:
-        """Some rows, after a while; one alone, as for the model's cost, at once."""
-        time.sleep(float(self.seconds) if len(rows) > 1 else 0)
+        time.sleep(float(self.seconds) if len(rows) > 1 else 0)  # one alone, as for the model's cost, comes at once
         return super().examples(rows)
 
 
@@ -67,7 +66,6 @@ class Watched(Rows):
     seen: list[list[int]]
 
     def examples(self, rows: Tensor) -> Batch:
-        """Some rows, noted."""
         Watched.seen.append(rows.tolist())
         return super().examples(rows)
 
@@ -105,12 +103,10 @@ class Words(Data):
         return 150
 
     def examples(self, rows: Tensor) -> Batch:
-        """Some windows."""
         at = rows[:, None] + torch.arange(CONTEXT)
         return self.text[at], self.text[at + 1]
 
     def evaluation(self, batch: int) -> Iterator[Batch]:
-        """The end of the text."""
         for some in torch.arange(160, 190).split(batch):
             yield self.examples(some)
 
@@ -124,7 +120,6 @@ class Dropping(nn.Module):
         self.drop, self.readout = nn.Dropout(p), nn.Linear(width, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
         return self.readout(self.drop(self.second(self.drop(self.first(x).tanh())).tanh()))
 
 
@@ -137,7 +132,6 @@ class Normed(nn.Module):
         self.readout = nn.Linear(width, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
         return self.readout(self.norm(self.first(x)).relu())
 
 
@@ -246,6 +240,17 @@ def _run_state(path: Path) -> dict[str, Any]:
     return {**state, "groups": saved.optimizer["param_groups"]}
 
 
+@contextmanager
+def refused(*parts: object) -> Iterator[None]:
+    """A MupscaleError of one line that has all these parts."""
+    with pytest.raises(MupscaleError) as raised:
+        yield
+    said = str(raised.value)
+    assert "\n" not in said
+    for part in parts:
+        assert str(part) in said, said
+
+
 # ------------------------------------------------------------------------------------------------ processes
 
 
@@ -314,21 +319,6 @@ def interrupt(step: int, *numbers: int) -> None:
         train_step(run)
 
     TrainingRun._train_step = interrupted  # type: ignore[method-assign]
-
-
-def die_after_a_checkpoint(folder: str, seconds: float) -> None:
-    """Kill this process some while after its first checkpoint has come, and before its second does."""
-    die, count = partial(os.kill, os.getpid(), signal.SIGKILL), 0
-
-    def look(event: str, args: tuple[Any, ...]) -> None:
-        nonlocal count
-        if event == "os.rename" and folder in str(args[1]) and Path(args[1]).name.startswith("step-"):
-            count += 1
-            if count > 1:  # however fast the machine is
-                die()
-            threading.Timer(seconds, die).start()
-
-    sys.addaudithook(look)
 
 
 def wide_terminal() -> None:

@@ -29,7 +29,6 @@ class Poisoned(Rows):
         self.at, self.factor, self.of = at, 1e25 if huge else float("nan"), of
 
     def batch(self, seed: int, start: int, count: int) -> Batch:
-        """Some rows."""
         x, y = super().batch(seed, start, count)
         bad = seed == self.of and start // BATCH in self.at
         return (x * self.factor if bad else x), y

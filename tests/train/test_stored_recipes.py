@@ -12,14 +12,11 @@ from typing import Any
 
 import pytest
 
+from hostile_folders import DATA, MLP, SGD
+from hostile_folders import RECIPE as VALUES
 from mupscale.system import MupscaleError
 from mupscale.train import Recipe, RunFolder, Spec, StoredRecipe, run_recipe
 from mupscale.train.stored_recipes import packages_to_trust
-
-MLP = {"class_path": "mupscale.models.MLP", "init_args": {"d_in": 54, "d_out": 7}}
-DATA = {"class_path": "mupscale.data.CoverTypeSample", "init_args": {}}
-SGD = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}
-VALUES = {"model": MLP, "data": DATA, "optimizer": SGD, "width": 8, "base": 8, "steps": 2, "batch": 20}
 
 HOSTILE: dict[str, dict[str, Any]] = {
     "os.system": {"data": {"class_path": "os.system", "init_args": {"command": "touch ran"}}},
@@ -219,18 +216,15 @@ def test_a_run_without_classes_of_ones_own_makes_no_key(here: Path, monkeypatch:
     assert not (here / "config").exists()
 
 
-def changed_recipe(own: Path) -> Path:
+def changed_recipe(own: Path, **changes: Any) -> Path:
     values = json.loads((own / "recipe.json").read_text())
-    values["model"]["class_path"] = "mine.run"
+    values["model"] |= changes or {"class_path": "mine.run"}
     (own / "recipe.json").write_text(json.dumps(values))
     return own
 
 
 def changed_arguments(own: Path) -> Path:
-    values = json.loads((own / "recipe.json").read_text())
-    values["model"]["init_args"] = {"d_in": 3}
-    (own / "recipe.json").write_text(json.dumps(values))
-    return own
+    return changed_recipe(own, init_args={"d_in": 3})
 
 
 def copied(own: Path) -> Path:

@@ -427,7 +427,6 @@ class Pair(nn.Module):
         self.inner = small_runs.Dropping(width, p=0.0)
 
     def forward(self, x: Tensor) -> tuple[Tensor, int]:
-        """Logits, and something else."""
         return self.inner(x), 7
 
 
@@ -520,7 +519,6 @@ class Choosy(small_runs.Dropping):
     """A model that looks at the values, so that its cost cannot be counted without any."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits, unless something is wrong."""
         if not bool(x.isfinite().all()):
             raise ValueError("no")
         return super().forward(x)
@@ -530,7 +528,6 @@ class Uncountable(small_runs.Dropping):
     """A model that does not run where torch counts."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
         if _get_current_dispatch_mode() is not None:
             raise RuntimeError("kernels of its own")
         return super().forward(x)

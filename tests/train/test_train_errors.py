@@ -35,18 +35,7 @@ from mupscale.train import (
     join_processes,
     run_recipe,
 )
-from small_runs import ADAMW, MLP, Child, assert_same_run, checkpoints, column, metrics, recipe, step, tensors
-
-
-@contextmanager
-def refused(*parts: object) -> Iterator[None]:
-    """A MupscaleError of one line that has all these parts."""
-    with pytest.raises(MupscaleError) as raised:
-        yield
-    said = str(raised.value)
-    assert "\n" not in said
-    for part in parts:
-        assert str(part) in said, said
+from small_runs import ADAMW, MLP, Child, assert_same_run, checkpoints, column, metrics, recipe, refused, step, tensors
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -405,7 +394,6 @@ class Empty(small_runs.Rows):
     """Nothing is held out."""
 
     def evaluation(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Nothing."""
         return iter(())
 
 

@@ -31,7 +31,7 @@ from mupscale.train import (
     run_recipe,
 )
 from mupscale.train.recipe import build_noise
-from small_runs import ADAMW, CLASSES, FEATURES, KINDS, MLP, SGD, column, recipe
+from small_runs import ADAMW, CLASSES, FEATURES, KINDS, MLP, SGD, column, recipe, refused
 
 DIMS = KINDS["gpt2-dims"]
 
@@ -74,7 +74,7 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "growth without rate": ({"grow": [Growth(5, 16, lr=-0.1, how="copies")]}, ("growth at step 5", "lr is -0.1")),
     "no multiple": (
         {"grow": [Growth(5, 20, how="copies")]},
-        ("growth at step 5", "20 is not a multiple of 8", "Choose 16 or 24"),
+        ("growth at step 5", "20 is not a multiple of 8", "Choose 16 or 24", "how: fresh"),
     ),
     "smaller": (
         {"grow": [Growth(5, 16, how="copies"), Growth(6, 8, how="copies")]},
@@ -89,6 +89,12 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {**DIMS, "grow": [Growth(5, {"head_dim": 6}, how="copies")]},
         ("growth at step 5", "head_dim 6 is not a multiple of 4", "Choose 4 or 8"),
     ),
+    "noise for fresh": ({"grow": [Growth(5, 16, noise=0.5, how="fresh")]}, ("step 5: how: fresh takes no noise",)),
+    "fresh units, but fewer": ({"grow": [Growth(5, 6, how="fresh")]}, ("step 5: width 6 is narrower than 8",)),
+    "an unknown operator": ({"grow": [Growth(5, 16, how="magic")]}, ("growth at step 5: how",)),
+    "copies' outgoing": ({"grow": [Growth(5, 16, outgoing=0.5, how="copies")]}, ("copies does not use outgoing",)),
+    "lossless, outgoing": ({"grow": [Growth(5, 16, outgoing=0.5, how="lossless")]}, ("does not use outgoing",)),
+    "nothing to grow from": ({"how": "fresh"}, ("how is for a run that starts from a checkpoint",)),
     "noise at the start": ({"noise": -1.0}, ("noise is -1.0",)),
     "schedule": ({"schedule": Schedule("linear")}, ("schedule.kind is 'linear'", "'constant', 'cosine' or 'wsd'")),  # type: ignore[arg-type]
     "precision": ({"precision": "fp16"}, ("precision is 'fp16'", "'fp32', 'tf32', 'bf16' or 'fp64'")),
@@ -104,9 +110,8 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 
 @pytest.mark.parametrize(("changes", "parts"), WRONG.values(), ids=WRONG.keys())
 def test_refused_when_it_is_made(changes: dict[str, Any], parts: tuple[str, ...]) -> None:
-    with pytest.raises(MupscaleError) as raised:
+    with refused(*parts):
         recipe(**changes)
-    assert_says(raised, *parts)
 
 
 def no_module(width: int) -> int:
@@ -149,17 +154,9 @@ NOT_MADE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 @pytest.mark.parametrize(("changes", "parts"), NOT_MADE.values(), ids=NOT_MADE.keys())
 def test_refused_before_the_first_step(tmp_path: Path, changes: dict[str, Any], parts: tuple[str, ...]) -> None:
     """And nothing is left behind that would be taken for a run."""
-    with pytest.raises(MupscaleError) as raised:
+    with refused(*parts):
         run_recipe(recipe(tmp_path / "run", **changes))
-    assert_says(raised, *parts)
     assert not (tmp_path / "run" / "recipe.json").exists()
-
-
-def assert_says(raised: pytest.ExceptionInfo[MupscaleError], *parts: str) -> None:
-    said = str(raised.value)
-    assert "\n" not in said
-    for part in parts:
-        assert part in said, said
 
 
 def test_noise() -> None:
@@ -362,7 +359,6 @@ class Needy(nn.Module):
         self.readout = nn.Linear(d_hidden, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits."""
         logits: torch.Tensor = self.readout(self.second(self.first(x).tanh()).tanh())
         return logits
 
@@ -408,7 +404,6 @@ class Bare(nn.Module):
         self.q = nn.Parameter(torch.randn(width, CLASSES) / width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
         return torch.tanh(self.first(x)) @ self.mix @ self.q
 
 

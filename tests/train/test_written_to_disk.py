@@ -24,14 +24,12 @@ class Disk:
         self.renamed: list[str] = []
 
     def sync(self, descriptor: int) -> None:
-        """Bring a file or folder to the disk."""
         status = os.fstat(descriptor)
         self.sizes[status.st_dev, status.st_ino] = status.st_size
         self.waiting.pop((status.st_dev, status.st_ino), None)
         self.fsync(descriptor)
 
     def rename(self, source: Any, target: Any) -> None:
-        """The file must be there whole, and so must the metrics that a checkpoint covers."""
         source, target = Path(source), Path(target)
         assert self.is_there(source), f"{target.name} appears before its bytes"
         if target.parent.name == "checkpoints":
@@ -42,7 +40,6 @@ class Disk:
         self.renamed.append(target.name)
 
     def is_there(self, path: Path) -> bool:
-        """Whether a file was brought to the disk after its last byte was written."""
         return self.sizes.get(_place(path)) == path.stat().st_size
 
 
