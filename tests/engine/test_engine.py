@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import FlopCounterMode
 
 from mupscale import checkpoint
-from mupscale.engine import NotStackable, Outcome, RunStack, train_many
+from mupscale.engine import NotStackable, Outcome, RunStack, lowest_loss_bar, train_many
 from mupscale.engine.many_runs import even_share, free_memory, read_outcome, runs_at_once
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Seeds, Spec, run_recipe
@@ -787,3 +788,41 @@ def test_without_eps_only_what_is_trained_must_be_finite() -> None:
     ours = train_many([made], engine="vectorised", evaluate=True)
     assert ours[0].status == "finished"
     assert far(ours, train_many([made], engine="serial", evaluate=True)) <= TOLERANCE
+
+
+# ------------------------------------------------------------------------------------------------ what a person sees
+
+
+@pytest.fixture
+def all_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mupscale.system.terminal.SECONDS_BETWEEN_LINES", -1.0)
+
+
+@pytest.mark.usefixtures("all_lines")
+def test_runs_of_one_program_are_one_bar_of_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    with lowest_loss_bar(20, 2) as tell:
+        tell(10, {0: 0.5, 1: 0.25})
+        tell(15, {0: math.nan})
+        tell(20, {0: 0.125})
+    assert capsys.readouterr().out.splitlines() == ["step 10/20  loss 0.2500", "step 20/20  loss 0.1250"]
+
+
+@pytest.mark.usefixtures("all_lines")
+def test_runs_after_others_count_those_that_are_done(capsys: pytest.CaptureFixture[str]) -> None:
+    shown: list[Any] = []
+    with lowest_loss_bar(20, 4) as tell:
+        update = tell.display.update
+        tell.display.update = lambda done, line, **rest: (shown.append(done), update(done, line, **rest))  # type: ignore[method-assign,func-returns-value,assignment]
+        tell(10, {0: 0.5, 1: 0.25})
+        tell(20, {0: 0.5})
+        tell(10, {2: 0.25})
+        tell(10, {3: 0.25})
+        tell(20, {3: 0.25})
+    assert shown == [5, 10, 12.5, 17.5, 20]  # in steps of all of them
+    assert capsys.readouterr().out.splitlines() == [
+        "step 10/20  loss 0.2500",
+        "step 20/20  loss 0.5000",
+        "2 of 4 runs done, step 10/20  loss 0.2500",
+        "3 of 4 runs done, step 10/20  loss 0.2500",
+        "3 of 4 runs done, step 20/20  loss 0.2500",
+    ]

@@ -35,6 +35,12 @@ from small_runs import ADAMW, CLASSES, FEATURES, KINDS, MLP, SGD, column, recipe
 
 DIMS = KINDS["gpt2-dims"]
 
+
+def at_5(*parts: str, width: Any = 16, **growth: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """A growth at step 5, and what is said of it."""
+    return {"grow": [Growth(5, width, **growth)]}, ("growth at step 5", *parts)
+
+
 WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "steps": ({"steps": 0}, ("steps is 0", "at least 1")),
     "batch": ({"batch": -8}, ("batch is -8", "at least 1")),
@@ -69,31 +75,25 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"grow": [Growth(9, 16, how="copies"), Growth(9, 32, how="copies")]},
         ("growth at step 9", "after the one at 9"),
     ),
-    "less than no noise": ({"grow": [Growth(5, 16, noise=-0.5)]}, ("growth at step 5", "noise is -0.5")),
-    "endless noise": ({"grow": [Growth(5, 16, noise=math.inf)]}, ("growth at step 5", "noise is inf")),
-    "growth without rate": ({"grow": [Growth(5, 16, lr=-0.1, how="copies")]}, ("growth at step 5", "lr is -0.1")),
-    "no multiple": (
-        {"grow": [Growth(5, 20, how="copies")]},
-        ("growth at step 5", "20 is not a multiple of 8", "Choose 16 or 24", "how: fresh"),
-    ),
+    "less than no noise": at_5("noise is -0.5", noise=-0.5),
+    "endless noise": at_5("noise is inf", noise=math.inf),
+    "growth without rate": at_5("lr is -0.1", lr=-0.1, how="copies"),
+    "no multiple": at_5("20 is not a multiple of 8", "Choose 16 or 24", "how: fresh", width=20, how="copies"),
     "smaller": (
         {"grow": [Growth(5, 16, how="copies"), Growth(6, 8, how="copies")]},
         ("growth at step 6", "8 is narrower than 16"),
     ),
-    "growth of nothing": ({"grow": [Growth(5)]}, ("growth at step 5", "give the new width, the new depth, or both")),
-    "growth by other names": (
-        {"grow": [Growth(5, {"heads": 2}, how="copies")]},
-        ("growth at step 5", "{'heads': 2}", "same arguments as 8"),
-    ),
+    "growth of nothing": at_5("give the new width, the new depth, or both", width=0),
+    "growth by other names": at_5("{'heads': 2}", "same arguments as 8", width={"heads": 2}, how="copies"),
     "no multiple of one": (
         {**DIMS, "grow": [Growth(5, {"head_dim": 6}, how="copies")]},
         ("growth at step 5", "head_dim 6 is not a multiple of 4", "Choose 4 or 8"),
     ),
-    "noise for fresh": ({"grow": [Growth(5, 16, noise=0.5, how="fresh")]}, ("step 5: how: fresh takes no noise",)),
-    "fresh units, but fewer": ({"grow": [Growth(5, 6, how="fresh")]}, ("step 5: width 6 is narrower than 8",)),
-    "an unknown operator": ({"grow": [Growth(5, 16, how="magic")]}, ("growth at step 5: how",)),
-    "copies' outgoing": ({"grow": [Growth(5, 16, outgoing=0.5, how="copies")]}, ("copies does not use outgoing",)),
-    "lossless, outgoing": ({"grow": [Growth(5, 16, outgoing=0.5, how="lossless")]}, ("does not use outgoing",)),
+    "noise for fresh": at_5("how: fresh takes no noise", noise=0.5, how="fresh"),
+    "fresh units, but fewer": at_5("width 6 is narrower than 8", width=6, how="fresh"),
+    "an unknown operator": at_5("how", how="magic"),
+    "copies' outgoing": at_5("how: copies does not use outgoing", outgoing=0.5, how="copies"),
+    "lossless, outgoing": at_5("how: lossless does not use outgoing", outgoing=0.5, how="lossless"),
     "nothing to grow from": ({"how": "fresh"}, ("how is for a run that starts from a checkpoint",)),
     "noise at the start": ({"noise": -1.0}, ("noise is -1.0",)),
     "schedule": ({"schedule": Schedule("linear")}, ("schedule.kind is 'linear'", "'constant', 'cosine' or 'wsd'")),  # type: ignore[arg-type]
@@ -101,10 +101,7 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "parallel": ({"parallel": "pipeline"}, ("parallel is 'pipeline'", "'ddp' or 'fsdp'")),
     "compile": ({"compile": "fast"}, ("compile is 'fast'", "default", "max-autotune")),
     "precision, not at all": ({"precision": True}, ("precision is True", "'fp32', 'tf32', 'bf16' or 'fp64'")),
-    "unit": (
-        {"grow": [Growth(5, 16, noise=1.0, noise_unit="sigma")]},
-        ("growth at step 5", "noise_unit is 'sigma'", "'init', 'theory' or 'signal'"),
-    ),  # type: ignore[arg-type]
+    "unit": at_5("noise_unit is 'sigma'", "'init', 'theory' or 'signal'", noise=1.0, noise_unit="sigma"),
 }
 
 
