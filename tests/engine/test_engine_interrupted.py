@@ -22,9 +22,9 @@ from mupscale import checkpoint
 from mupscale.engine import Outcome, RunStack, train_many
 from mupscale.system import Interrupted
 from mupscale.system.errors import MupscaleError
-from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Spec, run_recipe
+from mupscale.train import Checkpoints, Evaluation, Recipe, Schedule, Spec, run_recipe
 from slow_cases import with_slow
-from small_runs import assert_same_run, metrics, recipe
+from small_runs import assert_same_run, copies, metrics, recipe
 
 ALWAYS = Checkpoints(every=0, minutes=0.0)  # a stack is saved at every chance
 SLOW = Spec("small_runs.Slow", {"seconds": 0.01})
@@ -35,7 +35,7 @@ def several(folder: Path | None, **changes: Any) -> list[Recipe]:
     usual = {
         "steps": 60,
         "schedule": Schedule("wsd", warmup=3, decay=9),
-        "grow": [Growth(at=25, width=8, lr=0.01, how="copies")],
+        "grow": [copies(at=25, width=8, lr=0.01)],
         "log_every": 7,
         "evaluation": Evaluation(every=11),
         "checkpoints": ALWAYS,
@@ -43,7 +43,7 @@ def several(folder: Path | None, **changes: Any) -> list[Recipe]:
         "optimizer": optimizer("SGD", lr=0.1, momentum=0.9, weight_decay=0.01),
     }
     recipes = varied(recipe(folder, **{**usual, **changes}), 4)
-    recipes[2] = replace(recipes[2], grow=[Growth(at=33, width=8, lr=1e200, how="copies")], clip=recipes[0].clip)
+    recipes[2] = replace(recipes[2], grow=[copies(at=33, width=8, lr=1e200)], clip=recipes[0].clip)
     if folder is None:
         return recipes
     return [replace(one, out=str(folder / str(number))) for number, one in enumerate(recipes)]

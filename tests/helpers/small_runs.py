@@ -23,7 +23,7 @@ from mupscale import checkpoint
 from mupscale.data import Data, Split, Table
 from mupscale.data.stream import Batch
 from mupscale.system.errors import MupscaleError
-from mupscale.train import Evaluation, Recipe, Result, Spec, TrainingRun, run_recipe
+from mupscale.train import Evaluation, Growth, Recipe, Result, Spec, TrainingRun, run_recipe
 
 ADAMW = Spec("torch.optim.AdamW", {"lr": 0.02, "betas": [0.9, 0.95], "weight_decay": 0.2, "eps": 1e-2})
 GENTLE = Spec("torch.optim.AdamW", {**ADAMW.init_args, "lr": 0.002, "eps": 1e-3})
@@ -178,6 +178,11 @@ def recipe(out: Path | str | None = None, kind: str = "mlp", **changes: Any) -> 
     usual = {"optimizer": ADAMW, "steps": 20, "batch": 8, "precision": "fp64", "log_every": 1, "device": "cpu"}
     folder = None if out is None else str(out)
     return Recipe(**{**usual, "evaluation": Evaluation(every=7), **KINDS[kind], "out": folder, **changes})
+
+
+def copies(at: int, width: Any = 0, **more: Any) -> Growth:
+    """Growth by copies."""
+    return Growth(at, width, how="copies", **more)
 
 
 # ------------------------------------------------------------------------------------------------ what a run leaves

@@ -19,7 +19,8 @@ import small_runs
 from mupscale.models import MLP
 from mupscale.optim import MuonAdamW, muon_groups
 from mupscale.system import MupscaleError
-from mupscale.train import Callback, Evaluation, Growth, Recipe, Spec, lightning_growth, run_recipe
+from mupscale.train import Callback, Evaluation, Recipe, Spec, lightning_growth, run_recipe
+from small_runs import copies
 from zoo import Unrounded
 
 TOLD: list[tuple[str, int, Any]] = []
@@ -49,7 +50,7 @@ class Told(Callback):
 
 
 def recipe(**more: Any) -> Recipe:
-    usual: dict[str, Any] = {"steps": 4, "log_every": 2, "grow": [Growth(2, 16, how="copies")]}
+    usual: dict[str, Any] = {"steps": 4, "log_every": 2, "grow": [copies(2, 16)]}
     return small_runs.recipe(more.pop("out", None), **{**usual, "evaluation": Evaluation(every=3), **more})
 
 

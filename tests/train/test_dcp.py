@@ -35,6 +35,7 @@ from mupscale.train import (
     upscale_dcp,
 )
 from mupscale.train.dcp import _IndexReader
+from small_runs import copies
 
 
 def an_mlp() -> tuple[MLP, torch.optim.Optimizer]:
@@ -316,7 +317,7 @@ def test_copies_go_on_exactly_whatever_the_optimizer(name: str, tmp_path: Path, 
     model, optimizer = trained(name)
     save(tmp_path / "small", model, optimizer)
     wide = {"width": 16, "layers": 2}
-    upscaled = upscale_dcp(tmp_path / "small", tmp_path / "wide", family, SMALL, wide, Growth(0, how="copies"))
+    upscaled = upscale_dcp(tmp_path / "small", tmp_path / "wide", family, SMALL, wide, copies(0))
     assert upscaled.optimizer is getattr(torch.optim, name)
     grown = Net(**wide)
     again = resumed(tmp_path / "wide", grown, upscaled.optimizer, **OPTIMIZERS[name])
@@ -344,7 +345,7 @@ def test_more_blocks_start_as_identity_with_an_empty_state(tmp_path: Path, famil
     model, optimizer = trained("AdamW")
     save(tmp_path / "small", model, optimizer)
     deep = {"width": 16, "layers": 3}
-    upscale_dcp(tmp_path / "small", tmp_path / "deep", family, SMALL, deep, Growth(0, how="copies"))
+    upscale_dcp(tmp_path / "small", tmp_path / "deep", family, SMALL, deep, copies(0))
     grown = Net(**deep)
     again = resumed(tmp_path / "deep", grown, torch.optim.AdamW)
     torch.testing.assert_close(grown(X), model(X), rtol=1e-12, atol=1e-12)
@@ -453,7 +454,7 @@ def test_refused(here: Path, capsys: pytest.CaptureFixture[str], words: list[str
 def test_a_state_by_numbers_or_of_an_unknown_optimizer(tmp_path: Path, family: mu.Family) -> None:
     """Which parameter is number 3, and how a state scales, is not guessed."""
     model, optimizer = trained("AdamW")
-    wide, growth = {"width": 16, "layers": 2}, Growth(0, how="copies")
+    wide, growth = {"width": 16, "layers": 2}, copies(0)
     state = {"model": model.state_dict(), "optimizer": {"state": optimizer.state_dict()["state"]}}
     dcp.save(state, checkpoint_id=str(tmp_path / "numbers"), no_dist=True)
     with pytest.raises(MupscaleError, match="names no parameter of the model"):
@@ -471,9 +472,7 @@ def test_an_object_that_is_code_is_copied_and_never_run(tmp_path: Path, family: 
     model, _ = trained("SGD")
     state = {"model": model.state_dict(), "dataloader": {"code": Harmful(tmp_path)}}
     dcp.save(state, checkpoint_id=str(tmp_path / "small"), no_dist=True)
-    upscale_dcp(
-        tmp_path / "small", tmp_path / "wide", family, SMALL, {"width": 16, "layers": 2}, Growth(0, how="copies")
-    )
+    upscale_dcp(tmp_path / "small", tmp_path / "wide", family, SMALL, {"width": 16, "layers": 2}, copies(0))
     assert compare_dcp(tmp_path / "small", tmp_path / "wide", build=Net).ok
     with pytest.raises(MupscaleError, match="is no plain value"):
         DcpFolder(tmp_path / "wide").value("dataloader.code")
@@ -554,8 +553,8 @@ def test_experts_are_copies_with_their_state(
     family: BuiltMembers = BuiltMembers(Mixed, {"width": 8}, inputs=X)
     if wide["width"] > 8:
         family = mu.Family(Mixed, {"width": 8}, inputs=X)
-    copies, router = Growth(0, how="copies"), "silent" if exact else "drawn"
-    upscaled = upscale_dcp(tmp_path / "small", tmp_path / "wide", family, narrow, wide, copies, router=router)  # type: ignore[arg-type]
+    router = "silent" if exact else "drawn"
+    upscaled = upscale_dcp(tmp_path / "small", tmp_path / "wide", family, narrow, wide, copies(0), router=router)  # type: ignore[arg-type]
     large = Mixed(**wide)
     again = resumed(tmp_path / "wide", large, torch.optim.AdamW, **OPTIMIZERS["AdamW"])
     torch.testing.assert_close(large(X), model(X), rtol=1e-12, atol=1e-12)

@@ -29,7 +29,7 @@ from mupscale.data import Split, Table
 from mupscale.models import gpt2_flops, mlp_flops, resnet18_flops
 from mupscale.system.seeds import derive
 from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Seeds, Spec, cross_entropy, run_recipe
-from small_runs import ADAMW, CLASSES, CONTEXT, FEATURES, GENTLE, SGD, SIDE, VOCAB, Watched, column, metrics, recipe
+from small_runs import ADAMW, CLASSES, CONTEXT, FEATURES, SGD, SIDE, VOCAB, column, copies, metrics, recipe
 
 EXACT = 1e-10
 upscale_module = importlib.import_module("mupscale.growth.upscaling")
@@ -61,7 +61,7 @@ GROWTHS: dict[str, dict[str, Any]] = {
     "gpt2, larger heads, AdamW": {"kind": "gpt2-dims", "clip": 0.3, "schedule": WSD},
     "gpt2, larger heads, SGD": {"kind": "gpt2-dims", "optimizer": SGD, "clip": 0.3},
     "resnet, SGD": {"kind": "resnet", "optimizer": SGD, "clip": 0.5, "schedule": COSINE, "steps": 12},
-    "resnet, AdamW": {"kind": "resnet", "optimizer": GENTLE, "accumulate": 2, "steps": 12},
+    "resnet, AdamW": {"kind": "resnet", "optimizer": small_runs.GENTLE, "accumulate": 2, "steps": 12},
 }
 
 
@@ -124,11 +124,7 @@ def rates_seen() -> Iterator[list[list[tuple[float, float]]]]:
 @pytest.mark.parametrize("optimizer", [ADAMW, SGD], ids=["AdamW", "SGD"])
 def test_growth_with_a_rate_of_its_own(tmp_path: Path, schedule: Schedule, optimizer: Spec) -> None:
     """From there on every group has lr × its factor × the schedule's multiple, after a second event as well."""
-    events = [
-        Growth(5, 16, lr=0.007, how="copies"),
-        Growth(9, 32, how="copies"),
-        Growth(12, 64, lr=0.003, how="copies"),
-    ]
+    events = [copies(5, 16, lr=0.007), copies(9, 32), copies(12, 64, lr=0.003)]
     plain = recipe(tmp_path, schedule=schedule, optimizer=optimizer, grow=events)
     with rates_seen() as seen:
         result = run_recipe(plain)
@@ -151,7 +147,7 @@ def test_growth_with_a_rate_of_its_own(tmp_path: Path, schedule: Schedule, optim
 
 def test_growth_with_a_rate_goes_on_as_at_the_narrow_width_with_that_rate(tmp_path: Path) -> None:
     """Growing to the same width changes the rate alone."""
-    events = [Growth(5, 8, lr=0.007, how="copies"), Growth(9, 8, how="copies")]
+    events = [copies(5, 8, lr=0.007), copies(9, 8)]
     plain = recipe(tmp_path / "plain", grow=events, clip=0.05, schedule=COSINE)
     run_recipe(plain)
     run_recipe(
@@ -208,7 +204,7 @@ def watched(**changes: Any) -> Recipe:
 
 def act(what: Recipe, out: Path) -> dict[str, Any]:
     """A run's initial weights, its rows, the noise it was given and its losses."""
-    Watched.seen = []
+    small_runs.Watched.seen = []
     result = run_recipe(replace(what, out=str(out), checkpoints=Checkpoints(every=2, keep=9)))
     cost = what.batch // what.accumulate
     before = small_runs.tensors(out / "checkpoints" / small_runs.step(2))
@@ -216,7 +212,7 @@ def act(what: Recipe, out: Path) -> dict[str, Any]:
     copied = narrow.repeat_interleave(2, 1) / 2 if what.grow else narrow
     return {
         "init": before["model/second.weight"],
-        "data": [rows for rows in Watched.seen if len(rows) == cost],
+        "data": [rows for rows in small_runs.Watched.seen if len(rows) == cost],
         "noise": (readout - copied).detach(),
         "dropout": column(out, "loss"),
     }
@@ -402,13 +398,7 @@ def test_an_evaluation_is_the_mean_over_the_held_out_data(tmp_path: Path, kind: 
 
 def test_targets_that_are_no_classes_and_a_loss_of_ones_own(tmp_path: Path) -> None:
     model = Spec("mupscale.models.MLP", {"d_in": FEATURES, "d_out": FEATURES, "depth": 3, "activation": "tanh"})
-    what = recipe(
-        tmp_path,
-        model=model,
-        data=Spec("small_runs.Curve"),
-        loss="small_runs.squared",
-        grow=[Growth(9, 16, how="copies")],
-    )
+    what = recipe(tmp_path, model=model, data=Spec("small_runs.Curve"), loss="small_runs.squared", grow=[copies(9, 16)])
     result = run_recipe(what)
     split = small_runs.Curve().to(torch.device("cpu"), torch.float64).split
     record = metrics(tmp_path, "eval")[-1]
@@ -448,9 +438,7 @@ def test_outputs_that_only_the_loss_understands(tmp_path: Path) -> None:
 
 
 def test_a_record_has_its_fields(tmp_path: Path) -> None:
-    run_recipe(
-        recipe(tmp_path, clip=1.0, grow=[Growth(8, 16, how="copies")], evaluation=Evaluation(every=10), log_every=5)
-    )
+    run_recipe(recipe(tmp_path, clip=1.0, grow=[copies(8, 16)], evaluation=Evaluation(every=10), log_every=5))
     where = {"kind", "step", "samples", "flops", "seconds"}
     fields = {
         "train": where | {"loss", "lr", "width", "grad_norm"},
@@ -490,7 +478,7 @@ def test_a_line_is_the_mean_over_its_steps(tmp_path: Path) -> None:
 
 
 def test_flops_of_an_mlp_add_up_over_growth(tmp_path: Path) -> None:
-    run_recipe(recipe(tmp_path, grow=[Growth(4, 16, how="copies"), Growth(10, 48, how="copies")], accumulate=2))
+    run_recipe(recipe(tmp_path, grow=[copies(4, 16), copies(10, 48)], accumulate=2))
     phases = {8: 4, 16: 6, 48: 10}
     total = sum(mlp_flops(FEATURES, width, CLASSES, depth=3) * 8 * steps for width, steps in phases.items())
     assert column(tmp_path, "flops")[-1] == total
@@ -500,13 +488,13 @@ def test_flops_of_an_mlp_add_up_over_growth(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_flops_of_a_resnet_on_images_that_shrink_to_a_pixel(tmp_path: Path) -> None:
-    run_recipe(recipe(tmp_path, "resnet", grow=[Growth(1, 4, how="copies")], steps=2, evaluation=Evaluation()))
+    run_recipe(recipe(tmp_path, "resnet", grow=[copies(1, 4)], steps=2, evaluation=Evaluation()))
     expected = [16 * resnet18_flops(width, CLASSES, SIDE) for width in (2, 4)]
     assert column(tmp_path, "flops") == [expected[0], sum(expected)]
 
 
 def test_flops_and_tokens_of_a_gpt2(tmp_path: Path) -> None:
-    run_recipe(recipe(tmp_path, "gpt2-heads", grow=[Growth(10, 16, how="copies")]))
+    run_recipe(recipe(tmp_path, "gpt2-heads", grow=[copies(10, 16)]))
     last = metrics(tmp_path, "train")[-1]
     assert last["tokens"] == 20 * 8 * CONTEXT
     assert "samples" not in last
@@ -569,9 +557,7 @@ def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
     pytest.importorskip("rich")
     pty = pytest.importorskip("pty")
     controller, terminal = pty.openpty()
-    what = recipe(
-        tmp_path / "run", data=Spec("small_runs.Slow"), grow=[Growth(5, 16, how="copies")], steps=40, log_every=5
-    )
+    what = recipe(tmp_path / "run", data=Spec("small_runs.Slow"), grow=[copies(5, 16)], steps=40, log_every=5)
     child = small_runs.Child(what, tmp_path / "unused", terminal=os.ttyname(terminal), prepare=small_runs.wide_terminal)
     shown = b""
     os.set_blocking(controller, False)
@@ -610,13 +596,7 @@ def test_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    what = recipe(
-        tmp_path,
-        tensorboard=True,
-        clip=1.0,
-        grow=[Growth(5, 16, how="copies")],
-        checkpoints=Checkpoints(every=8, keep=9),
-    )
+    what = recipe(tmp_path, tensorboard=True, clip=1.0, grow=[copies(5, 16)], checkpoints=Checkpoints(every=8, keep=9))
     run_recipe(what)
     for name in (16, 20):
         (tmp_path / "checkpoints" / small_runs.step(name)).unlink()

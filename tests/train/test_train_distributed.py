@@ -41,6 +41,7 @@ from mupscale.train import (
 )
 from mupscale.train.run_folder import RunFolder, find_checkpoint
 from processes import run_in_processes
+from small_runs import copies
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="torch.distributed with gloo is not available"
@@ -203,7 +204,7 @@ def recipe(kind: str, out: Path | None, **changes: Any) -> Recipe:
         "steps": 7,
         "batch": 8,
         "accumulate": 1 if kind == "normed" else 2,
-        "grow": [Growth(2, 2 * small, noise=0.5), Growth(4, 6 * small, how="copies")],
+        "grow": [Growth(2, 2 * small, noise=0.5), copies(4, 6 * small)],
         "schedule": Schedule("cosine", warmup=2, floor=0.1),
         "clip": 0.2,
         "precision": "fp64",

@@ -35,7 +35,7 @@ from mupscale.train import (
     join_processes,
     run_recipe,
 )
-from small_runs import ADAMW, MLP, Child, assert_same_run, checkpoints, column, metrics, recipe, refused, step, tensors
+from small_runs import ADAMW, assert_same_run, checkpoints, column, copies, metrics, recipe, refused, step, tensors
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -48,7 +48,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def diverging_at(out: Path, number: int, **changes: Any) -> Any:
     """A run whose loss is not finite at this step: a growth before it brings a rate that no model survives."""
-    grow = [Growth(number - 2, 16, lr=1e200, how="copies")]
+    grow = [copies(number - 2, 16, lr=1e200)]
     return recipe(out, **{"grow": grow, "checkpoints": Checkpoints(every=4), **changes})
 
 
@@ -88,7 +88,7 @@ def test_divergence_is_noticed_before_long(tmp_path: Path) -> None:
 
 def test_divergence_before_a_growth(tmp_path: Path) -> None:
     """What has diverged is not widened, and that is no error."""
-    events = [Growth(4, 16, lr=1e200, how="copies"), Growth(8, 32, how="copies")]
+    events = [copies(4, 16, lr=1e200), copies(8, 32)]
     result = run_recipe(
         recipe(tmp_path, grow=events, log_every=50, checkpoints=Checkpoints(0), evaluation=Evaluation())
     )
@@ -160,7 +160,7 @@ def test_a_run_that_diverged_resumes_where_it_was_good(tmp_path: Path) -> None:
     """With a growth that is gentler, since what comes after the checkpoint may change."""
     run_recipe(diverging_at(tmp_path / "run", 10))
     assert checkpoints(tmp_path / "run")[-1] == step(8)
-    gentler = diverging_at(tmp_path / "run", 10, grow=[Growth(8, 16, lr=0.01, how="copies")])
+    gentler = diverging_at(tmp_path / "run", 10, grow=[copies(8, 16, lr=0.01)])
     assert run_recipe(gentler, resume=True).status == "finished"
     run_recipe(replace(gentler, out=str(tmp_path / "whole")))
     assert_same_run(tmp_path / "run", tmp_path / "whole")
@@ -330,7 +330,7 @@ def test_a_full_disk_while_metrics_are_written(tmp_path: Path) -> None:
     run_recipe(replace(what, out=str(tmp_path / "whole")))
     size = (tmp_path / "whole" / "checkpoints" / step(100)).stat().st_size + 500
     assert size < (tmp_path / "whole" / "metrics.jsonl").stat().st_size
-    said = Child(what, tmp_path / "output", prepare=partial(small_runs.limit_files, size, True)).words()
+    said = small_runs.Child(what, tmp_path / "output", prepare=partial(small_runs.limit_files, size, True)).words()
     (error,) = (line for line in said.splitlines() if line.startswith("error: "))
     assert str(out / "metrics.jsonl") in error
     assert "File too large" in error
@@ -352,12 +352,12 @@ def test_a_recipe_that_json_cannot_hold(tmp_path: Path) -> None:
 
 
 def test_fewer_outputs_than_classes(tmp_path: Path) -> None:
-    model = Spec(MLP.class_path, {**MLP.init_args, "d_out": 2})
+    model = Spec(small_runs.MLP.class_path, {**small_runs.MLP.init_args, "d_out": 2})
     with refused("2 outputs", "3 classes", "d_out"):
         run_recipe(recipe(tmp_path, model=model))
     with refused("7 outputs", "11 classes", "vocab"):
         run_recipe(recipe(tmp_path, "gpt2-heads", model=Spec("mupscale.models.GPT2", {**GPT2_ARGS, "vocab": 7})))
-    more = Spec(MLP.class_path, {**MLP.init_args, "d_out": 8})  # a vocabulary is often rounded up
+    more = Spec(small_runs.MLP.class_path, {**small_runs.MLP.init_args, "d_out": 8})  # a vocabulary is often rounded up
     assert run_recipe(recipe(None, model=more, steps=2)).status == "finished"
 
 
@@ -379,12 +379,7 @@ class Bounded(small_runs.Dropping):
 
 
 def test_a_growth_that_the_model_cannot_do_is_refused_before_the_first_step(tmp_path: Path) -> None:
-    what = recipe(
-        tmp_path,
-        model=Spec("test_train_errors.Bounded"),
-        init_at=8,
-        grow=[Growth(5, 16, how="copies"), Growth(9, 32, how="copies")],
-    )
+    what = recipe(tmp_path, model=Spec("test_train_errors.Bounded"), init_at=8, grow=[copies(5, 16), copies(9, 32)])
     with refused("32 is too wide for me"):
         run_recipe(what)
     assert not (tmp_path / "metrics.jsonl").exists()
@@ -572,7 +567,7 @@ def test_a_damaged_line_of_metrics_costs_itself_alone(tmp_path: Path) -> None:
         ({"loss": "mine"}, "give module.name"),
         ({"loss": "test_train_errors.each_one"}, "gives shape (8,), not one number"),
         ({"data": Spec("test_train_errors.Typed", {"train": 0})}, "nothing to train on"),
-        ({"model": Spec(MLP.class_path, {**MLP.init_args, "d_in": 9})}, "of shape (6,)"),
+        ({"model": Spec(small_runs.MLP.class_path, {**small_runs.MLP.init_args, "d_in": 9})}, "of shape (6,)"),
         ({"device": "mps"}, "device mps cannot be used here"),
     ],
 )

@@ -10,6 +10,7 @@ import torch
 
 from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Spec, run_recipe
 from mupscale.train.run_folder import RunFolder
+from small_runs import copies
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
@@ -38,11 +39,7 @@ def losses(out: Path) -> list[float]:
 
 def test_no_kink_on_cuda(tmp_path: Path) -> None:
     run_recipe(recipe(tmp_path / "narrow", precision="fp64"))
-    run_recipe(
-        recipe(
-            tmp_path / "grown", precision="fp64", grow=[Growth(20, 128, how="copies"), Growth(40, 256, how="copies")]
-        )
-    )
+    run_recipe(recipe(tmp_path / "grown", precision="fp64", grow=[copies(20, 128), copies(40, 256)]))
     noisy = recipe(tmp_path / "noisy", precision="fp64", grow=[Growth(20, 128, noise=0.5)])
     run_recipe(noisy)
     assert losses(tmp_path / "grown") == pytest.approx(losses(tmp_path / "narrow"), rel=1e-10)
@@ -60,7 +57,7 @@ def test_the_device_does_not_matter(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", [True, "reduce-overhead"])
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_compiled_through_a_growth(tmp_path: Path, precision: str, mode: bool | str) -> None:
-    changes: dict[str, Any] = {"precision": precision, "grow": [Growth(30, 128, how="copies")], "log_every": 5}
+    changes: dict[str, Any] = {"precision": precision, "grow": [copies(30, 128)], "log_every": 5}
     run_recipe(recipe(tmp_path / "eager", **changes))
     result = run_recipe(recipe(tmp_path / "compiled", compile=mode, **changes))
     assert result.optimizer.param_groups[0]["fused"]
@@ -95,7 +92,7 @@ def test_fresh_units_on_cuda_are_those_of_the_cpu(tmp_path: Path) -> None:
 
 
 def test_resume_on_cuda(tmp_path: Path) -> None:
-    grow = [Growth(20, 128, noise=0.5), Growth(35, 256, how="copies")]
+    grow = [Growth(20, 128, noise=0.5), copies(35, 256)]
     run_recipe(recipe(tmp_path / "whole", precision="fp64", grow=grow))
     run_recipe(recipe(tmp_path / "halves", precision="fp64", grow=grow, steps=36))
     run_recipe(recipe(tmp_path / "halves", precision="fp64", grow=grow), resume=True)

@@ -31,7 +31,7 @@ from mupscale.train import (
     run_recipe,
 )
 from mupscale.train.recipe import build_noise
-from small_runs import ADAMW, CLASSES, FEATURES, KINDS, MLP, SGD, column, recipe, refused
+from small_runs import ADAMW, CLASSES, FEATURES, KINDS, MLP, SGD, column, copies, recipe, refused
 
 DIMS = KINDS["gpt2-dims"]
 
@@ -69,24 +69,18 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {**DIMS, "base": {"heads": 2, "head_dim": 2}},
         ("width {'head_dim': 4}", "base {'heads': 2, 'head_dim': 2}", "same arguments"),
     ),
-    "growth at the start": ({"grow": [Growth(0, 16, how="copies")]}, ("growth at step 0", "after the first step")),
-    "growth at the end": ({"grow": [Growth(20, 16, how="copies")]}, ("growth at step 20", "before the end at 20")),
-    "growth out of order": (
-        {"grow": [Growth(9, 16, how="copies"), Growth(9, 32, how="copies")]},
-        ("growth at step 9", "after the one at 9"),
-    ),
+    "growth at the start": ({"grow": [copies(0, 16)]}, ("growth at step 0", "after the first step")),
+    "growth at the end": ({"grow": [copies(20, 16)]}, ("growth at step 20", "before the end at 20")),
+    "growth out of order": ({"grow": [copies(9, 16), copies(9, 32)]}, ("growth at step 9", "after the one at 9")),
     "less than no noise": at_5("noise is -0.5", noise=-0.5),
     "endless noise": at_5("noise is inf", noise=math.inf),
     "growth without rate": at_5("lr is -0.1", lr=-0.1, how="copies"),
     "no multiple": at_5("20 is not a multiple of 8", "Choose 16 or 24", "how: fresh", width=20, how="copies"),
-    "smaller": (
-        {"grow": [Growth(5, 16, how="copies"), Growth(6, 8, how="copies")]},
-        ("growth at step 6", "8 is narrower than 16"),
-    ),
+    "smaller": ({"grow": [copies(5, 16), copies(6, 8)]}, ("growth at step 6", "8 is narrower than 16")),
     "growth of nothing": at_5("give the new width, the new depth, or both", width=0),
     "growth by other names": at_5("{'heads': 2}", "same arguments as 8", width={"heads": 2}, how="copies"),
     "no multiple of one": (
-        {**DIMS, "grow": [Growth(5, {"head_dim": 6}, how="copies")]},
+        {**DIMS, "grow": [copies(5, {"head_dim": 6})]},
         ("growth at step 5", "head_dim 6 is not a multiple of 4", "Choose 4 or 8"),
     ),
     "noise for fresh": at_5("how: fresh takes no noise", noise=0.5, how="fresh"),
@@ -167,10 +161,7 @@ FULL = recipe(
     "somewhere",
     "gpt2-dims",
     init_at={"head_dim": 8},
-    grow=[
-        Growth(5, {"head_dim": 8}, noise=0.5, noise_unit="theory", lr=0.01),
-        Growth(9, {"head_dim": 24}, how="copies"),
-    ],
+    grow=[Growth(5, {"head_dim": 8}, noise=0.5, noise_unit="theory", lr=0.01), copies(9, {"head_dim": 24})],
     schedule=Schedule("wsd", 2, 3, 0.1, before=1, after=2),
     clip=1.0,
     accumulate=2,
@@ -289,7 +280,7 @@ OTHER: dict[str, Any] = {
     "steps": 30,
     "batch": 16,
     "accumulate": 2,
-    "grow": [Growth(5, 16, how="copies")],
+    "grow": [copies(5, 16)],
     "schedule": Schedule("cosine"),
     "clip": 1.0,
     "loss": "small_runs.squared",
@@ -333,8 +324,8 @@ def test_what_may_change_in_the_middle_of_a_run(name: str) -> None:
 
 def test_growth_to_come_may_change() -> None:
     """What comes at the step itself is still to come: the checkpoint was written before it."""
-    one = recipe(grow=[Growth(5, 16, how="copies"), Growth(10, 32, how="copies")])
-    other = replace(one, grow=[Growth(5, 16, how="copies"), Growth(12, 48, how="copies")])
+    one = recipe(grow=[copies(5, 16), copies(10, 32)])
+    other = replace(one, grow=[copies(5, 16), copies(12, 48)])
     assert one.describe_difference(other, 10) is None
     assert one.describe_difference(other, 11) is not None
     assert one.describe_difference(replace(one, grow=[]), 5) is None
@@ -342,7 +333,7 @@ def test_growth_to_come_may_change() -> None:
 
 
 def test_widths_and_growth_by_step() -> None:
-    one = recipe(grow=[Growth(5, 16, how="copies"), Growth(10, 32, how="copies")])
+    one = recipe(grow=[copies(5, 16), copies(10, 32)])
     assert [one.width_after(step) for step in (0, 4, 5, 6, 10, 11, 99)] == [8, 8, 8, 16, 16, 32, 32]
     assert [one.growth_at(step) for step in (4, 5, 10)] == [None, one.grow[0], one.grow[1]]
 
@@ -364,10 +355,7 @@ def test_several_widths_by_name(tmp_path: Path) -> None:
     """Each may grow by a factor of its own."""
     widths = {"d_model": 4, "d_hidden": 8}
     model = Spec("test_train_recipe.Needy", {"classes": 3})
-    grow = [
-        Growth(5, {"d_model": 12, "d_hidden": 8}, how="copies"),
-        Growth(9, {"d_model": 12, "d_hidden": 32}, how="copies"),
-    ]
+    grow = [copies(5, {"d_model": 12, "d_hidden": 8}), copies(9, {"d_model": 12, "d_hidden": 32})]
     what = recipe(tmp_path, model=model, width=widths, base=widths, grow=grow, optimizer=ADAMW)
     result = run_recipe(what)
     assert result.width == {"d_model": 12, "d_hidden": 32}
@@ -405,7 +393,7 @@ class Bare(nn.Module):
 
 
 def test_what_modules_do_not_tell_is_learnt_from_the_data(tmp_path: Path) -> None:
-    what = recipe(tmp_path, model=Spec("test_train_recipe.Bare"), grow=[Growth(10, 16, how="copies")])
+    what = recipe(tmp_path, model=Spec("test_train_recipe.Bare"), grow=[copies(10, 16)])
     plan = what.family().plan(8)
     assert plan["q"].rule == mu.Rule(1, 2)
     assert {d: axis.side for d, axis in plan.parameters["mix"].axes.items()} == {0: "in", 1: "out"}
@@ -427,7 +415,7 @@ def test_copies_are_tried_once_for_all_runs_of_a_model(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(DepthMembers, "_check_at", counted)
     model = Spec("mupscale.models.MLP", {"d_in": FEATURES, "d_out": CLASSES, "depth": 4})
-    short: dict[str, Any] = {"model": model, "steps": 2, "grow": [Growth(1, 16, how="copies")]}
+    short: dict[str, Any] = {"model": model, "steps": 2, "grow": [copies(1, 16)]}
     for seed in range(3):
         run_recipe(recipe(None, seeds=Seeds(init=seed), **short))
     assert tried == [frozenset({"width"})]

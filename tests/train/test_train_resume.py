@@ -37,7 +37,7 @@ from mupscale.train import (
     catch_stop_signals,
     run_recipe,
 )
-from small_runs import ADAMW, SGD, Child, assert_same_run, checkpoints, column, metrics, recipe, step, tensors
+from small_runs import ADAMW, SGD, Child, assert_same_run, checkpoints, column, copies, metrics, recipe, step, tensors
 
 EVENTS = [
     Growth(17, 16, noise=0.5, lr=0.01),
@@ -232,7 +232,7 @@ def test_the_last_few_are_kept(tmp_path: Path, every: int, keep: int, expected: 
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
-    what = recipe(tmp_path / "a", grow=[Growth(5, 16, how="copies")])
+    what = recipe(tmp_path / "a", grow=[copies(5, 16)])
     run_recipe(what)
     run_recipe(replace(what, out=str(tmp_path / "b")))
     result = run_recipe(what, resume=True)
@@ -402,13 +402,7 @@ def test_start_from_somebodys_weights(tmp_path: Path, narrow: Path, form: str) -
         wrapped = {"module." + name: tensor for name, tensor in weights.items()} if form == "ddp" else weights
         torch.save({form[13:]: wrapped, "epoch": 3} if "under" in form else wrapped, path)
     new = recipe(
-        tmp_path / "run",
-        width=32,
-        start=str(path),
-        start_width=16,
-        how="copies",
-        steps=5,
-        grow=[Growth(3, 64, how="copies")],
+        tmp_path / "run", width=32, start=str(path), start_width=16, how="copies", steps=5, grow=[copies(3, 64)]
     )
     run_recipe(new)
     expected = by_hand(narrow / "checkpoints" / step(20), replace(new, grow=[]), moments=False)
