@@ -65,6 +65,7 @@ def names_in(path: Path) -> list[str]:
         (torch.optim.AdamW, {"lr": 1e-2, "amsgrad": True, "betas": (0.8, 0.9)}),
         (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
         (torch.optim.Adafactor, {"lr": 1e-2}),
+        (torch.optim.NAdam, {"lr": 1e-2}),  # whose mu_product is no step
     ],
 )
 def test_model_optimizer_and_plan_come_back_bit_for_bit(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,14 +101,6 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_callbacks_that_cannot_be(callbacks: list[Any], said: str) -> None:
     with pytest.raises(MupscaleError, match=said):
         run_recipe(recipe(callbacks=callbacks))
-
-
-def test_lists_that_are_empty_are_not_stored() -> None:
-    assert not {"callbacks", "no_decay"} & set(recipe().to_json())
-    full = recipe(callbacks=["test_callbacks.Told"], no_decay=["bias"])
-    assert Recipe.from_json(full.to_json()) == full
-    assert full.describe_difference(replace(full, callbacks=[]), 2) is None
-    assert "no_decay" in str(full.describe_difference(recipe(), 2))
 
 
 # ------------------------------------------------------------------------------------------------ groups

@@ -25,7 +25,6 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import mupscale as mu
 import small_runs
-from mupscale.data import Split, Table
 from mupscale.models import gpt2_flops, mlp_flops, resnet18_flops
 from mupscale.system.seeds import derive
 from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Seeds, Spec, cross_entropy, run_recipe
@@ -243,21 +242,6 @@ def test_the_data_goes_on_undisturbed_by_growth_and_by_accumulation(tmp_path: Pa
         flat = [row for part in seen for row in part]
         assert [labels[flat[8 * step : 8 * step + 8]].tolist() for step in range(6)] == rows
         assert len(set(flat)) == 48  # of an epoch of 80, none comes twice
-
-
-class Alike(Table):
-    """One row again and again."""
-
-    def __init__(self) -> None:
-        x, y, *_ = small_runs.rows(train=1)
-        super().__init__(Split(x.repeat(80, 1), y.repeat(80), x, y), CLASSES)
-
-
-def test_dropout_draws_anew_at_every_step(tmp_path: Path) -> None:
-    frozen = Spec("torch.optim.SGD", {"lr": 0.0})
-    run_recipe(recipe(tmp_path, "dropping", data=Spec("test_train.Alike"), optimizer=frozen, accumulate=2))
-    assert len(set(column(tmp_path, "loss"))) == 20
-    assert len(set(column(tmp_path, "loss", "eval"))) == 1
 
 
 # ------------------------------------------------------------------------------------------------ steps

@@ -269,10 +269,6 @@ def test_the_clock_goes_on(tmp_path: Path) -> None:
     assert seconds[-1] <= time.perf_counter() - start
 
 
-def test_resuming_what_never_began_begins(tmp_path: Path) -> None:
-    assert run_recipe(recipe(tmp_path / "new", steps=2), resume=True).step == 2
-
-
 # ------------------------------------------------------------------------------------------------ --from
 
 
@@ -409,19 +405,6 @@ def test_start_from_somebodys_weights(tmp_path: Path, narrow: Path, form: str) -
     assert column(tmp_path / "run", "loss") == pytest.approx(expected, rel=0, abs=1e-12)
 
 
-def test_start_from_a_file_of_the_core(tmp_path: Path) -> None:
-    """One that mupscale.save wrote: it has no run in it, so its width must be told."""
-    family = recipe().family()
-    model = family.init(16, seed=3)
-    mu.save(tmp_path / "model.safetensors", model)
-    new = recipe(
-        tmp_path / "run", width=32, start=str(tmp_path / "model.safetensors"), start_width=16, how="copies", steps=1
-    )
-    run_recipe(new)
-    x, y = small_runs.Rows().batch(0, 0, 8)
-    assert column(tmp_path / "run", "loss")[0] == pytest.approx(F.cross_entropy(model(x), y).item(), abs=1e-6)
-
-
 @pytest.mark.slow
 def test_start_with_several_widths_and_a_tied_readout(tmp_path: Path) -> None:
     old = recipe(tmp_path / "old", "gpt2-dims", clip=0.3)
@@ -471,14 +454,3 @@ def test_moments_come_along_from_a_file_of_ones_own_and_from_a_run(tmp_path: Pat
     for start, width in ((tmp_path / "run", None), (tmp_path / "run" / "checkpoints", None), (path, 8)):
         grown = run_recipe(replace(what, out=None, start=str(start), start_width=width, width=16))
         assert {float(state["step"]) for state in grown.optimizer.state.values()} == {8.0}, f"from {start}"
-
-
-def test_nadam_resumes_exactly_in_float64(tmp_path: Path) -> None:
-    """Its state has a number that is no step, which torch would round to the parameter's dtype."""
-    what = recipe(tmp_path / "whole", steps=8, optimizer=Spec("torch.optim.NAdam", {"lr": 1e-2}))
-    run_recipe(what)
-    run_recipe(replace(what, out=str(tmp_path / "parts"), steps=4))
-    run_recipe(replace(what, out=str(tmp_path / "parts")), resume=True)
-    whole, parts = (tensors(tmp_path / name / "checkpoints" / step(8)) for name in ("whole", "parts"))
-    assert whole.keys() == parts.keys()
-    assert all(torch.equal(parts[name], t) and parts[name].dtype == t.dtype for name, t in whole.items())

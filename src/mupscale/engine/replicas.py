@@ -270,14 +270,10 @@ class Replicas:
 
     @torch.no_grad()
     def keep_rows(self, rows: Sequence[int]) -> None:
-        index = torch.tensor(list(rows), device=self.flat.device)
-        self.flat = self.flat.detach()[index].requires_grad_()
-        self.state = {name: matrix[index] for name, matrix in self.state.items()}
-        self.steps_taken = self.steps_taken[index]
-        self.buffers = {name: buffer[index] for name, buffer in self.buffers.items()}
+        self.__dict__.update(vars(self.view(torch.tensor(list(rows), device=self.flat.device))))
 
-    def view(self, rows: slice) -> Replicas:
-        """Some of the runs, in the same memory."""
+    def view(self, rows: slice | Tensor) -> Replicas:
+        """Some of the runs; a slice in the same memory."""
         view = copy(self)
         view.flat = self.flat.detach()[rows].requires_grad_()
         view.state = {name: matrix[rows] for name, matrix in self.state.items()}
