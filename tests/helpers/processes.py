@@ -41,13 +41,11 @@ def run_in_processes(function: Callable[..., None], arguments: tuple[Any, ...], 
 
 
 class Child:
-    """A process whose output goes to a file, or to a terminal."""
+    """A process whose output goes to a file."""
 
-    def __init__(
-        self, output: Path, target: Callable[..., None], *arguments: object, terminal: str | None = None
-    ) -> None:
+    def __init__(self, output: Path, target: Callable[..., None], *arguments: object) -> None:
         self.output = output
-        self.process = PROCESSES.Process(target=_speak, args=(terminal or str(output), target, *arguments))
+        self.process = PROCESSES.Process(target=_speak, args=(str(output), target, *arguments))
         self.process.start()
 
     def wait(self) -> int:

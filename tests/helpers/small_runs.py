@@ -263,15 +263,9 @@ class Child(processes.Child):
     """A run in a process of its own; `prepare` is called in it first. Its output is a file."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        output: Path,
-        *,
-        resume: bool = False,
-        prepare: Callable[[], object] = int,
-        terminal: str | None = None,
+        self, recipe: Recipe, output: Path, *, resume: bool = False, prepare: Callable[[], object] = int
     ) -> None:
-        super().__init__(output, _act, recipe, resume, prepare, terminal=terminal)
+        super().__init__(output, _act, recipe, resume, prepare)
 
 
 def _act(recipe: Recipe, resume: bool, prepare: Callable[[], object]) -> None:
@@ -324,8 +318,3 @@ def interrupt(step: int, *numbers: int) -> None:
         train_step(run)
 
     TrainingRun._train_step = interrupted  # type: ignore[method-assign]
-
-
-def wide_terminal() -> None:
-    """Tell what a terminal emulator would."""
-    os.environ.update(TERM="xterm-256color", COLUMNS="120", LINES="30")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -20,10 +21,16 @@ def on_a_terminal(use: Callable[[], object], **environment: str) -> str:
         for name, value in {"TERM": "xterm-256color", "COLUMNS": "120", **environment}.items():
             patched.setenv(name, value)
         patched.setattr(sys, "stderr", terminal)
+        shown = list[bytes]()
+        thread = threading.Thread(target=_read_all, args=(reader, shown))  # a terminal that nobody reads is soon full
+        thread.start()
         use()
-    shown = b""
-    with contextlib.suppress(OSError):  # the end, where the other side is closed
-        while some := os.read(reader, 1 << 16):
-            shown += some
+    thread.join()
     os.close(reader)
-    return shown.decode(errors="replace")
+    return b"".join(shown).decode(errors="replace")
+
+
+def _read_all(descriptor: int, shown: list[bytes]) -> None:
+    with contextlib.suppress(OSError):  # the end, where the other side is closed
+        while some := os.read(descriptor, 1 << 16):
+            shown.append(some)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import os
 import re
 import shutil
 import threading
@@ -29,6 +28,7 @@ from mupscale.models import gpt2_flops, mlp_flops, resnet18_flops
 from mupscale.system.seeds import derive
 from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Seeds, Spec, cross_entropy, run_recipe
 from small_runs import ADAMW, CLASSES, CONTEXT, FEATURES, SGD, SIDE, VOCAB, column, copies, metrics, recipe
+from terminals import on_a_terminal
 
 EXACT = 1e-10
 upscale_module = importlib.import_module("mupscale.growth.upscaling")
@@ -537,22 +537,9 @@ def test_speed_is_told_in_round_units() -> None:
 
 
 def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
-    """In a process whose output is a pseudo-terminal."""
     pytest.importorskip("rich")
-    pty = pytest.importorskip("pty")
-    controller, terminal = pty.openpty()
     what = recipe(tmp_path / "run", data=Spec("small_runs.Slow"), grow=[copies(5, 16)], steps=40, log_every=5)
-    child = small_runs.Child(what, tmp_path / "unused", terminal=os.ttyname(terminal), prepare=small_runs.wide_terminal)
-    shown = b""
-    os.set_blocking(controller, False)
-    while child.process.is_alive():
-        child.process.join(0.01)
-        shown += read_all(controller)
-    shown += read_all(controller)
-    os.close(controller)
-    os.close(terminal)
-    text = shown.decode()
-    assert "finished at step 40" in text
+    text = on_a_terminal(lambda: run_recipe(what))
     assert f"loss {column(tmp_path / 'run', 'loss')[-1]:.4f}" in text
     assert "samples/s" in text
     assert "40/40" in text
@@ -561,19 +548,6 @@ def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
     assert "held-out loss" in text
     assert "\x1b[?25l" in text  # the cursor is hidden while the bar moves
     assert text.rstrip().rfind("\x1b[?25h") > text.rfind("\x1b[?25l")  # and comes back
-
-
-def read_all(descriptor: int) -> bytes:
-    """What is there to read."""
-    found = b""
-    while True:
-        try:
-            part = os.read(descriptor, 65536)
-        except OSError:
-            return found
-        if not part:
-            return found
-        found += part
 
 
 def test_tensorboard(tmp_path: Path) -> None:
