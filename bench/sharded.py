@@ -25,7 +25,8 @@ import mupscale as mu
 from _measuring import peak_memory
 from mupscale.core import naming
 from mupscale.models import GPT2
-from mupscale.train import Growth, init_member, join_processes, save_dcp, upscale_dcp
+from mupscale.train import Growth, join_processes, save_dcp, upscale_dcp
+from mupscale.train.run_models import init_member
 
 MIB = 1 << 20
 GIVING_BACK = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}

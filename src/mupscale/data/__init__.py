@@ -2,9 +2,8 @@
 
 from mupscale.data.in_memory import CIFAR100, CoverType, CoverTypeSample, Images, Shapes, Split, Table, covtype_sample
 from mupscale.data.own_data import TableFile, as_data
-from mupscale.data.packing import info, tokenize
+from mupscale.data.packing import Shakespeare, Text, info, tinyshakespeare, tokenize
 from mupscale.data.stream import Data
-from mupscale.data.text import Shakespeare, Text, tinyshakespeare
 
 __all__ = [
     "CIFAR100",

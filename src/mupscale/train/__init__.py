@@ -69,7 +69,6 @@ from mupscale.train.run_models import (
     describe_start,
     fingerprint_checkpoint,
     grow_model,
-    init_member,
     load_trained,
     starting_point,
 )
@@ -122,7 +121,6 @@ __all__ = [
     "fingerprint_checkpoint",
     "grow_model",
     "import_path",
-    "init_member",
     "join_processes",
     "lightning_growth",
     "load_dcp",
