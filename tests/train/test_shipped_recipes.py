@@ -78,16 +78,11 @@ def test_print_config_is_the_same_recipe(path: Path, tmp_path: Path, capsys: pyt
     assert read_recipe([str(printed)])[0] == read_recipe([str(path), *changed])[0]
 
 
-def settings(recipe: Recipe) -> dict[str, Any]:
-    growth = recipe.grow[0]
-    return {
-        "width": (recipe.width, growth.width),
-        "lr": (recipe.optimizer.init_args["lr"], growth.lr),
-        "noise": (growth.noise, growth.noise_unit),
-        "batch": recipe.batch,
-        "weight_decay": recipe.optimizer.init_args["weight_decay"],
-        "class": recipe.optimizer.class_path,
-    }
+def settings(recipe: Recipe) -> list[Any]:
+    """Widths, rates, noise, batch, decay and class."""
+    growth, hyper = recipe.grow[0], recipe.optimizer.init_args
+    changed = [(recipe.width, growth.width), (hyper["lr"], growth.lr), (growth.noise, growth.noise_unit)]
+    return [*changed, recipe.batch, hyper["weight_decay"], recipe.optimizer.class_path]
 
 
 def read(name: str) -> Recipe:
@@ -97,17 +92,10 @@ def read(name: str) -> Recipe:
 def test_paper_appendix_experiments_mlp() -> None:
     """Appendix 'Experiments', MLPs: 500 epochs of 464,810 rows before the growth and after it."""
     adamw, sgd = read("mlp-covtype"), read("mlp-covtype-sgd")
-    assert settings(adamw) == {
-        "width": (500, 2000),
-        "lr": (0.1, 0.013),
-        "noise": (1.0, "theory"),
-        "batch": 2000,
-        "weight_decay": 1e-4,
-        "class": "torch.optim.AdamW",
-    }
+    assert settings(adamw) == [(500, 2000), (0.1, 0.013), (1.0, "theory"), 2000, 1e-4, "torch.optim.AdamW"]
     assert adamw.optimizer.init_args["betas"] == [0.9, 0.999]
     assert adamw.optimizer.init_args["eps"] == 1e-8
-    assert settings(sgd) == {**settings(adamw), "lr": (0.4, 0.1), "noise": (1.25, "theory"), "class": "torch.optim.SGD"}
+    assert settings(sgd) == [(500, 2000), (0.4, 0.1), (1.25, "theory"), 2000, 1e-4, "torch.optim.SGD"]
     for recipe in (adamw, sgd):
         assert (recipe.base, recipe.init_at) == (1, 100)
         assert recipe.model.init_args == {"d_in": 54, "d_out": 7, "depth": 4, "bias": True, "activation": "relu"}
@@ -118,14 +106,7 @@ def test_paper_appendix_experiments_mlp() -> None:
 def test_paper_appendix_experiments_resnet() -> None:
     """Appendix 'Experiments', ResNet: 100 epochs of 50,000 images before the growth and after it."""
     recipe = read("resnet-cifar100")
-    assert settings(recipe) == {
-        "width": (128, 256),
-        "lr": (0.01, 0.003),
-        "noise": (0.4, "signal"),
-        "batch": 128,
-        "weight_decay": 1e-4,
-        "class": "torch.optim.SGD",
-    }
+    assert settings(recipe) == [(128, 256), (0.01, 0.003), (0.4, "signal"), 128, 1e-4, "torch.optim.SGD"]
     assert recipe.optimizer.init_args["momentum"] == 0.9
     assert recipe.base == 64
     assert (recipe.grow[0].at, recipe.steps) == (100 * 50_000 // 128, 200 * 50_000 // 128)
@@ -134,14 +115,8 @@ def test_paper_appendix_experiments_resnet() -> None:
 def test_paper_appendix_experiments_gpt2() -> None:
     """Appendix 'Experiments', GPT-2: 10,000 steps of half a million tokens before the growth and after it."""
     recipe = read("gpt2-text")
-    assert settings(recipe) == {
-        "width": ({"head_dim": 160}, {"head_dim": 320}),
-        "lr": (0.0039, 0.002),
-        "noise": (0.005, "theory"),
-        "batch": 512,
-        "weight_decay": 0.1,
-        "class": "torch.optim.AdamW",
-    }
+    widths = ({"head_dim": 160}, {"head_dim": 320})
+    assert settings(recipe) == [widths, (0.0039, 0.002), (0.005, "theory"), 512, 0.1, "torch.optim.AdamW"]
     assert recipe.optimizer.init_args["betas"] == [0.9, 0.95]
     assert (recipe.clip, recipe.schedule.kind, recipe.precision) == (1.0, "constant", "bf16")
     assert (recipe.grow[0].at, recipe.steps) == (10_000, 20_000)
