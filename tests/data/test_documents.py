@@ -182,13 +182,7 @@ def test_bad_parquet(tmp_path: Path) -> None:
 def test_a_folder_is_read_with_its_links_and_without_hidden_files(tmp_path: Path) -> None:
     """A link into another folder is followed, a loop is not, and what a system hides among the files is left out."""
     folder, other = tmp_path / "folder", tmp_path / "other"
-    for path in (
-        folder / "a.txt",
-        folder / "sub" / "b.txt",
-        folder / "._a.txt",
-        folder / ".cache" / "c.txt",
-        other / "d.txt",
-    ):
+    for path in (*(folder / name for name in ("a.txt", "sub/b.txt", "._a.txt", ".cache/c.txt")), other / "d.txt"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(path.name)
     (folder / "linked").symlink_to(other)

@@ -256,16 +256,10 @@ def test_finished_it_is_left_alone(tmp_path: Path) -> None:
     before = {file: file.stat().st_mtime_ns for file in out.iterdir()}
     pack(source, out, progress=lambda *_: pytest.fail("packed again"))
     assert {file: file.stat().st_mtime_ns for file in out.iterdir()} == before
-    other: dict[str, Any] = {
-        "validation": 0.1,
-        "split_seed": 3,
-        "shard_tokens": 5,
-        "field": "body",
-        "errors": "replace",
-    }
+    other = {"validation": 0.1, "split_seed": 3, "shard_tokens": 5, "field": "body", "errors": "replace"}
     for name, value in other.items():
         with pytest.raises(MupscaleError, match=f"was packed with {name} .*, not .*: give another folder"):
-            pack(source, out, **{name: value})
+            pack(source, out, **{name: value})  # type: ignore[arg-type]
     with pytest.raises(MupscaleError, match="was packed with tokenizer 'bytes', not 'bpe:280'"):
         pack(source, out, "bpe:280")
 

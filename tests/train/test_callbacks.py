@@ -58,7 +58,7 @@ def test_callbacks_are_told_in_order() -> None:
     run_recipe(recipe(callbacks=[{"class_path": "test_callbacks.Told", "init_args": {"name": "x"}}]))
     expected = [("begin", 0, 8), ("step", 1, 8), ("step", 2, 8), ("growth", 2, 16), ("step", 3, 16)]
     expected += [("evaluation", 3, True), ("step", 4, 16), ("evaluation", 4, True), ("end", 4, "finished")]
-    assert TOLD == expected
+    assert expected == TOLD
 
 
 def test_json_lines_and_tensorboard(tmp_path: Path) -> None:

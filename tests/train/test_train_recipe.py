@@ -200,11 +200,8 @@ def test_a_recipe_comes_back_from_json() -> None:
     changed = replace(FULL, noise=0.0, grow=[Growth(5, {"head_dim": 9}, how="fresh", outgoing=0.5)])
     assert Recipe.from_json(json.loads(json.dumps(changed.to_json()))) == changed
     ours = [f.name for f in fields(Recipe) if f.name not in ("how", "outgoing", "tuned_at")]
-    assert [name for name in ours if getattr(FULL, name) == getattr(default, name)] == [
-        "optimizer",
-        "steps",
-        "batch",
-    ]  # every field that has a default was put to the test
+    same = [name for name in ours if getattr(FULL, name) == getattr(default, name)]
+    assert same == ["optimizer", "steps", "batch"]  # every field that has a default was put to the test
 
 
 def test_what_fills_new_units_is_defined_once() -> None:
