@@ -198,11 +198,7 @@ class JsonLines(Callback):
 
 
 class TensorBoard(Callback):
-    """Writes every number of the metrics as `kind/name` for TensorBoard. folder: by default the run's own.
-
-    >>> TensorBoard("boards/mine").folder
-    'boards/mine'
-    """
+    """Writes every number of the metrics as `kind/name` for TensorBoard. folder: by default the run's own."""
 
     def __init__(self, folder: str | None = None) -> None:
         self.folder = folder

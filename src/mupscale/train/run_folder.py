@@ -383,18 +383,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def find_checkpoint(path: str | Path) -> Path:
-    """The file or shard folder that a path means: itself, or a run's newest checkpoint.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     run = RunFolder(folder)
-    ...     run.begin(resume=False)
-    ...     for step in (100, 200):
-    ...         run.checkpoint(step).touch()
-    ...     run.release()
-    ...     find_checkpoint(folder).name
-    'step-000000200.safetensors'
-    """
+    """The file or shard folder that a path means: itself, or a run's newest checkpoint."""
     path = Path(path)
     if not path.exists():
         raise MupscaleError(f"there is no checkpoint at {path}")
