@@ -2,7 +2,7 @@
 
 many_runs         train_many: what it was asked for, as many stacks as memory needs, and one run after another
 stack             many runs as one program, with their batches, and what they must share
-vmapped, replicas its parts: the model; its parameters, their updates, a step on the GPU
+replicas          its parts: the model; its parameters, their updates, a step on the GPU
 """
 
 from mupscale.engine.many_runs import Engine, Outcome, PointCallback, lowest_loss_bar, read_outcome, train_many

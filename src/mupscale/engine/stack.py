@@ -32,11 +32,11 @@ from mupscale.engine.replicas import (
     Replicas,
     StepGraph,
     StepResult,
+    VmappedModel,
     clip_rows,
     find_stack_optimizer,
     merge_segments,
 )
-from mupscale.engine.vmapped import VmappedModel
 from mupscale.system import MupscaleError
 from mupscale.train import (
     Filling,
