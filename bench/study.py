@@ -18,8 +18,7 @@ from typing import Any
 
 from mupscale.study import Cell, Space, SweepJob, Tried
 from mupscale.study.search import SweepSearch, TrialBatch, Worker
-from mupscale.study.storage import Storage
-from mupscale.study.trials import SweepTrials
+from mupscale.study.trials import Storage, SweepTrials
 from mupscale.train import Recipe, Spec
 
 CURVE = [(step, 1.0 / step) for step in range(1, 41)]

@@ -114,7 +114,7 @@ def test_other_packages_are_asked_through_their_face() -> None:
                 continue
             where = f"{path.relative_to(SOURCE)}:{line} imports {name} from {module}"
             assert module.count(".") == 1, f"{where}: ask mupscale.{module.split('.')[1]}"
-            if (SOURCE / module.split(".")[1]).is_dir():
+            if (SOURCE / module.split(".")[1] / "__init__.py").is_file():
                 assert name in face(module), f"{where}, whose face does not have it"
 
 

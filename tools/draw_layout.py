@@ -68,7 +68,7 @@ def imported_by(room: str) -> frozenset[str]:
     """The packages and files directly below mupscale that one of them imports from."""
     path = SOURCE / room
     names = set[str]()
-    for file in path.glob("**/*.py") if path.is_dir() else [path.with_suffix(".py")]:
+    for file in path.glob("**/*.py") if (path / "__init__.py").is_file() else [path.with_suffix(".py")]:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module:
                 names |= {f"{node.module}.{alias.name}" for alias in node.names}
@@ -99,7 +99,7 @@ def _box(axes: Any, name: str, column: float, row: float, colour: str, text: str
     corner = (x - WIDTH / 2, y - HEIGHT / 2)
     style = "round,pad=0,rounding_size=0.07"
     axes.add_patch(FancyBboxPatch(corner, WIDTH, HEIGHT, boxstyle=style, fc=PAPER, ec=colour, lw=1.6, zorder=2))
-    suffix = "/" if (SOURCE / name).is_dir() else ".py"
+    suffix = "/" if (SOURCE / name / "__init__.py").is_file() else ".py"
     axes.text(x, y + 0.17, name + suffix, ha="center", va="center", fontsize=11, weight="bold", color=colour, zorder=3)
     axes.text(x, y - 0.1, text, ha="center", va="center", fontsize=8, color=INK, zorder=3, linespacing=1.25)
 

@@ -30,8 +30,7 @@ from mupscale.models import MLP
 from mupscale.report.tuning import load_transfer_check
 from mupscale.study import Cell, Space, SweepJob, Tried, load_summary
 from mupscale.study.search import TrialBatch
-from mupscale.study.storage import Storage
-from mupscale.study.trials import SweepTrials
+from mupscale.study.trials import Storage, SweepTrials
 from mupscale.system import load_torch
 from mupscale.train import Recipe, RunFolder, Spec, StoredRecipe, read_snapshot, run_recipe
 
@@ -129,7 +128,7 @@ def _sqlite(folder: Path) -> Path:
 def _read_sqlite(path: Path) -> None:
     """The same of a SQLite file, for which nobody waits as for a server that may come back."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mupscale.study.storage.time.sleep", _no_long_sleep)
+        patch.setattr("mupscale.study.trials.time.sleep", _no_long_sleep)
         _read_study(path, kind="", patience=30.0)
 
 

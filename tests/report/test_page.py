@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import math
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,11 @@ from xml.etree import ElementTree
 import pytest
 
 import comparisons
-from comparisons import comparison, forecast_only
+from comparisons import ALL, comparison, forecast_only
 from mupscale import MupscaleError
-from mupscale.plots.gallery import INK, Gallery, Picture, recolour_for_dark
+from mupscale.plots import INK, Gallery, Picture, recolour_for_dark
 from mupscale.report import write_report
-from mupscale.study import ContenderRuns, StudySummary, SystemRuns
+from mupscale.study import ContenderRuns, StudySummary, SystemRuns, load_summary
 from mupscale.study.results import Card, PageTable
 from slow_cases import with_slow
 from summaries import all_runs, diverged, example, sweep_2, transfer_check, write
@@ -75,7 +76,7 @@ def assert_in_order(text: str, wanted: list[str]) -> None:
     assert places == sorted(places)
 
 
-# ------------------------------------------------------------------------------------------- what stands where
+# ---------------------------------------------------------------------------------------------- what stands where
 
 
 def test_the_answer_comes_first_then_the_numbers(paper_page: Path) -> None:
@@ -171,7 +172,7 @@ def test_several_runs_side_by_side_whatever_their_presets(tmp_path: Path, monkey
     assert "3-mlp-covtype-third-loss-against-cost" in names
 
 
-# ------------------------------------------------------------------------------------------- what it needs
+# ---------------------------------------------------------------------------------------------- what it needs
 
 
 def test_the_page_needs_nothing_else(paper_page: Path) -> None:
@@ -363,3 +364,99 @@ def test_a_page_of_a_million_steps_is_small(tmp_path: Path) -> None:
         for folder in (write(tmp_path / "long", example(runs=[long, *others])), write(tmp_path / "usual"))
     ]
     assert sizes[0] < min(5_000_000, 1.2 * sizes[1])
+
+
+# ---------------------------------------------------------------------------------------------- what is read from disk
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    for number, summary in enumerate((comparison(3, ALL), forecast_only(comparison()), example())):
+        assert load_summary(write(tmp_path / str(number), summary)) == summary
+
+
+def _set(*path: Any, to: Any) -> Callable[[Any], None]:
+    def change(values: Any) -> None:
+        for key in path[:-1]:
+            values = values[key]
+        values[path[-1]] = to
+
+    return change
+
+
+DAMAGES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a field is missing": (lambda values: values.pop("recipe"), "'recipe' is missing"),
+    "a list instead": (_set("recipe", to=[]), r"'recipe' is \[\], but must be a mapping"),
+    "another version": (_set("format", to=7), "'format' is 7, but must be 3"),
+    "no text": (_set("name", to=3), "'name' is 3, but must be text"),
+    "a loss that is a text": (
+        _set("large", "contenders", 1, "points", 0, "losses", 0, to="low"),
+        r"large.contenders\[1\].points\[0\].losses\[0\]' is 'low'",
+    ),
+    "a loss that is none": (
+        _set("small", 0, "contenders", 0, "points", 2, "losses", 0, to=float("nan")),
+        r"small\[0\].contenders\[0\].points\[2\].losses\[0\]' is nan",
+    ),
+    "no points": (_set("large", "contenders", 0, "points", to=[]), r"large.contenders\[0\].points' is \[\]"),
+    "a cost of nothing": (_set("large", "contenders", 0, "points", 0, "cost", to=0), "must be a number above 0"),
+    "no learning rate": (_set("tuned", 0, "trials", 0, "lr", to=-1.0), r"tuned\[0\].trials\[0\].lr' is -1.0"),
+    "costs that fall": (
+        _set("large", "contenders", 0, "points", 2, "cost", to=1.0),
+        "the costs of the contender from-scratch do not rise",
+    ),
+    "somebody twice": (_set("large", "contenders", 0, "name", to="fresh"), "the contender fresh is there twice"),
+    "an answer about nobody": (_set("answer", "grown", to="paired-noise"), "not among large.contenders"),
+    "an answer without a cost": (
+        _set("answer", "break_even", "continued", "charged", to={"kind": "from", "cost": None}),
+        "break_even.continued.charged has no cost",
+    ),
+    "a break-even of no kind": (_set("answer", "break_even", "continued", to={"charged": 3}), "charged' is 3"),
+    "a gain that is a text": (_set("answer", "gain", to={"copies": "much"}), "'answer.gain.copies' is 'much'"),
+    "a row too short": (_set("tables", 0, "rows", 0, to=["x"]), "has 4 columns, but a row of 1"),
+    "half a coordinate check": (
+        _set("coords", to={"title": "x", "rows": [{"width": 1}]}),
+        r"'coords.rows\[0\].seed' is missing",
+    ),
+    "an unknown field": (_set("large", "more", to=1), "there is no field 'large.more'"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGES)
+def test_damaged_summaries_are_named_in_a_sentence(case: str, tmp_path: Path) -> None:
+    change, wanted = DAMAGES[case]
+    values = copy.deepcopy(json.loads(json.dumps(asdict(comparison()))))
+    change(values)
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps(values))
+    with pytest.raises(MupscaleError, match=wanted) as caught:
+        write_report([tmp_path])
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "report").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '"comparison"', "[" * 100_000], ids=len)
+def test_files_that_are_no_summary(text: str, tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(MupscaleError, match=r"summary\.json"):
+        load_summary(tmp_path)
+    with pytest.raises(MupscaleError, match=r"nowhere holds no study: cannot read its summary\.json"):
+        load_summary(tmp_path / "nowhere")
+    with pytest.raises(MupscaleError, match=r"sizes/8 holds no study: .*It is a part of the study in "):
+        load_summary(tmp_path / "sizes" / "8")
+    (tmp_path / "a" / "run").mkdir(parents=True)
+    (tmp_path / "summary.json").rename(tmp_path / "a" / "run" / "metrics.jsonl")
+    with pytest.raises(MupscaleError, match="It is a single run: mupscale curves"):
+        load_summary(tmp_path / "a" / "run")
+    (tmp_path / "summary.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(MupscaleError, match="is damaged"):
+        load_summary(tmp_path)
+
+
+@pytest.mark.parametrize("field", ["losses", "lowest", "highest"])
+def test_a_curve_whose_columns_differ_in_length_is_refused(field: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "run") / "summary.json"
+    values = json.loads(path.read_text())
+    values["large"]["contenders"][0]["curves"][0][field] = [1.0, 2.0]
+    path.write_text(json.dumps(values))
+    with pytest.raises(MupscaleError, match=f"2 values in '{field}'"):
+        load_summary(path.parent)

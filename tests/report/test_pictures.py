@@ -13,19 +13,9 @@ import pytest
 
 import comparisons
 from comparisons import ALL, comparison, system
-from mupscale.plots import (
-    DARK_PAPER,
-    PAPER,
-    Gallery,
-    drop_partial_point,
-    figure,
-    set_value_axis,
-    styled,
-)
-from mupscale.plots.gallery import find_contrast
-from mupscale.report import cost_picture, gain, loss_curves, tuning
-from mupscale.report.cost_picture import HALF, NARROW, WIDE, Shape
-from mupscale.report.looks import Look, find_looks
+from mupscale.plots import DARK_PAPER, PAPER, Gallery, drop_partial_point, figure, find_contrast, set_value_axis, styled
+from mupscale.report import pictures, tuning
+from mupscale.report.pictures import HALF, NARROW, WIDE, Look, Shape, find_looks
 from mupscale.study import CONTENDERS, ContenderRuns, Curve, Sweep, SystemRuns, Tried, contender_named
 from mupscale.system import words
 from summaries import GAIN, LRS, NOISES, all_runs, diverged, sweep_1, sweep_2, transfer_check, with_curves
@@ -45,9 +35,9 @@ def axes(draw: Callable[[Any], None]) -> Any:
 
 def sketched(runs: SystemRuns, shape: Shape = WIDE, answer: dict[str, Any] | None = None) -> tuple[Any, Any, list[Any]]:
     """Figure and axes of the picture, drawn, and its marks."""
-    marks = cost_picture.find_marks(runs, answer or {})
+    marks = pictures.find_marks(runs, answer or {})
     fig, ax = figure(*shape.size)
-    cost_picture.sketch_system(ax, runs, "held-out loss", shape, marks)
+    pictures.sketch_system(ax, runs, "held-out loss", shape, marks)
     fig.draw_without_rendering()
     return fig, ax, marks
 
@@ -151,8 +141,8 @@ def test_colours_can_be_read_on_light_and_dark_pages() -> None:
 # ------------------------------------------------------------------------------------------------- training
 
 
-def lines_of(*contenders: ContenderRuns, against: loss_curves.Against = "step") -> list[loss_curves.CurveLine]:
-    return loss_curves.collect_lines(SystemRuns(128, 256, 8e11, "FLOPs", list(contenders)), "training", against)
+def lines_of(*contenders: ContenderRuns, against: pictures.Against = "step") -> list[pictures.CurveLine]:
+    return pictures.collect_lines(SystemRuns(128, 256, 8e11, "FLOPs", list(contenders)), "training", against)
 
 
 def test_curves_are_means_and_ranges_over_the_seeds_that_finished() -> None:
@@ -184,7 +174,7 @@ def drawn(system: SystemRuns, what: str = "held-out", answer: dict[str, Any] | N
                 found[name] = axes(sketch)
                 found[name].set_title(caption)
 
-    list(loss_curves.draw_loss_curves(system, Kept(Path()), answer or {}))
+    list(pictures.draw_loss_curves(system, Kept(Path()), answer or {}))
     return found[what]
 
 
@@ -208,7 +198,7 @@ def test_held_out_scores_are_drawn_against_cost_where_all_costs_are_known(what: 
     """Against steps, a small model's many steps leave no room for the comparison."""
     ax = drawn(whole(), what)
     assert ax.get_xlabel() == "training cost, TFLOPs"
-    assert ax.get_title() == f"{loss_curves.AXES[what].capitalize()} against total cost"  # type: ignore[index]
+    assert ax.get_title() == f"{pictures.AXES[what].capitalize()} against total cost"  # type: ignore[index]
     ends = {line.get_label(): line.get_xdata()[[0, -1]] for line in ax.lines}
     assert list(ends["(e) grown from copies"]) == pytest.approx([0.8 + 0.1 * 2.73, 0.8 + 2.73])
     assert ends["base model, width 128"][-1] == pytest.approx(0.8)
@@ -235,10 +225,10 @@ def test_a_zoomed_picture_shows_where_every_compared_model_ends() -> None:
 
 
 def test_a_zoomed_axis_ends_where_values_do() -> None:
-    assert loss_curves._with_room(0.01, 0.5, log=False, most=math.inf) == (0.0, pytest.approx(0.5392))
-    assert loss_curves._with_room(-0.01, 0.5, log=False, most=math.inf)[0] < -0.01
-    assert loss_curves._with_room(0.5, 0.99, log=False, most=1.0) == (pytest.approx(0.4608), 1.0)
-    assert loss_curves._with_room(0.01, 1.0, log=True, most=math.inf)[0] > 0
+    assert pictures._with_room(0.01, 0.5, log=False, most=math.inf) == (0.0, pytest.approx(0.5392))
+    assert pictures._with_room(-0.01, 0.5, log=False, most=math.inf)[0] < -0.01
+    assert pictures._with_room(0.5, 0.99, log=False, most=1.0) == (pytest.approx(0.4608), 1.0)
+    assert pictures._with_room(0.01, 1.0, log=True, most=math.inf)[0] > 0
 
 
 def test_both_of_two_lines_that_coincide_are_seen() -> None:
@@ -291,7 +281,7 @@ def test_lines_are_smoothed_and_fainter_extremes_show_what_was_measured() -> Non
 def test_what_has_one_point_is_no_picture() -> None:
     bare = Curve(0, "finished", [10], [2.0], held_out_steps=[10], held_out_losses=[2.0])
     runs = SystemRuns(4, 8, 1.0, "FLOPs", [with_curves(all_runs()[0], 10, [bare])])
-    assert list(loss_curves.draw_loss_curves(runs, Gallery(Path()), {})) == []
+    assert list(pictures.draw_loss_curves(runs, Gallery(Path()), {})) == []
     one = Sweep("sweep-1", [Tried(0.1, 0.0, [1.0])])
     assert list(tuning.draw_tuning([one], Gallery(Path()), 0.1)) == []
 
@@ -316,25 +306,25 @@ def test_extremes_of_what_points_are_the_means_of_are_drawn() -> None:
 
 
 def test_waterfall_leads_from_one_loss_to_the_other() -> None:
-    ax = axes(lambda ax: gain._waterfall(ax, GAIN))
+    ax = axes(lambda ax: pictures._waterfall(ax, GAIN))
     ends = [(bar.get_y(), bar.get_y() + bar.get_height()) for bar in ax.patches]
     tops = [(0.412, 0.386), (0.386, 0.421), (0.421, 0.351)]
     assert [tuple(sorted(end)) for end in ends] == [pytest.approx(sorted(pair)) for pair in tops]
     assert [text.get_text() for text in ax.texts] == ["−0.026", "+0.035", "−0.070", "0.412", "0.351"]
     small = {"from-scratch": 0.5, "learning_rate": -8e-5, "head_start": 0.0103, "noise": -0.001}
-    assert "learning rate ±0.000, head start −0.010, noise +0.001." in gain.describe_gain(small)
-    assert "noise −0.00008." in gain.describe_gain({"from-scratch": 0.004, "noise": 8e-5})
+    assert "learning rate ±0.000, head start −0.010, noise +0.001." in pictures.describe_gain(small)
+    assert "noise −0.00008." in pictures.describe_gain({"from-scratch": 0.004, "noise": 8e-5})
 
 
 @pytest.mark.usefixtures("pictures_without_pixels")
 def test_waterfall_goes_on_to_the_upscaled_model_with_its_own_rate(tmp_path: Path) -> None:
     """The verdict is about the better of the two, so the picture has both."""
     given = {**GAIN, "copies-own": 0.29, "from-scratch-own": 0.33}
-    ax = axes(lambda ax: gain._waterfall(ax, given))
+    ax = axes(lambda ax: pictures._waterfall(ax, given))
     assert [text.get_text() for text in ax.texts][-3:] == ["0.412", "0.351", "0.290"]
     assert [label.get_text() for label in ax.get_xticklabels()][-2:] == ["upscaled", "upscaled\n(e′)"]
     assert ax.get_ylim()[0] < 0.29
-    (picture,) = gain.draw_gain(given, Gallery(tmp_path))
+    (picture,) = pictures.draw_gain(given, Gallery(tmp_path))
     assert "Grown from copies, own lr: 0.290." in picture.alt
     assert "and to that grown from copies, own lr" in picture.caption
 
@@ -349,15 +339,15 @@ def test_waterfall_shows_the_best_of_the_alternatives_without_a_bar(tmp_path: Pa
         ({**both, "from-scratch-own": 0.33}, 0.33, "from scratch, own lr"),
         ({**both, "continued-late": 0.3}, 0.3, "continued, own lr late"),
     ):
-        ax = axes(lambda ax, given=given: gain._waterfall(ax, given))  # type: ignore[misc]
+        ax = axes(lambda ax, given=given: pictures._waterfall(ax, given))  # type: ignore[misc]
         (line,) = [line for line in ax.lines if not str(line.get_label()).startswith("_")]
         assert (line.get_ydata()[0], line.get_label()) == (value, label)
         assert ax.get_ylim()[0] < value
-    (picture,) = gain.draw_gain(both, Gallery(tmp_path))
+    (picture,) = pictures.draw_gain(both, Gallery(tmp_path))
     assert picture.alt.endswith(" Continued, own lr: 0.340.")
     assert picture.caption.endswith("; the line: continued, own lr")
-    assert list(gain.draw_gain({"from-scratch": 0.5}, Gallery(tmp_path))) == []
-    low = axes(lambda ax: gain._waterfall(ax, {"from-scratch": 0.045, "copies": 0.015, "continued": 0.001}))
+    assert list(pictures.draw_gain({"from-scratch": 0.5}, Gallery(tmp_path))) == []
+    low = axes(lambda ax: pictures._waterfall(ax, {"from-scratch": 0.045, "copies": 0.015, "continued": 0.001}))
     assert low.get_ylim()[0] == 0  # no loss is below
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from comparison_runs import few, growing, system_of
-from mupscale.study import StudySettings, SystemRuns
+from mupscale.study import StudySettings, SystemRuns, Tried
 from mupscale.study.forecast import check_forecast, make_forecast
-from mupscale.study.pay import PayStudy
-from mupscale.study.verdict import answer_comparison
+from mupscale.study.pay import PayStudy, choose, list_promising
+from mupscale.study.results import BreakEven
+from mupscale.study.verdict import CostRatio, answer_comparison, compare_costs, cost_to_reach, find_break_even, loss_at
 from mupscale.study.wording import break_evens
 from mupscale.system import MupscaleError
 
@@ -156,7 +160,7 @@ def test_without_the_base_models_cost_only_one_way_of_charging_is_left() -> None
     assert set(answer["break_even"]["continued"]) == {"there"}
 
 
-# ------------------------------------------------------------------------------------------------ forecasts
+# ---------------------------------------------------------------------------------------------- forecasts
 
 
 def growing_gap(*gaps: tuple[int, float]) -> list[SystemRuns]:
@@ -253,7 +257,7 @@ def test_one_budget_measures_no_cost_to_the_same_loss() -> None:
     assert not [what for what in rows if "cost" in what]
 
 
-# ------------------------------------------------------------------------------------------------ settings
+# ---------------------------------------------------------------------------------------------- settings
 
 
 @pytest.mark.parametrize(
@@ -309,3 +313,112 @@ def test_a_small_width_is_no_larger_than_the_base_model() -> None:
     study = PayStudy(growing(), few(widths=[8]), Path("run"), lambda text: None)
     assert sum(own in note for note in study.notes) == 1
     assert not any(own in note for note in PayStudy(growing(), few(), Path("run"), lambda text: None).notes)
+
+
+# ---------------------------------------------------------------------------------------------- loss against cost
+
+FALLING = [(1.0, 4.0), (10.0, 2.0), (100.0, 1.0)]
+tenths = st.integers(1, 100).map(lambda number: number / 10)  # two costs a rounding apart have nothing between them
+
+
+@given(st.lists(tenths, min_size=2, max_size=5, unique=True), st.lists(tenths, min_size=5, max_size=5, unique=True))
+def test_what_a_loss_costs_is_where_the_curve_has_it(costs: list[float], losses: list[float]) -> None:
+    curve = list(zip(sorted(costs), sorted(losses, reverse=True), strict=False))
+    for (low, above), (high, below) in pairwise(curve):
+        middle = (above + below) / 2
+        cost = cost_to_reach(curve, middle)
+        assert low <= cost <= high * (1 + 1e-12)
+        assert loss_at(curve, min(cost, curve[-1][0])) == pytest.approx(middle)
+
+
+def test_nothing_is_said_beyond_what_was_measured() -> None:
+    assert loss_at(FALLING, 0.5) is None
+    assert loss_at(FALLING, 200.0) is None
+    assert cost_to_reach(FALLING, 0.5) is None
+    assert cost_to_reach([], 1.0) is None
+    assert loss_at([(3.0, 1.0)], 3.0) == 1.0
+
+
+def test_the_same_loss_costs_a_tenth_where_a_curve_lies_a_decade_to_the_left() -> None:
+    later = [(10 * cost, loss) for cost, loss in FALLING]
+    assert compare_costs(FALLING, later) == CostRatio(pytest.approx(0.1))  # type: ignore[arg-type]
+    assert compare_costs(later, FALLING) == CostRatio(pytest.approx(10.0))  # type: ignore[arg-type]
+
+
+def test_a_ratio_is_a_bound_where_the_lower_one_is_there_at_its_lowest_cost() -> None:
+    low = [(1.0, 1.0), (10.0, 0.5)]
+    assert compare_costs(low, FALLING) == CostRatio(0.01, "at most")
+    assert compare_costs(FALLING, low) == CostRatio(100.0, "at least")
+    assert compare_costs([], FALLING) is None
+
+
+def test_break_even() -> None:
+    flat = [(1.0, 3.0), (100.0, 3.0)]
+    at = find_break_even(FALLING, flat)
+    assert at.kind == "from"
+    assert at.cost == pytest.approx(math.sqrt(10))
+    assert find_break_even(flat, FALLING) == BreakEven("early")  # it is lower at the lowest cost
+    assert find_break_even([(cost, loss + 9) for cost, loss in flat], FALLING) == BreakEven("never")
+    assert find_break_even([(cost, loss - 5) for cost, loss in flat], FALLING) == BreakEven("always", 1.0)
+    assert find_break_even(FALLING, [(1000.0, 1.0)]) == BreakEven("unknown")
+
+
+def test_a_curve_that_is_overtaken_again_breaks_even_at_the_last_crossing() -> None:
+    wavy = [(1.0, 1.0), (2.0, 3.0), (4.0, 1.0)]
+    assert find_break_even(wavy, [(1.0, 2.0), (4.0, 2.0)]).cost == pytest.approx(2 * math.sqrt(2))
+
+
+# --------------------------------------------------------------------------------------- which values a contender takes
+
+
+def test_the_lowest_mean_wins() -> None:
+    tuned = choose("fresh", [Tried(0.1, 0.0, [2.0]), Tried(0.2, 0.0, [1.0]), Tried(0.4, 0.0, [3.0])])
+    assert (tuned.lr, tuned.noise, tuned.remarks) == (0.2, 0.0, [])
+
+
+def test_next_to_divergence_loses_only_to_what_is_as_good() -> None:
+    edge, gone = Tried(0.2, 0.0, [1.0, 1.2]), Tried(0.4, 0.0, [None, 1.0])
+    lower = Tried(0.05, 0.0, [3.0, 3.0])
+    assert choose("fresh", [lower, Tried(0.1, 0.0, [1.1, 1.25]), edge, gone]).lr == 0.1
+    kept = choose("fresh", [lower, Tried(0.1, 0.0, [1.6, 1.7]), edge, gone])
+    assert kept.lr == 0.2
+    assert kept.remarks == ["fresh: the best learning rate, 0.2, is the last before divergence"]
+
+
+def test_divergence_at_another_noise_does_not_count() -> None:
+    cells = [Tried(0.1, 1.0, [1.0]), Tried(0.2, 2.0, [None]), Tried(0.2, 1.0, [2.0]), Tried(0.05, 1.0, [2.0])]
+    assert choose("copies", [*cells, Tried(0.1, 0.5, [2.0])]).remarks == []
+
+
+def test_only_those_with_all_seeds_may_be_chosen() -> None:
+    cells = [Tried(0.1, 0.0, [0.9]), Tried(0.2, 0.0, [1.0, 1.0]), Tried(0.4, 0.0, [1.5, 1.5])]
+    assert choose("fresh", cells, among={(0.2, 0.0), (0.4, 0.0)}).lr == 0.2
+
+
+def test_all_diverged_is_one_sentence() -> None:
+    with pytest.raises(MupscaleError, match=r"from-scratch: all 2 trials .* diverged.*0.1 to 0.2.*StudySettings.lrs"):
+        choose("from-scratch", [Tried(0.1, 0.0, [None]), Tried(0.2, 0.0, [None])])
+
+
+def test_what_was_stopped_early_is_not_chosen_and_has_not_diverged() -> None:
+    early = Tried(0.4, 0.0, [0.5], budget=0.25)
+    tuned = choose("fresh", [Tried(0.1, 0.0, [1.2]), Tried(0.2, 0.0, [1.0]), early])
+    assert (tuned.lr, tuned.remarks) == (0.2, [])
+
+
+def test_those_within_the_margin_and_beside_the_best_go_on() -> None:
+    far, left, best, right = (
+        Tried(lr, 1.0, [loss]) for lr, loss in zip((1, 2, 4, 8), (2.0, 1.9, 1.0, 1.8), strict=True)
+    )
+    near, other = Tried(8, 2.0, [1.05]), Tried(4, 2.0, [1.2])
+    assert list_promising([near, far, best, right, left, other], 0.1) == [near, best, right, left]
+
+
+def test_a_margin_below_zero_is_as_wide() -> None:
+    cells = [Tried(lr, 0.0, [loss]) for lr, loss in zip((1, 2, 4, 8), (-2.0, -1.0, -1.9, -1.95), strict=True)]
+    assert [cell.lr for cell in list_promising(cells, 0.06)] == [1, 2, 4, 8]
+    assert [cell.lr for cell in list_promising(cells, 0.03)] == [1, 2, 8]
+
+
+def test_where_all_have_diverged_none_goes_on() -> None:
+    assert list_promising([Tried(1, 0.0, [None]), Tried(2, 0.0, [None])], 0.1) == []

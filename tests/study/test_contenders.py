@@ -6,7 +6,7 @@ from operator import attrgetter
 
 import pytest
 
-from mupscale.plots.gallery import DARK_PAPER, PAPER, find_contrast, recolour_for_dark
+from mupscale.plots import DARK_PAPER, PAPER, find_contrast, recolour_for_dark
 from mupscale.study.contenders import (
     CONTENDERS,
     IN_PAPER,

@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from mupscale.engine.many_runs import Outcome
 from mupscale.study import dry_run, estimate_paper
 from mupscale.study.contenders import CONTINUED, COPIES, FROM_SCRATCH
-from mupscale.study.dry_run import Speed, Stopwatch
 from mupscale.study.paper import Protocol, near_divisor, read_curve, thin_curve
 from mupscale.study.systems import System
+from mupscale.study.training import Speed, Stopwatch
 from mupscale.system import rough_time
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Evaluation, Growth, Schedule, Seeds, Spec

@@ -15,8 +15,7 @@ from mupscale.engine import Outcome, train_many
 from mupscale.study import SweepJob, run_sweep
 from mupscale.study.search import combine_seeds
 from mupscale.study.space import Cell, Space, Sweep, Tried, sweep_remarks
-from mupscale.study.storage import PATIENCE, Storage
-from mupscale.study.trials import HALVING, MEDIAN, PruningRule, SweepTrials, trial_state
+from mupscale.study.trials import HALVING, MEDIAN, PATIENCE, PruningRule, Storage, SweepTrials, trial_state
 from mupscale.system import MupscaleError, parse_record
 from mupscale.train import Recipe, Seeds, Spec
 from paper_runs import quiet

@@ -24,8 +24,7 @@ from mupscale.data.stream import Batch
 from mupscale.study import SweepJob, run_sweep
 from mupscale.study.search import Worker
 from mupscale.study.space import Cell, Space, Sweep, Tried
-from mupscale.study.storage import Storage
-from mupscale.study.trials import SweepTrials, trial_state
+from mupscale.study.trials import Storage, SweepTrials, trial_state
 from mupscale.system import Interrupted, MupscaleError, parse_record
 from mupscale.train import Recipe, Seeds, Spec
 from paper_runs import quiet

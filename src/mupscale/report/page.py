@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from mupscale.plots import Gallery
-from mupscale.report import gain, loss_curves, tuning
-from mupscale.report.cost_picture import HALF, WIDE, draw_system
+from mupscale.report import pictures, tuning
 from mupscale.study import StudySummary, format_width, format_widths, load_summary, what_was_measured
 from mupscale.system import VERSION, MupscaleError, make_folder, replace_text, words, writing_into
 
@@ -91,7 +90,6 @@ def tell_apart(names: Sequence[str], folders: Sequence[Path]) -> list[str]:
 
 
 def _describe(summary: StudySummary) -> str:
-    """What was trained, in a line: model, data, optimizer, widths."""
     specs = [summary.recipe.get(part) for part in ("model", "data", "optimizer")]
     names = [str(spec.get("class_path", "")).rpartition(".")[2] for spec in specs if isinstance(spec, Mapping)]
     if summary.large is not None:
@@ -102,7 +100,6 @@ def _describe(summary: StudySummary) -> str:
 
 
 def _card_rows(summaries: Sequence[StudySummary]) -> Iterator[list[str]]:
-    """A row for every card that one of the runs has."""
     cards = [{card.what: card for card in summary.cards} for summary in summaries]
     for what in dict.fromkeys(what for by_what in cards for what in by_what):
         found = [by_what.get(what) for by_what in cards]
@@ -135,9 +132,9 @@ def list_parts(
     html, measured = _html(), "How this was measured"
     about = html.bullets(measured, summary.measured)
     yield PagePart(measured, about + html.bullets("To keep in mind", summary.notes, "warnings"), "bare")
-    if "gain" in summary.answer:
-        drawn = html.pictures(gain.draw_gain(summary.answer["gain"], gallery))
-        yield PagePart("Where the gain comes from", html.paragraph(gain.describe_gain(summary.answer["gain"])) + drawn)
+    if (gain := summary.answer.get("gain")) is not None:
+        about = html.paragraph(pictures.describe_gain(gain))
+        yield PagePart("Where the gain comes from", about + html.pictures(pictures.draw_gain(gain, gallery)))
     for table in summary.tables:
         about = html.joined(map(html.paragraph, table.about)) + html.table(table.head, table.rows)
         yield PagePart(table.title, about + html.paragraph(table.note, "note"), "folded" if table.folded else "open")
@@ -159,22 +156,21 @@ def _main_pictures(summary: StudySummary, gallery: Gallery, is_alone: bool) -> I
         return
     has_curves = any(one.curves for one in large.contenders)
     if not has_curves or any(len(one.points) > 1 for one in large.contenders):
-        shape, kind = (WIDE, "large") if is_alone else (HALF, "")
-        drawn = draw_system(large, gallery, "loss-against-cost", summary.measure, summary.answer, shape)
+        shape, kind = (pictures.WIDE, "large") if is_alone else (pictures.HALF, "")
+        drawn = pictures.draw_system(large, gallery, "loss-against-cost", summary.measure, summary.answer, shape)
         yield PagePart(title, _html().picture(*drawn, kind=kind))
     if has_curves:
-        yield PagePart("Training", _html().pictures(loss_curves.draw_loss_curves(large, gallery, summary.answer)))
+        yield PagePart("Training", _html().pictures(pictures.draw_loss_curves(large, gallery, summary.answer)))
 
 
 def _small(summary: StudySummary, gallery: Gallery) -> Any:
     return _html().pictures(
-        draw_system(runs, gallery, f"loss-against-cost-small-{number}", summary.measure, {})
+        pictures.draw_system(runs, gallery, f"loss-against-cost-small-{number}", summary.measure, {})
         for number, runs in enumerate(summary.small, start=1)
     )
 
 
 def _stages(summary: StudySummary) -> Iterator[list[str]]:
-    """A row per stage, and the total."""
     unit = next((runs.unit for runs in (summary.large, *summary.small) if runs is not None), "FLOPs")
     costs = [stage.cost for stage in summary.stages if stage.cost is not None]
     total = sum(costs) if len(costs) == len(summary.stages) else None
@@ -191,7 +187,6 @@ def _stages(summary: StudySummary) -> Iterator[list[str]]:
 
 
 def _recipe(summary: StudySummary) -> str:
-    """As YAML."""
     import yaml
 
     used = {  # where lists are empty, what they stood for

@@ -11,33 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
-from mupscale.plots import (
-    BAD,
-    INK,
-    MUTED,
-    STAR,
-    EndLabel,
-    Gallery,
-    HeatMap,
-    Picture,
-    add_color_bar,
-    add_crosses,
-    add_end_labels,
-    add_legend_below,
-    draw_heat_map,
-    drop_partial_point,
-    escape_text,
-    figure,
-    level_colors,
-    number_colors,
-    round_numbers,
-    save_figure,
-    set_count_axis,
-    set_log_axis_if_wide,
-    set_value_axis,
-    styled,
-)
-from mupscale.report.looks import Look, add_line, dark_colors, find_looks
+from mupscale import plots
+from mupscale.plots import EndLabel, Gallery, Picture
+from mupscale.report.pictures import Look, add_line, dark_colors, find_looks
 from mupscale.study import (
     CONTENDERS,
     TRANSFER_FILE,
@@ -154,24 +130,24 @@ def sketch_rates(ax: Any, searches: Sequence[Sweep], looks: dict[str, Look]) -> 
         add_line(ax, rates, losses, look.color, ls=style, lw=1.6, marker="o", ms=3)
         ax.plot([one.best.lr], [one.best.loss], "o", ms=9, mfc="none", mew=1.4, color=look.color, zorder=5)
         if len(searches) > 1:
-            text, end = escape_text(_name(one)), (rates[-1], done[-1][1])
+            text, end = plots.escape_text(_name(one)), (rates[-1], done[-1][1])
             text = text.replace(" ", "\n", 1) if len(_name(one)) > 14 else text
             labels.append(EndLabel(text, look.color, end, look.contender.kind != "base"))
         if any(trial.status == "diverged" for trial in trials):
             lost.append(([trial.lr for trial in trials if trial.status == "diverged"], look.color))
     finals = [trial.loss for one in searches for trial in one.trials if trial.loss is not None]
-    set_log_axis_if_wide(ax, finals)
+    plots.set_log_axis_if_wide(ax, finals)
     _set_rate_axis(ax, searches)
-    add_crosses(ax, lost)
+    plots.add_crosses(ax, lost)
     ax.set_ylabel(_measure(searches[0]))
-    add_end_labels(ax, labels)
+    plots.add_end_labels(ax, labels)
 
 
 def _set_rate_axis(ax: Any, searches: Sequence[Sweep]) -> None:
     """Logarithmic, in plain numbers: those of a grid, or round ones."""
     lrs = [trial.lr for one in searches for trial in one.trials]
-    set_value_axis(ax, lrs, 0.8 if len(searches) == 1 else 0.5)
-    if searches[0].sampler != "grid" and (ticks := round_numbers(min(lrs), max(lrs), 6)):
+    plots.set_value_axis(ax, lrs, 0.8 if len(searches) == 1 else 0.5)
+    if searches[0].sampler != "grid" and (ticks := plots.round_numbers(min(lrs), max(lrs), 6)):
         ax.set_xticks(ticks, [words.format_setting(tick) for tick in ticks])
     ax.set_xlabel("learning rate")
 
@@ -183,9 +159,9 @@ def sketch_heat_map(ax: Any, one: Sweep, base_lr: object) -> None:
     """Losses by learning rate and noise, with the optimum."""
     cells = {status: {(t.lr, t.noise) for t in one.trials if t.status == status} for status in ("diverged", "stopped")}
     reference = base_lr if words.is_finite_number(base_lr) else 0.0
-    draw_heat_map(
+    plots.draw_heat_map(
         ax,
-        HeatMap(
+        plots.HeatMap(
             columns=sorted({trial.lr for trial in one.trials}),
             rows=sorted({trial.noise for trial in one.trials}),
             numbers={(trial.lr, trial.noise): trial.loss for trial in one.trials if trial.loss is not None},
@@ -205,28 +181,28 @@ def sketch_heat_map(ax: Any, one: Sweep, base_lr: object) -> None:
 def sketch_scatter(ax: Any, one: Sweep) -> None:
     """The same where values were drawn."""
     finished = [trial for trial in one.trials if trial.loss is not None]
-    color = number_colors([trial.loss for trial in finished])
+    color = plots.number_colors([trial.loss for trial in finished])
     for status, style, label in (
-        ("diverged", {"marker": "x", "color": BAD, "ms": 5}, "diverged"),
-        ("stopped", {"marker": "o", "mfc": "none", "color": MUTED, "ms": 5}, "stopped early, far behind"),
+        ("diverged", {"marker": "x", "color": plots.BAD, "ms": 5}, "diverged"),
+        ("stopped", {"marker": "o", "mfc": "none", "color": plots.MUTED, "ms": 5}, "stopped early, far behind"),
     ):
         those = [trial for trial in one.trials if trial.status == status]
         if those:
             ax.plot([t.lr for t in those], [t.noise for t in those], ls="", label=label, **style)
     faces = [color.to_rgba(trial.loss) for trial in finished]
-    ax.scatter([t.lr for t in finished], [t.noise for t in finished], c=faces, s=34, ec=MUTED, lw=0.4, zorder=3)
-    ax.plot(*one.best.cell, ms=14, ls="", zorder=5, label="optimum", **STAR)
+    ax.scatter([t.lr for t in finished], [t.noise for t in finished], c=faces, s=34, ec=plots.MUTED, lw=0.4, zorder=3)
+    ax.plot(*one.best.cell, ms=14, ls="", zorder=5, label="optimum", **plots.STAR)
     _set_rate_axis(ax, [one])
     positive = [trial.noise for trial in one.trials if trial.noise > 0]
     least, most = min(positive), max(positive)
     ax.set_yscale("symlog", linthresh=least, linscale=0.5)  # zero, a linear stretch to the smallest noise, then log
-    ticks = [0.0, *round_numbers(least, most, 5)]
+    ticks = [0.0, *plots.round_numbers(least, most, 5)]
     ax.set_yticks(ticks, [words.format_setting(tick) for tick in ticks])
     ax.yaxis.minorticks_off()
     ax.set_ylim(-0.3 * least, most * 1.3)
     ax.set_ylabel("noise")
-    add_legend_below(ax, 3)
-    add_color_bar(ax, color)
+    plots.add_legend_below(ax, 3)
+    plots.add_color_bar(ax, color)
 
 
 # ------------------------------------------------------------------------------------------ curves by noise
@@ -247,14 +223,14 @@ def sketch_by_noise(ax: Any, trials: Sequence[Tried], one: Sweep) -> None:
     positive = [trial.noise for trial in trials if trial.noise > 0]
     low, high = min(positive), max(positive)
     scale = LogNorm(low, high) if high > low else Normalize(0.5 * low, 1.5 * low)
-    cmap = level_colors()
+    cmap = plots.level_colors()
     tops, bottoms = [], []
     for trial in trials:
         finite = [(float(step), value) for step, value in trial.curve if words.is_finite_number(value)]
-        points = drop_partial_point(finite, trial.status)
+        points = plots.drop_partial_point(finite, trial.status)
         if not points:
             continue
-        look: dict[str, Any] = {"color": cmap(scale(trial.noise))} if trial.noise else {"color": INK, "ls": "--"}
+        look: dict[str, Any] = {"color": cmap(scale(trial.noise))} if trial.noise else {"color": plots.INK, "ls": "--"}
         ax.plot(*zip(*points, strict=True), lw=1.4, label=None if trial.noise else "no noise", **look)
         if trial.status == "diverged":
             ax.plot(*points[-1], "x", ms=6, color=look["color"])
@@ -262,12 +238,12 @@ def sketch_by_noise(ax: Any, trials: Sequence[Tried], one: Sweep) -> None:
             bottoms.append(min(value for _, value in points))
             tops.append(points[len(points) // 8][1])
     if bottoms and max(tops) > min(bottoms):
-        log, room = set_log_axis_if_wide(ax, [*bottoms, *tops]), 0.06 * (max(tops) - min(bottoms))
+        log, room = plots.set_log_axis_if_wide(ax, [*bottoms, *tops]), 0.06 * (max(tops) - min(bottoms))
         ax.set_ylim(0.9 * min(bottoms) if log else min(bottoms) - room, 1.1 * max(tops) if log else max(tops) + room)
     ax.set_xlabel("steps after upscaling" if one.start is not None else "steps")
     ax.set_ylabel("training loss")
-    set_count_axis(ax)
-    add_color_bar(ax, ScalarMappable(scale, cmap), "noise")
+    plots.set_count_axis(ax)
+    plots.add_color_bar(ax, ScalarMappable(scale, cmap), "noise")
     if high > low:
         levels = sorted(set(positive))
         bar, shown = ax.figure.axes[-1], levels[:: -(-len(levels) // 6)]
@@ -307,14 +283,14 @@ def save_transfer_picture(values: Mapping[str, Any], out: Path) -> Path:
     """Write both panels as one picture: to `out` if it is a .png or .svg, else to transfer-check.png and .svg in it."""
     single = out.suffix in (".png", ".svg")
     paths = [out] if single else [out / "transfer-check.png", out / "transfer-check.svg"]
-    with styled("transfer"):
+    with plots.styled("transfer"):
         panels: list[Varied] = ["lr", "noise"] if values["noise"] else ["lr"]
-        fig, axes = figure(4.6 * len(panels), 3.8, columns=len(panels))
+        fig, axes = plots.figure(4.6 * len(panels), 3.8, columns=len(panels))
         for ax, varied in zip(axes if len(panels) > 1 else [axes], panels, strict=True):
             _panel(ax, values, varied)
         _legend(fig)
         for path in paths:
-            save_figure(fig, path)
+            plots.save_figure(fig, path)
     return paths[0]
 
 
@@ -356,18 +332,18 @@ def _fixed(values: Mapping[str, Any], other: Varied) -> str:
 
 def _panel(ax: Any, values: Mapping[str, Any], varied: Varied) -> None:
     lines = [read_width_line(entry) for entry in values[varied]]
-    cmap = level_colors()
+    cmap = plots.level_colors()
     colors = [cmap(number / max(1, len(lines) - 1)) for number in range(len(lines))]
     for line, color in zip(lines, colors, strict=True):
-        points, label = {x: some for x, some in line.seeds.items() if some}, escape_text(format_width(line.width))
+        points, label = {x: some for x, some in line.seeds.items() if some}, plots.escape_text(format_width(line.width))
         add_line(ax, list(points), list(points.values()), color, marker="o", ms=3.5, lw=1.4, label=label, zorder=3)
         if line.losses:
             ax.plot(line.best, line.loss(line.best), "*", ms=13, color=color, mec="#14181d", mew=0.7, zorder=4)
-    set_value_axis(ax, [x for line in lines for x in line.seeds])
+    plots.set_value_axis(ax, [x for line in lines for x in line.seeds])
     lost = [(line.diverged, color) for line, color in zip(lines, colors, strict=True) if line.diverged]
-    add_crosses(ax, lost)  # else a value that diverged looks like one that was never tried
+    plots.add_crosses(ax, lost)  # else a value that diverged looks like one that was never tried
     if lost:
-        ax.plot([], [], "x", ms=5, mew=1.4, color=MUTED, label="diverged")
+        ax.plot([], [], "x", ms=5, mew=1.4, color=plots.MUTED, label="diverged")
     if not any(some for line in lines for some in line.seeds.values()):
         ax.set_yticks([])
     other: Varied = "noise" if varied == "lr" else "lr"

@@ -79,12 +79,10 @@ class Contender:
 
     @property
     def paper(self) -> InPaper:
-        """What it is in the paper's own comparison."""
         return _IN_PAPER.get(self.name, InPaper())
 
     @property
     def kind(self) -> Kind | None:
-        """Its kind there."""
         return self.paper.kind
 
     @property

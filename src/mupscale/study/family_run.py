@@ -27,17 +27,9 @@ from torch import nn
 from mupscale.core import WholeWidth, Width
 from mupscale.growth import Deepen
 from mupscale.study.contenders import CONTINUED, FRESH, FROM_SCRATCH
-from mupscale.study.dry_run import Stopwatch, describe_epochs
-from mupscale.study.results import (
-    BudgetPoint,
-    Card,
-    ContenderRuns,
-    PageTable,
-    StudySummary,
-    SystemRuns,
-)
+from mupscale.study.results import BudgetPoint, Card, ContenderRuns, PageTable, StudySummary, SystemRuns
 from mupscale.study.space import Sweep, Tried, joined_edges
-from mupscale.study.training import Ground, MakeGround, Note, Trainer
+from mupscale.study.training import Ground, MakeGround, Note, Stopwatch, Trainer, describe_epochs
 from mupscale.study.tree import Stretch, list_stretches
 from mupscale.system import (
     MupscaleError,
@@ -227,11 +219,9 @@ class FamilyPlanner:
         return self.base_cost + self.ground.total_cost(stretch.path)
 
     def steps_to(self, stretch: Stretch) -> int:
-        """Steps up to there."""
         return self.base_steps + sum(one.steps for one in stretch.path)
 
     def parameters(self, size: WholeWidth) -> int:
-        """How many numbers a model of this size is made of."""
         return sum(p.numel() for p in self.recipe.family().sketch(size).parameters())
 
     def count(self, one: PlannedSize) -> dict[str, Any]:
@@ -317,7 +307,6 @@ class FamilyPlanner:
         return {(lr, fall): self.plan(sizes, lr, fall, 0) for lr in rates for fall in FALLS}
 
     def checked(self, planned: Sequence[PlannedSize]) -> dict[int, PlannedSize]:
-        """Those that are trained from scratch as well, by their place."""
         asked = {Width.of(size) for size in self.settings.check}
         return {number: one for number, one in enumerate(planned) if Width.of(one.size) in asked}
 
@@ -465,7 +454,6 @@ class _FamilyRun:
         return self.planner.settings
 
     def run(self) -> StudySummary:
-        """Tune where that is asked for, train the family size by size, then the checks."""
         settings = self.settings
         with self.trainer.alone():
             lr, fall = self._tune() if settings.tune else (self.planner.lr, settings.fall)
@@ -593,7 +581,6 @@ class _FamilyRun:
     def _summarise(
         self, trees: Sequence[Sequence[PlannedSize]], checks: Mapping[str, Check], lr: float, fall: float
     ) -> StudySummary:
-        """What came of it, which is also written."""
         planner, first, settings = self.planner, trees[0], self.settings
         sentence = write_family_sentence(describe_saving(planner, first), checks)
         (head, rows), by_size = list_sizes(planner, first), dict[str, list[float | None]]()
@@ -658,7 +645,6 @@ class _FamilyRun:
         branches, scratch = list[ContenderRuns](), list[ContenderRuns]()
 
         def points(paths: Sequence[Sequence[Stretch]], whole: float) -> list[BudgetPoint]:
-            """The ends of these stretches, which are those of one seed each."""
             return [
                 BudgetPoint(cost / whole, planner.steps_to(same[0]), cost, self._ends(same))
                 for same in zip(*paths, strict=True)
@@ -682,7 +668,6 @@ class _FamilyRun:
 
 
 def _is_kept(folder: Path, recipe: str) -> bool:
-    """Whether a size's folder is there, and of this recipe."""
     kept = folder / "recipe.json"
     return kept.is_file() and kept.read_text(encoding="utf-8") == recipe
 

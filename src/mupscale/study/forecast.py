@@ -42,7 +42,6 @@ class Line(NamedTuple):
     level: float
 
     def at(self, x: float) -> float:
-        """Its height."""
         return self.level + self.slope * (x - self.middle)
 
 
@@ -81,7 +80,6 @@ def make_forecast(small: Sequence[SystemRuns], narrow: WholeWidth) -> dict[str, 
 
 
 def _loss_quantity(name: str) -> Quantity:
-    """The logarithm of a contender's final loss over that of the base model continued."""
 
     def quantity(runs: SystemRuns, seed: int) -> float | None:
         both = [one.points[-1].losses[seed] for each in (name, CONTINUED.name) if (one := runs.get(each)) is not None]
@@ -92,7 +90,6 @@ def _loss_quantity(name: str) -> Quantity:
 
 
 def _cost_quantity(name: str, charged: bool) -> Quantity:
-    """The logarithm of what a contender costs over starting over, to the same loss."""
 
     def quantity(runs: SystemRuns, seed: int) -> float | None:
         ratio = compare_costs(*(runs.curve(one, charged=charged, seed=seed) for one in (name, FROM_SCRATCH.name)))

@@ -34,7 +34,7 @@ from mupscale.study.contenders import contenders_named
 from mupscale.study.family_run import FamilySettings, run_family
 from mupscale.study.pay import run_pay
 from mupscale.study.results import StudySummary
-from mupscale.study.settings import StudySettings
+from mupscale.study.systems import StudySettings
 from mupscale.study.training import Ground, Note, Trainer
 from mupscale.study.tree import Stretch, hash_values
 from mupscale.system import MupscaleError, clear_leftovers, derive, print_at_once, read_json, seeded, write_json
@@ -208,7 +208,6 @@ class OwnLoop:
 
     @property
     def rows(self) -> int:
-        """Examples in the family's inputs."""
         tensors = [one for one in tree_leaves(self.family.inputs) if isinstance(one, Tensor) and one.dim()]
         return len(tensors[0]) if tensors else 0
 
@@ -328,7 +327,6 @@ class _LoopTrainer(Trainer):
             rates, asked = [group["lr"] for group in optimizer.param_groups], list[int]()
 
             def schedule(step: int, done: int = done, asked: list[int] = asked) -> float:
-                """The multiple of the learning rate at a step of a call that begins after `done` steps."""
                 asked.append(step)
                 return stretch.schedule.at(done + step, stretch.steps)
 
@@ -399,7 +397,6 @@ class _LoopTrainer(Trainer):
         return model, optimizer, saved.extra["run"]["step"]
 
     def _held_out(self, model: nn.Module) -> float | None:
-        """What the user's function says of the model; None where that is not finite."""
         with _calling(0, "held_out"), torch.no_grad():
             value = self.own.held_out(model.eval())
         try:

@@ -31,21 +31,20 @@ from mupscale.study.contenders import (
     check_contenders,
     contenders_named,
 )
-from mupscale.study.dry_run import describe_stages
 from mupscale.study.forecast import extrapolate
-from mupscale.study.results import (
-    BudgetPoint,
-    ContenderRuns,
-    Curve,
-    StageSpent,
-    StudySummary,
-    SystemRuns,
-)
+from mupscale.study.results import BudgetPoint, ContenderRuns, Curve, StageSpent, StudySummary, SystemRuns
 from mupscale.study.search import run_sweep
-from mupscale.study.settings import StudySettings, describe_own_width
 from mupscale.study.space import Cell, Space, Sweep, SweepJob, sweep_remarks
-from mupscale.study.systems import System, check_builds, check_operators, find_alive, read_system
-from mupscale.study.training import POINTS, Ground, Note, Trainer
+from mupscale.study.systems import (
+    StudySettings,
+    System,
+    check_builds,
+    check_operators,
+    describe_own_width,
+    find_alive,
+    read_system,
+)
+from mupscale.study.training import POINTS, Ground, Note, Trainer, describe_stages
 from mupscale.study.tree import Stretch, hash_values
 from mupscale.study.verdict import compute_costs, compute_gain, write_verdict, write_warnings
 from mupscale.study.wording import count_of, write_paper_words
@@ -59,15 +58,7 @@ from mupscale.system import (
     write_json,
     writes_into,
 )
-from mupscale.train import (
-    NoiseLevel,
-    Recipe,
-    RunFolder,
-    cast_input,
-    check_copies,
-    find_checkpoint,
-    read_snapshot,
-)
+from mupscale.train import NoiseLevel, Recipe, RunFolder, cast_input, check_copies, find_checkpoint, read_snapshot
 
 CURVE_POINTS = 400
 """Of a curve in the summary, at most."""
@@ -84,11 +75,9 @@ class Protocol(Ground):
 
     @property
     def grown_steps(self) -> int:
-        """Steps of a grown model."""
         return self.recipe.steps - self.recipe.grow[0].at
 
     def watch(self, stretch: Stretch) -> dict[str, Any]:
-        """How often a stretch is looked at on its way."""
         recipe = self.recipe
         if stretch.parent is None:
             return {"log_every": near_divisor(stretch.steps, min(recipe.log_every, stretch.steps // POINTS))}
@@ -248,7 +237,6 @@ class PaperStudy:
         return self.choice
 
     def _train_small(self, small: System, lr: float) -> None:
-        """The small base models that Sweep 2 grows."""
         label = Width.of(small.narrow).label
         stretches = [small.base_model(lr, seed) for seed in range(self.settings.small_seeds)]
         outcomes = self._train(f"small-width-{label}", {"small": stretches})["small"]
@@ -399,7 +387,6 @@ class PaperStudy:
         return [runs[one.name] for one in self.contenders if one.name in runs]
 
     def _plan_stages(self, choice: Choice) -> dict[str, dict[Contender, _Planned]]:
-        """The contenders that train in every stage."""
         plans = {one: plan for one in self.contenders if (plan := self._plan(one, choice)) is not None}
         return {stage: {one: plan for one, plan in plans.items() if stage_of(one) == stage} for stage in STAGES}
 
@@ -478,7 +465,6 @@ class PaperStudy:
     # ------------------------------------------------------------------------------------------- what came of it
 
     def _summarise(self, choice: Choice) -> StudySummary:
-        """Train the contenders, and say what came of them."""
         sweeps = list(self.sweeps)
         runs = self._train_contenders(choice)
         own_sweeps = self.sweeps[len(sweeps) :]

@@ -22,19 +22,20 @@ from mupscale.study.contenders import (
     check_contenders,
     contenders_named,
 )
-from mupscale.study.dry_run import describe_stages
 from mupscale.study.forecast import check_forecast, forecast_size, make_forecast
 from mupscale.study.results import BudgetPoint, ContenderRuns, StudySummary, SystemRuns, Tuning
-from mupscale.study.settings import NARROW, StudySettings, describe_own_width
 from mupscale.study.space import CLOSE, Cell, Sweep, Tried, joined_edges
 from mupscale.study.systems import (
+    NARROW,
+    StudySettings,
     System,
     check_builds,
     check_operators,
+    describe_own_width,
     find_alive,
     read_system,
 )
-from mupscale.study.training import Ground, MakeGround, Note, Trainer
+from mupscale.study.training import Ground, MakeGround, Note, Trainer, describe_stages
 from mupscale.study.tree import Candidate, Stretch, list_stretches
 from mupscale.study.verdict import answer_comparison
 from mupscale.study.wording import write_pay_words
@@ -260,7 +261,6 @@ class PayStudy:
             ) from None
 
     def _other_small_widths(self) -> str:
-        """Whose the small widths are, and what to give."""
         if self.settings.widths:
             return f"give other small widths in {recipe_entry('study.widths')}{self._or_a_multiple}"
         return (
@@ -459,6 +459,5 @@ def choose(name: str, tried: Sequence[Tried], among: Collection[tuple[float, flo
 
 
 def _is_next_to_divergence(cell: Tried, tried: Sequence[Tried]) -> bool:
-    """Whether the next larger learning rate at the same noise diverged."""
     larger = [other for other in tried if other.noise == cell.noise and other.lr > cell.lr]
     return bool(larger) and min(larger, key=lambda other: other.lr).mean is None

@@ -57,7 +57,6 @@ class Curve:
     highest: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """A step has one loss, and one of each extreme if there are any."""
         lengths = {"losses": self.losses, "lowest": self.lowest, "highest": self.highest}
         for name, values in lengths.items():
             if len(values) != len(self.steps) and (values or name == "losses"):
@@ -97,7 +96,6 @@ class ContenderRuns:
 
     @property
     def contender(self) -> Contender:
-        """How it begins and looks."""
         return contender_or_stranger(self.like or self.name)
 
     @property
@@ -112,12 +110,10 @@ class ContenderRuns:
 
     @property
     def steps(self) -> int:
-        """At the full budget."""
         return self.points[-1].steps
 
     @property
     def shown(self) -> str:
-        """What it is called in tables and at its line."""
         return self.label or self.contender.label
 
 
@@ -137,7 +133,6 @@ class SystemRuns:
     contenders: Annotated[list[ContenderRuns], NOT_EMPTY]
 
     def __post_init__(self) -> None:
-        """Costs rise, and no contender is there twice."""
         names = [one.name for one in self.contenders]
         for one in self.contenders:
             if any(later.cost <= earlier.cost for earlier, later in pairwise(one.points)):
@@ -146,7 +141,6 @@ class SystemRuns:
                 raise MupscaleError(f"the contender {one.name} is there twice")
 
     def get(self, name: str) -> ContenderRuns | None:
-        """The runs of a contender."""
         return next((runs for runs in self.contenders if runs.name == name), None)
 
     def curve(self, name: str, *, charged: bool = True, seed: int | None = None) -> Points:
@@ -164,7 +158,6 @@ class SystemRuns:
 
     @property
     def seeds(self) -> int:
-        """How many seeds every contender has."""
         return min((len(point.losses) for runs in self.contenders for point in runs.points), default=0)
 
 
@@ -202,7 +195,6 @@ class PageTable:
     folded: bool = False
 
     def __post_init__(self) -> None:
-        """A row has a cell for every column."""
         for row in self.rows:
             if len(row) != len(self.head):
                 raise MupscaleError(f"the table '{self.title}' has {len(self.head)} columns, but a row of {len(row)}")
@@ -268,7 +260,6 @@ class StudySummary:
     format: Literal[3] = 3
 
     def __post_init__(self) -> None:
-        """Break-evens are of a contender that took part, and have a cost."""
         answer = parse_record(_Answered, {"answer": self.answer})["answer"]
         grown = answer.get("grown")
         if grown is not None and (self.large is None or self.large.get(grown) is None):

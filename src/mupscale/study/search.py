@@ -18,9 +18,8 @@ from statistics import fmean
 
 from mupscale.engine import NotStackable, Outcome, PointCallback, train_many
 from mupscale.study.space import Cell, Sweep, SweepJob, Tried
-from mupscale.study.storage import PATIENCE, Storage
 from mupscale.study.training import Note
-from mupscale.study.trials import ENDED, SweepTrials, trial_state
+from mupscale.study.trials import ENDED, PATIENCE, Storage, SweepTrials, trial_state
 from mupscale.system import (
     Interrupted,
     MupscaleError,
@@ -152,7 +151,6 @@ class SweepSearch:
         self.looked = time.monotonic()
 
     def _share(self, count: int) -> int:
-        """How many of the open trials to take at once."""
         if self.at_once is not None:
             return min(count, self.at_once)
         if self.engine == "serial":  # one after another anyway: so that nothing waits, and little is lost
@@ -360,26 +358,21 @@ class TrialBatch:
 
     @property
     def cells(self) -> dict[int, Cell]:
-        """By the numbers of the trials."""
         return {number: Cell(lr, noise) for number, lr, noise in self.trials}
 
     @property
     def path(self) -> Path | None:
-        """The file that describes it."""
         return self.folder and self.folder / f"{self.study}.{self.worker}.batch.json"
 
     @property
     def stack_path(self) -> Path | None:
-        """Where an interrupted stack is kept."""
         return self.folder and self.folder / self.stack
 
     @property
     def has_stack(self) -> bool:
-        """Whether there is one."""
         return self.stack_path is not None and self.stack_path.exists()
 
     def write(self) -> None:
-        """Write which trials are trained, and their results."""
         if self.path is not None:
             write_json(self.path, {name: value for name, value in asdict(self).items() if name != "folder"})
 
@@ -442,14 +435,12 @@ class Worker:
                 self.send_heartbeat()
 
     def send_heartbeat(self) -> None:
-        """Leave a sign of life in the storage."""
         self._beats += 1
         state = self.state if self._stopped.is_set() else "works"  # whoever still sends, works
         sign = Heartbeat(self._beats, time.time(), machine_name(), os.getpid(), state)
         self.trials.storage.optuna.set_study_user_attr(self.trials.id, _PREFIX + self.id, asdict(sign))
 
     def read_heartbeats(self) -> None:
-        """Read which workers have left a new sign of life."""
         storage = self.trials.storage
         for name, values in storage.use(lambda: storage.optuna.get_study_user_attrs(self.trials.id)).items():
             if name.startswith(_PREFIX):

@@ -71,12 +71,10 @@ class Stretch(Filling):
 
     @property
     def is_grown(self) -> bool:
-        """Whether it trains at another size than its parent."""
         return self.parent is not None and Width.of(self.parent.width) != Width.of(self.width)
 
     @property
     def path(self) -> list[Stretch]:
-        """From the first stretch to this one."""
         return [*(self.parent.path if self.parent is not None else ()), self]
 
     @cached_property

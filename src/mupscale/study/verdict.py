@@ -171,7 +171,6 @@ def is_clear(lower: ContenderRuns, higher: ContenderRuns, at: int = -1) -> bool:
 
 
 def _write_sentence(runs: SystemRuns, finals: Mapping[str, float], values: Mapping[str, Any]) -> str:
-    """The answer in words anyone understands."""
     first, *others = map(contender_named, values["ranking"])
 
     def above(one: Contender) -> str:
@@ -416,7 +415,6 @@ def _differences(ours: ContenderRuns, theirs: ContenderRuns, end: Callable[[Curv
 
 
 def _parts(gain: Numbers) -> list[str]:
-    """How much is the learning rate, the head start and the noise."""
     scratch, upscaled = gain.get(FROM_SCRATCH.name), gain.get(COPIES.name)
     names = {"learning_rate": "the learning rate", "head_start": "the head start", "noise": "the noise"}
     parts = {name: value for name in names if (value := gain.get(name)) is not None}

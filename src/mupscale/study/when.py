@@ -13,11 +13,9 @@ from statistics import fmean
 
 from mupscale.core import WholeWidth, Width
 from mupscale.study.contenders import CONTINUED, FRESH, FROM_SCRATCH
-from mupscale.study.dry_run import describe_stages
 from mupscale.study.results import BudgetPoint, ContenderRuns, StudySummary, SystemRuns
-from mupscale.study.settings import StudySettings
-from mupscale.study.systems import read_system
-from mupscale.study.training import Ground, Note, Trainer
+from mupscale.study.systems import StudySettings, read_system
+from mupscale.study.training import Ground, Note, Trainer, describe_stages
 from mupscale.study.tree import DECAY, Stretch, branch_off
 from mupscale.system import MupscaleError, print_at_once, words
 from mupscale.train import Recipe, Schedule

@@ -98,7 +98,6 @@ def list_budgets(runs: SystemRuns, measure: str) -> PageTable:
 
 
 def _ranked(runs: SystemRuns) -> list[ContenderRuns]:
-    """Lowest loss first, those that diverged last."""
     return sorted(runs.contenders, key=lambda one: float("inf") if one.final is None else one.final)
 
 
@@ -248,7 +247,6 @@ def break_evens(answer: Mapping[str, Any], large: SystemRuns) -> Iterator[str]:
 
 
 def _pay_measuring(summary: StudySummary) -> Iterator[str]:
-    """What was tuned and how, with how many seeds, and what the loss is."""
     base, runs, settings = summary.base, summary.large or summary.small[-1], summary.settings
     tuned = "every contender's own learning rate"
     if any(len({cell.noise for cell in one.trials}) > 1 for one in summary.tuned):
@@ -377,7 +375,6 @@ def write_paper_words(summary: StudySummary) -> StudySummary:
 
 
 def _paper_cards(costs: Mapping[str, Any], large: SystemRuns, choice: Mapping[str, Any]) -> Iterator[Card]:
-    """The speed-up; final losses from scratch, of the best other baseline and of what was grown; what was chosen."""
     if "speedup_base_charged" in costs:
         number, sunk, everything = (_cost(costs, f"speedup_{how}") for how in ("base_charged", "sunk", "all_charged"))
         more = f"base model's cost included; {sunk} if you already have it, {everything} with tuning included as well"

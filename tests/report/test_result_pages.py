@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import yaml
 
 from mupscale.data import covtype_sample
+from mupscale.study import StudySettings
+from mupscale.study.contenders import USUAL_IN_PAY
+from mupscale.study.wording import FORECAST_RANGE
 from mupscale.train import Recipe
 from result_scripts import ROOT, load_script
 
@@ -117,3 +122,88 @@ def test_an_experiment_from_end_to_end(
     kinds = [kind for kind, *_ in growth.rows(summary)]
     assert {"fresh", "fresh, lossless", "from scratch, equal FLOPs", "base model continued"} <= set(kinds)
     assert not any("copies" in kind for kind in kinds)  # 12 is no multiple of 8
+
+
+# ---------------------------------------------------------------------------------------------- depth
+
+
+@pytest.fixture(scope="module")
+def script() -> Any:
+    return load_script("depth")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("depth-*/depth.yaml")), ids=lambda p: p.parent.name)
+def test_recipes(path: Path) -> None:
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    rates = values.pop("rates", None)
+    recipe = Recipe.from_json(values)
+    assert (rates is None) == bool(recipe.grow)
+
+
+def test_verdict_follows_the_minimum(script: Any) -> None:
+    """A parabola's minimum is found between the points of the grid; a run that diverged is no neighbour."""
+    lrs = [0.001 * 2**i for i in range(6)]
+
+    def losses(best: float) -> list[float]:
+        return [1 + (place - best) ** 2 for place in range(6)]
+
+    assert script.vertex(dict(enumerate(losses(2.3)))) == pytest.approx(2.3)
+    assert script.vertex(dict(enumerate([3.0, 1.0, math.inf]))) == 1.0
+    rules = {
+        "none": [{"depth": 2, "losses": losses(4)}, {"depth": 64, "losses": losses(1)}],
+        "complete": [{"depth": 2, "losses": losses(3)}, {"depth": 64, "losses": losses(3.1)}],
+    }
+    verdict = script.verdict(lrs, rules)
+    assert "none: the best rate spans 3.0 steps" in verdict
+    assert "complete: the best rate spans 0.1 steps" in verdict
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("depth-*/depth.json")), ids=lambda p: p.parent.name)
+def test_docs_show_the_results(script: Any, path: Path) -> None:
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    page = "depth-rates.md" if "rules" in summary else "depth.md"
+    assert script.markdown(summary) in (ROOT / "docs" / "results" / page).read_text(encoding="utf-8")
+
+
+# ---------------------------------------------------------------------------------------------- forecasts
+
+PAGE = (ROOT / "docs" / "results" / "forecast.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def comparisons() -> ModuleType:
+    return load_script("comparisons")
+
+
+def test_the_table_is_that_of_the_stored_runs(comparisons: ModuleType) -> None:
+    assert comparisons.markdown() in PAGE
+
+
+def test_what_is_said_of_forecasts(comparisons: ModuleType) -> None:
+    """The sentences of the page, counted."""
+    summaries = comparisons.stored().values()
+    assert len(summaries) == 4
+    assert {one.answer["decision"] for one in summaries} == {"continued"}
+    assert sorted(str(one.forecast["winner"]) for one in summaries) == ["None", "None", "continued", "continued"]
+    ranges = [row["held"] for one in summaries for row in one.forecast["held"] if isinstance(row["forecast"], dict)]
+    assert (len(ranges), sum(ranges)) == (28, 24)
+    assert "24 of 28" in FORECAST_RANGE
+    for what, low, high in (
+        (("base-rates", "rates", "close"), 0.04, 0.18),
+        (("forecast-16", "forecast-32"), 0.08, 0.23),
+    ):
+        shares = [
+            sum(s.cost or 0 for s in one.stages if s.name in what) / sum(s.cost or 0 for s in one.stages)
+            for one in summaries
+        ]
+        assert [round(min(shares), 2), round(max(shares), 2)] == [low, high]
+
+
+def test_the_summaries_are_of_the_recipes_beside_them(comparisons: ModuleType) -> None:
+    for name, summary in comparisons.stored().items():
+        values = yaml.safe_load(
+            (ROOT / "results" / f"comparison-{name}" / "comparison.yaml").read_text(encoding="utf-8")
+        )
+        settings = StudySettings(**values.pop("study")).resolved(USUAL_IN_PAY, "held-out")
+        assert settings == StudySettings(**summary.settings)  # a later setting has its default
+        assert Recipe.from_json(values) == Recipe.from_json(summary.recipe)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mupscale.study.forecast import extrapolate
+from mupscale.study import ContenderRuns, load_summary
+from mupscale.study.forecast import extrapolate, forecast_size, write_size
+from mupscale.study.results import BudgetPoint, SystemRuns
 from mupscale.study.space import Cell, Space, Sweep, Tried
-from mupscale.system.errors import MupscaleError
+from mupscale.system import MupscaleError
 
 SPACE = Space(tuple(0.01 * 2**i for i in range(8)), tuple(0.125 * 2**i for i in range(8)))
 
 
-def sweep(lr: float, noise: float, *, space: Space = SPACE, lost: dict[Cell, str] | None = None) -> Sweep:
+def bowl(lr: float, noise: float, *, space: Space = SPACE, lost: dict[Cell, str] | None = None) -> Sweep:
     """Losses with their lowest at these; the bowl is steeper on one side, as real ones are. Noise 0 is bad or best."""
     trials = []
     for cell in space.cells:
@@ -28,7 +32,7 @@ def sweep(lr: float, noise: float, *, space: Space = SPACE, lost: dict[Cell, str
 
 def tuned(widths: list[float], lr_power: float, noise_power: float) -> list[tuple[float, Sweep]]:
     """Sweeps at these widths, with optima that are a power of the width: 0.11 and 1.3 at width 64."""
-    return [(n, sweep(0.11 * (n / 64) ** lr_power, 1.3 * (n / 64) ** noise_power)) for n in widths]
+    return [(n, bowl(0.11 * (n / 64) ** lr_power, 1.3 * (n / 64) ** noise_power)) for n in widths]
 
 
 @pytest.mark.parametrize("widths", [[64, 128], [64, 96], [32, 64, 128]])
@@ -50,8 +54,8 @@ def test_plain_transfer_is_the_grid_optimum_of_the_largest_small_width_whatever_
 
 
 def test_one_width_transfers_as_in_the_paper() -> None:
-    best = sweep(0.11, 1.3).best
-    assert extrapolate([(64, sweep(0.11, 1.3))], 512) == (best.cell, [])
+    best = bowl(0.11, 1.3).best
+    assert extrapolate([(64, bowl(0.11, 1.3))], 512) == (best.cell, [])
 
 
 def test_the_optimum_lies_between_grid_values() -> None:
@@ -64,14 +68,14 @@ def test_the_optimum_lies_between_grid_values() -> None:
 
 @pytest.mark.parametrize("status", ["diverged", "pruned"])
 def test_beside_a_trial_that_did_not_end_the_grid_value_is_taken(status: str) -> None:
-    best = sweep(0.11, 1.3).best
+    best = bowl(0.11, 1.3).best
     lost = {Cell(best.lr * 2, best.noise): status, Cell(best.lr, best.noise * 2): status}
-    drift, _ = extrapolate([(n, sweep(0.11, 1.3, lost=lost)) for n in (64, 128)], 256)
+    drift, _ = extrapolate([(n, bowl(0.11, 1.3, lost=lost)) for n in (64, 128)], 256)
     assert (drift.lr, drift.noise) == (best.lr, best.noise)
 
 
 def test_at_an_edge_and_beside_zero_the_grid_value_is_taken() -> None:
-    drift, _ = extrapolate([(n, sweep(5.0, 0.11)) for n in (64, 128)], 256)
+    drift, _ = extrapolate([(n, bowl(5.0, 0.11)) for n in (64, 128)], 256)
     assert (drift.lr, drift.noise) == (SPACE.lrs[-1], SPACE.noises[1])
 
 
@@ -86,21 +90,21 @@ def test_extrapolation_stays_below_what_diverged() -> None:
     sweeps = tuned([64, 128], 0.5, 0.0)
     best = sweeps[1][1].best
     above = {cell: "diverged" for cell in SPACE.cells if cell.lr > 2.5 * best.lr}
-    drift, sentences = extrapolate([sweeps[0], (128, sweep(0.11 * 2**0.5, 1.3, lost=above))], 64 * 2**9)
+    drift, sentences = extrapolate([sweeps[0], (128, bowl(0.11 * 2**0.5, 1.3, lost=above))], 64 * 2**9)
     assert drift.lr == max(lr for lr in SPACE.lrs if lr < 2.5 * best.lr)
     assert any("diverged" in said for said in sentences)
 
 
 def test_zero_noise_at_every_width_leaves_the_learning_rate_to_extrapolate() -> None:
-    drift, sentences = extrapolate([(64, sweep(0.11, 0)), (128, sweep(0.08, 0))], 256)
+    drift, sentences = extrapolate([(64, bowl(0.11, 0)), (128, bowl(0.08, 0))], 256)
     assert drift.noise == 0
     assert drift.lr == pytest.approx(0.11 * (0.08 / 0.11) ** 2, rel=0.08)
     assert "the best noise is 0" in sentences[0]
 
 
 def test_zero_noise_at_one_width_transfers_plainly() -> None:
-    drift, sentences = extrapolate([(64, sweep(0.11, 0)), (128, sweep(0.05, 1.3))], 256)
-    best = sweep(0.05, 1.3).best
+    drift, sentences = extrapolate([(64, bowl(0.11, 0)), (128, bowl(0.05, 1.3))], 256)
+    best = bowl(0.05, 1.3).best
     assert (drift.lr, drift.noise) == (best.lr, best.noise)
     assert sentences[0] == "at width 64 the best noise is 0, so it is not extrapolated: noise 1 is transferred"
     assert sentences[1].startswith("noise lowers the best loss by 0.0% at width 64 and 8")
@@ -149,4 +153,73 @@ def test_without_two_trials_without_noise_nothing_is_said_of_its_gain() -> None:
 
 def test_small_widths_must_differ() -> None:
     with pytest.raises(MupscaleError, match="must differ"):
-        extrapolate([(64, sweep(0.1, 1)), (64, sweep(0.1, 1))], 256)
+        extrapolate([(64, bowl(0.1, 1)), (64, bowl(0.1, 1))], 256)
+
+
+# ------------------------------------------------------------------------------------------ the better size at a budget
+
+STORED = sorted((Path(__file__).parents[2] / "results").glob("comparison-*"))
+
+
+def crossing_at(narrow: int, meet: float, slopes: tuple[float, float] = (-0.1, -0.5)) -> SystemRuns:
+    """Two sizes whose losses are powers of the cost, and equal at one cost."""
+    runs = []
+    for name, slope in zip(("continued", "from-scratch"), slopes, strict=True):
+        points = [BudgetPoint(c, 1, c, [(c / meet) ** slope, (c / meet) ** slope]) for c in (1.0, 2.0, 4.0)]
+        runs.append(ContenderRuns(name, narrow, 0.1, 0.0, points))
+    return SystemRuns(narrow, 2 * narrow, 0.0, "FLOPs", runs)
+
+
+def square(width: Any) -> float:
+    """What a step costs."""
+    return float(width**2)
+
+
+def test_sizes_by_name_are_not_called_widths() -> None:
+    told = {"narrow": {"dim": 8}, "wide": {"dim": 16}, "budget": 2e9, "best": {"dim": 8}, "overtakes": {}}
+    assert write_size(told).startswith("At 2 GFLOPs in all, dim 8 is a better size than dim 16. The small runs show no")
+
+
+@pytest.mark.parametrize(("budget", "best"), [(10.0, 8), (100.0, None), (200.0, 16)])
+def test_the_range_goes_over_both_rules(budget: float, best: int | None) -> None:
+    told = forecast_size([crossing_at(2, 1.0), crossing_at(4, 8.0)], 8, 16, budget, square)
+    assert told["overtakes"]["low"] == pytest.approx(8.0 * 8)  # along the line: 8 times as much for every doubling
+    assert told["overtakes"]["high"] == pytest.approx(8.0 * 16)  # as the square of what a step costs
+    assert told["best"] == best
+    words = {8: "width 8 is a better size than 16", 16: "width 16 is a better size than 8", None: "too close to call"}
+    assert words[best] in told["sentence"]
+
+
+def test_one_seed_has_no_range_and_no_definite_answer() -> None:
+    one_seed = [crossing_at(2, 1.0), crossing_at(4, 8.0)]
+    for runs in one_seed:
+        for contender in runs.contenders:
+            for point in contender.points:
+                del point.losses[1:]
+    told = forecast_size(one_seed, 8, 16, 200.0, square)
+    assert told["overtakes"]["low"] == told["overtakes"]["value"] == told["overtakes"]["high"]
+    assert (
+        "width 16 may be a better size than 8. Width 16 is better from about 90.5 FLOPs on. That is from one seed, "
+        in (told["sentence"].replace("\N{NO-BREAK SPACE}", " "))
+    )
+
+
+def test_lines_that_do_not_meet() -> None:
+    told = forecast_size([crossing_at(2, 1.0, (-0.5, -0.1))], 8, 16, 100.0, square)
+    assert told["best"] == 8
+    assert "The small runs show no budget at which width 16 is better" in told["sentence"]
+
+
+@pytest.mark.parametrize("folder", STORED, ids=lambda path: path.name)
+def test_stored_comparisons_came_out_as_it_says_or_it_does_not_say(folder: Path) -> None:
+    summary = load_summary(folder)
+    large = summary.large
+    cost = {}
+    for runs in (*summary.small, large):
+        for name, width in (("continued", runs.narrow), ("from-scratch", runs.wide)):
+            one = runs.get(name)
+            cost[str(width)] = one.points[-1].cost / one.points[-1].steps
+    budget = large.curve("continued")[-1][0]
+    told = forecast_size(summary.small, large.narrow, large.wide, budget, lambda width: cost[str(width)])
+    ends = {large.curve("continued")[-1][1]: large.narrow, large.curve("from-scratch")[-1][1]: large.wide}
+    assert told["best"] in (None, ends[min(ends)])
