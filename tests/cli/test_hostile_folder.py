@@ -19,7 +19,6 @@ pytest.importorskip("tokenizers")
 
 import torch
 
-import comparison_runs
 import hostile_folders
 import paper_runs
 from commands import refused
@@ -277,7 +276,7 @@ def test_a_comparison(victim: Path, place: str) -> None:
     Path("compared").mkdir()
     link(Path("compared", place), victim / "letter" if "." in place else victim)
     with pytest.raises(MupscaleError, match=r"is a link to|is damaged"):
-        comparison_runs.compare_quietly(Path("compared"), how=comparison_runs.least())
+        paper_runs.compare_quietly(Path("compared"), how=paper_runs.least())
 
 
 @pytest.mark.parametrize("place", ["sweeps", "study.db", ".lock"])

@@ -21,16 +21,15 @@ import pytest
 import torch
 
 import hf_files
-from comparison_runs import compare_quietly, facts, few, growing
 from mupscale import checkpoint
 from mupscale.cli import main
 from mupscale.data import tinyshakespeare
-from mupscale.study import Cell, Space, StudySummary, Sweep, SweepJob, run_pay, run_sweep
+from mupscale.study import StudySummary, Sweep, SweepJob, run_pay, run_sweep
 from mupscale.system import parse_record
-from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Seeds, Spec, find_checkpoint, run_recipe
-from paper_runs import Sitting, count_changes
+from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Spec, find_checkpoint, run_recipe
+from paper_runs import SPACE, Sitting, compare_quietly, count_changes, few, growing, results, sweep_job, two_seeds
 from processes import DEADLINE, PROCESSES
-from small_runs import ADAMW, Child, assert_same_run, die_at, recipe
+from small_runs import Child, assert_same_run, die_at, recipe
 
 pytestmark = pytest.mark.faults
 KILLS = 20
@@ -99,30 +98,23 @@ def test_a_comparison(tmp_path: Path, chance: random.Random) -> None:
         return Sitting(tmp_path / "run", growing(), few(), tmp_path / "output", run=run_pay).process
 
     assert kill_again_and_again(start, chance, 4.0) >= 1
-    assert facts(compare_quietly(tmp_path / "run")) == facts(whole)
+    assert results(compare_quietly(tmp_path / "run")) == results(whole)
     assert no_leftovers(tmp_path / "run")
 
 
-SPACE = Space((0.001, 0.01, 0.1), (0.0, 1.0))
-
-
-def recipes(cell: Cell) -> list[Recipe]:
-    """Two seeds of a cell."""
-    made = Spec(ADAMW.class_path, {**ADAMW.init_args, "lr": cell.lr})
-    slow = Spec("small_runs.Slow", {"seconds": 0.01})
-    return [recipe(data=slow, optimizer=made, seeds=Seeds(init=seed), steps=40) for seed in range(2)]
+def slow_sweep() -> SweepJob:
+    return sweep_job(partial(two_seeds, data=Spec("small_runs.Slow", {"seconds": 0.01}), steps=40), steps=40)
 
 
 def work(place: str, folder: Path, worker: bool) -> None:
     torch.set_num_threads(1)
-    job = SweepJob("s", 8, None, SPACE, recipes, steps=40)
-    run_sweep(job, place, worker=worker, folder=folder, at_once=2, note=lambda text: None)
+    run_sweep(slow_sweep(), place, worker=worker, folder=folder, at_once=2, note=lambda text: None)
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "journal"])
 def test_a_sweep_with_two_workers(kind: str, tmp_path: Path, chance: random.Random) -> None:
     """One of the two is killed each time, now this one, now that one; the sweep is complete in the end."""
-    whole = run_sweep(SweepJob("s", 8, None, SPACE, recipes, steps=40), str(tmp_path / "whole.db"), note=print)
+    whole = run_sweep(slow_sweep(), str(tmp_path / "whole.db"), note=print)
     place = f"{'journal:' if kind == 'journal' else ''}{tmp_path}/study"
     both: list[Any] = [None, None]
 
@@ -141,7 +133,7 @@ def test_a_sweep_with_two_workers(kind: str, tmp_path: Path, chance: random.Rand
             unlucky.join(DEADLINE)
     for process in both:
         process.join(DEADLINE)
-    found: Sweep = run_sweep(SweepJob("s", 8, None, SPACE, recipes, steps=40), place, note=print)
+    found: Sweep = run_sweep(slow_sweep(), place, note=print)
     assert [trial.cell for trial in found.trials] == SPACE.cells
     for one, other in zip(found.trials, whole.trials, strict=True):
         assert one.status == other.status == "finished"
@@ -365,7 +357,7 @@ def test_a_comparison_from_a_checkpoint(kind: str, tmp_path: Path, chance: rando
         at = chance.randrange(1, max(3, count // KILLS))
         assert ends_with(run, partial(die_at, str(run), at)) == -signal.SIGKILL
     assert ends_with(run, int) == 0
-    ours, theirs = (facts(summary_of(folder)) for folder in (run, whole))
+    ours, theirs = (results(summary_of(folder)) for folder in (run, whole))
     assert ours == theirs
 
 

@@ -1,4 +1,4 @@
-"""Runs of the paper's comparison small enough for a test."""
+"""Studies small enough for a test: the paper's comparison, "does growing pay?", a sweep; systems of made-up losses."""
 
 from __future__ import annotations
 
@@ -7,25 +7,40 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from mupscale.cli import main
 from mupscale.data.stream import Batch
 from mupscale.models import MLP
-from mupscale.study import ContenderRuns, Curve, StudySettings, StudySummary, load_summary, run_paper
+from mupscale.study import (
+    Cell,
+    ContenderRuns,
+    Curve,
+    Space,
+    StudySettings,
+    StudySummary,
+    SweepJob,
+    SystemRuns,
+    contender_named,
+    load_summary,
+    run_paper,
+    run_pay,
+)
 from mupscale.study.results import BudgetPoint
 from mupscale.system.errors import MupscaleError
-from mupscale.train import Growth, Recipe
+from mupscale.train import Growth, Recipe, Seeds, Spec
 from processes import Child
-from small_runs import CLASSES, FEATURES, Rows, at_changes, recipe
+from small_runs import ADAMW, CLASSES, FEATURES, Rows, at_changes, recipe
 
 STEPS, BASE_STEPS, WIDE_STEPS = 30, 10, 20
+SPACE = Space((0.001, 0.01, 0.1), (0.0, 1.0))
 
 
 class Brittle(MLP):
@@ -58,6 +73,19 @@ class Untested(Rows):
             yield x * float("nan"), y
 
 
+class Uncounted(MLP):
+    """A model whose FLOPs cannot be counted: it does not run where torch counts them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(FEATURES, width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        if _get_current_dispatch_mode() is not None:
+            raise RuntimeError("kernels of its own, which nobody can look into")
+        return super().forward(x)
+
+
 def small(kind: str = "mlp", **changes: Any) -> Recipe:
     """A base model of width 8 for 10 steps, and one of width 16 for 20 more."""
     growth = changes.pop("growth", {})
@@ -81,6 +109,53 @@ def run_quietly(folder: Path, recipe: Recipe | None = None, how: StudySettings |
     return run_paper(
         recipe or small(), replace(how, storage=how.storage or f"journal:{folder}/study.log"), folder, note=quiet
     )
+
+
+def growing(**changes: Any) -> Recipe:
+    """A base model of width 8 for 9 steps, and 16 more after it grows to 16."""
+    usual = {"width": 8, "base": 4, "init_at": 4, "steps": 25, "grow": [Growth(at=9, width=16, how="copies")]}
+    return recipe(**{**usual, **changes})
+
+
+def few(**changes: Any) -> StudySettings:
+    """Two learning rates and one noise at width 4; two budgets and seeds."""
+    usual: dict[str, Any] = {"widths": [4], "lrs": [0.02, 0.05], "noises": [0.5], "budgets": [0.5, 1.0], "seeds": 2}
+    return StudySettings(**{**usual, "small_seeds": 2, **changes})
+
+
+def least(**changes: Any) -> StudySettings:
+    """One learning rate and one seed of each."""
+    return few(**{"seeds": 1, "small_seeds": 1, "lrs": [0.02], **changes})
+
+
+def compare_quietly(folder: Path, of: Recipe | None = None, how: StudySettings | None = None, **more: Any) -> Any:
+    """A whole comparison."""
+    return run_pay(of or growing(), how or few(), folder, note=quiet, **more)
+
+
+def system_of(
+    losses: Mapping[str, list[list[float | None]]], *, narrow: int = 64, base_cost: float | None = 100.0
+) -> SystemRuns:
+    """A system with these losses by contender, budget (1/4, 1/2, 1 of them) and seed; each costs up to 400."""
+    contenders = []
+    for name, by_budget in losses.items():
+        full = 400.0 if contender_named(name).from_base else 400.0 + (base_cost or 0.0)
+        parts = [0.25, 0.5, 1.0][-len(by_budget) :]
+        points = [BudgetPoint(part, 10, part * full, each) for part, each in zip(parts, by_budget, strict=True)]
+        contenders.append(ContenderRuns(name, 2 * narrow, 0.01, 0.0, points))
+    return SystemRuns(narrow, 2 * narrow, base_cost, "FLOPs", contenders)
+
+
+def two_seeds(cell: Cell, optimizer: Spec = ADAMW, **changes: Any) -> list[Recipe]:
+    """What a cell of a sweep stands for."""
+    made = Spec(optimizer.class_path, {**optimizer.init_args, "lr": cell.lr})
+    return [recipe(optimizer=made, seeds=Seeds(init=seed, data=seed), **changes) for seed in range(2)]
+
+
+def sweep_job(recipes: Callable[[Cell], list[Recipe]] = two_seeds, **changes: Any) -> SweepJob:
+    """Six cells of two seeds."""
+    usual = {"name": "s", "width": 8, "start": None, "space": SPACE, "recipes": recipes, "steps": 20}
+    return SweepJob(**{**usual, **changes})
 
 
 def with_curves(name: str, curves: Sequence[Curve], flops: float | None = 1.0) -> ContenderRuns:
@@ -110,14 +185,17 @@ def read(folder: Path) -> StudySummary:
 
 
 def facts(summary: StudySummary) -> dict[str, Any]:
-    """All of a summary but the clock, its name, and where sweeps are kept."""
-    values: dict[str, Any] = json.loads(
-        json.dumps(asdict(summary)).replace("StudySettings.", "study.")
-    )  # as a command says it
-    del values["settings"]["storage"]
+    """All of a summary but the clock, its name, and where sweeps are kept; and settings as a command calls them."""
+    values: dict[str, Any] = json.loads(json.dumps(asdict(summary)).replace("StudySettings.", "study."))
+    values["settings"].pop("storage", None)
     for part in (*values["stages"], *values["tuned"]):
         del part["seconds"]
     return {name: value for name, value in values.items() if name not in ("name", "command")}
+
+
+def results(summary: StudySummary) -> dict[str, Any]:
+    """The same without the stages, a part of whose costs a kill has paid twice."""
+    return {name: value for name, value in facts(summary).items() if name != "stages"}
 
 
 def written(path: Path, recipe: Recipe, how: StudySettings | None = None) -> Path:

@@ -1,4 +1,4 @@
-"""The answer's sentence in every case, its numbers, and what forecasts say and do not say."""
+"""The answer's sentence in every case, its numbers, what forecasts say, and which values a contender is given."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comparison_runs import few, growing, system_of
 from mupscale.study import StudySettings, SystemRuns, Tried
 from mupscale.study.forecast import check_forecast, make_forecast
 from mupscale.study.pay import PayStudy, choose, list_promising
@@ -21,6 +20,7 @@ from mupscale.study.results import BreakEven
 from mupscale.study.verdict import CostRatio, answer_comparison, compare_costs, cost_to_reach, find_break_even, loss_at
 from mupscale.study.wording import break_evens
 from mupscale.system import MupscaleError
+from paper_runs import few, growing, system_of
 
 Losses = dict[str, list[list[float | None]]]
 
@@ -34,14 +34,18 @@ def falling(end: float, by: float = 0.1) -> list[list[float | None]]:
     return [flat(end + 2 * by), flat(end + by), flat(end)]
 
 
-def four(scratch: float, continued: float, copies: float, fresh: float) -> Losses:
+def four(scratch: float, continued: float, copies: float, fresh: float, /, **last: list[float | None]) -> Losses:
+    """Contenders that end there; last: losses by seed at the full budget that are others."""
     ends = {"from-scratch": scratch, "continued": continued, "copies": copies, "fresh": fresh}
-    return {name: falling(end) for name, end in ends.items()}
+    return {name: [*falling(end)[:2], last.get(name.removeprefix("from-"), flat(end))] for name, end in ends.items()}
+
+
+def one_seed(losses: Losses) -> Losses:
+    return {name: [each[:1] for each in budgets] for name, budgets in losses.items()}
 
 
 def test_growing_pays() -> None:
-    runs = system_of(four(1.05, 1.02, 1.03, 1.0))
-    answer = answer_comparison(runs)
+    answer = answer_comparison(system_of(four(1.05, 1.02, 1.03, 1.0)))
     assert answer["winner"] == answer["grown"] == "fresh"
     assert answer["sentence"].startswith("Grow it, with fresh units: the same loss for 0.7")
     assert "continuing the base model ends 2 % higher, at every budget" in answer["sentence"]
@@ -62,8 +66,7 @@ def test_lower_at_every_budget_says_where_seeds_cross() -> None:
 
 
 def test_growing_pays_from_a_budget_on() -> None:
-    losses = four(1.5, 1.02, 1.4, 1.0)
-    losses["fresh"] = [flat(1.5), flat(1.2), flat(1.0)]
+    losses = four(1.5, 1.02, 1.4, 1.0) | {"fresh": [flat(1.5), flat(1.2), flat(1.0)]}
     answer = answer_comparison(system_of(losses))
     assert answer["sentence"].endswith(
         "continuing the base model ends 2 % higher, though it is lower at small budgets."
@@ -74,80 +77,71 @@ def test_growing_pays_from_a_budget_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("losses", "begins"),
+    ("losses", "winner", "begins"),
     [
         (
             four(1.2, 1.0, 1.1, 1.05),
+            "continued",
             "Continue the base model: at the same cost growing with fresh units ends 5 % higher.",
         ),
-        (four(1.0, 1.2, 1.1, 1.15), "Start over: at the same cost growing from copies ends 10 % higher."),
-        (four(1.2, 1.0, 1.1, 1.0001), "Continue the base model"),
+        (
+            four(1.0, 1.2, 1.1, 1.15),
+            "from-scratch",
+            "Start over: at the same cost growing from copies ends 10 % higher.",
+        ),
+        (four(1.2, 1.0, 1.1, 1.0001), "continued", "Continue the base model"),
+        # what seeds cannot tell apart
+        (
+            four(1.5, 1.0, 1.4, 1.0, fresh=[1.0, 1.1], continued=[1.05, 1.06]),
+            None,
+            "Too close to call: growing with fresh units and continuing",
+        ),
+        # those of one base model are compared seed by seed: ranges overlap, seeds agree
+        (four(1.5, 1.0, 1.4, 1.0, fresh=[1.0, 1.2], continued=[1.01, 1.21]), "fresh", "Grow it, with fresh units"),
+        (four(1.5, 1.0, 1.4, 1.0, fresh=[1.0, 1.2], scratch=[1.01, 1.21], continued=[2.0, 2.0]), None, "Too close"),
+        (
+            one_seed(four(1.5, 1.2, 1.1, 1.0)),
+            None,
+            "With one seed, growing with fresh units ends lowest, growing from copies 10 % higher",
+        ),
+        # of what diverged nothing is said
+        (
+            four(1.5, 1.2, 1.1, 1.0, scratch=[None, 1.0]),
+            "fresh",
+            "Grow it, with fresh units: continuing the base model ends 20 % higher",
+        ),
+        (
+            four(1.2, 1.0, 1.1, 1.05, fresh=[None, 1.0], copies=[None, None]),
+            "continued",
+            "Continue the base model: every grown model diverged.",
+        ),
     ],
 )
-def test_growing_does_not_pay(losses: Losses, begins: str) -> None:
-    assert answer_comparison(system_of(losses))["sentence"].startswith(begins)
-
-
-def test_what_seeds_cannot_tell_apart_is_too_close_to_call() -> None:
-    losses = four(1.5, 1.0, 1.4, 1.0)
-    losses["fresh"][-1], losses["continued"][-1] = [1.0, 1.1], [1.05, 1.06]
+def test_what_is_advised(losses: Losses, winner: str | None, begins: str) -> None:
     answer = answer_comparison(system_of(losses))
-    assert answer["winner"] is None
-    assert answer["sentence"].startswith("Too close to call: growing with fresh units and continuing")
+    assert answer["winner"] == winner
+    assert answer["sentence"].startswith(begins)
+    assert (answer["cost_charged"] is None) == (None in losses["from-scratch"][-1] or answer["grown"] is None)
 
 
 def test_two_ways_to_grow_that_end_alike_are_both_growing() -> None:
-    losses = four(1.5, 1.2, 1.0, 1.0)
-    losses["fresh"][-1], losses["copies"][-1] = [1.0, 1.1], [1.1, 1.0]
-    answer = answer_comparison(system_of(losses))
-    assert answer["winner"] is None
-    assert answer["decision"] == "grow"
+    answer = answer_comparison(system_of(four(1.5, 1.2, 1.0, 1.0, fresh=[1.0, 1.1], copies=[1.1, 1.0])))
+    assert (answer["winner"], answer["decision"]) == (None, "grow")
     ways = ["with fresh units", "from copies"][:: 1 if answer["grown"] == "fresh" else -1]
     told = f"Grow it, {' or '.join(ways)} (the seeds do not tell them apart). Growing {ways[0]}: the same loss"
     assert answer["sentence"].startswith(told)
 
 
-def test_contenders_of_one_base_model_are_compared_seed_by_seed() -> None:
-    losses = four(1.5, 1.0, 1.4, 1.0)
-    losses["fresh"][-1], losses["continued"][-1] = [1.0, 1.2], [1.01, 1.21]  # ranges overlap, seeds agree
-    assert answer_comparison(system_of(losses))["winner"] == "fresh"
-    losses["from-scratch"][-1], losses["fresh"][-1], losses["continued"][-1] = [1.01, 1.21], [1.0, 1.2], [2.0, 2.0]
-    assert answer_comparison(system_of(losses))["winner"] is None
-
-
 def test_the_ceiling_costs_more_and_takes_no_part_in_the_answer() -> None:
-    losses = four(1.2, 1.0, 1.1, 1.05)
-    losses["from-scratch-all-steps"] = falling(0.5)
-    runs = system_of(losses)
+    runs = system_of(four(1.2, 1.0, 1.1, 1.05) | {"from-scratch-all-steps": falling(0.5)})
     assert answer_comparison(runs)["decision"] == "continued"
     assert make_forecast([runs, replace(runs, narrow=128)], 256)["winner"] == "continued"
 
 
-def test_one_seed_decides_nothing_and_the_sentence_says_so() -> None:
-    losses = {name: [each[:1] for each in budgets] for name, budgets in four(1.5, 1.2, 1.1, 1.0).items()}
-    answer = answer_comparison(system_of(losses))
-    assert answer["winner"] is None
-    begins = "With one seed, growing with fresh units ends lowest, growing from copies 10 % higher"
-    assert answer["sentence"].startswith(begins)
-
-
-def test_where_starting_over_diverges_nothing_is_said_of_its_cost() -> None:
-    losses = four(1.5, 1.2, 1.1, 1.0)
-    losses["from-scratch"][-1] = [None, 1.0]
-    answer = answer_comparison(system_of(losses))
-    assert answer["cost_charged"] is None
-    assert answer["sentence"].startswith("Grow it, with fresh units: continuing the base model ends 20 % higher")
-
-
 def test_a_diverged_contender_is_left_out_and_named() -> None:
-    losses = four(1.2, 1.0, 1.1, 1.05)
-    losses["fresh"][-1] = [None, 1.0]
-    answer = answer_comparison(system_of(losses))
-    assert answer["diverged"] == ["fresh"]
-    assert answer["grown"] == "copies"
-    losses["copies"][-1] = [None, None]
-    assert answer_comparison(system_of(losses))["sentence"] == "Continue the base model: every grown model diverged."
-    gone = {name: [[None]] for name in losses}
+    answer = answer_comparison(system_of(four(1.2, 1.0, 1.1, 1.05, fresh=[None, 1.0])))
+    assert (answer["diverged"], answer["grown"]) == (["fresh"], "copies")
+    gone = {name: [[None]] for name in four(1.0, 1.0, 1.0, 1.0)}
     with pytest.raises(MupscaleError, match=r"every contender diverged.*StudySettings\.lrs"):
         answer_comparison(system_of(gone))  # type: ignore[arg-type]
 
@@ -186,55 +180,45 @@ def test_two_widths_that_agree_foretell_a_winner() -> None:
 
 
 def test_a_line_is_followed_and_widens_the_range() -> None:
-    forecast = make_forecast(growing_gap((8, -0.3), (16, -0.2)), 32)
-    one = forecast["above_continued"]["fresh"]
+    one, nearer = (
+        make_forecast(growing_gap((8, -0.3), (16, gap)), 32)["above_continued"]["fresh"] for gap in (-0.2, -0.3)
+    )
     expected = 2 * math.log(0.8) - math.log(0.7)
     assert math.log1p(one["value"]) == pytest.approx(expected, abs=2e-3)
     assert one["high"] - one["low"] > 0.15
-    nearer = make_forecast(growing_gap((8, -0.3), (16, -0.3)), 32)["above_continued"]["fresh"]
     assert nearer["high"] - nearer["low"] < 0.01
 
 
-def test_widths_that_contradict_each_other_give_no_rule() -> None:
-    forecast = make_forecast(growing_gap((8, -0.3), (16, 0.3)), 32)
-    assert "contradict each other" in forecast["above_continued"]["fresh"]["no_rule"]
-    assert forecast["winner"] is None
-    assert ": none for growing with fresh units, because small widths contradict each other: " in forecast["sentence"]
+AGAINST, ONE_SEED = "small widths contradict each other", "one seed says nothing about the range"
 
 
-def test_what_is_within_the_range_is_too_close_to_call() -> None:
-    losses = four(3.0, 1.0, 2.0, 1.0)
-    losses["fresh"][-1] = [0.9, 1.05]
-    forecast = make_forecast([system_of(losses, narrow=8)], 64)
+@pytest.mark.parametrize(
+    ("small", "no_rule", "said"),
+    [
+        (growing_gap((8, -0.3), (16, 0.3)), AGAINST, f": none for growing with fresh units, because {AGAINST}: "),
+        (
+            [system_of(one_seed(four(3.0, 1.0, 2.0, 0.9)), narrow=8)],
+            "one seed says nothing about the range",
+            "one seed",
+        ),
+        ([system_of(four(3.0, 1.0, 2.0, 1.1) | {"fresh": [[None, None]] * 3}, narrow=8)], "it diverged at width 8", ""),
+        ([system_of(four(3.0, 1.0, 2.0, 1.0, fresh=[0.9, 1.05]), narrow=8)], "", "too close to call between"),
+    ],
+)
+def test_what_cannot_be_foretold(small: list[SystemRuns], no_rule: str, said: str) -> None:
+    forecast = make_forecast(small, 32)
     assert forecast["winner"] is None
-    assert "too close to call between" in forecast["sentence"]
+    assert no_rule in forecast["above_continued"]["fresh"].get("no_rule", "")
+    assert said in forecast["sentence"]
 
 
 def test_all_whose_ranges_overlap_are_named_where_the_ranking_flips() -> None:
     """Fresh units are best at one width and worst at the next; copies stay far behind."""
-    small = [four(1.2, 1.0, 4.0, 0.9), four(1.01, 1.0, 4.0, 1.0)]
-    small[1]["fresh"][-1] = [0.95, 1.25]
-    runs = [system_of(losses, narrow=width) for losses, width in zip(small, (8, 16), strict=True)]
+    small = {8: four(1.2, 1.0, 4.0, 0.9), 16: four(1.01, 1.0, 4.0, 1.0, fresh=[0.95, 1.25])}
+    runs = [system_of(losses, narrow=width) for width, losses in small.items()]
     said = make_forecast(runs, 32)["sentence"].partition("too close to call between ")[2]
-    assert sorted(re.split(", | and ", said.rstrip("."))) == [
-        "continuing the base model",
-        "growing with fresh units",
-        "starting over",
-    ]
-
-
-def test_one_seed_foretells_nothing() -> None:
-    losses = {name: [each[:1] for each in budgets] for name, budgets in four(3.0, 1.0, 2.0, 0.9).items()}
-    forecast = make_forecast([system_of(losses, narrow=8)], 64)
-    assert forecast["winner"] is None
-    assert "one seed says nothing about the range" in forecast["sentence"]
-
-
-def test_a_contender_that_diverges_small_has_no_forecast() -> None:
-    losses = four(3.0, 1.0, 2.0, 1.1)
-    losses["fresh"] = [[None, None]] * 3
-    forecast = make_forecast([system_of(losses, narrow=8)], 64)
-    assert forecast["above_continued"]["fresh"] == {"no_rule": "it diverged at width 8"}
+    named = ["continuing the base model", "growing with fresh units", "starting over"]
+    assert sorted(re.split(", | and ", said.rstrip("."))) == named
 
 
 @pytest.mark.parametrize(("outcome", "held"), [(-0.1, True), (0.2, False)])
@@ -263,12 +247,18 @@ def test_one_budget_measures_no_cost_to_the_same_loss() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seeds": 0}, r"StudySettings\.seeds is 0"),
+        ({"seeds": 0}, r"StudySettings\.seeds is 0, but must be at least 1"),
+        ({"small_seeds": 0}, r"StudySettings\.small_seeds is 0"),
         ({"budgets": [0.5]}, r"StudySettings\.budgets is \[0\.5\]"),
         ({"budgets": [1.0, 0.5]}, r"StudySettings\.budgets"),
         ({"budgets": []}, r"StudySettings\.budgets"),
         ({"lrs": [-1.0]}, r"StudySettings\.lrs holds -1\.0"),
-        ({"noises": [math.inf]}, r"StudySettings\.noises holds inf"),
+        ({"grown_lrs": [0.0]}, r"StudySettings\.grown_lrs holds 0\.0, but must be numbers above 0"),
+        ({"noises": [math.inf]}, r"StudySettings\.noises holds inf, but must be numbers 0 or more"),
+        ({"sampler": "tpe"}, r"StudySettings\.sampler tpe needs a number of trials"),
+        ({"sampler": "random", "trials": 0}, r"StudySettings\.sampler random needs a number of trials"),
+        ({"pruner": "hatchet"}, "pruner= is 'hatchet', but must be 'none', 'median' or 'halving'"),
+        ({"measure": "luck"}, "measure= is 'luck', but must be 'held-out' or 'train'"),
         ({"contenders": ["continued"]}, "at least one grown model to compare it with"),
         ({"contenders": ["fresh", "from-scratch"]}, "needs `continued` and"),
         ({"contenders": ["winner"]}, "'winner' is not a contender: choose from base, from-scratch"),
@@ -332,21 +322,15 @@ def test_what_a_loss_costs_is_where_the_curve_has_it(costs: list[float], losses:
 
 
 def test_nothing_is_said_beyond_what_was_measured() -> None:
-    assert loss_at(FALLING, 0.5) is None
-    assert loss_at(FALLING, 200.0) is None
-    assert cost_to_reach(FALLING, 0.5) is None
-    assert cost_to_reach([], 1.0) is None
+    assert [loss_at(FALLING, 0.5), loss_at(FALLING, 200.0)] == [None, None]
+    assert [cost_to_reach(FALLING, 0.5), cost_to_reach([], 1.0)] == [None, None]
     assert loss_at([(3.0, 1.0)], 3.0) == 1.0
 
 
-def test_the_same_loss_costs_a_tenth_where_a_curve_lies_a_decade_to_the_left() -> None:
-    later = [(10 * cost, loss) for cost, loss in FALLING]
+def test_a_ratio_of_costs_is_a_bound_where_the_lower_one_is_there_at_its_lowest_cost() -> None:
+    later, low = [(10 * cost, loss) for cost, loss in FALLING], [(1.0, 1.0), (10.0, 0.5)]
     assert compare_costs(FALLING, later) == CostRatio(pytest.approx(0.1))  # type: ignore[arg-type]
     assert compare_costs(later, FALLING) == CostRatio(pytest.approx(10.0))  # type: ignore[arg-type]
-
-
-def test_a_ratio_is_a_bound_where_the_lower_one_is_there_at_its_lowest_cost() -> None:
-    low = [(1.0, 1.0), (10.0, 0.5)]
     assert compare_costs(low, FALLING) == CostRatio(0.01, "at most")
     assert compare_costs(FALLING, low) == CostRatio(100.0, "at least")
     assert compare_costs([], FALLING) is None
@@ -354,71 +338,53 @@ def test_a_ratio_is_a_bound_where_the_lower_one_is_there_at_its_lowest_cost() ->
 
 def test_break_even() -> None:
     flat = [(1.0, 3.0), (100.0, 3.0)]
-    at = find_break_even(FALLING, flat)
-    assert at.kind == "from"
-    assert at.cost == pytest.approx(math.sqrt(10))
+    assert find_break_even(FALLING, flat) == BreakEven("from", pytest.approx(math.sqrt(10)))  # type: ignore[arg-type]
     assert find_break_even(flat, FALLING) == BreakEven("early")  # it is lower at the lowest cost
     assert find_break_even([(cost, loss + 9) for cost, loss in flat], FALLING) == BreakEven("never")
     assert find_break_even([(cost, loss - 5) for cost, loss in flat], FALLING) == BreakEven("always", 1.0)
     assert find_break_even(FALLING, [(1000.0, 1.0)]) == BreakEven("unknown")
-
-
-def test_a_curve_that_is_overtaken_again_breaks_even_at_the_last_crossing() -> None:
-    wavy = [(1.0, 1.0), (2.0, 3.0), (4.0, 1.0)]
+    wavy = [(1.0, 1.0), (2.0, 3.0), (4.0, 1.0)]  # overtaken again: the last crossing counts
     assert find_break_even(wavy, [(1.0, 2.0), (4.0, 2.0)]).cost == pytest.approx(2 * math.sqrt(2))
 
 
 # --------------------------------------------------------------------------------------- which values a contender takes
 
-
-def test_the_lowest_mean_wins() -> None:
-    tuned = choose("fresh", [Tried(0.1, 0.0, [2.0]), Tried(0.2, 0.0, [1.0]), Tried(0.4, 0.0, [3.0])])
-    assert (tuned.lr, tuned.noise, tuned.remarks) == (0.2, 0.0, [])
+LAST = "fresh: the best learning rate, 0.2, is the last before divergence"
 
 
-def test_next_to_divergence_loses_only_to_what_is_as_good() -> None:
-    edge, gone = Tried(0.2, 0.0, [1.0, 1.2]), Tried(0.4, 0.0, [None, 1.0])
-    lower = Tried(0.05, 0.0, [3.0, 3.0])
-    assert choose("fresh", [lower, Tried(0.1, 0.0, [1.1, 1.25]), edge, gone]).lr == 0.1
-    kept = choose("fresh", [lower, Tried(0.1, 0.0, [1.6, 1.7]), edge, gone])
-    assert kept.lr == 0.2
-    assert kept.remarks == ["fresh: the best learning rate, 0.2, is the last before divergence"]
+@pytest.mark.parametrize(
+    ("tried", "lr", "remarks"),
+    [
+        ({0.1: [2.0], 0.2: [1.0], 0.4: [3.0]}, 0.2, []),
+        # next to divergence the lowest loses to what is as good, and to nothing else
+        ({0.05: [3.0, 3.0], 0.1: [1.1, 1.25], 0.2: [1.0, 1.2], 0.4: [None, 1.0]}, 0.1, []),
+        ({0.05: [3.0, 3.0], 0.1: [1.6, 1.7], 0.2: [1.0, 1.2], 0.4: [None, 1.0]}, 0.2, [LAST]),
+    ],
+)
+def test_the_lowest_mean_wins(tried: dict[float, list[float | None]], lr: float, remarks: list[str]) -> None:
+    tuned = choose("fresh", [Tried(rate, 0.0, losses) for rate, losses in tried.items()])
+    assert (tuned.lr, tuned.noise, tuned.remarks) == (lr, 0.0, remarks)
 
 
-def test_divergence_at_another_noise_does_not_count() -> None:
+def test_what_is_no_candidate_is_not_chosen() -> None:
+    """Nor does divergence at another noise count, or what was stopped early as diverged."""
     cells = [Tried(0.1, 1.0, [1.0]), Tried(0.2, 2.0, [None]), Tried(0.2, 1.0, [2.0]), Tried(0.05, 1.0, [2.0])]
     assert choose("copies", [*cells, Tried(0.1, 0.5, [2.0])]).remarks == []
-
-
-def test_only_those_with_all_seeds_may_be_chosen() -> None:
     cells = [Tried(0.1, 0.0, [0.9]), Tried(0.2, 0.0, [1.0, 1.0]), Tried(0.4, 0.0, [1.5, 1.5])]
-    assert choose("fresh", cells, among={(0.2, 0.0), (0.4, 0.0)}).lr == 0.2
-
-
-def test_all_diverged_is_one_sentence() -> None:
+    assert choose("fresh", cells, among={(0.2, 0.0), (0.4, 0.0)}).lr == 0.2  # those that have all seeds
+    tuned = choose("fresh", [Tried(0.1, 0.0, [1.2]), Tried(0.2, 0.0, [1.0]), Tried(0.4, 0.0, [0.5], budget=0.25)])
+    assert (tuned.lr, tuned.remarks) == (0.2, [])
     with pytest.raises(MupscaleError, match=r"from-scratch: all 2 trials .* diverged.*0.1 to 0.2.*StudySettings.lrs"):
         choose("from-scratch", [Tried(0.1, 0.0, [None]), Tried(0.2, 0.0, [None])])
 
 
-def test_what_was_stopped_early_is_not_chosen_and_has_not_diverged() -> None:
-    early = Tried(0.4, 0.0, [0.5], budget=0.25)
-    tuned = choose("fresh", [Tried(0.1, 0.0, [1.2]), Tried(0.2, 0.0, [1.0]), early])
-    assert (tuned.lr, tuned.remarks) == (0.2, [])
-
-
 def test_those_within_the_margin_and_beside_the_best_go_on() -> None:
-    far, left, best, right = (
-        Tried(lr, 1.0, [loss]) for lr, loss in zip((1, 2, 4, 8), (2.0, 1.9, 1.0, 1.8), strict=True)
-    )
+    def four(noise: float, losses: list[float]) -> list[Tried]:
+        return [Tried(lr, noise, [loss]) for lr, loss in zip((1, 2, 4, 8), losses, strict=True)]
+
+    far, left, best, right = four(1.0, [2.0, 1.9, 1.0, 1.8])
     near, other = Tried(8, 2.0, [1.05]), Tried(4, 2.0, [1.2])
     assert list_promising([near, far, best, right, left, other], 0.1) == [near, best, right, left]
-
-
-def test_a_margin_below_zero_is_as_wide() -> None:
-    cells = [Tried(lr, 0.0, [loss]) for lr, loss in zip((1, 2, 4, 8), (-2.0, -1.0, -1.9, -1.95), strict=True)]
-    assert [cell.lr for cell in list_promising(cells, 0.06)] == [1, 2, 4, 8]
-    assert [cell.lr for cell in list_promising(cells, 0.03)] == [1, 2, 8]
-
-
-def test_where_all_have_diverged_none_goes_on() -> None:
+    cells = four(0.0, [-2.0, -1.0, -1.9, -1.95])  # a margin below zero is as wide
+    assert [[cell.lr for cell in list_promising(cells, part)] for part in (0.06, 0.03)] == [[1, 2, 4, 8], [1, 2, 8]]
     assert list_promising([Tried(1, 0.0, [None]), Tried(2, 0.0, [None])], 0.1) == []

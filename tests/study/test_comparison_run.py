@@ -8,7 +8,6 @@ import shutil
 import signal
 from contextlib import redirect_stdout
 from dataclasses import replace
-from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from comparison_runs import compare_quietly, facts, few, growing, least
 from mupscale import checkpoint
 from mupscale.cli import main
 from mupscale.cli.studies import RUN, read_study
@@ -26,9 +24,8 @@ from mupscale.study import contender_named, run_pay
 from mupscale.study.pay import PayStudy
 from mupscale.system import MupscaleError
 from mupscale.train import Growth, Recipe, Schedule, Spec, StoredRecipe, run_recipe
-from paper_runs import Sitting, read, written
+from paper_runs import compare_quietly, few, growing, least, read, results, written
 from slow_cases import with_slow
-from small_runs import die_at
 
 HOW = few(seeds=1)
 BRIEF: dict[str, Any] = {"contenders": ["continued", "fresh"], "budgets": [1.0]}
@@ -144,17 +141,6 @@ def test_a_budget_is_what_one_run_with_its_schedule_gives(commanded: Commanded, 
     assert held_out == pytest.approx(continued.points[0].losses[0], rel=1e-4)
 
 
-@pytest.mark.slow
-def test_killed_anywhere_it_ends_the_same(commanded: Commanded, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    for change in (150, 350):
-        die = partial(die_at, str(run), change)
-        died = Sitting(run, commanded.recipe, HOW, tmp_path / "log", die, run=run_pay).wait()
-        assert died == -signal.SIGKILL
-    assert Sitting(run, commanded.recipe, HOW, tmp_path / "log", run=run_pay).wait() == 0
-    assert facts(read(run)) == facts(read(commanded.folder))
-
-
 def test_asked_to_stop_in_a_last_step_it_trains_no_further_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,18 +168,18 @@ def histories(run: Path) -> dict[Path, int]:
 def test_its_folder_may_be_moved_and_called_by_any_path(
     commanded: Commanded, called: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there, whole = tmp_path / "there", facts(read(commanded.folder))
+    there, whole = tmp_path / "there", results(read(commanded.folder))
     run = Path(shutil.copytree(commanded.folder, there / "run"))
     (there / "link").symlink_to(there)
     monkeypatch.chdir(there)
     before = histories(run)
-    assert facts(compare_quietly(Path(called.format(there)), commanded.recipe, HOW)) == whole
+    assert results(compare_quietly(Path(called.format(there)), commanded.recipe, HOW)) == whole
     assert histories(run) == before
     stored = [file for file in run.glob("**/*") if file.suffix in (".json", ".jsonl", ".safetensors")]
     assert len(stored) > 50
     assert not [file for file in stored if str(commanded.folder.parent).encode() in file.read_bytes()]
     shutil.rmtree(next(run.glob("stretches/width-16-lr-*-seed-0-*")))
-    assert facts(compare_quietly(Path(called.format(there)), commanded.recipe, HOW)) == whole
+    assert results(compare_quietly(Path(called.format(there)), commanded.recipe, HOW)) == whole
     assert histories(run).keys() == before.keys()
 
 
@@ -205,18 +191,6 @@ def test_more_seeds_train_only_what_is_new(commanded: Commanded, own_copy: Path)
         for mine, old in zip(ours.points, theirs.points, strict=True):
             assert mine.losses[:1] == old.losses
             assert len(mine.losses) == 2
-
-
-@pytest.mark.slow
-def test_another_recipe_in_the_same_folder_is_trained_and_never_taken_for_the_first(
-    commanded: Commanded, own_copy: Path, tmp_path: Path
-) -> None:
-    first, another, how = read(own_copy), replace(commanded.recipe, batch=4), least(**BRIEF)
-    other, alone = (
-        compare_quietly(folder, another, how, forecast_only=True) for folder in (own_copy, tmp_path / "alone")
-    )
-    assert facts(other) == facts(alone)
-    assert facts(compare_quietly(own_copy, commanded.recipe, HOW)) == facts(first)
 
 
 @pytest.mark.slow
@@ -250,7 +224,7 @@ def test_thin_lines_on_request_and_a_forecast_alone(tmp_path: Path) -> None:
 def test_copies_without_noise_are_the_base_model_continued_for_fewer_steps(tmp_path: Path) -> None:
     """With costs in steps both have equally many, and are the same function."""
     names = ["continued", "copies-without-noise", "fresh"]
-    recipe = growing(model=Spec("comparison_runs.Uncounted"), precision="fp64")
+    recipe = growing(model=Spec("paper_runs.Uncounted"), precision="fp64")
     how = least(contenders=names, budgets=[1.0])
     summary = compare_quietly(tmp_path / "run", recipe, how, forecast_only=True)
     (small,) = summary.small
@@ -318,7 +292,7 @@ def test_from_a_checkpoint_of_ones_own_loop(base_run: Path, tmp_path: Path) -> N
     checkpoint.save(tmp_path / "mine.safetensors", model)
     bare = compare_quietly(tmp_path / "other", recipe, how)
     assert any("holds no optimizer state" in note for note in bare.notes)
-    assert facts(bare)["large"] != facts(summary)["large"], "another checkpoint was taken for the first"
+    assert results(bare)["large"] != results(summary)["large"], "another checkpoint was taken for the first"
 
 
 def test_a_decayed_checkpoint_is_said_to_be(tmp_path: Path) -> None:

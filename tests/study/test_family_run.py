@@ -5,19 +5,23 @@ from __future__ import annotations
 import html
 import json
 import math
+import os
 import re
 import shlex
 import shutil
 import signal
+import subprocess
+import sys
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from comparison_runs import facts
 from mupscale.cli import main
 from mupscale.core import Width
 from mupscale.growth import Copies, Fresh
@@ -27,7 +31,8 @@ from mupscale.study.space import Sweep, Tried
 from mupscale.study.tree import Stretch, list_stretches
 from mupscale.system import MupscaleError, words
 from mupscale.train import Growth, Recipe, Schedule, Spec, find_checkpoint, read_snapshot, run_recipe, values_in
-from paper_runs import Sitting, count_changes, quiet, read, written
+from paper_runs import Sitting, count_changes, quiet, read, results, written
+from processes import DEADLINE, run_in_processes
 from small_runs import KINDS, die_at, metrics, recipe
 
 SIZES = [4, 6, 8]
@@ -191,11 +196,11 @@ def test_a_size_tells_what_all_its_way_has_cost(whole: tuple[Path, int]) -> None
 
 def test_a_check_is_the_best_rate_from_scratch_with_the_range_over_seeds() -> None:
     search, leaf = Sweep("64 from scratch", [Tried(0.1, 0.0, [1.1, 1.2]), Tried(0.2, 0.0, [1.0, 1.0])]), Stretch(**ANY)
-    check = Check(search, [0.99, 1.0], leaf)
+    check = Check(search, [0.99, 1.0], [leaf])
     assert write_family_sentence("Four sizes", {"64": check}) == (
         "Four sizes; checked at 64: 0.5 % lower (-1 to 0 %) than from scratch."
     )
-    alone = Check(Sweep("64 from scratch", [Tried(0.01, 0.0, [1.0])]), [0.99], leaf)
+    alone = Check(Sweep("64 from scratch", [Tried(0.01, 0.0, [1.0])]), [0.99], [leaf])
     assert alone.difference == "1 % lower (one seed: no range)"
 
 
@@ -248,7 +253,7 @@ def assert_goes_on_to_the_bit(place: Path, folder: Path) -> None:
     """The same call once more ends with the summary and the models of an uninterrupted run."""
     child = Sitting(place / "run", small(), settings(), place / "log", run=run_family)
     assert child.wait() == 0, (place / "log").read_text()
-    assert facts(read(place / "run")) == facts(read(folder))
+    assert results(read(place / "run")) == results(read(folder))
     found, expected = (sorted((one / "sizes").iterdir()) for one in (place / "run", folder))
     assert len(found) == len(expected) == 6
     for ours, theirs in zip(found, expected, strict=True):
@@ -400,3 +405,70 @@ def test_a_larger_size_that_ends_above_a_smaller_one_is_said() -> None:
     assert all("another learning rate (family.tune)" in each for each in said)
     (tuned,) = describe_disorder({"4": [1.0], "8": [1.4]}, tuned=True)
     assert tuned.endswith("it may need a larger budget (family.budget), or more data")
+
+
+# ------------------------------------------------------------------------------------------------ in two processes
+
+TWO_SIZES = FamilySettings(sizes=[4, 6], budget=8)
+
+
+def brief(**changes: Any) -> Recipe:
+    return small(**{"steps": 8, "schedule": Schedule(warmup=1), **changes})
+
+
+def first_seed(summary: StudySummary) -> list[Any]:
+    return [point.losses[0] for one in summary.large.contenders for point in one.points]
+
+
+def train_together(rank: int, folder: Path) -> None:
+    """As one of two processes, once with a whole model in each and once with shards."""
+    torch.set_num_threads(1)
+    place, timeout = f"file://{folder / 'rendezvous'}", timedelta(seconds=DEADLINE)
+    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=2, timeout=timeout)
+    for mode in ("ddp", "fsdp"):
+        summary = run_family(brief(parallel=mode), TWO_SIZES, folder / mode, note=print)
+        (folder / f"{mode}-{rank}.json").write_text(json.dumps(first_seed(summary)))
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not (dist.is_available() and dist.is_gloo_available()):
+        pytest.skip("torch.distributed with gloo is not available")
+    folder = tmp_path_factory.mktemp("together")
+    run_in_processes(train_together, (folder,), 2)
+    run_family(brief(), TWO_SIZES, folder / "alone", note=quiet)
+    return folder
+
+
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_two_processes_end_where_one_ends(ended: Path, mode: str) -> None:
+    alone = first_seed(read(ended / "alone"))
+    assert first_seed(read(ended / mode)) == pytest.approx(alone, rel=1e-10)
+    for rank in range(2):
+        assert json.loads((ended / f"{mode}-{rank}.json").read_text()) == first_seed(read(ended / mode))
+    for size in ("4", "6"):
+        assert find_checkpoint(str(ended / mode / "sizes" / size)).is_dir() == (mode == "fsdp")
+
+
+def test_one_process_goes_on_with_what_two_have_trained(ended: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in ended.glob("fsdp/stretches/*/metrics.jsonl")}
+    more = run_family(brief(), FamilySettings(sizes=[4, 6, 8], budget=8), ended / "fsdp", note=quiet)
+    assert before.items() <= {p: p.stat().st_mtime_ns for p in ended.glob("fsdp/stretches/*/metrics.jsonl")}.items()
+    other = run_family(brief(), FamilySettings(sizes=[4, 6, 8], budget=8), ended / "alone", note=quiet)
+    assert first_seed(more) == pytest.approx(first_seed(other), rel=1e-10)
+
+
+@pytest.mark.slow
+def test_the_command_under_torchrun(tmp_path: Path) -> None:
+    file = written(tmp_path / "recipe.yaml", brief(precision="bf16", callbacks=["mupscale.train.JsonLines"]))
+    words = ["family", str(file), "--sizes", "4,6", "--out", str(tmp_path / "run")]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    paths = os.pathsep.join(filter(None, sys.path))
+    done = subprocess.run(
+        [*torchrun, "-m", "mupscale", *words],
+        capture_output=True, text=True, timeout=DEADLINE, env={**os.environ, "PYTHONPATH": paths},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Report: ") == done.stdout.count("size 6 is finished") == 1
+    assert first_seed(read(tmp_path / "run"))[0] > 0

@@ -1,4 +1,4 @@
-"""Synthetic sweeps whose optimum moves by a known power of the width: the power and the value are found again."""
+"""Synthetic sweeps whose optimum moves by a known power of the width are continued; and the better size at a budget."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from mupscale.study import ContenderRuns, load_summary
 from mupscale.study.forecast import extrapolate, forecast_size, write_size
 from mupscale.study.results import BudgetPoint, SystemRuns
 from mupscale.study.space import Cell, Space, Sweep, Tried
-from mupscale.system import MupscaleError
 
 SPACE = Space(tuple(0.01 * 2**i for i in range(8)), tuple(0.125 * 2**i for i in range(8)))
 
@@ -43,19 +42,17 @@ def test_a_known_drift_is_recovered(widths: list[float], lr_power: float, noise_
     assert drift.noise == pytest.approx(1.3 * 4**noise_power, rel=0.08)
 
 
-def test_plain_transfer_is_the_grid_optimum_of_the_largest_small_width_whatever_the_order() -> None:
+def test_what_moved_is_said_beside_plain_transfer_whatever_the_order() -> None:
+    """Plain transfer takes the grid optimum of the largest small width."""
     sweeps = tuned([64, 128], -0.5, 0.5)
     best = sweeps[1][1].best
     for order in (sweeps, sweeps[::-1]):
-        drift, sentences = extrapolate(order, 512)
-        assert f"plain transfer has {best.lr:.3g}" in sentences[1]
+        drift, said = extrapolate(order, 512)
+        assert said[0].startswith("from width 64 to 128 the best noise goes from 1.29 to 1.83 (×1.41 for each")
+        assert "the best learning rate goes from 0.109 to 0.0765" in said[1]
+        assert f"plain transfer has {best.lr:.3g}" in said[1]
     assert drift.lr < best.lr
     assert drift.noise > best.noise
-
-
-def test_one_width_transfers_as_in_the_paper() -> None:
-    best = bowl(0.11, 1.3).best
-    assert extrapolate([(64, bowl(0.11, 1.3))], 512) == (best.cell, [])
 
 
 def test_the_optimum_lies_between_grid_values() -> None:
@@ -66,17 +63,32 @@ def test_the_optimum_lies_between_grid_values() -> None:
     assert extrapolate(found, 512)[0].lr == pytest.approx(0.13, rel=1e-9)
 
 
-@pytest.mark.parametrize("status", ["diverged", "pruned"])
-def test_beside_a_trial_that_did_not_end_the_grid_value_is_taken(status: str) -> None:
-    best = bowl(0.11, 1.3).best
-    lost = {Cell(best.lr * 2, best.noise): status, Cell(best.lr, best.noise * 2): status}
-    drift, _ = extrapolate([(n, bowl(0.11, 1.3, lost=lost)) for n in (64, 128)], 256)
-    assert (drift.lr, drift.noise) == (best.lr, best.noise)
+BEST = bowl(0.11, 1.3).best.cell
+PLAIN = {
+    "one width": [bowl(0.11, 1.3)],
+    **{
+        f"beside trials that {status}": 2 * [bowl(0.11, 1.3, lost={BEST._replace(**at): status for at in beside})]
+        for beside in [({"lr": 2 * BEST.lr}, {"noise": 2 * BEST.noise})]
+        for status in ("diverged", "pruned")
+    },
+    "at an edge, and beside zero": 2 * [bowl(5.0, 0.11)],
+    "zero noise at one width alone": [bowl(0.11, 0), bowl(0.05, 1.3)],
+}
 
 
-def test_at_an_edge_and_beside_zero_the_grid_value_is_taken() -> None:
-    drift, _ = extrapolate([(n, bowl(5.0, 0.11)) for n in (64, 128)], 256)
-    assert (drift.lr, drift.noise) == (SPACE.lrs[-1], SPACE.noises[1])
+@pytest.mark.parametrize("case", PLAIN)
+def test_where_the_grids_own_value_is_taken(case: str) -> None:
+    sweeps = PLAIN[case]
+    drift, said = extrapolate(list(zip((64, 128), sweeps, strict=False)), 256)
+    assert drift == sweeps[-1].best.cell
+    if case == "one width":  # transfer as in the paper
+        assert said == []
+    if case == "at an edge, and beside zero":
+        assert drift == (SPACE.lrs[-1], SPACE.noises[1])
+    if case == "zero noise at one width alone":
+        assert said[0] == "at width 64 the best noise is 0, so it is not extrapolated: noise 1 is transferred"
+        assert said[1].startswith("noise lowers the best loss by 0.0% at width 64 and 8")
+        assert len(said) == 2
 
 
 @pytest.mark.parametrize(("power", "factor"), [(1.5, 4.0), (-1.5, 0.25)])
@@ -102,30 +114,10 @@ def test_zero_noise_at_every_width_leaves_the_learning_rate_to_extrapolate() -> 
     assert "the best noise is 0" in sentences[0]
 
 
-def test_zero_noise_at_one_width_transfers_plainly() -> None:
-    drift, sentences = extrapolate([(64, bowl(0.11, 0)), (128, bowl(0.05, 1.3))], 256)
-    best = bowl(0.05, 1.3).best
-    assert (drift.lr, drift.noise) == (best.lr, best.noise)
-    assert sentences[0] == "at width 64 the best noise is 0, so it is not extrapolated: noise 1 is transferred"
-    assert sentences[1].startswith("noise lowers the best loss by 0.0% at width 64 and 8")
-    assert len(sentences) == 2
-
-
-def test_what_moved_is_said() -> None:
-    said = extrapolate(tuned([64, 128], -0.5, 0.5), 256)[1]
-    assert said[0].startswith("from width 64 to 128 the best noise goes from 1.29 to 1.83 (×1.41 for each doubling)")
-    assert "the best learning rate goes from 0.109 to 0.0765" in said[1]
-
-
 def gaining(*parts: float) -> list[tuple[float, Sweep]]:
     """Sweeps at widths 32, 64 … in which noise lowers the best loss by these parts."""
-    return [
-        (
-            32 * 2**i,
-            Sweep("s", [Tried(0.1, 0, [2.0]), Tried(0.1, 1, [2 * (1 - part)])], 4, 2, SPACE),
-        )
-        for i, part in enumerate(parts)
-    ]
+    tried = [[Tried(0.1, 0, [2.0]), Tried(0.1, 1, [2 * (1 - part)])] for part in parts]
+    return [(32 * 2**i, Sweep("s", some, 4, 2, SPACE)) for i, some in enumerate(tried)]
 
 
 @pytest.mark.parametrize(
@@ -149,11 +141,6 @@ def test_without_two_trials_without_noise_nothing_is_said_of_its_gain() -> None:
     (small, first), (large, second) = gaining(0.5, 0.4)
     lost = replace(second, trials=[replace(second.trials[0], losses=[None]), second.trials[1]])
     assert not any("lowers" in said for said in extrapolate([(small, first), (large, lost)], 512)[1])
-
-
-def test_small_widths_must_differ() -> None:
-    with pytest.raises(MupscaleError, match="must differ"):
-        extrapolate([(64, bowl(0.1, 1)), (64, bowl(0.1, 1))], 256)
 
 
 # ------------------------------------------------------------------------------------------ the better size at a budget

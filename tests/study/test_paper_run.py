@@ -482,14 +482,17 @@ def test_net2net_refuses_a_model_with_norms(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ what goes wrong
 
 
-def test_all_trials_diverged_is_one_sentence(tmp_path: Path) -> None:
-    broken = small(optimizer=Spec("torch.optim.SGD", {"lr": 0.1}))
-    with pytest.raises(MupscaleError, match=r"sweep-2-width-4: all 4 trials diverged.*below 1e"):
-        run_quietly(tmp_path / "run", broken, settings(grown_lrs=[1e150, 1e160], noises=[0.1]))
-
-
-def test_a_base_model_that_always_diverges_is_one_sentence(tmp_path: Path) -> None:
-    study = prepared(tmp_path / "run", small(model=Spec("paper_runs.Brittle", {"limit": 6}), optimizer=SGD))
+@pytest.mark.parametrize(
+    ("of", "changes"),
+    [
+        (small(model=Spec("paper_runs.Brittle", {"limit": 6}), optimizer=SGD), {}),
+        # a training loss that is finite, and what is measured is not
+        (small(data=Spec("paper_runs.Untested")), {"measure": "held-out"}),
+    ],
+    ids=["always", "held out"],
+)
+def test_a_base_model_that_diverges_is_one_sentence(of: Recipe, changes: dict[str, Any], tmp_path: Path) -> None:
+    study = prepared(tmp_path / "run", of, **changes)
     with pytest.raises(MupscaleError, match=r"base model of width 8 diverged with every seed at learning rate 0.1"):
         train(study, Choice(0.1, 0.1, 0.1, "init"))
 
@@ -504,13 +507,6 @@ def test_a_seed_with_which_the_base_model_diverges_is_left_out(tmp_path: Path) -
     assert [curve.status for curve in base.curves] == ["finished", "diverged", "finished"]
     assert [curve.seed for curve in copies.curves] == [0, 2]
     assert any("base: 1 of 3 seeds diverged" in sentence for sentence in summary.notes)
-
-
-def test_a_base_model_without_a_held_out_loss_has_diverged(tmp_path: Path) -> None:
-    """Its training loss is finite; what is measured is not."""
-    study = prepared(tmp_path / "run", small(data=Spec("paper_runs.Untested")), measure="held-out")
-    with pytest.raises(MupscaleError, match="base model of width 8 diverged with every seed"):
-        train(study, Choice(0.1, 0.1, 0.1, "init"))
 
 
 def test_a_small_base_model_that_diverges_is_one_sentence(tmp_path: Path) -> None:

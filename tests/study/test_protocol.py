@@ -12,18 +12,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from mupscale.engine.many_runs import Outcome
-from mupscale.study import dry_run, estimate_paper
-from mupscale.study.contenders import CONTINUED, COPIES, FROM_SCRATCH
+from mupscale.engine import Outcome
+from mupscale.study import estimate_paper, training
+from mupscale.study.contenders import COPIES
 from mupscale.study.paper import Protocol, near_divisor, read_curve, thin_curve
 from mupscale.study.systems import System
 from mupscale.study.training import Speed, Stopwatch
 from mupscale.system import rough_time
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Evaluation, Growth, Schedule, Seeds, Spec
-from paper_runs import BASE_STEPS, WIDE_STEPS, run_quietly, runs_of, settings, small
+from paper_runs import WIDE_STEPS, run_quietly, runs_of, settings, small
 from small_runs import Rows
 
 
@@ -47,21 +46,6 @@ class OnlyFours(nn.Module):
         self.first, self.last = nn.Linear(6, width), nn.Linear(width, 3)
 
 
-class NeedsValues(nn.Module):
-    """A model whose cost cannot be counted."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(6, width), nn.Linear(width, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits, after a look at a number, which vmap does not have; not where torch counts."""
-        if _get_current_dispatch_mode() is not None:
-            raise RuntimeError("kernels of its own")
-        hidden = self.first(x).tanh()
-        return self.last(hidden if float(hidden.detach().sum()) < 1e9 else hidden * 0)
-
-
 def protocol(**changes: Any) -> Protocol:
     return Protocol(small(**changes), "train")
 
@@ -83,12 +67,6 @@ def test_trials_start_from_the_small_base_model_of_their_seed(tmp_path: Path) ->
     assert trial.seeds == Seeds(init=5, data=10_006, noise=7, dropout=8)
     assert trial.optimizer.init_args["lr"] == 0.5
     assert trial.grow == []
-
-
-def test_base_models_train_up_to_the_growth(tmp_path: Path) -> None:
-    made = protocol()
-    base = made.recipe_of(system(made).base_model(0.5, seed=1), tmp_path)
-    assert (base.width, base.steps, base.start, base.seeds) == (8, BASE_STEPS, None, Seeds(1, 1, 1, 1))
 
 
 @pytest.mark.parametrize(
@@ -198,16 +176,9 @@ def test_the_data_is_loaded_once_for_all_stages(tmp_path: Path) -> None:
     assert Counted.loaded == 2
 
 
-def test_steps_at_another_width_for_the_same_cost() -> None:
-    made = protocol()
-    narrow, wide = made.flops_per_step(8), made.flops_per_step(16)
-    assert system(made).steps(CONTINUED) == round(WIDE_STEPS * wide / narrow)
-    assert system(made).steps(FROM_SCRATCH) == round(WIDE_STEPS + BASE_STEPS * narrow / wide)
-
-
 @pytest.mark.slow
 def test_a_model_whose_cost_is_unknown_is_compared_step_by_step(tmp_path: Path) -> None:
-    unknown = small(model=Spec("test_protocol.NeedsValues"), steps=12, growth={"at": 4})
+    unknown = small(model=Spec("paper_runs.Uncounted"), steps=12, growth={"at": 4})
     how = settings(seeds=1, grown_lrs=[0.05], noises=[0.1], contenders=["from-scratch"])
     table = estimate_paper(unknown, how, tmp_path / "dry")
     assert "FLOPs" not in table
@@ -222,7 +193,7 @@ def test_a_model_whose_cost_is_unknown_is_compared_step_by_step(tmp_path: Path) 
 
 def test_a_dry_run_tries_fewer_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
-    stack = dry_run.RunStack
+    stack = training.RunStack
 
     def cramped(recipes: list[Any], *others: Any) -> Any:
         tried.append(len(recipes))
@@ -230,7 +201,7 @@ def test_a_dry_run_tries_fewer_where_memory_is_short(tmp_path: Path, monkeypatch
             raise torch.OutOfMemoryError
         return stack(recipes, *others)
 
-    monkeypatch.setattr(dry_run, "RunStack", cramped)
+    monkeypatch.setattr(training, "RunStack", cramped)
     room, made = 3, protocol()
     seconds = Stopwatch(made, "auto").measure([system(made).base_model(0.1, seed) for seed in range(12)])
     assert [runs for runs in tried if runs > 1] == [12, 6, 3]  # one first, for what is slow once
@@ -243,7 +214,7 @@ def test_a_dry_run_tries_fewer_where_memory_is_short(tmp_path: Path, monkeypatch
 def test_a_dry_run_says_what_it_measures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(dry_run, "_probe", lambda *_: Speed(0.01, 0.001))
+    monkeypatch.setattr(training, "_probe", lambda *_: Speed(0.01, 0.001))
     estimate_paper(small(), settings(seeds=1, contenders=["copies"]), tmp_path / "dry")
     assert re.match(r"To estimate the time: a few steps of width \d+ …", capsys.readouterr().err)
 
@@ -284,16 +255,6 @@ def test_recipes_that_are_not_for_the_paper_s_comparison(tmp_path: Path, changes
         ({"widths": [4, 4]}, r"small widths must differ"),
         ({"widths": [0]}, r"StudySettings\.widths is 0, but widths are positive"),
         ({"widths": [{"width": 4}]}, r"must be of the same form as the recipe's width 8"),
-        ({"sampler": "tpe"}, r"StudySettings\.sampler tpe needs a number of trials"),
-        ({"sampler": "random", "trials": 0}, r"StudySettings\.sampler random needs a number of trials"),
-        ({"seeds": 0}, r"StudySettings\.seeds is 0, but must be at least 1"),
-        ({"small_seeds": 0}, r"StudySettings\.small_seeds is 0"),
-        ({"grown_lrs": [0.0]}, r"StudySettings\.grown_lrs holds 0\.0, but must be numbers above 0"),
-        ({"lrs": [0.0]}, r"StudySettings\.lrs holds 0\.0, but must be numbers above 0"),
-        ({"noises": [-1.0]}, r"StudySettings\.noises holds -1\.0, but must be numbers 0 or more"),
-        ({"pruner": "hatchet"}, "pruner= is 'hatchet', but must be 'none', 'median' or 'halving'"),
-        ({"measure": "luck"}, "measure= is 'luck', but must be 'held-out' or 'train'"),
-        ({"contenders": ["from-scratch", "luck"]}, r"'luck' is not a contender"),
         ({"contenders": ["fresh"]}, r"'fresh' is not a contender here: choose from base, from-scratch"),
     ],
 )
@@ -327,7 +288,7 @@ def test_the_time_of_a_large_size_is_measured_where_a_small_ones_is_all_overhead
         probed.append(ground.cost_per_step(stretch.width))
         return Speed(0.01, 0.004)
 
-    monkeypatch.setattr(dry_run, "_probe", probe)
+    monkeypatch.setattr(training, "_probe", probe)
     made = protocol()
     clock, base = Stopwatch(made, "auto"), system(made).base_model(0.1, 0)
     for width in (8, 128):
@@ -338,7 +299,7 @@ def test_the_time_of_a_large_size_is_measured_where_a_small_ones_is_all_overhead
 
 def test_the_time_is_that_of_the_programs_which_train_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not of all runs of a size at once: small models share what a step takes, and here two pieces do not."""
-    monkeypatch.setattr(dry_run, "_probe", lambda *_: Speed(start=0.5, step=0.25))
+    monkeypatch.setattr(training, "_probe", lambda *_: Speed(start=0.5, step=0.25))
     made = protocol()
     clock, base = Stopwatch(made, "auto"), [system(made).base_model(0.1, seed) for seed in range(3)]
     trunk, steps = 2 * 0.5 + 0.25 * base[0].steps, base[0].steps

@@ -1,8 +1,9 @@
-"""The trees of a comparison: branches that add up to one schedule, and costs that are the same for all contenders."""
+"""The trees of a comparison: branches that add up to one schedule, equal costs; and the table of who takes part."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
@@ -10,14 +11,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comparison_runs import compare_quietly, few, growing
-from mupscale.study import CONTENDERS, contender_named
-from mupscale.study.paper import Protocol
+from mupscale.plots import DARK_PAPER, PAPER, find_contrast, recolour_for_dark
+from mupscale.study.contenders import (
+    CONTENDERS,
+    IN_PAPER,
+    IN_PAY,
+    USUAL_IN_PAPER,
+    USUAL_IN_PAY,
+    Contender,
+    check_contenders,
+    contender_named,
+    contenders_named,
+)
+from mupscale.study.paper import STAGES, Protocol, stage_of
 from mupscale.study.pay import PayStudy
 from mupscale.study.systems import System
 from mupscale.study.tree import Stretch, branch_off, list_stretches, list_waves, plan_candidate
 from mupscale.system import MupscaleError
 from mupscale.train import Growth, Schedule
+from paper_runs import compare_quietly, few, growing
 
 PAY = [one for one in CONTENDERS if one.advice]
 BUDGETS = [0.25, 0.5, 1.0]
@@ -176,3 +188,47 @@ def test_a_model_that_a_contender_cannot_grow_is_refused(tmp_path: Path) -> None
     names = ["continued", "fresh", "from-scratch-all-steps"]
     with pytest.raises(MupscaleError, match="uses the learning rate of from-scratch: add from-scratch"):
         compare_quietly(tmp_path / "run", how=few(contenders=names))
+
+
+# ---------------------------------------------------------------------------------------------- who takes part
+
+
+@pytest.mark.parametrize(
+    ("names", "words"), [(IN_PAY, ("phrase", "advice")), (IN_PAPER, ("paper.subject",))], ids=["pay", "paper"]
+)
+def test_names_labels_and_looks_tell_the_contenders_of_a_comparison_apart(
+    names: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    for field in ("name", "label", "short", "color", *words):
+        values = [attrgetter(field)(one) for one in contenders_named(names)]
+        assert all(values), field
+        assert len(set(values)) == len(values), field
+
+
+def test_who_takes_part_unless_asked_otherwise() -> None:
+    assert USUAL_IN_PAY == ("from-scratch", "continued", "copies", "fresh")
+    assert set(IN_PAPER) - set(USUAL_IN_PAPER) == {"net2net", "naive-widening"}
+    assert {"from-scratch", "continued", "copies"} <= {*USUAL_IN_PAY} & {*USUAL_IN_PAPER}
+
+
+def test_every_contender_of_the_paper_has_a_stage_behind_those_whose_runs_it_shares() -> None:
+    stages = {one.name: stage_of(one) for one in contenders_named(IN_PAPER)}
+    assert set(stages.values()) == set(STAGES)
+    assert [name for name, stage in stages.items() if stage == STAGES[0]] == ["base"]
+    assert stages["copies-own"] == stages["copies-plain"] == "copies"
+    order = [STAGES.index(name) for name in ("from-scratch", "continued", "copies-without-noise", "copies")]
+    assert order == sorted(order)
+
+
+@pytest.mark.parametrize("one", CONTENDERS, ids=lambda one: one.name)
+def test_lines_can_be_seen_on_a_bright_page_and_on_a_dark_one(one: Contender) -> None:
+    assert find_contrast(one.color, PAPER) > 1.9
+    assert find_contrast(recolour_for_dark(one.color), DARK_PAPER) > 1.9
+
+
+def test_contenders_are_found_by_name() -> None:
+    assert all(contender_named(one.name) is one for one in CONTENDERS)
+    with pytest.raises(MupscaleError, match="'luck' is not a contender: choose from base, from-scratch"):
+        contender_named("luck")
+    with pytest.raises(MupscaleError, match="'fresh' is not a contender here: choose from base"):
+        check_contenders(["fresh"], "study.contenders", IN_PAPER)

@@ -1,17 +1,17 @@
-"""The transfer check: its verdict on numbers made up for it, and two real widths, cut short and taken up again."""
+"""Transfer checks and comparisons of rule sets: verdicts on made-up numbers; real runs, cut and taken up again."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mupscale.core import RuleSet
-from mupscale.engine import train_many
 from mupscale.study import StudySettings, compare_rules, rules_table, training, transfer_check
 from mupscale.study.contenders import COPIES
 from mupscale.study.paper import Protocol
@@ -186,19 +186,13 @@ def test_models_grow_as_the_recipes_do(
 ) -> None:
     """A check of fresh units trains with fresh units, at any width, and varies the learning rate alone."""
     assert checked[1]["growth"] == "copies"
-    trained, whole = list[Recipe](), training.train_many
-
-    def keep(recipes: list[Recipe], **options: Any) -> Any:
-        trained.extend(recipes)
-        return whole(recipes, **options)
-
-    monkeypatch.setattr(training, "train_many", keep)
+    trained = watched(monkeypatch)
     fresh = small(grow=[Growth(at=6, width=12, lr=0.001, how="fresh", outgoing=0.5)])
     values = transfer_check(fresh, widths=[8], lrs=[0.001], lr=0.001, seeds=1, out=tmp_path)
     assert (values["growth"], values["noise"]) == ("fresh", [])
     assert not any("noise" in sentence for sentence in values["verdict"])
-    assert [one.width for one in trained] == [8, 12]
-    assert (trained[1].how, trained[1].outgoing) == ("fresh", 0.5)
+    (base,), (grown,) = trained
+    assert (base.width, grown.width, grown.how, grown.outgoing) == (8, 12, "fresh", 0.5)
     with pytest.raises(MupscaleError, match=r"grows by fresh units, which take no noise: leave noises and noise out"):
         transfer_check(fresh, widths=[8], out=tmp_path, **SMALL)
 
@@ -207,19 +201,19 @@ def test_what_is_done_is_kept_and_only_what_is_new_is_trained(
     checked: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, values = checked
-    trained = counted(monkeypatch)
+    trained = watched(monkeypatch)
     more = {**SMALL, "noises": [0.0, 0.3, 1.0]}
     again = transfer_check(small(), widths=[8, 16], out=out, **more)
     assert again["lr"] == values["lr"]
     assert [point["x"] for point in again["noise"][0]["points"]] == [0.0, 0.3, 1.0]
-    assert trained == [2, 2]  # one new trial at each width
+    assert counts(trained) == [2, 2]  # one new trial at each width
     assert transfer_check(small(), widths=[8, 16], out=out, **more) == again
     assert len(trained) == 2
     again = transfer_check(small(), widths=[8], out=out, **{**SMALL, "seeds": 3})
     assert [point["losses"][:2] for point in again["lr"][0]["points"]] == [
         point["losses"] for point in values["lr"][0]["points"]
     ]
-    assert trained == [2, 2, 3, 3]  # bases, of which two are read, and three trials with the new seed
+    assert counts(trained) == [2, 2, 3, 3]  # bases, of which two are read, and three trials with the new seed
 
 
 @pytest.mark.slow
@@ -228,31 +222,36 @@ def test_a_check_that_was_cut_goes_on_at_the_width_where_it_was(
 ) -> None:
     class Cut(Exception): ...
 
-    def cut(recipes: list[Recipe], **options: Any) -> Any:
+    def cut(recipes: list[Recipe], _: Any) -> None:
         if recipes[0].width == 32:
             raise Cut
-        return whole(recipes, **options)
 
-    whole = training.train_many
     with monkeypatch.context() as patched:
-        patched.setattr(training, "train_many", cut)
+        watched(patched, cut)
         with pytest.raises(Cut):
             transfer_check(small(), widths=[8, 16], out=tmp_path, **SMALL)
-    trained = counted(monkeypatch)
+    trained = watched(monkeypatch)
     assert transfer_check(small(), widths=[8, 16], out=tmp_path, **SMALL) == checked[1]
-    assert trained == [6]
+    assert counts(trained) == [6]
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many runs each call of the engine is given from here on."""
-    trained, whole = [], training.train_many
+def watched(
+    monkeypatch: pytest.MonkeyPatch, look: Callable[[list[Recipe], dict[str, Any]], object] = lambda *_: None
+) -> list[list[Recipe]]:
+    """The runs that each call of the engine is given from here on; look: is shown them, and the call's options."""
+    trained, whole = list[list[Recipe]](), training.train_many
 
-    def count(recipes: list[Recipe], **options: Any) -> Any:
-        trained.append(len(recipes))
+    def train(recipes: list[Recipe], **options: Any) -> Any:
+        trained.append(recipes)
+        look(recipes, options)
         return whole(recipes, **options)
 
-    monkeypatch.setattr(training, "train_many", count)
+    monkeypatch.setattr(training, "train_many", train)
     return trained
+
+
+def counts(trained: list[list[Recipe]]) -> list[int]:
+    return [len(recipes) for recipes in trained]
 
 
 @pytest.mark.slow
@@ -339,9 +338,9 @@ def test_a_damaged_file_of_losses_costs_training_alone(
 ) -> None:
     out, values = checked
     (out / "losses-transfer.json").write_text("{")
-    trained = counted(monkeypatch)
+    trained = watched(monkeypatch)
     assert transfer_check(small(), widths=[8, 16], out=out, **SMALL) == values
-    assert trained == [6, 6]
+    assert counts(trained) == [6, 6]
 
 
 # ---------------------------------------------------------------------------------------------- rule sets
@@ -423,17 +422,11 @@ def test_rule_sets_are_compared_and_runs_are_kept(tmp_path: Path, monkeypatch: p
 
 def test_rule_sets_that_coincide_share_their_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the base width decay is the same under every rule, to the bit; what is said of all runs is said once."""
-    trained, said = list[int](), list[str]()
-
-    def counting(recipes: Any, **more: Any) -> Any:
-        trained.append(len(recipes))
-        more["note"]("one run at a time: a reason")
-        return train_many(recipes, **more)
-
-    monkeypatch.setattr(training, "train_many", counting)
+    said = list[str]()
+    trained = watched(monkeypatch, lambda _, options: options["note"]("one run at a time: a reason"))
     rules = [RuleSet(), RuleSet("fixed"), RuleSet("fixed", batch="none")]
     values = compare(tmp_path, rules=rules, note=said.append)
-    assert trained == [6, 6, 6]
+    assert counts(trained) == [6, 6, 6]
     assert [text for text in said if text.endswith(", reused")] == [
         "decay=fixed, width 4: 3 rates × 2 seeds, reused",
         "decay=fixed,batch=none, width 4: 3 rates × 2 seeds, reused",

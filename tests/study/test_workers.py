@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +24,17 @@ from torch import Tensor
 from mupscale.data.stream import Batch
 from mupscale.study import SweepJob, run_sweep
 from mupscale.study.search import Worker
-from mupscale.study.space import Cell, Space, Sweep, Tried
+from mupscale.study.space import Space, Sweep, Tried
 from mupscale.study.trials import Storage, SweepTrials, trial_state
 from mupscale.system import Interrupted, MupscaleError, parse_record
-from mupscale.train import Recipe, Seeds, Spec
-from paper_runs import quiet
+from mupscale.train import Spec
+from paper_runs import SPACE, quiet, sweep_job, two_seeds
 from processes import DEADLINE, PROCESSES, Child
 from slow_cases import with_slow
-from small_runs import ADAMW, Rows, limit_files, recipe
+from small_runs import Rows, limit_files
 
 optuna = pytest.importorskip("optuna")
 
-SPACE = Space((0.001, 0.01, 0.1), (0.0, 1.0))
 STEPS = 40
 
 
@@ -51,16 +51,8 @@ class Held(Rows):
         return super().examples(rows)
 
 
-def recipes(cell: Cell) -> list[Recipe]:
-    """Two seeds of a cell."""
-    made = Spec(ADAMW.class_path, {**ADAMW.init_args, "lr": cell.lr})
-    data = Spec("test_workers.Held")
-    return [recipe(data=data, optimizer=made, steps=STEPS, seeds=Seeds(init=seed)) for seed in range(2)]
-
-
 def task(**changes: Any) -> SweepJob:
-    fixed = {"name": "s", "width": 8, "start": None, "space": SPACE, "recipes": recipes, "steps": STEPS}
-    return SweepJob(**{**fixed, **changes})
+    return sweep_job(partial(two_seeds, data=Spec("test_workers.Held"), steps=STEPS), steps=STEPS, **changes)
 
 
 class Process(Child):
@@ -275,15 +267,6 @@ def test_a_worker_killed_in_the_middle(place: str, alone: Sweep, tmp_path: Path)
         range(len(SPACE.cells))
     )
     assert any("a worker died" in text for text in said)
-
-
-@pytest.mark.slow
-def test_workers_killed_again_and_again_destroy_nothing(place: str, alone: Sweep, tmp_path: Path) -> None:
-    for attempt in range(3):
-        worker, _ = held(task(), place, tmp_path / f"{attempt}.log", worker=bool(attempt % 2), folder=tmp_path / "run")
-        worker.signal(signal.SIGKILL)
-        worker.wait()
-    assert_same(run_sweep(task(), place, folder=tmp_path / "run", note=quiet), alone)
 
 
 def test_a_sweep_that_is_not_complete_says_so(tmp_path: Path) -> None:

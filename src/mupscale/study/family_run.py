@@ -568,15 +568,12 @@ class _FamilyRun:
             self.trainer.train([leaf for some in leaves.values() for leaf in some])
         found: dict[str, Check] = {}
         for number, one in checked.items():
-            tried = [Tried(rate, 0.0, self._ends(leaves[number, rate])) for rate in rates]
+            tried = [Tried(rate, 0.0, self.trainer.ends(leaves[number, rate])) for rate in rates]
             label = Width.of(one.size).label
             if (search := Sweep(f"{label} from scratch", tried)).finished:
-                family = self._ends([tree[number].leaf for tree in trees])
-                found[label] = Check(search, family, leaves[number, search.best.lr][0])
+                family = self.trainer.ends([tree[number].leaf for tree in trees])
+                found[label] = Check(search, family, leaves[number, search.best.lr])
         return found
-
-    def _ends(self, leaves: Sequence[Stretch]) -> list[float | None]:
-        return [self.trainer.ended[leaf.key] for leaf in leaves]
 
     def _summarise(
         self, trees: Sequence[Sequence[PlannedSize]], checks: Mapping[str, Check], lr: float, fall: float
@@ -585,7 +582,7 @@ class _FamilyRun:
         sentence = write_family_sentence(describe_saving(planner, first), checks)
         (head, rows), by_size = list_sizes(planner, first), dict[str, list[float | None]]()
         for one, same, row in zip(first, zip(*trees, strict=True), rows, strict=True):
-            losses = by_size[str(Width.of(one.size))] = self._ends([each.leaf for each in same])
+            losses = by_size[str(Width.of(one.size))] = self.trainer.ends([each.leaf for each in same])
             check = checks.get(Width.of(one.size).label)
             row += [_spread(losses), "" if check is None else _spread(check.scratch)]
         tables = [PageTable("Every size", [*head, "held-out loss", "from scratch"], rows)]
@@ -646,7 +643,7 @@ class _FamilyRun:
 
         def points(paths: Sequence[Sequence[Stretch]], whole: float) -> list[BudgetPoint]:
             return [
-                BudgetPoint(cost / whole, planner.steps_to(same[0]), cost, self._ends(same))
+                BudgetPoint(cost / whole, planner.steps_to(same[0]), cost, self.trainer.ends(same))
                 for same in zip(*paths, strict=True)
                 for cost in [planner.cost_to(same[0])]
             ]
@@ -658,10 +655,12 @@ class _FamilyRun:
                 ContenderRuns(name, one.size, one.leaf.lr, 0.0, ends, label=f"size {width}", like=FRESH.name)
             )
             if (check := checks.get(width.label)) is not None:
-                path = check.leaf.path
-                point = BudgetPoint(1.0, sum(s.steps for s in path), planner.ground.total_cost(path), check.scratch)
-                label, like = f"{width} from scratch", FROM_SCRATCH.name
-                scratch.append(ContenderRuns(f"{name}-scratch", one.size, check.lr, 0.0, [point], label, like=like))
+                ends, label, like = (
+                    [self.trainer.ends_of_seeds(check.leaves)],
+                    f"{width} from scratch",
+                    FROM_SCRATCH.name,
+                )
+                scratch.append(ContenderRuns(f"{name}-scratch", one.size, check.lr, 0.0, ends, label, like=like))
         trunk = points([[one for one in tree[-1].trunk.path if one.start is None] for tree in trees], first[-1].spent)
         line = ContenderRuns("trunk", first[-1].size, first[0].trunk.lr, 0.0, trunk, "trunk", like=CONTINUED.name)
         return SystemRuns(first[0].size, first[-1].size, 0.0, planner.ground.unit, [line, *branches, *scratch])
@@ -714,13 +713,13 @@ model = transformers.{next(own, "AutoModel")}.from_pretrained("hf")
 class Check:
     """A size from scratch at several learning rates, beside the family's losses by seed.
 
-    lr, scratch: the best rate, and the losses there. tried: those at every rate. leaf: the model from scratch at its
-    best rate, with the first seed.
+    lr, scratch: the best rate, and the losses there. tried: those at every rate. leaves: the models from scratch at
+    their best rate, by seed.
     """
 
     search: Sweep
     family: list[float | None]
-    leaf: Stretch
+    leaves: list[Stretch]
 
     def __post_init__(self) -> None:
         self.lr, self.scratch = self.search.best.lr, self.search.best.losses

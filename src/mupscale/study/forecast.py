@@ -22,7 +22,7 @@ from mupscale.study.contenders import CONTINUED, FROM_SCRATCH, contender_named
 from mupscale.study.results import SystemRuns
 from mupscale.study.space import Cell, Sweep
 from mupscale.study.verdict import compare_costs
-from mupscale.system import MupscaleError, recipe_entry, words
+from mupscale.system import recipe_entry, words
 
 Quantity = Callable[[SystemRuns, int], float | None]
 """A number of one seed of a system; None where a contender diverged."""
@@ -282,8 +282,6 @@ def extrapolate(sweeps: Sequence[tuple[float, Sweep]], width: float) -> tuple[Ce
     """
     ordered = sorted(sweeps, key=lambda pair: pair[0])
     widths = [small for small, _ in ordered]
-    if not widths or len(set(widths)) < len(widths):
-        raise MupscaleError(f"small widths must differ from each other, but they are {widths}: give e.g. 64 and 128")
     last = ordered[-1][1]
     plain = last.best.cell
     if len(widths) == 1:

@@ -189,7 +189,7 @@ class PaperStudy:
                 f"{self.recipe.grow[0].how}. Set how: copies in grow, or train the recipe with mupscale train"
             )
         widths = self.settings.small_widths(self.system.narrow, self.system.wide)
-        if len({Width.of(width) for width in widths}) < len(widths):
+        if len({Width.of(width).size for width in widths}) < len(widths):
             raise MupscaleError(
                 f"{recipe_entry('study.widths')} is {list(widths)}, but small widths must differ from each other"
             )

@@ -156,7 +156,7 @@ class PayStudy:
                 large = self._train(self.system, trainer, tuning)
                 if self.system.start is None:  # where growing starts from
                     models = [self.system.base_model(told["base"]["lr"], seed) for seed in range(self.settings.seeds)]
-                    told["base"]["losses"] = [trainer.ended[model.key] for model in models]
+                    told["base"]["losses"] = trainer.ends(models)
                 answer = answer_comparison(large)
                 told["forecast"] = {**forecast, "held": check_forecast(forecast, large, answer)}
                 told |= {"large": large, "answer": answer}
@@ -304,7 +304,7 @@ class PayStudy:
             width, points = system.width_of(one), []
             for part in budgets:
                 steps = round(part * system.steps(one))
-                ends = [trainer.ended[leaves[one.name, seed][part].key] for seed in seeds]
+                ends = trainer.ends(leaves[one.name, seed][part] for seed in seeds)
                 points.append(BudgetPoint(part, steps, steps * self.ground.cost_per_step(width), ends))
             runs.append(ContenderRuns(one.name, width, *values[one.name], points))
         return SystemRuns(system.narrow, system.wide, system.base_cost, self.ground.unit, runs)

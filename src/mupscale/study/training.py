@@ -17,7 +17,7 @@ import torch
 from mupscale.core import WholeWidth, Width
 from mupscale.data import Data
 from mupscale.engine import NotStackable, Outcome, RunStack, lowest_loss_bar, read_outcome, train_many
-from mupscale.study.results import StageSpent, StudySummary
+from mupscale.study.results import BudgetPoint, StageSpent, StudySummary
 from mupscale.study.tree import Stretch, hash_values, list_stretches, list_waves
 from mupscale.system import (
     Display,
@@ -279,7 +279,16 @@ class Trainer:
                 else:
                     ready.append(stretch)
             self._train_wave(ready, light)
+        return self.ends(leaves)
+
+    def ends(self, leaves: Iterable[Stretch]) -> list[float | None]:
+        """The final losses of what is trained already."""
         return [self.ended[leaf.key] for leaf in leaves]
+
+    def ends_of_seeds(self, leaves: Sequence[Stretch]) -> BudgetPoint:
+        """The end of one model, trained with several seeds: all that its path has cost."""
+        path = leaves[0].path
+        return BudgetPoint(1.0, sum(each.steps for each in path), self.ground.total_cost(path), self.ends(leaves))
 
     def has_losses(self, leaves: Iterable[Stretch]) -> bool:
         """Whether the losses of all these are there, of which nothing else is kept."""

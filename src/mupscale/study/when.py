@@ -13,7 +13,7 @@ from statistics import fmean
 
 from mupscale.core import WholeWidth, Width
 from mupscale.study.contenders import CONTINUED, FRESH, FROM_SCRATCH
-from mupscale.study.results import BudgetPoint, ContenderRuns, StudySummary, SystemRuns
+from mupscale.study.results import ContenderRuns, StudySummary, SystemRuns
 from mupscale.study.systems import StudySettings, read_system
 from mupscale.study.training import Ground, Note, Trainer, describe_stages
 from mupscale.study.tree import DECAY, Stretch, branch_off
@@ -108,15 +108,14 @@ def run_when(
 
 
 def _runs(arm: Arm, trainer: Trainer) -> ContenderRuns:
-    first, name = arm.leaves[0], f"grown-after-{arm.part:g}"
-    losses, steps = [trainer.ended[leaf.key] for leaf in arm.leaves], sum(stretch.steps for stretch in first.path)
-    point = BudgetPoint(1.0, steps, trainer.ground.total_cost(first.path), losses)
-    return ContenderRuns(name, arm.width, first.lr, 0.0, [point], label=arm.label, like=arm.like)
+    name, points = f"grown-after-{arm.part:g}", [trainer.ends_of_seeds(arm.leaves)]
+    return ContenderRuns(name, arm.width, arm.leaves[0].lr, 0.0, points, label=arm.label, like=arm.like)
 
 
 def rank_arms(runs: dict[str, ContenderRuns]) -> str:
     """The order of the arms, the lowest first.
 
+    >>> from mupscale.study.results import BudgetPoint
     >>> def ended(*losses: float) -> ContenderRuns:
     ...     return ContenderRuns("fresh", 64, 0.1, 0.0, [BudgetPoint(1.0, 9, 9.0, list(losses))])
     >>> rank_arms({"grown after 10%": ended(1.0, 1.02), "grown after 50%": ended(1.1, 1.12)})
