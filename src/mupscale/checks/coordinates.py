@@ -82,11 +82,6 @@ def failure_at(width: float, rows: Sequence[Measurement]) -> str | None:
     """How training fails at this width, in words: None where it does not, or where it was not sound at the start.
 
     Means over seeds count. A loss that is twice that of the start at any step has failed, even if it falls later.
-
-    >>> from mupscale.checks import Measurement
-    >>> rows = [Measurement(64, 0, step, "h", 1.0, 1.0, loss) for step, loss in enumerate([0.5, 7.0, 30.0])]
-    >>> failure_at(64, rows), failure_at(64, rows[:1])
-    ('the loss goes from 0.5 to 30 within 2 steps', None)
     """
     here = [row for row in rows if row.width == width]
     last = max((row.step for row in here), default=0)

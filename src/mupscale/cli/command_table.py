@@ -58,12 +58,7 @@ _QUIET, _VERBOSE = {"-q", "--quiet"}, {"-v", "--verbose"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit status. What a person can mend is one line on stderr, never a traceback.
-
-    >>> main(["--version"])  # doctest: +ELLIPSIS
-    mupscale ...
-    0
-    """
+    """Run a command line and return its exit status. What a person can mend is one line on stderr, no traceback."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     prepare_streams()
     atexit.register(gc.disable)  # the system takes all memory back, without a last search for cycles

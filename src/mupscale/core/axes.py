@@ -91,11 +91,7 @@ class Axis:
 
 
 def multiplier(narrow: Number, wide: Number) -> Number:
-    """wide / narrow, as an int where it is one and an exact fraction elsewhere.
-
-    >>> multiplier(64, 256), multiplier(64, 96)
-    (4, Fraction(3, 2))
-    """
+    """wide / narrow, as an int where it is one and an exact fraction elsewhere."""
     ratio = Fraction(wide) / Fraction(narrow) if narrow else Fraction(1 if wide == 0 else 0)
     return ratio.numerator if ratio.denominator == 1 else ratio
 

@@ -46,12 +46,6 @@ class Width:
         """The width that a number or a mapping of names to numbers is; an error if they are not positive.
 
         what: what the width is for, in the error. whole: whether all sizes must be whole numbers.
-
-        >>> Width.of(512).plain
-        512
-        >>> Width.of(-1, "base")
-        Traceback (most recent call last):
-        mupscale.system.errors.MupscaleError: base is a positive width or a dict of them, not -1
         """
         if isinstance(width, Width):
             sizes, is_plain = width.sizes, width.is_plain
@@ -108,11 +102,7 @@ class Width:
         return f"width {self}" if self.is_plain else str(self)
 
     def shown(self, number: Callable[[Size], str] = str) -> str:
-        """The width for people: 512, or d_model 64, heads 4; `number` writes each size.
-
-        >>> Width.of(4096).shown("{:,}".format)
-        '4,096'
-        """
+        """The width for people: 512, or d_model 64, heads 4; `number` writes each size."""
         if self.is_plain:
             return number(self.sizes[_PLAIN])
         return ", ".join(f"{name} {number(size)}" for name, size in self.sizes.items())
@@ -133,11 +123,7 @@ class Width:
         raise MupscaleError(f"{what} {self.plain} does not name the same arguments as {other.plain}")
 
     def times(self, factor: Number, names: Iterable[str] | None = None) -> Width:
-        """A width whose sizes are so many times as large: all of them, or those that are named.
-
-        >>> Width.of({"d_model": 64, "heads": 4}).times(2, ["d_model"]).plain
-        {'d_model': 128, 'heads': 4}
-        """
+        """A width whose sizes are so many times as large: all of them, or those that are named."""
         chosen = self.sizes.keys() if names is None else set(names)
         return Width(
             {name: _product(size, factor) if name in chosen else size for name, size in self.sizes.items()},

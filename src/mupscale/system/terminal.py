@@ -51,13 +51,7 @@ def printable(text: str, *, lines: bool = False) -> str:
 
 
 def show(*texts: str, stream: Stream = "stdout", end: str = "\n") -> None:
-    """Print texts at once, each on lines of its own, with control characters written out.
-
-    >>> from mupscale.system import show
-    >>> show("a title\x1b]0;owned\x07", "and a line")
-    a title\\x1b]0;owned\\x07
-    and a line
-    """
+    """Print texts at once, each on lines of its own, with control characters written out."""
     print(*(printable(text, lines=True) for text in texts), sep="\n", end=end, file=getattr(sys, stream), flush=True)
 
 

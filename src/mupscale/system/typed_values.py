@@ -45,18 +45,7 @@ _RATIO = re.compile(r"-?\d{1,4000}/0*[1-9]\d{0,3999}")
 
 @dataclass(frozen=True)
 class Must:
-    """What a value must be beyond its type: in words, and whether one is.
-
-    >>> from typing import Annotated, TypedDict
-    >>> from mupscale.system import Must, parse_record
-    >>> even = Must("an even number", lambda value: value % 2 == 0)
-    >>> Pairs = TypedDict("Pairs", {"count": Annotated[int, even]})
-    >>> parse_record(Pairs, {"count": 2, "more": "x"})
-    {'count': 2, 'more': 'x'}
-    >>> parse_record(Pairs, {"count": 3})
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: 'count' is 3, but must be an even number
-    """
+    """What a value must be beyond its type: in words, and whether one is."""
 
     be: str
     fits: Callable[[Any], bool]
@@ -373,18 +362,7 @@ _REMEDIES: Sequence[tuple[str, str, str]] = (
 
 
 def checks_arguments(public: _Public) -> _Public:
-    """Check the arguments of a function, or of a class's constructor and public methods, by their type hints.
-
-    >>> from mupscale.system import checks_arguments
-    >>> @checks_arguments
-    ... def half(number: float, times: int = 1) -> float:
-    ...     return number / 2**times
-    >>> half(3.0)
-    1.5
-    >>> half("3")
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: half: number= is '3', but must be a number; write it without quotes
-    """
+    """Check the arguments of a function, or of a class's constructor and public methods, by their type hints."""
     if isinstance(public, type):
         for name, method in list(vars(public).items()):
             if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
@@ -416,12 +394,7 @@ def _hints_of(public: Callable[..., Any]) -> dict[str, Any]:
 
 
 def check_argument(hint: Any, value: Any, where: str) -> None:
-    """An error unless the value is what the hint says; where: the function and the argument, for the message.
-
-    >>> check_argument(float | None, [], "half: number=")
-    Traceback (most recent call last):
-    mupscale.system.errors.MupscaleError: half: number= is [], but must be a number
-    """
+    """An error unless the value is what the hint says; where: the function and the argument, for the message."""
     try:
         _fit(hint, value, (), "argument")
     except _Mismatch as error:
