@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from third_party import MODELS, Model, find
+from third_party import MODELS, Model, at, by, find
 
 TOKENS = 13
 
@@ -22,17 +22,9 @@ def texts() -> dict[str, Any]:
 
 def llama(k: int, layers: int = 2) -> nn.Module:
     """Two layers or more, 2k heads of 8 in k groups."""
-    config = find("transformers:LlamaConfig")(
-        vocab_size=TOKENS,
-        hidden_size=16 * k,
-        intermediate_size=32 * k,
-        num_hidden_layers=layers,
-        num_attention_heads=4 * k,
-        num_key_value_heads=2 * k,
-        head_dim=8,
-        max_position_embeddings=16,
-    )
-    return find("transformers:LlamaForCausalLM")(config)
+    sizes = {"hidden_size": 16 * k, "intermediate_size": 32 * k, "vocab_size": TOKENS, "max_position_embeddings": 16}
+    sizes |= {"num_attention_heads": 4 * k, "num_key_value_heads": 2 * k, "head_dim": 8, "num_hidden_layers": layers}
+    return find("transformers:LlamaForCausalLM")(find("transformers:LlamaConfig")(**sizes))
 
 
 def gpt2(k: int, layers: int = 2) -> nn.Module:
@@ -49,8 +41,7 @@ def adapted(
     """The base model with adapters that peft's config of this kind describes, in training mode or not."""
 
     def build(k: int, layers: int = 2) -> nn.Module:
-        settings = {key: value(k) if callable(value) else value for key, value in options.items()}
-        config = find(f"peft:{kind}")(task_type="CAUSAL_LM", **settings)
+        config = find(f"peft:{kind}")(task_type="CAUSAL_LM", **at(k, options))
         model: nn.Module = find("peft:get_peft_model")(base(k, layers), config)
         return model.train(mode=training)
 
@@ -62,7 +53,7 @@ PROJECTIONS = ["q_proj", "v_proj", "down_proj"]
 adapted("LoRA on Llama", "LoraConfig", r=2, target_modules=PROJECTIONS)
 adapted("LoRA on every linear layer", "LoraConfig", r=2, target_modules="all-linear")
 adapted("LoRA on GPT-2", "LoraConfig", gpt2, r=2, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True)
-adapted("LoRA, its rank grows", "LoraConfig", r=lambda k: 2 * k, lora_alpha=lambda k: 4 * k, target_modules=PROJECTIONS)
+adapted("LoRA, its rank grows", "LoraConfig", r=by(2), lora_alpha=by(4), target_modules=PROJECTIONS)
 adapted("LoRA scaled by the root of its rank", "LoraConfig", r=2, use_rslora=True, target_modules=PROJECTIONS)
 adapted("LoRA and the embedding", "LoraConfig", r=2, target_modules=["q_proj", "embed_tokens"])
 adapted("LoRA and trained norms", "LoraConfig", r=2, target_modules=["q_proj"], modules_to_save=["norm"])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from third_party import MODELS, Model, add, find
+from third_party import MODELS, Model, add, by, find
 
 NODES, EDGES, FEATURES = 12, 40, 5
 
@@ -33,19 +33,8 @@ class TwoLayers(nn.Module):
 
 def whole(name: str, path: str, **more: Any) -> None:
     """One of the library's own stacks of layers."""
-    add(
-        "torch_geometric",
-        name,
-        f"torch_geometric.nn.models:{path}",
-        graph,
-        lambda k: {
-            "in_channels": FEATURES,
-            "hidden_channels": 8 * k,
-            "num_layers": 3,
-            "out_channels": 2,
-            **{key: value(k) if callable(value) else value for key, value in more.items()},
-        },
-    )
+    sizes = {"in_channels": FEATURES, "hidden_channels": by(8), "num_layers": 3, "out_channels": 2}
+    add("torch_geometric", name, f"torch_geometric.nn.models:{path}", graph, **sizes, **more)
 
 
 def layers(name: str, make: Callable[[Callable[..., nn.Module], int, int, int], nn.Module], **expected: str) -> None:
@@ -63,8 +52,8 @@ whole("GCN, batch norm, jumping knowledge", "GCN", norm="batch_norm", jk="cat")
 whole("GraphSAGE", "GraphSAGE")
 whole("GraphSAGE, max of neighbours", "GraphSAGE", aggr="max")
 whole("GIN", "GIN", train_eps=True)
-whole("GAT", "GAT", heads=lambda k: 2 * k)
-whole("GATv2", "GAT", heads=lambda k: 2 * k, v2=True)
+whole("GAT", "GAT", heads=by(2))
+whole("GATv2", "GAT", heads=by(2), v2=True)
 whole("EdgeCNN", "EdgeCNN")
 layers("TransformerConv", lambda layer, n, m, k: layer(n, 4, heads=2 * k, beta=True))
 layers("GraphConv", lambda layer, n, m, k: layer(n, m))

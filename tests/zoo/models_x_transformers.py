@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from third_party import MODELS, Model, find, images
+from third_party import MODELS, Model, at, by, find, images
 
 TOKENS, LENGTH = 11, 8
 
@@ -18,23 +18,34 @@ def tokens() -> tuple[Tensor]:
 
 def layers(k: int, kind: str = "Decoder", **options: Any) -> nn.Module:
     """Two layers with heads of 8, twice k of them."""
-    options = {key: value(k) if callable(value) else value for key, value in options.items()}
-    return find(f"x_transformers:{kind}")(
-        **{"dim": 16 * k, "depth": 2, "heads": 2 * k, "attn_dim_head": 8, "ff_mult": 2, **options}
-    )
+    usual: dict[str, Any] = {"dim": by(16), "depth": 2, "heads": by(2), "attn_dim_head": 8, "ff_mult": 2}
+    return find(f"x_transformers:{kind}")(**at(k, {**usual, **options}))
 
 
 def language(
     name: str, *, refused: str = "", why: str = "", wrapper: dict[str, Any] | None = None, **options: Any
 ) -> None:
     """A language model: the wrapper around layers with these options."""
+    wrapped(
+        "TransformerWrapper",
+        name,
+        tokens,
+        options,
+        refused,
+        why,
+        num_tokens=TOKENS,
+        max_seq_len=LENGTH,
+        **(wrapper or {}),
+    )
 
+
+def wrapped(
+    kind: str, name: str, inputs: Any, options: dict[str, Any], refused: str = "", why: str = "", **given: Any
+) -> None:
     def build(k: int, depth: int = 2) -> nn.Module:
-        return find("x_transformers:TransformerWrapper")(
-            num_tokens=TOKENS, max_seq_len=LENGTH, attn_layers=layers(k, depth=depth, **options), **(wrapper or {})
-        )
+        return find(f"x_transformers:{kind}")(**given, attn_layers=layers(k, depth=depth, **options))
 
-    MODELS.append(Model("x-transformers", name, build, tokens, refused, why, lambda: build(1, depth=4)))
+    MODELS.append(Model("x-transformers", name, build, inputs, refused, why, lambda: build(1, depth=4)))
 
 
 language("Decoder")
@@ -45,7 +56,7 @@ language("ALiBi", alibi_pos_bias=True, refused="attend.* no copies", why="every 
 language("dynamic position bias", dynamic_pos_bias=True)
 language("RMSNorm, SwiGLU, no biases", use_rmsnorm=True, ff_glu=True, ff_swish=True, ff_no_bias=True)
 language("ScaleNorm", use_scalenorm=True)
-language("grouped queries", attn_kv_heads=lambda k: 2 * k, heads=lambda k: 4 * k, attn_dim_head=4)
+language("grouped queries", attn_kv_heads=by(2), heads=by(4), attn_dim_head=4)
 language("one head of keys and values", attn_one_kv_head=True)
 language("query-key norm", attn_qk_norm=True)
 language("query-key norm, learned scales", attn_qk_norm=True, attn_qk_norm_dim_scale=True)
@@ -76,24 +87,11 @@ language("relu squared", ff_relu_squared=True)
 language("attention on attention", kind="Encoder", attn_on_attn=True)
 
 
-def image_model(k: int, depth: int = 2) -> nn.Module:
-    return find("x_transformers:ViTransformerWrapper")(
-        image_size=16, patch_size=4, num_classes=3, attn_layers=layers(k, kind="Encoder", depth=depth)
-    )
-
-
-def continuous_model(k: int, depth: int = 2) -> nn.Module:
-    return find("x_transformers:ContinuousTransformerWrapper")(
-        dim_in=5, dim_out=2, max_seq_len=LENGTH, attn_layers=layers(k, kind="Encoder", depth=depth)
-    )
-
-
 def values() -> tuple[Tensor]:
     return (torch.randn(3, LENGTH, 5, generator=torch.Generator().manual_seed(0)),)
 
 
-for title, model, batch in (
-    ("images", image_model, images(16)),
-    ("values instead of tokens", continuous_model, values),
-):
-    MODELS.append(Model("x-transformers", title, model, batch, deeper=lambda model=model: model(1, depth=4)))
+ENCODER = {"kind": "Encoder"}
+wrapped("ViTransformerWrapper", "images", images(16), ENCODER, image_size=16, patch_size=4, num_classes=3)
+CONTINUOUS = {"dim_in": 5, "dim_out": 2, "max_seq_len": LENGTH}
+wrapped("ContinuousTransformerWrapper", "values instead of tokens", values, ENCODER, **CONTINUOUS)

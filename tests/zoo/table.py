@@ -8,7 +8,6 @@ from __future__ import annotations
 import models_diffusers
 import models_peft
 import models_timm
-import models_timm_convolutions
 import models_torch_geometric
 import models_vit_pytorch
 import models_x_transformers
@@ -17,15 +16,7 @@ from third_party import MODELS
 __all__ = ["LIBRARIES", "MODELS", "counts", "rows"]
 
 # importing one of these modules puts its models on the list
-_SOURCES = (
-    models_timm,
-    models_timm_convolutions,
-    models_diffusers,
-    models_torch_geometric,
-    models_x_transformers,
-    models_vit_pytorch,
-    models_peft,
-)
+_SOURCES = models_timm, models_diffusers, models_torch_geometric, models_x_transformers, models_vit_pytorch, models_peft
 LIBRARIES = {
     "timm": ("timm",),
     "diffusers": ("diffusers",),

@@ -38,22 +38,35 @@ class Model:
 
 
 def add(
-    library: str,
-    name: str,
-    path: str,
-    inputs: Callable[[], Any],
-    arguments: Callable[[int], dict[str, Any]],
-    *,
-    refused: str = "",
-    why: str = "",
+    library: str, name: str, path: str, inputs: Callable[[], Any], *, refused: str = "", why: str = "", **options: Any
 ) -> None:
-    """Put the class at "module:name" on the list, with the keywords that it takes at k times the smallest width."""
+    """Put the class at "module:name" on the list. options: its keywords, and functions of k where they grow."""
 
     def deeper() -> nn.Module | None:
-        deep = twice_as_deep(arguments(1))
+        deep = twice_as_deep(at(1, options))
         return None if deep is None else find(path)(**deep)
 
-    MODELS.append(Model(library, name, lambda k: find(path)(**arguments(k)), inputs, refused, why, deeper))
+    MODELS.append(Model(library, name, lambda k: find(path)(**at(k, options)), inputs, refused, why, deeper))
+
+
+def at(k: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options at k times the smallest width."""
+    return {name: value(k) if callable(value) else value for name, value in options.items()}
+
+
+def by(*sizes: int) -> Callable[[int], Any]:
+    """A size, or a tuple of several, k times each."""
+    return lambda k: k * sizes[0] if len(sizes) == 1 else tuple(k * size for size in sizes)
+
+
+def made(path: str, **options: Any) -> Callable[[int], Any]:
+    """What the class or function at "module:name" makes of such options."""
+    return lambda k: find(path)(**at(k, options))
+
+
+def named(path: str) -> Callable[[int], Any]:
+    """The class or function at "module:name" itself."""
+    return lambda k: find(path)
 
 
 DEPTHS = re.compile(
