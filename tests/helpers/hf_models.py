@@ -16,7 +16,6 @@ import transformers
 from torch import Tensor, nn
 
 import mupscale as mu
-from hf_more_models import GROUPED, MORE, POSITIONS, SIZES, TEXT, TIMES, VOCAB
 from mupscale import Plan, hf
 from mupscale.checks import Report
 from mupscale.hf import Upscaled
@@ -33,37 +32,119 @@ CLASSES = 3
 
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}  # what computes in float64, too
 
-_LARGER = {"hidden_size": 32, "intermediate_size": 20}  # heads of 8 units, of which a part is rotated
+VOCAB, POSITIONS = 29, 24
+SIZES = {"hidden_size": 16, "intermediate_size": 20, "num_attention_heads": 4, "num_hidden_layers": 2}
+TEXT = {**SIZES, "vocab_size": VOCAB, "max_position_embeddings": POSITIONS}
+GROUPED = {**TEXT, "num_key_value_heads": 2}
+GPT = {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS, "vocab_size": VOCAB}
+_LARGER = {**TEXT, "hidden_size": 32, "intermediate_size": 20}  # heads of 8 units, of which a part is rotated
+_SCALED: dict[str, Any] = {**GROUPED, "head_dim": 6, "query_pre_attn_scalar": 3}
+_WINDOW = {**GROUPED, "sliding_window": 4}
+_PADDED = {**TEXT, "pad_token_id": 1}
+_IMAGES = {"image_size": 8, "patch_size": 4, "num_channels": 2, "encoder_stride": 4}
 
-FIRST: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "gpt2": (
-        "GPT2",
-        "LMHeadModel",
-        {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS, "vocab_size": VOCAB},
-    ),
+Named = tuple[str, str, dict[str, Any]]
+"""The prefix of a model's classes, its head, and its config."""
+
+FIRST: dict[str, Named] = {
+    "gpt2": ("GPT2", "LMHeadModel", GPT),
     "llama": ("Llama", "ForCausalLM", GROUPED),
-    "mistral": ("Mistral", "ForCausalLM", {**GROUPED, "sliding_window": 4}),
+    "mistral": ("Mistral", "ForCausalLM", _WINDOW),
     "qwen2": ("Qwen2", "ForCausalLM", GROUPED),
     "qwen3": ("Qwen3", "ForCausalLM", {**GROUPED, "head_dim": 6}),
     "gemma": ("Gemma", "ForCausalLM", {**TEXT, "num_key_value_heads": 1, "head_dim": 6}),
-    "gemma2": (
-        "Gemma2",
-        "ForCausalLM",
-        {**GROUPED, "head_dim": 6, "query_pre_attn_scalar": 3, "sliding_window": 4, "attn_logit_softcapping": 2.0},
-    ),
+    "gemma2": ("Gemma2", "ForCausalLM", {**_SCALED, "sliding_window": 4, "attn_logit_softcapping": 2.0}),
     "phi": ("Phi", "ForCausalLM", TEXT),
-    "gpt_neox": ("GPTNeoX", "ForCausalLM", {**TEXT, **_LARGER}),
+    "gpt_neox": ("GPTNeoX", "ForCausalLM", _LARGER),
     "opt": ("OPT", "ForCausalLM", {**TEXT, "ffn_dim": 20, "word_embed_proj_dim": 16}),
     "olmo2": ("Olmo2", "ForCausalLM", GROUPED),
     "mixtral": ("Mixtral", "ForCausalLM", {**GROUPED, "num_local_experts": 4}),
     "bert": ("Bert", "ForMaskedLM", TEXT),
-    "vit": (
-        "ViT",
-        "ForImageClassification",
-        {**SIZES, "image_size": 8, "patch_size": 4, "num_channels": 2, "encoder_stride": 4},
-    ),
+    "vit": ("ViT", "ForImageClassification", {**SIZES, **_IMAGES}),
 }
-"""By model_type: the prefix of its classes, the usual head, and its config. All tests run with these every time."""
+"""By model_type, with its usual head. All tests run with these every time."""
+
+_TWO_STACKS: dict[str, Any] = {"d_model": 16, "encoder_ffn_dim": 20, "decoder_ffn_dim": 14, "vocab_size": VOCAB}
+_TWO_STACKS |= {"encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 2}
+_FEW: dict[str, Any] = {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2}
+_LOCAL: dict[str, Any] = {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}
+_EXPERTS = {**_FEW, "moe_intermediate_size": 12}
+_LATENT: dict[str, Any] = {"q_lora_rank": 8, "kv_lora_rank": 6, "qk_rope_head_dim": 4, "qk_nope_head_dim": 2}
+_LATENT |= {"v_head_dim": 6, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+_LATENT |= {**TEXT, "n_shared_experts": 2, "first_k_dense_replace": 1}
+_DISTIL = {"dim": 16, "hidden_dim": 20, "n_layers": 2, "n_heads": 4}
+_MULTIPLIED = {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5}
+_OWN_FFN: dict[str, Any] = {"num_local_experts": 4, "intermediate_size_mlp": 14, "moe_layers": [0]}
+_MAMBA = {"hidden_size": 16, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 4, "n_groups": 2, "state_size": 3}
+_LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 3, "linear_value_head_dim": 5}
+_NEXT = {**_EXPERTS, **_LINEAR, "head_dim": 8, "shared_expert_intermediate_size": 14}
+_NEXT |= {"layer_types": ["linear_attention", "full_attention"]}
+_SPOKEN = {**_TWO_STACKS, "num_mel_bins": 5, "max_source_positions": 6, "max_target_positions": POSITIONS}
+_SPOKEN |= {"bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+_SOUND: dict[str, Any] = {
+    **SIZES,
+    "vocab_size": VOCAB,
+    "conv_dim": [6, 10],
+    "conv_kernel": [4, 3],
+    "conv_stride": [2, 2],
+}
+_SOUND |= {"apply_spec_augment": False, "layerdrop": 0.0, "num_conv_pos_embeddings": 4}
+_SOUND |= {"num_conv_pos_embedding_groups": 2, "num_codevectors_per_group": 5, "codevector_dim": 8}
+_SOUND |= {"proj_codevector_dim": 6, "classifier_proj_size": 7, "xvector_output_dim": 9}
+_SOUND |= {"tdnn_dim": [8, 8], "tdnn_kernel": [2, 1], "tdnn_dilation": [1, 1]}
+_TABLE = {"d_model": 16, "d_kv": 6, "d_ff": 20, "num_layers": 2, "num_heads": 4, "vocab_size": VOCAB}
+_SLOPES = {"d_model": 16, "n_layers": 2, "n_heads": 4, "vocab_size": VOCAB, "max_seq_len": 24}
+
+MORE: dict[str, Named] = {
+    "smollm3": ("SmolLM3", "ForCausalLM", {**GROUPED, "no_rope_layers": [1, 0]}),
+    "granite": ("Granite", "ForCausalLM", {**GROUPED, **_MULTIPLIED}),
+    "phi3": ("Phi3", "ForCausalLM", GROUPED),
+    "starcoder2": ("Starcoder2", "ForCausalLM", _WINDOW),
+    "cohere": ("Cohere", "ForCausalLM", {**GROUPED, "logit_scale": 0.5}),
+    "cohere2": ("Cohere2", "ForCausalLM", {**_WINDOW, "logit_scale": 0.5}),
+    "stablelm": ("StableLm", "ForCausalLM", GROUPED),
+    "gemma3_text": ("Gemma3", "ForCausalLM", _SCALED),
+    "olmo3": ("Olmo3", "ForCausalLM", _WINDOW),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        "ForCausalLM",
+        {**_EXPERTS, "shared_expert_intermediate_size": 14, "mlp_only_layers": [1]},
+    ),
+    "qwen3_moe": ("Qwen3Moe", "ForCausalLM", {**_EXPERTS, "head_dim": 6, "mlp_only_layers": [1]}),
+    "olmoe": ("Olmoe", "ForCausalLM", _FEW),
+    "granitemoe": ("GraniteMoe", "ForCausalLM", _LOCAL),
+    "roberta": ("Roberta", "ForMaskedLM", _PADDED),
+    "xlm-roberta": ("XLMRoberta", "ForMaskedLM", _PADDED),
+    "camembert": ("Camembert", "ForMaskedLM", _PADDED),
+    "distilbert": (
+        "DistilBert",
+        "ForMaskedLM",
+        {**_DISTIL, "vocab_size": VOCAB, "max_position_embeddings": POSITIONS},
+    ),
+    "modernbert": ("ModernBert", "ForMaskedLM", {**TEXT, "local_attention": 4}),
+    "electra": ("Electra", "ForMaskedLM", {**TEXT, "embedding_size": 12}),
+    "gpt_oss": ("GptOss", "ForCausalLM", {**_LOCAL, "head_dim": 6, "sliding_window": 4}),
+    "llama4_text": ("Llama4", "ForCausalLM", {**GROUPED, **_OWN_FFN, "head_dim": 4}),
+    "deepseek_v2": ("DeepseekV2", "ForCausalLM", _LATENT),
+    "deepseek_v3": ("DeepseekV3", "ForCausalLM", {**_LATENT, "num_key_value_heads": 4, "n_group": 2, "topk_group": 1}),
+    "falcon": (
+        "Falcon",
+        "ForCausalLM",
+        {**TEXT, "new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 20},
+    ),
+    "t5": ("T5", "ForConditionalGeneration", _TABLE),
+    "bart": ("Bart", "ForConditionalGeneration", {**_TWO_STACKS, "max_position_embeddings": POSITIONS}),
+    "bloom": ("Bloom", "ForCausalLM", {"hidden_size": 16, "n_layer": 2, "n_head": 4, "vocab_size": VOCAB}),
+    "mpt": ("Mpt", "ForCausalLM", _SLOPES),
+    "mamba2": ("Mamba2", "ForCausalLM", {**_MAMBA, "chunk_size": 4, "vocab_size": VOCAB}),
+    "qwen3_next": ("Qwen3Next", "ForCausalLM", _NEXT),
+    "whisper": ("Whisper", "ForConditionalGeneration", _SPOKEN),
+    "wav2vec2": ("Wav2Vec2", "ForCTC", _SOUND),
+}
+"""Those that most tests take with make test-slow."""
+
+TIMES = {"bloom": "hidden=2,ffn=2", "mpt": "hidden=2,ffn=2"}
+"""By which these grow in tests of all architectures, where it is not by 2: ALiBi's heads grow wider, not more."""
 
 CONFIGS = {**FIRST, **MORE}
 

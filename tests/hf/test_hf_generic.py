@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 transformers = pytest.importorskip("transformers")
 
-from hf_models import randomised  # noqa: E402
+from hf_models import GPT, GROUPED, SIZES, TEXT, Named, randomised  # noqa: E402
 from mupscale import Copies, Fresh, MupscaleError, Role, hf  # noqa: E402
 from mupscale.hf import config_family  # noqa: E402
 from mupscale.hf.building import quiet_transformers  # noqa: E402
@@ -27,14 +27,10 @@ from mupscale.hf.upscaling import upscale  # noqa: E402
 from mupscale.hf.verifying import Comparison, load_pretrained, verify  # noqa: E402
 from slow_cases import with_slow  # noqa: E402
 
-SIZES = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 29}
-TEXT = {**SIZES, "max_position_embeddings": 24}
-GROUPED = {**TEXT, "num_key_value_heads": 2}
 DEBERTA_V3 = {**TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8}
 DEBERTA_V3 |= {"share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False}
-GPT = {"n_embd": 16, "n_layer": 2, "n_head": 4, "vocab_size": 29, "n_positions": 24}
 
-EXACT: dict[str, tuple[str, str, dict[str, Any]]] = {
+EXACT: dict[str, Named] = {
     "gptj": ("GPTJ", "ForCausalLM", {**GPT, "rotary_dim": 2, "n_inner": 20}),
     "codegen": ("CodeGen", "ForCausalLM", {**GPT, "rotary_dim": 2}),
     "arcee": ("Arcee", "ForCausalLM", GROUPED),
@@ -46,7 +42,7 @@ EXACT: dict[str, tuple[str, str, dict[str, Any]]] = {
     "flex_olmo": ("FlexOlmo", "ForCausalLM", {**TEXT, "num_experts": 4, "num_experts_per_tok": 2, "pad_token_id": 0}),
     "mamba": ("Mamba", "ForCausalLM", {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 29, "state_size": 3}),
 }
-MORE_EXACT: dict[str, tuple[str, str, dict[str, Any]]] = {
+MORE_EXACT: dict[str, Named] = {
     "deberta-v2": ("DebertaV2", "ForMaskedLM", {**TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
     "deberta-v3": ("DebertaV2", "ForSequenceClassification", DEBERTA_V3),
     "dinov2": ("Dinov2", "ForImageClassification", {**SIZES, "image_size": 8, "patch_size": 4}),
@@ -57,7 +53,7 @@ MORE_EXACT: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 """With make test-slow; also those whose outputs are hidden states, and one that writes a state in place."""
 
-JOINED: dict[str, tuple[str, str, dict[str, Any]]] = {
+JOINED: dict[str, Named] = {
     "jina_embeddings_v3": ("JinaEmbeddingsV3", "JinaEmbeddingsV3Model", {**TEXT, "num_hidden_layers": 1}),
     "gte": ("Gte", "GteModel", {**TEXT, "num_hidden_layers": 1}),
     "hrm_text": ("HrmText", "ForCausalLM", {**TEXT, "num_hidden_layers": 1, "head_dim": 4}),

@@ -11,8 +11,8 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
+import hf_models as models  # noqa: E402
 import mupscale as mu  # noqa: E402
-from hf_models import randomised  # noqa: E402
 from mupscale import Fresh, MupscaleError  # noqa: E402
 from mupscale.cli import main  # noqa: E402
 from mupscale.hf import inspect, verify  # noqa: E402
@@ -22,94 +22,47 @@ from mupscale.hf.source import open_source  # noqa: E402
 from mupscale.hf.upscaling import upscale  # noqa: E402
 from mupscale.hf.verifying import load_pretrained  # noqa: E402
 
-SIZES: dict[str, Any] = {
-    "hidden_size": 16,
-    "intermediate_size": 20,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-}
-TEXT = {**SIZES, "vocab_size": 29, "max_position_embeddings": 24, "bos_token_id": 1, "eos_token_id": 2}
+SIZES: dict[str, Any] = {**models.SIZES, "num_hidden_layers": 1}
+TEXT = {**models.TEXT, "num_hidden_layers": 1, "bos_token_id": 1, "eos_token_id": 2}
+KEYED = {**TEXT, "num_key_value_heads": 2}
 VISION = {**SIZES, "image_size": 8, "patch_size": 4}
-STAGES = {"depths": [1, 1], "num_labels": 3, "image_size": 32}
+FILMS = {**VISION, "num_frames": 2, "num_labels": 3}
+STAGES: dict[str, Any] = {"depths": [1, 1], "num_labels": 3, "image_size": 32, "hidden_sizes": [8, 12]}
+BLOCKS = {**STAGES, "num_encoder_blocks": 2, "num_attention_heads": [1, 2], "decoder_hidden_size": 10}
+BLOCKS |= {"strides": [4, 2], "sr_ratios": [2, 1], "patch_sizes": [7, 3], "mlp_ratios": [2, 2]}
+LLAVA: dict[str, Any] = {"text_config": {**KEYED, "model_type": "llama"}, "image_token_id": 28}
+LLAVA |= {"vision_config": {**VISION, "model_type": "clip_vision_model"}, "vision_feature_layer": -1}
+ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 0]}
+SEEN = {"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 16, "patch_size": 2}
+TOKENS = {"image_token_id": 28, "video_token_id": 27, "vision_start_token_id": 26, "vision_end_token_id": 25}
+REGNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "groups_width": 4, "num_labels": 3}
+SERIES = {"d_model": 16, "ffn_dim": 20, "num_attention_heads": 4, "num_hidden_layers": 1, "context_length": 16}
+SERIES |= {
+    "patch_length": 4,
+    "patch_stride": 4,
+    "num_input_channels": 2,
+    "prediction_length": 3,
+    "do_mask_input": False,
+}
+SOUND = {**SIZES, "max_length": 12, "num_mel_bins": 8, "patch_size": 4, "time_stride": 4, "frequency_stride": 4}
 
-MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+MODELS: dict[str, models.Named] = {
     "clip": ("CLIP", "Model", {"text_config": TEXT, "vision_config": VISION, "projection_dim": 12}),
     "siglip": ("Siglip", "Model", {"text_config": {**TEXT, "projection_size": 16}, "vision_config": VISION}),
-    "llava": (
-        "Llava",
-        "ForConditionalGeneration",
-        {
-            "text_config": {**TEXT, "model_type": "llama", "num_key_value_heads": 2},
-            "vision_config": {**VISION, "model_type": "clip_vision_model"},
-            "image_token_id": 28,
-            "vision_feature_layer": -1,
-        },
-    ),
+    "llava": ("Llava", "ForConditionalGeneration", LLAVA),
     "qwen2_vl": (
         "Qwen2VL",
         "ForConditionalGeneration",
-        {
-            "text_config": {
-                **TEXT,
-                "num_key_value_heads": 2,
-                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 0]},
-            },
-            "vision_config": {"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 16, "patch_size": 2},
-            "image_token_id": 28,
-            "video_token_id": 27,
-            "vision_start_token_id": 26,
-            "vision_end_token_id": 25,
-        },
+        {"text_config": {**KEYED, "rope_parameters": ROPE}, "vision_config": SEEN, **TOKENS},
     ),
-    "convnext": ("ConvNext", "ForImageClassification", {**STAGES, "num_stages": 2, "hidden_sizes": [8, 12]}),
-    "segformer": (
-        "Segformer",
-        "ForSemanticSegmentation",
-        {
-            **STAGES,
-            "num_encoder_blocks": 2,
-            "hidden_sizes": [8, 12],
-            "num_attention_heads": [1, 2],
-            "decoder_hidden_size": 10,
-            "strides": [4, 2],
-            "sr_ratios": [2, 1],
-            "patch_sizes": [7, 3],
-            "mlp_ratios": [2, 2],
-        },
-    ),
-    "vivit": (
-        "Vivit",
-        "ForVideoClassification",
-        {**VISION, "num_frames": 2, "tubelet_size": [2, 4, 4], "num_labels": 3},
-    ),
-    "timesformer": ("Timesformer", "ForVideoClassification", {**VISION, "num_frames": 2, "num_labels": 3}),
-    "videomae": ("VideoMAE", "ForVideoClassification", {**VISION, "num_frames": 2, "tubelet_size": 2, "num_labels": 3}),
-    "regnet": (
-        "RegNet",
-        "ForImageClassification",
-        {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "groups_width": 4, "num_labels": 3},
-    ),
-    "patchtst": (
-        "PatchTST",
-        "ForPrediction",
-        {
-            "d_model": 16,
-            "ffn_dim": 20,
-            "num_attention_heads": 4,
-            "num_hidden_layers": 1,
-            "context_length": 16,
-            "patch_length": 4,
-            "patch_stride": 4,
-            "num_input_channels": 2,
-            "prediction_length": 3,
-            "do_mask_input": False,
-        },
-    ),
-    "audio-spectrogram-transformer": (
-        "AST",
-        "ForAudioClassification",
-        {**SIZES, "max_length": 12, "num_mel_bins": 8, "patch_size": 4, "time_stride": 4, "frequency_stride": 4},
-    ),
+    "convnext": ("ConvNext", "ForImageClassification", {**STAGES, "num_stages": 2}),
+    "segformer": ("Segformer", "ForSemanticSegmentation", BLOCKS),
+    "vivit": ("Vivit", "ForVideoClassification", {**FILMS, "tubelet_size": [2, 4, 4]}),
+    "timesformer": ("Timesformer", "ForVideoClassification", FILMS),
+    "videomae": ("VideoMAE", "ForVideoClassification", {**FILMS, "tubelet_size": 2}),
+    "regnet": ("RegNet", "ForImageClassification", REGNET),
+    "patchtst": ("PatchTST", "ForPrediction", SERIES),
+    "audio-spectrogram-transformer": ("AST", "ForAudioClassification", SOUND),
 }
 TELLING = ("clip", "siglip", "convnext")
 TIMES = {"videomae": "ffn=2"}  # whose table of sinusoids is another at another hidden size
@@ -120,7 +73,7 @@ def saved(folder: Path, name: str) -> Path:
     prefix, head, fields = MODELS[name]
     config = getattr(transformers, f"{prefix}Config")(**fields, architectures=[prefix + head])
     with quiet_transformers():
-        randomised(getattr(transformers, prefix + head)(config), size=0.2).save_pretrained(folder)
+        models.randomised(getattr(transformers, prefix + head)(config), size=0.2).save_pretrained(folder)
     return folder
 
 
