@@ -23,22 +23,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from mupscale.core import Axis, Entry, Plan, index_of_old, is_new, multiplier, naming
-from mupscale.planning.tracing import (
-    Recorder,
-    computed_tensors,
-    differentiated,
-    drawing,
-    generic_numbers,
-    gradient_loss,
-    in_float64,
-    run_in_float64,
-    run_on_batch,
-    saved_tensors,
-    silence_dropout,
-    take_modes,
-    tensors_in,
-    why_random,
-)
+from mupscale.planning import tracing
 from mupscale.system import MupscaleError, warn
 
 LARGE = 1 << 25
@@ -107,12 +92,12 @@ def _streamed(original: nn.Module, write: Write, in_blocks: bool) -> nn.Module:
     write: gives a weight its values. in_blocks: False for all weights at once.
     """
     plain = naming.unwrap(original)
-    memo: dict[int, Any] = dict(computed_tensors(plain))
+    memo: dict[int, Any] = dict(tracing.computed_tensors(plain))
     memo |= {id(p): nn.Parameter(p.new_empty(()).float().expand(p.shape), p.requires_grad) for p in plain.parameters()}
     for buffer in plain.buffers():
         memo[id(buffer)] = buffer.detach().float() if buffer.is_floating_point() else buffer.detach().clone()
     model = copy.deepcopy(plain, memo)
-    silence_dropout(model)
+    tracing.silence_dropout(model)
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             module.sparse = True  # a gradient of the few rows that were looked up, beside a readout's of all
@@ -191,19 +176,19 @@ class GenericPair:
             weights = naming.parameters(narrow)
 
             def drawn(name: str) -> Tensor:
-                return generic_numbers(weights[name], name, seed=1)
+                return tracing.generic_numbers(weights[name], name, seed=1)
 
             small = _streamed(narrow, lambda name, target: target.copy_(drawn(name)), in_blocks)
             large = _streamed(wide, lambda name, target: self._write(name, drawn(name), target), in_blocks)
-            take_modes(large, narrow)
+            tracing.take_modes(large, narrow)
             self.batch = tree_map(lambda x: x.float() if isinstance(x, Tensor) and x.is_floating_point() else x, batch)
             self.weight: Callable[[str], Tensor] = drawn
             ours, theirs = naming.buffers(small), naming.buffers(large)
         else:
-            small, self.batch = in_float64(narrow, batch, generic=1)
-            large, _ = in_float64(wide, (), like=narrow)
+            small, self.batch = tracing.in_float64(narrow, batch, generic=1)
+            large, _ = tracing.in_float64(wide, (), like=narrow)
             self.weight = naming.parameters(small).__getitem__
-            ours, theirs = saved_tensors(small), saved_tensors(large)
+            ours, theirs = tracing.saved_tensors(small), tracing.saved_tensors(large)
         self.models = small, large
         with torch.no_grad():
             for name, tensor in ours.items():
@@ -260,9 +245,9 @@ class GenericPair:
         """Of both, the tensors of floating point that they return for the batch."""
         outputs = []
         for model in self.models:
-            with drawing(0, model.parameters()):
-                returned = run_on_batch(model, self.batch, in_double=not self.is_large)
-            outputs.append([t for t in tensors_in(returned) if t.is_floating_point()])
+            with tracing.drawing(0, model.parameters()):
+                returned = tracing.run_on_batch(model, self.batch, in_double=not self.is_large)
+            outputs.append([t for t in tracing.tensors_in(returned) if t.is_floating_point()])
         return outputs
 
 
@@ -331,7 +316,7 @@ def _compare(pair: GenericPair) -> Compared:
         wrong.clear()
         sizes = [[tuple(output.shape) for output in each] for each in outputs]  # in training mode there may be fewer
         for model, values in zip(pair.models, outputs, strict=True):
-            loss = gradient_loss(values, *sizes)
+            loss = tracing.gradient_loss(values, *sizes)
             if loss.requires_grad:
                 loss.backward()
             for p in model.parameters() if pair.is_large else ():
@@ -341,7 +326,7 @@ def _compare(pair: GenericPair) -> Compared:
         for name, p in naming.parameters(model).items():
             if p.requires_grad:
                 p.register_post_accumulate_grad_hook(partial(look, name=name, is_wide=bool(is_wide)))
-    differentiated(differentiate, pair.models)
+    tracing.differentiated(differentiate, pair.models)
     _check_numbers([*gradients.values()])
     if wrong:
         said = f"the copies of '{wrong[0]}' do not each get their share of its gradient on the batch"
@@ -413,7 +398,7 @@ def _kept_numbers(model: nn.Module) -> dict[str, Tensor]:
     for path, module in naming.modules(model).items():
         for attribute, value in vars(module).items():
             if attribute not in ("_parameters", "_buffers", "_modules"):
-                for place, tensor in enumerate(tensors_in(value)):
+                for place, tensor in enumerate(tracing.tensors_in(value)):
                     if tensor.numel() == 1 and tensor.grad_fn is not None and tensor.is_floating_point():
                         index = f"[{place}]" if tensor is not value else ""
                         numbers[f"{path}.{attribute}".lstrip(".") + index] = tensor.detach()
@@ -425,7 +410,7 @@ def _first_module(pair: GenericPair) -> str:
 
     What draws random numbers may differ for that alone.
     """
-    if random := why_random(pair.models[0], pair.batch):
+    if random := tracing.why_random(pair.models[0], pair.batch):
         return f" ({random})"
     first = find_parting(*pair.models, pair.batch, pair.plan)
     return "" if first is None else f", and '{first.path}' is the first module that does (by {first.relative:.1e})"
@@ -463,9 +448,9 @@ def find_parting(
     small: nn.Module, large: nn.Module, batch: Any, plan: Plan, tolerance: float = _ALIKE
 ) -> Parting | None:
     """Where two models part; the wide one holds the narrow one's weights in the places of old units, or copies."""
-    with Recorder(small) as ours, Recorder(large) as theirs:
+    with tracing.Recorder(small) as ours, tracing.Recorder(large) as theirs:
         for model in (small, large):
-            run_in_float64(model, batch)
+            tracing.run_in_float64(model, batch)
     last = ""
     for path, output in ours.outputs.items():
         weights = {name: entry for name, entry in plan.parameters.items() if name.rpartition(".")[0] == path}

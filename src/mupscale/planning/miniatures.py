@@ -26,18 +26,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from mupscale.core import Axis, Entry, Plan, Role, check_same_names, copy_model, naming, plain_type
+from mupscale.planning import tracing
 from mupscale.planning.comparing import is_large, tied_parameters
 from mupscale.planning.from_modules import ONE_DEPTH, find_role
 from mupscale.planning.initial import all_tensors
-from mupscale.planning.tracing import (
-    call_arguments,
-    computed_tensors,
-    in_double,
-    in_float64,
-    run_in_float64,
-    size_of,
-    tensors_in,
-)
 from mupscale.system import MupscaleError
 
 _FEW = 3  # blocks that are not worth leaving out
@@ -103,7 +95,7 @@ class Resizing:
         original, others, seen = naming.unwrap(model), instead or {}, set[int]()
         generator, kept = torch.Generator().manual_seed(0), {} if thinned is None else thinned.kept
         counts = {len(self.modules[path][0]): len(names) for path, names in kept.items()}
-        memo: dict[int, Any] = dict(computed_tensors(original))
+        memo: dict[int, Any] = dict(tracing.computed_tensors(original))
         for path, names in kept.items():
             blocks = dict(original.named_modules(remove_duplicate=False)).get(path)
             for name, block in blocks._modules.items() if blocks is not None else ():
@@ -150,7 +142,7 @@ class Resizing:
         ]
         device = torch.device("cpu") if own.is_meta else own.device
         if isinstance(own, nn.Parameter):
-            size = 0.02 if own.is_meta else size_of(own)
+            size = 0.02 if own.is_meta else tracing.size_of(own)
             drawn = torch.randn(shape, generator=generator, dtype=torch.float32) * size
             return nn.Parameter(drawn.to(device, own.dtype), own.requires_grad)
         if own.is_meta:
@@ -355,7 +347,7 @@ def find_miniatures(narrow: nn.Module, wide: nn.Module, inputs: Any, *, narrower
         thinned = [sizes.thinned(), sizes.thinned(inner=False), Thinned()]
         factors = [Fraction(1, d) for d in sizes.divisors()[: _MOST * narrower]] + [Fraction(1)]
         # so many rows of tables are enough for the batch, or a longer one of its kind, whatever its tokens are
-        rows = max([_ROWS, *(4 * n for t in tensors_in(call_arguments(inputs)) for n in t.shape[1:])])
+        rows = max([_ROWS, *(4 * n for t in tracing.tensors_in(tracing.call_arguments(inputs)) for n in t.shape[1:])])
         short = sizes.shorter_tables(rows)
 
         def shortened(x: Any) -> Any:
@@ -372,7 +364,7 @@ def find_miniatures(narrow: nn.Module, wide: nn.Module, inputs: Any, *, narrower
                     small, large = (sizes.copy(model, factor, blocks, short) for model in (sizes.narrow, sizes.wide))
                     with torch.no_grad():
                         for model in (small, large):
-                            run_in_float64(*in_float64(model, in_double(batch)))
+                            tracing.run_in_float64(*tracing.in_float64(model, tracing.in_double(batch)))
                 except Exception:  # whatever a model raises whose sizes do not go together
                     continue
                 tried += 1

@@ -19,23 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from mupscale.core import Entry, Plan, Role, index_of_old, is_new, naming, places
-from mupscale.planning.comparing import (
-    GenericPair,
-    Parting,
-    are_close,
-    find_parting,
-    in_full_precision,
-    largest_number,
-)
+from mupscale.planning import comparing, tracing
 from mupscale.planning.from_modules import build_plan, find_role, find_uneven
-from mupscale.planning.tracing import (
-    differentiated,
-    gradient_loss,
-    gradients_of,
-    outputs_in_float64,
-    size_of,
-    why_random,
-)
 from mupscale.planning.trials import Trials
 from mupscale.system import MupscaleError, ways_out
 
@@ -63,19 +48,19 @@ def check_silent_units(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: A
             "every output of the model grows, to a size that no layer has, so a batch cannot test fresh units. Build "
             "the wide model with the narrow one's output size, or grow to a multiple of the width"
         )
-    if random := why_random(pair.models[0], pair.batch):
+    if random := tracing.why_random(pair.models[0], pair.batch):
         raise MupscaleError(
             f"{random}, so a batch cannot test fresh "
             f"units{ways_out(off='switch that off to plan', no_inputs='leave out inputs=')}"
         )
-    parting = None if pair.is_large else find_parting(*pair.models, pair.batch, plan)
+    parting = None if pair.is_large else comparing.find_parting(*pair.models, pair.batch, plan)
     raise MupscaleError(
         "with its old units alone, the wide model does not compute what the narrow one does on the "
         f"batch{'' if parting is None else f': {parting}'}. {_remedies(parting, narrow, wide)}"
     )
 
 
-def _remedies(parting: Parting | None, narrow: nn.Module, wide: nn.Module) -> str:
+def _remedies(parting: comparing.Parting | None, narrow: nn.Module, wide: nn.Module) -> str:
     """What may be behind it, why no run could find the blocks and constants, and what lets one find them."""
     uneven, theirs = find_uneven(narrow, wide), naming.parameters(wide)
     pairs = [(p.shape, theirs[name].shape) for name, p in naming.parameters(narrow).items()]
@@ -113,18 +98,20 @@ def _remedies(parting: Parting | None, narrow: nn.Module, wide: nn.Module) -> st
 
 
 @torch.no_grad()
-def _find_parted(narrow: nn.Module, wide: nn.Module, plan: Plan, trials: Trials) -> GenericPair | None:
+def _find_parted(narrow: nn.Module, wide: nn.Module, plan: Plan, trials: Trials) -> comparing.GenericPair | None:
     """The two models on the first of the batches on which they part, with the old units alone; None for none."""
     for batch in trials.look(narrow, wide).batches:
-        pair = GenericPair(narrow, wide, plan, batch, silent=True)
+        pair = comparing.GenericPair(narrow, wide, plan, batch, silent=True)
         outputs = _compared(pair)
-        if not outputs or not all(bool(a.isfinite().all()) and are_close(a, b, loosened=100) for a, b in outputs):
+        if not outputs or not all(
+            bool(a.isfinite().all()) and comparing.are_close(a, b, loosened=100) for a, b in outputs
+        ):
             return pair
     return None
 
 
 @torch.no_grad()
-def _compared(pair: GenericPair) -> list[tuple[Tensor, Tensor]]:
+def _compared(pair: comparing.GenericPair) -> list[tuple[Tensor, Tensor]]:
     """The outputs of both; of those that grow the old units, where some parameter has their size and tells which."""
     known = {
         (entry.narrow[d], entry.wide[d]): entry.axes[d]
@@ -179,25 +166,25 @@ def find_past_norms(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any)
     """
     norms = [name for name, kind in plan.norms.items() if kind in ("layer", "rms")]
     new_units: list[Tensor] = []  # that norms are given
-    with suppress(MupscaleError), in_full_precision():  # what does not run in float64 can grow all the same
-        pair = GenericPair(narrow, wide, plan, inputs, silent=True, new_units=new_units)
+    with suppress(MupscaleError), comparing.in_full_precision():  # what does not run in float64 can grow all the same
+        pair = comparing.GenericPair(narrow, wide, plan, inputs, silent=True, new_units=new_units)
         large = pair.models[1].requires_grad_(True)
         _draw_new_units(pair, norms, ())
 
         def run() -> list[Tensor]:
             new_units.clear()
             large.zero_grad()
-            return outputs_in_float64(large, pair.batch)
+            return tracing.outputs_in_float64(large, pair.batch)
 
         def found_writers() -> set[str] | None:
             run()
             return None if len(new_units) < len(norms) else _with_gradient(pair, new_units, "out")[1]
 
-        writers = differentiated(found_writers, [large])
+        writers = tracing.differentiated(found_writers, [large])
         if writers is None:  # a norm was not called as a module
             return None
         _draw_new_units(pair, norms, writers)
-        used, direct = differentiated(lambda: _with_gradient(pair, run(), "in_"), [large])
+        used, direct = tracing.differentiated(lambda: _with_gradient(pair, run(), "in_"), [large])
         past = {
             name: (
                 *(_growing(entry, entry.out) if name not in writers else ()),
@@ -210,13 +197,13 @@ def find_past_norms(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any)
     return None
 
 
-def _with_gradient(pair: GenericPair, results: list[Tensor], side: str) -> tuple[set[str], set[str]]:
+def _with_gradient(pair: comparing.GenericPair, results: list[Tensor], side: str) -> tuple[set[str], set[str]]:
     """The wide parameters that are used, and those whose new units, on this side, change the results.
 
     Of outputs it is new ones from old inputs (out), and old ones from new inputs (in_).
     """
-    gradients = gradients_of(pair.models[1], gradient_loss(results))
-    level = _ROUNDING * max(map(largest_number, gradients.values()), default=0.0)
+    gradients = tracing.gradients_of(pair.models[1], tracing.gradient_loss(results))
+    level = _ROUNDING * max(map(comparing.largest_number, gradients.values()), default=0.0)
     changing = set[str]()
     for name, gradient in gradients.items():
         entry = pair.plan.parameters[name]
@@ -226,13 +213,13 @@ def _with_gradient(pair: GenericPair, results: list[Tensor], side: str) -> tuple
             where = where | _new(entry, d)
         for d in _growing(entry, others):
             where = where & ~_new(entry, d)
-        if largest_number(gradient * where.to(gradient)) > level:
+        if comparing.largest_number(gradient * where.to(gradient)) > level:
             changing.add(name)
     return set(gradients), changing
 
 
 @torch.no_grad()
-def _draw_new_units(pair: GenericPair, norms: Collection[str], writers: Collection[str]) -> None:
+def _draw_new_units(pair: comparing.GenericPair, norms: Collection[str], writers: Collection[str]) -> None:
     """Draw what new units have; new inputs weigh nothing, and writers give what a lossless growth begins with.
 
     That is zero where RMSNorms read it, and the mean of the old units where LayerNorms do.
@@ -245,7 +232,7 @@ def _draw_new_units(pair: GenericPair, norms: Collection[str], writers: Collecti
         entry = pair.plan.parameters[name]
         index = index_of_old(entry.narrow, entry.axes)
         weight = target[index].clone()
-        target.copy_(torch.randn(target.shape, generator=generator, dtype=torch.float64) * size_of(weight))
+        target.copy_(torch.randn(target.shape, generator=generator, dtype=torch.float64) * tracing.size_of(weight))
         for d in _growing(entry, entry.in_):
             target.masked_fill_(_new(entry, d).to(target.device), 0.0)
         target[index] = weight

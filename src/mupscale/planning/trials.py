@@ -19,21 +19,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mupscale.core import Role, naming
+from mupscale.planning import tracing
 from mupscale.planning.comparing import EMPTY, Shapes, in_full_precision, is_large, largest_number
 from mupscale.planning.from_modules import find_role, in_groups, is_certain_output
 from mupscale.planning.miniatures import find_miniatures
-from mupscale.planning.tracing import (
-    Operation,
-    Ref,
-    call_arguments,
-    gradient_loss,
-    gradients_of,
-    in_double,
-    in_float64,
-    outputs_in_float64,
-    record_run,
-    run_in_float64,
-)
 from mupscale.system import MupscaleError, UncheckedPlan, warn
 
 _SEED = 8_117_359  # one that nobody takes: a tensor drawn like its neighbour would hide what tells them apart
@@ -53,7 +42,7 @@ class Leaves:
     """The tensors of a batch, and how to put others in their places."""
 
     def __init__(self, inputs: Any) -> None:
-        self.args, self.kwargs = call_arguments(inputs)
+        self.args, self.kwargs = tracing.call_arguments(inputs)
         self.flat, self.spec = tree_flatten((self.args, self.kwargs))
         tensors = [i for i, x in enumerate(self.flat) if isinstance(x, Tensor)]
         self.places = [i for i in tensors if self.flat[i].layout == torch.strided and not self.flat[i].is_nested]
@@ -212,7 +201,7 @@ def find_tables(model: nn.Module, leaves: Leaves) -> dict[int, int]:
     if not whole:
         return tables
     with suppress(Exception):  # whatever a model raises while it is watched: then less is known
-        recorder = record_run(model, leaves.replaced(leaves.tensors))
+        recorder = tracing.record_run(model, leaves.replaced(leaves.tensors))
         values, origins = recorder.alive, {number: {number} for number in recorder.run.inputs}
         for op in recorder.run.operations:
             for index, dim in _lookups(op):
@@ -226,7 +215,7 @@ def find_tables(model: nn.Module, leaves: Leaves) -> dict[int, int]:
     return tables
 
 
-def _lookups(op: Operation) -> list[tuple[Ref, int]]:
+def _lookups(op: tracing.Operation) -> list[tuple[tracing.Ref, int]]:
     """The tensors by which an operation looks up entries of its first argument, each with the dimension."""
     looked_up: list[tuple[Any, int]] = []
     if op.name in _TABLES:
@@ -235,7 +224,7 @@ def _lookups(op: Operation) -> list[tuple[Ref, int]]:
         looked_up = [(index, dim) for dim, index in enumerate(op.args[1])]
     elif op.name in ("index_select", "gather", "scatter", "scatter_"):
         looked_up = [(op.args[2], op.args[1])]
-    return [(index, dim) for index, dim in looked_up if isinstance(index, Ref)]
+    return [(index, dim) for index, dim in looked_up if isinstance(index, tracing.Ref)]
 
 
 _VANISHES = 1e-10  # beside the largest gradient of the model: the check cannot tell this from nothing
@@ -308,7 +297,7 @@ class Trials:
 
     def __init__(self, inputs: Any) -> None:
         check_not_empty(inputs)
-        self.given = in_double(inputs)
+        self.given = tracing.in_double(inputs)
         self.strong: Any = None
         self.unseen: list[str] = []
         self.parts: list[str] = []
@@ -367,11 +356,11 @@ class Trials:
         def see(batch: Any) -> Seen | None:
             """What a batch shows of a copy with generic weights, frozen ones too; None where there are no numbers."""
             with suppress(Exception):  # whatever a model raises on what it was not made for
-                model, batch = in_float64(narrow, batch, generic=1)
+                model, batch = tracing.in_float64(narrow, batch, generic=1)
                 for p in model.parameters():
                     p.requires_grad_(p.is_floating_point())
-                outputs = outputs_in_float64(model, batch)
-                gradients = gradients_of(model, gradient_loss(outputs))
+                outputs = tracing.outputs_in_float64(model, batch)
+                gradients = tracing.gradients_of(model, tracing.gradient_loss(outputs))
                 if all(bool(t.isfinite().all()) for t in (*outputs, *gradients.values())):
                     return seen_by(gradients)
             return None
@@ -382,9 +371,9 @@ class Trials:
             for batch in self.batches:
                 outputs = []
                 for factor, shift in ((1.0, 0.0), (1.5, 0.1)):
-                    model, values = in_float64(narrow, batch, generic=1)
+                    model, values = tracing.in_float64(narrow, batch, generic=1)
                     naming.parameters(model)[name].mul_(factor).add_(shift)
-                    outputs.append(outputs_in_float64(model, values))
+                    outputs.append(tracing.outputs_in_float64(model, values))
                 if any(not torch.equal(a, b) for a, b in zip(*outputs, strict=True)):
                     return True
             return False
@@ -396,7 +385,7 @@ class Trials:
         leaves, is_free = Leaves(self.given), True
         is_short = any(map(has_one_position, leaves.tensors))
         if seen.lacking or is_short or any(all_alike(t) or has_equal_slices(t) for t in leaves.tensors):
-            tables = find_tables(in_float64(narrow, self.given, generic=1)[0], leaves)
+            tables = find_tables(tracing.in_float64(narrow, self.given, generic=1)[0], leaves)
             lead, drawn = leaves.lead(tables), [leaves.tensors[i] for i in leaves.drawn(tables)]
             is_dull = any(all_alike(t) or (t is lead and has_equal_slices(t)) for t in drawn)
             if seen.lacking or is_short or is_dull:
@@ -411,7 +400,7 @@ class Trials:
                         now = float(is_short and not is_longer), together.lacking
                         if now < lacks:
                             with suppress(Exception), torch.no_grad():  # whatever the wide model raises on it
-                                run_in_float64(*in_float64(wide, batch, like=narrow))
+                                tracing.run_in_float64(*tracing.in_float64(wide, batch, like=narrow))
                                 self.strong, seen, lacks = batch, together, now
                                 if not any(lacks):
                                     break
