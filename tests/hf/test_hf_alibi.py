@@ -7,18 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
-transformers = pytest.importorskip("transformers")
-
-import hf_models as models  # noqa: E402
-from mupscale import Axis, Fresh, MupscaleError  # noqa: E402
-from mupscale.core import places  # noqa: E402
-from mupscale.hf import param_groups, upscale, verify  # noqa: E402
-from mupscale.hf.config_family import ConfigFamily  # noqa: E402
-from mupscale.hf.multipliers import Times  # noqa: E402
-from mupscale.hf.record import Record  # noqa: E402
-from mupscale.hf.source import open_source  # noqa: E402
+import hf_models as models
+from mupscale import Axis, Fresh, MupscaleError
+from mupscale.core import places
+from mupscale.hf import param_groups, upscale, verify
+from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.multipliers import Times
+from mupscale.hf.record import Record
+from mupscale.hf.source import open_source
 
 
 @pytest.mark.slow

@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
-
-import mupscale as mu  # noqa: E402
-from hf_trainer_runs import rates, small_llama, train  # noqa: E402
-from mupscale import MupscaleError, hf  # noqa: E402
-from mupscale.hf.record import Record  # noqa: E402
+import mupscale as mu
+from hf_trainer_runs import rates, small_llama, train
+from mupscale import MupscaleError, hf
+from mupscale.hf.record import Record
 
 CONSTANT = {"lr_scheduler_type": "constant", "save_strategy": "steps", "save_steps": 1}
 

@@ -8,18 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
-transformers = pytest.importorskip("transformers")
-
-import hf_models as models  # noqa: E402
-import mupscale as mu  # noqa: E402
-from mupscale import Rule  # noqa: E402
-from mupscale.core.axes import expand  # noqa: E402
-from mupscale.hf.building import sketch_model  # noqa: E402
-from mupscale.hf.config_family import ConfigFamily  # noqa: E402
-from mupscale.hf.multipliers import Times  # noqa: E402
-from slow_cases import with_slow  # noqa: E402
+import hf_models as models
+import mupscale as mu
+from mupscale import Rule
+from mupscale.core.axes import expand
+from mupscale.hf.building import sketch_model
+from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.multipliers import Times
+from slow_cases import with_slow
 
 HEADS = [(name, head) for name in models.CONFIGS for head in models.heads_of(name)]
 FEW_HEADS = (("bert", "ForNextSentencePrediction"), ("llama", "ForSequenceClassification"), ("vit", "Model"))

@@ -10,16 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers")
-
-from hf_models import CONFIGS, EAGER, build, inputs, loss, randomised, tiny  # noqa: E402
-from mupscale import Copies, Fresh, hf  # noqa: E402
-from mupscale.hf.depths import deep_config, layer_origins  # noqa: E402
-from mupscale.hf.miniatures import find_residual_writers  # noqa: E402
-from mupscale.hf.source import open_source  # noqa: E402
-from mupscale.planning import KeepDouble, in_double  # noqa: E402
-from mupscale.system import MupscaleError  # noqa: E402
-from slow_cases import with_slow  # noqa: E402
+from hf_models import CONFIGS, EAGER, build, inputs, loss, randomised, tiny
+from mupscale import Copies, Fresh, hf
+from mupscale.hf.depths import deep_config, layer_origins
+from mupscale.hf.miniatures import find_residual_writers
+from mupscale.hf.source import open_source
+from mupscale.planning import KeepDouble, in_double
+from mupscale.system import MupscaleError
+from slow_cases import with_slow
 
 POST_NORM = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "bart")
 RESIDUAL = sorted({*CONFIGS} - {*POST_NORM})

@@ -12,22 +12,21 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-transformers = pytest.importorskip("transformers")
-
-import hf_models as models  # noqa: E402
-import mupscale as mu  # noqa: E402
-from hf_files import read_checkpoint, write_llama  # noqa: E402
-from mupscale import MupscaleError, hf  # noqa: E402
-from mupscale.core import index_of_old  # noqa: E402
-from mupscale.hf import stream  # noqa: E402
-from mupscale.hf.config_family import ConfigFamily  # noqa: E402
-from mupscale.hf.multipliers import Times  # noqa: E402
-from mupscale.hf.record import GrowthStep, Record  # noqa: E402
-from mupscale.hf.upscaling import Upscaled  # noqa: E402
-from slow_cases import with_slow  # noqa: E402
+import hf_models as models
+import mupscale as mu
+from hf_files import read_checkpoint, write_llama
+from mupscale import MupscaleError, hf
+from mupscale.core import index_of_old
+from mupscale.hf import stream
+from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.multipliers import Times
+from mupscale.hf.record import GrowthStep, Record
+from mupscale.hf.upscaling import Upscaled
+from slow_cases import with_slow
 
 LARGER = {"hidden": 24, "ffn": 30, "heads": 6}
 OPERATORS = {"fresh": mu.Fresh(), "half": mu.Fresh(outgoing=0.5), "lossless": mu.Fresh(lossless=True)}

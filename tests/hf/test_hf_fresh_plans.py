@@ -12,16 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-transformers = pytest.importorskip("transformers")
-
-import hf_models as models  # noqa: E402
-import mupscale as mu  # noqa: E402
-from mupscale import MupscaleError, Plan  # noqa: E402
-from mupscale.core import index_of_old, places  # noqa: E402
-from mupscale.hf.config_family import ConfigFamily  # noqa: E402
-from mupscale.hf.multipliers import Times, times_to  # noqa: E402
-from mupscale.planning import relative_difference  # noqa: E402
-from slow_cases import with_slow  # noqa: E402
+import hf_models as models
+import mupscale as mu
+from mupscale import MupscaleError, Plan
+from mupscale.core import index_of_old, places
+from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.multipliers import Times, times_to
+from mupscale.planning import relative_difference
+from slow_cases import with_slow
 
 HALF = Fraction(3, 2)
 EVERYTHING = {"hidden": HALF, "ffn": HALF, "heads": HALF}

@@ -10,22 +10,21 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
-transformers = pytest.importorskip("transformers")
-
-from hf_models import GPT, GROUPED, SIZES, TEXT, Named, randomised  # noqa: E402
-from mupscale import Copies, Fresh, MupscaleError, Role, hf  # noqa: E402
-from mupscale.hf import config_family  # noqa: E402
-from mupscale.hf.building import quiet_transformers  # noqa: E402
-from mupscale.hf.config_family import GIVEN, ConfigFamily, InModel, plan_for_files  # noqa: E402  # noqa: E402
-from mupscale.hf.inspection import inspect  # noqa: E402
-from mupscale.hf.multipliers import Times  # noqa: E402
-from mupscale.hf.record import Record  # noqa: E402
-from mupscale.hf.source import open_source  # noqa: E402
-from mupscale.hf.upscaling import upscale  # noqa: E402
-from mupscale.hf.verifying import Comparison, load_pretrained, verify  # noqa: E402
-from slow_cases import with_slow  # noqa: E402
+from hf_models import GPT, GROUPED, SIZES, TEXT, Named, randomised
+from mupscale import Copies, Fresh, MupscaleError, Role, hf
+from mupscale.hf import config_family
+from mupscale.hf.building import quiet_transformers
+from mupscale.hf.config_family import GIVEN, ConfigFamily, InModel, plan_for_files
+from mupscale.hf.inspection import inspect
+from mupscale.hf.multipliers import Times
+from mupscale.hf.record import Record
+from mupscale.hf.source import open_source
+from mupscale.hf.upscaling import upscale
+from mupscale.hf.verifying import Comparison, load_pretrained, verify
+from slow_cases import with_slow
 
 DEBERTA_V3 = {**TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8}
 DEBERTA_V3 |= {"share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False}

@@ -13,19 +13,17 @@ from typing import Any
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers")
-
-import hf_models as models  # noqa: E402
-import mupscale as mu  # noqa: E402
-from hf_files import read_checkpoint  # noqa: E402
-from mupscale import MupscaleError, Plan, hf  # noqa: E402
-from mupscale.core import index_of_old  # noqa: E402
-from mupscale.hf.building import sketch_model  # noqa: E402
-from mupscale.hf.config_family import ConfigFamily  # noqa: E402
-from mupscale.hf.groups import match_plan  # noqa: E402
-from mupscale.hf.multipliers import Times  # noqa: E402
-from mupscale.hf.record import GrowthStep, Record, count_from_first  # noqa: E402
-from mupscale.hf.source import open_source  # noqa: E402
+import hf_models as models
+import mupscale as mu
+from hf_files import read_checkpoint
+from mupscale import MupscaleError, Plan, hf
+from mupscale.core import index_of_old
+from mupscale.hf.building import sketch_model
+from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.groups import match_plan
+from mupscale.hf.multipliers import Times
+from mupscale.hf.record import GrowthStep, Record, count_from_first
+from mupscale.hf.source import open_source
 
 TIED = {"tie_word_embeddings": True}
 NOISY, FRESH = mu.Copies(0.5), mu.Fresh()

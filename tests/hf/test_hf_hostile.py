@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
-transformers = pytest.importorskip("transformers")
-
-from hf_files import llama_config, llama_tensors, write_checkpoint  # noqa: E402
-from mupscale import MupscaleError, hf  # noqa: E402
-from mupscale.cli import main  # noqa: E402
+from hf_files import llama_config, llama_tensors, write_checkpoint
+from mupscale import MupscaleError, hf
+from mupscale.cli import main
 
 
 def checkpoint(folder: Path, without: str = "", **changed: Any) -> Path:

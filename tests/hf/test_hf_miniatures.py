@@ -8,21 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
-transformers = pytest.importorskip("transformers")
-
-import hf_models as models  # noqa: E402
-import mupscale as mu  # noqa: E402
-from mupscale import Axis, Plan, Rule, UncheckedPlan  # noqa: E402
-from mupscale.checks.equivalence import Report  # noqa: E402
-from mupscale.core import naming  # noqa: E402
-from mupscale.hf import miniatures  # noqa: E402
-from mupscale.hf.building import build_model  # noqa: E402
-from mupscale.hf.config_family import ConfigFamily  # noqa: E402
-from mupscale.hf.miniatures import initial_law  # noqa: E402
-from mupscale.hf.multipliers import Times  # noqa: E402
-from slow_cases import with_slow  # noqa: E402
+import hf_models as models
+import mupscale as mu
+from mupscale import Axis, Plan, Rule, UncheckedPlan
+from mupscale.checks.equivalence import Report
+from mupscale.core import naming
+from mupscale.hf import miniatures
+from mupscale.hf.building import build_model
+from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.miniatures import initial_law
+from mupscale.hf.multipliers import Times
+from slow_cases import with_slow
 
 SGD: dict[str, Any] = {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.01}
 

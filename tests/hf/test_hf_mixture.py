@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
-transformers = pytest.importorskip("transformers")
-
-from hf_models import EAGER, build, inputs, outputs, randomised, tiny  # noqa: E402
-from mupscale import hf  # noqa: E402
-from mupscale.cli.command_table import main  # noqa: E402
-from mupscale.planning import KeepDouble  # noqa: E402
-from mupscale.system import MupscaleError  # noqa: E402
+from hf_models import EAGER, build, inputs, outputs, randomised, tiny
+from mupscale import hf
+from mupscale.cli.command_table import main
+from mupscale.planning import KeepDouble
+from mupscale.system import MupscaleError
 
 KINDS = {"llama": "MixtralForCausalLM", "mistral": "MixtralForCausalLM", "qwen3": "Qwen3MoeForCausalLM"}
 

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 import mupscale as mu
 from mupscale import hf
-
-transformers = pytest.importorskip("transformers")
 
 SWIN = {"image_size": 32, "embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "window_size": 4}
 REGNET = {"embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1], "groups_width": 4}

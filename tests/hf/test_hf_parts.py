@@ -8,19 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
-transformers = pytest.importorskip("transformers")
-
-import hf_models as models  # noqa: E402
-import mupscale as mu  # noqa: E402
-from mupscale import Fresh, MupscaleError  # noqa: E402
-from mupscale.cli import main  # noqa: E402
-from mupscale.hf import inspect, verify  # noqa: E402
-from mupscale.hf.building import make_batches, quiet_transformers  # noqa: E402
-from mupscale.hf.record import Record, settle_growth  # noqa: E402
-from mupscale.hf.source import open_source  # noqa: E402
-from mupscale.hf.upscaling import upscale  # noqa: E402
-from mupscale.hf.verifying import load_pretrained  # noqa: E402
+import hf_models as models
+import mupscale as mu
+from mupscale import Fresh, MupscaleError
+from mupscale.cli import main
+from mupscale.hf import inspect, verify
+from mupscale.hf.building import make_batches, quiet_transformers
+from mupscale.hf.record import Record, settle_growth
+from mupscale.hf.source import open_source
+from mupscale.hf.upscaling import upscale
+from mupscale.hf.verifying import load_pretrained
 
 SIZES: dict[str, Any] = {**models.SIZES, "num_hidden_layers": 1}
 TEXT = {**models.TEXT, "num_hidden_layers": 1, "bos_token_id": 1, "eos_token_id": 2}

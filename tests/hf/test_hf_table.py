@@ -7,17 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import test_hf_fresh_plans
+import test_hf_generic
+import test_hf_miniatures
+import test_hf_parts
 
-transformers = pytest.importorskip("transformers")
-
-import test_hf_fresh_plans  # noqa: E402
-import test_hf_generic  # noqa: E402
-import test_hf_miniatures  # noqa: E402
-import test_hf_parts  # noqa: E402
-
-import hf_models as models  # noqa: E402
-from mupscale import Fresh, MupscaleError  # noqa: E402
-from mupscale.hf import upscale, verify  # noqa: E402
+import hf_models as models
+from mupscale import Fresh, MupscaleError
+from mupscale.hf import upscale, verify
 
 PAGE = (Path(__file__).parents[2] / "docs" / "huggingface-architectures.md").read_text(encoding="utf-8")
 ASKED_FOR = """Gemma 3, Qwen2-MoE, Qwen3-MoE, Llama 4, DeepSeek-V2, V3, gpt-oss, SmolLM3, OLMo 3, OLMoE, Granite,

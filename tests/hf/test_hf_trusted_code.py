@@ -9,15 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file, save_file
 
-transformers = pytest.importorskip("transformers")
-
-from safetensors.torch import load_file, save_file  # noqa: E402
-
-from mupscale import MupscaleError  # noqa: E402
-from mupscale.cli import main  # noqa: E402
-from mupscale.hf import inspect, upscale, verify  # noqa: E402
-from mupscale.hf.building import quiet_transformers  # noqa: E402
+from mupscale import MupscaleError
+from mupscale.cli import main
+from mupscale.hf import inspect, upscale, verify
+from mupscale.hf.building import quiet_transformers
 
 CONFIGURATION = """
 from transformers import PretrainedConfig

@@ -9,19 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
-transformers = pytest.importorskip("transformers")
-
-import mupscale as mu  # noqa: E402
-from hf_models import build, inputs, loss, randomised, tiny  # noqa: E402
-from mupscale import hf  # noqa: E402
-from mupscale.cli.command_table import main  # noqa: E402
-from mupscale.hf.record import Record  # noqa: E402
-from mupscale.hf.relation import relate  # noqa: E402
-from mupscale.hf.source import open_source  # noqa: E402
-from mupscale.hf.verifying import _compare_optimizer  # noqa: E402
-from mupscale.system import MupscaleError  # noqa: E402
+import mupscale as mu
+from hf_models import build, inputs, loss, randomised, tiny
+from mupscale import hf
+from mupscale.cli.command_table import main
+from mupscale.hf.record import Record
+from mupscale.hf.relation import relate
+from mupscale.hf.source import open_source
+from mupscale.hf.verifying import _compare_optimizer
+from mupscale.system import MupscaleError
 
 TOKENS = {"input_ids": torch.arange(14).view(2, 7) % 11}
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
+import transformers
 
 import mupscale as mu
 from hf_files import TOKENS, folder_with_tokenizer
@@ -20,9 +22,6 @@ from mupscale.data.tokenizer import load_tokenizer, make_tokenizer
 from mupscale.hf import LanguageModel, hidden_size, load_language_model
 from mupscale.system import MupscaleError
 from mupscale.train import Recipe, Spec, find_checkpoint, read_snapshot
-
-transformers = pytest.importorskip("transformers")
-tokenizers = pytest.importorskip("tokenizers")
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
