@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
+from torch import nn
 
-from hf_models import CONFIGS, EAGER, build, inputs, loss, randomised, tiny
+import mupscale as mu
+from hf_models import CONFIGS, EAGER, build, inputs, loss, outputs, randomised, tiny
 from mupscale import Copies, Fresh, hf
+from mupscale.cli.command_table import main
 from mupscale.hf.depths import deep_config, layer_origins
 from mupscale.hf.miniatures import find_residual_writers
+from mupscale.hf.record import Record
+from mupscale.hf.relation import relate
 from mupscale.hf.source import open_source
+from mupscale.hf.verifying import _compare_optimizer
 from mupscale.planning import KeepDouble, in_double
 from mupscale.system import MupscaleError
 from slow_cases import with_slow
@@ -238,3 +247,449 @@ def test_inspection(tmp_path: Path) -> None:
     hf.upscale(tmp_path / "llama", tmp_path / "deep", layers=3, verify=False)
     assert "grown before, to 3 layers (identity)" in str(hf.inspect(tmp_path / "deep"))
     assert open_source(tmp_path / "deep").config["num_hidden_layers"] == 3
+
+
+# --- More width and more layers in one go, in either order, with the optimizer; the command; the model card.
+TOKENS = {"input_ids": torch.arange(14).view(2, 7) % 11}
+
+
+def trained(name: str, folder: Path, trainer_groups: bool = False) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+    """A model and an optimizer that has taken two steps, saved."""
+    config, _ = tiny(name)
+    model = randomised(build(config))
+    groups: Any = model.parameters()
+    if trainer_groups:
+        named = dict(model.named_parameters())
+        groups = [{**g, "params": [named[n] for n in g["params"]]} for g in hf.decay_groups(model, 0.1)]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2)
+    batches = inputs(config)
+    train(model, optimizer, batches)
+    model.save_pretrained(folder)  # type: ignore[operator]
+    torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+    return model, optimizer, batches
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[Any]) -> None:
+    for batch in batches:
+        optimizer.zero_grad()
+        loss(model, batch).backward()
+        optimizer.step()
+
+
+def loaded(folder: Path, like: nn.Module) -> nn.Module:
+    model: nn.Module = type(like).from_pretrained(folder, attn_implementation="eager")  # type: ignore[attr-defined]
+    return model.eval()
+
+
+@pytest.mark.quick("gpt2-identity", "mixtral-stack")
+@pytest.mark.parametrize("how", ["identity", "stack"])
+@pytest.mark.parametrize("name", ["gpt2", "mixtral"])
+def test_the_optimizer_goes_on_as_in_memory(name: str, how: Any, tmp_path: Path) -> None:
+    """The file's state and three steps of training are those of mu.upscale."""
+    small, optimizer, batches = trained(name, tmp_path / "small", trainer_groups=name == "gpt2")
+    file = tmp_path / "small" / "optimizer.pt"
+    hf.upscale(tmp_path / "small", tmp_path / "deep", layers=3, deepen=how, optimizer=file, verify=False)
+    deep = loaded(tmp_path / "deep", small)
+    resumed = hf.resume_optimizer(tmp_path / "deep", deep, torch.optim.AdamW)
+    other = loaded(tmp_path / "deep", small)
+    grow: Any = mu.Identity() if how == "identity" else mu.Stack()
+    plan = mu.plan_depth(small.eval(), other, grow=grow, inputs=batches[0])
+    expected = mu.growth.grow_optimizer(optimizer, small, other, plan)
+    theirs = dict(other.named_parameters())
+    for parameter, p in deep.named_parameters():
+        ours, state = resumed.state.get(p, {}), expected.state.get(theirs[parameter], {})
+        assert ours.keys() == state.keys()
+        assert all(torch.equal(torch.as_tensor(ours[key]), torch.as_tensor(state[key])) for key in state)
+    for model, each in ((deep, resumed), (other, expected)):
+        train(model, each, batches)
+    torch.testing.assert_close(dict(deep.named_parameters()), theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_the_trainers_own_optimizer_takes_the_file(tmp_path: Path) -> None:
+    """Two groups, with and without weight decay, stay two groups in the model's order."""
+    small, _, _ = trained("gpt2", tmp_path / "small", trainer_groups=True)
+    hf.upscale(tmp_path / "small", tmp_path / "deep", layers=3, optimizer=tmp_path / "small", verify=False)
+    deep = loaded(tmp_path / "deep", small)
+    named = dict(deep.named_parameters())
+    groups: Any = [{**g, "params": [named[n] for n in g["params"]]} for g in hf.decay_groups(deep, 0.1)]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2)
+    optimizer.load_state_dict(torch.load(tmp_path / "deep" / "optimizer.pt"))
+    old = torch.load(tmp_path / "small" / "optimizer.pt")["state"]
+    first = deep.get_parameter("transformer.h.0.attn.c_attn.weight")
+    assert any(torch.equal(optimizer.state[first]["exp_avg"], state["exp_avg"]) for state in old.values())
+    assert deep.get_parameter("transformer.h.2.attn.c_attn.weight") not in optimizer.state
+
+
+def test_width_and_depth_in_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The function stays, the optimizer comes along, and record and card tell of both."""
+    small, optimizer, _ = trained("llama", tmp_path / "small")
+    words = ["upscale", str(tmp_path / "small"), str(tmp_path / "large"), "--times", "2", "--exact", "--layers", "5"]
+    assert main([*words, "--optimizer-state", str(tmp_path / "small" / "optimizer.pt")]) == 0
+    said = capsys.readouterr().out
+    assert "kv 2 → 4) and 2 → 5 layers (identity)" in said.replace("\n", " ")
+    assert "with copies (hidden 16 → 32" in said
+    assert "equivalent" in said
+    report = hf.verify(tmp_path / "small", tmp_path / "large", dtype="float64")
+    assert report.ok
+    assert [row.what for row in report.rows[:2]] == ["copied weights in the files", "new layers in the files"]
+    assert report.rows[2].what == "optimizer.pt"
+    assert report.rows[2].difference < 1e-7
+    assert "Not compared" not in report.verdict
+    assert max(row.difference for row in report.rows if "files" not in row.what) < 1e-12
+    assert [(g.times.hidden, g.layers) for g in Record.load(tmp_path / "large").growths] == [(2, None), (1, 5)]
+    card = (tmp_path / "large" / "README.md").read_text()
+    assert "made wider and deeper" in card
+    assert "layers 2 → 5" in card
+    assert not list((tmp_path / "large").glob(".*"))
+    large = loaded(tmp_path / "large", small)
+    groups = hf.param_groups(tmp_path / "large", large, torch.optim.AdamW, lr=1.0)
+    rates = {name: group["lr"] for group in groups for name, _ in group["params"]}
+    assert rates["model.layers.1.mlp.up_proj.weight"] == rates["model.layers.0.mlp.up_proj.weight"] == 0.5
+    resumed = hf.resume_optimizer(tmp_path / "large", large, torch.optim.AdamW)
+    narrow = optimizer.state[small.get_parameter("model.norm.weight")]["exp_avg"]
+    wide = resumed.state[large.get_parameter("model.norm.weight")]["exp_avg"]
+    torch.testing.assert_close(wide, narrow.repeat_interleave(2) / 2)
+    assert large.get_parameter("model.layers.1.mlp.up_proj.weight") not in resumed.state
+    assert resumed.state[large.get_parameter("model.layers.2.mlp.up_proj.weight")]
+
+
+@pytest.mark.slow
+def test_either_order_and_once_more(tmp_path: Path) -> None:
+    """Deeper then wider, wider then deeper: the function stays, and new layers have μP's spread at their width."""
+    config, _ = tiny("llama", hidden_size=64, intermediate_size=64)
+    randomised(build(config)).save_pretrained(tmp_path / "small")  # type: ignore[operator]
+    hf.upscale(tmp_path / "small", tmp_path / "deep", layers=3, verify=False)
+    hf.upscale(tmp_path / "deep", tmp_path / "deep-wide", times=4, verify=False, progress=False, exact=True)
+    hf.upscale(tmp_path / "small", tmp_path / "wide", times=4, verify=False, progress=False, exact=True)
+    hf.upscale(tmp_path / "wide", tmp_path / "wide-deep", layers=4, seed=1, verify=False)
+    hf.upscale(tmp_path / "wide-deep", tmp_path / "more", layers=6, deepen="stack", verify=False)
+    for small, large in (("small", "deep-wide"), ("small", "wide-deep"), ("wide-deep", "more")):
+        report = hf.verify(tmp_path / small, tmp_path / large, dtype="float64")
+        assert report.ok, (small, large)
+        assert ("copied layers move" in report.verdict) == (large == "more")
+    tensors = {}
+    for folder, new in (("deep", 2), ("wide-deep", 1)):
+        model = transformers.LlamaForCausalLM.from_pretrained(tmp_path / folder)
+        tensors[folder] = model.get_parameter(f"model.layers.{new}.mlp.up_proj.weight").detach()
+    assert float(tensors["deep"].std()) == pytest.approx(0.02, rel=0.05)
+    assert float(tensors["wide-deep"].std()) == pytest.approx(0.01, rel=0.05)
+
+
+@pytest.mark.parametrize("lossless", [True, False])
+def test_outputs_are_compared_also_where_fresh_units_and_layers_came_at_once(lossless: bool, tmp_path: Path) -> None:
+    """With the norms' eps scaled, or the new units silenced; only new layers alone are said to keep the function."""
+    config, _ = tiny("llama")
+    randomised(build(config)).save_pretrained(tmp_path / "small")  # type: ignore[operator]
+    asked: dict[str, Any] = {"times": 2, "layers": 3, "grow": mu.Fresh(lossless=lossless)}
+    made = hf.upscale(tmp_path / "small", tmp_path / "large", **asked, progress=False)
+    assert made.comparison is not None
+    rows = {row.what: row for row in made.comparison.rows}
+    row = rows["logits, eps scaled" if lossless else "logits, new units silent"]
+    assert row.difference < row.tolerance == 1e-4
+    assert ("lossless: logits move by" in made.comparison.verdict) == lossless
+    told = str(hf.inspect(tmp_path / "small", **asked)) + (tmp_path / "large" / "README.md").read_text(encoding="utf-8")
+    assert " ".join(told.split()).count("stream yet, so they change nothing at first") == 2
+    assert "so the function stays the same" not in " ".join(told.split())
+
+
+@pytest.mark.slow
+def test_noise_fresh_units_and_dtypes(tmp_path: Path) -> None:
+    trained("llama", tmp_path / "small")
+    common: dict[str, Any] = {"layers": 3, "progress": False}
+    noisy = hf.upscale(tmp_path / "small", tmp_path / "noisy", times=2, noise=0.1, **common)
+    assert "noise moves logits" in str(noisy)
+    fresh = hf.upscale(tmp_path / "small", tmp_path / "fresh", hidden=24, heads=6, kv=2, grow=mu.Fresh(), **common)
+    assert "they move logits" in str(fresh)
+    assert fresh.sizes["layers"] == (2, 3)
+    half = hf.upscale(tmp_path / "small", tmp_path / "half", dtype="bfloat16", **common)
+    assert half.comparison is not None
+    assert {stored.dtype for stored in open_source(tmp_path / "half").tensors.values()} == {torch.bfloat16}
+    alone = hf.upscale(tmp_path / "small", tmp_path / "alone", **common)
+    assert alone.times.hidden == 1
+    assert "2 → 3 layers" in str(alone)
+
+
+def test_wrong_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained("gpt2", tmp_path / "small")
+    small, out = str(tmp_path / "small"), str(tmp_path / "out")
+    for words, sentence in (
+        (["--layers", "2"], "A deeper model needs more than that"),
+        (["--layers", "3", "--noise", "1"], "give a width as well (--times 2)"),
+        (["--how", "stack"], "add --layers N"),
+        (["--deepen", "stack"], "add --layers N"),
+        (["--layers", "3", "--how", "stack", "--deepen", "identity"], "give one of them"),
+        (["--layers", "3", "--deepen", "sideways"], "identity, stack or interleaved"),
+        (["--layers", "3", "--optimizer-state", f"{small}/config.json"], "was not written by torch.save"),
+        (["--layers", "3", "--optimizer-state", f"{small}/none.pt"], "no saved optimizer"),
+    ):
+        assert main(["upscale", small, out, *words]) in (1, 2)
+        said = " ".join(capsys.readouterr().err.split())
+        assert sentence in said, said
+        assert "Traceback" not in said
+    with pytest.raises(mu.MupscaleError, match=r"give a width as well \(times=2\)"):
+        hf.upscale(small, out, layers=3, noise=1.0)
+    assert [file.name for file in tmp_path.iterdir()] == ["small"]
+    assert main(["inspect", small, "--layers", "1"]) == 1
+    assert main(["inspect", small, "--layers", "4", "--how", "interleaved"]) == 0
+    assert "each behind its layer" in capsys.readouterr().out
+
+
+def test_an_optimizer_of_another_model_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    trained("gpt2", tmp_path / "small")
+    stranger = nn.Linear(3, 3)
+    torch.save(torch.optim.AdamW(stranger.parameters()).state_dict(), tmp_path / "other.pt")
+    with pytest.raises(MupscaleError, match="it belongs to a different model"):
+        hf.upscale(tmp_path / "small", tmp_path / "deep", layers=3, optimizer=tmp_path / "other.pt")
+    assert not (tmp_path / "deep").exists()
+
+
+GROWTHS: dict[str, dict[str, Any]] = {
+    "fresh": {"times": 2},
+    "noise": {"times": 2, "noise": 0.5},
+    "deeper": {"layers": 3},
+    "wider and deeper": {"times": 2, "layers": 3, "deepen": "stack"},
+    "experts": {"experts": 4},
+    "several": {"times": 2, "exact": True},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GROWTHS)
+def test_verify_compares_a_saved_optimizer(name: str, tmp_path: Path) -> None:
+    """Its state and its rates; a number that was changed is named, and where there is nothing to compare it says so."""
+    trained("llama", tmp_path / "small")
+    told: dict[str, Any] = {"optimizer": tmp_path / "small", "verify": False, "progress": False}
+    hf.upscale(tmp_path / "small", tmp_path / "large", **GROWTHS[name], **told)
+    if name == "several":  # and then fresh units, and more layers
+        for out, asked in (("wider", {"hidden": 48, "heads": 12, "kv": 6}), ("deeper", {"layers": 3})):
+            told["optimizer"] = tmp_path / "large"
+            hf.upscale(tmp_path / "large", tmp_path / out, **asked, **told)
+            shutil.rmtree(tmp_path / "large")
+            (tmp_path / out).rename(tmp_path / "large")
+    file = tmp_path / "large" / "optimizer.pt"
+    relation = relate(*(open_source(tmp_path / folder) for folder in ("small", "large")))
+
+    def compared() -> tuple[float, str]:
+        rows: list[Any] = []
+        first = _compare_optimizer(relation, rows, notes)
+        return (math.inf if not rows else rows[0].difference), str(first)
+
+    notes: list[str] = []
+    assert compared()[0] < 1e-7
+    content = torch.load(file)
+    content["param_groups"][0]["lr"] *= 1.01
+    torch.save(content, file)
+    assert compared()[0] == pytest.approx(0.01)
+    content["param_groups"][0]["lr"] /= 1.01
+    next(iter(content["state"].values()))["exp_avg"].view(-1)[0] += 1.0
+    torch.save(content, file)
+    assert "/exp_avg" in compared()[1]
+    assert not notes
+    (tmp_path / "small" / "optimizer.pt").unlink()
+    compared()
+    assert notes == [f"Not compared: optimizer.pt, since {tmp_path / 'small'} holds none."]
+
+
+# --- Checkpoints as mixtures of experts: the function, the optimizer and training stay where they can; what is refused.
+KINDS = {"llama": "MixtralForCausalLM", "mistral": "MixtralForCausalLM", "qwen3": "Qwen3MoeForCausalLM"}
+
+
+def load(folder: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, **EAGER).eval()
+
+
+def steps(model: Any, optimizer: Any, config: Any, count: int) -> list[torch.Tensor]:
+    """Logits before each of so many steps, and after the last."""
+    seen = []
+    for number in range(count + 1):
+        optimizer.zero_grad()
+        logits = outputs(model, inputs(config)[0])[0]
+        seen.append(logits.detach())
+        if number < count:
+            (logits - 1).square().mean().backward()
+            optimizer.step()
+    return seen
+
+
+def saved_trained(name: str, folder: Path, count: int = 2, **more: Any) -> tuple[Any, Any, Any]:
+    """A trained checkpoint with its optimizer: config, model and optimizer, as they are loaded."""
+    config, _ = tiny(name, **more)
+    model = randomised(build(config)).double()
+    made = [torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3, weight_decay=0.1)]
+    with KeepDouble():
+        steps(model, made[0], config, count)
+        model.save_pretrained(folder)
+        torch.save(made[0].state_dict(), folder / "optimizer.pt")
+        model = load(folder)
+    made.append(torch.optim.AdamW(model.parameters(), lr=1e-2))
+    made[1].load_state_dict(made[0].state_dict())
+    return config, model, made[1]
+
+
+def apart(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", pytest.param("mistral", marks=pytest.mark.slow)])
+def test_the_function_stays_and_the_optimizer_goes_along(name: str, tmp_path: Path) -> None:
+    """Experts have the state of their layer, by the share of its gradient that they get; all then learn."""
+    config, small, before = saved_trained(name, tmp_path / "small")
+    asked = {"optimizer": tmp_path / "small" / "optimizer.pt", "progress": False}
+    made = hf.upscale(tmp_path / "small", tmp_path / "mixture", experts=4, **asked)
+    assert made.comparison is not None
+    assert made.sizes["experts"] == (1, 4)
+    with KeepDouble():
+        mixture = load(tmp_path / "mixture")
+        assert type(mixture).__name__ == KINDS[name]
+        after = hf.resume_optimizer(tmp_path / "mixture", mixture, torch.optim.AdamW)
+        ours, theirs = dict(small.named_parameters()), dict(mixture.named_parameters())
+        path = "model.layers.0.mlp"
+        gate, up, down = (before.state[ours[f"{path}.{part}_proj.weight"]] for part in ("gate", "up", "down"))
+        both, last = (after.state[theirs[f"{path}.experts.{part}"]] for part in ("gate_up_proj", "down_proj"))
+        for key, share in (("exp_avg", 4), ("exp_avg_sq", 16)):
+            assert torch.equal(both[key][3], torch.cat([gate[key], up[key]]) / share)
+            assert torch.equal(last[key][0], down[key] / share)
+        groups = hf.param_groups(tmp_path / "mixture", mixture, torch.optim.AdamW, lr=1e-2, eps=1e-3)
+        assert sorted({(group["lr"], group["eps"]) for group in groups}) == [(1e-2, 2.5e-4), (1e-2, 1e-3)]
+        seen = steps(mixture, after, config, 1)
+        assert apart(seen[:1], [outputs(small, inputs(config)[0])[0].detach()]) < 1e-12
+    assert not torch.equal(theirs[f"{path}.experts.down_proj"][0], theirs[f"{path}.experts.down_proj"][1])
+    card = (tmp_path / "mixture" / "README.md").read_text(encoding="utf-8")
+    assert "made a mixture of experts with mupscale: experts 1 → 4" in card
+    assert "optimizer.pt" in card
+    assert f'transformers.{KINDS[name]}.from_pretrained("mixture")' in card
+    with pytest.raises(MupscaleError, match=rf"'model\.layers\.0\.mlp\.gate_proj.weight'.* Load it as {KINDS[name]}"):
+        hf.param_groups(tmp_path / "mixture", small, torch.optim.AdamW, lr=1e-2)
+
+
+@pytest.mark.parametrize("times", [None, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_zero_router_trains_as_the_dense_model_does(times: int | None, tmp_path: Path) -> None:
+    """--exact: with rates, moments and eps by the number of active experts; also where the width grows as well.
+
+    The router stays frozen: rounding would break the ties between experts.
+    """
+    config, small, before = saved_trained("qwen3", tmp_path / "small")
+    asked = {"optimizer": tmp_path / "small" / "optimizer.pt", "progress": False, "exact": True, "times": times}
+    hf.upscale(tmp_path / "small", tmp_path / "mixture", experts=4, top_k=2, **asked)
+    assert hf.verify(tmp_path / "small", tmp_path / "mixture", dtype="float64").ok
+    with KeepDouble():
+        mixture = load(tmp_path / "mixture")
+        after = hf.resume_optimizer(tmp_path / "mixture", mixture, torch.optim.AdamW)
+        for name, p in mixture.named_parameters():
+            p.requires_grad_(not name.endswith(".mlp.gate.weight"))
+        assert apart(steps(small, before, config, 3), steps(mixture, after, config, 3)) < 1e-10
+
+
+@pytest.mark.slow
+def test_more_experts_of_a_mixture(tmp_path: Path) -> None:
+    """Each is copied, with its row of the router; with as many more active the function and training stay."""
+    config, small, before = saved_trained("mixtral", tmp_path / "small", num_local_experts=2, num_experts_per_tok=1)
+    asked = {"optimizer": tmp_path / "small" / "optimizer.pt", "progress": False}
+    hf.upscale(tmp_path / "small", tmp_path / "more", experts=4, **asked)
+    assert json.loads((tmp_path / "more" / "config.json").read_text())["num_experts_per_tok"] == 2
+    with KeepDouble():
+        more = load(tmp_path / "more")
+        after = hf.resume_optimizer(tmp_path / "more", more, torch.optim.AdamW)
+        assert apart(steps(small, before, config, 3), steps(more, after, config, 3)) < 1e-10
+    made = hf.upscale(tmp_path / "small", tmp_path / "less", experts=4, top_k=3, progress=False)
+    assert "copied experts move" in str(made)
+    with pytest.raises(MupscaleError, match="a multiple of its 2"):
+        hf.upscale(tmp_path / "small", tmp_path / "odd", experts=3)
+
+
+@pytest.mark.slow
+def test_a_mixture_grows_on(tmp_path: Path) -> None:
+    """Rates count from the dense model on."""
+    saved_trained("llama", tmp_path / "small")
+    hf.upscale(tmp_path / "small", tmp_path / "mixture", experts=3, top_k=2, progress=False, verify=False)
+    hf.upscale(tmp_path / "mixture", tmp_path / "wide", times=2, exact=True, progress=False, verify=False)
+    hf.upscale(tmp_path / "wide", tmp_path / "deep", layers=3, progress=False, verify=False)
+    assert hf.verify(tmp_path / "small", tmp_path / "deep").ok
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "deep")
+    rules = hf.plan(tmp_path / "deep", model).rules
+    expert, router = (rules[f"model.layers.2.mlp.{name}"] for name in ("experts.down_proj", "gate.weight"))
+    assert (expert.out, expert.in_, expert.depth) == (2, 2, 3)
+    assert (router.out, router.in_, router.depth) == (1, 2, 1)
+
+
+@pytest.mark.slow
+def test_wider_by_fresh_units_and_a_mixture_in_one_command(tmp_path: Path) -> None:
+    """Router and experts have the rates of their width, and the optimizer fits the mixture."""
+    saved_trained("qwen3", tmp_path / "small")
+    asked = {"optimizer": tmp_path / "small" / "optimizer.pt", "progress": False, "dtype": "bfloat16"}
+    made = hf.upscale(tmp_path / "small", tmp_path / "both", times=2, experts=4, **asked)
+    assert "and 1 → 4 experts" in str(made)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "both")
+    rules = hf.plan(tmp_path / "both", model).rules
+    expert, router = (rules[f"model.layers.0.mlp.{name}"] for name in ("experts.gate_up_proj", "gate.weight"))
+    assert (expert.out, expert.in_, expert.depth) == (2, 2, 4)
+    assert (router.out, router.in_, router.depth) == (1, 2, 1)
+    assert len(hf.resume_optimizer(tmp_path / "both", model, torch.optim.AdamW).state) > 20
+    assert hf.verify(tmp_path / "small", tmp_path / "both").ok
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_mixture_wider_and_with_more_experts_in_one_command(exact: bool, tmp_path: Path) -> None:
+    """Rows of routers are copied after they have grown; without noise or fresh units training stays."""
+    config, small, before = saved_trained("mixtral", tmp_path / "small", num_local_experts=3, num_experts_per_tok=2)
+    asked = {"optimizer": tmp_path / "small" / "optimizer.pt", "progress": False, "exact": exact}
+    hf.upscale(tmp_path / "small", tmp_path / "both", times=2, experts=6, **asked)
+    assert hf.verify(tmp_path / "small", tmp_path / "both", dtype="float64").ok
+    with KeepDouble():
+        both = load(tmp_path / "both")
+        after = hf.resume_optimizer(tmp_path / "both", both, torch.optim.AdamW)
+        router = both.get_parameter("model.layers.0.mlp.gate.weight")
+        for rows in (router.detach(), after.state[router]["exp_avg"]):
+            assert torch.equal(rows[::2], rows[1::2])
+            assert not torch.equal(rows[0], rows[2])
+        if exact:
+            assert apart(steps(small, before, config, 3), steps(both, after, config, 3)) < 1e-10
+
+
+def test_an_optimizer_that_keeps_less_than_a_number_for_each_weight_is_refused_at_once(tmp_path: Path) -> None:
+    _, small, _ = saved_trained("llama", tmp_path / "small", 0)
+    optimizer = torch.optim.Adafactor(small.parameters(), lr=1e-2)
+    for p in small.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    with pytest.raises(MupscaleError, match="Start a new optimizer for the mixture"):
+        hf.upscale(tmp_path / "small", tmp_path / "mixture", experts=4, optimizer=tmp_path / "optimizer.pt")
+    assert not (tmp_path / "mixture").exists()
+
+
+def test_verify_finds_a_changed_expert(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    saved_trained("llama", tmp_path / "small", 0)
+    hf.upscale(tmp_path / "small", tmp_path / "mixture", experts=2, top_k=1, progress=False, verify=False)
+    tensors = load_file(tmp_path / "mixture" / "model.safetensors")
+    tensors["model.layers.1.block_sparse_moe.experts.1.w2.weight"][0, 0] += 1
+    save_file(tensors, tmp_path / "mixture" / "model.safetensors", {"format": "pt"})
+    told = hf.verify(tmp_path / "small", tmp_path / "mixture")
+    assert not told.ok
+    assert "model.layers.1.block_sparse_moe.experts.1.w2.weight" in str(told)
+
+
+def test_the_command_and_what_it_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved_trained("llama", tmp_path / "small")
+    saved_trained("llama", tmp_path / "biased", mlp_bias=True)
+    saved_trained("gpt2", tmp_path / "gpt2")
+    words = ["upscale", str(tmp_path / "small"), str(tmp_path / "out")]
+    for more, sentence in (
+        (["--experts", "1"], "give --experts 2 or more"),
+        (["--experts", "4", "--top-k", "5"], "5 of 4 experts cannot be active"),
+        (["--top-k", "2"], "give --experts 2 or more"),
+        (["--experts", "4", "--layers", "4"], "make one, and then the other"),
+        (["--experts", "4", "--noise", "0.1"], "Noise among experts is for models in memory"),
+    ):
+        assert main([*words, *more]) in (1, 2)
+        assert sentence in " ".join(capsys.readouterr().err.split())
+    for name, sentence in (("gpt2", "not from gpt2"), ("biased", "'mlp_bias' in config.json")):
+        with pytest.raises(MupscaleError, match=sentence):
+            hf.upscale(tmp_path / name, tmp_path / "out", experts=4)
+    assert not (tmp_path / "out").exists()
+    assert main([*words, "--experts", "3", "--top-k", "1"]) == 0
+    assert "parameters with 1 → 3 experts" in " ".join(capsys.readouterr().out.split())
+    assert main(["verify", str(tmp_path / "small"), str(tmp_path / "out")]) == 0

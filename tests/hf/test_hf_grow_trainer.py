@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import warnings
 from dataclasses import replace
@@ -290,3 +291,284 @@ def test_lr_is_the_rate_at_the_step_of_growth(tmp_path: Path) -> None:
     torch.testing.assert_close(rates(halved), half, rtol=1e-6, atol=0)
     with pytest.warns(UserWarning, match=r"lr=0.004 changes nothing: .* after step 5. For half .* give lr=0.002"):
         train(tmp_path / "same", hf.GrowTrainerCallback(at=5, times=2, lr=4e-3, exact=True), **linear)
+
+
+# --- A model that grows more than once in one run of transformers' Trainer, or that had grown before it.
+TOKENS = torch.arange(8)[None]
+
+
+def test_two_growths_by_copies_go_on_as_the_small_model_would(tmp_path: Path) -> None:
+    """Clipped by the small model's norm all the way; each callback was once given the plan of its own growth alone."""
+    alone = train(tmp_path / "alone", max_grad_norm=0.1)
+    grow, again = hf.GrowTrainerCallback(at=3, times=2, exact=True), hf.GrowTrainerCallback(at=6, times=2, exact=True)
+    grown = train(tmp_path / "grown", again, grow, max_grad_norm=0.1)  # in any order
+    assert grown.model.config.hidden_size == 64
+    torch.testing.assert_close(losses(grown), losses(alone), rtol=1e-5, atol=0)
+    torch.testing.assert_close(grown.model(TOKENS).logits, alone.model(TOKENS).logits, rtol=0, atol=1e-4)
+    free = train(tmp_path / "free", max_grad_norm=0.2)
+    assert (free.model(TOKENS).logits - alone.model(TOKENS).logits).abs().max() > 1e-3, "clipping does not matter"
+    assert {group["lr_factor"] for group in grown.optimizer.param_groups} == {0.25, 1.0}
+    assert grown.args.max_grad_norm == 0.1
+    for folder, times in (("checkpoint-3", 2), ("narrow-checkpoint-6", 2), ("checkpoint-6", 4)):
+        assert Record.load(tmp_path / "grown" / folder).times.hidden == times
+    assert hf.verify(tmp_path / "grown/narrow-checkpoint-6", tmp_path / "grown/checkpoint-6", dtype="float64").ok
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [[{"times": 2}, {"layers": 4}], [{"layers": 3}, {"times": 2}]])
+def test_width_and_depth_at_steps_of_their_own(asked: list[dict[str, Any]], tmp_path: Path) -> None:
+    """The second growth changes nothing where it happens, and can be told from the files."""
+    callbacks = [hf.GrowTrainerCallback(at=at, **one) for at, one in zip((2, 4), asked, strict=True)]
+    trainer = train(tmp_path, *callbacks, steps=6)
+    assert trainer.model.config.hidden_size == 32
+    assert trainer.model.config.num_hidden_layers in (3, 4)
+    for step in (2, 4):
+        assert hf.verify(tmp_path / f"narrow-checkpoint-{step}", tmp_path / f"checkpoint-{step}", dtype="float64").ok
+
+
+@pytest.mark.slow
+def test_two_growths_at_one_step_are_as_one_of_both(tmp_path: Path) -> None:
+    apart = [hf.GrowTrainerCallback(at=2, times=2, exact=True), hf.GrowTrainerCallback(at=2, layers=4)]
+    twice = train(tmp_path / "apart", *apart, steps=4)
+    once = train(tmp_path / "once", hf.GrowTrainerCallback(at=2, times=2, layers=4, exact=True), steps=4)
+    for (name, ours), theirs in zip(twice.model.state_dict().items(), once.model.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs), name
+    for folder in ("narrow-checkpoint-2", "checkpoint-2"):
+        ours, theirs = (tmp_path / run / folder / "config.json" for run in ("apart", "once"))
+        assert ours.read_text() == theirs.read_text()
+
+
+@pytest.mark.quick("4")
+@pytest.mark.parametrize("stop", [pytest.param(2, marks=pytest.mark.slow), 4, 6])
+def test_a_run_with_two_growths_goes_on_after_a_stop(tmp_path: Path, stop: int) -> None:
+    """Before the first, between them and after both: with the weights, bit for bit, of one that was not stopped."""
+
+    def callbacks() -> list[Any]:
+        first = hf.GrowTrainerCallback(at=3, hidden=24, heads=6, kv=3, grow=mu.Fresh(), scale_lr=0.5)
+        return [first, hf.GrowTrainerCallback(at=5, times=2, layers=3, noise=0.5)]
+
+    settings = {"save_strategy": "steps", "save_steps": 1, "steps": 7}
+    whole = train(tmp_path / "run", *callbacks(), **settings)
+    for path in (tmp_path / "run").iterdir():
+        if path.name[11:].isdecimal() and int(path.name[11:]) > stop:
+            shutil.rmtree(path)
+    again = train(tmp_path / "run", *callbacks(), resume=True, **settings)
+    assert again.state.global_step == 7
+    assert again.args.max_grad_norm == whole.args.max_grad_norm == 0.5
+    assert rates(again)[-1] == rates(whole)[-1]
+    for (name, ours), theirs in zip(again.model.state_dict().items(), whole.model.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs), name
+
+
+@pytest.mark.slow
+def test_a_size_that_fits_only_after_the_first_growth_is_not_refused_before(tmp_path: Path) -> None:
+    first = hf.GrowTrainerCallback(at=1, hidden=24, heads=6, kv=3, grow=mu.Fresh())
+    trainer = train(tmp_path, first, hf.GrowTrainerCallback(at=2, hidden=72, exact=True), steps=3)
+    assert trainer.model.config.hidden_size == 72
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_was_upscaled_grows_again_under_clip(tmp_path: Path) -> None:
+    """From files with Clip, then in the middle of the run: still what the small model would do, also after a stop."""
+    small_llama().save_pretrained(tmp_path / "small")
+    hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, progress=False, exact=True)
+    hyper: dict[str, Any] = {"lr": 1e-2, "eps": 1e-3, "weight_decay": 0.1}
+
+    def run(folder: str, model: Any, groups: Any, *callbacks: Any, resume: bool = False) -> Any:
+        optimizer = torch.optim.AdamW(groups, **hyper)
+        schedule = transformers.get_cosine_schedule_with_warmup(optimizer, 0, 5)
+        settings = {"save_strategy": "steps", "save_steps": 1, "max_grad_norm": 0.1, "steps": 5}
+        more = {"optimizers": (optimizer, schedule), "model": model, "resume": resume}
+        return train(tmp_path / folder, *callbacks, **settings, **more)
+
+    def run_wide(resume: bool) -> Any:
+        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "wide", dtype=torch.float64)
+        groups = hf.param_groups(tmp_path / "wide", model, torch.optim.AdamW, **hyper)
+        return run(
+            "run",
+            model,
+            groups,
+            hf.GrowTrainerCallback(at=2, times=2, exact=True),
+            hf.Clip(tmp_path / "wide"),
+            resume=resume,
+        )
+
+    small = small_llama()
+    alone = run("alone", small, small.parameters())
+    whole = run_wide(resume=False)
+    assert whole.model.config.hidden_size == 64
+    torch.testing.assert_close(losses(whole), losses(alone), rtol=1e-5, atol=0)
+    assert Record.load(tmp_path / "run/checkpoint-5").times.hidden == 4
+    for step in (4, 5):
+        shutil.rmtree(tmp_path / f"run/checkpoint-{step}")
+    again = run_wide(resume=True)
+    assert torch.equal(again.model.lm_head.weight, whole.model.lm_head.weight)
+    assert Record.load(tmp_path / "run/checkpoint-5").times.hidden == 4
+    assert again.args.max_grad_norm == 0.1
+
+
+@pytest.mark.slow
+def test_half_of_what_the_rates_would_have_been(tmp_path: Path) -> None:
+    alone = train(tmp_path / "alone", steps=6)
+    halved = train(tmp_path / "halved", hf.GrowTrainerCallback(at=2, times=2, grow=mu.Fresh(), scale_lr=0.5), steps=6)
+    ratio = [ours / theirs for ours, theirs in zip(rates(halved), rates(alone), strict=True)]
+    factor = halved.optimizer.param_groups[0]["lr_factor"]
+    assert ratio[:2] == pytest.approx([1.0, 1.0])
+    assert ratio[2:] == pytest.approx([0.5 * factor] * 4)
+
+
+@pytest.mark.parametrize("given", [{"scale_lr": 0.5, "lr": 1e-3}, {"scale_lr": 0.0}, {"scale_lr": float("nan")}])
+def test_a_factor_that_is_none_is_refused(given: dict[str, float]) -> None:
+    with pytest.raises(MupscaleError, match="positive factor for the learning rates, instead of lr="):
+        hf.GrowTrainerCallback(at=2, times=2, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [{"noise": 0.5}, {"grow": mu.Fresh()}])
+def test_what_a_second_growth_draws_counts_from_the_first_model(how: dict[str, Any], tmp_path: Path) -> None:
+    """As in files: verify draws it again by the record, and finds the same."""
+    train(
+        tmp_path,
+        hf.GrowTrainerCallback(at=1, times=2, exact=True),
+        hf.GrowTrainerCallback(at=2, times=2, **how),
+        steps=2,
+    )
+    assert hf.verify(tmp_path / "narrow-checkpoint-2", tmp_path / "checkpoint-2", dtype="float64").ok
+    record = Record.load(tmp_path / "checkpoint-2")
+    replace(record, growths=(record.growths[0], replace(record.growths[1], seed=1))).save(tmp_path / "checkpoint-2")
+    assert not hf.verify(tmp_path / "narrow-checkpoint-2", tmp_path / "checkpoint-2", dtype="float64").ok
+
+
+def test_a_run_is_not_resumed_with_another_growth(tmp_path: Path) -> None:
+    """In a sentence; the Trainer raised a list of shapes that do not fit."""
+    settings = {"save_strategy": "steps", "save_steps": 2, "steps": 2}
+    train(tmp_path, hf.GrowTrainerCallback(at=1, times=2), **settings)
+    message = "holds a model of hidden size 32, .* but after step 2 this Trainer's would have hidden size 64, "
+    with pytest.raises(MupscaleError, match=message):
+        train(tmp_path, hf.GrowTrainerCallback(at=1, times=4), resume=True, **settings)
+
+
+# --- Several sizes out of one run of transformers' Trainer: branches that end finished, and a trunk that goes on.
+CONSTANT = {"lr_scheduler_type": "constant", "save_strategy": "steps", "save_steps": 1}
+
+
+def family() -> list[Any]:
+    """Hidden size 16, finished after step 5, and 24 with three layers, after step 9."""
+    grow = hf.GrowTrainerCallback(at=5, hidden=24, heads=6, kv=3, grow=mu.Fresh(), layers=3)
+    return [hf.BranchTrainerCallback(5, 2), grow, hf.BranchTrainerCallback(9, 3)]
+
+
+def resume(folder: Path) -> Any:
+    callbacks = family()
+    callbacks[0].resume = callbacks[1].resume  # which the helper asks the first callback for
+    return train(folder, *callbacks, steps=9, resume=True, **CONSTANT)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, train(folder, *family(), steps=9, eval_strategy="steps", eval_steps=5, **CONSTANT)
+
+
+def same(ours: Any, theirs: Any) -> None:
+    for name, value in ours.state_dict().items():
+        assert torch.equal(value, theirs.state_dict()[name]), name
+
+
+def load(folder: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder)
+
+
+def test_a_branch_is_a_run_with_its_decay_and_the_trunk_goes_on_from_before_it(
+    whole: tuple[Path, Any], tmp_path: Path
+) -> None:
+    folder, trainer = whole
+    model = small_llama()
+    optimizer = torch.optim.AdamW(_decayed(model), lr=1e-2, eps=1e-3)
+    multiples = [1.0, 1.0, 1.0, 2 / 3, 1 / 3, 0.0]
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: multiples[step])
+    alone = train(tmp_path, steps=5, model=model, optimizers=(optimizer, scheduler))
+    finished = load(folder / "sizes" / "hidden-16-layers-2").state_dict()
+    for name, value in alone.model.state_dict().items():  # the Trainer's own optimizer may round otherwise
+        torch.testing.assert_close(finished[name], value, rtol=0, atol=1e-12)
+    assert rates(trainer)[:6] == pytest.approx([1e-2, 1e-2, 1e-2, 2e-2 / 3, 1e-2 / 3, 1e-2])
+    trunk = mu.load(folder / "trunk-3" / "model.safetensors").model
+    narrow = load(folder / "narrow-checkpoint-5").state_dict()
+    assert all(torch.equal(value, narrow[name]) for name, value in trunk.items())
+    same(load(folder / "sizes" / "hidden-24-layers-3"), trainer.model)  # the run ends with its last size
+    assert Record.load(folder / "sizes" / "hidden-24-layers-3").growths
+
+
+def test_a_card_tells_shape_steps_of_the_trunk_and_how_to_load(whole: tuple[Path, Any]) -> None:
+    """Six steps before the second branch, of which two were the first branch's; the last size is evaluated."""
+    first, last = (
+        " ".join((whole[0] / "sizes" / name / "README.md").read_text(encoding="utf-8").split())
+        for name in ("hidden-16-layers-2", "hidden-24-layers-3")
+    )
+    for card in (first, last):
+        assert "pipeline_tag: text-generation" in card
+        assert "is one size of a family" in card
+    assert "after 3 of the trunk's steps, and its learning rate then fell to zero over 2 steps" in first
+    assert "hidden size 16, feed-forward size 24, attention heads 4, key/value heads 2, layers 2" in first
+    assert 'transformers.LlamaForCausalLM.from_pretrained("hidden-16-layers-2")' in first
+    assert "evaluation" not in first  # the trunk was evaluated after that step
+    assert "after 4 of the trunk's steps, and its learning rate then fell to zero over 3 steps" in last
+    assert "finished before it: `hidden-16-layers-2`." in last
+    evaluated = whole[1].state.log_history[-2]
+    assert last.endswith(f"Its evaluation: eval_loss {evaluated['eval_loss']:.4g}.")
+    assert evaluated["step"] == 9
+
+
+def _decayed(model: Any) -> list[dict[str, Any]]:
+    """The Trainer's two groups."""
+    names = hf.decay_groups(model, 0.1)
+    own = dict(model.named_parameters())
+    return [{**group, "params": [own[name] for name in group["params"]]} for group in names]
+
+
+@pytest.mark.quick("4")
+@pytest.mark.parametrize(
+    "stop", [pytest.param(2, marks=pytest.mark.slow), 4, 5, pytest.param(7, marks=pytest.mark.slow)]
+)
+def test_a_family_that_was_stopped_goes_on_to_the_same_bits(whole: tuple[Path, Any], tmp_path: Path, stop: int) -> None:
+    """Before the branch, in it, where the trunk has grown, and in the last branch."""
+    folder = tmp_path / "run"
+    shutil.copytree(whole[0], folder)
+    for path in folder.glob("checkpoint-*"):
+        if int(path.name[11:]) > stop:
+            shutil.rmtree(path)
+    shutil.rmtree(folder / "sizes" / "hidden-24-layers-3")
+    again = resume(folder)
+    same(again.model, whole[1].model)
+    for name in ("hidden-16-layers-2", "hidden-24-layers-3"):
+        same(load(folder / "sizes" / name), load(whole[0] / "sizes" / name))
+
+
+def test_a_line_in_the_log_and_a_record_wherever_the_model_is_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = train(tmp_path, hf.GrowTrainerCallback(at=1, hidden=24, heads=6, kv=3, grow=mu.Fresh()), steps=2)
+    printed = capsys.readouterr().out
+    assert "grown: hidden size 16 → 24, attention heads 4 → 6, key/value heads 2 → 3, parameters " in printed
+    assert any(
+        entry.get("parameters") == sum(map(torch.numel, trainer.model.parameters()))
+        for entry in trainer.state.log_history
+    )
+    trainer.save_model(str(tmp_path / "saved"))
+    assert Record.load(tmp_path / "saved").growths == Record.load(tmp_path / "checkpoint-1").growths
+    copy.deepcopy(trainer.model).save_pretrained(tmp_path / "copied")
+    assert torch.equal(load(tmp_path / "copied").lm_head.weight, trainer.model.lm_head.weight)
+
+
+def test_what_cannot_branch_is_said_before_training(tmp_path: Path) -> None:
+    with pytest.raises(MupscaleError, match="leaves no steps for the trunk before it"):
+        hf.BranchTrainerCallback(at=5, steps=5)
+    with pytest.raises(MupscaleError, match="the name of a folder in OUT/sizes"):
+        hf.BranchTrainerCallback(at=5, steps=2, name="../small")
+    with pytest.raises(MupscaleError, match=r"lr_scheduler_type is cosine. Give constant or constant_with_warmup"):
+        train(tmp_path, hf.BranchTrainerCallback(5, 2))
+    with pytest.raises(MupscaleError, match="ends after step 50, but this run ends after 10"):
+        train(tmp_path, hf.BranchTrainerCallback(50, 2), **CONSTANT)
+    branch, grow, last = family()
+    with pytest.raises(MupscaleError, match="put BranchTrainerCallback before GrowTrainerCallback"):
+        train(tmp_path, grow, branch, last, **CONSTANT)

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from mupscale import MupscaleError
+import hf_models as models
+import mupscale as mu
+from hf_files import read_checkpoint
+from mupscale import MupscaleError, Plan, hf
+from mupscale.core import index_of_old
+from mupscale.hf.building import sketch_model
 from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.groups import match_plan
 from mupscale.hf.multipliers import Times
-from mupscale.hf.record import GrowthStep, Record, plan_growths
+from mupscale.hf.record import GrowthStep, Record, count_from_first, plan_growths
+from mupscale.hf.source import open_source
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 20, "num_attention_heads": 4, "head_dim": 4}
 
@@ -93,3 +106,205 @@ def test_a_record_that_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "mupscale.json").write_text(text)
     with pytest.raises(MupscaleError, match=r"is not a mupscale.json of this version .*Copy the one"):
         Record.load(tmp_path)
+
+
+# --- Checkpoints that grow more than once: what noise and new units are drawn from counts from the first model.
+TIED = {"tie_word_embeddings": True}
+NOISY, FRESH = mu.Copies(0.5), mu.Fresh()
+GATE = "model.layers.0.mlp.gate_proj.weight"
+
+
+def config_of(name: str, **changed: Any) -> dict[str, Any]:
+    config = models.tiny(name, **changed)[0]
+    return {**config.to_dict(), "architectures": config.architectures}
+
+
+def grown(config: Mapping[str, Any], times: Times) -> tuple[Plan, dict[str, Any]]:
+    """The plan of a growth, and the config after it."""
+    return ConfigFamily(config).plan(times), ConfigFamily(config).wide_config(times)
+
+
+def spreads(plan: Plan | None) -> dict[str, float]:
+    assert plan is not None
+    assert plan.fresh is not None
+    return dict(plan.fresh)
+
+
+def check_same_start(counted: Plan, once: Plan) -> None:
+    """Spreads and means alike, up to the rounding of a few products."""
+    assert spreads(counted) == pytest.approx(spreads(once), rel=1e-12, abs=0)
+    if counted.means is not None:
+        assert once.means is not None
+        for name, means in counted.means.items():
+            assert means == pytest.approx(once.means[name], rel=1e-12), name
+
+
+def save(folder: Path, name: str = "llama", **config: Any) -> Path:
+    """A small random model."""
+    models.randomised(models.build(models.tiny(name, **config)[0])).save_pretrained(folder)  # type: ignore[operator]
+    return folder
+
+
+def grow(source: Path, out: Path, operator: mu.Operator, **options: Any) -> Path:
+    given = {"times": 2, "verify": False, "progress": False, **options}
+    return hf.upscale(source, out, grow=operator, exact=operator == mu.Copies(), **given).path
+
+
+def grow_twice(folder: Path, first: mu.Operator, second: mu.Operator, **config: Any) -> tuple[Path, Path, Path]:
+    small = save(folder / "small", **config)
+    wide = grow(small, folder / "wide", first, seed=1)
+    return small, wide, grow(wide, folder / "wider", second, seed=2)
+
+
+# Plans.
+
+
+@pytest.mark.filterwarnings("ignore:of 'wav2vec2' the batch does not show:mupscale.UncheckedPlan")
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [*(pytest.param(n, {}, marks=pytest.mark.slow) for n in models.CONFIGS), ("llama", TIED)],
+)
+def test_the_start_is_that_of_one_growth(name: str, changed: dict[str, Any]) -> None:
+    """Also where the sizes in a config set the spread (T5's), and where the norm of a tied readout starts below 1."""
+    config, twice = config_of(name, **changed), models.usual_times(name)
+    for first in (twice, twice.for_units(fresh=True)):
+        for second in (twice, twice.for_units(fresh=True)):
+            try:
+                plan, _ = grown(grown(config, first)[1], second)
+            except MupscaleError:  # which takes no fresh units
+                assert first.fresh or second.fresh
+                assert name in ("bloom", "mpt", "mamba2", "wav2vec2")
+                continue
+            counted = count_from_first(Record(config, (GrowthStep(first),)), plan)
+            once = grown(config, first * second)[0]
+            check_same_start(counted, once)
+            check_same_start(count_from_first(Record(config, (GrowthStep(first),)), counted), once)
+            assert spreads(plan) != pytest.approx(spreads(once), rel=1e-2, abs=0)
+            assert replace(counted, initial=plan.initial) == plan
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["heads=2,kv=1", "hidden=3,heads=2", "ffn=3"])
+@pytest.mark.parametrize("second", ["2", "hidden=2,heads=2", "ffn=3"])
+def test_sizes_that_grow_apart(first: str, second: str) -> None:
+    """And in blocks that do not compose, where key/value heads grow in one of the two alone."""
+    config = config_of("llama", head_dim=4, hidden_size=24)
+    one, two = Times.of(first), Times.of(second)
+    plan = grown(grown(config, one)[1], two)[0]
+    check_same_start(count_from_first(Record(config, (GrowthStep(one),)), plan), grown(config, one * two)[0])
+
+
+def test_more_layers_change_no_spread() -> None:
+    """Neither alone nor between two growths by width; what a config says of all its layers is as it was."""
+    config = config_of("gpt2")
+    deeper, twice = GrowthStep(Times(), layers=4), GrowthStep(Times.of(2))
+    deep = deeper.config_after(config)
+    plan, wide = grown(deep, twice.times)
+    assert count_from_first(Record(config, (deeper,)), plan) == plan
+    once = grown(deep, Times.of(4))[0]
+    for growths in ((twice, deeper), (deeper, twice)):
+        check_same_start(count_from_first(Record(config, growths), grown(wide, twice.times)[0]), once)
+
+
+def test_plans_by_a_models_own_names() -> None:
+    """As a callback has them, tied as the model is; a plan without initial values stays."""
+    config = config_of("llama", **TIED)
+    wide = ConfigFamily(config).wide_config(Times.of(2))
+    plan = match_plan(models.build(wide), ConfigFamily(wide).plan(Times.of(2)))
+    record = Record(config, (GrowthStep(Times.of(2)),))
+    counted = spreads(count_from_first(record, plan))
+    assert counted[GATE] == pytest.approx(0.02 / math.sqrt(4))
+    assert counted["model.embed_tokens.weight"] == 0.02
+    unknown = plan.with_initial("std", None)
+    assert count_from_first(record, unknown) is unknown
+
+
+# Files.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_new_units_have_the_spread_that_one_growth_gives_them(tmp_path: Path, name: str) -> None:
+    """Measured on the files, whose config says 0.02 throughout."""
+    sizes = {"gpt2": {"n_embd": 64, "n_layer": 1}}.get(
+        name, {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, **TIED}
+    )
+    _, wide, wider = grow_twice(tmp_path, FRESH, FRESH, name=name, **sizes)
+    before, small = open_source(wide), Record.load(wide).config
+    plan = ConfigFamily(before.config).plan_files(Times.of(2), before.shapes)
+    once = spreads(ConfigFamily(small).plan_files(Times.of(4), models.shapes(sketch_model(small))))
+    measured = 0
+    for tensor, p in read_checkpoint(wider).items():
+        entry = plan[tensor]
+        new = torch.ones(entry.wide, dtype=torch.bool)
+        new[index_of_old(entry.narrow, entry.axes)] = False
+        if p.dim() == 2 and (count := int(new.sum())) > 1000:
+            assert float(p[new].std()) == pytest.approx(once[tensor], rel=6 / math.sqrt(2 * count)), tensor
+            measured += 1
+    assert measured >= 5
+
+
+@pytest.mark.quick("first0-*")
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (FRESH, FRESH),
+        (NOISY, NOISY),
+        (NOISY, FRESH),
+        pytest.param(FRESH, NOISY, marks=pytest.mark.slow),
+        pytest.param(mu.Copies(), mu.Fresh(lossless=True), marks=pytest.mark.slow),
+    ],
+)
+def test_they_are_verified_with_the_spread_that_was_written(
+    tmp_path: Path, first: mu.Operator, second: mu.Operator
+) -> None:
+    """From the first model and from the second, also where that has lost its record; another spread is an error."""
+    small, wide, wider = grow_twice(tmp_path, first, second, **TIED)
+    assert hf.verify(small, wider).ok
+    assert hf.verify(wide, wider).ok
+    lost = Path(shutil.copytree(wide, tmp_path / "lost"))
+    (lost / "mupscale.json").unlink()
+    assert hf.verify(lost, wider).ok
+    wrong = grow(lost, tmp_path / "wrong", second, seed=2)  # counted from where it grew, for want of a record
+    shutil.copy(wider / "mupscale.json", wrong)
+    assert not hf.verify(wide, wrong).ok
+    assert not hf.verify(small, wrong).ok
+
+
+@pytest.mark.slow
+def test_wider_and_deeper_and_wider_again(tmp_path: Path) -> None:
+    small = save(tmp_path / "small", "gpt2")
+    wide = grow(small, tmp_path / "wide", NOISY)
+    deep = grow(wide, tmp_path / "deep", FRESH, layers=3, verify=True)
+    last = grow(deep, tmp_path / "last", FRESH, times="3")
+    assert hf.verify(small, last).ok
+    assert hf.verify(deep, last).ok
+
+
+def test_what_is_said_of_the_spread(tmp_path: Path) -> None:
+    """By inspect."""
+    small = save(tmp_path / "small")
+    wide = grow(small, tmp_path / "wide", mu.Copies())
+    found = hf.inspect(wide, times=2, grow=FRESH)
+    row = next(row for row in found.rows if "gate_proj" in row.name or "gate_proj" in row.label)
+    assert row.new_units == "± 0.01"
+    assert "param_groups counts from the first model, and so does the scale of new units" in " ".join(found.summary())
+
+
+@pytest.mark.slow
+def test_the_optimizers_state_does_not_depend_on_it(tmp_path: Path) -> None:
+    small = save(tmp_path / "small")
+    wide = grow(small, tmp_path / "wide", FRESH)
+    model = models.build(json.loads((wide / "config.json").read_text()))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    grow(wide, tmp_path / "counted", FRESH, optimizer=tmp_path / "optimizer.pt")
+    (wide / "mupscale.json").unlink()
+    grow(wide, tmp_path / "alone", FRESH, optimizer=tmp_path / "optimizer.pt")
+    one, other = (torch.load(tmp_path / folder / "optimizer.pt") for folder in ("counted", "alone"))
+    assert one["param_groups"] == other["param_groups"]
+    for key, state in one["state"].items():
+        assert all(torch.equal(state[name], other["state"][key][name]) for name in state)

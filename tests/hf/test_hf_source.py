@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hf_files import llama_config, llama_tensors, write_checkpoint, write_index, write_llama
+from mupscale import MupscaleError, hf
+from mupscale.cli import main
+from mupscale.hf import inspect, upscale, verify
+from mupscale.hf.building import quiet_transformers
 from mupscale.hf.source import DTYPES, Source, StoredTensor, make_header, open_source, raw_bytes, read_header
-from mupscale.system.errors import MupscaleError
 
 
 def read(stored: StoredTensor) -> Tensor:
@@ -295,3 +303,336 @@ def test_a_hub_name_that_was_downloaded_before(hub: Path) -> None:
     (model / "refs").mkdir()
     (model / "refs" / "main").write_text("0" * 40)
     assert_holds(open_source("owner/tiny"), tensors)
+
+
+# --- GGUF files are read through transformers' own loader, dequantised where that is asked for, and else refused.
+HIDDEN, FFN, LAYERS, VOCABULARY = 64, 96, 1, 40
+
+
+def _write_gguf(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """A LLaMA with weights of 8 bits, by gguf's own writer; returns the numbers before they were rounded."""
+    gguf = pytest.importorskip("gguf")
+    writer, draw = gguf.GGUFWriter(str(path), "llama"), np.random.default_rng(0)
+    writer.add_context_length(32)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(FFN)
+    writer.add_block_count(LAYERS)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(1e4)
+    writer.add_rope_dimension_count(HIDDEN // 2)
+    writer.add_vocab_size(VOCABULARY)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(["<unk>", "<s>", "</s>", *(chr(97 + i) for i in range(VOCABULARY - 3))])
+    writer.add_token_scores([0.0] * VOCABULARY)
+    writer.add_token_types([2, 3, 3, *([1] * (VOCABULARY - 3))])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    shapes = {"token_embd": (VOCABULARY, HIDDEN), "output_norm": (HIDDEN,), "output": (VOCABULARY, HIDDEN)}
+    for i in range(LAYERS):
+        shapes |= {f"blk.{i}.attn_{n}": (HIDDEN, HIDDEN) for n in ("q", "k", "v", "output")}
+        shapes |= {f"blk.{i}.ffn_{n}": (FFN, HIDDEN) for n in ("gate", "up")} | {f"blk.{i}.ffn_down": (HIDDEN, FFN)}
+        shapes |= {f"blk.{i}.{n}_norm": (HIDDEN,) for n in ("attn", "ffn")}
+    numbers = {name: draw.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
+    for name, array in numbers.items():
+        if array.ndim == 1:
+            writer.add_tensor(f"{name}.weight", array)
+            continue
+        kind = gguf.GGMLQuantizationType.Q8_0
+        writer.add_tensor(f"{name}.weight", gguf.quants.quantize(array, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return numbers
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of transformers, about tokenizers
+def test_a_gguf_file_grows_where_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = tmp_path / "model-Q8_0.gguf", tmp_path / "wide"
+    numbers = _write_gguf(file)
+    assert main(["upscale", str(file), str(out), "--times", "2", "--exact", "--dequantise"]) == 0
+    assert "equivalent" in capsys.readouterr().out
+    assert main(["verify", str(file), str(out), "--dequantise"]) == 0
+    assert main(["inspect", str(file), "--dequantise"]) == 0
+    assert "llama (planned by running miniatures of it)" in capsys.readouterr().out
+    assert "`model-Q8_0`" in (out / "README.md").read_text(encoding="utf-8")
+    import transformers
+
+    grown = transformers.AutoModelForCausalLM.from_pretrained(out).get_input_embeddings().weight
+    assert torch.allclose(grown[:, ::2], torch.from_numpy(numbers["token_embd"]), atol=0.03)  # as 8 bits have it
+    assert torch.equal(grown[:, ::2], grown[:, 1::2])
+
+
+def test_without_being_asked_it_is_refused_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "model.bin"
+    file.write_bytes(b"GGUF\x03\x00\x00\x00")
+    for words in (["inspect", str(file)], ["upscale", str(file), str(tmp_path / "out")], ["verify", str(file), "x/y"]):
+        assert main(words) == 1
+        said = capsys.readouterr().err
+        assert "is a GGUF file" in said
+        assert "--dequantise" in said
+    file.rename(tmp_path / "model.gguf")
+    with pytest.raises(MupscaleError, match=r"give model\.gguf itself, through mupscale\.hf\.read_gguf"):
+        hf.inspect(tmp_path)
+
+
+def test_a_damaged_gguf_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF\x03\x00\x00\x00" + bytes(40))
+    with pytest.raises(MupscaleError, match=r"transformers cannot read .*model\.gguf"):
+        hf.read_gguf(tmp_path / "model.gguf")
+
+
+# --- Checkpoints that somebody prepared to do harm: they are data, whose sizes and links are looked at first.
+def checkpoint(folder: Path, without: str = "", **changed: Any) -> Path:
+    """A small LLaMA, its config changed afterwards."""
+    tensors = {name: tensor for name, tensor in llama_tensors(llama_config()).items() if name != without}
+    return write_checkpoint(folder, {**llama_config(), "max_position_embeddings": 64, **changed}, tensors)
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "layers": {"num_hidden_layers": 10**9},
+    "fewer layers": {"num_hidden_layers": 10**6},
+    "vocabulary": {"vocab_size": 10**12},
+    "hidden": {"hidden_size": 10**15},
+    "heads": {"num_attention_heads": 10**9},
+    "labels": {"num_labels": 10**9},
+    "positions": {"max_position_embeddings": 10**12},
+    "a part": {"text_config": {"num_hidden_layers": 10**9}},
+}
+
+
+@pytest.mark.parametrize("changed", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("command", ["inspect", "upscale", "verify"])
+def test_sizes_that_no_tensor_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, changed: dict[str, Any]
+) -> None:
+    folder = checkpoint(tmp_path / "small", **changed)
+    words = {"inspect": [], "upscale": [str(tmp_path / "wide")], "verify": [str(folder)]}[command]
+    assert main([command, str(folder), *words]) == 1
+    said = capsys.readouterr().err
+    assert "do not belong together" in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "wide").exists()
+
+
+@pytest.mark.parametrize(
+    ("lost", "changed"),
+    [
+        ("model.norm.weight", {}),
+        ("model.layers.1.mlp.up_proj.weight", {}),
+        ("lm_head.weight", {}),
+        ("", {"num_hidden_layers": 3}),
+    ],
+)
+def test_missing_tensors_without_verification(tmp_path: Path, lost: str, changed: dict[str, Any]) -> None:
+    folder = checkpoint(tmp_path / "small", without=lost, **changed)
+    with pytest.raises(MupscaleError, match=f"lacks '{lost or 'model.layers.2'}") as refused:
+        hf.upscale(folder, tmp_path / "wide", verify=False, progress=False, exact=True)
+    assert "do not belong together" in str(refused.value)
+    assert not (tmp_path / "wide").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"tie_word_embeddings": True}, "different numbers for .* which are one tensor by config.json"),
+        ({"num_hidden_layers": 1}, "is in the files, and by config.json 'model.layers' has 1 layers"),
+    ],
+)
+def test_tensors_that_the_config_does_not_know(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(MupscaleError, match=f"{message}.* do not belong together"):
+        hf.upscale(checkpoint(tmp_path / "small", **changed), tmp_path / "wide", progress=False)
+    assert not (tmp_path / "wide").exists()
+
+
+def test_links_that_lead_out_are_not_copied(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("password")
+    folder = checkpoint(tmp_path / "small")
+    (folder / "tokenizer.json").symlink_to(secret)
+    with pytest.raises(MupscaleError, match=r"tokenizer\.json is a link to .*secret, outside the checkpoint"):
+        hf.upscale(folder, tmp_path / "wide", verify=False, progress=False, exact=True)
+    assert not (tmp_path / "wide").exists()
+    (folder / "tokenizer.json").unlink()
+    (folder / "additional_chat_templates").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "chat.jinja").write_text("secret")
+    with pytest.raises(MupscaleError, match="outside the checkpoint"):
+        hf.upscale(folder, tmp_path / "wide", verify=False, progress=False, exact=True)
+
+
+def test_links_within_the_checkpoint_and_the_hubs_store_are_files(tmp_path: Path) -> None:
+    """The hub keeps files as blobs/… and links to them from snapshots/….”"""
+    repository = tmp_path / "models--x"
+    folder = checkpoint(repository / "snapshots" / "abc")
+    (repository / "blobs").mkdir()
+    (repository / "blobs" / "123").write_text("{}")
+    (folder / "tokenizer.json").symlink_to("../../blobs/123")
+    (folder / "merges.txt").symlink_to("tokenizer.json")
+    hf.upscale(folder, tmp_path / "wide", verify=False, progress=False, exact=True)
+    assert (tmp_path / "wide" / "tokenizer.json").read_text() == "{}"
+    assert not (tmp_path / "wide" / "merges.txt").is_symlink()
+
+
+@pytest.mark.quick("GPT2LMHeadModel")
+@pytest.mark.parametrize("kind", ["GPT2LMHeadModel", "T5ForConditionalGeneration"])
+def test_a_text_without_a_tokenizer_to_read_it(kind: str, tmp_path: Path) -> None:
+    """transformers makes one of special tokens alone, to which a text is nothing, or unknown words."""
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 120}
+    if kind.startswith("GPT2"):
+        sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 120}
+    model = getattr(transformers, kind)
+    model(model.config_class(**sizes)).save_pretrained(tmp_path / "small")
+    hf.upscale(tmp_path / "small", tmp_path / "wide", verify=False, progress=False, exact=True)
+    (tmp_path / "text").write_text("to be or not to be")
+    with pytest.raises(MupscaleError, match=r"small has no tokenizer that .*: put its files there"):
+        hf.verify(tmp_path / "small", tmp_path / "wide", text=tmp_path / "text")
+
+
+def test_a_tokenizer_of_code_is_refused_without_a_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, wide, text = checkpoint(tmp_path / "small"), tmp_path / "wide", tmp_path / "text"
+    text.write_text("to be or not to be")
+    trace = tmp_path / "ran"
+    (folder / "code.py").write_text(f"open({str(trace)!r}, 'w')\n")
+    auto = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["code.Mine", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(auto))
+    hf.upscale(folder, wide, verify=False, progress=False, exact=True)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 10))
+    assert main(["verify", str(folder), str(wide), "--text", str(text)]) == 1
+    assert "--trust-remote-code" in capsys.readouterr().err
+    assert sys.stdin.read() == "y\n" * 10
+    assert not trace.exists()
+
+
+def test_a_pipe_as_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = checkpoint(tmp_path / "small")
+    (folder / "config.json").unlink()
+    os.mkfifo(folder / "config.json")
+    for words in (["inspect", str(folder)], ["upscale", str(folder), str(tmp_path / "wide")]):
+        assert main(words) == 1
+        assert "config.json is a named pipe, not a file" in capsys.readouterr().err
+
+
+# --- A checkpoint with code of its own: run with the flag alone, and planned by running it.
+CONFIGURATION = """
+from transformers import PretrainedConfig
+
+
+class MixerConfig(PretrainedConfig):
+    model_type = "my_mixer"
+
+    def __init__(self, hidden_size=8, intermediate_size=12, vocab_size=11, **kwargs):
+        self.hidden_size, self.intermediate_size, self.vocab_size = hidden_size, intermediate_size, vocab_size
+        super().__init__(**kwargs)
+"""
+
+MODELLING = """
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+from .configuration_mixer import MixerConfig
+
+
+class MixerForCausalLM(PreTrainedModel):
+    config_class = MixerConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        n, m = config.hidden_size, config.intermediate_size
+        self.words = nn.Parameter(torch.randn(config.vocab_size, n))
+        self.up, self.down = nn.Parameter(torch.randn(n, m) / n), nn.Parameter(torch.randn(m, n) / m)
+        self.head = nn.Linear(n, config.vocab_size)
+        self.post_init()
+
+    def forward(self, input_ids=None, **kwargs):
+        x = self.words[input_ids]
+        x = x + torch.tanh(x.cumsum(1) @ self.up) @ self.down
+        return CausalLMOutput(logits=self.head(x))
+"""
+
+
+@pytest.fixture
+def mixer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    paths, modules = list(sys.path), {*sys.modules}
+    folder = tmp_path / "small"
+    folder.mkdir()
+    (folder / "configuration_mixer.py").write_text(CONFIGURATION)
+    (folder / "modeling_mixer.py").write_text(MODELLING)
+    config = {
+        "model_type": "my_mixer",
+        "architectures": ["MixerForCausalLM"],
+        "auto_map": {
+            "AutoConfig": "configuration_mixer.MixerConfig",
+            "AutoModelForCausalLM": "modeling_mixer.MixerForCausalLM",
+        },
+        "hidden_size": 8,
+        "intermediate_size": 12,
+        "vocab_size": 11,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"words": (11, 8), "up": (8, 12), "down": (12, 8), "head.weight": (11, 8), "head.bias": (11,)}
+    weights = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    yield folder
+    sys.path[:] = paths
+    for name in {*sys.modules} - modules:
+        if name.startswith("transformers_modules"):
+            del sys.modules[name]
+
+
+def test_without_the_flag_it_is_one_sentence(mixer: Path, tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+    code = mixer / "modeling_mixer.py"
+    code.write_text(f"open({str(marker)!r}, 'w').close()\n{MODELLING}")
+    for call in (lambda: upscale(mixer, tmp_path / "wide", exact=True), lambda: inspect(mixer)):
+        with pytest.raises(
+            MupscaleError, match=r"'my_mixer' is the checkpoint's own code .*trust_remote_code=True"
+        ) as e:
+            call()
+        assert "\n" not in str(e.value)
+    assert main(["inspect", str(mixer)]) == 1
+    assert not marker.exists(), "code of the checkpoint's own was run"
+    assert not (tmp_path / "wide").exists()
+
+
+def test_with_the_flag_it_is_planned_by_running_and_verified(mixer: Path, tmp_path: Path) -> None:
+    wide = tmp_path / "wide"
+    made = upscale(mixer, wide, times=2, trust_remote_code=True, progress=False, exact=True)
+    assert made.comparison is not None
+    assert made.comparison.ok
+    assert all(row.difference < 1e-6 for row in made.comparison.rows)
+    assert {n: tuple(t.shape) for n, t in load_file(wide / "model.safetensors").items()}["up"] == (16, 24)
+    assert (wide / "modeling_mixer.py").read_text() == MODELLING
+    assert verify(mixer, wide, dtype="float64", train=3, trust_remote_code=True).ok
+    with pytest.raises(MupscaleError, match="trust_remote_code=True"):
+        verify(mixer, wide)
+    with quiet_transformers():
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(wide, trust_remote_code=True)
+    assert loaded.config.hidden_size == 16
+
+
+@pytest.mark.slow
+def test_the_commands_have_the_flag(mixer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wide = str(tmp_path / "wide")
+    assert main(["inspect", str(mixer), "--trust-remote-code"]) == 0
+    assert "hidden_size 8 → 16" in capsys.readouterr().out
+    assert main(["upscale", str(mixer), wide, "--trust-remote-code"]) == 0
+    assert main(["verify", str(mixer), wide, "--trust-remote-code"]) == 0
+
+
+def test_code_in_another_repository_is_not_fetched(mixer: Path, tmp_path: Path) -> None:
+    config = json.loads((mixer / "config.json").read_text())
+    config["auto_map"] = {name: f"somebody/else--{path}" for name, path in config["auto_map"].items()}
+    (mixer / "config.json").write_text(json.dumps(config))
+    with pytest.raises(MupscaleError, match="is in a different repository"):
+        upscale(mixer, tmp_path / "wide", trust_remote_code=True, exact=True)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from hf_files import llama_config, llama_tensors, read_checkpoint, write_checkpoint
+from mupscale import MupscaleError
 from mupscale.core import Axis, Constants, Entry, Initial, Plan, expand
 from mupscale.hf import stream
 from mupscale.hf.config_family import ConfigFamily
@@ -23,7 +24,6 @@ from mupscale.hf.multipliers import Times
 from mupscale.hf.record import GrowthStep, PlannedGrowth, Record
 from mupscale.hf.source import open_source
 from mupscale.hf.stream import arrange_shards, parse_size, pieces, write_index, write_shards
-from mupscale.system.errors import MupscaleError
 
 
 @st.composite

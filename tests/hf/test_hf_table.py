@@ -7,10 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import test_hf_fresh_plans
+import test_hf_fresh
 import test_hf_generic
 import test_hf_miniatures
-import test_hf_parts
 
 import hf_models as models
 from mupscale import Fresh, MupscaleError
@@ -36,7 +35,7 @@ def tables() -> list[dict[str, list[str]]]:
 def test_every_row_is_tested() -> None:
     first, others = tables()
     assert first.keys() == models.CONFIGS.keys()
-    generic = {**test_hf_generic.EXACT, **test_hf_generic.MORE_EXACT, **test_hf_parts.MODELS}
+    generic = {**test_hf_generic.EXACT, **test_hf_generic.MORE_EXACT, **test_hf_generic.MODELS}
     assert others.keys() <= generic.keys()
     variants = {**test_hf_miniatures.VARIANTS, **test_hf_miniatures.MORE}
     assert {name for name, _, _ in variants.values()} == first.keys()
@@ -44,8 +43,8 @@ def test_every_row_is_tested() -> None:
 
 def test_what_is_said_of_fresh_units() -> None:
     """Where the function is said to stay, a test shows it."""
-    whole = {name for name, *_ in {**test_hf_fresh_plans.LOSSLESS, **test_hf_fresh_plans.MORE_LOSSLESS}.values()}
-    hidden = {name for name, *_ in {**test_hf_fresh_plans.EXACT, **test_hf_fresh_plans.MORE_EXACT}.values()}
+    whole = {name for name, *_ in {**test_hf_fresh.LOSSLESS, **test_hf_fresh.MORE_LOSSLESS}.values()}
+    hidden = {name for name, *_ in {**test_hf_fresh.EXACT, **test_hf_fresh.MORE_EXACT}.values()}
     alike = {"xlm-roberta", "camembert"}  # RoBERTa by other names
     for name, row in tables()[0].items():
         if row[3].startswith("lossless"):
@@ -59,8 +58,8 @@ def test_what_is_said_of_fresh_units() -> None:
 @pytest.mark.parametrize("name", tables()[1])
 def test_what_is_said_of_fresh_units_of_the_others(name: str, tmp_path: Path) -> None:
     said, small = tables()[1][name][3], tmp_path / "small"
-    if name in test_hf_parts.MODELS:
-        test_hf_parts.saved(small, name)
+    if name in test_hf_generic.MODELS:
+        test_hf_generic.saved_part(small, name)
     else:
         test_hf_generic.saved(small, *{**test_hf_generic.EXACT, **test_hf_generic.MORE_EXACT}[name])
     taken = {"lossless": "2", "`ffn` lossless": "ffn=2"}.get(said)
