@@ -16,6 +16,7 @@ from torch import nn
 
 import mupscale as mu
 from hf_models import CONFIGS, EAGER, build, inputs, loss, outputs, randomised, tiny
+from hf_trainer_runs import decayed
 from mupscale import Copies, Fresh, hf
 from mupscale.cli.command_table import main
 from mupscale.hf.depths import deep_config, layer_origins
@@ -257,10 +258,7 @@ def trained(name: str, folder: Path, trainer_groups: bool = False) -> tuple[nn.M
     """A model and an optimizer that has taken two steps, saved."""
     config, _ = tiny(name)
     model = randomised(build(config))
-    groups: Any = model.parameters()
-    if trainer_groups:
-        named = dict(model.named_parameters())
-        groups = [{**g, "params": [named[n] for n in g["params"]]} for g in hf.decay_groups(model, 0.1)]
+    groups: Any = decayed(model) if trainer_groups else model.parameters()
     optimizer = torch.optim.AdamW(groups, lr=1e-2)
     batches = inputs(config)
     train(model, optimizer, batches)
@@ -310,9 +308,7 @@ def test_the_trainers_own_optimizer_takes_the_file(tmp_path: Path) -> None:
     small, _, _ = trained("gpt2", tmp_path / "small", trainer_groups=True)
     hf.upscale(tmp_path / "small", tmp_path / "deep", layers=3, optimizer=tmp_path / "small", verify=False)
     deep = loaded(tmp_path / "deep", small)
-    named = dict(deep.named_parameters())
-    groups: Any = [{**g, "params": [named[n] for n in g["params"]]} for g in hf.decay_groups(deep, 0.1)]
-    optimizer = torch.optim.AdamW(groups, lr=1e-2)
+    optimizer = torch.optim.AdamW(decayed(deep), lr=1e-2)
     optimizer.load_state_dict(torch.load(tmp_path / "deep" / "optimizer.pt"))
     old = torch.load(tmp_path / "small" / "optimizer.pt")["state"]
     first = deep.get_parameter("transformer.h.0.attn.c_attn.weight")

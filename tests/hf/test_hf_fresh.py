@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import hf_models as models
 import mupscale as mu
 from hf_files import read_checkpoint, write_llama
+from hf_trainer_runs import arguments, examples
 from mupscale import Axis, Fresh, MupscaleError, Plan, hf
 from mupscale.core import index_of_old, places
 from mupscale.hf import param_groups, stream, upscale, verify
@@ -448,18 +449,11 @@ def test_the_trainer_clips_by_the_width_invariant_norm(tmp_path: Path) -> None:
     grow(tmp_path / "small", tmp_path / "wide")
     model = load(tmp_path / "wide")
     groups = hf.param_groups(tmp_path / "wide", model, torch.optim.AdamW, lr=1e-3, groups=hf.decay_groups(model, 0.1))
-    rows = torch.randint(0, models.VOCAB, (8, 12))
-    arguments = transformers.TrainingArguments(
-        str(tmp_path / "out"), max_steps=2, per_device_train_batch_size=4, max_grad_norm=0.1, save_steps=2,
-        report_to="none", logging_steps=1, disable_tqdm=True, use_cpu=True,
-    )  # fmt: skip
-    transformers.Trainer(
-        model,
-        arguments,
-        train_dataset=[{"input_ids": row, "labels": row} for row in rows],
-        optimizers=(torch.optim.AdamW(groups), None),
-        callbacks=[hf.Clip(tmp_path / "wide")],
-    ).train()
+    saves = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    args = arguments(tmp_path / "out", per_device_train_batch_size=4, max_grad_norm=0.1, **saves)
+    texts, optimizer = examples(torch.randint(0, models.VOCAB, (8, 12))), torch.optim.AdamW(groups)
+    clip = hf.Clip(tmp_path / "wide")
+    transformers.Trainer(model, args, train_dataset=texts, optimizers=(optimizer, None), callbacks=[clip]).train()
     saved = tmp_path / "out" / "checkpoint-2"
     assert Record.load(saved) == Record.load(tmp_path / "wide")
     grow(saved, tmp_path / "wider", hidden=32, heads=8)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -93,17 +92,16 @@ def config_of(prefix: str, head: str, fields: dict[str, Any]) -> Any:
     return getattr(transformers, f"{prefix}Config")(**ids, **fields, architectures=[name])
 
 
-def saved(folder: Path, prefix: str, head: str, fields: dict[str, Any]) -> Path:
+def saved(folder: Path, prefix: str, head: str, fields: dict[str, Any], size: float = 0.3) -> Path:
     config = config_of(prefix, head, fields)
     with quiet_transformers():
-        randomised(getattr(transformers, config.architectures[0])(config)).save_pretrained(folder)
+        randomised(getattr(transformers, config.architectures[0])(config), size=size).save_pretrained(folder)
     return folder
 
 
-def compared(name: str, models: Mapping[str, Any], folder: Path) -> Comparison:
+def compared(small: Path, folder: Path, times: Any = 2) -> Comparison:
     """Grown by copies, and compared in training."""
-    small = saved(folder / "small", *models[name])
-    upscale(small, folder / "wide", times=2, progress=False, exact=True, verify=False)
+    upscale(small, folder / "wide", times=times, progress=False, exact=True, verify=False)
     found = verify(small, folder / "wide", dtype="float64", train=2)
     assert found.ok, found
     return found
@@ -112,7 +110,7 @@ def compared(name: str, models: Mapping[str, Any], folder: Path) -> Comparison:
 @pytest.mark.quick("gptj")
 @pytest.mark.parametrize("name", with_slow(EXACT, list(EXACT)[::2]))
 def test_exact_in_outputs_and_training(name: str, tmp_path: Path) -> None:
-    found = compared(name, EXACT, tmp_path)
+    found = compared(saved(tmp_path / "small", *EXACT[name]), tmp_path)
     assert [row.what for row in found.rows] == ["tensors in the files", "logits", "outputs over 2 steps of AdamW"]
     assert found.rows[0].difference == 0
     assert all(row.difference < 1e-12 for row in found.rows)
@@ -124,7 +122,7 @@ def test_exact_in_outputs_and_training(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MORE_EXACT)
 def test_more_that_is_exact(name: str, tmp_path: Path) -> None:
-    found = compared(name, MORE_EXACT, tmp_path)
+    found = compared(saved(tmp_path / "small", *MORE_EXACT[name]), tmp_path)
     assert found.rows[-1].what.startswith("outputs over 2 steps of AdamW")
     assert all(row.difference < 1e-10 for row in found.rows if "before rounding" in row.what or row is found.rows[0])
 
@@ -134,7 +132,7 @@ def test_tensors_that_hold_several_parameters(name: str, tmp_path: Path) -> None
     """They were "the files and config.json do not belong together", of a folder that transformers had just saved."""
     if not hasattr(transformers, f"{JOINED[name][0]}Config"):
         pytest.skip("another version of transformers")
-    found = compared(name, JOINED, tmp_path)
+    found = compared(saved(tmp_path / "small", *JOINED[name]), tmp_path)
     assert found.rows[-1].what.startswith("outputs over 2 steps of AdamW")
     assert all(row.difference < 1e-12 for row in found.rows)
 
@@ -217,10 +215,7 @@ def test_tensors_beside_the_model_are_what_the_user_says(tmp_path: Path, monkeyp
 def test_a_constant_that_only_a_run_shows(tmp_path: Path) -> None:
     """LongT5 divides by √d_model before its readout, which is the embedding."""
     fields = {"d_model": 16, "d_kv": 4, "d_ff": 20, "num_layers": 1, "num_heads": 4, "vocab_size": 29}
-    small = saved(tmp_path / "small", "LongT5", "ForConditionalGeneration", fields)
-    upscale(small, tmp_path / "wide", times=2, progress=False, exact=True)
-    found = verify(small, tmp_path / "wide", dtype="float64", train=2)
-    assert found.ok
+    found = compared(saved(tmp_path / "small", "LongT5", "ForConditionalGeneration", fields), tmp_path)
     assert found.rows[-1].what.startswith("outputs over 2 steps of AdamW")
     assert found.rows[-1].difference < 1e-12
 
@@ -398,20 +393,13 @@ OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in MODELS if name 
 
 
 def saved_part(folder: Path, name: str) -> Path:
-    prefix, head, fields = MODELS[name]
-    config = getattr(transformers, f"{prefix}Config")(**fields, architectures=[prefix + head])
-    with quiet_transformers():
-        models.randomised(getattr(transformers, prefix + head)(config), size=0.2).save_pretrained(folder)
-    return folder
+    return saved(folder, *MODELS[name], size=0.2)
 
 
 @pytest.mark.quick("convnext")
 @pytest.mark.parametrize("name", [*TELLING, *OTHERS])
 def test_outputs_and_training_stay(name: str, tmp_path: Path) -> None:
-    small = saved_part(tmp_path / "small", name)
-    upscale(small, tmp_path / "wide", times=TIMES.get(name, 2), progress=False, exact=True, verify=False)
-    found = verify(small, tmp_path / "wide", dtype="float64", train=2)
-    assert found.ok, found
+    found = compared(saved_part(tmp_path / "small", name), tmp_path, TIMES.get(name, 2))
     assert found.rows[-1].what == "outputs over 2 steps of AdamW"
     assert all(row.difference < 1e-10 for row in found.rows)
     assert len(found.rows) > 2

@@ -15,7 +15,7 @@ import transformers
 from safetensors.torch import load_file
 
 import mupscale as mu
-from hf_trainer_runs import losses, rates, small_llama, train
+from hf_trainer_runs import decayed, losses, rates, small_llama, train
 from mupscale import MupscaleError, hf
 from mupscale.hf.record import Record
 
@@ -484,7 +484,7 @@ def test_a_branch_is_a_run_with_its_decay_and_the_trunk_goes_on_from_before_it(
 ) -> None:
     folder, trainer = whole
     model = small_llama()
-    optimizer = torch.optim.AdamW(_decayed(model), lr=1e-2, eps=1e-3)
+    optimizer = torch.optim.AdamW(decayed(model), lr=1e-2, eps=1e-3)
     multiples = [1.0, 1.0, 1.0, 2 / 3, 1 / 3, 0.0]
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: multiples[step])
     alone = train(tmp_path, steps=5, model=model, optimizers=(optimizer, scheduler))
@@ -517,13 +517,6 @@ def test_a_card_tells_shape_steps_of_the_trunk_and_how_to_load(whole: tuple[Path
     evaluated = whole[1].state.log_history[-2]
     assert last.endswith(f"Its evaluation: eval_loss {evaluated['eval_loss']:.4g}.")
     assert evaluated["step"] == 9
-
-
-def _decayed(model: Any) -> list[dict[str, Any]]:
-    """The Trainer's two groups."""
-    names = hf.decay_groups(model, 0.1)
-    own = dict(model.named_parameters())
-    return [{**group, "params": [own[name] for name in group["params"]]} for group in names]
 
 
 @pytest.mark.quick("4")

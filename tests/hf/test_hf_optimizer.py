@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 import hf_models as models
 import mupscale as mu
+from hf_trainer_runs import arguments, decayed, examples
 from mupscale import hf
 from mupscale.hf import groups as training
 from mupscale.hf.config_family import ConfigFamily
@@ -218,29 +219,10 @@ def test_the_trainers_own_file_goes_on_exactly(tied: bool, tmp_path: Path, doubl
     pytest.importorskip("accelerate")
     case = Case(tmp_path, tie_word_embeddings=tied)
 
-    class Data(torch.utils.data.Dataset):
-        def __len__(self) -> int:
-            return 16
-
-        def __getitem__(self, index: int) -> dict[str, Tensor]:
-            row = batches(8).view(16, 12)[index]
-            return {"input_ids": row, "labels": row}
-
-    args = transformers.TrainingArguments(
-        output_dir=str(tmp_path / "run"),
-        per_device_train_batch_size=2,
-        max_steps=8,
-        learning_rate=1e-2,
-        weight_decay=0.2,
-        adam_epsilon=1e-4,
-        lr_scheduler_type="cosine",
-        save_steps=8,
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-    )
-    trainer = transformers.Trainer(case.small, args, train_dataset=Data())
+    usual = {"per_device_train_batch_size": 2, "max_steps": 8, "learning_rate": 1e-2, "lr_scheduler_type": "cosine"}
+    saves = {"save_strategy": "steps", "save_steps": 8}
+    args = arguments(tmp_path / "run", **usual, **saves, weight_decay=0.2, adam_epsilon=1e-4)
+    trainer = transformers.Trainer(case.small, args, train_dataset=examples(batches(8).view(16, 12)))
     trainer.train()
     checkpoint = tmp_path / "run" / "checkpoint-8"
     case.path = checkpoint / "optimizer.pt"
@@ -266,11 +248,6 @@ def test_the_trainers_own_file_goes_on_exactly(tied: bool, tmp_path: Path, doubl
         schedulers.append(torch.optim.lr_scheduler.LambdaLR(made, shape, last_epoch=8))
     data = batches(20, seed=1)
     assert same(train(case.small, optimizer, data, schedulers[0]), train(case.wide, resumed, data, schedulers[1]))
-
-
-def decayed(model: nn.Module, decay: float) -> list[dict[str, Any]]:
-    """The Trainer's groups."""
-    return [{**g, "params": [model.get_parameter(n) for n in g["params"]]} for g in decay_groups(model, decay)]
 
 
 def test_a_plain_optimizer_with_param_groups_takes_the_file(case: Case) -> None:
@@ -539,36 +516,10 @@ def tokens(count: int = STEPS, rows: int = 2) -> Tensor:
     return torch.randint(1, 29, (count * rows, 12), generator=torch.Generator().manual_seed(1))
 
 
-class Data(torch.utils.data.Dataset):
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"input_ids": self.rows[index], "labels": self.rows[index]}
-
-
-def arguments(folder: Path, **more: Any) -> Any:
-    given = {
-        "output_dir": str(folder / "run"),
-        "per_device_train_batch_size": 2,
-        "max_steps": STEPS,
-        "learning_rate": LR,
-        "weight_decay": DECAY,
-        "adam_epsilon": EPS,
-        "max_grad_norm": CLIP,
-        "warmup_steps": 3,
-        "optim": "adamw_torch",
-        "use_cpu": True,
-        "report_to": "none",
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "dataloader_pin_memory": False,
-    }
-    return transformers.TrainingArguments(**{**given, **more})
+def settings(folder: Path, **more: Any) -> Any:
+    given = {"per_device_train_batch_size": 2, "max_steps": STEPS, "learning_rate": LR, "weight_decay": DECAY}
+    given |= {"adam_epsilon": EPS, "max_grad_norm": CLIP, "warmup_steps": 3, "optim": "adamw_torch"}
+    return arguments(folder / "run", **{**given, **more})
 
 
 class Recording(transformers.Trainer):
@@ -582,7 +533,7 @@ class Recording(transformers.Trainer):
 
 def trained(model: nn.Module, args: Any, **more: Any) -> list[float]:
     """The losses of a Trainer's run."""
-    trainer = Recording(model, args, train_dataset=Data(tokens()), **more)
+    trainer = Recording(model, args, train_dataset=examples(tokens()), **more)
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
     return trainer.losses
@@ -596,8 +547,7 @@ def ours(folder: Path, model: nn.Module, **more: Any) -> torch.optim.Optimizer:
 
 def plain_adamw(model: nn.Module) -> torch.optim.Optimizer:
     """The Trainer's groups for a model that did not grow."""
-    groups = [{**g, "params": [model.get_parameter(n) for n in g["params"]]} for g in decay_groups(model, DECAY)]
-    return torch.optim.AdamW(groups, lr=LR, eps=EPS)
+    return torch.optim.AdamW(decayed(model, DECAY), lr=LR, eps=EPS)
 
 
 def looped(model: nn.Module, optimizer: torch.optim.Optimizer, clip: Callable[[], Any], steps: int = 10) -> list[float]:
@@ -635,8 +585,8 @@ def close(small: list[float], wide: list[float], tolerance: float = 1e-10) -> bo
 @pytest.mark.parametrize("name", with_slow(("llama", "gemma", "gpt2"), ("llama",)))
 def test_the_trainer_goes_on_as_with_the_small_model(name: str, tmp_path: Path, double: None) -> None:
     small, wide = pair(tmp_path, name)
-    losses = trained(small, arguments(tmp_path))  # its own AdamW, decay and clipping
-    args = arguments(tmp_path, weight_decay=123.0, adam_epsilon=123.0)  # which the optimizer given overrules
+    losses = trained(small, settings(tmp_path))  # its own AdamW, decay and clipping
+    args = settings(tmp_path, weight_decay=123.0, adam_epsilon=123.0)  # which the optimizer given overrules
     clip = Clip(tmp_path)
     assert close(losses, trained(wide, args, optimizers=(ours(tmp_path, wide), None), callbacks=[clip]))
     assert clip.norm is not None
@@ -649,16 +599,14 @@ def test_the_trainer_goes_on_as_with_the_small_model(name: str, tmp_path: Path, 
 )
 def test_the_trainer_differs_without_any_of_it(wrong: str, tmp_path: Path) -> None:
     small, wide = pair(tmp_path)
-    losses = trained(small, arguments(tmp_path))
+    losses = trained(small, settings(tmp_path))
     optimizer = ours(tmp_path, wide)
     for group in optimizer.param_groups:
         group["lr"] = LR if wrong == "uniform lr" else group["lr"]
         group["weight_decay"] = min(group["weight_decay"], DECAY) if wrong == "uniform decay" else group["weight_decay"]
         group["eps"] = EPS if wrong == "plain eps" else group["eps"]
     callbacks = [] if wrong == "no clip" else [Clip(tmp_path)]
-    assert not close(
-        losses, trained(wide, arguments(tmp_path), optimizers=(optimizer, None), callbacks=callbacks), 1e-4
-    )
+    assert not close(losses, trained(wide, settings(tmp_path), optimizers=(optimizer, None), callbacks=callbacks), 1e-4)
 
 
 @pytest.mark.slow
@@ -671,15 +619,15 @@ def test_the_trainer_differs_without_any_of_it(wrong: str, tmp_path: Path) -> No
 )
 def test_the_trainers_own_ways(more: dict[str, Any], tolerance: float, tmp_path: Path) -> None:
     small, wide = pair(tmp_path)
-    losses = trained(small, arguments(tmp_path, **more))
+    losses = trained(small, settings(tmp_path, **more))
     given = {"optimizers": (ours(tmp_path, wide), None), "callbacks": [Clip(tmp_path)]}
-    assert close(losses, trained(wide, arguments(tmp_path, **more), **given), tolerance)
+    assert close(losses, trained(wide, settings(tmp_path, **more), **given), tolerance)
 
 
 def test_clip_takes_over_and_gives_back(tmp_path: Path) -> None:
     _, wide = pair(tmp_path)
-    args, clip = arguments(tmp_path, max_steps=2), Clip(tmp_path)
-    trainer = transformers.Trainer(wide, args, train_dataset=Data(tokens()), callbacks=[clip])
+    args, clip = settings(tmp_path, max_steps=2), Clip(tmp_path)
+    trainer = transformers.Trainer(wide, args, train_dataset=examples(tokens()), callbacks=[clip])
     for _ in range(2):  # the second time, too
         trainer.train()
         assert (args.max_grad_norm, clip.max_norm) == (CLIP, CLIP)
@@ -688,7 +636,9 @@ def test_clip_takes_over_and_gives_back(tmp_path: Path) -> None:
     before, own = copy.deepcopy(wide), Clip(tmp_path, max_norm=1e-9)
     plain = torch.optim.SGD(wide.parameters(), lr=1.0)
     args.lr_scheduler_type = "constant"
-    transformers.Trainer(wide, args, train_dataset=Data(tokens()), callbacks=[own], optimizers=(plain, None)).train()
+    transformers.Trainer(
+        wide, args, train_dataset=examples(tokens()), callbacks=[own], optimizers=(plain, None)
+    ).train()
     moved = max(
         (p - q).detach().abs().max().item() for p, q in zip(wide.parameters(), before.parameters(), strict=True)
     )
@@ -697,15 +647,15 @@ def test_clip_takes_over_and_gives_back(tmp_path: Path) -> None:
 
 def test_clip_puts_the_record_beside_what_the_trainer_saves(tmp_path: Path) -> None:
     _, wide = pair(tmp_path)
-    args = arguments(tmp_path, max_steps=2, save_strategy="steps", save_steps=2)
-    transformers.Trainer(wide, args, train_dataset=Data(tokens()), callbacks=[Clip(tmp_path)]).train()
+    args = settings(tmp_path, max_steps=2, save_strategy="steps", save_steps=2)
+    transformers.Trainer(wide, args, train_dataset=examples(tokens()), callbacks=[Clip(tmp_path)]).train()
     assert Record.load(tmp_path / "run" / "checkpoint-2") == Record.load(tmp_path)
 
 
 def test_clip_knows_the_norm_after_an_interrupted_run(tmp_path: Path) -> None:
     """As in a notebook: the arguments stay, and Trainer and Clip are made anew."""
     _, wide = pair(tmp_path)
-    args = arguments(tmp_path)
+    args = settings(tmp_path)
     Clip(tmp_path).on_train_begin(args, None, None, model=wide)
     assert args.max_grad_norm == 0.0
     again = Clip(tmp_path)
@@ -713,12 +663,12 @@ def test_clip_knows_the_norm_after_an_interrupted_run(tmp_path: Path) -> None:
     assert again.max_norm == CLIP
     again.on_train_end(args, None, None)
     assert args.max_grad_norm == CLIP
-    assert args.to_dict().keys() == arguments(tmp_path).to_dict().keys()
+    assert args.to_dict().keys() == settings(tmp_path).to_dict().keys()
 
 
 def test_clip_refuses_scaled_gradients(tmp_path: Path) -> None:
     _, wide = pair(tmp_path)
-    args = arguments(tmp_path)
+    args = settings(tmp_path)
     for field, reason in (("fp16", "bf16"), ("deepspeed", "DeepSpeed")):
         other = copy.copy(args)
         setattr(other, field, True)
@@ -731,7 +681,7 @@ def test_accelerate(tmp_path: Path, double: None) -> None:
 
     def run(model: nn.Module, optimizer: torch.optim.Optimizer, clip: Callable[[nn.Module], Any]) -> list[float]:
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-        loader = torch.utils.data.DataLoader(Data(tokens(2 * STEPS)), batch_size=2)
+        loader = torch.utils.data.DataLoader(examples(tokens(2 * STEPS)), batch_size=2)
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
         losses = []
         for batch in loader:
