@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mupscale as mu
 from exactness import assert_exact
 from mupscale.models import GPT2
-from mupscale.planning import comparing, in_double
+from mupscale.planning import KeepDouble, comparing, in_double, tensors_in
 from mupscale.planning.comparing import compare_copies
 from mupscale.planning.making_plans import plan_and_look
 from mupscale.planning.miniatures import Resizing, find_miniatures
@@ -207,3 +209,132 @@ def test_lists_of_one_length_lose_the_same_blocks_and_names_are_found_again() ->
     assert mini.originals["h.0.attn.c_attn.weight"] == [f"h.{i}.attn.c_attn.weight" for i in range(3)]
     assert mini.originals["h.1.attn.c_attn.weight"] == ["h.3.attn.c_attn.weight"]
     assert sorted(name for names in mini.originals.values() for name in names) == sorted(narrow.state_dict())
+
+
+# --- KeepDouble: no cast in modelling code takes a float64 tensor to less precision, and nothing else changes.
+NUMBERS = torch.linspace(-1, 1, 12, dtype=torch.float64).view(3, 4) / 3
+SINGLE = torch.zeros(1, dtype=torch.float32)
+
+CASTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "float": lambda x: x.float(),
+    "half": lambda x: x.half(),
+    "bfloat16": lambda x: x.bfloat16(),
+    "to": lambda x: x.to(torch.float32),
+    "to dtype=": lambda x: x.to(dtype=torch.bfloat16),
+    "to device and dtype": lambda x: x.to("cpu", torch.float32),
+    "to another": lambda x: x.to(SINGLE),
+    "type_as": lambda x: x.type_as(SINGLE),
+    "type": lambda x: x.type(torch.float16),
+    "type by name": lambda x: x.type("torch.FloatTensor"),
+}
+COMPUTED: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "softmax": (lambda x: F.softmax(x, dim=-1, dtype=torch.float32), lambda x: F.softmax(x, dim=-1)),
+    "softmax input=": (lambda x: F.softmax(input=x, dim=-1, dtype=torch.float), lambda x: F.softmax(x, dim=-1)),
+    "torch.softmax": (lambda x: torch.softmax(x, -1, torch.float32), lambda x: torch.softmax(x, -1)),
+    "torch.softmax input=": (
+        lambda x: torch.softmax(input=x, dim=-1, dtype=torch.float32),
+        lambda x: torch.softmax(x, -1),
+    ),
+    "sum": (lambda x: x.sum(-1, dtype=torch.float32), lambda x: x.sum(-1)),
+    "zeros_like": (lambda x: torch.zeros_like(x, dtype=torch.float32).add_(x), lambda x: x),
+    "new_zeros": (lambda x: x.new_zeros(3, 4, dtype=torch.float16).add_(x), lambda x: x),
+}
+
+
+@pytest.mark.parametrize("name", CASTS)
+def test_a_cast_keeps_every_bit(name: str) -> None:
+    lowered = CASTS[name](NUMBERS)
+    assert lowered.dtype != torch.float64
+    assert not torch.equal(lowered.double(), NUMBERS)
+    with KeepDouble():
+        kept = CASTS[name](NUMBERS)
+    assert kept.dtype == torch.float64
+    assert torch.equal(kept, NUMBERS)
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_an_operation_computes_in_double(name: str) -> None:
+    lowered, plain = COMPUTED[name]
+    assert not torch.equal(lowered(NUMBERS).double(), plain(NUMBERS))
+    with KeepDouble():
+        kept = lowered(NUMBERS)
+    assert kept.dtype == torch.float64
+    assert torch.equal(kept, plain(NUMBERS))
+
+
+def test_what_is_less_already_stays() -> None:
+    with KeepDouble():
+        assert torch.arange(3).float().dtype == torch.float32
+        assert SINGLE.to(torch.bfloat16).dtype == torch.bfloat16
+        assert SINGLE.to(NUMBERS).dtype == torch.float64
+        assert torch.zeros(2, dtype=torch.float32).dtype == torch.float32
+        assert NUMBERS.long().dtype == torch.int64
+        assert NUMBERS.to(torch.complex64).is_complex()
+
+
+@pytest.mark.parametrize("product", [torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, lambda a, b: a @ b])
+def test_what_is_less_goes_along_in_a_product(product: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """As rotary frequencies, which a cast leaves in float64, and positions in float32 do in older transformers."""
+    positions = torch.arange(8.0).view(2, 4)
+    with KeepDouble():
+        assert torch.equal(product(NUMBERS.float(), positions.T), NUMBERS @ positions.double().T)
+        assert torch.equal(product(positions, NUMBERS.float().T), positions.double() @ NUMBERS.T)
+        assert product(positions, positions.T).dtype == torch.float32
+        assert torch.equal(F.linear(positions, NUMBERS), positions.double() @ NUMBERS.T)
+        assert torch.einsum("ij,kj->ik", positions, NUMBERS).dtype == torch.float64
+
+
+def test_a_view_of_the_bits_is_no_cast() -> None:
+    with KeepDouble():
+        assert torch.equal(NUMBERS.view(torch.float32), NUMBERS.clone().view(torch.float32))
+        assert NUMBERS.view(torch.float32).shape == (3, 8)
+
+
+def test_gradients_are_double_too() -> None:
+    x = NUMBERS.clone().requires_grad_()
+    with KeepDouble():
+        (x.float() ** 2).sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, 2 * NUMBERS)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_autocast_leaves_double_alone(enabled: bool) -> None:
+    layer = nn.Linear(4, 5).double()
+    with KeepDouble(), torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+        y = layer(NUMBERS)
+        norm = F.layer_norm(y.float(), (5,))
+    assert y.dtype == norm.dtype == torch.float64
+    assert torch.equal(y, layer(NUMBERS))
+
+
+def test_outside_everything_is_as_before() -> None:
+    with KeepDouble():
+        pass
+    assert NUMBERS.float().dtype == torch.float32
+
+
+def test_a_norm_of_transformers_computes_in_double() -> None:
+    transformers = pytest.importorskip("transformers")
+    norm = transformers.models.llama.modeling_llama.LlamaRMSNorm(4, eps=1e-6).double()
+    exact = NUMBERS * torch.rsqrt(NUMBERS.pow(2).mean(-1, keepdim=True) + 1e-6)
+    assert (norm(NUMBERS) - exact).abs().max() > 1e-9
+    with KeepDouble():
+        assert (norm(NUMBERS) - exact).abs().max() < 1e-15
+
+
+def test_a_field_that_cannot_be_read_is_left_out_of_what_a_model_holds() -> None:
+    """As of a config whose values differ by layer."""
+
+    @dataclass
+    class Config:
+        table: Tensor
+        head_dim: int = 4
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == "head_dim":
+                raise RuntimeError("it differs by layer")
+            return super().__getattribute__(name)
+
+    table = torch.ones(2)
+    assert tensors_in({"config": Config(table)}) == [table]
