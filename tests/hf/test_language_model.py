@@ -84,6 +84,14 @@ def recipe_of(tmp_path: Path, folder: Path) -> str:
     return str(tmp_path / "text.yaml")
 
 
+def words_of(tmp_path: Path, folder: Path, given: dict[str, Any], verb: str = "run") -> list[str]:
+    """A command that begins with this folder; None for what is not to be said."""
+    usual = {"from": folder, "width": 32, "steps": 24, "batch": 4, "optimizer": "AdamW", "optimizer.lr": 0.003}
+    named = {**usual, "study.base_steps": 16, "device": "cpu", **given}
+    words = [word for name, value in named.items() if value is not None for word in (f"--{name}", str(value))]
+    return [verb, recipe_of(tmp_path, folder), *words]
+
+
 def test_what_a_folder_does_not_tell_is_asked_for_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,12 +111,7 @@ def test_costs_are_flops_and_small_widths_are_named(
 ) -> None:
     """Though transformers' masks look at values, which a model without memory does not have."""
     folder = folder_with_tokenizer(tmp_path / "model", kind)
-    given = {
-        "from": folder, "width": 32, "steps": 24, "batch": 4, "optimizer": "AdamW", "optimizer.lr": 0.003,
-        "study.base_steps": 16, "study.budgets": [0.5, 1.0], "device": "cpu",
-    }  # fmt: skip
-    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-    command = ["run", recipe_of(tmp_path, folder), *words, "--dry-run"]
+    command = [*words_of(tmp_path, folder, {"study.budgets": [0.5, 1.0]}), "--dry-run"]
     assert main([*command, "--study.widths", "[8]"]) == 0
     out = capsys.readouterr().out
     assert "FLOPs" in out
@@ -175,12 +178,8 @@ def test_what_is_to_be_kept_in_mind_is_said_before_anything_trains(
     (folder / "optimizer.pt").write_bytes(b"a Trainer's")
     other = folder_with_tokenizer(tmp_path / "other", "gpt2")
     (other / "tokenizer.json").write_text((other / "tokenizer.json").read_text() + "\n")
-    given = {
-        "from": folder, "width": 32, "steps": 24, "batch": 4, "optimizer": "AdamW", "optimizer.lr": 0.003,
-        "study.base_steps": 16, "study.widths": [8], "device": "cpu", "data.tokenizer": f"hf:{other}",
-    }  # fmt: skip
-    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-    assert main(["run", recipe_of(tmp_path, folder), *words, "--dry-run"]) == 0
+    words = words_of(tmp_path, folder, {"study.widths": [8], "data.tokenizer": f"hf:{other}"})
+    assert main([*words, "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert f"Note: the recipe does not name the tokenizer of {folder}" in out
     assert f"Note: {folder} has its optimizer's state in optimizer.pt, which is not read" in out
@@ -189,12 +188,9 @@ def test_what_is_to_be_kept_in_mind_is_said_before_anything_trains(
 @pytest.mark.slow
 def test_a_family_from_a_folder_gives_a_folder_for_every_size(tmp_path: Path) -> None:
     folder, run = folder_with_tokenizer(tmp_path / "model", "gpt2"), tmp_path / "run"
-    given = {
-        "from": folder, "sizes": "16,32", "steps": 8, "batch": 4, "optimizer": "AdamW", "optimizer.lr": 0.003,
-        "family.sunk": "true", "device": "cpu", "out": run,
-    }  # fmt: skip
-    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-    assert main(["family", recipe_of(tmp_path, folder), *words]) == 0
+    given = {"width": None, "study.base_steps": None, "sizes": "16,32", "steps": 8, "family.sunk": "true", "out": run}
+    words = words_of(tmp_path, folder, given, "family")
+    assert main(words) == 0
     tokens = torch.randint(0, TOKENS, (2, 6))
     for size in (16, 32):
         place = run / "sizes" / str(size)
@@ -215,12 +211,8 @@ def test_a_family_from_a_folder_gives_a_folder_for_every_size(tmp_path: Path) ->
 def test_small_sizes_are_such_as_the_model_can_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With heads of 8 units, an eighth and a quarter of 16 would be parts of a head."""
     folder = folder_with_tokenizer(tmp_path / "model", "gpt2")
-    given = {
-        "from": folder, "width": 32, "steps": 24, "batch": 4, "optimizer": "AdamW", "optimizer.lr": 0.003,
-        "study.base_steps": 16, "device": "cpu",
-    }  # fmt: skip
-    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-    assert main(["run", recipe_of(tmp_path, folder), *words, "--dry-run"]) == 0
+    words = words_of(tmp_path, folder, {})
+    assert main([*words, "--dry-run"]) == 0
     assert "8 → 16" in " ".join(capsys.readouterr().out.split())
 
 
@@ -242,23 +234,19 @@ def test_a_trainers_optimizer_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_a_comparison_from_a_hugging_face_folder(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder = folder_with_tokenizer(tmp_path / "model", kind)
-    given = {
-        "from": folder, "width": 32, "steps": 24, "batch": 4, "optimizer": "AdamW", "optimizer.lr": 0.003,
-        "study.base_steps": 16, "study.widths": [8], "study.lrs": [0.003], "study.noises": [0.5],
-        "study.seeds": 1, "study.small_seeds": 1, "study.budgets": [0.5, 1.0], "device": "cpu",
-        "out": tmp_path / "run",
-    }  # fmt: skip
-    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-    assert main(["run", recipe_of(tmp_path, folder), *words, "--dry-run"]) == 0
+    given = {"study.widths": [8], "study.lrs": [0.003], "study.noises": [0.5], "study.budgets": [0.5, 1.0]}
+    given |= {"study.seeds": 1, "study.small_seeds": 1, "out": tmp_path / "run"}
+    words = words_of(tmp_path, folder, given)
+    assert main([*words, "--dry-run"]) == 0
     assert not (tmp_path / "run").exists()
-    assert main(["run", recipe_of(tmp_path, folder), *words]) == 0
+    assert main(words) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["base"]["width"], summary["large"]["wide"]) == (16, 32)
     assert any("holds no optimizer state" in note for note in summary["notes"])
     assert not any("tokenizer" in note for note in summary["notes"])
     assert "Report:" in capsys.readouterr().out
     save_other_weights(folder)
-    assert main(["run", recipe_of(tmp_path, folder), *words]) == 0
+    assert main(words) == 0
     again = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert again["small"] == summary["small"]
     assert again["large"] != summary["large"], "other weights were taken for the first"
