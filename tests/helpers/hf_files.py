@@ -19,7 +19,7 @@ from torch import Tensor
 from mupscale.core import Entry, Plan
 from mupscale.data import tinyshakespeare
 from mupscale.hf.config_family import ConfigFamily
-from mupscale.hf.multipliers import Times
+from mupscale.hf.config_fields import Times
 from mupscale.hf.source import make_header
 
 TOKENS = 90  # of the tokenizer in `folder_with_tokenizer`

@@ -21,7 +21,7 @@ from mupscale.checks import Report
 from mupscale.hf import Upscaled
 from mupscale.hf.building import quiet_transformers
 from mupscale.hf.config_family import ConfigFamily
-from mupscale.hf.multipliers import Times
+from mupscale.hf.config_fields import Times
 from mupscale.planning import KeepDouble, relative_difference
 
 transformers.logging.set_verbosity_error()

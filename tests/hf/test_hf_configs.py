@@ -17,7 +17,7 @@ from mupscale import Rule
 from mupscale.core.axes import expand
 from mupscale.hf.building import sketch_model
 from mupscale.hf.config_family import ConfigFamily
-from mupscale.hf.multipliers import Times
+from mupscale.hf.config_fields import Times
 from slow_cases import with_slow
 
 HEADS = [(name, head) for name in models.CONFIGS for head in models.heads_of(name)]

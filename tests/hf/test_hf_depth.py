@@ -22,9 +22,8 @@ from mupscale.cli.command_table import main
 from mupscale.hf.depths import deep_config, layer_origins
 from mupscale.hf.miniatures import find_residual_writers
 from mupscale.hf.record import Record
-from mupscale.hf.relation import relate
 from mupscale.hf.source import open_source
-from mupscale.hf.verifying import _compare_optimizer
+from mupscale.hf.verifying import _compare_optimizer, relate
 from mupscale.planning import KeepDouble, in_double
 from mupscale.system import MupscaleError
 from slow_cases import with_slow

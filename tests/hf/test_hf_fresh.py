@@ -25,7 +25,7 @@ from mupscale import Axis, Fresh, MupscaleError, Plan, hf
 from mupscale.core import index_of_old, places
 from mupscale.hf import param_groups, stream, upscale, verify
 from mupscale.hf.config_family import ConfigFamily
-from mupscale.hf.multipliers import Times, times_to
+from mupscale.hf.config_fields import Times, times_to
 from mupscale.hf.record import GrowthStep, Record
 from mupscale.hf.source import open_source
 from mupscale.hf.upscaling import Upscaled

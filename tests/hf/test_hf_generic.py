@@ -20,7 +20,7 @@ from mupscale.cli import main
 from mupscale.hf import config_family, inspect, upscale, verify
 from mupscale.hf.building import make_batches, quiet_transformers
 from mupscale.hf.config_family import GIVEN, ConfigFamily, InModel, plan_for_files
-from mupscale.hf.multipliers import Times
+from mupscale.hf.config_fields import Times
 from mupscale.hf.record import Record, settle_growth
 from mupscale.hf.source import open_source
 from mupscale.hf.verifying import Comparison, load_pretrained

@@ -9,9 +9,9 @@ import mupscale.hf
 
 ROOT = Path(mupscale.hf.__file__).parent
 ORDER = [
-    *("multipliers", "building", "config_fields", "miniatures", "config_family", "depths"),
+    *("building", "config_fields", "miniatures", "config_family", "depths"),
     *("source", "record", "stream", "output_folder"),
-    *("groups", "relation", "verifying", "trainer"),
+    *("groups", "verifying", "trainer"),
     *("inspection", "upscaling", "language_model"),
 ]
 

@@ -19,8 +19,8 @@ from mupscale.core import naming
 from mupscale.hf import miniatures
 from mupscale.hf.building import build_model
 from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.config_fields import Times
 from mupscale.hf.miniatures import initial_law
-from mupscale.hf.multipliers import Times
 from slow_cases import with_slow
 
 SGD: dict[str, Any] = {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.01}

@@ -26,8 +26,8 @@ from hf_trainer_runs import arguments, decayed, examples
 from mupscale import hf
 from mupscale.hf import groups as training
 from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.config_fields import Times
 from mupscale.hf.groups import grow_optimizer_file, match_plan
-from mupscale.hf.multipliers import Times
 from mupscale.hf.record import GrowthStep, Record, plan_growths
 from mupscale.hf.source import Source, open_source
 from mupscale.hf.trainer import Clip

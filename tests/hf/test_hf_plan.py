@@ -20,8 +20,8 @@ from mupscale import MupscaleError, Plan, hf
 from mupscale.core import index_of_old
 from mupscale.hf.building import sketch_model
 from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.config_fields import Times
 from mupscale.hf.groups import match_plan
-from mupscale.hf.multipliers import Times
 from mupscale.hf.record import GrowthStep, Record, count_from_first, plan_growths
 from mupscale.hf.source import open_source
 

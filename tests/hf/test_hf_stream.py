@@ -20,7 +20,7 @@ from mupscale import MupscaleError
 from mupscale.core import Axis, Constants, Entry, Initial, Plan, expand
 from mupscale.hf import stream
 from mupscale.hf.config_family import ConfigFamily
-from mupscale.hf.multipliers import Times
+from mupscale.hf.config_fields import Times
 from mupscale.hf.record import GrowthStep, PlannedGrowth, Record
 from mupscale.hf.source import open_source
 from mupscale.hf.stream import arrange_shards, parse_size, pieces, write_index, write_shards

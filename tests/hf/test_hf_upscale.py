@@ -35,7 +35,7 @@ from hf_files import (
 )
 from hf_models import grow, save
 from mupscale import MupscaleError, hf
-from mupscale.hf.multipliers import Times
+from mupscale.hf.config_fields import Times
 from mupscale.hf.record import GrowthStep, Record
 from mupscale.hf.upscaling import upscale
 from mupscale.system.files import appearing

@@ -21,7 +21,7 @@ import mupscale as mu
 from mupscale import Axis, Family, MupscaleError, Plan, Role, Rule
 from mupscale.checks.equivalence import Report
 from mupscale.models import GPT2, MLP, ResNet18
-from mupscale.planning.role_registry import _REGISTRY as registry
+from mupscale.planning.from_modules import _REGISTRY as registry
 
 ADAMW: dict[str, float] = {"lr": 0.02, "weight_decay": 0.3, "eps": 1e-3}
 
@@ -444,7 +444,7 @@ def test_growing_heads_are_recognised(heads: str, head_dim: str, style: str) -> 
 @pytest.mark.usefixtures("float64")
 def test_growing_heads_are_recognised_in_a_class_with_roles_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Registering its bare matrix, as the error says, must not hide the heads."""
-    monkeypatch.setattr("mupscale.planning.role_registry._REGISTRY", dict(registry))
+    monkeypatch.setattr("mupscale.planning.from_modules._REGISTRY", dict(registry))
 
     class Skewed(Heads):
         def __init__(self, n: int) -> None:

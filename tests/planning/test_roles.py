@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from mupscale import Axis, MupscaleError, Role
-from mupscale.planning.role_registry import _REGISTRY, MATRIX, register_roles, registered
+from mupscale.planning.from_modules import _REGISTRY, MATRIX, register_roles, registered
 from slow_cases import with_slow
 
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, float]]] = {

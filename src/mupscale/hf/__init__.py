@@ -4,11 +4,11 @@
 `resume_optimizer`, `Clip`, `GrowTrainerCallback` and `BranchTrainerCallback` are for training; `LanguageModel` is a
 folder's model at any width, for recipes; `register` says what a run of a model cannot show.
 
-Imports go one way. Known before any weight is read: multipliers (by how much each part grows), building (the model that
-a config.json names, and what it is run on), config_fields (what grows in a config), miniatures (small models of its
-kind, and what a run shows), config_family (the plan), depths (more layers, or experts). Files: source (where tensors
-lie), record (growths, planned, and mupscale.json), stream (filled in pieces), output_folder (what else lies there).
-Training: groups. Is it the same model: relation (the growths between two), verifying. On top: trainer, inspection, …
+Imports go one way. Known before any weight is read: building (the model that a config.json names, and what it is run
+on), config_fields (what grows in a config, and by how much), miniatures (small models of its kind, and what a run
+shows), config_family (the plan), depths (more layers, or experts). Files: source (where tensors lie), record (growths,
+planned, and mupscale.json), stream (filled in pieces), output_folder (what else lies there). Training: groups. Is it
+the same model: verifying. On top: trainer, inspection, …
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mupscale.hf.config_family import register
+from mupscale.hf.config_fields import Times
 from mupscale.hf.groups import param_groups, plan, resume_optimizer
 from mupscale.hf.inspection import Inspection, inspect
 from mupscale.hf.language_model import LanguageModel, hidden_size, load_language_model, load_language_optimizer
-from mupscale.hf.multipliers import Times
 from mupscale.hf.record import Record
 from mupscale.hf.source import Source, is_gguf, read_gguf
 from mupscale.hf.upscaling import Upscaled, upscale

@@ -20,9 +20,17 @@ from torch import nn
 from mupscale.core import Axis, Constants, Entry, Initial, Plan, Role, Shape, naming
 from mupscale.growth import obstacles, without_gains
 from mupscale.hf.building import Config, sketch_model
-from mupscale.hf.config_fields import FIELDS, HEAD_DIM, ffn_that_follows_hidden, parts_of, sizes_of, wide_config
+from mupscale.hf.config_fields import (
+    FIELDS,
+    HEAD_DIM,
+    Times,
+    ffn_that_follows_hidden,
+    grown,
+    parts_of,
+    sizes_of,
+    wide_config,
+)
 from mupscale.hf.miniatures import LAYER, LAYERS, initial_law, moves_outputs, plan_by_miniatures
-from mupscale.hf.multipliers import Times, grown
 from mupscale.planning import with_initial
 from mupscale.system import MupscaleError, checks_arguments, not_advising, setting, show_short
 

@@ -14,8 +14,8 @@ from mupscale.core import Axis, Constants, Entry, Initial, Plan, Shape, TensorSo
 from mupscale.growth import DEPTH_OPERATORS, Deepen, Place
 from mupscale.hf.building import Config, sketch_model, transformers_config
 from mupscale.hf.config_family import ConfigFamily, names_in_model
+from mupscale.hf.config_fields import Times
 from mupscale.hf.miniatures import LAYER, LAYERS, find_residual_writers
-from mupscale.hf.multipliers import Times
 from mupscale.system import MupscaleError, as_asked
 
 _FIRST_ALONE = re.compile(r".*\.relative_attention_bias\..*")  # which the first layer has for all

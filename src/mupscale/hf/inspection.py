@@ -17,13 +17,12 @@ from mupscale.core import Axis, DecayRule, Entry, Plan, RuleSet, shapes_in_words
 from mupscale.growth import DEPTH_OPERATORS, Deepen, Fresh, FreshTensor, NewTensor, Operator, Part
 from mupscale.hf.building import runs_trusted_code
 from mupscale.hf.config_family import ConfigFamily
-from mupscale.hf.config_fields import Size, sizes_of
+from mupscale.hf.config_fields import Size, Times, sizes_of
 from mupscale.hf.depths import experts_of, layers_of
-from mupscale.hf.multipliers import Times
 from mupscale.hf.record import PlannedGrowth, Record, plan_growths, settle_growth, then_parts
-from mupscale.hf.relation import find_record
 from mupscale.hf.source import Source, open_source
 from mupscale.hf.stream import shorten_number
+from mupscale.hf.verifying import find_record
 from mupscale.optim import DECAY_RULE, Traits, change_of_decay, default_hyper, inexact_in_words, traits_of
 from mupscale.system import (
     MupscaleError,

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale.hf.building import build_model, quiet_transformers
-from mupscale.hf.config_fields import parts_of, wide_config
+from mupscale.hf.config_fields import PARTS, Times, parts_of, wide_config
 from mupscale.hf.groups import find_optimizer_file, resume_optimizer
-from mupscale.hf.multipliers import PARTS, Times
 from mupscale.hf.output_folder import copy_companions
 from mupscale.hf.source import Source, open_source, read_config
 from mupscale.hf.verifying import load_pretrained

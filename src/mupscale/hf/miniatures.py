@@ -49,6 +49,7 @@ from mupscale.hf.config_fields import (
     AS_HIDDEN,
     FIELDS,
     HEAD_DIM,
+    Times,
     growable_form,
     is_size,
     part_config,
@@ -56,7 +57,6 @@ from mupscale.hf.config_fields import (
     parts_of,
     wide_config,
 )
-from mupscale.hf.multipliers import Times
 from mupscale.system import MupscaleError, UncheckedPlan, warn
 
 LAYERS = (

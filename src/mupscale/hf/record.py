@@ -32,8 +32,16 @@ from mupscale.growth import (
 from mupscale.hf import depths
 from mupscale.hf.building import Config
 from mupscale.hf.config_family import ConfigFamily
-from mupscale.hf.config_fields import Sizes, part_names, parts_and_stages, parts_of
-from mupscale.hf.multipliers import Times, check_groups, sizes_by_part, times_to_parts
+from mupscale.hf.config_fields import (
+    Sizes,
+    Times,
+    check_groups,
+    part_names,
+    parts_and_stages,
+    parts_of,
+    sizes_by_part,
+    times_to_parts,
+)
 from mupscale.planning import with_initial
 from mupscale.system import MupscaleError, read_json, replace_text, setting
 

@@ -25,8 +25,8 @@ from mupscale.growth import Deepen, NewTensor, Operator, choose_operator, replic
 from mupscale.hf import groups
 from mupscale.hf.building import Config, require_transformers
 from mupscale.hf.config_family import ConfigFamily, names_in_files, names_in_model
+from mupscale.hf.config_fields import Times
 from mupscale.hf.groups import check_rules, plan_for_model, shapes_of
-from mupscale.hf.multipliers import Times
 from mupscale.hf.output_folder import CARD_FILE, OPTIMIZER_FILE, sizes_in_words, write_size_card
 from mupscale.hf.record import GrowthStep, PlannedGrowth, Record, plan_growths, settle_growth
 from mupscale.hf.source import open_source

@@ -19,15 +19,13 @@ from mupscale.growth import Deepen, Fresh, Noise, Operator, SignalNoise, replica
 from mupscale.hf import output_folder
 from mupscale.hf.building import Config, memory_shortage, runs_trusted_code
 from mupscale.hf.config_family import ConfigFamily, check_nothing_missing
-from mupscale.hf.config_fields import Size, parts_and_stages, sizes_of
+from mupscale.hf.config_fields import Size, Times, parts_and_stages, sizes_of
 from mupscale.hf.depths import experts_of, layers_of
 from mupscale.hf.groups import find_optimizer_file, grow_optimizer_file
-from mupscale.hf.multipliers import Times
 from mupscale.hf.record import GrowthStep, PlannedGrowth, Record, plan_growths, settle_growth
-from mupscale.hf.relation import find_record, is_exact
 from mupscale.hf.source import Source, open_source
 from mupscale.hf.stream import BYTES, WideTensor, arrange_shards, shorten_number, write_index, write_shards
-from mupscale.hf.verifying import Comparison, needed_bytes
+from mupscale.hf.verifying import Comparison, find_record, is_exact, needed_bytes
 from mupscale.hf.verifying import verify as compare
 from mupscale.system import (
     Display,

@@ -2,7 +2,6 @@
 
 making_plans       the plan between two models: from their modules, or by running them, searched and checked
 from_modules       two models side by side: what their types and names say, of heads, bare parameters and norms too
-  role_registry      the roles of torch's modules, and those that users add
 tracing            a model run on a batch: in float64, as a list of operations
 following          one pass over both runs: every wide tensor has to be copies of the narrow one; better guesses
 comparing          two models with generic weights: whether they compute the same
@@ -13,7 +12,7 @@ initial            the standard deviations and means of a fresh initialisation
 """
 
 from mupscale.planning.comparing import find_parting, is_large, relative_difference
-from mupscale.planning.from_modules import How, bare_norms, build_plan, find_uneven
+from mupscale.planning.from_modules import How, bare_norms, build_plan, find_uneven, register_roles
 from mupscale.planning.initial import (
     all_tensors,
     count_draws,
@@ -29,7 +28,6 @@ from mupscale.planning.making_plans import (
     warn_of_growing_outputs,
 )
 from mupscale.planning.miniatures import Miniature, Resizing, roles_of
-from mupscale.planning.role_registry import register_roles
 from mupscale.planning.silent_units import (
     check_silent_units,
     find_past_norms,
