@@ -309,26 +309,17 @@ def inspect(
         raise MupscaleError(
             f"torch has no optimizer '{optimizer}'; it has AdamW, SGD, Adam, Adafactor, Muon and others"
         )
-    width, deeper = settle_growth(
-        source.config,
-        source.tensors,
-        source.folder,
-        times=times,
-        sizes={"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv},
-        grow=grow,
-        layers=layers,
-        deepen=deepen,
-        experts=experts,
-        top_k=top_k,
-    )
+    sizes = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
+    asked: dict[str, Any] = {"times": times, "sizes": sizes, "grow": grow, "layers": layers, "deepen": deepen}
+    growths = settle_growth(source.config, source.tensors, source.folder, **asked, experts=experts, top_k=top_k)
     record = find_record(source)
-    steps = plan_growths([width] if deeper is None else [width, deeper], source.config, source.shapes, record)
-    plan = steps[0].plan
+    steps = plan_growths(growths, source.config, source.shapes, record)
+    plan, width = steps[0].plan, growths[0]
     width.grow.check(plan)
     ConfigFamily(source.config).check_grown(plan, width.times)
     traits, hyper = traits_of(cls), {**default_hyper(cls, {}), DECAY_RULE: rules.decay}
     mixture = list[InspectionRow]()
-    if deeper is not None and deeper.experts is not None:
+    if growths[-1].experts is not None:
         mixture = _rows(then_parts(steps[0].by_model, steps[-1].by_model), traits, hyper)
     rows = _rows(plan, traits, hyper, width.fresh)
     return Inspection(source, tuple(steps), record, cls.__name__, tuple(rows), tuple(mixture), rules.decay)

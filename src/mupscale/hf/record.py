@@ -384,20 +384,20 @@ def settle_growth(
     deepen: Deepen = "identity",
     experts: int | None = None,
     top_k: int | None = None,
-) -> tuple[GrowthStep, GrowthStep | None]:
-    """The growth in width that is meant by multipliers or sizes, an operator or noise; and one to layers or experts.
+) -> list[GrowthStep]:
+    """The growth in width that is meant by multipliers or sizes, an operator or noise; then one to layers or experts.
 
     Twice as wide if nothing is said; with layers or experts alone the width stays. exact: by copies without noise.
     names, folder: of the checkpoint's tensors, and where it lies.
     """
-    wanted, deeper = sizes_by_part(sizes or {}), None
+    wanted, deeper = sizes_by_part(sizes or {}), list[GrowthStep]()
     if experts is not None or top_k is not None:
         counts = depths.settle_experts(config, experts or 0, top_k, folder, exact=exact, layers=layers)
-        deeper = GrowthStep(Times(), seed=seed, experts=counts)
+        deeper.append(GrowthStep(Times(), seed=seed, experts=counts))
     elif layers is not None:
         depths.check_depth(config, deepen, layers, names, folder)
-        deeper = GrowthStep(Times(), seed=seed, layers=layers, deepen=deepen)
-    if deeper is not None and times is None and not wanted:
+        deeper.append(GrowthStep(Times(), seed=seed, layers=layers, deepen=deepen))
+    if deeper and times is None and not wanted:
         if grow is not None or noise is not None or (exact and layers is not None):
             among = "" if layers is not None else ". Noise among experts is for models in memory (docs/experts.md)"
             raise MupscaleError(
@@ -422,4 +422,4 @@ def settle_growth(
     else:
         by_how_much = by_how_much.for_units(fresh=fresh)
         by_how_much = check_groups(by_how_much, parts_of(config)) if fresh else by_how_much
-    return GrowthStep(by_how_much, operator, seed), deeper
+    return [GrowthStep(by_how_much, operator, seed), *deeper]

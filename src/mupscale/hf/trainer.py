@@ -271,7 +271,7 @@ class GrowTrainerCallback(InvariantClipping):
         elif state.global_step < self.at:
             earlier = [one for one in growths_of(kwargs["model"]) if one.at < self.at and one.plan is None]
             if not earlier:  # else it cannot be judged yet
-                width, _ = self._asked(kwargs["model"])
+                width = self._asked(kwargs["model"])[0]
                 ConfigFamily(_config_of(kwargs["model"])).plan(width.times, initial=False)
                 if width.is_replica and not self.exact:
                     warn(replica_in_words(), ReplicaWarning)
@@ -344,12 +344,12 @@ class GrowTrainerCallback(InvariantClipping):
         if args.load_best_model_at_end and state.best_model_checkpoint and _IN_CHARGE.get(kwargs["model"]) is self:
             _load_renamed(kwargs["model"], Path(state.best_model_checkpoint))
 
-    def _asked(self, model: nn.Module) -> tuple[GrowthStep, GrowthStep | None]:
+    def _asked(self, model: nn.Module) -> list[GrowthStep]:
         return settle_growth(_config_of(model), shapes_of(model), **self.asked)
 
     def _grow(self, model: nn.Module, optimizer: Optimizer, scheduler: Any) -> None:
         """Grow all three in place, since the Trainer's loop holds on to them."""
-        (width, deeper), config = self._asked(model), _config_of(model)
+        (width, *deeper), config = self._asked(model), _config_of(model)
         earlier, lr, rates, scale_lr = _IN_CHARGE.get(model), self.lr, _rates(optimizer), self.scale_lr
         if lr is not None:
             scale_lr = lr / next((rate for rate in rates if rate), 1.0)
@@ -363,7 +363,7 @@ class GrowTrainerCallback(InvariantClipping):
         record = (earlier and earlier.record) or Record(config)
         grown, grown_optimizer = nn.Module.__new__(type(model)), optimizer
         grown.__dict__.update(model.__dict__)
-        growths = [width] if deeper is None else [deeper] if width.times == Times() else [width, deeper]
+        growths = deeper if deeper and width.times == Times() else [width, *deeper]
         growths[-1] = replace(growths[-1], scale_lr=scale_lr)
         steps = plan_growths(growths, config, None, record)
         with following_rules(optimizer, self.rules):

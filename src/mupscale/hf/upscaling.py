@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -144,28 +145,17 @@ def upscale(
     """
     small, out, told = open_source(source), Path(out), note
     note = note or (lambda line: None)
-    width, deeper = settle_growth(
-        small.config,
-        small.tensors,
-        small.folder,
-        times=times,
-        sizes={"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv},
-        grow=grow,
-        noise=noise,
-        exact=exact,
-        seed=seed,
-        layers=layers,
-        deepen=deepen,
-        experts=experts,
-        top_k=top_k,
-    )
+    sizes_asked = {"hidden": hidden, "ffn": ffn, "heads": heads, "kv": kv}
+    asked: dict[str, Any] = {"times": times, "sizes": sizes_asked, "grow": grow, "noise": noise, "exact": exact}
+    asked |= {"seed": seed, "layers": layers, "deepen": deepen, "experts": experts, "top_k": top_k}
+    width, *deeper = settle_growth(small.config, small.tensors, small.folder, **asked)
     if not exact and width.is_replica:
         note(replica_in_words())
         if told is None:  # a caller who reads no lines must hear it, too
             warn(replica_in_words(), ReplicaWarning)
     before = _check(small, out, width, optimizer, rules)
     width = replace(width, sizes=sizes_of(width.config_after(small.config)))
-    steps = plan_growths([width] if deeper is None else [width, deeper], small.config, small.shapes, before)
+    steps = plan_growths([width, *deeper], small.config, small.shapes, before)
     width.grow.check(steps[0].plan)
     config, name = dict(steps[-1].config), str(dtype).removeprefix("torch.")
     if dtype is not None and name not in _DTYPES:
@@ -176,11 +166,11 @@ def upscale(
     file = None if optimizer is None else find_optimizer_file(optimizer)
     if file is not None:
         grow_optimizer_file(file, None, small, steps, rules=rules)
-    is_deeper_alone = deeper is not None and width.times == Times() and dtype is None and not width.draws
+    is_deeper_alone = bool(deeper) and width.times == Times() and dtype is None and not width.draws
     record = before.then(steps[-1].growth, steps[-1].by_model) if is_deeper_alone else steps[-1].record
     record = record if rules is None else replace(record, decay=rules.decay)
-    if deeper is not None:
-        check_nothing_missing(config, steps[-1].shapes, f"the checkpoint that grew {deeper}")
+    if deeper:
+        check_nothing_missing(config, steps[-1].shapes, f"the checkpoint that grew {deeper[0]}")
     shards = arrange_shards(small, steps, dtype=_DTYPES.get(name), shard_size=shard_size)
     ConfigFamily(small.config).check_grown(steps[0].plan, width.times)
     tensors = [tensor for shard in shards for tensor in shard.tensors.values()]
