@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from mupscale import system
 from mupscale.core import Axis, DecayRule, Entry, Plan, RuleSet, shapes_in_words
 from mupscale.growth import DEPTH_OPERATORS, Deepen, Fresh, FreshTensor, NewTensor, Operator, Part
 from mupscale.hf.building import runs_trusted_code
@@ -24,16 +25,7 @@ from mupscale.hf.source import Source, open_source
 from mupscale.hf.stream import shorten_number
 from mupscale.hf.verifying import find_record
 from mupscale.optim import DECAY_RULE, Traits, change_of_decay, default_hyper, inexact_in_words, traits_of
-from mupscale.system import (
-    MupscaleError,
-    checks_arguments,
-    html_table,
-    name_of_group,
-    pattern_of_name,
-    terminal_width,
-    text_table,
-    wrap_text,
-)
+from mupscale.system import MupscaleError, checks_arguments
 
 _COPIED = {"stack": "all layers again on top", "interleaved": "each behind its layer"}
 
@@ -230,23 +222,23 @@ class Inspection:
         tables = [self.table()] if self._is_wider else []
         tables += [] if self._deeper is None else [_table_of_new(self._deeper.plan)]
         if experts := [(row.label, *map(_short, row.factors.values())) for row in self._experts]:
-            tables.append(text_table(("experts, in the model", *_factor_names(self.mixture)), experts, left=1))
-        return "\n".join(["\n\n".join(tables), *map(wrap_text, self.summary())])
+            tables.append(system.text_table(("experts, in the model", *_factor_names(self.mixture)), experts, left=1))
+        return "\n".join(["\n\n".join(tables), *map(system.wrap_text, self.summary())])
 
     def _repr_html_(self) -> str:
         """For a notebook."""
-        return html_table(self._header, [row.cells() for row in self.rows], "; ".join(self.summary()))
+        return system.html_table(self._header, [row.cells() for row in self.rows], "; ".join(self.summary()))
 
     def table(self, width: int | None = None) -> str:
         """As text; where it is wider than `width` (by default the terminal's), shapes first, then numbers."""
         header, rows = self._header, [row.cells() for row in self.rows]
-        width = terminal_width() if width is None else width
-        whole = text_table(header, rows, left=4)
+        width = system.terminal_width() if width is None else width
+        whole = system.text_table(header, rows, left=4)
         if width is None or max(map(len, whole.splitlines())) <= width:
             return whole
-        shapes = text_table(header[:4], [row[:4] for row in rows], left=4, width=width)
+        shapes = system.text_table(header[:4], [row[:4] for row in rows], left=4, width=width)
         numbers = [(row[0], *row[4:]) for row in rows]
-        return f"{shapes}\n\n{text_table((header[0], *header[4:]), numbers, width=width)}"
+        return f"{shapes}\n\n{system.text_table((header[0], *header[4:]), numbers, width=width)}"
 
     @property
     def _header(self) -> tuple[str, ...]:
@@ -266,9 +258,9 @@ def _table_of_new(plan: Plan) -> str:
         if tensor is not None:
             spread = f" ± {tensor.std:.3g}" if tensor.std else ""
             start = f"{tensor.mean:g}{spread}".removeprefix("0 ")
-        merged.setdefault((pattern_of_name(name), start), []).append(name)
-    rows = [(name_of_group(names), str(len(names)), start) for (_, start), names in merged.items()]
-    return text_table(("new tensors", "count", "start as"), rows, left=1)
+        merged.setdefault((system.pattern_of_name(name), start), []).append(name)
+    rows = [(system.name_of_group(names), str(len(names)), start) for (_, start), names in merged.items()]
+    return system.text_table(("new tensors", "count", "start as"), rows, left=1)
 
 
 @runs_trusted_code
@@ -331,7 +323,13 @@ def _rows(
     merged: dict[tuple[Any, ...], list[str]] = {}
     filled = {} if fresh is None else {name: fresh.tensor(Part(name, plan, seed=0)) for name in plan.parameters}
     for name, entry in plan.parameters.items():
-        key: tuple[Any, ...] = (pattern_of_name(name), entry.narrow, entry.wide, entry.rule, tuple(entry.axes.items()))
+        key: tuple[Any, ...] = (
+            system.pattern_of_name(name),
+            entry.narrow,
+            entry.wide,
+            entry.rule,
+            tuple(entry.axes.items()),
+        )
         if (values := filled.get(name)) is not None:
             key += (values.std, values.means, values.keep, values.outgoing, values.new_outputs)
         merged.setdefault(key, []).append(name)
@@ -344,7 +342,7 @@ def _rows(
         if hyper[DECAY_RULE] != "invariant" and fits and "weight_decay" in factors_of:
             change = change_of_decay(label, entry, hyper, optimizer_traits)
             factors_of["weight_decay"] *= change
-        rows.append(InspectionRow(label, name_of_group(names), entry, factors_of, filled.get(names[0]), change))
+        rows.append(InspectionRow(label, system.name_of_group(names), entry, factors_of, filled.get(names[0]), change))
     return rows
 
 

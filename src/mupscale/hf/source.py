@@ -23,20 +23,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from mupscale import system
 from mupscale.core import Shape
 from mupscale.hf.building import in_one_line, quiet_transformers, require_transformers
 from mupscale.hf.config_family import check_sizes
-from mupscale.system import (
-    MupscaleError,
-    check_has_config,
-    checks_arguments,
-    load_torch,
-    make_folder,
-    read_json,
-    require,
-    show_short,
-    write_tensors,
-)
+from mupscale.system import MupscaleError, checks_arguments
 
 DTYPES = {
     "F64": torch.float64,
@@ -208,7 +199,7 @@ def is_gguf(path: str | Path) -> bool:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """A folder's config.json, where it is one of transformers and not quantised."""
-    check_has_config(folder)
+    system.check_has_config(folder)
     config = _read_json(folder / "config.json")
     if (quantised := config.get("quantization_config")) is not None:
         method = quantised.get("quant_method", "some method") if isinstance(quantised, dict) else quantised
@@ -223,7 +214,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = read_json(path)
+        content = system.read_json(path)
     except OSError as error:
         raise MupscaleError(f"{path} cannot be read: {error.strerror}") from None
     except MupscaleError as error:
@@ -255,7 +246,7 @@ def _read_index(folder: Path, index: Path) -> dict[str, StoredTensor]:
     files = list(dict.fromkeys(weight_map.values()))
     if odd := [one for one in files if one in ("", ".", "..") or len(one) > 200 or re.search(r"[/\\:\0]", one)]:
         raise MupscaleError(
-            f"{index} names the file {show_short(odd[0])}, which is not a plain name of a file beside it"
+            f"{index} names the file {system.show_short(odd[0])}, which is not a plain name of a file beside it"
         )
     if missing := [file for file in files if not (folder / file).exists()]:
         raise MupscaleError(
@@ -302,7 +293,7 @@ def _read_pickled(path: Path) -> dict[str, StoredTensor]:
 
 
 def _state_dict(path: Path) -> dict[str, Tensor]:
-    content = load_torch(path)
+    content = system.load_torch(path)
     if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
         raise MupscaleError(f"{path} is not a model's state dict: it holds more than named tensors")
     for name, tensor in content.items():
@@ -324,7 +315,7 @@ def _convert(path: Path) -> dict[str, StoredTensor]:
     folder = TemporaryFolder()
     converted = Path(folder.name) / "converted.safetensors"
     try:
-        write_tensors(converted, _state_dict(path), {})
+        system.write_tensors(converted, _state_dict(path), {})
     except OSError as error:
         raise MupscaleError(
             f"{path} is of an old format and must be converted, but {folder.name} has no room for that "
@@ -335,7 +326,7 @@ def _convert(path: Path) -> dict[str, StoredTensor]:
 
 def _download(name: str) -> Path:
     reason = f"there is no folder '{name}', and a model of the hub needs huggingface_hub"
-    hub = require("huggingface_hub", reason=reason)
+    hub = system.require("huggingface_hub", reason=reason)
 
     def fetch(patterns: Iterable[str]) -> Path:
         wanted = [*patterns, *_BESIDE]
@@ -367,9 +358,9 @@ def read_gguf(path: str | Path) -> Source:
     if not file.is_file():
         raise MupscaleError(f"there is no file at {path}: give a GGUF file")
     transformers = require_transformers()
-    require("gguf", reason=f"reading {file.name} needs the package gguf")
+    system.require("gguf", reason=f"reading {file.name} needs the package gguf")
     place = TemporaryFolder()
-    folder = make_folder(Path(place.name) / file.stem)
+    folder = system.make_folder(Path(place.name) / file.stem)
     where = {"gguf_file": file.name, "local_files_only": True}
     try:
         with quiet_transformers(), redirect_stderr(StringIO()):  # its bar, which no setting turns off

@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from mupscale import checkpoint
+from mupscale import checkpoint, system
 from mupscale.core import Plan, RuleSet, naming
 from mupscale.growth import Deepen, NewTensor, Operator, choose_operator, replica_in_words, upscale_untried
 from mupscale.hf import groups
@@ -32,19 +32,7 @@ from mupscale.hf.record import GrowthStep, PlannedGrowth, Record, plan_growths, 
 from mupscale.hf.source import open_source
 from mupscale.hf.verifying import load_pretrained
 from mupscale.optim import DECAY_RULE, FROM_GROUP, Schedule, clip_grad_norm_, following_rules, widen_scheduler
-from mupscale.system import (
-    MupscaleError,
-    Must,
-    NotNegative,
-    ReplicaWarning,
-    appearing,
-    checks_arguments,
-    print_at_once,
-    read_json,
-    remove,
-    replace_text,
-    warn,
-)
+from mupscale.system import MupscaleError, checks_arguments, warn
 
 _THEIRS = "_mupscale_max_grad_norm"
 
@@ -118,7 +106,7 @@ def say_in_log(state: Any, text: str, **values: Any) -> None:
     """A line for the person who watches the run, and an entry in the Trainer's history."""
     state.log_history.append({"epoch": state.epoch, "step": state.global_step, **values})
     if state.is_local_process_zero:
-        print_at_once(f"step {state.global_step}: {text}")
+        system.print_at_once(f"step {state.global_step}: {text}")
 
 
 _IN_CHARGE: WeakKeyDictionary[nn.Module, InvariantClipping] = WeakKeyDictionary()
@@ -177,7 +165,7 @@ def grow_in_memory(
     return wide, grown
 
 
-_STEPS = Must(
+_STEPS = system.Must(
     "the number of steps after which the model grows, 1 or more. To grow it before training, use mupscale.hf.upscale, "
     "and train the wide checkpoint",
     lambda at: at >= 1,
@@ -219,7 +207,7 @@ class GrowTrainerCallback(InvariantClipping):
         grow: Operator | None = None,
         noise: float | None = None,
         exact: bool = False,
-        lr: NotNegative | None = None,
+        lr: system.NotNegative | None = None,
         scale_lr: float = 1.0,
         seed: int = 0,
         rules: RuleSet | None = None,
@@ -274,7 +262,7 @@ class GrowTrainerCallback(InvariantClipping):
                 width = self._asked(kwargs["model"])[0]
                 ConfigFamily(_config_of(kwargs["model"])).plan(width.times, initial=False)
                 if width.is_replica and not self.exact:
-                    warn(replica_in_words(), ReplicaWarning)
+                    warn(replica_in_words(), system.ReplicaWarning)
             if state.max_steps < self.at:
                 warn(
                     f"the model will not grow: GrowTrainerCallback(at={self.at}) waits for step {self.at}, but this "
@@ -444,13 +432,13 @@ def _rates(optimizer: Optimizer) -> list[float]:
 def _is_whole(folder: Path, step: int) -> bool:
     """Whether a Trainer has finished this checkpoint: its state is the last that is written."""
     try:
-        state = read_json(folder / "trainer_state.json")
+        state = system.read_json(folder / "trainer_state.json")
     except (OSError, MupscaleError):
         return False
     return isinstance(state, dict) and state.get("global_step") == step
 
 
-_COUNT = Must("a number of steps, 1 or more", lambda steps: steps >= 1)
+_COUNT = system.Must("a number of steps, 1 or more", lambda steps: steps >= 1)
 _CONSTANT = ("constant", "constant_with_warmup")
 _STORY = (
     "This model of {parameters:,} parameters ({sizes}) is one size of a family that was trained in one run: it left "
@@ -552,7 +540,7 @@ class BranchTrainerCallback(require_transformers().TrainerCallback):  # type: ig
         found = [f"{name} {value:.4g}" for name, value in kwargs["metrics"].items() if name.endswith("_loss")]
         if self._last is not None and found:
             card = self._last / CARD_FILE
-            replace_text(card, f"{card.read_text(encoding='utf-8')}\nIts evaluation: {', '.join(found)}.\n")
+            system.replace_text(card, f"{card.read_text(encoding='utf-8')}\nIts evaluation: {', '.join(found)}.\n")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """What is evaluated from here on may be another model, or other data."""
@@ -572,8 +560,8 @@ class BranchTrainerCallback(require_transformers().TrainerCallback):  # type: ig
         story = _STORY.format(parameters=count, sizes=sizes, trunk=trunk, steps=self.steps, others=others)
         folder = Path(args.output_dir) / "sizes" / name
         if folder.exists():
-            remove(folder)
-        with appearing(folder) as hidden:
+            system.remove(folder)
+        with system.appearing(folder) as hidden:
             model.save_pretrained(hidden)
             if tokenizer is not None:
                 tokenizer.save_pretrained(hidden)

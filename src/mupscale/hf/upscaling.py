@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from mupscale import system
 from mupscale.core import RuleSet
 from mupscale.growth import Deepen, Fresh, Noise, Operator, SignalNoise, replica_in_words
 from mupscale.hf import output_folder
@@ -28,17 +29,7 @@ from mupscale.hf.source import Source, open_source
 from mupscale.hf.stream import BYTES, WideTensor, arrange_shards, shorten_number, write_index, write_shards
 from mupscale.hf.verifying import Comparison, find_record, is_exact, needed_bytes
 from mupscale.hf.verifying import verify as compare
-from mupscale.system import (
-    Display,
-    MupscaleError,
-    ReplicaWarning,
-    appearing,
-    as_asked,
-    checks_arguments,
-    is_taken,
-    replace_text,
-    warn,
-)
+from mupscale.system import MupscaleError, checks_arguments, warn
 
 __all__ = ["Upscaled"]
 
@@ -152,7 +143,7 @@ def upscale(
     if not exact and width.is_replica:
         note(replica_in_words())
         if told is None:  # a caller who reads no lines must hear it, too
-            warn(replica_in_words(), ReplicaWarning)
+            warn(replica_in_words(), system.ReplicaWarning)
     before = _check(small, out, width, optimizer, rules)
     width = replace(width, sizes=sizes_of(width.config_after(small.config)))
     steps = plan_growths([width, *deeper], small.config, small.shapes, before)
@@ -186,12 +177,12 @@ def upscale(
         )
     comparison, why = None, "verification is off"
     try:
-        with appearing(out) as folder:
-            replace_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+        with system.appearing(out) as folder:
+            system.replace_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
             write_index(shards, folder)
             output_folder.copy_companions(folder, small)
             record.save(folder)
-            with Display(_BAR, total, visible=progress, transient=True) as bar:
+            with system.Display(_BAR, total, visible=progress, transient=True) as bar:
                 write_shards(shards, folder, threads=threads, advance=bar.advance)
             if verify:
                 comparison, why = _compare(small, folder, steps, tensors, note)
@@ -220,9 +211,9 @@ def _check(small: Source, out: Path, width: GrowthStep, optimizer: str | Path | 
             "with the constants that SignalNoise finds in memory (.effective) if you need them"
         )
     if rules is not None and optimizer is None:
-        saved = as_asked("optimizer=", "--optimizer-state")
+        saved = system.as_asked("optimizer=", "--optimizer-state")
         raise MupscaleError(f"rules are about an optimizer's decay: give the saved optimizer, too ({saved})")
-    if is_taken(out):
+    if system.is_taken(out):
         raise MupscaleError(f"{out} already exists. Remove it, or choose a different name")
     if small.folder.resolve() in (out.resolve(), *out.resolve().parents):
         raise MupscaleError(f"{out} lies inside the checkpoint {small.folder}. Choose a folder outside it")
