@@ -167,7 +167,6 @@ def with_curves(name: str, curves: Sequence[Curve], flops: float | None = 1.0) -
 
 def runs_of(summary: StudySummary, name: str) -> ContenderRuns:
     """A contender's runs, which are there."""
-    assert summary.large is not None
     runs = summary.large.get(name)
     assert runs is not None, name
     return runs
@@ -175,7 +174,6 @@ def runs_of(summary: StudySummary, name: str) -> ContenderRuns:
 
 def names_of(summary: StudySummary) -> list[str]:
     """Who took part."""
-    assert summary.large is not None
     return [runs.name for runs in summary.large.contenders]
 
 

@@ -115,7 +115,6 @@ def test_exact_in_outputs_and_training(name: str, tmp_path: Path) -> None:
     assert found.rows[0].difference == 0
     assert all(row.difference < 1e-12 for row in found.rows)
     plan = Record.load(tmp_path / "wide").plan
-    assert plan is not None
     plan.check(load_pretrained(open_source(tmp_path / "wide"), torch.float32)[0])
 
 
@@ -151,7 +150,6 @@ def test_norms_without_gains_are_the_reason_of_fresh_units_that_are_not_compared
     """OLMo's are before the branches; that they come after the sum was said of them, and it was refused."""
     small = saved(tmp_path / "small", "Olmo", "ForCausalLM", {**GROUPED, "num_hidden_layers": 1, "pad_token_id": 0})
     found = upscale(small, tmp_path / "wide", times=2, grow=Fresh(), progress=False).comparison
-    assert found is not None
     said = (
         "new units switched off: the norm 'model.layers.0.input_layernorm' has no gain that could be rescaled (layer)"
     )
@@ -224,7 +222,6 @@ def test_multipliers_of_their_own(tmp_path: Path) -> None:
     prefix, head, fields = EXACT["arcee"]
     small = saved(tmp_path / "small", prefix, head, fields)
     made = upscale(small, tmp_path / "wide", times="hidden=2,ffn=3,heads=2", progress=False, exact=True)
-    assert made.comparison is not None
     assert made.comparison.ok
     wide = json.loads((tmp_path / "wide" / "config.json").read_text())
     grown = [wide[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")]
@@ -291,7 +288,6 @@ def test_sizes_of_stages_with_heads_in_a_list(tmp_path: Path) -> None:
     """Every size of Swin follows from embed_dim, and its biases by distance are copied with their heads."""
     transformers.SwinForImageClassification(transformers.SwinConfig(**SWIN)).save_pretrained(tmp_path / "small")
     made = hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, progress=False, exact=True)
-    assert made.comparison is not None
     assert made.comparison.ok
     assert made.numbers[1] > 3 * made.numbers[0]
 
@@ -426,7 +422,6 @@ def test_a_table_that_a_model_computes_for_its_width_is_refused(tmp_path: Path) 
 def test_parts_by_name(name: str, times: str, text: int, vision: int, tmp_path: Path) -> None:
     small = saved_part(tmp_path / "small", name)
     made = upscale(small, tmp_path / "wide", times=times, progress=False, exact=True)
-    assert made.comparison is not None
     assert made.comparison.ok
     config = json.loads((tmp_path / "wide" / "config.json").read_text())
     assert [config[f"{part}_config"]["hidden_size"] for part in ("text", "vision")] == [text, vision]
@@ -462,7 +457,6 @@ def test_sizes_of_parts_in_python_and_on_the_command_line(tmp_path: Path) -> Non
 def test_fresh_units_of_parts_by_name(name: str, asked: dict[str, Any], lossless: bool, tmp_path: Path) -> None:
     small, wide = saved_part(tmp_path / "small", name), tmp_path / "wide"
     made = upscale(small, wide, grow=Fresh(lossless=lossless), progress=False, **asked)
-    assert made.comparison is not None
     assert made.comparison.ok
     assert verify(small, wide).ok
     growth = Record.load(wide).growths[0]
@@ -496,7 +490,6 @@ def test_the_state_of_adamw_grows_with_the_parts(tmp_path: Path) -> None:
     upscale(small, tmp_path / "wide", times="text=2", progress=False, exact=True)
     wide = load_pretrained(open_source(tmp_path / "wide"), torch.float64)[0]
     plan = Record.load(tmp_path / "wide").plan
-    assert plan is not None
     mu.widen(model, wide, plan)
     report = mu.verify(
         model,
@@ -541,7 +534,6 @@ def test_new_channels_of_batch_norm_start_with_the_variance_of_a_fresh_one(tmp_p
     variances = [tensor for name, tensor in grown.items() if name.endswith("running_var")]
     assert variances
     assert all(bool((tensor >= 0.5).all()) for tensor in variances)
-    assert wide.comparison is not None
     assert "New channels of BatchNorm" in wide.comparison.verdict
 
 

@@ -83,7 +83,6 @@ def test_growing_twice_is_growing_once(first: str, second: str) -> None:
     plans = [ConfigFamily(c).plan(step.times, initial=False) for c, step in ((config, one), (middle, two))]
     record = Record(config).then(one, plans[0]).then(two, plans[1])
     at_once = ConfigFamily(config).plan(one.times * two.times, initial=False)
-    assert record.plan is not None
     assert record.plan.rules == at_once.rules == Record(config, (one, two)).whole_plan().rules
     assert two.config_after(middle) == ConfigFamily(config).wide_config(one.times * two.times)
 
@@ -93,7 +92,6 @@ def test_a_record_follows_more_layers() -> None:
     wider, deeper = GrowthStep(Times.of(2)), GrowthStep(Times(), layers=3)
     record = plan_growths([wider, deeper], config, None)[-1].record
     whole = Record(config, (wider, deeper)).whole_plan()
-    assert record.plan is not None
     assert record.plan.parameters == whole.parameters
 
 
@@ -125,8 +123,6 @@ def grown(config: Mapping[str, Any], times: Times) -> tuple[Plan, dict[str, Any]
 
 
 def spreads(plan: Plan | None) -> dict[str, float]:
-    assert plan is not None
-    assert plan.fresh is not None
     return dict(plan.fresh)
 
 
@@ -134,7 +130,6 @@ def check_same_start(counted: Plan, once: Plan) -> None:
     """Spreads and means alike, up to the rounding of a few products."""
     assert spreads(counted) == pytest.approx(spreads(once), rel=1e-12, abs=0)
     if counted.means is not None:
-        assert once.means is not None
         for name, means in counted.means.items():
             assert means == pytest.approx(once.means[name], rel=1e-12), name
 

@@ -181,7 +181,6 @@ def test_parametrised_layers() -> None:
 def test_fresh_measures_the_narrow_models_own_initialisation() -> None:
     torch.manual_seed(0)
     plan = mu.plan(MLP(5, 200, 3), MLP(5, 400, 3), fresh=lambda: MLP(5, 200, 3))
-    assert plan.fresh is not None
     uniform = math.sqrt(1 / 3)  # nn.Linear draws from ±1/√fan_in
     assert plan.fresh["layers.0.weight"] == pytest.approx(uniform / math.sqrt(5), rel=0.05)
     assert plan.fresh["layers.1.weight"] == pytest.approx(uniform / math.sqrt(400), rel=0.05)
@@ -918,7 +917,6 @@ def test_fractions_and_the_initialisation_are_in_the_round_trip() -> None:
     assert PLANS["μP at 7/6"]().rules["layers.1.weight"] == Rule(Fraction(7, 6), Fraction(7, 6))
     assert PLANS["μP at 1/3, tied"]().rules["ln_f.bias"] == Rule(Fraction(1, 3), 1, 3)
     fresh = PLANS["with the initialisation"]().fresh
-    assert fresh is not None
     assert all(std > 0 for std in fresh.values())
 
 

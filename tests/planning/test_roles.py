@@ -589,7 +589,6 @@ def test_the_error_for_a_bare_matrix_gives_the_role_to_pass_or_register(transpos
         mu.plan(narrow, wide)
     assert "input: pass a batch, inputs=, and a run of the model shows it, or pass roles=" in str(error.value)
     line = re.search(r"mupscale\.Role\(.*?\)", str(error.value))
-    assert line is not None
     role = eval(line[0].replace("out=0, in_=1", "out=1, in_=0") if transposed else line[0], {"mupscale": mu})
     assert_equivalent(narrow, wide, case.batches(), "adamw", roles={"body.mix": role})
     register_roles(Mixer, mix=role)
