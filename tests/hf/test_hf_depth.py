@@ -43,8 +43,7 @@ def saved(name: str, folder: Path, dtype: torch.dtype = torch.float32, **config:
 
 
 def stored(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    return content
+    return json.loads((folder / "config.json").read_text())
 
 
 @pytest.mark.quick("t5")

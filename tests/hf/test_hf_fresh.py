@@ -46,8 +46,7 @@ def grow(source: Path, out: Path, operator: mu.Operator | None = None, **options
 
 def load(folder: Path) -> nn.Module:
     config = json.loads((folder / "config.json").read_text())
-    model: nn.Module = getattr(transformers, config["architectures"][0]).from_pretrained(folder)
-    return model
+    return getattr(transformers, config["architectures"][0]).from_pretrained(folder)
 
 
 def in_memory(small: nn.Module, folder: Path, operator: mu.Fresh, seed: int, name: str) -> nn.Module:

@@ -94,8 +94,7 @@ def check_made(parts: list[Part]) -> None:
         return
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
-        error: Tensor = (model(batch) - 1).square().mean()
-        return error
+        return (model(batch) - 1).square().mean()
 
     adamw: dict[str, Any] = {"optimizer": torch.optim.AdamW, "lr": 1e-3, "eps": 1e-3, "weight_decay": 0.1}
     wide = mu.widen(narrow, wide, plan)

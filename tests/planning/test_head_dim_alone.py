@@ -32,8 +32,7 @@ class Packed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (part.view(*x.shape[:2], -1, 4).transpose(1, 2) for part in self.parts(x))
         mixed = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-        out: Tensor = self.proj(mixed.transpose(1, 2).reshape(x.shape))
-        return out
+        return self.proj(mixed.transpose(1, 2).reshape(x.shape))
 
 
 class Apart(Packed):
@@ -67,8 +66,7 @@ class Net(nn.Module):
         self.last = nn.Linear(width, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.last(self.attention(self.first(x)))
-        return out
+        return self.last(self.attention(self.first(x)))
 
 
 @pytest.mark.parametrize("group", [1, 2])

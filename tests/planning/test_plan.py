@@ -130,8 +130,7 @@ class Tables(nn.Module):
         self.register_buffer("table", values(d), persistent=saved)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(torch.tanh(self.stem(x) * self.table))
-        return out
+        return self.head(torch.tanh(self.stem(x) * self.table))
 
 
 @pytest.mark.usefixtures("float64")
@@ -168,8 +167,7 @@ def test_parametrised_layers() -> None:
             self.body = nn.utils.parametrizations.weight_norm(nn.Linear(d, d))
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.head(torch.tanh(self.body(torch.tanh(self.stem(x)))))
-            return out
+            return self.head(torch.tanh(self.body(torch.tanh(self.stem(x)))))
 
     narrow, wide = Normed(4), Normed(12)
     with pytest.raises(MupscaleError, match=r"weight\.original1.*ParametrizationList does not show which .*inputs="):
@@ -208,8 +206,7 @@ class Tied(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.between(self.embedding(ids))
-        out: Tensor = self.readout(self.norm(x) if self.norm_first else x)
-        return out
+        return self.readout(self.norm(x) if self.norm_first else x)
 
 
 def test_tied_readout_folds_into_the_norm_before_it() -> None:
@@ -294,8 +291,7 @@ def test_a_final_norm_registered_before_the_layers_is_asked_for() -> None:
             x = self.embedding(ids)
             for layer in self.layers:
                 x = x + layer(x)
-            out: Tensor = self.readout(self.norm(x))
-            return out
+            return self.readout(self.norm(x))
 
     narrow, wide = Early(4), Early(8)
     with pytest.raises(MupscaleError, match=r"'layers\.1\.1', a LayerNorm\) is none.*name the norm, roles="):
@@ -400,8 +396,7 @@ class Heads(nn.Module):
         elif self.norm:
             query = self.q_norm(query.unflatten(-1, (n, -1))).flatten(-2)
             key = self.k_norm(key.unflatten(-1, (kv, -1))).flatten(-2)
-        mixed: Tensor = out(attention(query, key, value, *self.facts))
-        return mixed
+        return out(attention(query, key, value, *self.facts))
 
 
 class Block(nn.Module):
@@ -413,8 +408,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = 2 * self.stem(x)
-        out: Tensor = self.head(torch.tanh(x + self.attn(x)))
-        return out
+        return self.head(torch.tanh(x + self.attn(x)))
 
 
 HEADS = ["num_heads", "n_heads", "n_head", "nhead", "num_attention_heads", "heads"]
@@ -474,8 +468,7 @@ def test_two_layers_with_the_name_of_an_output_projection_are_asked_for() -> Non
         def forward(self, x: Tensor) -> Tensor:
             x = 2 * self.stem(x)
             mixed = self.proj(attention(*self.qkv(x).chunk(3, -1), self.n_head, self.n_head, None))
-            out: Tensor = self.out(torch.tanh(x + mixed))
-            return out
+            return self.out(torch.tanh(x + mixed))
 
     narrow, wide = Small(2), Small(4)
     with pytest.raises(MupscaleError, match=r"were not recognised by name \(stem, qkv, proj, out\)"):
@@ -503,8 +496,7 @@ def test_a_query_key_value_holds_each_heads_three_parts_together(group: int) -> 
         def forward(self, x: Tensor) -> Tensor:
             parts = self.query_key_value(x).unflatten(-1, (self.num_kv_heads, group + 2, self.head_dim))
             query, key, value = (p.flatten(2) for p in parts.split([group, 1, 1], -2))
-            out: Tensor = self.dense(attention(query, key, value, self.num_heads, self.num_kv_heads, None))
-            return out
+            return self.dense(attention(query, key, value, self.num_heads, self.num_kv_heads, None))
 
     assert_equivalent(*(Block(4 * kv, ByHead(kv)) for kv in (2, 4)), sequences())
 

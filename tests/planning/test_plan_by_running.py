@@ -533,8 +533,7 @@ class FewerKeys(nn.Module):
         q = self.q(x).view(b, t, self.heads, 3).transpose(1, 2)
         k = self.k(x).view(b, t, self.keys, 1, 3).permute(0, 2, 3, 1, 4)
         k = k.expand(b, self.keys, self.heads // self.keys, t, 3).reshape(b, self.heads, t, 3)
-        out: Tensor = self.o(((q @ k.mT).softmax(-1) @ k).transpose(1, 2).reshape(b, t, -1))
-        return out
+        return self.o(((q @ k.mT).softmax(-1) @ k).transpose(1, 2).reshape(b, t, -1))
 
 
 class JoinedParts(nn.Module):
@@ -549,8 +548,7 @@ class JoinedParts(nn.Module):
         parts = [y.unflatten(-1, (self.heads, -1)) * self.each[:, None] for y in (self.u(x), self.v(x))]
         joined = self.filter(torch.cat([y.flatten(-2) for y in parts], -1).mT).mT
         u, v = (y.unflatten(-1, (self.heads, -1)) for y in joined.split([3 * self.heads, 2 * self.heads], -1))
-        out: Tensor = self.o((u[..., None] * v[..., None, :]).flatten(-2).mean(2))
-        return out
+        return self.o((u[..., None] * v[..., None, :]).flatten(-2).mean(2))
 
 
 class TwoReadouts(nn.Module):
@@ -591,8 +589,7 @@ class ManyFactors(nn.Module):
         self.factors = nn.ParameterList(nn.Parameter(torch.randn(4 * k, 4 * k) / 2) for _ in range(8))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.last(torch.tanh(self.first(x) @ reduce(torch.matmul, self.factors)))
-        return out
+        return self.last(torch.tanh(self.first(x) @ reduce(torch.matmul, self.factors)))
 
 
 @pytest.mark.slow

@@ -157,8 +157,7 @@ class Picky(nn.Module):
             raise KeyError("rows")
         h = self.a(x.sqrt())
         q, k, v = (part.view(len(x), 4, -1, 4).transpose(1, 2) for part in self.m(h).chunk(3, -1))
-        out: Tensor = self.c(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
-        return out
+        return self.c(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
 @pytest.mark.quick("1.0")
@@ -187,8 +186,7 @@ def test_a_part_that_is_detached_is_seen_all_the_same() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             h = torch.tanh(self.a(x))
-            out: Tensor = self.c(h * torch.sigmoid(h @ self.q).detach()[:, None])
-            return out
+            return self.c(h * torch.sigmoid(h @ self.q).detach()[:, None])
 
     assert mu.plan(Net(4), Net(8), inputs=torch.randn(5, 3))["q"].in_ == (0,)
 
@@ -201,8 +199,7 @@ def test_fresh_units_between_multiples_are_tried_on_the_stronger_batch() -> None
 
         def forward(self, x: Tensor) -> Tensor:
             q, k, v = (p.view(*x.shape[:2], -1, 4).transpose(1, 2) for p in self.m(self.a(x)).chunk(3, -1))
-            out: Tensor = self.c(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
-            return out
+            return self.c(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
 
     narrow, wide, x = Heads(8), Heads(12), torch.zeros(2, 5, 3)
     assert mu.plan(narrow, wide, inputs=x, grow=mu.Fresh())["m.weight"].axes[0].block == 4
@@ -224,8 +221,7 @@ class Whispering(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = torch.tanh(self.a(x))
         q, k, v = (y.unflatten(-1, (-1, 4)).transpose(1, 2) for y in (*self.q(h).chunk(2, -1), self.v(h)))
-        out: Tensor = self.c(h + self.gain * ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
-        return out
+        return self.c(h + self.gain * ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
 def test_what_small_weights_hide_is_seen() -> None:

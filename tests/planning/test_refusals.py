@@ -29,8 +29,7 @@ class Block(nn.Module):
         self.linear, self.alpha, self.beta = nn.Linear(width, width), *(nn.Parameter(torch.ones(width)) for _ in "ab")
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = x * self.alpha + self.linear(x) * self.beta
-        return y
+        return x * self.alpha + self.linear(x) * self.beta
 
 
 class Tokens(nn.Module):
@@ -44,8 +43,7 @@ class Tokens(nn.Module):
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)
-        y: Tensor = self.head(x)
-        return y
+        return self.head(x)
 
 
 TOKENS = torch.arange(12).reshape(3, 4)
@@ -112,8 +110,7 @@ class Pooled(nn.Module):
         """Two numbers for each sequence."""
         states, _ = self.rnn(x)
         scores = (states @ self.score).softmax(1)
-        out: Tensor = self.head((states * scores[..., None]).sum(1))
-        return out
+        return self.head((states * scores[..., None]).sum(1))
 
 
 def test_beside_a_recurrent_layer_a_run_shows_what_a_bare_vector_is() -> None:
@@ -151,8 +148,7 @@ class Largest(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.a(x))
-        y: Tensor = self.c(torch.tanh(self.b(x * len(self.b.weight) ** self.power)) * x.max(-1, keepdim=True)[0])
-        return y
+        return self.c(torch.tanh(self.b(x * len(self.b.weight) ** self.power)) * x.max(-1, keepdim=True)[0])
 
 
 @pytest.mark.slow
@@ -190,8 +186,7 @@ class Sinusoids(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         lengths = 10_000 ** (torch.arange(self.width, dtype=x.dtype) / self.width)
         waves = torch.sin(torch.arange(x.shape[1], dtype=x.dtype)[:, None] / lengths)
-        y: Tensor = self.c(torch.tanh(self.a(x) + (self.b(waves) if self.projected else waves)))
-        return y
+        return self.c(torch.tanh(self.a(x) + (self.b(waves) if self.projected else waves)))
 
 
 @pytest.mark.parametrize("projected", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -214,8 +209,7 @@ class Picky(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if len(x) < 3:
             raise KeyError("three rows\nor more")
-        y: Tensor = self.b(torch.tanh(self.a(x)))
-        return y
+        return self.b(torch.tanh(self.a(x)))
 
 
 X = torch.randn(4, 3)
@@ -283,8 +277,7 @@ class Rotated(nn.Module):
             for a, b in (each.chunk(2, -1) for each in (q, k))
         )
         out = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        y: Tensor = self.head(x + self.back(out))
-        return y
+        return self.head(x + self.back(out))
 
 
 @pytest.mark.parametrize("grow", [mu.Fresh(), mu.Copies(noise=1.0)])
@@ -345,8 +338,7 @@ class Text(nn.Module):
         x = self.table(tokens)
         for block in self.blocks:
             x = x + block(x)
-        out: Tensor = self.head(x)
-        return out
+        return self.head(x)
 
 
 @pytest.mark.parametrize("inputs", [None, torch.tensor([[1, 2, 3]])])

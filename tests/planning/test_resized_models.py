@@ -177,8 +177,7 @@ class Blocks(nn.Module):
         x = self.first(x)
         for block in self.blocks:
             x = block(x)
-        out: Tensor = self.last(x)
-        return out
+        return self.last(x)
 
 
 @pytest.mark.usefixtures("large")

@@ -39,8 +39,7 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = torch.tanh(self.stem(x))
         x = self.body(x) if self.call is None else self.call(self.body, x)
-        out: Tensor = self.head(torch.tanh(2 * x))
-        return out
+        return self.head(torch.tanh(2 * x))
 
 
 @dataclass(frozen=True)
@@ -533,8 +532,7 @@ class Graph(nn.Module):
         self.back = nn.Linear(5, b)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.back(x.roll(1, 0) @ self.weight + self.bias)
-        return out
+        return self.back(x.roll(1, 0) @ self.weight + self.bias)
 
 
 UNCERTAIN = {

@@ -38,8 +38,7 @@ def processes(*words: object) -> str:
 
 def train(folder: Path, steps: int, sizes: dict[str, int], *groups: Path, clip: float = 100.0) -> list[float]:
     processes("titan_run.py", folder, steps, json.dumps(sizes), clip, *groups)
-    losses: list[float] = json.loads((folder / "losses.json").read_text())
-    return losses
+    return json.loads((folder / "losses.json").read_text())
 
 
 def run_of(folder: Path, steps: int, sizes: dict[str, int], *groups: Path, clip: float = 100.0) -> Run:
