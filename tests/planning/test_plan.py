@@ -23,6 +23,8 @@ from mupscale.checks.equivalence import Report
 from mupscale.models import GPT2, MLP, ResNet18
 from mupscale.planning.from_modules import _REGISTRY as registry
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 ADAMW: dict[str, float] = {"lr": 0.02, "weight_decay": 0.3, "eps": 1e-3}
 
 
@@ -91,7 +93,6 @@ def test_three_numbers_of_every_parameter() -> None:
     assert (entry.out, entry.in_, entry.fold, entry.names) == ((0,), (1,), 1, ("layers.1.weight",))
 
 
-@pytest.mark.usefixtures("float64")
 def test_a_different_k_per_layer_trains_alike() -> None:
     x = torch.randn(4, 6, 5)
     batches = [(batch, batch[:, :3].sin()) for batch in x]
@@ -133,7 +134,6 @@ class Tables(nn.Module):
         return self.head(torch.tanh(self.stem(x) * self.table))
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("values", [lambda d: torch.arange(d) / d, lambda d: torch.tensor(d**0.5)])
 def test_a_buffer_that_depends_on_the_width_and_is_not_saved_is_refused(values: Callable[[int], Tensor]) -> None:
     """Its copy would be exact until the wide model is built anew, from a checkpoint say."""
@@ -156,7 +156,6 @@ def test_a_buffer_that_is_not_saved_may_be_computed_anew() -> None:
         mu.plan(Tables(4, torch.arange), wide)
 
 
-@pytest.mark.usefixtures("float64")
 def test_parametrised_layers() -> None:
     """torch gives each of them a class of its own; a weight norm's gain takes what the norm of copies lacks."""
 
@@ -225,14 +224,12 @@ def test_an_untied_readout_folds_nothing() -> None:
     assert all(rule.fold == 1 for rule in rules.values())
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
 def test_tied_readout_trains_alike(norm: type[nn.Module]) -> None:
     narrow, wide = (Tied(d, nn.Linear(d, d), nn.Tanh(), norm(d)) for d in (4, 12))
     assert_equivalent(narrow, wide, tokens())
 
 
-@pytest.mark.usefixtures("float64")
 def test_tied_readout_registered_before_the_embedding() -> None:
     """The first name leads, whichever it is."""
 
@@ -248,7 +245,6 @@ def test_tied_readout_registered_before_the_embedding() -> None:
     assert_equivalent(narrow, wide, tokens())
 
 
-@pytest.mark.usefixtures("float64")
 def test_tied_readout_without_a_norm_is_refused_with_a_remedy() -> None:
     narrow, wide = (Tied(d, nn.Linear(d, d), nn.Tanh()) for d in (4, 8))
     with pytest.raises(
@@ -259,7 +255,6 @@ def test_tied_readout_without_a_norm_is_refused_with_a_remedy() -> None:
         mu.plan(*(Tied(d, nn.LayerNorm(d, elementwise_affine=False)) for d in (4, 8)))
 
 
-@pytest.mark.usefixtures("float64")
 def test_the_norm_of_a_tied_readout_can_be_named() -> None:
     """The remedy of the error, for a norm that is not the last module."""
     narrow, wide = (Tied(d, nn.Linear(d, d), norm_first=True) for d in (4, 8))
@@ -271,14 +266,12 @@ def test_the_norm_of_a_tied_readout_can_be_named() -> None:
     assert_equivalent(narrow, wide, tokens(), roles=named)
 
 
-@pytest.mark.usefixtures("float64")
 def test_a_fold_of_another_kind_leaves_the_tied_readouts_to_its_norm() -> None:
     narrow, wide = (Tied(d, nn.Linear(d, d), nn.Linear(d, d), nn.RMSNorm(d)) for d in (4, 8))
     roles = {"between.0.weight": Role(out=0, in_=1, fold=0.25), "between.0.bias": Role(out=0, fold=0.25)}
     assert mu.plan(narrow, wide, roles=roles).rules["between.2.weight"] == Rule(2, 1, Fraction(1, 2))
 
 
-@pytest.mark.usefixtures("float64")
 def test_a_final_norm_registered_before_the_layers_is_asked_for() -> None:
     """Each layer ends with a norm of its own, which is not the one before the readout."""
 
@@ -317,7 +310,6 @@ def test_tied_parameters_that_contradict_each_other_are_refused() -> None:
         mu.plan(narrow, wide)
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("whole", [True, False])
 def test_shared_layers_with_equal_roles_are_one_parameter(whole: bool) -> None:
     """A layer used twice, or two layers with one weight."""
@@ -417,7 +409,6 @@ HEAD_DIM = ["head_dim", "d_head", "dim_head", "head_size", "attention_head_size"
 
 
 @pytest.mark.quick("*-separate", "num_heads--*", "num_heads-head_dim-*")
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("heads", "head_dim", "style"),
     [
@@ -434,7 +425,6 @@ def test_growing_heads_are_recognised(heads: str, head_dim: str, style: str) -> 
     assert_equivalent(net(2), net(4), sequences())
 
 
-@pytest.mark.usefixtures("float64")
 def test_growing_heads_are_recognised_in_a_class_with_roles_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Registering its bare matrix, as the error says, must not hide the heads."""
     monkeypatch.setattr("mupscale.planning.from_modules._REGISTRY", dict(registry))
@@ -454,7 +444,6 @@ def test_growing_heads_are_recognised_in_a_class_with_roles_of_its_own(monkeypat
     assert_equivalent(narrow, wide, sequences())
 
 
-@pytest.mark.usefixtures("float64")
 def test_two_layers_with_the_name_of_an_output_projection_are_asked_for() -> None:
     """A model that is its own attention: its readout is called `out`, and is not of the heads."""
 
@@ -481,7 +470,6 @@ def test_two_layers_with_the_name_of_an_output_projection_are_asked_for() -> Non
     assert_equivalent(narrow, wide, sequences(), roles=roles)
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("group", [1, 2])
 def test_a_query_key_value_holds_each_heads_three_parts_together(group: int) -> None:
     """As in GPT-NeoX, BLOOM and Falcon: the query heads of a group, its key and its value, then the next group."""
@@ -538,7 +526,6 @@ def test_an_output_projection_that_nobody_can_tell_is_asked_for() -> None:
         mu.plan(narrow, wide)
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("style", ["separate", "fused"])
 def test_heads_that_nothing_tells_of_are_split(style: str) -> None:
     """The control: without the attribute the same net fails, already before any step."""
@@ -547,7 +534,6 @@ def test_heads_that_nothing_tells_of_are_split(style: str) -> None:
     assert report.max_relative_difference > 1e-4
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("style", ["separate", "fused", "to_out"])
 def test_heads_may_grow_while_the_residual_stream_does_not(style: str) -> None:
     narrow, wide = (Block(4, Heads(4, n, 3, style, tells={"num_heads": n})) for n in (2, 6))
@@ -555,7 +541,6 @@ def test_heads_may_grow_while_the_residual_stream_does_not(style: str) -> None:
 
 
 @pytest.mark.quick("*-separate", "num_key_value_heads-*")
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("style", ["separate", "fused", "to_out"])
 @pytest.mark.parametrize("kv_name", KV_HEADS)
 def test_grouped_queries_are_copied_as_whole_groups(kv_name: str, style: str) -> None:
@@ -573,7 +558,6 @@ def test_grouped_queries_are_copied_as_whole_groups(kv_name: str, style: str) ->
     assert_equivalent(narrow, wide, sequences())
 
 
-@pytest.mark.usefixtures("float64")
 def test_grouped_queries_copied_head_by_head_pass_the_static_check_only() -> None:
     """Copies of one key/value head then receive different gradients: why verify trains."""
 
@@ -595,7 +579,6 @@ def test_grouped_queries_copied_head_by_head_pass_the_static_check_only() -> Non
     assert "grouped-query" in str(dynamic.first)
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("style", ["separate", "to_out"])
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_query_heads_may_grow_alone(kv_heads: int, style: str) -> None:
@@ -629,7 +612,6 @@ def test_key_value_heads_that_grow_otherwise_are_refused(heads: tuple[int, int],
         mu.plan(narrow, wide)
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("style", ["separate", "fused"])
 @pytest.mark.parametrize("norm", ["all heads", "per head"])
 def test_norms_of_queries_and_keys_follow_the_heads(norm: str, style: str) -> None:
@@ -640,7 +622,6 @@ def test_norms_of_queries_and_keys_follow_the_heads(norm: str, style: str) -> No
     assert_equivalent(net(4), net(8), sequences())
 
 
-@pytest.mark.usefixtures("float64")
 def test_a_block_that_holds_its_own_projections_and_an_mlp() -> None:
     """The MLP's c_proj is no output projection of heads, though it has the name of one."""
 
@@ -658,7 +639,6 @@ def test_a_block_that_holds_its_own_projections_and_an_mlp() -> None:
     assert_equivalent(Block(4, Whole(2)), Block(8, Whole(4)), sequences())
 
 
-@pytest.mark.usefixtures("float64")
 def test_heads_told_by_a_config() -> None:
     class Config:
         def __init__(self, n: int) -> None:
@@ -672,7 +652,6 @@ def test_heads_told_by_a_config() -> None:
     assert_equivalent(Block(8, SomeAttention(4)), Block(16, SomeAttention(8)), sequences())
 
 
-@pytest.mark.usefixtures("float64")
 def test_a_container_that_knows_the_number_of_heads_leaves_it_to_its_attention() -> None:
     class Encoder(Block):
         def __init__(self, n: int) -> None:
@@ -682,7 +661,6 @@ def test_a_container_that_knows_the_number_of_heads_leaves_it_to_its_attention()
     assert_equivalent(Encoder(2), Encoder(4), sequences())
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("tells", [{}, {"head_dim": 2}])
 def test_projections_of_unknown_names_are_asked_for(tells: dict[str, int]) -> None:
     class OddAttention(nn.Module):
@@ -716,7 +694,6 @@ def growing(size: int, factor: float, name: str = "scale", **kwargs: Any) -> nn.
     return Block(8, Heads(8, 2, size, factor=factor, tells={"num_heads": 2, "head_dim": size, name: factor}, **kwargs))
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", ["scale", "scaling", "softmax_scale"])
 @pytest.mark.parametrize("style", ["separate", "to_out"])
 def test_growing_head_dim_folds_what_the_scale_lacks_into_the_query(name: str, style: str) -> None:
@@ -728,7 +705,6 @@ def test_growing_head_dim_folds_what_the_scale_lacks_into_the_query(name: str, s
     assert_equivalent(narrow, wide, sequences())
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("factor", [1, 1.0, 0.5])
 def test_a_constant_scale_folds_all_of_it(factor: float) -> None:
     narrow, wide = growing(2, factor), growing(6, factor)
@@ -736,7 +712,6 @@ def test_a_constant_scale_folds_all_of_it(factor: float) -> None:
     assert_equivalent(narrow, wide, sequences())
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", ["scale", "unheard_of"])
 @pytest.mark.parametrize("style", ["separate", "fused"])
 def test_growing_head_dim_under_one_over_head_dim_folds_nothing(style: str, name: str) -> None:
@@ -746,7 +721,6 @@ def test_growing_head_dim_under_one_over_head_dim_folds_nothing(style: str, name
     assert_equivalent(narrow, wide, sequences())
 
 
-@pytest.mark.usefixtures("float64")
 def test_a_scale_that_nothing_tells_of_is_taken_for_one_over_head_dim() -> None:
     """The control: verify sees that it is not."""
     narrow, wide = (growing(size, size**-0.5, "unheard_of") for size in (2, 6))
@@ -760,7 +734,6 @@ def test_growing_head_dim_of_a_fused_projection_is_refused_under_one_over_its_ro
     assert plan.rules["h.0.attn.c_attn.weight"] == Rule(2, 2)
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("style", ["separate", "fused"])
 def test_a_norm_of_the_queries_takes_the_fold(style: str) -> None:
     """A factor on the projection would be normalised away; the norm's gain keeps it, also behind a fused one."""
@@ -1002,7 +975,6 @@ def test_mup_at_n_then_widening_is_mup_at_kn_where_the_query_takes_a_root() -> N
     assert direct["attn.q_proj.weight"].fold == pytest.approx(6**-0.5)
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     "build",
     [lambda k: MLP(5, [4 * k, 6], 3), lambda k: gpt2(2 * k), lambda k: fused_gqa(4 * k)],
@@ -1018,7 +990,6 @@ def test_widening_twice_is_widening_once(build: Callable[[int], nn.Module]) -> N
         torch.testing.assert_close(ours, theirs, rtol=1e-14, atol=0)
 
 
-@pytest.mark.usefixtures("float64")
 def test_widening_one_axis_and_then_another_is_widening_both() -> None:
     """What did not grow in one of the two plans has no axis there."""
     small, middle, large = MLP(5, [4, 6], 3), MLP(5, [8, 6], 3), MLP(5, [8, 18], 3)
@@ -1213,7 +1184,6 @@ def test_an_offset_is_kept_in_files_and_compositions() -> None:
         first.then(mu.plan(offset_model(8), offset_model(24), roles=plain))
 
 
-@pytest.mark.usefixtures("float64")
 def test_gain_1_plus_w_takes_the_fold_of_a_tied_readout_and_trains_alike() -> None:
     narrow, wide = offset_model(4), offset_model(12)
     plan = mu.plan(narrow, wide, roles=OFFSET)

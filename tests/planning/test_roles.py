@@ -21,6 +21,8 @@ from mupscale import Axis, MupscaleError, Role
 from mupscale.planning.from_modules import _REGISTRY, MATRIX, register_roles, registered
 from slow_cases import with_slow
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, float]]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.05}),
     "adamw": (torch.optim.AdamW, {"lr": 0.02, "weight_decay": 0.3, "eps": 1e-3}),
@@ -274,7 +276,6 @@ def batches_for(case: Case) -> list[tuple[Tensor, Tensor]]:
 
 
 @pytest.mark.quick("*-adamw")
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("optimizer", with_slow(OPTIMIZERS, fast=["adamw"]))
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_widened_in_training(case: Case, optimizer: str) -> None:
@@ -288,7 +289,6 @@ def test_every_registered_type_has_a_case() -> None:
         assert any(isinstance(module, kind) for module in bodies), kind
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_conv1d_of_transformers(optimizer: str) -> None:
     conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D
@@ -302,7 +302,6 @@ def test_the_conv1d_of_transformers(optimizer: str) -> None:
 
 
 @pytest.mark.quick("LSTM-*", "MultiheadAttention-*", "Embedding-*", "Bilinear-*")
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
@@ -345,7 +344,6 @@ def signals(channels: int) -> list[tuple[Tensor, Tensor]]:
     return [(batch, batch[:, 0, :2].sin()) for batch in x]
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("kind", [nn.Conv1d, nn.ConvTranspose1d])
 def test_outputs_of_a_fixed_number_of_single_channel_groups_may_grow(kind: type[nn.Module], optimizer: str) -> None:
@@ -354,7 +352,6 @@ def test_outputs_of_a_fixed_number_of_single_channel_groups_may_grow(kind: type[
     assert_equivalent(narrow, wide, signals(3), optimizer)
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(
     ("few", "many"),
@@ -413,7 +410,6 @@ def test_growing_groups_cannot_be_copied_but_scale_under_mup(
         family.widening(few, many)
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_growing_groups_are_copied_whole_with_blocks_on_all_of_their_channels(optimizer: str) -> None:
     """The remedy that the refusal names: groups of 2 channels stay together from the stem to the head."""
@@ -486,7 +482,6 @@ class Mixers(nn.Module):
         return sum(x @ mix.T for mix in self.mixes)
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_positions_and_gains_are_outputs(optimizer: str) -> None:
     """Also with leading axes of size 1: parameters of shape (1, T, d) are not skipped."""
@@ -542,7 +537,6 @@ UNCERTAIN = {
 }
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("which", UNCERTAIN)
 def test_what_may_be_summed_over_is_refused_without_a_batch(which: str) -> None:
     """The message gives the roles to pass; with them, or with a batch, the widening is exact."""
@@ -561,7 +555,6 @@ def test_what_may_be_summed_over_is_refused_without_a_batch(which: str) -> None:
     assert_equivalent(case.net(FEW), case.net(MANY), case.batches(), "adamw", inputs=case.batches()[0][0])
 
 
-@pytest.mark.usefixtures("float64")
 def test_a_vector_told_to_be_an_output_where_it_is_summed_over_is_off() -> None:
     """What was assumed before it was refused."""
     case, _ = UNCERTAIN["h @ q"]
@@ -578,7 +571,7 @@ def test_a_family_refuses_what_may_be_summed_over_unless_it_has_a_batch() -> Non
     assert learnt.plan(16)["body.q"].rule == mu.Rule(1, 2)
 
 
-@pytest.mark.usefixtures("float64", "registry")
+@pytest.mark.usefixtures("registry")
 @pytest.mark.parametrize("transposed", [False, True])
 def test_the_error_for_a_bare_matrix_gives_the_role_to_pass_or_register(transposed: bool) -> None:
     case = Case(lambda a, b: Mixer(a, b, transposed))
@@ -593,7 +586,7 @@ def test_the_error_for_a_bare_matrix_gives_the_role_to_pass_or_register(transpos
     assert_equivalent(narrow, case.net(MANY), case.batches(), "sgd")
 
 
-@pytest.mark.usefixtures("float64", "registry")
+@pytest.mark.usefixtures("registry")
 def test_roles_for_a_class_derived_from_a_known_one_add_to_what_is_known() -> None:
     class Adapted(nn.Linear):
         def __init__(self, a: int, b: int) -> None:
@@ -612,14 +605,13 @@ def test_roles_for_a_class_derived_from_a_known_one_add_to_what_is_known() -> No
     assert_equivalent(narrow, wide, case.batches(), "adamw")
 
 
-@pytest.mark.usefixtures("float64", "registry")
+@pytest.mark.usefixtures("registry")
 def test_the_line_written_the_wrong_way_round_shows() -> None:
     register_roles(Mixer, mix=Role(out=0, in_=1))
     case = Case(lambda a, b: Mixer(a, b, transposed=True))
     assert not report_of(case.net(FEW), case.net(MANY), case.batches(), "adamw").ok
 
 
-@pytest.mark.usefixtures("float64")
 def test_a_bare_matrix_can_be_told_by_pattern() -> None:
     case = Case(Mixers)
     narrow, wide = case.net(FEW), case.net(MANY)
@@ -632,7 +624,7 @@ def test_a_bare_matrix_can_be_told_by_pattern() -> None:
     assert_equivalent(narrow, wide, case.batches(), "adamw", roles={**first, "body.mixes.1": MATRIX})
 
 
-@pytest.mark.usefixtures("float64", "registry")
+@pytest.mark.usefixtures("registry")
 def test_the_registry_takes_functions_subclasses_and_dotted_names() -> None:
     """A class is known by its nearest registered base, and what a parent says goes before what the child says."""
 
