@@ -273,12 +273,6 @@ def test_another_shape_than_the_config_says(tmp_path: Path) -> None:
         run(tmp_path, {"w": torch.ones(5)}, plan)
 
 
-def test_no_threads(tmp_path: Path) -> None:
-    plan = plan_of(w=Entry((4,), (8,), {0: Axis(2, side="out")}))
-    with pytest.raises(MupscaleError, match="at least one thread is needed, not 0"):
-        run(tmp_path, {"w": torch.ones(4)}, plan, threads=0)
-
-
 def test_shards_and_their_index(tmp_path: Path) -> None:
     tensors = llama_tensors(LLAMA)
     plan = llama_plan(LLAMA, 2, tensors)
