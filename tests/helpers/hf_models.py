@@ -6,7 +6,6 @@ import copy
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -298,18 +297,6 @@ def usual_times(name: str, times: Any = None) -> Times:
     return Times.of(TIMES.get(name, 2) if times is None else times)
 
 
-class Averaged(nn.Module):
-    """A model without a head, whose outputs are averaged over their units so that they do not grow."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, **batch: Any) -> dict[str, Tensor]:
-        batch.pop("return_dict")
-        return {str(i): out.mean(-1) for i, out in enumerate(outputs(self.model, batch))}
-
-
 def averaged(model: nn.Module, batch: Any, outputs: Any) -> dict[str, Tensor]:
     """A hook: hidden states among the outputs are averaged over their units, so that they do not grow."""
     return {
@@ -330,16 +317,10 @@ class Pair:
         self.family: ConfigFamily = ConfigFamily(self.json)
         self.small = randomised(build(self.json))
         self.wide = build(self.family.wide_config(self.times))
-        if self.config.is_encoder_decoder:
-            for model in (self.small, self.wide):
-                model.register_forward_hook(averaged)
-        elif self.cls.__name__.endswith("Model") and not self.cls.__name__.endswith(
-            ("LMHeadModel", "DoubleHeadsModel")
-        ):
-            self.small, self.wide = Averaged(self.small), Averaged(self.wide)
+        is_bare = self.cls.__name__.endswith("Model") and not self.cls.__name__.endswith(("HeadModel", "HeadsModel"))
+        for model in (self.small, self.wide) if is_bare or self.config.is_encoder_decoder else ():
+            model.register_forward_hook(averaged)
         self.plan = self.family.plan(self.times, initial=False)
-        if isinstance(self.small, Averaged):
-            self.plan = Plan({f"model.{n}": replace(e, names=()) for n, e in self.plan.parameters.items()})
         if change is not None:
             self.plan = change(self.plan)
         mu.widen(self.small, self.wide, self.plan)
