@@ -112,11 +112,6 @@ NOISY, FRESH = mu.Copies(0.5), mu.Fresh()
 GATE = "model.layers.0.mlp.gate_proj.weight"
 
 
-def config_of(name: str, **changed: Any) -> dict[str, Any]:
-    config = models.tiny(name, **changed)[0]
-    return {**config.to_dict(), "architectures": config.architectures}
-
-
 def grown(config: Mapping[str, Any], times: Times) -> tuple[Plan, dict[str, Any]]:
     """The plan of a growth, and the config after it."""
     return ConfigFamily(config).plan(times), ConfigFamily(config).wide_config(times)
@@ -161,7 +156,7 @@ def grow_twice(folder: Path, first: mu.Operator, second: mu.Operator, **config: 
 )
 def test_the_start_is_that_of_one_growth(name: str, changed: dict[str, Any]) -> None:
     """Also where the sizes in a config set the spread (T5's), and where the norm of a tied readout starts below 1."""
-    config, twice = config_of(name, **changed), models.usual_times(name)
+    config, twice = models.tiny(name, **changed)[0].to_dict(), models.usual_times(name)
     for first in (twice, twice.for_units(fresh=True)):
         for second in (twice, twice.for_units(fresh=True)):
             try:
@@ -183,7 +178,7 @@ def test_the_start_is_that_of_one_growth(name: str, changed: dict[str, Any]) -> 
 @pytest.mark.parametrize("second", ["2", "hidden=2,heads=2", "ffn=3"])
 def test_sizes_that_grow_apart(first: str, second: str) -> None:
     """And in blocks that do not compose, where key/value heads grow in one of the two alone."""
-    config = config_of("llama", head_dim=4, hidden_size=24)
+    config = models.tiny("llama", head_dim=4, hidden_size=24)[0].to_dict()
     one, two = Times.of(first), Times.of(second)
     plan = grown(grown(config, one)[1], two)[0]
     check_same_start(count_from_first(Record(config, (GrowthStep(one),)), plan), grown(config, one * two)[0])
@@ -191,7 +186,7 @@ def test_sizes_that_grow_apart(first: str, second: str) -> None:
 
 def test_more_layers_change_no_spread() -> None:
     """Neither alone nor between two growths by width; what a config says of all its layers is as it was."""
-    config = config_of("gpt2")
+    config = models.tiny("gpt2")[0].to_dict()
     deeper, twice = GrowthStep(Times(), layers=4), GrowthStep(Times.of(2))
     deep = deeper.config_after(config)
     plan, wide = grown(deep, twice.times)
@@ -203,7 +198,7 @@ def test_more_layers_change_no_spread() -> None:
 
 def test_plans_by_a_models_own_names() -> None:
     """As a callback has them, tied as the model is; a plan without initial values stays."""
-    config = config_of("llama", **TIED)
+    config = models.tiny("llama", **TIED)[0].to_dict()
     wide = ConfigFamily(config).wide_config(Times.of(2))
     plan = match_plan(models.build(wide), ConfigFamily(wide).plan(Times.of(2)))
     record = Record(config, (GrowthStep(Times.of(2)),))

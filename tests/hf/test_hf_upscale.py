@@ -24,7 +24,6 @@ from torch import Tensor
 
 import mupscale as mu
 from hf_files import (
-    edit,
     llama_config,
     llama_tensors,
     plan_wrongly,
@@ -154,11 +153,6 @@ REFUSED: dict[str, tuple[dict[str, Any], Callable[[Path, Path], Any], str]] = {
         {},
         lambda small, out: (small / "config.json").write_text(json.dumps(llama_config(model_type="gpt17"))),
         r"'gpt17' is not known to transformers .* mupscale\.upscale\(narrow",
-    ),
-    "lacks a layer's tensor": (
-        {},
-        lambda small, out: edit(small, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight")),
-        "lacks 'model.layers.1.mlp.up_proj.weight'",
     ),
     "broken record": (
         {},
