@@ -12,6 +12,7 @@ from mupscale.study.forecast import check_forecast, make_forecast
 from mupscale.study.results import BudgetPoint, StageSpent
 from mupscale.study.verdict import answer_comparison
 from mupscale.study.wording import write_pay_words
+from summaries import recipe
 from summaries import write as write  # which tests of comparisons take from here
 
 USUAL, ALL = USUAL_IN_PAY, IN_PAY
@@ -19,6 +20,10 @@ BUDGETS = (0.25, 0.5, 1.0)
 LRS = (0.002, 0.004, 0.008, 0.016, 0.032)
 NOISES = (0.5, 1.0, 2.0, 4.0)
 STEPS = 2000
+SPENT = (
+    *(("base-rates", 4e11, 12.0), ("rates", 6e12, 40.5), ("close", 2e12, 12.0), ("forecast-32", 3e12, 33.0)),
+    *(("forecast-64", 9e12, 61.0), ("base", 2.4e13, 81.0), ("contenders", 4e14, 603.0)),
+)
 FINALS = {
     "from-scratch": (0.78, 0.63, 0.545),
     "continued": (0.585, 0.562, 0.548),
@@ -91,14 +96,7 @@ def comparison(
         name="mlp-covtype",
         preset="pay",
         command="mupscale run recipes/mlp-covtype.yaml --out runs/mlp-covtype",
-        recipe={
-            "model": {"class_path": "mupscale.models.MLP", "init_args": {"d_in": 54, "d_out": 7}},
-            "data": {"class_path": "mupscale.data.CoverTypeSample", "init_args": {}},
-            "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.008}},
-            "width": 256,
-            "steps": 2 * STEPS,
-            "grow": [{"at": STEPS, "width": 1024}],
-        },
+        recipe=recipe(256, 1024, lr=0.008),
         settings=asdict(StudySettings(seeds=seeds, contenders=list(names), measure="held-out")),
         base={"from": None, "steps": STEPS, "lr": 0.008, "width": 256},
         tuned=[tuned(name) for name in ("base", *names) if name != "from-scratch-all-steps"],
@@ -106,15 +104,7 @@ def comparison(
         forecast={**forecast, "held": check_forecast(forecast, large, answer)},
         large=large,
         answer=answer,
-        stages=[
-            StageSpent("base-rates", 4e11, 12.0),
-            StageSpent("rates", 6e12, 40.5),
-            StageSpent("close", 2e12, 12.0),
-            StageSpent("forecast-32", 3e12, 33.0),
-            StageSpent("forecast-64", 9e12, 61.0),
-            StageSpent("base", 2.4e13, 81.0),
-            StageSpent("contenders", 4e14, 603.0),
-        ],
+        stages=[StageSpent(*spent) for spent in SPENT],
         notes=["grown from copies: the best learning rate, 0.016, is the highest tried; higher ones may be better"],
     )
     return write_pay_words(replace(summary, **changes))

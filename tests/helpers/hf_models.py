@@ -348,15 +348,5 @@ class Pair:
 
     def train(self, cls: type[torch.optim.Optimizer] = torch.optim.AdamW, *, steps: int = 10, **hyper: Any) -> Report:
         """Both side by side, with clipping that binds."""
-        optimizer = self.optimizer(cls, hyper or ADAMW)
-        return mu.verify(
-            self.small,
-            self.wide,
-            self.plan,
-            self.batches,
-            loss,
-            optimizer=optimizer,
-            steps=steps,
-            clip=0.3,
-            tolerance=1e-10,
-        )
+        how = {"optimizer": self.optimizer(cls, hyper or ADAMW), "steps": steps, "clip": 0.3, "tolerance": 1e-10}
+        return mu.verify(self.small, self.wide, self.plan, self.batches, loss, **how)

@@ -143,33 +143,18 @@ def squared(outputs: Tensor, targets: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------ recipes
 
 MLP = Spec("mupscale.models.MLP", {"d_in": FEATURES, "d_out": CLASSES, "depth": 3})
+WIDTHS = {"data": Spec("small_runs.Rows"), "width": 8, "base": 4}
+WORDS = {"vocab": VOCAB, "context": CONTEXT, "layers": 1}
+HEADS = Spec("mupscale.models.GPT2", {**WORDS, "head_dim": 4})
+DIMS = Spec("mupscale.models.GPT2", {**WORDS, "heads": 2, "attention_multiplier": 2.0})
+RESNET = Spec("mupscale.models.ResNet18", {"classes": CLASSES})
 KINDS: dict[str, dict[str, Any]] = {
-    "mlp": {"model": MLP, "data": Spec("small_runs.Rows"), "width": 8, "base": 4},
-    "dropping": {"model": Spec("small_runs.Dropping"), "data": Spec("small_runs.Slow"), "width": 8, "base": 4},
-    "normed": {"model": Spec("small_runs.Normed"), "data": Spec("small_runs.Rows"), "width": 8, "base": 4},
-    "gpt2-heads": {
-        "model": Spec("mupscale.models.GPT2", {"vocab": VOCAB, "context": CONTEXT, "layers": 1, "head_dim": 4}),
-        "data": Spec("small_runs.Words"),
-        "width": 8,
-        "base": 4,
-    },
-    "gpt2-dims": {
-        "model": Spec(
-            "mupscale.models.GPT2",
-            {"vocab": VOCAB, "context": CONTEXT, "layers": 1, "heads": 2, "attention_multiplier": 2.0},
-        ),
-        "data": Spec("small_runs.Words"),
-        "width": {"head_dim": 4},
-        "base": {"head_dim": 2},
-    },
-    "resnet": {
-        "model": Spec("mupscale.models.ResNet18", {"classes": CLASSES}),
-        "data": Spec("small_runs.Pictures"),
-        "width": 2,
-        "base": 2,
-        "init_at": 2,
-        "batch": 16,
-    },
+    "mlp": {**WIDTHS, "model": MLP},
+    "dropping": {**WIDTHS, "model": Spec("small_runs.Dropping"), "data": Spec("small_runs.Slow")},
+    "normed": {**WIDTHS, "model": Spec("small_runs.Normed")},
+    "gpt2-heads": {**WIDTHS, "model": HEADS, "data": Spec("small_runs.Words")},
+    "gpt2-dims": {"model": DIMS, "data": Spec("small_runs.Words"), "width": {"head_dim": 4}, "base": {"head_dim": 2}},
+    "resnet": {"model": RESNET, "data": Spec("small_runs.Pictures"), "width": 2, "base": 2, "init_at": 2, "batch": 16},
 }
 
 

@@ -40,14 +40,7 @@ def example(**changes: Any) -> StudySummary:
         name="mlp-covtype",
         command="mupscale run recipes/mlp-covtype-tiny.yaml --paper --seeds.init 0",
         preset="paper",
-        recipe={
-            "model": {"class_path": "mupscale.models.MLP", "init_args": {"d_in": 54, "d_out": 7}},
-            "data": {"class_path": "mupscale.data.CoverTypeSample", "init_args": {}},
-            "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.016, "weight_decay": 0.01}},
-            "width": 128,
-            "steps": 2 * STEPS,
-            "grow": [{"at": STEPS, "width": 256}],
-        },
+        recipe=recipe(128, 256, lr=0.016, weight_decay=0.01),
         settings=asdict(
             StudySettings(widths=[64], lrs=list(LRS), grown_lrs=list(LRS), noises=list(NOISES), measure="train")
         ),
@@ -65,6 +58,15 @@ def example(**changes: Any) -> StudySummary:
         coords=CoordCheck(coordinates(), "μP, AdamW"),
     )
     return write_paper_words(replace(summary, **changes))
+
+
+def recipe(width: int, wide: int, **hyper: float) -> dict[str, Any]:
+    """Of an MLP that grows in the middle of its run."""
+    optimizer = {"class_path": "torch.optim.AdamW", "init_args": hyper}
+    model = {"class_path": "mupscale.models.MLP", "init_args": {"d_in": 54, "d_out": 7}}
+    data = {"class_path": "mupscale.data.CoverTypeSample", "init_args": {}}
+    of = {"model": model, "data": data, "optimizer": optimizer}
+    return {**of, "width": width, "steps": 2 * STEPS, "grow": [{"at": STEPS, "width": wide}]}
 
 
 def all_runs() -> list[ContenderRuns]:

@@ -567,17 +567,9 @@ def mixer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder.mkdir()
     (folder / "configuration_mixer.py").write_text(CONFIGURATION)
     (folder / "modeling_mixer.py").write_text(MODELLING)
-    config = {
-        "model_type": "my_mixer",
-        "architectures": ["MixerForCausalLM"],
-        "auto_map": {
-            "AutoConfig": "configuration_mixer.MixerConfig",
-            "AutoModelForCausalLM": "modeling_mixer.MixerForCausalLM",
-        },
-        "hidden_size": 8,
-        "intermediate_size": 12,
-        "vocab_size": 11,
-    }
+    code = {"AutoConfig": "configuration_mixer.MixerConfig", "AutoModelForCausalLM": "modeling_mixer.MixerForCausalLM"}
+    config = {"model_type": "my_mixer", "architectures": ["MixerForCausalLM"], "auto_map": code}
+    config |= {"hidden_size": 8, "intermediate_size": 12, "vocab_size": 11}
     (folder / "config.json").write_text(json.dumps(config))
     generator = torch.Generator().manual_seed(0)
     shapes = {"words": (11, 8), "up": (8, 12), "down": (12, 8), "head.weight": (11, 8), "head.bias": (11,)}
