@@ -1,6 +1,6 @@
 """How a plan is found: which axes of each parameter grow, and what they are to it.
 
-making_plans       the plan between two models: from their modules, or by running them, searched and checked
+making_plans       the plan between two models: from modules or by running them, and what a fresh one starts with
 from_modules       two models side by side: what their types and names say, of heads, bare parameters and norms too
 tracing            a model run on a batch: in float64, as a list of operations
 following          one pass over both runs: every wide tensor has to be copies of the narrow one; better guesses
@@ -8,24 +8,20 @@ comparing          two models with generic weights: whether they compute the sam
 trials             what a plan is tried on: the batch, and a stronger one where that leaves something unseen
 silent_units       the wide model with the old units alone: where it differs, and what that shows for fresh units
 miniatures         small models in place of large ones, and models at sizes between two others
-initial            the standard deviations and means of a fresh initialisation
 """
 
 from mupscale.planning.comparing import find_parting, is_large, relative_difference
 from mupscale.planning.from_modules import How, bare_norms, build_plan, find_uneven, register_roles
-from mupscale.planning.initial import (
-    all_tensors,
+from mupscale.planning.making_plans import (
+    check_plan_by_running,
     count_draws,
     initial_means,
     initial_std,
-    with_initial,
-)
-from mupscale.planning.making_plans import (
-    check_plan_by_running,
     learn_roles,
     plan,
     roles_for_any_width,
     warn_of_growing_outputs,
+    with_initial,
 )
 from mupscale.planning.miniatures import Miniature, Resizing, roles_of
 from mupscale.planning.silent_units import (
@@ -41,6 +37,7 @@ from mupscale.planning.tracing import (
     RecordedRun,
     Recorder,
     Ref,
+    all_tensors,
     call_arguments,
     check_takes,
     computed_tensors,

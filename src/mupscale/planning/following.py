@@ -23,8 +23,15 @@ from torch import Tensor, nn
 from mupscale.core import Axis, Role, check_same_names, expand, index_of_old, naming, tidy
 from mupscale.planning.comparing import are_close
 from mupscale.planning.from_modules import ONE_DEPTH, How, build_plan, find_role
-from mupscale.planning.initial import all_tensors
-from mupscale.planning.tracing import Operation, RecordedRun, in_float64, record_run, saved_tensors, without_copies
+from mupscale.planning.tracing import (
+    Operation,
+    RecordedRun,
+    all_tensors,
+    in_float64,
+    record_run,
+    saved_tensors,
+    without_copies,
+)
 from mupscale.system import MupscaleError, as_asked, ways_out
 
 Axes = Mapping[int, Axis]

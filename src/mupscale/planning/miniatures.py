@@ -29,7 +29,6 @@ from mupscale.core import Axis, Entry, Plan, Role, check_same_names, copy_model,
 from mupscale.planning import tracing
 from mupscale.planning.comparing import is_large, tied_parameters
 from mupscale.planning.from_modules import ONE_DEPTH, find_role
-from mupscale.planning.initial import all_tensors
 from mupscale.system import MupscaleError
 
 _FEW = 3  # blocks that are not worth leaving out
@@ -319,7 +318,7 @@ class Miniature:
     def of(cls, narrow: nn.Module, wide: nn.Module, inputs: Any) -> Miniature:
         """Two models as they are, or with fewer blocks and rows of tables if they are large."""
         made = next(find_miniatures(narrow, wide, inputs, narrower=False), None) if is_large(narrow, wide) else None
-        return made or cls(narrow, wide, inputs, {name: [name] for name in all_tensors(narrow)})
+        return made or cls(narrow, wide, inputs, {name: [name] for name in tracing.all_tensors(narrow)})
 
     def given(self, roles: Mapping[str, Role]) -> dict[str, Role]:
         """The roles that were given for the large models, by name."""
@@ -369,7 +368,7 @@ def find_miniatures(narrow: nn.Module, wide: nn.Module, inputs: Any, *, narrower
                     continue
                 tried += 1
                 originals: dict[str, list[str]] = {}
-                for name in all_tensors(narrow):
+                for name in tracing.all_tensors(narrow):
                     originals.setdefault(blocks.name_in_miniature(name), []).append(name)
                 yield Miniature(small, large, batch, originals)
 

@@ -423,6 +423,13 @@ def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
     return tensors | {name: b for name, b in buffers if b.is_floating_point() and id(b) not in unsaved}
 
 
+def all_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters under all their names, and buffers."""
+    model = naming.unwrap(model)
+    pairs = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return {naming.canonical(name): tensor for name, tensor in pairs}
+
+
 class OperationRecorder(TorchDispatchMode):
     """Notes operations; keeps every tensor alive, so that an id stands for one tensor."""
 
