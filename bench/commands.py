@@ -56,15 +56,13 @@ def write_summary(folder: Path, steps: int, curve: Curve) -> None:
     StudySummary(*told, {}, {"measure": "train"}, ["A long run."], large=large).save(folder)
 
 
-def measure(name: str, words: list[str], rounds: int, out: Path | None = None) -> float:
-    """Print what a command takes, and what it writes; the median."""
-    found = [cpu_seconds([*words, *([] if out is None else [str(out)])], check=out is not None) for _ in range(rounds)]
-    middle, written = statistics.median(found[1:]), ""
-    if out is not None:
-        files = [path for path in [out, *out.rglob("*")] if path.is_file()]
-        written = f", {sum(path.stat().st_size for path in files) / 1e6:.2f} MB"
-    print(f"{name:<46}{middle:6.2f} s (best {min(found[1:]):.2f}){written}", flush=True)
-    return middle
+def take_turns(commands: dict[str, list[str]], rounds: int, *, check: bool) -> dict[str, list[float]]:
+    """CPU seconds of each command, in rounds; the first one does not count."""
+    found: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(1 + rounds):
+        for name, words in commands.items():
+            found[name].append(cpu_seconds(words, check=check))
+    return {name: seconds[1:] for name, seconds in found.items()}
 
 
 def main() -> None:
@@ -73,20 +71,26 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    rounds = 1 + options.rounds
-    found = {name: measure(name, words, rounds) for name, words in COMMANDS.items()}
-    added = found["import torch, mupscale"] - found["import torch"]
-    print(f"{'import mupscale adds to torch':<46}{added:6.2f} s")
+    found = take_turns(COMMANDS, options.rounds, check=False)
+    pairs = zip(found["import torch, mupscale"], found["import torch"], strict=True)
+    found["import mupscale adds to torch"] = [ours - theirs for ours, theirs in pairs]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_runs(folder, options.steps)
-        for name, command, out in (
-            ("mupscale report, every step in summary.json", ["report", "every-step"], "0"),
-            ("mupscale report, thinned as a run does it", ["report", "thinned"], "1"),
-            ("mupscale curves, every step a line", ["curves", "metrics"], "2.png"),
-        ):
-            words = ["-m", "mupscale", command[0], str(folder / command[1]), "--out"]
-            measure(name, words, rounds, folder / out)
+        drawn = {
+            "mupscale report, every step in summary.json": ["report", "every-step", "0"],
+            "mupscale report, thinned as a run does it": ["report", "thinned", "1"],
+            "mupscale curves, every step a line": ["curves", "metrics", "2.png"],
+        }
+        words = {
+            n: ["-m", "mupscale", w, str(folder / of), "--out", str(folder / out)] for n, (w, of, out) in drawn.items()
+        }
+        found |= take_turns(words, options.rounds, check=True)
+        for name, seconds in found.items():
+            out = folder / drawn[name][2] if name in drawn else None
+            files = [path for path in [out, *out.rglob("*")] if path.is_file()] if out is not None else []
+            written = f", {sum(path.stat().st_size for path in files) / 1e6:.2f} MB" if files else ""
+            print(f"{name:<46}{statistics.median(seconds):6.2f} s (best {min(seconds):.2f}){written}")
 
 
 if __name__ == "__main__":
