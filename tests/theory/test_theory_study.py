@@ -71,7 +71,6 @@ def test_networks_come_closer_to_the_limit_with_the_square_root_of_n() -> None:
         errors = [float((values - met.limit.outputs.mean).square().mean().sqrt()) for values in several]
         drawn.append(fit_slope(met.widths, errors))
     assert met.slope_error == pytest.approx(float(torch.tensor(drawn).std()), rel=0.25)
-    assert met.slope_error is not None
     assert met.slope_error < 0.06
 
 
@@ -229,7 +228,6 @@ def test_a_sweep_tries_every_cell_and_marks_those_that_diverge(swept: list[WayTo
     finished = [way for way in swept if way.limit is not None]
     assert all(way.limit.values.shape == (2, 4) and way.loss == way.limit.mean[-1] for way in finished if way.limit)
     best = best_way(swept)
-    assert best is not None
     assert best.loss == min(way.loss for way in finished if way.loss is not None)
     limit_pictures.draw_sweep(swept, easel, 0.5, "limit-times-2", "n → 2n")
     (star,) = [line for line in easel.axes[0].lines if line.get_label() == "optimum"]
@@ -257,18 +255,13 @@ def test_ways_to_grow_are_the_runs_that_they_say() -> None:
     assert gone.limit is gone.networks is None
     for way in ways:
         whole = base.then(way.stage)
-        assert way.limit is not None
-        assert way.networks is not None
         assert way.limit.mean.shape == way.networks.mean.shape == (3,)
         again = whole(Limit(300, whole.times, 0)).losses[2:].cpu()
         torch.testing.assert_close(way.limit.values[0], again, rtol=0, atol=1e-12)
     silent, grown = ways[0].limit, ways[2].limit
-    assert silent is not None
-    assert grown is not None
     torch.testing.assert_close(silent.mean[0], grown.mean[0], rtol=0, atol=1e-12)  # a = 0 keeps the function
     for how in ("copies", "fresh"):
         best = best_way(ways, how)
-        assert best is not None
         assert best.loss == min(way.loss for way in ways if way.loss is not None and way.stage.how == how)
     assert json.loads(json.dumps(ways[1].to_json()))["stage"]["noise"] == 0.5
     refuses("more than 1 time the width", list_ways, 1, 2, 0.1, [1], [], [1])
