@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -150,6 +152,24 @@ def test_a_wrong_constant_or_order_at_full_size_is_named() -> None:
     axes = {d: replace(axis, block=1) for d, axis in entry.axes.items()}
     off = {**plan.parameters, "h.1.attn.c_attn.weight": replace(entry, axes=axes)}
     assert "differs from the narrow one's" in compare_copies(narrow, wide, replace(plan, parameters=off), TOKENS).reason
+
+
+@pytest.mark.parametrize("large", [0, comparing.LARGE], ids=["in blocks", "in float64"])
+def test_a_comparison_leaves_no_model_in_memory(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its hooks would keep the models of a family's check until the process ends."""
+    monkeypatch.setattr(comparing, "LARGE", large)
+    narrow, wide = gpt(16), gpt(32)
+    pairs, make = list[weakref.ref[Any]](), comparing.GenericPair
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        pair = make(*args, **kwargs)
+        pairs.append(weakref.ref(pair))
+        return pair
+
+    monkeypatch.setattr(comparing, "GenericPair", made)
+    assert not compare_copies(narrow, wide, mu.plan(narrow, wide), TOKENS).reason
+    gc.collect()
+    assert [pair() for pair in pairs] == [None]
 
 
 class Block(nn.Module):

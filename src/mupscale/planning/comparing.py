@@ -322,11 +322,17 @@ def _compare(pair: GenericPair) -> Compared:
             for p in model.parameters() if pair.is_large else ():
                 p.data = p.new_empty(0)  # their memory is for what follows
 
-    for is_wide, model in enumerate(pair.models):
-        for name, p in naming.parameters(model).items():
-            if p.requires_grad:
-                p.register_post_accumulate_grad_hook(partial(look, name=name, is_wide=bool(is_wide)))
-    tracing.differentiated(differentiate, pair.models)
+    hooks = [
+        p.register_post_accumulate_grad_hook(partial(look, name=name, is_wide=bool(is_wide)))
+        for is_wide, model in enumerate(pair.models)
+        for name, p in naming.parameters(model).items()
+        if p.requires_grad
+    ]
+    try:
+        tracing.differentiated(differentiate, pair.models)
+    finally:
+        for hook in hooks:  # a parameter holds its hooks where the collector cannot see, and these hold its model
+            hook.remove()
     _check_numbers([*gradients.values()])
     if wrong:
         said = f"the copies of '{wrong[0]}' do not each get their share of its gradient on the batch"
