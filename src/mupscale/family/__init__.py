@@ -6,5 +6,3 @@ width_family    a member at every width and depth, and rates that follow the dep
 
 from mupscale.family.members import BuiltMembers
 from mupscale.family.width_family import Family
-
-__all__ = ["BuiltMembers", "Family"]
