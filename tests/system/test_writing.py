@@ -40,7 +40,7 @@ OF_MODULES = {
 PICKLES = {"pickle", "marshal", "shelve", "dill"}
 LOOKED_AT = {"open", "load", *WRITERS}.union(*OF_MODULES.values())
 AROUND_THE_DOOR = {
-    "plots/gallery.py: fig.savefig": "into the temporary file of `replacing`",
+    "plots.py: fig.savefig": "into the temporary file of `replacing`",
     "hf/groups.py: torch.save": "into the temporary file of `replacing`",
     "hf/source.py: tempfile.mkdtemp": "a new folder of the system's",
     "hf/source.py: config.save_pretrained": "into that folder",
