@@ -21,7 +21,8 @@ def nodes(path: Path) -> list[ast.AST]:
 
 
 def face(package: str) -> list[str]:
-    """The names that others may take from a package: those in its __all__ or, without one, all that it imports."""
+    """The names that others may take from a package: those in its __all__, and all that it imports from this one."""
     module = importlib.import_module(package)
     found = [node for node in tree(Path(str(module.__file__))).body if isinstance(node, ast.ImportFrom)]
-    return list(getattr(module, "__all__", [alias.name for node in found for alias in node.names]))
+    ours = [alias.name for node in found if str(node.module).startswith("mupscale") for alias in node.names]
+    return [*getattr(module, "__all__", []), *ours]

@@ -424,7 +424,6 @@ def _usual_lists(line: CommandLine, tree: recipe_options.Tree) -> dict[str, Sequ
     return lists
 
 
-_READ = ("config.json", "optimizer.pt", ".safetensors", ".bin", ".gguf")
 _ASKED = {
     "optimizer": "the learning rate it was trained with (--optimizer AdamW --optimizer.lr 3e-4)",
     "steps": "how many steps the grown model trains (--steps 2000)",

@@ -17,6 +17,7 @@ depth_plans      which blocks a deep model has more of, what new ones are, and w
 from mupscale.growth.copies import (
     Copies,
     GaussianNoise,
+    Net2Net,
     Noise,
     SignalNoise,
     as_noise,
@@ -65,3 +66,5 @@ from mupscale.growth.optimizer_state import (
 from mupscale.growth.residual_branches import Writers, find_writers
 from mupscale.growth.upscaling import grow_optimizer, upscale, upscale_untried, with_measured_initial
 from mupscale.growth.writing import check_written, materialize, measure_statistics, perturb, refuse_nonfinite, widen
+
+__all__ = ["OPERATORS", "Net2Net"]

@@ -30,36 +30,4 @@ from mupscale.optim.optimizer_traits import MuonAdamW, Traits, known_traits, muo
 from mupscale.optim.saved_optimizers import SavedOptimizer, decay_groups, read_optimizer
 from mupscale.optim.schedulers import Schedule, load_schedule, saved_schedule, widen_scheduler
 
-__all__ = [
-    "DECAY_RULE",
-    "FROM_GROUP",
-    "NORM_FACTOR",
-    "GroupBuilder",
-    "MuonAdamW",
-    "SavedOptimizer",
-    "Schedule",
-    "Traits",
-    "change_of_decay",
-    "clip_grad_norm_",
-    "decay_groups",
-    "default_hyper",
-    "following_rules",
-    "groups_by_rules",
-    "grown_groups",
-    "inexact_in_words",
-    "known_traits",
-    "load_schedule",
-    "make_optimizer",
-    "muon_groups",
-    "param_groups",
-    "per_group",
-    "rate_shares",
-    "read_optimizer",
-    "recognise_optimizer",
-    "register_optimizer",
-    "saved_schedule",
-    "scale",
-    "traits_of",
-    "watch_first_steps",
-    "widen_scheduler",
-]
+__all__ = ["MuonAdamW", "load_schedule", "muon_groups"]
