@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -172,9 +173,17 @@ class TableFile(Table):
         y, self.labels, self._scale = _encode_target(target, parts, ~held_out, settings)
         Table.__init__(self, Split(x[~held_out], y[~held_out], x[held_out], y[held_out]), len(self.labels) or None)
 
-    def encode(self, path: str) -> Tensor:
-        """The inputs of another file's rows, as those that were trained on: for predictions. It needs no target."""
-        more = read_columns(Path(path).expanduser(), self._settings.takes_words)
+    def encode(self, rows: Any) -> Tensor:
+        """The inputs of other rows, as those that were trained on: for predictions. They need no target.
+
+        rows: a file, or what `as_data` takes as a table, such as a DataFrame.
+        """
+        if isinstance(rows, str | os.PathLike):
+            more = read_columns(Path(rows).expanduser(), self._settings.takes_words)
+        elif _is_table(rows):
+            more = columns_of(_name(rows), _table(rows))
+        else:
+            raise MupscaleError(f"rows to encode are a file or a table with named columns, and not {_name(rows)}")
         more.check_has([column.name for column in self._columns], "which the model was trained on")
         for column in self._columns:
             if self._settings.missing != "mean" and (gap := _gaps(more.values[column.name])).any():
