@@ -152,14 +152,11 @@ def save_model_at(path: Path, model: nn.Module, width: WholeWidth, optimizer: Op
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A checkpoint that is read, its tensors perhaps not yet."""
+    """A checkpoint that is read, where it is sharded without its tensors; or somebody's weights, which say no more."""
 
     path: Path
     content: Checkpoint
-
-    @property
-    def sharded(self) -> bool:
-        return self.path.is_dir()
+    sharded: bool = False
 
     @property
     def run(self) -> RunState | None:
@@ -220,7 +217,8 @@ class Snapshot:
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    return Snapshot(path, checkpoint.load(path / _HEADER if path.is_dir() else path))
+    sharded = path.is_dir()
+    return Snapshot(path, checkpoint.load(path / _HEADER if sharded else path), sharded)
 
 
 def _reader(folder: Path) -> Any:

@@ -73,7 +73,7 @@ def load_trained(folder: str | Path, trust: Collection[str] = ()) -> tuple[nn.Mo
     stored = StoredRecipe.read(Path(folder) / "recipe.json")
     recipe = stored.load([*trust, *stored.packages_if_own()])
     saved = read_snapshot(find_checkpoint(folder))
-    model = recipe.family().build(_width_of(saved, recipe, saved.path))
+    model = recipe.family().build(_width_of(saved, recipe))
     saved.restore_model(model)
     return model.eval(), recipe
 
@@ -223,16 +223,12 @@ def starting_point(
     if recipe.start is None:
         model = init_member(family, recipe.width, recipe.seeds.init, processes, recipe.dtype())
         return model, _optimizer(recipe, family.plan(recipe.width), model, processes)
-    path = find_checkpoint(recipe.start)
-    saved = _open(path)
-    width = _width_of(saved, recipe, path)
+    saved = _open(find_checkpoint(recipe.start))
+    width = _width_of(saved, recipe)
     wider, deeper = recipe.build_operators()
-    check_growing_sizes(recipe.width, width, wider.needs_multiples, f"starting from {path}")
+    check_growing_sizes(recipe.width, width, wider.needs_multiples, f"starting from {saved.path}")
     model = place_member(family, width, processes, recipe.dtype())
-    if isinstance(saved, Snapshot):
-        saved.restore_model(model)
-    else:
-        checkpoint.load_model_state(saved, model)
+    saved.restore_model(model)
     optimizer = _optimizer(recipe, family.plan(width), model, processes)
     _load_optimizer_state(optimizer, saved, recipe, model, processes.device)
     if width == recipe.width and not recipe.noise:
@@ -267,14 +263,9 @@ class StartingModel:
 def describe_start(recipe: Recipe) -> StartingModel:
     """The model that a recipe starts from (`start`), without its weights; refused where it is not the recipe's."""
     assert recipe.start is not None
-    path = find_checkpoint(recipe.start)
-    saved = _open(path)
-    width = _width_of(saved, recipe, path)
-    sketch = recipe.family().sketch(width)
-    if not isinstance(saved, Snapshot):
-        checkpoint.check_model_state(saved, sketch)
-        return StartingModel(width, None, has_optimizer=False, is_decayed=False)
-    saved.check_model(sketch)
+    saved = _open(find_checkpoint(recipe.start))
+    width = _width_of(saved, recipe)
+    saved.check_model(recipe.family().sketch(width))
     state = saved.run
     schedule = ((state.recipe if state is not None else None) or {}).get("schedule") or {}
     decayed = isinstance(schedule, dict) and schedule.get("kind", "constant") != "constant"
@@ -307,24 +298,25 @@ def copy_checkpoint(start: str, folder: Path) -> Path:
     return copy
 
 
-def _open(path: Path) -> Snapshot | Mapping[str, Tensor]:
-    """A checkpoint of ours, or a state dict in safetensors or from torch.save."""
+def _open(path: Path) -> Snapshot:
+    """A checkpoint of ours, or a state dict in safetensors, from torch.save or of torch.distributed."""
     if is_dcp_folder(path):
-        return load_dcp_model(path)
-    if path.is_dir() or checkpoint.is_checkpoint(path):
+        weights = load_dcp_model(path)
+    elif path.is_dir() or checkpoint.is_checkpoint(path):
         return read_snapshot(path)
+    else:
+        weights = _read_weights(path)
+    return Snapshot(path, checkpoint.Checkpoint(weights))
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    """The model's tensors in what people save: a state dict, or one under 'model' or 'state_dict'."""
     if not path.is_file():
         raise MupscaleError(f"{path} is not a regular file, so no weights are read from it")
-    if path.suffix != ".safetensors":
-        return _state_dict(load_torch(path), path)
     try:
-        return _state_dict(load_file(path), path)
+        loaded: Any = load_file(path) if path.suffix == ".safetensors" else load_torch(path)
     except (SafetensorError, OSError) as error:
         raise MupscaleError(f"{path} is not a whole safetensors file ({error}); it may be truncated") from None
-
-
-def _state_dict(loaded: Any, path: Path) -> dict[str, Tensor]:
-    """The model's tensors in what people save: a state dict, or one under 'model' or 'state_dict'."""
     for key in ("model", "state_dict"):
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
@@ -333,23 +325,22 @@ def _state_dict(loaded: Any, path: Path) -> dict[str, Tensor]:
     return {canonical: loaded[name] for canonical, name in without_ddp(loaded, ()).items()}
 
 
-def _width_of(saved: Snapshot | Mapping[str, Tensor], recipe: Recipe, path: Path) -> WholeWidth:
-    state = saved.run if isinstance(saved, Snapshot) else None
-    if state is not None and state.width is not None:
-        return state.width
+def _width_of(saved: Snapshot, recipe: Recipe) -> WholeWidth:
+    if saved.run is not None and saved.run.width is not None:
+        return saved.run.width
     if recipe.start_width is None:
-        raise MupscaleError(f"{path} does not record the width of its model: give from_width")
+        raise MupscaleError(f"{saved.path} does not record the width of its model: give from_width")
     return recipe.start_width
 
 
 def _load_optimizer_state(
-    optimizer: Optimizer, saved: Snapshot | Mapping[str, Tensor], recipe: Recipe, model: nn.Module, device: torch.device
+    optimizer: Optimizer, saved: Snapshot, recipe: Recipe, model: nn.Module, device: torch.device
 ) -> None:
     """The moments of the checkpoint's optimizer, if it is one of this class and kept all that this one needs.
 
     Hyperparameters stay this recipe's.
     """
-    if recipe.state == "reset" or not isinstance(saved, Snapshot) or saved.content.optimizer is None:
+    if recipe.state == "reset" or saved.content.optimizer is None:
         return
     theirs = saved.run.optimizer_class if saved.run is not None else None
     named = all("param_names" in group for group in saved.content.optimizer["param_groups"])
