@@ -29,7 +29,6 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
-    Subset,
     TensorDataset,
     default_collate,
 )
@@ -589,13 +588,12 @@ def as_data(
         return TableFile.of(tables[0], tables[1] if test is not None else None, settings)
     if table:
         raise MupscaleError(f"{next(iter(table))} is for tables whose columns have names, and not for {_name(train)}")
-    (rows, collate), other = _indexed(train), None if test is None else _indexed(test)
-    if other is None:
-        chosen = choose_held_out(len(rows), held_out, split_seed, _name(rows))
-        train, test = (Subset(rows, part.nonzero()[:, 0].tolist()) for part in (~chosen, chosen))
-        return IndexedData(train, test, collate, collate, inputs, target)
-    train, test = (Subset(part, range(len(part))) for part in (rows, other[0]))
-    return IndexedData(train, test, collate, other[1], inputs, target)
+    whole = _indexed(train)
+    if test is not None:
+        return IndexedData(whole, _indexed(test), inputs, target)
+    chosen = choose_held_out(len(whole.rows), held_out, split_seed, whole.name)
+    parts = (whole._replace(rows=part.nonzero()[:, 0].tolist()) for part in (~chosen, chosen))
+    return IndexedData(*parts, inputs, target)
 
 
 def _parts(source: Any) -> tuple[Any, Any]:
@@ -677,8 +675,19 @@ def _name(part: Any) -> str:
     return f"the {type(part).__name__}"
 
 
-def _indexed(part: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
-    """A part whose rows can be asked for by number, and what makes a batch of them."""
+class _Part(NamedTuple):
+    """Rows of a data set that are asked for by number, and what makes a batch of examples."""
+
+    dataset: Any
+    rows: Sequence[int]
+    collate: Callable[[list[Any]], Any]
+
+    @property
+    def name(self) -> str:
+        return _name(self.dataset)
+
+
+def _indexed(part: Any) -> _Part:
     collate: Callable[[list[Any]], Any] = default_collate
     if isinstance(part, DataLoader):
         if not isinstance(part.dataset, IterableDataset) and not isinstance(part.sampler, _SAMPLERS):
@@ -696,7 +705,7 @@ def _indexed(part: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
                 f"Dataset with __len__ and __getitem__, such as list(…); for text, mupscale data tokenize"
             )
         raise MupscaleError(f"{_name(part)} is no data: give {_TAKEN}")
-    return part, collate
+    return _Part(part, range(len(part)), collate)
 
 
 class IndexedData(Data):
@@ -704,20 +713,11 @@ class IndexedData(Data):
 
     rows_on = torch.device("cpu")
 
-    def __init__(
-        self,
-        train: Subset[Any],
-        test: Subset[Any],
-        collate: Callable[[list[Any]], Any],
-        test_collate: Callable[[list[Any]], Any],
-        inputs: str | None,
-        target: str | None,
-    ) -> None:
+    def __init__(self, train: _Part, test: _Part, inputs: str | None, target: str | None) -> None:
         for part, what in ((train, "train"), (test, "evaluate")):
-            if not len(part):
-                raise MupscaleError(f"{_name(part.dataset)} has no rows to {what} on")
+            if not len(part.rows):
+                raise MupscaleError(f"{part.name} has no rows to {what} on")
         self.train, self.test, self._names = train, test, (inputs, target)
-        self._collate, self._test_collate = collate, test_collate
         self._dtype = torch.float32
         x, y = self.examples(torch.zeros(1, dtype=torch.int64))
         if y.dim() == 2 and x.shape == y.shape and not y.is_floating_point():
@@ -727,7 +727,7 @@ class IndexedData(Data):
 
     @property
     def size(self) -> int:
-        return len(self.train)
+        return len(self.train.rows)
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32) -> IndexedData:
         self.device, self._dtype = device, dtype
@@ -736,37 +736,33 @@ class IndexedData(Data):
     def examples(self, rows: Tensor) -> Batch:
         """These rows; what they draw at random depends on the row alone."""
         places = rows.tolist()
-        return self._read(self.train, self._collate, places, [derive(0, "row", row) for row in places])
+        return self._read(self.train, places, [derive(0, "row", row) for row in places])
 
     def batch(self, seed: int, start: int, count: int) -> Batch:
         """A stretch of the stream; what its examples draw at random depends on the seed and their place in it."""
         draws = [derive(seed, "draws", position) for position in range(start, start + count)]
-        return self._read(self.train, self._collate, self._order(seed).rows(start, count).tolist(), draws)
+        return self._read(self.train, self._order(seed).rows(start, count).tolist(), draws)
 
     def evaluation(self, batch: int) -> Iterator[Batch]:
-        for start in range(0, len(self.test), batch):
-            places = list(range(start, min(start + batch, len(self.test))))
-            yield self._read(self.test, self._test_collate, places, [derive(0, "row", row) for row in places])
+        for start in range(0, len(self.test.rows), batch):
+            places = range(start, min(start + batch, len(self.test.rows)))
+            yield self._read(self.test, places, [derive(0, "row", row) for row in places])
 
-    def _read(
-        self, part: Subset[Any], collate: Callable[[list[Any]], Any], rows: Sequence[int], draws: Sequence[int]
-    ) -> Batch:
-        items = []
+    def _read(self, part: _Part, places: Sequence[int], draws: Sequence[int]) -> Batch:
+        items, rows = [], [part.rows[place] for place in places]
         with _drawing() as seed:
             for row, draw in zip(rows, draws, strict=True):
                 seed(draw)
-                place = part.indices[row]
                 try:
-                    items.append(part.dataset[place])
+                    items.append(part.dataset[row])
                 except Exception as error:  # code of the user's
-                    raise MupscaleError(
-                        f"row {place} of {_name(part.dataset)} cannot be read: {type(error).__name__}: {error}"
-                    ) from error
+                    said = f"{type(error).__name__}: {error}"
+                    raise MupscaleError(f"row {row} of {part.name} cannot be read: {said}") from error
             try:
-                batch = collate(items)
+                batch = part.collate(items)
             except (TypeError, RuntimeError, ValueError) as error:
-                raise MupscaleError(_explain(part, rows, items, error)) from error
-        x, y = _pick(batch, *self._names, _name(part.dataset))
+                raise MupscaleError(_explain(part.name, rows, items, error)) from error
+        x, y = _pick(batch, *self._names, part.name)
         return plain_inputs(x, self._dtype).to(self.device), plain_targets(y, self._dtype).to(self.device)
 
 
@@ -829,18 +825,17 @@ def _classes(dataset: Any, target: str | None) -> int | None:
     return len(classes) if isinstance(classes, list | tuple) else None
 
 
-def _explain(part: Subset[Any], rows: Sequence[int], items: Sequence[Any], error: Exception) -> str:
+def _explain(name: str, rows: Sequence[int], items: Sequence[Any], error: Exception) -> str:
     """Which row does not go with the first, and how."""
     first = _shape(items[0])
     for row, item in zip(rows, items, strict=True):
         if (shape := _shape(item)) != first:
             return (
-                f"rows of {_name(part.dataset)} cannot be joined into a batch: row {part.indices[row]} is {shape}, and "
-                f"row {part.indices[rows[0]]} is {first}; resize or pad them in the dataset, or give a DataLoader with "
-                f"a collate_fn"
+                f"rows of {name} cannot be joined into a batch: row {row} is {shape}, and row {rows[0]} is {first}; "
+                f"resize or pad them in the dataset, or give a DataLoader with a collate_fn"
             )
     return (
-        f"rows of {_name(part.dataset)} cannot be joined into a batch: row {part.indices[rows[0]]} is {first} "
+        f"rows of {name} cannot be joined into a batch: row {rows[0]} is {first} "
         f"({str(error).splitlines()[0][:100]}); return tensors, numpy arrays or numbers (for images, through a "
         f"transform such as torchvision's ToTensor)"
     )

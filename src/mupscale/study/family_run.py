@@ -522,7 +522,7 @@ class _FamilyRun:
         for seed, (one, loss) in enumerate(zip(seeds, losses, strict=True)):
             target = first if seed == 0 else first.with_name(f"{first.name}-seed-{seed}")
             told = json.dumps(stored_values(self.trainer.recipe_of(one.leaf), target), indent=2) + "\n"
-            if loss is None or self.trainer.processes.ask_main(partial(_is_kept, target, told)):
+            if loss is None or self.trainer.processes.by_main(partial(_is_kept, target, told)):
                 continue
             model, family = None, self.planner.recipe.family()
             if callable(getattr(family.sketch(one.size), "save_pretrained", None)):  # all processes read its shards

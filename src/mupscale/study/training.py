@@ -328,7 +328,7 @@ class Trainer:
 
     def _train_group(self, name: str, recipes: list[Recipe]) -> list[Outcome]:
         began, together = time.monotonic(), self.processes.world > 1
-        stored = self.processes.ask_main(lambda: [read_outcome(recipe) for recipe in recipes])
+        stored = self.processes.by_main(lambda: [read_outcome(recipe) for recipe in recipes])
         outcomes = [outcome for outcome in stored if outcome is not None]
         if len(outcomes) < len(recipes):
             visible = self.visible and self.processes.main
@@ -343,7 +343,7 @@ class Trainer:
                     note=self.note_once,
                     data=self.ground.data,
                 )
-            outcomes = self.processes.ask_main(partial(list, outcomes))
+            outcomes = self.processes.by_main(partial(list, outcomes))
             self._keep_seconds(time.monotonic() - began)
         each = [min(one.step, one.recipe.steps) * self.ground.cost_per_step(one.recipe.width) for one in outcomes]
         spent = self.spent[self.name]

@@ -373,7 +373,7 @@ def upscale_dcp(
                 raise MupscaleError(f"{out} already exists. Remove it, or choose a different name")
             return place.enter_context(appearing(out))
 
-        hidden = processes.ask_main(open_place, what)
+        hidden = processes.by_main(open_place, what)
         write_dcp(hidden, grown, processes)
         processes.by_main(lambda: replace_text(hidden / RECORD_FILE, json.dumps(record, indent=1) + "\n"), what)
         processes.by_main(place.close, what)

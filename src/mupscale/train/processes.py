@@ -111,31 +111,25 @@ class Processes:
         dist.all_reduce(raised, op=dist.ReduceOp.MAX)
         return [bool(flag) for flag in raised.tolist()]
 
-    def by_main(self, action: Callable[[], object], what: str = "") -> None:
-        """Let the main process do something, while the others wait; where it fails, all of them fail with its words."""
-        failure: str | None = None
+    def by_main(self, action: Callable[[], T], what: str = "") -> T:
+        """Let the main process do something, while the others wait: all get what it gives, or fail with its words.
+
+        So they agree, though they may not see the same files at the same moment.
+        """
+        told: list[Any] = [None, None]  # what the action gives, and what is said where it fails
         if self.main:
             try:
-                action()
+                told[0] = action()
             except MupscaleError as error:
-                failure = str(error)
+                told[1] = str(error)
             except OSError as error:
                 is_named = error.strerror and str(error.filename) in what
-                failure = f"{what}: {error.strerror if is_named else error}"
-        (failed,) = self.any(failure is not None)
-        if failed:
-            message = [failure]
-            if self.world > 1:
-                dist.broadcast_object_list(message)
-            raise MupscaleError(str(message[0])) from None
-
-    def ask_main(self, find: Callable[[], T], what: str = "") -> T:
-        """What the main process finds, for all of them: they may not see the same files at the same moment."""
-        found: list[Any] = [None]
-        self.by_main(lambda: found.__setitem__(0, find()), what)
+                told[1] = f"{what}: {error.strerror if is_named else error}"
         if self.world > 1:
-            dist.broadcast_object_list(found)
-        return cast(T, found[0])
+            dist.broadcast_object_list(told)
+        if told[1] is not None:
+            raise MupscaleError(told[1])
+        return cast(T, told[0])
 
 
 @contextmanager
