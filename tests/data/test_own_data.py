@@ -6,7 +6,7 @@ import gzip
 import random
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -290,18 +290,14 @@ def test_arrays_and_pairs() -> None:
         as_data(Pictures(), skip=["a"])
 
 
-class Ragged(Pictures):
-    """The last row is larger."""
+class Examples(Pictures):
+    """What a function gives for each number."""
+
+    def __init__(self, item: Callable[[int], Any]) -> None:
+        self.item = item
 
     def __getitem__(self, i: int) -> Any:
-        return torch.zeros(3 + (i == 7)), 0
-
-
-class Broken(Pictures):
-    """A row cannot be read."""
-
-    def __getitem__(self, i: int) -> Any:
-        return {}["nothing"] if i == 7 else (torch.zeros(3), 0)
+        return self.item(i)
 
 
 class Stream(IterableDataset[Any]):
@@ -311,30 +307,19 @@ class Stream(IterableDataset[Any]):
         return iter(())
 
 
-class Words(Pictures):
-    """Texts, and classes."""
-
-    def __getitem__(self, i: int) -> Any:
-        return {"text": "once upon a time", "label": 0, "other": 1.0, "third": 2.0}
-
-
-class Objects(Pictures):
-    """Things that are no tensors."""
-
-    def __getitem__(self, i: int) -> Any:
-        return object(), 0
-
-
+RAGGED = Examples(lambda i: (torch.zeros(3 + (i == 7)), 0))
+BROKEN = Examples(lambda i: {}["nothing"] if i == 7 else (torch.zeros(3), 0))
+WORDS = Examples(lambda i: {"text": "once upon a time", "label": 0, "other": 1.0, "third": 2.0})
 SAMPLER = WeightedRandomSampler([1.0] * 20, 20)
 BAD_SOURCES: dict[str, tuple[Any, str]] = {
-    "ragged": (Ragged(), r"row 7 is \(Tensor \(4,\), int\), and row .* is \(Tensor \(3,\), int\); resize or pad"),
-    "broken": (Broken(), "row 7 of the Broken cannot be read: KeyError: 'nothing'"),
+    "ragged": (RAGGED, r"row 7 is \(Tensor \(4,\), int\), and row .* is \(Tensor \(3,\), int\); resize or pad"),
+    "broken": (BROKEN, "row 7 of the Examples cannot be read: KeyError: 'nothing'"),
     "a stream": (Stream(), "the Stream can only be read from its beginning.*__getitem__"),
     "a loader of a stream": (DataLoader(Stream()), "the Stream can only be read from its beginning"),
     "an iterator": (iter(()), "can only be read from its beginning"),
     "a sampler": (DataLoader(Pictures(), sampler=SAMPLER), "WeightedRandomSampler, but a recipe orders the rows"),
-    "names": (Words(), r"which of text, label, other, third is the input.*as_data\(…, inputs=NAME, target=NAME\)"),
-    "objects": (Objects(), "row .* is .object, int. .*return tensors"),
+    "names": (WORDS, r"which of text, label, other, third is the input.*as_data\(…, inputs=NAME, target=NAME\)"),
+    "objects": (Examples(lambda i: (object(), 0)), "row .* is .object, int. .*return tensors"),
     "nothing": (None, "the NoneType is no data: give a torch.utils.data.Dataset"),
     "no pair": (TensorDataset(torch.zeros(5, 2)), "an example of the TensorDataset is 1 parts"),
     "words in arrays": ((np.array(["a", "b"]), np.arange(2)), "an array holds <U1"),
@@ -354,10 +339,10 @@ def test_data_that_cannot_be_used_is_named_with_row_and_remedy(case: str) -> Non
 
 
 def test_text_named_as_the_input_is_to_be_tokenized() -> None:
-    with pytest.raises(MupscaleError, match=r"the input of the Words is .*'once upon a time'.*tokenize text first"):
-        as_data(Words(), inputs="text", target="label")
+    with pytest.raises(MupscaleError, match=r"the input of the Examples is .*'once upon a time'.*tokenize text first"):
+        as_data(WORDS, inputs="text", target="label")
     with pytest.raises(MupscaleError, match="have no 'txt'; they have text, label, other, third"):
-        as_data(Words(), inputs="txt", target="label")
+        as_data(WORDS, inputs="txt", target="label")
 
 
 def test_a_function_that_gives_no_data_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,9 +126,9 @@ class Dropping(nn.Module):
 class Normed(nn.Module):
     """A model with buffers, and so with more than parameters for a run to have of its own."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, momentum: float = 0.1) -> None:
         super().__init__()
-        self.first, self.norm = nn.Linear(FEATURES, width), nn.BatchNorm1d(width)
+        self.first, self.norm = nn.Linear(FEATURES, width, bias=False), nn.BatchNorm1d(width, momentum=momentum)
         self.readout = nn.Linear(width, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:

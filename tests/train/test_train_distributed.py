@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from itertools import product
 from pathlib import Path
@@ -25,7 +25,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mupscale.data import Data
 from mupscale.system.errors import MupscaleError
 from mupscale.train import (
     Checkpoints,
@@ -41,7 +40,8 @@ from mupscale.train import (
 )
 from mupscale.train.run_folder import RunFolder, find_checkpoint
 from processes import run_in_processes
-from small_runs import copies
+from small_runs import CLASSES, FEATURES, WORDS, Normed, Rows, copies
+from toys import Toy
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="torch.distributed with gloo is not available"
@@ -77,93 +77,22 @@ SECONDS = 600  # after which a scenario that hangs is a failure
 # ---------------------------------------------------------------------------------------------- what is trained
 
 
-class Points(Data):
-    """37 points of 3 classes, and 13 to evaluate on: in batches of 6 the last has one."""
-
-    classes = 3
-
-    def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(5)
-        self.x = torch.randn(50, 5, generator=generator, dtype=torch.float64)
-        self.y = (self.x[:, :3] + 0.3 * torch.randn(50, 3, generator=generator, dtype=torch.float64)).argmax(-1)
-
-    @property
-    def size(self) -> int:
-        return 37
-
-    def examples(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return self.x[rows], self.y[rows]
-
-    def evaluation(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        return zip(self.x[37:].split(batch), self.y[37:].split(batch), strict=True)
-
-
-class Words(Points):
-    """As many windows of 6 tokens out of 11."""
-
-    classes, per_example, unit = 11, 6, "tokens"
-
-    def __init__(self) -> None:
-        steps = torch.randint(1, 3, (50, 7), generator=torch.Generator().manual_seed(6))
-        self.x, self.y = (steps.cumsum(1) % 11).unfold(1, 6, 1).unbind(1)
-
-
-class Normed(nn.Module):
-    """A model with buffers, which every process fills from its own examples; with momentum 0 it does not."""
-
-    def __init__(self, width: int, momentum: float = 0.1) -> None:
-        super().__init__()
-        self.first, self.norm = nn.Linear(5, width, bias=False), nn.BatchNorm1d(width, momentum=momentum)
-        self.last = nn.Linear(width, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.last(self.norm(self.first(x)).relu())
-        return out
-
-
-class Tied(nn.Module):
-    """A language model whose readout is its embedding, with a block that is sharded by itself."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.wte, self.blocks = nn.Embedding(11, width), nn.ModuleList([nn.Linear(width, width)])
-        self.norm = nn.LayerNorm(width)
-        self.lm_head = nn.Linear(width, 11, bias=False)
-        self.lm_head.weight = self.wte.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.wte(tokens)
-        for block in self.blocks:
-            x = x + block(x).tanh()
-        out: Tensor = self.lm_head(self.norm(x))
-        return out
-
-
-class Experts(nn.Module):
-    """One of the blocks of a list, which are a list of blocks themselves."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + sum(expert(x).tanh() for expert in self.experts)
-
-
-class Nested(nn.Module):
+def nested(width: int) -> Toy:
     """Lists of blocks inside lists of blocks."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(5, width), nn.Linear(width, 3)
-        self.blocks = nn.ModuleList(Experts(width) for _ in range(2))
+    def block() -> Toy:
+        parts = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        return Toy(lambda own, x: x + sum(part(x).tanh() for part in own.parts), parts=parts)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        for block in self.blocks:
-            x = block(x)
-        out: Tensor = self.last(x)
+    def run(model: Toy, x: Tensor) -> Tensor:
+        x = model.first(x)
+        for each in model.blocks:
+            x = each(x)
+        out: Tensor = model.last(x)
         return out
+
+    blocks = nn.ModuleList(block() for _ in range(2))
+    return Toy(run, first=nn.Linear(FEATURES, width), last=nn.Linear(width, CLASSES), blocks=blocks)
 
 
 SCRIPT: list[Callable[[], None]] = []  # what this process does in its next training steps, one by one
@@ -181,14 +110,15 @@ def in_step(number: int, action: Callable[[], None]) -> None:
     SCRIPT[:] = [lambda: None] * (number - 1) + [action]
 
 
+SIZES = {"d_in": FEATURES, "d_out": CLASSES}
 SPECS = {
-    "mlp": Spec("mupscale.models.MLP", {"d_in": 5, "d_out": 3, "depth": 3, "activation": "tanh"}),
-    "tied": Spec(f"{__name__}.Tied"),
-    "thin": Spec("mupscale.models.MLP", {"d_in": 5, "d_out": 3, "depth": 2, "activation": "tanh"}),
-    "normed": Spec(f"{__name__}.Normed"),
-    "still": Spec(f"{__name__}.Normed", {"momentum": 0.0}),
-    "nested": Spec(f"{__name__}.Nested"),
-    "deep": Spec("deep_models.ResidualTable", {"d_in": 5, "d_out": 3}),
+    "mlp": Spec("mupscale.models.MLP", {**SIZES, "depth": 3, "activation": "tanh"}),
+    "tied": Spec("mupscale.models.GPT2", {**WORDS, "head_dim": 3}),
+    "thin": Spec("mupscale.models.MLP", {**SIZES, "depth": 2, "activation": "tanh"}),
+    "normed": Spec("small_runs.Normed"),  # whose buffers every process fills from its own examples
+    "still": Spec("small_runs.Normed", {"momentum": 0.0}),
+    "nested": Spec(f"{__name__}.nested"),
+    "deep": Spec("deep_models.ResidualTable", SIZES),
 }
 
 
@@ -197,7 +127,7 @@ def recipe(kind: str, out: Path | None, **changes: Any) -> Recipe:
     small = {"tied": 6, "thin": 1}.get(kind, 3)
     values: dict[str, Any] = {
         "model": SPECS[kind],
-        "data": Spec(f"{__name__}.{'Words' if kind == 'tied' else 'Points'}"),
+        "data": Spec(f"small_runs.{'Words' if kind == 'tied' else 'Rows'}"),
         "optimizer": Spec("torch.optim.AdamW", {"lr": 0.02, "weight_decay": 0.2, "eps": 1e-2}),
         "width": small,
         "base": small,
@@ -208,7 +138,7 @@ def recipe(kind: str, out: Path | None, **changes: Any) -> Recipe:
         "schedule": Schedule("cosine", warmup=2, floor=0.1),
         "clip": 0.2,
         "precision": "fp64",
-        "evaluation": Evaluation(every=4, batch=6),
+        "evaluation": Evaluation(every=4, batch=5),  # of 21 rows, the last is alone
         "checkpoints": Checkpoints(every=3, keep=9),
         "log_every": 2,
         "device": "cpu",
@@ -605,12 +535,12 @@ def test_all_evaluate_with_the_running_statistics_that_are_saved(mode: str, resu
     assert identical(first["weights"], second["weights"])
     assert difference(first["weights"], results.of("trained-normed-ddp")[0]["weights"]) <= TOLERANCE
     told = [record for record in metrics(results.folder / f"normed-{mode}") if record["kind"] == "eval"][-1]
-    model, data = Normed(18).double(), Points()
+    model, data = Normed(18).double(), Rows().to(torch.device("cpu"), torch.float64).split
     read_snapshot(find_checkpoint(results.folder / f"normed-{mode}")).restore_model(model)
     with torch.no_grad():
-        outputs = model.eval()(data.x[37:])
-    assert told["loss"] == pytest.approx(float(cross_entropy(outputs, data.y[37:])), rel=TOLERANCE)
-    assert told["accuracy"] == pytest.approx(float((outputs.argmax(-1) == data.y[37:]).double().mean()))
+        outputs = model.eval()(data.test_x)
+    assert told["loss"] == pytest.approx(float(cross_entropy(outputs, data.test_y)), rel=TOLERANCE)
+    assert told["accuracy"] == pytest.approx(float((outputs.argmax(-1) == data.test_y).double().mean()))
 
 
 @modes("fresh-still-{}")
@@ -697,8 +627,8 @@ def test_fsdp_checkpoints_are_shards_in_safetensors_that_appear_when_they_are_wh
     for shard in files[1:]:
         with safe_open(results.folder / "tied-fsdp" / "checkpoints" / "step-000000007" / shard, framework="pt") as file:
             names = set(file.keys())
-            assert file.get_tensor("model.blocks.0.weight").shape == (18, 36)
-            assert file.get_tensor("optimizer.blocks.0.weight/exp_avg").shape == (18, 36)
+            assert file.get_tensor("model.h.0.mlp.c_fc.weight").shape == (72, 36)
+            assert file.get_tensor("optimizer.h.0.mlp.c_fc.weight/exp_avg").shape == (72, 36)
         assert "model.wte.weight" in names
         assert "model.lm_head.weight" not in names
 
