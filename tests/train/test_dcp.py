@@ -8,6 +8,8 @@ import pickle
 import shutil
 import sys
 import warnings
+from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path, PosixPath
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 import mupscale as mu
 from hostile_folders import Harmful
@@ -25,7 +28,6 @@ from mupscale.system import MupscaleError
 from mupscale.train import (
     DcpFolder,
     Growth,
-    Recipe,
     Spec,
     compare_dcp,
     load_dcp,
@@ -35,7 +37,7 @@ from mupscale.train import (
     upscale_dcp,
 )
 from mupscale.train.dcp import _IndexReader
-from small_runs import copies
+from small_runs import FEATURES, copies, recipe
 
 
 def an_mlp() -> tuple[MLP, torch.optim.Optimizer]:
@@ -71,134 +73,101 @@ def test_torch_reads_what_is_written(tmp_path: Path) -> None:
 
 
 def test_a_run_starts_from_a_dcp_folder(tmp_path: Path) -> None:
-    model, _ = an_mlp()
+    still = Spec("torch.optim.SGD", {"lr": 0.0})
+    what = recipe(start=str(tmp_path / "dcp"), start_width=16, width=32, how="copies", steps=1, optimizer=still)
+    model, x = what.family().init(16).double(), torch.randn(5, FEATURES, dtype=torch.float64)
     save_dcp(tmp_path / "dcp", model)
-    recipe = Recipe(
-        model=Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
-        data=Spec("mupscale.data.CoverTypeSample"),
-        optimizer=Spec("torch.optim.SGD", {"lr": 0.0}),
-        width=32,
-        base=16,
-        steps=1,
-        batch=8,
-        start=str(tmp_path / "dcp"),
-        start_width=16,
-        how="copies",
-        device="cpu",
-    )
-    wide, x = run_recipe(recipe).model, torch.randn(5, 54)
-    torch.testing.assert_close(wide(x), model(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(run_recipe(what).model(x), model(x), rtol=1e-10, atol=1e-10)
 
 
-def test_an_index_that_holds_code_is_not_read(tmp_path: Path) -> None:
-    model, _ = an_mlp()
-    folder = save_dcp(tmp_path / "dcp", model)
-    (folder / ".metadata").write_bytes(pickle.dumps(Harmful(tmp_path)))
-    with pytest.raises(MupscaleError, match=r"holds posix\.mkdir"):
-        load_dcp(folder)
-    (folder / ".metadata").write_bytes(b"")
-    with pytest.raises(MupscaleError, match="damaged"):
-        load_dcp(folder)
-    with pytest.raises(MupscaleError, match=r"it has no \.metadata"):
-        load_dcp(tmp_path / "nowhere")
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A model's folder, of which no code is run."""
+    yield save_dcp(tmp_path / "dcp", nn.Linear(2, 1))
     assert not (tmp_path / "ran").exists()
+
+
+def index_of(folder: Path) -> Any:
+    return pickle.loads((folder / ".metadata").read_bytes())
+
+
+def write_index(folder: Path, index: Any) -> None:
+    (folder / ".metadata").write_bytes(pickle.dumps(index))
+
+
+def test_an_index_that_holds_code_is_not_read(folder: Path) -> None:
+    """A pickle may set attributes of a class that it names, too: of pathlib's, for one, what every path has."""
+    code, touching = pickle.dumps(Harmful(folder.parent)), b"cpathlib\nPosixPath\n(N(dVtouched\nI1\nstb."
+    for content, said in ((code, r"holds posix\.mkdir"), (b"", "damaged"), (touching, "damaged")):
+        (folder / ".metadata").write_bytes(content)
+        with pytest.raises(MupscaleError, match=said):
+            load_dcp(folder)
+    assert not hasattr(PosixPath, "touched")
+    with pytest.raises(MupscaleError, match=r"it has no \.metadata"):
+        load_dcp(folder.parent / "nowhere")
 
 
 @pytest.mark.parametrize("field", ["storage_meta", "planner_data", "storage_data", "state_dict_metadata", "all"])
-def test_torch_unpickles_nothing_of_the_folder(tmp_path: Path, field: str) -> None:
+def test_torch_unpickles_nothing_of_the_folder(folder: Path, field: str) -> None:
     """An index that passes and that torch's own reader fails on, beside code in the file that it reads instead."""
-    model, _ = an_mlp()
-    folder = save_dcp(tmp_path / "dcp", model)
-    index = pickle.loads((folder / ".metadata").read_bytes())
-    if field == "all":
-        index = 5
-    else:
+    index = index_of(folder)
+    if field != "all":
         setattr(index, field, 5)
-    (folder / ".metadata").write_bytes(pickle.dumps(index))
-    (folder / "__0.metadata").write_bytes(pickle.dumps(Harmful(tmp_path)))
+    write_index(folder, 5 if field == "all" else index)
+    (folder / "__0.metadata").write_bytes(pickle.dumps(Harmful(folder.parent)))
     if field in ("storage_meta", "planner_data"):
-        assert load_dcp_model(folder).keys() == model.state_dict().keys()
+        assert load_dcp_model(folder).keys() == {"weight", "bias"}
     else:
         with pytest.raises(MupscaleError, match=r"\.metadata is damaged"):
             load_dcp(folder)
-    assert not (tmp_path / "ran").exists()
 
 
-def test_the_index_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_index_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever exchanges the file after the check exchanges nothing."""
-    model, _ = an_mlp()
-    folder = save_dcp(tmp_path / "dcp", model)
-    index, read = folder / ".metadata", _IndexReader.load
+    read = _IndexReader.load
 
     def exchange(reader: Any) -> Any:
         found = read(reader)
-        index.write_bytes(pickle.dumps(Harmful(tmp_path)))
+        write_index(folder, Harmful(folder.parent))
         return found
 
     monkeypatch.setattr(_IndexReader, "load", exchange)
-    assert load_dcp_model(folder).keys() == model.state_dict().keys()
-    assert not (tmp_path / "ran").exists()
+    assert load_dcp_model(folder).keys() == {"weight", "bias"}
 
 
-def test_objects_beside_tensors_are_left_alone(tmp_path: Path) -> None:
+def test_objects_beside_tensors_are_left_alone(folder: Path) -> None:
     """Torch loads what an index calls bytes as a pickle without restriction."""
-    model, _ = an_mlp()
-    state = {"model": model.state_dict(), "train_state": {"code": Harmful(tmp_path)}}
-    dcp.save(state, checkpoint_id=str(tmp_path / "dcp"), no_dist=True)
-    assert set(load_dcp(tmp_path / "dcp")) == {f"model.{name}" for name in model.state_dict()}
-    assert not (tmp_path / "ran").exists()
+    state = {"model": nn.Linear(2, 1).state_dict(), "train_state": {"code": Harmful(folder.parent)}}
+    dcp.save(state, checkpoint_id=str(folder.parent / "more"), no_dist=True)
+    assert set(load_dcp(folder.parent / "more")) == {"model.weight", "model.bias"}
 
 
-def test_an_index_sets_nothing_in_this_process(tmp_path: Path) -> None:
-    """A pickle may set attributes of a class that it names: of pathlib's, for one, what the parent of every path is."""
-    folder = save_dcp(tmp_path / "dcp", nn.Linear(2, 1))
-    (folder / ".metadata").write_bytes(b"cpathlib\nPosixPath\n(N(dVtouched\nI1\nstb.")
-    with pytest.raises(MupscaleError, match="damaged"):
-        load_dcp(folder)
-    assert not hasattr(Path, "touched")
-    assert not hasattr(PosixPath, "touched")
-
-
-@pytest.mark.parametrize("file", ["../elsewhere", "/etc/hostname", "pipe", "nested/file"])
-def test_shards_elsewhere_are_not_read(tmp_path: Path, file: str) -> None:
-    folder = save_dcp(tmp_path / "dcp", nn.Linear(2, 1))
-    index = pickle.loads((folder / ".metadata").read_bytes())
+@pytest.mark.parametrize("file", ["../elsewhere", "/etc/hostname", "pipe", "nested/file", "missing"])
+def test_shards_elsewhere_are_not_read(folder: Path, file: str) -> None:
+    index = index_of(folder)
     (folder / "nested").mkdir()
-    for place in (tmp_path / "elsewhere", folder / "nested" / "file"):
+    for place in (folder.parent / "elsewhere", folder / "nested" / "file"):
         shutil.copy(folder / "__0_0.distcp", place)
     os.mkfifo(folder / "pipe")
     for info in index.storage_data.values():
         info.relative_path = file
-    (folder / ".metadata").write_bytes(pickle.dumps(index))
+    write_index(folder, index)
     with pytest.raises(MupscaleError, match=f"it has no file '{file}'"):
         load_dcp(folder)
 
 
-def test_a_tensor_of_which_a_part_is_missing(tmp_path: Path) -> None:
+def test_a_tensor_of_which_a_part_is_missing(folder: Path) -> None:
     """Torch would leave that part as it finds the memory."""
-    folder = save_dcp(tmp_path / "dcp", nn.Linear(2, 1))
-    index = pickle.loads((folder / ".metadata").read_bytes())
+    index = index_of(folder)
     index.state_dict_metadata["model.weight"].chunks.clear()
-    (folder / ".metadata").write_bytes(pickle.dumps(index))
+    write_index(folder, index)
     with pytest.raises(MupscaleError, match=r"a part of 'model\.weight' is missing"):
         load_dcp(folder)
 
 
-def test_shards_that_are_missing(tmp_path: Path) -> None:
-    model, _ = an_mlp()
-    folder = save_dcp(tmp_path / "dcp", model)
-    (folder / "__0_0.distcp").unlink()
-    with pytest.raises(MupscaleError, match="cannot be read"):
-        load_dcp(folder)
-
-
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(torch.tanh(self.up(x)))
+def feed_forward(width: int, bias: bool = True) -> nn.Sequential:
+    up, down = nn.Linear(width, 2 * width, bias=bias), nn.Linear(2 * width, width, bias=bias)
+    return nn.Sequential(OrderedDict(up=up, tanh=nn.Tanh(), down=down))
 
 
 class Fused(nn.Module):
@@ -231,13 +200,13 @@ class Net(nn.Module):
     def __init__(self, width: int = 8, layers: int = 2) -> None:
         super().__init__()
         self.first, self.last = Fused(width), nn.Linear(width, 2)
-        self.layers = nn.ModuleDict({str(n): Block(width) for n in range(layers)})
+        self.layers = nn.ModuleDict({str(n): feed_forward(width) for n in range(layers)})
         self.double()
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         for block in self.layers.values():
-            x = block(x)
+            x = x + block(x)
         out: Tensor = self.last(x)
         return out
 
@@ -274,33 +243,23 @@ def losses(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> li
     return found
 
 
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """By names; the model's as its modules save it, which `save_dcp` cannot where they rename a parameter."""
+    return {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer)}
+
+
 def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Model and optimizer, its state by the names of parameters, as torch's get_optimizer_state_dict gives it."""
-    dcp.save({"model": model.state_dict(), "optimizer": by_names(optimizer)}, checkpoint_id=str(folder), no_dist=True)
-
-
-def by_names(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    saved = optimizer.state_dict()
-    names = [name for group in saved["param_groups"] for name in group.pop("param_names")]
-    groups = [{**group, "params": [names[number] for number in group["params"]]} for group in saved["param_groups"]]
-    return {"state": {names[number]: state for number, state in saved["state"].items()}, "param_groups": groups}
+    dcp.save(state_of(model, optimizer), checkpoint_id=str(folder), no_dist=True)
 
 
 def resumed(folder: Path, model: nn.Module, cls: type[torch.optim.Optimizer], **hyper: Any) -> torch.optim.Optimizer:
     """As a trainer that knows nothing of us resumes: with the groups that mupscale.json lists."""
     groups, named = json.loads((folder / "mupscale.json").read_text())["groups"], dict(model.named_parameters())
-    optimizer = cls([{"params": [(n, named[n]) for n in group["params"]]} for group in groups], **hyper)
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p)
-    optimizer.step()
-    state = {"model": model.state_dict(), "optimizer": by_names(optimizer)}
+    optimizer = cls([{"params": [named[n] for n in group["params"]]} for group in groups], **hyper)
+    state = state_of(model, optimizer)
     dcp.load(state, checkpoint_id=str(folder), no_dist=True)
     model.load_state_dict(state["model"])
-    numbers = {name: number for number, name in enumerate(n for group in groups for n in group["params"])}
-    for group in state["optimizer"]["param_groups"]:
-        group["params"] = [numbers[name] for name in group["params"]]
-    states = {numbers[name]: values for name, values in state["optimizer"]["state"].items()}
-    optimizer.load_state_dict({**state["optimizer"], "state": states})
+    set_optimizer_state_dict(model, optimizer, state["optimizer"])
     return optimizer
 
 
@@ -497,21 +456,11 @@ class Mixture(nn.Module):
         return torch.einsum("be,edh,beh->bd", weights / weights.sum(-1, keepdim=True), self.w2, hidden)
 
 
-class Dense(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(width, 2 * width, bias=False), nn.Linear(2 * width, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(torch.tanh(self.up(x)))
-        return out
-
-
 class Mixed(nn.Module):
     def __init__(self, width: int = 8, experts: int = 0, top_k: int = 2) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(3, width), nn.Linear(width, 2)
-        self.part = Mixture(width, experts, top_k) if experts else Dense(width)
+        self.part = Mixture(width, experts, top_k) if experts else feed_forward(width, bias=False)
         self.double()
         for name, buffer in self.named_buffers():
             assert name == "part.balance"
