@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from test_engine import varied
 
 from mupscale import checkpoint
 from mupscale.engine import Outcome, RunStack, train_many
 from mupscale.engine.many_runs import free_memory, runs_at_once
-from mupscale.train import Evaluation, Growth, Recipe, Schedule, Seeds, Spec, run_recipe
+from mupscale.train import Evaluation, Growth, Recipe, Schedule, Spec, run_recipe
 from small_runs import metrics
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
@@ -47,20 +48,6 @@ def recipe(kind: str = "mlp", **changes: Any) -> Recipe:
     return Recipe(**{**usual, "device": "cuda", **KINDS[kind], **changes})
 
 
-def several(base: Recipe, count: int = 3) -> list[Recipe]:
-    """Runs that differ in learning rate, and in the seeds of weights and data."""
-    given = base.optimizer.init_args
-    rates = [given["lr"] * (1 + number) for number in range(count)]
-    return [
-        replace(
-            base,
-            optimizer=replace(base.optimizer, init_args={**given, "lr": lr}),
-            seeds=Seeds(init=number, data=number % 2),
-        )
-        for number, lr in enumerate(rates)
-    ]
-
-
 def far(ours: list[Outcome], theirs: list[Outcome]) -> float:
     """The largest difference in a loss, at a point or held out."""
     assert [(o.status, o.step, o.flops) for o in ours] == [(o.status, o.step, o.flops) for o in theirs]
@@ -72,7 +59,7 @@ def far(ours: list[Outcome], theirs: list[Outcome]) -> float:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_graph_gives_the_losses_of_one_at_a_time(kind: str) -> None:
-    recipes = several(recipe(kind))
+    recipes = varied(recipe(kind))
     asked: dict[str, Any] = {"points": recipes[0].steps, "evaluate": True}
     ours, theirs = (train_many(recipes, engine=engine, **asked) for engine in ("vectorised", "serial"))  # type: ignore[arg-type]
     near = 1e-5 if kind == "resnet" else 1e-7  # torch's fused step rounds more, and convolutions never twice alike
@@ -85,7 +72,7 @@ def test_a_graph_gives_the_losses_of_one_at_a_time(kind: str) -> None:
 def test_a_graph_is_the_step_itself(kind: str) -> None:
     """With a schedule and a drop, which change what the graph reads, and after some of the runs have gone."""
     schedule, grow = Schedule("cosine", warmup=5), [Growth(at=20, width=16, lr=0.001)]
-    recipes = several(recipe(kind, width=16, steps=30, schedule=schedule, grow=grow), 4)
+    recipes = varied(recipe(kind, width=16, steps=30, schedule=schedule, grow=grow), 4)
     device = torch.device("cuda", 0)
     graphed, eager = RunStack(recipes, device), RunStack(recipes, device)
     eager._replay = eager._take_step  # type: ignore[method-assign]
@@ -107,7 +94,7 @@ def test_a_graph_is_the_step_itself(kind: str) -> None:
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "tf32", "bf16"])
 @pytest.mark.parametrize("kind", ["mlp", "gpt2"])
 def test_compiled_is_the_same_program(kind: str, precision: str) -> None:
-    recipes = several(recipe(kind, precision=precision))
+    recipes = varied(recipe(kind, precision=precision))
     asked: dict[str, Any] = {"engine": "vectorised", "points": 5, "evaluate": True}
     plain = train_many(recipes, **asked)
     compiled = train_many([replace(one, compile=True) for one in recipes], **asked)
@@ -119,7 +106,7 @@ def test_a_compiled_stack_is_not_compiled_anew_before_half_of_its_runs_have_gone
     """Nor captured; and what is left trains as in a stack that is not compiled, and shrinks at once."""
     from torch._dynamo.utils import counters  # takes seconds, which collecting the tests need not
 
-    recipes, device = several(recipe(), 6), torch.device("cuda", 0)
+    recipes, device = varied(recipe(), 6), torch.device("cuda", 0)
     compiled, plain = RunStack([replace(one, compile=True) for one in recipes], device), RunStack(recipes, device)
     made, graphs, shapes = [counters["stats"]["unique_graphs"]], [], []
     for rows in ([0, 1, 2, 3, 4, 5], [0, 2, 3, 4, 5], [4, 2, 1, 0], [0, 1, 3]):
@@ -140,7 +127,7 @@ def test_a_compiled_stack_is_not_compiled_anew_before_half_of_its_runs_have_gone
 
 def test_a_stack_that_is_too_large_is_cut_up() -> None:
     """The estimate is told that there is more memory than there is; what fails is tried again with half."""
-    recipes, said = several(recipe(width=512, batch=8192, precision="fp32", steps=10), 8), list[str]()
+    recipes, said = varied(recipe(width=512, batch=8192, precision="fp32", steps=10), 8), list[str]()
     asked: dict[str, Any] = {"engine": "vectorised", "points": 10, "evaluate": True}
     expected = train_many(recipes, **asked)
     device = torch.device("cuda", 0)
@@ -167,7 +154,7 @@ def test_the_estimate_holds() -> None:
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved(device)
     torch.cuda.reset_peak_memory_stats(device)
-    stack = RunStack(several(one, most), device, data)
+    stack = RunStack(varied(one, most), device, data)
     stack.advance(3)
     taken = torch.cuda.max_memory_reserved(device) - before
     assert 0.1 * limit < taken < limit
@@ -175,7 +162,7 @@ def test_the_estimate_holds() -> None:
 
 def test_a_folder_goes_on_with_train(tmp_path: Path) -> None:
     base = recipe(log_every=10, evaluation=Evaluation(every=25))
-    recipes = [replace(one, out=str(tmp_path / str(number))) for number, one in enumerate(several(base))]
+    recipes = [replace(one, out=str(tmp_path / str(number))) for number, one in enumerate(varied(base))]
     train_many(recipes, engine="vectorised")
     for number, one in enumerate(recipes):
         run_recipe(replace(one, steps=80), resume=True)
@@ -187,7 +174,7 @@ def test_a_folder_goes_on_with_train(tmp_path: Path) -> None:
 
 def language_models(count: int = 3, **changes: Any) -> list[Recipe]:
     model = Spec("mupscale.models.GPT2", {"vocab": 257, "context": 32, "layers": 2, "head_dim": 16})
-    return several(recipe("gpt2", model=model, width=32, base=16, precision="bf16", **changes), count)
+    return varied(recipe("gpt2", model=model, width=32, base=16, precision="bf16", **changes), count)
 
 
 @pytest.mark.parametrize("compiled", ["never", True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,7 @@ import pytest
 import torch
 
 from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Spec, run_recipe
-from mupscale.train.run_folder import RunFolder
-from small_runs import copies
+from small_runs import column, copies, metrics
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
@@ -34,7 +34,7 @@ def recipe(out: Path, **changes: Any) -> Recipe:
 
 
 def losses(out: Path) -> list[float]:
-    return [record["loss"] for record in RunFolder(out).records() if "loss" in record]
+    return [record["loss"] for record in metrics(out) if "loss" in record]
 
 
 def test_no_kink_on_cuda(tmp_path: Path) -> None:
@@ -46,33 +46,29 @@ def test_no_kink_on_cuda(tmp_path: Path) -> None:
     assert losses(tmp_path / "noisy") != pytest.approx(losses(tmp_path / "narrow"), rel=1e-6)
 
 
-def test_the_device_does_not_matter(tmp_path: Path) -> None:
+FRESH = Growth(20, 96, how="fresh")
+
+
+@pytest.mark.parametrize("growth", [Growth(20, 128, noise=0.5, lr=5e-4), FRESH], ids=["noise", "fresh"])
+def test_the_device_does_not_matter(tmp_path: Path, growth: Growth) -> None:
     for device in ("cpu", "cuda"):
-        run_recipe(
-            recipe(tmp_path / device, precision="fp64", device=device, grow=[Growth(20, 128, noise=0.5, lr=5e-4)])
-        )
+        run_recipe(recipe(tmp_path / device, precision="fp64", device=device, grow=[growth], steps=40))
     assert losses(tmp_path / "cuda") == pytest.approx(losses(tmp_path / "cpu"), rel=1e-7)  # the fused step rounds more
 
 
-@pytest.mark.parametrize("mode", [True, "reduce-overhead"])
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
-def test_compiled_through_a_growth(tmp_path: Path, precision: str, mode: bool | str) -> None:
-    changes: dict[str, Any] = {"precision": precision, "grow": [copies(30, 128)], "log_every": 5}
+COMPILED = [
+    *product(["fp32", "tf32", "bf16"], [True, "reduce-overhead"], [[copies(30, 128)]]),
+    *product(["fp32", "bf16"], [True], [[FRESH, Growth(40, 112, how="lossless")]]),
+]
+
+
+@pytest.mark.parametrize(("precision", "mode", "grow"), COMPILED)
+def test_compiled_through_a_growth(tmp_path: Path, precision: str, mode: bool | str, grow: list[Growth]) -> None:
+    """To widths that are multiples, and to others: 64 to 96, then lossless to 112."""
+    changes: dict[str, Any] = {"precision": precision, "grow": grow, "log_every": 5}
     run_recipe(recipe(tmp_path / "eager", **changes))
     result = run_recipe(recipe(tmp_path / "compiled", compile=mode, **changes))
     assert result.optimizer.param_groups[0]["fused"]
-    eager, compiled = losses(tmp_path / "eager"), losses(tmp_path / "compiled")
-    assert compiled == pytest.approx(eager, rel=2e-2)
-    assert compiled[-1] < 0.8 * compiled[0]
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_compiled_through_a_growth_by_fresh_units(tmp_path: Path, precision: str) -> None:
-    """To widths that are no multiples: 64 to 96, then lossless to 112."""
-    grow = [Growth(20, 96, how="fresh"), Growth(40, 112, how="lossless")]
-    changes: dict[str, Any] = {"precision": precision, "grow": grow, "log_every": 5}
-    run_recipe(recipe(tmp_path / "eager", **changes))
-    run_recipe(recipe(tmp_path / "compiled", compile=True, **changes))
     eager, compiled = losses(tmp_path / "eager"), losses(tmp_path / "compiled")
     assert compiled == pytest.approx(eager, rel=2e-2)
     assert compiled[-1] < 0.8 * compiled[0]
@@ -84,20 +80,10 @@ def test_graphs_with_accumulation(tmp_path: Path) -> None:
     assert losses(tmp_path / "reduce-overhead") == pytest.approx(losses(tmp_path / "False"), rel=1e-2)
 
 
-def test_fresh_units_on_cuda_are_those_of_the_cpu(tmp_path: Path) -> None:
-    for device in ("cpu", "cuda"):
-        grow = [Growth(20, 96, how="fresh")]
-        run_recipe(recipe(tmp_path / device, precision="fp64", device=device, grow=grow, steps=40))
-    assert losses(tmp_path / "cuda") == pytest.approx(losses(tmp_path / "cpu"), rel=1e-7)
-
-
 def test_resume_on_cuda(tmp_path: Path) -> None:
-    grow = [Growth(20, 128, noise=0.5), copies(35, 256)]
-    run_recipe(recipe(tmp_path / "whole", precision="fp64", grow=grow))
-    run_recipe(recipe(tmp_path / "halves", precision="fp64", grow=grow, steps=36))
-    run_recipe(recipe(tmp_path / "halves", precision="fp64", grow=grow), resume=True)
-    whole = [r["loss"] for r in RunFolder(tmp_path / "whole").records() if r["kind"] == "train"]
-    halves = [
-        r["loss"] for r in RunFolder(tmp_path / "halves").records() if r["kind"] == "train" and r["step"] % 10 == 0
-    ]
-    assert halves[-2:] == pytest.approx(whole[-2:], rel=1e-10)
+    grow, outs = [Growth(20, 128, noise=0.5), copies(35, 256)], (tmp_path / "whole", tmp_path / "halves")
+    run_recipe(recipe(outs[0], precision="fp64", grow=grow))
+    run_recipe(recipe(outs[1], precision="fp64", grow=grow, steps=36))
+    run_recipe(recipe(outs[1], precision="fp64", grow=grow), resume=True)
+    whole, halves = (dict(zip(column(out, "step"), column(out, "loss"), strict=True)) for out in outs)
+    assert [halves[step] for step in (50, 60)] == pytest.approx([whole[step] for step in (50, 60)], rel=1e-10)
