@@ -132,20 +132,6 @@ def test_short_and_long_runs_agree(inner: int, grown: tuple[int, ...]) -> None:
     assert same_bits(expand(narrow, widths, torch.full_like(expected, math.nan)), expected)
 
 
-def test_block_one_is_the_papers_kronecker_product() -> None:
-    """W ⊗ 1 1ᵀ of Definition 'Upscaling', which is repeat_interleave along both axes."""
-    w = torch.randn(3, 4, dtype=torch.float64)
-    out = expand(w, {0: Axis(2), 1: Axis(3)}, torch.empty(6, 12, dtype=torch.float64), 1 / 3)
-    ones = torch.ones(2, 3, dtype=torch.float64)
-    assert torch.equal(out, torch.kron(w * (1 / 3), ones))
-    assert torch.equal(out, (w * (1 / 3)).repeat_interleave(2, 0).repeat_interleave(3, 1))
-
-
-@given(st.integers(0, 5), st.integers(1, 5), st.integers(1, 5))
-def test_source_is_the_formula(blocks: int, k: int, b: int) -> None:
-    assert torch.equal(Axis(k, b).source(blocks * b), source_units(blocks * b, k, b))
-
-
 def test_sections_of_a_packed_axis_are_expanded_one_by_one() -> None:
     """Fused q|k|v of 4 query heads on 2 key/value heads, head_dim 2: groups of queries stay whole."""
     packed = torch.arange(16)

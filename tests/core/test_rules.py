@@ -14,41 +14,19 @@ K, L = 2, 3  # multipliers of the output and the input axis
 
 
 @pytest.mark.parametrize("m", [0, 1])
-def test_table_widening_vector_like(m: int) -> None:
-    rule = Rule(out=K)
-    assert rule.weight == 1
-    assert rule.lr(m) == K**m
-    assert rule.eps == 1 / K
-    assert rule.coupled_decay == 1 / K
-    assert rule.decoupled_decay(m) == K**-m
-
-
-@pytest.mark.parametrize("m", [0, 1])
-def test_table_widening_matrix_like(m: int) -> None:
-    rule = Rule(out=K, in_=L)
-    assert rule.weight == pytest.approx(1 / L)
-    assert rule.lr(m) == pytest.approx(K**m / L)
-    assert rule.eps == 1 / K
-    assert rule.coupled_decay == L / K
-    assert rule.decoupled_decay(m) == L / K**m
-    assert (rule.gradient(1), rule.gradient(2)) == (1 / K, 1 / K**2)
-
-
-def test_table_widening_scalar_like() -> None:
-    rule = Rule()
-    factors = [rule.weight, rule.lr(0), rule.lr(1), rule.eps, rule.coupled_decay, rule.decoupled_decay(0), rule.norm()]
-    assert factors == [1.0] * 7
-
-
-@pytest.mark.parametrize("m", [0, 1])
-def test_a_readout_that_keeps_its_multiplier_is_vector_like(m: int) -> None:
-    """The mup package's MuReadout divides by the width in forward: fold = in_ gives back the vector-like row."""
-    kept, vector = Rule(out=1, in_=K, fold=K), Rule(out=K)
-    assert kept.weight == vector.weight
-    assert kept.lr(m) == vector.lr(m)
-    assert kept.eps == vector.eps
-    assert kept.coupled_decay == vector.coupled_decay
-    assert kept.decoupled_decay(m) == vector.decoupled_decay(m)
+@pytest.mark.parametrize(
+    ("rule", "out", "in_"),
+    [(Rule(), 1, 1), (Rule(out=K), K, 1), (Rule(out=K, in_=L), K, L), (Rule(out=1, in_=K, fold=K), K, 1)],
+    ids=["scalar-like", "vector-like", "matrix-like", "a readout that keeps its multiplier"],
+)
+def test_table_of_widening(rule: Rule, out: int, in_: int, m: int) -> None:
+    """The mup package's MuReadout divides by the width in forward: fold = in_ gives the vector-like row."""
+    assert rule.weight == pytest.approx(1 / in_)
+    assert rule.lr(m) == pytest.approx(out**m / in_)
+    assert rule.eps == 1 / out
+    assert rule.coupled_decay == in_ / out
+    assert rule.decoupled_decay(m) == in_ / out**m
+    assert (rule.gradient(1), rule.gradient(2)) == (1 / out, 1 / out**2)
 
 
 @pytest.mark.parametrize("m", [0, 1])
