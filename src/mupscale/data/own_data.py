@@ -592,8 +592,8 @@ def as_data(
     if test is not None:
         return IndexedData(whole, _indexed(test), inputs, target)
     chosen = choose_held_out(len(whole.rows), held_out, split_seed, whole.name)
-    parts = (whole._replace(rows=part.nonzero()[:, 0].tolist()) for part in (~chosen, chosen))
-    return IndexedData(*parts, inputs, target)
+    kept, other = (whole._replace(rows=part.nonzero()[:, 0].tolist()) for part in (~chosen, chosen))
+    return IndexedData(kept, other, inputs, target)
 
 
 def _parts(source: Any) -> tuple[Any, Any]:
