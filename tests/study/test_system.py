@@ -133,7 +133,7 @@ def test_another_recipe_is_another_folder_and_a_moved_one_the_same() -> None:
 
 def test_all_contenders_cost_the_same_with_the_base_model_charged() -> None:
     system = large(steps=2500, grow=growing().grow)
-    narrow, wide = system.costs.cost_per_step(8), system.costs.cost_per_step(16)
+    narrow, wide = system.ground.cost_per_step(8), system.ground.cost_per_step(16)
     budget = system.base_cost + system.grown_steps * wide
     for one in PAY:
         cost = system.steps(one) * (wide if one.is_wide else narrow) + (system.base_cost if one.from_base else 0)

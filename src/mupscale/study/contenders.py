@@ -39,6 +39,9 @@ class InPaper(NamedTuple):
     own_sweep: bool = False
 
 
+_NOT_IN_PAPER = InPaper()
+
+
 @dataclass(frozen=True)
 class Contender:
     """A way to spend the budget.
@@ -57,6 +60,7 @@ class Contender:
         full_steps: whether it has all the steps of base model and growth, whatever they cost
         keeps_rates: whether it trains with the narrow model's rates, decay and eps, as if its width were the same
         is_usual: whether it takes part unless asked otherwise; the others are thin lines
+        paper: what it is in the paper's comparison
     """
 
     name: str
@@ -72,14 +76,11 @@ class Contender:
     full_steps: bool = False
     keeps_rates: bool = False
     is_usual: bool = True
+    paper: InPaper = _NOT_IN_PAPER
 
     def __post_init__(self) -> None:
         if not self.advice and self.phrase.startswith("growing "):
             object.__setattr__(self, "advice", f"Grow it, {self.phrase.removeprefix('growing ')}")
-
-    @property
-    def paper(self) -> InPaper:
-        return _IN_PAPER.get(self.name, InPaper())
 
     @property
     def kind(self) -> Kind | None:
@@ -111,22 +112,35 @@ class Contender:
         return self.phrase.removesuffix(" the base model")
 
 
+_OWN = "the learning rate that is best without noise"
+_CHANGED = "training from scratch with the same change of the learning rate"
 # fmt: off
 CONTENDERS = (
-    Contender("base", "base model", "#9aa5b1", is_wide=False, from_base=False),
-    Contender("from-scratch", "from scratch", "#4c566a", "starting over", "Start over", from_base=False),
+    Contender("base", "base model", "#9aa5b1", is_wide=False, from_base=False,
+              paper=InPaper("base", "", "the base model", "base")),
+    Contender("from-scratch", "from scratch", "#4c566a", "starting over", "Start over", from_base=False,
+              paper=InPaper("baseline", "(a)", "training from scratch", "base")),
     # gaps as long as the dashes: from-scratch, which it often lies upon, is seen through them
-    Contender("from-scratch-changed", "from scratch, lr changed", "#2a7fb8", dashes=(0, (5, 5)), from_base=False),
-    Contender("from-scratch-own", "from scratch, own lr", "#6a5acd", dashes=(0, (2, 3)), from_base=False),
+    Contender("from-scratch-changed", "from scratch, lr changed", "#2a7fb8", dashes=(0, (5, 5)), from_base=False,
+              paper=InPaper("baseline", "(b)", _CHANGED, "base", "tuned")),
+    Contender("from-scratch-own", "from scratch, own lr", "#6a5acd", dashes=(0, (2, 3)), from_base=False,
+              paper=InPaper("baseline", "(b′)", f"training from scratch, changed to {_OWN}", "base", "own")),
     Contender("continued", "continued", "#c98a1b", "continuing the base model", "Continue the base model",
-              is_wide=False),
-    Contender("continued-own", "continued, own lr", "#8c6d46", dashes=(0, (4, 1, 1, 1, 1, 1)), is_wide=False),
-    Contender("continued-late", "continued, own lr late", "#4f3a17", dashes=(0, (6, 1, 1, 1)), is_wide=False),
+              is_wide=False,
+              paper=InPaper("baseline", "(c)", "simply continuing the base model with the new learning rate")),
+    Contender("continued-own", "continued, own lr", "#8c6d46", dashes=(0, (4, 1, 1, 1, 1, 1)), is_wide=False,
+              paper=InPaper("baseline", "(c′)", f"simply continuing the base model with {_OWN}", "own")),
+    Contender("continued-late", "continued, own lr late", "#4f3a17", dashes=(0, (6, 1, 1, 1)), is_wide=False,
+              paper=InPaper("baseline", "(c″)", f"continuing the base model, changed halfway to {_OWN}",
+                            change="own")),
     Contender("copies-without-noise", "copies without noise", "#e3a6a8", "growing from copies without noise",
-              dashes=":", is_usual=False),
-    Contender("copies", "grown from copies", "#c44e52", "growing from copies", tunes_noise=True),
-    Contender("copies-own", "grown from copies, own lr", "#8c1c2e", dashes=(0, (4, 2))),
-    Contender("copies-plain", "plain transfer", "#8e5ea2"),
+              dashes=":", is_usual=False, paper=InPaper("ablation", "(d)", "the upscaled model without noise")),
+    Contender("copies", "grown from copies", "#c44e52", "growing from copies", tunes_noise=True,
+              paper=InPaper("grown", "(e)", "the upscaled model")),
+    Contender("copies-own", "grown from copies, own lr", "#8c1c2e", dashes=(0, (4, 2)),
+              paper=InPaper("grown", "(e′)", f"the upscaled model, changed halfway to {_OWN},", "tuned", "own")),
+    Contender("copies-plain", "plain transfer", "#8e5ea2",
+              paper=InPaper("beside", "(e″)", "plain transfer, not extrapolated", "plain")),
     Contender("fresh", "grown with fresh units", "#2a7fb8", "growing with fresh units", how="fresh"),
     Contender("identity-blocks", "grown with identity blocks", "#3a9d6e",
               "growing with blocks that change nothing at first", how="identity", is_usual=False),
@@ -134,34 +148,16 @@ CONTENDERS = (
               how="interleaved", is_usual=False),
     Contender("paired-noise", "copies with paired noise", "#8b3a62", "growing from copies with paired noise",
               how="paired", tunes_noise=True, is_usual=False),
-    Contender("net2net", "Net2Net", "#6f9a3e", "growing by Net2Net", how="net2net", tunes_noise=True, is_usual=False),
+    Contender("net2net", "Net2Net", "#6f9a3e", "growing by Net2Net", how="net2net", tunes_noise=True, is_usual=False,
+              paper=InPaper("beside", "", "Net2Net", on_request=True, own_sweep=True)),
     Contender("naive-widening", "naive widening", "#a07a5a", "growing naively", how="naive", tunes_noise=True,
-              keeps_rates=True, is_usual=False),
+              keeps_rates=True, is_usual=False, paper=InPaper("beside", "", "naive widening", on_request=True)),
     Contender("from-scratch-all-steps", "from scratch, all steps (the ceiling)", "#8f96a3",
               "starting over for all the steps", "Start over, for all the steps", from_base=False, full_steps=True,
               is_usual=False),
 )
 # fmt: on
 """All of them, in the order in which they are shown."""
-_OWN = "the learning rate that is best without noise"
-_CHANGED = "training from scratch with the same change of the learning rate"
-_IN_PAPER = {
-    "base": InPaper("base", "", "the base model", "base"),
-    "from-scratch": InPaper("baseline", "(a)", "training from scratch", "base"),
-    "from-scratch-changed": InPaper("baseline", "(b)", _CHANGED, "base", "tuned"),
-    "from-scratch-own": InPaper("baseline", "(b′)", f"training from scratch, changed to {_OWN}", "base", "own"),
-    "continued": InPaper("baseline", "(c)", "simply continuing the base model with the new learning rate"),
-    "continued-own": InPaper("baseline", "(c′)", f"simply continuing the base model with {_OWN}", "own"),
-    "continued-late": InPaper(
-        "baseline", "(c″)", f"continuing the base model, changed halfway to {_OWN}", change="own"
-    ),
-    "copies-without-noise": InPaper("ablation", "(d)", "the upscaled model without noise"),
-    "copies": InPaper("grown", "(e)", "the upscaled model"),
-    "copies-own": InPaper("grown", "(e′)", f"the upscaled model, changed halfway to {_OWN},", "tuned", "own"),
-    "copies-plain": InPaper("beside", "(e″)", "plain transfer, not extrapolated", "plain"),
-    "net2net": InPaper("beside", "", "Net2Net", on_request=True, own_sweep=True),
-    "naive-widening": InPaper("beside", "", "naive widening", on_request=True),
-}
 
 
 def contender_named(name: str) -> Contender:

@@ -35,21 +35,20 @@ COST_ROWS = {
 
 
 class Line(NamedTuple):
-    """A straight line through the middle of some points."""
+    """A straight line."""
 
     slope: float
-    middle: float
-    level: float
+    intercept: float
 
     def at(self, x: float) -> float:
-        return self.level + self.slope * (x - self.middle)
+        return self.intercept + self.slope * x
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> Line:
-    """The line of least squares; through one point a level one."""
-    xs, ys = [x for x, _ in points], [y for _, y in points]
-    slope = linear_regression(xs, ys).slope if len(points) > 1 else 0.0
-    return Line(slope, fmean(xs), fmean(ys))
+    """The line of least squares; through points of one x a level one."""
+    if len({x for x, _ in points}) < 2:
+        return Line(0.0, fmean(y for _, y in points))
+    return Line(*linear_regression(*zip(*points, strict=True)))
 
 
 # ---------------------------------------------------------------------------------------------- does growing pay?
@@ -224,8 +223,7 @@ def forecast_size(
         at = [one for one in known if one is not None]
         logs.append(at[-1] + 2 * (here - steps[-1]))
         if len(set(steps)) > 1:
-            line = linear_regression(steps, at)
-            logs.append(line.slope * here + line.intercept)
+            logs.append(fit_line(list(zip(steps, at, strict=True))).at(here))
     if logs and max(logs) - math.log(budget) < _FAR:
         low, value, high = (math.exp(at) for at in (min(logs), math.fsum(logs) / len(logs), max(logs)))
         if seeds < 2:  # the two rules alone would give a range that is far too narrow
@@ -242,7 +240,7 @@ def _crossing(runs: SystemRuns, seed: int) -> float | None:
         points = [(math.log(spent), math.log(loss)) for spent, loss in runs.curve(name, seed=seed) if loss > 0]
         if len({at for at, _ in points}) < 2:
             return None
-        lines.append(linear_regression(*zip(*points, strict=True)))
+        lines.append(fit_line(points))
     ours, theirs = lines
     return None if theirs.slope >= ours.slope else (theirs.intercept - ours.intercept) / (ours.slope - theirs.slope)
 

@@ -216,7 +216,7 @@ class PayStudy:
         after = recipe.steps - (recipe.grow[0].at if recipe.grow else 0)
         unit = (recipe.grow[0] if recipe.grow else recipe).noise_unit
         sizes = start.width, recipe.width, steps, after
-        return System(self.settings, self.ground, recipe.schedule, recipe.base, *sizes, self.ground.start, unit)
+        return System(self.settings, self.ground, *sizes, self.ground.start, unit)
 
     def _contenders(self, system: System) -> list[Contender]:
         """Those that are asked for, about new blocks where depth alone grows; copies need a whole multiple."""

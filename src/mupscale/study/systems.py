@@ -23,16 +23,13 @@ NoiseUnit = Literal["init", "theory", "signal"]
 class System:
     """Where contenders are compared: two sizes, and the steps before and after growth.
 
-    costs: tells what a step costs at every width. own: the recipe's schedule, whose warm-up and floor all have. base:
-    the width at which rates are meant. start: the checkpoint that all contenders begin from; None where base models are
-    trained here. base_steps: None where it is not known how long that checkpoint has trained. noise_unit, outgoing: as
-    the recipe's growth event says.
+    ground: tells what a step costs at every width; all have the warm-up and the floor of its recipe's schedule. start:
+    the checkpoint that all contenders begin from; None where base models are trained here. base_steps: None where it is
+    not known how long that checkpoint has trained. noise_unit, outgoing: as the recipe's growth event says.
     """
 
     settings: StudySettings
-    costs: Ground
-    own: Schedule
-    base: WholeWidth
+    ground: Ground
     narrow: WholeWidth
     wide: WholeWidth
     base_steps: int | None
@@ -49,12 +46,16 @@ class System:
         return replace(self, narrow=width, wide=small.scaled_as(base, Width.of(self.wide)).whole, start=None)
 
     @property
+    def own(self) -> Schedule:
+        return self.ground.recipe.schedule
+
+    @property
     def label(self) -> str:
         return f"{Width.of(self.narrow)} → {Width.of(self.wide)}"
 
     @property
     def base_cost(self) -> float | None:
-        return None if self.base_steps is None else self.base_steps * self.costs.cost_per_step(self.narrow)
+        return None if self.base_steps is None else self.base_steps * self.ground.cost_per_step(self.narrow)
 
     def width_of(self, one: Contender) -> WholeWidth:
         return self.wide if one.is_wide else self.narrow
@@ -64,10 +65,10 @@ class System:
         before = self.base_steps or 0
         if one.full_steps:
             return before + self.grown_steps
-        spent = self.grown_steps * self.costs.cost_per_step(self.wide)
+        spent = self.grown_steps * self.ground.cost_per_step(self.wide)
         if not one.from_base:
-            spent += before * self.costs.cost_per_step(self.narrow)
-        return max(1, round(spent / self.costs.cost_per_step(self.width_of(one))))
+            spent += before * self.ground.cost_per_step(self.narrow)
+        return max(1, round(spent / self.ground.cost_per_step(self.width_of(one))))
 
     # ------------------------------------------------------------------------------------------- trees
 
@@ -87,10 +88,10 @@ class System:
 
     def beginning(self, one: Contender, base_lr: float, lr: float, noise: NoiseLevel, seed: int) -> Stretch:
         """Where a contender begins; how long and under which schedule is not said yet."""
-        base = Width.of(self.base).scaled_as(Width.of(self.narrow), Width.of(self.wide)) if one.keeps_rates else None
-        first = Stretch(
-            width=self.width_of(one), steps=0, lr=lr, seed=seed, order=1, base=None if base is None else base.whole
-        )
+        base = None
+        if one.keeps_rates:
+            base = Width.of(self.ground.recipe.base).scaled_as(Width.of(self.narrow), Width.of(self.wide)).whole
+        first = Stretch(width=self.width_of(one), steps=0, lr=lr, seed=seed, order=1, base=base)
         if not one.from_base:
             return first
         unit = "theory" if isinstance(noise, dict) else self.noise_unit  # constants by name are the paper's
@@ -127,8 +128,7 @@ def read_system(recipe: Recipe, settings: StudySettings, ground: Ground, what: s
     if Width.of(growth.width) == Width.of(recipe.width):
         raise MupscaleError(f"the recipe's growth event keeps the width at {recipe.width}: give a larger one")
     sizes = recipe.width, growth.width, growth.at, recipe.steps - growth.at
-    own = settings, ground, recipe.schedule, recipe.base
-    return System(*own, *sizes, noise_unit=growth.noise_unit, outgoing=growth.outgoing)
+    return System(settings, ground, *sizes, noise_unit=growth.noise_unit, outgoing=growth.outgoing)
 
 
 def check_builds(recipe: Recipe, system: System, if_small: str = "") -> None:
