@@ -12,7 +12,7 @@ from mupscale.study.forecast import check_forecast, make_forecast
 from mupscale.study.results import BudgetPoint, StageSpent
 from mupscale.study.verdict import answer_comparison
 from mupscale.study.wording import write_pay_words
-from summaries import recipe
+from summaries import stored
 from summaries import write as write  # which tests of comparisons take from here
 
 USUAL, ALL = USUAL_IN_PAY, IN_PAY
@@ -88,7 +88,7 @@ def comparison(
     large: SystemRuns | None = None,
     **changes: Any,
 ) -> StudySummary:
-    """An MLP from width 256 to 1,024, tuned at width 32 and forecast from there and from 64."""
+    """A model from width 256 to 1,024, tuned at width 32 and forecast from there and from 64."""
     small = [system(32, names, 3), system(64, names, 3)]
     large = large or system(256, names, seeds, lost=lost)
     forecast, answer = make_forecast(small, 256), answer_comparison(large)
@@ -96,7 +96,7 @@ def comparison(
         name="mlp-covtype",
         preset="pay",
         command="mupscale run recipes/mlp-covtype.yaml --out runs/mlp-covtype",
-        recipe=recipe(256, 1024, lr=0.008),
+        recipe=stored().recipe,
         settings=asdict(StudySettings(seeds=seeds, contenders=list(names), measure="held-out")),
         base={"from": None, "steps": STEPS, "lr": 0.008, "width": 256},
         tuned=[tuned(name) for name in ("base", *names) if name != "from-scratch-all-steps"],

@@ -22,7 +22,6 @@ from mupscale.models import MLP
 from mupscale.study import (
     Cell,
     ContenderRuns,
-    Curve,
     Space,
     StudySettings,
     StudySummary,
@@ -156,13 +155,6 @@ def sweep_job(recipes: Callable[[Cell], list[Recipe]] = two_seeds, **changes: An
     """Six cells of two seeds."""
     usual = {"name": "s", "width": 8, "start": None, "space": SPACE, "recipes": recipes, "steps": 20}
     return SweepJob(**{**usual, **changes})
-
-
-def with_curves(name: str, curves: Sequence[Curve], flops: float | None = 1.0) -> ContenderRuns:
-    """A contender of made-up curves; flops: of a step."""
-    steps = curves[0].steps[-1]
-    points = [BudgetPoint(1.0, steps, steps * (flops or 1.0), [curve.final() for curve in curves])]
-    return ContenderRuns(name, 128, 0.1, 0.0, points, cost_per_step=flops, curves=list(curves))
 
 
 def runs_of(summary: StudySummary, name: str) -> ContenderRuns:

@@ -71,7 +71,7 @@ def test_a_phone_has_rows_below_each_other(tab: browser.Browser, pages: Callable
     wide = "[...document.querySelectorAll('.stacks')].filter(t => t.scrollWidth > t.clientWidth).length"
     tab.open(pages("paper"), 360)
     tab.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
-    assert "class_path: mupscale.models.MLP" in tab.ask("document.body.innerText")
+    assert "class_path: mupscale.models.GPT2" in tab.ask("document.body.innerText")
     assert tab.ask("document.querySelectorAll('.stacks').length") == 5
     assert tab.ask(wide) == 0
     assert tab.ask("Math.min(...[...document.querySelectorAll('.cards .what')].map(e => e.clientWidth))") > 150

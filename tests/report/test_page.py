@@ -81,15 +81,15 @@ def assert_in_order(text: str, wanted: list[str]) -> None:
 
 def test_the_answer_comes_first_then_the_numbers(paper_page: Path) -> None:
     wanted = [
-        "mlp-covtype Growing pays here: it reaches the from-scratch model's lowest loss 3.3× cheaper",
-        "Compared with the best baseline",
-        "MLP · CoverTypeSample · AdamW · width 128 → 256",
-        "Speed-up to the from-scratch model's lowest loss 1.7× base model's cost included",
-        "Chosen noise 1",
+        "gpt2-shakespeare Growing does not pay here: at equal FLOPs the upscaled model",
+        "That reaches the upscaled model's final loss",
+        "GPT2 · Shakespeare · AdamW · width 32 → 64",
+        "Speed-up to the from-scratch model's lowest loss 1× base model's cost included",
+        "Chosen noise 4",
         "Training",
         "How this was measured",
         "To keep in mind",
-        "learning rate −0.026, head start +0.035, noise −0.070",
+        "learning rate +0.015, head start +0.027, noise −0.094",
         "The models contender",
         "final training loss",
         "Costs and speed-ups",
@@ -100,11 +100,11 @@ def test_the_answer_comes_first_then_the_numbers(paper_page: Path) -> None:
         "Losses are training losses",
         "it transfers",
         "Coordinate check",
-        "Sweep 2 at width 64 → 128 9.6 TFLOPs 75 % 1 min 3 s",
-        "Total 12.8 TFLOPs 100 % 1 min 56 s",
-        "mupscale run recipes/mlp-covtype-tiny.yaml --paper",
-        "class_path: mupscale.models.MLP",
-        "study: widths: - 64",
+        "sweep-2-width-16 18.9 TFLOPs 19 % 18 min 23 s",
+        "Total 97.7 TFLOPs 100 % 1 h 18 min",
+        "mupscale run results/gpt2-shakespeare/recipe.yaml",
+        "class_path: mupscale.models.GPT2",
+        "study: widths: - 16",
     ]
     assert_in_order(Seen(paper_page).text, wanted)
 
@@ -163,12 +163,12 @@ def test_several_runs_side_by_side_whatever_their_presets(tmp_path: Path, monkey
     assert page == Path("report/index.html")
     text = Seen(page).text
     assert "3 runs side by side" in text
-    assert "mlp-covtype (first) mlp-covtype (second) mlp-covtype (third)" in text
-    assert "lowest loss 1.7× (base model's cost included;" in text
+    assert "gpt2-shakespeare (first) gpt2-shakespeare (second) mlp-covtype (third)" in text
+    assert "lowest loss 1× (base model's cost included;" in text
     assert "as well) not reached –" in text
     assert_in_order(text, ["It does not pay.", pay.answer["sentence"], "Loss against cost", "Training", "The recipe"])
     names = {path.stem for path in page.parent.glob("*.svg")}
-    assert {"1-mlp-covtype-first-training-step", "2-mlp-covtype-second-training-step"} < names
+    assert {"1-gpt2-shakespeare-first-training-step", "2-gpt2-shakespeare-second-training-step"} < names
     assert "3-mlp-covtype-third-loss-against-cost" in names
 
 
@@ -264,9 +264,12 @@ def test_texts_from_files_stay_texts(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------- runs that are not as they should be
 
 
+BOTH = all_runs()[:2]
+
+
 def _no_held_out() -> StudySummary:
     bare = {"held_out_steps": [], "held_out_losses": [], "accuracy": []}
-    runs = [replace(r, curves=[replace(c, **bare) for c in r.curves]) for r in all_runs()[:2]]
+    runs = [replace(r, curves=[replace(c, **bare) for c in r.curves]) for r in BOTH]
     return small(runs=runs)
 
 
@@ -278,9 +281,7 @@ ODD: dict[str, tuple[Callable[[], StudySummary], list[str], list[str], list[str]
         ["training-step-zoom", "held-out"],
     ),
     "one seed, no costs, no sweeps": (
-        lambda: small(
-            runs=[replace(one, curves=one.curves[:1]) for one in all_runs()[:2]], costs={}, stages=[], sentences=[]
-        ),
+        lambda: small(runs=[replace(one, curves=one.curves[:1]) for one in BOTH], costs={}, stages=[], sentences=[]),
         ["This run gives no answer."],
         ["training-step", "held-out"],
         ["gain"],
@@ -289,9 +290,9 @@ ODD: dict[str, tuple[Callable[[], StudySummary], list[str], list[str], list[str]
     "costs unknown": (
         lambda: replace(
             small(stages=[replace(stage, cost=None) for stage in example().stages]),
-            large=SystemRuns(8, 16, None, "steps", [replace(one, cost_per_step=None) for one in all_runs()[:2]]),
+            large=SystemRuns(8, 16, None, "steps", [replace(one, cost_per_step=None) for one in BOTH]),
         ),
-        ["Sweep 1 at width 64 unknown – 21 s"],
+        ["sweep-1-width-16 unknown – 3 min 6 s"],
         ["training-step", "held-out"],
         ["training-flops"],
     ),
@@ -303,7 +304,7 @@ ODD: dict[str, tuple[Callable[[], StudySummary], list[str], list[str], list[str]
     ),
     "no numbers": (
         lambda: small(
-            runs=[replace(r, curves=[replace(c, losses=[math.nan] * 60) for c in r.curves]) for r in all_runs()[:2]],
+            runs=[replace(r, curves=[replace(c, losses=[math.nan] * len(c.losses)) for c in r.curves]) for r in BOTH],
             gain=dict.fromkeys(example().answer["gain"], math.nan),
         ),
         [],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from mupscale.report import pictures, tuning
 from mupscale.report.pictures import HALF, NARROW, WIDE, Look, Shape, find_looks
 from mupscale.study import CONTENDERS, ContenderRuns, Curve, Sweep, SystemRuns, Tried, contender_named
 from mupscale.system import words
-from summaries import GAIN, LRS, NOISES, all_runs, diverged, sweep_1, sweep_2, transfer_check, with_curves
+from summaries import LRS, NOISES, all_runs, diverged, sweep_1, sweep_2, transfer_check, with_curves
 
 pytest.importorskip("matplotlib")
 
@@ -141,17 +141,21 @@ def test_colours_can_be_read_on_light_and_dark_pages() -> None:
 # ------------------------------------------------------------------------------------------------- training
 
 
+BASE, WIDE = 1.51113e12, 8.057e8
+"""FLOPs of the base model's training, and of a step at the wide width."""
+
+
 def lines_of(*contenders: ContenderRuns, against: pictures.Against = "step") -> list[pictures.CurveLine]:
-    return pictures.collect_lines(SystemRuns(128, 256, 8e11, "FLOPs", list(contenders)), "training", against)
+    return pictures.collect_lines(whole(contenders), "training", against)
 
 
 def test_curves_are_means_and_ranges_over_the_seeds_that_finished() -> None:
     upscaled = all_runs()[-1]
     lost = diverged(upscaled).curves[0]
     (line,) = lines_of(replace(upscaled, curves=[lost, *upscaled.curves[1:]]))
-    values = [curve.losses[7] for curve in upscaled.curves[1:]]
-    assert line.mean[7] == pytest.approx(sum(values) / 2)
-    assert (line.low[7], line.high[7]) == (min(values), max(values))
+    values = [curve.losses[0] for curve in upscaled.curves[1:]]
+    assert line.mean[0] == pytest.approx(sum(values) / 2)
+    assert (line.low[0], line.high[0]) == (min(values), max(values))
     assert [points.shape for points in line.diverged] == [(2, 6)]  # the last is infinite
     assert line.label == "(e) grown from copies (1 of 3 diverged)"
 
@@ -159,9 +163,9 @@ def test_curves_are_means_and_ranges_over_the_seeds_that_finished() -> None:
 def test_against_flops_what_starts_from_the_base_model_starts_where_that_ended() -> None:
     by_name = {line.runs.name: line for line in lines_of(*all_runs(), against="flops")}
     base, upscaled, scratch = by_name["base"], by_name["copies"], by_name["from-scratch"]
-    assert base.xs[-1] == 2000 * 4.0e8
-    assert upscaled.xs[0] == pytest.approx(8e11 + 33 * 1.365e9)
-    assert scratch.xs[0] == pytest.approx(43 * 1.365e9)
+    assert base.xs[-1] == BASE
+    assert upscaled.xs[0] == pytest.approx(BASE + 25 * WIDE)
+    assert scratch.xs[0] == pytest.approx(23 * WIDE)
 
 
 def drawn(system: SystemRuns, what: str = "held-out", answer: dict[str, Any] | None = None) -> Any:
@@ -178,8 +182,8 @@ def drawn(system: SystemRuns, what: str = "held-out", answer: dict[str, Any] | N
     return found[what]
 
 
-def whole(*more: ContenderRuns) -> SystemRuns:
-    return SystemRuns(128, 256, 8e11, "FLOPs", [*all_runs(), *more])
+def whole(contenders: Sequence[ContenderRuns] = ()) -> SystemRuns:
+    return SystemRuns(32, 64, BASE, "FLOPs", list(contenders) or all_runs())
 
 
 def rising(system: SystemRuns, name: str, last: float) -> SystemRuns:
@@ -200,10 +204,10 @@ def test_held_out_scores_are_drawn_against_cost_where_all_costs_are_known(what: 
     assert ax.get_xlabel() == "training cost, TFLOPs"
     assert ax.get_title() == f"{pictures.AXES[what].capitalize()} against total cost"  # type: ignore[index]
     ends = {line.get_label(): line.get_xdata()[[0, -1]] for line in ax.lines}
-    assert list(ends["(e) grown from copies"]) == pytest.approx([0.8 + 0.1 * 2.73, 0.8 + 2.73])
-    assert ends["base model, width 128"][-1] == pytest.approx(0.8)
+    assert 1e12 * ends["(e) grown from copies"] == pytest.approx([BASE + 500 * WIDE, BASE + 3000 * WIDE])
+    assert 1e12 * ends["base model, width 32"][-1] == pytest.approx(BASE)
     unknown = [replace(r, cost_per_step=None) if r.name == "continued" else r for r in all_runs()]
-    steps = drawn(replace(whole(), contenders=unknown), what)
+    steps = drawn(whole(unknown), what)
     assert steps.get_xlabel() == "steps of its own training"
     assert steps.get_title().endswith("against steps")
     assert len(steps.lines) == len(ax.lines)  # none is left out
@@ -211,15 +215,15 @@ def test_held_out_scores_are_drawn_against_cost_where_all_costs_are_known(what: 
 
 def test_a_zoomed_picture_shows_where_every_compared_model_ends() -> None:
     flat = drawn(whole())
-    ax = drawn(rising(whole(), "continued", 0.7))
+    ax = drawn(rising(whole(), "continued", 2.5))
     assert ax.get_yscale() == flat.get_yscale() == "linear"
-    assert flat.get_ylim()[1] < 0.7 < ax.get_ylim()[1] < 0.75
-    far = drawn(rising(whole(), "continued", 9.0))
+    assert flat.get_ylim()[1] < 2.5 < ax.get_ylim()[1] < 2.6
+    far = drawn(rising(whole(), "continued", 29.0))
     assert far.get_yscale() == "log"
-    assert 9 < far.get_ylim()[1] < 15
-    assert 0.25 < far.get_ylim()[0] < 0.38
+    assert 29 < far.get_ylim()[1] < 48
+    assert 1.2 < far.get_ylim()[0] < 1.83
     naive = replace(all_runs()[-1], name="naive-widening")  # there to be worse
-    assert drawn(rising(whole(naive), "naive-widening", 9.0)).get_ylim() == flat.get_ylim()
+    assert drawn(rising(whole([*all_runs(), naive]), "naive-widening", 29.0)).get_ylim() == flat.get_ylim()
     zoomed = drawn(whole(), "training-flops-zoom", {"reference": {"loss": 0.5, "label": "the lowest"}})
     assert zoomed.lines[-1].get_label() == "the lowest"
 
@@ -234,7 +238,7 @@ def test_a_zoomed_axis_ends_where_values_do() -> None:
 def test_both_of_two_lines_that_coincide_are_seen() -> None:
     """Where the learning rate does not change, (b) is (a)."""
     scratch = all_runs()[1]
-    ax = drawn(replace(whole(), contenders=[scratch, replace(scratch, name="from-scratch-changed")]))
+    ax = drawn(whole([scratch, replace(scratch, name="from-scratch-changed")]))
     below, above = ax.lines
     assert (below.is_dashed(), above.is_dashed()) == (False, True)
     dashes = contender_named("from-scratch-changed").dashes
@@ -254,7 +258,7 @@ def test_a_last_point_of_few_steps_is_left_out() -> None:
     assert drop_partial_point(curve[:2], "finished") == curve[:2]
     steps, losses = [100, 200, 300, 316], [1.0, 0.9, 0.8, 4.0]
     both = [Curve(seed, status, steps, losses) for seed, status in enumerate(("finished", "diverged"))]
-    (line,) = lines_of(with_curves(all_runs()[0], 316, both))
+    (line,) = lines_of(with_curves(all_runs()[0], both))
     assert (line.xs[-1], *line.diverged[0][:, -1]) == (300, 316, 4.0)
 
 
@@ -262,7 +266,7 @@ def test_a_curve_of_a_million_steps_is_drawn_with_few_points_and_its_extremes() 
     steps = list(range(1, 1_000_001))
     losses = [2.0] * len(steps)
     losses[333_333], losses[777_777] = 77.0, 0.25
-    (line,) = lines_of(with_curves(all_runs()[0], len(steps), [Curve(0, "finished", steps, losses)]))
+    (line,) = lines_of(with_curves(all_runs()[0], [Curve(0, "finished", steps, losses)]))
     assert len(line.xs) <= 300
     assert (max(line.highest), min(line.lowest)) == (77.0, 0.25)
     assert (line.xs[0], line.xs[-1]) == (1, 1_000_000)
@@ -272,7 +276,7 @@ def test_a_curve_of_a_million_steps_is_drawn_with_few_points_and_its_extremes() 
 def test_lines_are_smoothed_and_fainter_extremes_show_what_was_measured() -> None:
     steps = list(range(1, 401))
     losses = [400.0 / step + (step % 2) for step in steps]
-    (line,) = lines_of(with_curves(all_runs()[0], 400, [Curve(0, "finished", steps, losses)]))
+    (line,) = lines_of(with_curves(all_runs()[0], [Curve(0, "finished", steps, losses)]))
     assert (line.mean[0], line.mean[-1]) == pytest.approx((losses[0], losses[-1]))  # ends are what they are
     middle = line.mean[len(line.xs) // 2 : -20]
     assert abs(middle[1:] - middle[:-1]).max() < 0.2 < abs(line.highest - line.mean)[len(line.xs) // 2 :].max()
@@ -280,7 +284,7 @@ def test_lines_are_smoothed_and_fainter_extremes_show_what_was_measured() -> Non
 
 def test_what_has_one_point_is_no_picture() -> None:
     bare = Curve(0, "finished", [10], [2.0], held_out_steps=[10], held_out_losses=[2.0])
-    runs = SystemRuns(4, 8, 1.0, "FLOPs", [with_curves(all_runs()[0], 10, [bare])])
+    runs = SystemRuns(4, 8, 1.0, "FLOPs", [with_curves(all_runs()[0], [bare])])
     assert list(pictures.draw_loss_curves(runs, Gallery(Path()), {})) == []
     one = Sweep("sweep-1", [Tried(0.1, 0.0, [1.0])])
     assert list(tuning.draw_tuning([one], Gallery(Path()), 0.1)) == []
@@ -292,17 +296,21 @@ def test_extremes_of_what_points_are_the_means_of_are_drawn() -> None:
         Curve(0, "finished", [10, 20, 30, 32], [2.0, 1.5, 1.0, 3.0], lowest=[1.9, 0.1, 0.9, 0.8], highest=[2, 9, 2, 5]),
         Curve(1, "finished", [10, 20, 30, 32], [2.2, 1.3, 1.2, 3.0], lowest=[2.1, 1.0, 0.9, 2.0], highest=[3, 2, 2, 4]),
     ]
-    (line,) = lines_of(with_curves(all_runs()[0], 32, curves))
+    (line,) = lines_of(with_curves(all_runs()[0], curves))
     assert (line.xs.tolist(), line.mean) == ([10, 20, 30], pytest.approx([2.1, 1.4, 1.1]))
     assert (line.low.tolist(), line.high.tolist()) == ([2.0, 1.3, 1.0], [2.2, 1.5, 1.2])
     assert (line.lowest.tolist(), line.highest.tolist()) == ([1.9, 0.1, 0.8], [3, 9, 5])
     assert line.has_extremes
     lost = Curve(0, "diverged", [10, 20, 30], [2.0, 1.5, 3.0], lowest=[1.9, 0.1, 2.0], highest=[2.1, 2.0, 77.0])
-    (line,) = lines_of(with_curves(all_runs()[0], 30, [lost]))
+    (line,) = lines_of(with_curves(all_runs()[0], [lost]))
     assert line.diverged[0].T.tolist() == [[10, 2.0], [20, 0.1], [30, 77.0]]  # its peak is kept
 
 
 # -------------------------------------------------------------------------------------------------- the gain
+
+
+GAIN = {"from-scratch": 0.412, "from-scratch-changed": 0.386, "copies-without-noise": 0.421, "copies": 0.351}
+GAIN |= {"continued": 0.417, "learning_rate": 0.026, "head_start": -0.035, "noise": 0.070}
 
 
 def test_waterfall_leads_from_one_loss_to_the_other() -> None:

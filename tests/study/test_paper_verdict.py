@@ -15,7 +15,7 @@ from mupscale.study import ContenderRuns, Curve
 from mupscale.study.results import StageSpent
 from mupscale.study.space import Space, Sweep, Tried
 from mupscale.study.verdict import compute_costs, compute_gain, cost_to_reach, mean_curve, write_verdict, write_warnings
-from paper_runs import with_curves
+from summaries import with_curves
 
 STEPS = list(range(10, 101, 10))
 
@@ -27,7 +27,8 @@ def runs(name: str, *finals: float | None, start: float = 2.0, counted: bool = T
     for seed, final in enumerate(finals):
         losses = [start + ((final or 0) - start) * min(1.0, step / 90) for step in STEPS]
         curves.append(Curve(seed, "diverged" if final is None else "finished", STEPS, losses))
-    return with_curves(name, curves, (1.0 if narrow else 4.0) if counted else None)
+    flops = (1.0 if narrow else 4.0) if counted else None
+    return with_curves(ContenderRuns(name, 128, 0.1, 0.0, [], cost_per_step=flops), curves)
 
 
 def said(*trained: ContenderRuns) -> list[str]:
@@ -294,9 +295,8 @@ def trained(name: str, *losses: Loss, each: int = 25, flops: float | None = 1.0,
     """Several seeds, each with the loss that a function of the step gives, at 40 steps; the first ones diverged."""
     steps = list(range(each, 40 * each + 1, each))
     ended = enumerate([[loss(step) for step in steps] for loss in losses])
-    return with_curves(
-        name, [Curve(n, "diverged" if n < lost else "finished", steps, some) for n, some in ended], flops
-    )
+    curves = [Curve(n, "diverged" if n < lost else "finished", steps, some) for n, some in ended]
+    return with_curves(ContenderRuns(name, 128, 0.1, 0.0, [], cost_per_step=flops), curves)
 
 
 def costs(*runs: ContenderRuns, stages: Sequence[StageSpent] = (), sweeps: Sequence[Sweep] = ()) -> dict[str, Any]:
