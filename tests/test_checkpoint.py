@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
@@ -24,6 +24,8 @@ from mupscale import checkpoint
 from mupscale.models import GPT2, MLP, ResNet18
 from mupscale.optim import load_schedule
 from mupscale.system import MupscaleError
+from refusals import refuses
+from weights import identical, unchanged
 
 _O = torch.optim
 FAMILY = mu.Family(lambda width: MLP(6, width, 5, depth=3), base=8)
@@ -36,18 +38,6 @@ def train(model: nn.Module, opt: Optimizer, steps: int, start: int = 0) -> None:
         x = torch.randn(8, 6, generator=g).to(next(model.parameters()).dtype)
         F.cross_entropy(model(x).float(), torch.randint(5, (8,), generator=g)).backward()
         opt.step()
-
-
-def identical(a: Any, b: Any) -> bool:
-    """Equal in type, structure, dtype and every bit."""
-    if isinstance(a, Tensor):
-        raw = [t.detach().contiguous().flatten().view(torch.uint8) for t in (a, b) if isinstance(t, Tensor)]
-        return len(raw) == 2 and a.dtype == b.dtype and a.shape == b.shape and torch.equal(*raw)
-    if isinstance(a, dict):
-        return isinstance(b, dict) and list(a) == list(b) and all(identical(a[k], b[k]) for k in a)
-    if isinstance(a, list | tuple):
-        return type(a) is type(b) and len(a) == len(b) and all(map(identical, a, b))
-    return type(a) is type(b) and (a == b or a != a)
 
 
 def names_in(path: Path) -> list[str]:
@@ -78,8 +68,8 @@ def test_model_optimizer_and_plan_come_back_bit_for_bit(
     fresh = FAMILY.init(16, seed=9).to(dtype)
     fresh_opt = FAMILY.optimizer(fresh, optimizer, **{**hyper, "lr": 7.0})  # whose groups get the saved rate
     loaded = mu.load(path, fresh, fresh_opt)
-    assert identical(dict(fresh.state_dict()), dict(model.state_dict()))
-    assert identical(fresh_opt.state_dict(), opt.state_dict())
+    assert identical(fresh, model)
+    assert identical(fresh_opt, opt)
     assert identical(loaded.model, dict(model.state_dict()))
     assert identical(loaded.optimizer, opt.state_dict())
     assert loaded.plan == FAMILY.plan(16)
@@ -138,7 +128,7 @@ def test_tied_weights_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
     assert "model.lm_head.weight" not in names
     assert sorted(mu.load(path, other).model) == sorted(model.state_dict())
     assert other.lm_head.weight is other.wte.weight
-    assert identical(dict(other.state_dict()), dict(model.state_dict()))
+    assert identical(other, model)
 
 
 class Slices(nn.Module):
@@ -176,7 +166,7 @@ def test_tensors_in_every_layout(tmp_path: Path, build: Callable[[], nn.Module])
     assert identical(loaded.model, expected)
     other = build()
     mu.load(tmp_path / "x.ckpt", other)
-    assert identical(dict(other.state_dict()), expected)
+    assert identical(other.state_dict(), expected)
 
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, lambda m: torch.compile(m, backend="eager")], ids=["dp", "compile"])
@@ -185,7 +175,7 @@ def test_wrapped_models_save_and_load_under_plain_names(tmp_path: Path, wrap: Ca
     path = mu.save(tmp_path / "x.ckpt", wrap(model))
     assert list(mu.load(path).model) == list(model.state_dict())
     mu.load(path, wrap(other))
-    assert identical(dict(other.state_dict()), dict(model.state_dict()))
+    assert identical(other, model)
 
 
 def grown_to_the_base() -> tuple[nn.Module, Optimizer]:
@@ -212,7 +202,7 @@ def test_a_schedule_of_steps_resumes_where_a_new_optimizer_has_fewer_groups(insi
         for m, o, s in ((model, opt, schedule), *([(resumed, resumed_opt, resumed_schedule)] if i >= 3 else [])):
             train(m, o, 1, i)
             s.step()
-    assert identical(resumed_opt.state_dict(), opt.state_dict())
+    assert identical(resumed_opt, opt)
 
 
 def test_a_scheduler_that_the_saved_groups_do_not_fit_is_told(tmp_path: Path) -> None:
@@ -268,10 +258,8 @@ def test_a_truncated_file_is_refused_and_changes_nothing(tmp_path: Path, keep: f
     path = mu.save(tmp_path / "x.ckpt", model, optimizers[0])
     content = path.read_bytes()
     path.write_bytes(content[: int(keep * len(content)) if isinstance(keep, float) else keep])
-    before = copy.deepcopy((dict(other.state_dict()), optimizers[1].state_dict()))
-    with pytest.raises(mu.MupscaleError, match=r"x\.ckpt is not a whole checkpoint.*truncated"):
-        mu.load(path, other, optimizers[1])
-    assert identical((dict(other.state_dict()), optimizers[1].state_dict()), before)
+    with unchanged(other, optimizers[1]):
+        refuses(r"x\.ckpt is not a whole checkpoint.*truncated", mu.load, path, other, optimizers[1])
 
 
 @pytest.mark.parametrize("word", [b'"checksums"', b'"mupscale"', b"version"])
@@ -342,10 +330,8 @@ def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_model(tmp_path: Path, other: Callable[[], nn.Module], message: str) -> None:
     path = mu.save(tmp_path / "x.ckpt", FAMILY.init(8))
     model = other()
-    before = copy.deepcopy(dict(model.state_dict()))
-    with pytest.raises(mu.MupscaleError, match=message):
-        mu.load(path, model)
-    assert identical(dict(model.state_dict()), before)
+    with unchanged(model):
+        refuses(message, mu.load, path, model)
 
 
 def regrouped(opt: Optimizer, model: nn.Module, other: nn.Module) -> list[dict[str, Any]]:
@@ -357,7 +343,7 @@ def regrouped(opt: Optimizer, model: nn.Module, other: nn.Module) -> list[dict[s
 def test_optimizer_state_that_is_missing_or_of_another_model(tmp_path: Path) -> None:
     model = FAMILY.init(8, seed=1)
     opt = FAMILY.optimizer(model, torch.optim.AdamW, lr=1e-2)
-    before = copy.deepcopy(dict(model.state_dict()))
+    before = copy.deepcopy(model.state_dict())
     path = mu.save(tmp_path / "without.ckpt", FAMILY.init(8))
     with pytest.raises(mu.MupscaleError, match="holds no optimizer state"):
         mu.load(path, model, opt)
@@ -373,7 +359,7 @@ def test_optimizer_state_that_is_missing_or_of_another_model(tmp_path: Path) -> 
     with pytest.raises(mu.MupscaleError, match=r"'exp_avg' number 0 has shape \(16, 6\) and the parameter \(8, 6\)"):
         mu.load(path, optimizer=small_opt)
     assert not small_opt.state
-    assert identical(dict(model.state_dict()), before)
+    assert identical(model.state_dict(), before)
 
 
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
@@ -508,13 +494,12 @@ def test_a_state_goes_into_an_optimizer_of_its_own_class_alone(name: str, saved:
     model, paths = saved
     for other, make in OPTIMIZERS.items():
         optimizer = make(model.parameters())
-        before = copy.deepcopy(optimizer.state_dict())
         if other == name or (name, other) in SAME_CLASS:
             mu.load(paths[name], model, optimizer)
         elif other != "LBFGS":  # which no step shows
-            with pytest.raises(MupscaleError, match=r"is of another optimizer: .* load the model alone|number of"):
-                mu.load(paths[name], model, optimizer)
-            assert identical(optimizer.state_dict(), before)
+            with unchanged(optimizer):
+                said = r"is of another optimizer: .* load the model alone|number of"
+                refuses(said, mu.load, paths[name], model, optimizer)
 
 
 @pytest.mark.parametrize("lost", ["exp_avg", "exp_avg_sq", "step"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 import warnings
@@ -20,6 +19,7 @@ import mupscale as mu
 from mupscale.models import GPT2, MLP, ResNet18
 from refusals import refuses
 from toys import Toy
+from weights import identical, take_step, unchanged
 
 INIT_AT = 64
 D_IN, D_OUT = 54, 7
@@ -56,11 +56,6 @@ INITS: dict[str, Callable[[int], nn.Module]] = {
 }
 
 
-def same(a: nn.Module, b: nn.Module) -> bool:
-    theirs = dict(b.named_parameters())
-    return all(torch.equal(p, theirs[n]) for n, p in a.named_parameters())
-
-
 def author_std(build: Callable[[int], nn.Module], name: str, width: int = INIT_AT) -> float:
     """Std of the author's initialisation over many draws, measured here and not by the library."""
     values = []
@@ -83,10 +78,8 @@ def batches(dtype: torch.dtype = torch.float32, count: int = 4, d_in: int = D_IN
 
 
 def step(model: nn.Module, opt: Optimizer, batch: tuple[Tensor, Tensor]) -> Tensor:
-    opt.zero_grad()
     out: Tensor = model(batch[0])
-    F.cross_entropy(out, batch[1]).backward()
-    opt.step()
+    take_step(opt, F.cross_entropy(out, batch[1]))
     return out.detach()
 
 
@@ -130,7 +123,7 @@ def test_at_init_at_the_authors_init_is_taken_bit_for_bit(build: Callable[[int],
         family = mu.Family(build, base=base, init_at=init_at)
         torch.manual_seed(5)
         author = build(init_at or 64)
-        assert same(family.init(init_at or 64, seed=5), author)
+        assert identical(family.init(init_at or 64, seed=5), author)
 
 
 @pytest.mark.quick("pytorch-32", "gpt2-256")
@@ -221,12 +214,12 @@ def test_same_seed_same_weights_and_nothing_else_is_drawn_from() -> None:
         assert torch.equal(family.init(width, seed=7).get_parameter("readout.bias"), reference.readout.bias)
     a, b, c = family.init(32, seed=0), family.init(32, seed=0), family.init(32, seed=1)
     family.upscale(a, width=64, noise=1.0)
-    assert same(a, b)
+    assert identical(a, b)
     for name, p in a.named_parameters():
         assert torch.equal(p, c.get_parameter(name)) == name.startswith("norm"), name
     assert torch.equal(before, torch.get_rng_state())
     torch.manual_seed(99)
-    assert same(mu.Family(Net, base=16).init(32, seed=0), a)
+    assert identical(mu.Family(Net, base=16).init(32, seed=0), a)
     with torch.no_grad():
         a.get_parameter("hidden.weight").zero_()
     assert b.get_parameter("hidden.weight").any()
@@ -419,14 +412,12 @@ def test_the_wide_model_shares_no_memory_with_the_narrow_one() -> None:
     model = family.init(8)
     opt = family.optimizer(model, torch.optim.AdamW, lr=0.02)
     step(model, opt, batches()[0])
-    kept, kept_state = copy.deepcopy(model), copy.deepcopy(opt.state_dict())
-    noisy, noisy_opt = family.upscale(model, opt, width=24, noise=0.5, seed=1)
-    for p in noisy.parameters():
-        noisy_opt.state[p]["step"] += 5
-        noisy_opt.state[p]["exp_avg"].fill_(1.0)
-    step(noisy, noisy_opt, batches()[0])
-    assert same(model, kept)
-    assert str(opt.state_dict()) == str(kept_state)
+    with unchanged(model, opt):
+        noisy, noisy_opt = family.upscale(model, opt, width=24, noise=0.5, seed=1)
+        for p in noisy.parameters():
+            noisy_opt.state[p]["step"] += 5
+            noisy_opt.state[p]["exp_avg"].fill_(1.0)
+        step(noisy, noisy_opt, batches()[0])
 
 
 def test_dtypes_frozen_parameters_and_modes_are_kept_one_by_one() -> None:
@@ -453,7 +444,7 @@ def test_wrapped_models(wrap: Callable[[nn.Module], nn.Module]) -> None:
     wide, wide_opt = family.upscale(wrapped, opt, width=16, exact=True)
     plain, _ = family.upscale(model, opt, width=16, exact=True)
     assert type(wide) is Net
-    assert same(wide, plain)
+    assert identical(wide, plain)
     assert len(wide_opt.state) == len(list(model.parameters()))
 
 
@@ -604,4 +595,4 @@ def test_a_member_grown_to_the_base_is_resumed_and_clipped_without_a_word(tmp_pa
     mu.load(path, again, resumed)
     train(model, optimizer)
     train(again, resumed)
-    assert same(model, again)
+    assert identical(model, again)

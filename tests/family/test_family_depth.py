@@ -18,6 +18,7 @@ from mupscale.models import GPT2
 from own_norms import OwnScale
 from refusals import refuses
 from toys import Toy
+from weights import identical, take_step
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -39,9 +40,7 @@ def loss_of(model: nn.Module) -> Tensor:
 
 def train(model: nn.Module, optimizer: Any, steps: int = 3) -> None:
     for _ in range(steps):
-        optimizer.zero_grad()
-        loss_of(model).backward()
-        optimizer.step()
+        take_step(optimizer, loss_of(model))
 
 
 def hyper(optimizer: Any) -> dict[str, tuple[float, ...]]:
@@ -167,8 +166,7 @@ def test_complete_at_the_base_depth_is_none() -> None:
     """At the base every factor is 1, and the author's own initialisation is taken as it is."""
     at = {"width": 8, "depth": 2}
     assert family("complete").plan(at) == family().plan(at)
-    ours, theirs = family("complete").init(at), family().init(at)
-    assert all(torch.equal(p, q) for p, q in zip(ours.parameters(), theirs.parameters(), strict=True))
+    assert identical(family("complete").init(at), family().init(at))
 
 
 @pytest.mark.slow

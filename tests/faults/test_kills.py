@@ -30,6 +30,7 @@ from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Spec, find_c
 from paper_runs import SPACE, Sitting, compare_quietly, count_changes, few, growing, results, sweep_job, two_seeds
 from processes import DEADLINE, PROCESSES
 from small_runs import Child, assert_same_run, die_at, recipe
+from weights import take_step
 
 pytestmark = pytest.mark.faults
 KILLS = 20
@@ -267,9 +268,7 @@ def own_loop_run(folder: Path, seconds: float = 0.0, began: Any = None) -> Study
         for _ in range(steps):
             time.sleep(seconds)
             rows = torch.randint(30, (8,))
-            optimizer.zero_grad()
-            nn.functional.mse_loss(model(x[rows]), x[rows].sin()).backward()
-            optimizer.step()
+            take_step(optimizer, nn.functional.mse_loss(model(x[rows]), x[rows].sin()))
             scheduler.step()
 
     def held_out(model: nn.Module) -> torch.Tensor:

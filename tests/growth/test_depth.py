@@ -27,6 +27,7 @@ from deep_models import (
 from mupscale.growth import grow_optimizer
 from mupscale.models import GPT2
 from refusals import refuses
+from weights import identical, take_step, unchanged
 
 pytestmark = pytest.mark.usefixtures("float64")
 each_growth = pytest.mark.parametrize("grow", [mu.Identity(), mu.Stack("interleaved")], ids=["identity", "stack"])
@@ -47,10 +48,8 @@ def loss_of(model: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def step(model: nn.Module, optimizer: Any, inputs: Tensor) -> None:
-    optimizer.zero_grad()
     torch.manual_seed(1)
-    loss_of(model, inputs).backward()
-    optimizer.step()
+    take_step(optimizer, loss_of(model, inputs))
 
 
 @pytest.mark.parametrize("name", RESIDUAL)
@@ -91,9 +90,8 @@ def test_identity_keeps_outputs_and_gradients_and_new_blocks_learn(name: str) ->
 def test_refused(name: str) -> None:
     model, reason = REFUSED[name]
     shallow, deep, inputs = pair(model)
-    before = {n: p.detach().clone() for n, p in deep.named_parameters()}
-    refuses(reason, mu.plan_depth if name == "not-found" else mu.upscale, shallow, deep, inputs=inputs)
-    assert all(torch.equal(p, before[n]) for n, p in deep.named_parameters())
+    with unchanged(deep):
+        refuses(reason, mu.plan_depth if name == "not-found" else mu.upscale, shallow, deep, inputs=inputs)
 
 
 def test_bad_input() -> None:
@@ -182,23 +180,21 @@ def test_a_plan_knows_its_operator(with_inputs: bool) -> None:
     assert ["outputs differ by" in str(warning.message) for warning in caught] == [True] * with_inputs
     other = RESIDUAL["gpt2"].build(4)
     mu.upscale(shallow, other, grow=grow)
-    assert all(torch.equal(p, q) for p, q in zip(deep.parameters(), other.parameters(), strict=True))
+    assert identical(deep, other)
 
 
 def test_a_plan_says_what_new_blocks_are() -> None:
     shallow, deep, inputs = pair(RESIDUAL["gpt2"], 2, 4)
     optimizer = torch.optim.AdamW(shallow.parameters())
-    before = {n: p.detach().clone() for n, p in deep.named_parameters()}
     for ours, theirs in (
         (mu.Stack(), mu.Identity()),
         (mu.Identity(), mu.Stack()),
         (mu.Stack(), mu.Stack("interleaved")),
     ):
         plan = mu.plan_depth(shallow, deep, inputs=inputs, grow=ours)
-        with pytest.raises(mu.MupscaleError, match=r"plan says .*leave out grow=, or make the plan with plan_depth"):
-            mu.upscale(shallow, deep, plan, grow=theirs)
-        refuses("leave out grow=", mu.upscale, shallow, deep, plan, optimizer, grow=theirs)
-    assert all(torch.equal(p, before[n]) for n, p in deep.named_parameters())
+        said = r"plan says .*leave out grow=, or make the plan with plan_depth"
+        with unchanged(deep):
+            refuses(said, mu.upscale, shallow, deep, plan, optimizer, grow=theirs)
 
 
 def test_a_plan_shows_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +293,7 @@ def test_a_plan_for_blocks_is_a_plan(grow: Any, tmp_path: Path) -> None:
     assert mu.Plan.from_json(plan.to_json()) == plan
     deepened = mu.upscale(shallow, other, plan)[0]
     grown, deep_adam = mu.upscale(shallow, deep, plan, adam)
-    assert all(torch.equal(p, q) for p, q in zip(grown.parameters(), deepened.parameters(), strict=True))
+    assert identical(grown, deepened)
     old, new = shallow.get_parameter("h.0.mlp.c_fc.weight"), grown.get_parameter("h.1.mlp.c_fc.weight")
     assert (new in deep_adam.state) == isinstance(grow, mu.Stack)
     if isinstance(grow, mu.Stack):

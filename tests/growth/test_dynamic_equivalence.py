@@ -17,6 +17,7 @@ import mupscale as mu
 from mupscale.models import MLP
 from mupscale.optim.optimizer_traits import traits_of
 from toys import Toy
+from weights import take_step
 from zoo import ARCHITECTURES, TRAININGS, VOCAB, Architecture, Training, train_pair
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -180,9 +181,7 @@ def test_proposition_dynamic_equivalence_of_mlps(
         return F.mse_loss(model(batch[0]), batch[1])
 
     for _ in range(3):
-        opt.zero_grad()
-        loss(narrow, batch).backward()
-        opt.step()
+        take_step(opt, loss(narrow, batch))
     mu.widen(narrow, wide, plan)
     report = mu.verify(narrow, wide, plan, [batch], loss, optimizer=opt, steps=5, clip=clip, tolerance=1e-8)
     assert report.ok, str(report)

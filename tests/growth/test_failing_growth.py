@@ -14,6 +14,7 @@ import mupscale as mu
 from mupscale.growth import operators, optimizer_state, upscale_untried, writing
 from mupscale.optim import GroupBuilder
 from toys import Toy
+from weights import take_step
 
 
 class Own(mu.Fresh):
@@ -109,8 +110,7 @@ def test_all_or_nothing(name: str) -> None:
     torch.manual_seed(0)
     small = net()
     optimizer = torch.optim.SGD(small.parameters(), lr=0.1, momentum=0.9)
-    small(X).square().mean().backward()
-    optimizer.step()
+    take_step(optimizer, small(X).square().mean())
     small.first.weight.requires_grad_(False)
     build, make_plan, grow = GROWTHS[name]()
     plan, seen, large = make_plan(small), set[str](), build()

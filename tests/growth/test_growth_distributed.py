@@ -21,6 +21,7 @@ from deep_models import ResidualTable
 from mupscale.growth import grow_optimizer
 from mupscale.models import GPT2, MLP
 from processes import run_in_processes
+from weights import difference, identical, whole
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="torch.distributed with gloo is not available"
@@ -98,10 +99,6 @@ def wrap(model: nn.Module, how: str) -> nn.Module:
     return model
 
 
-def whole(tensor: Tensor) -> Tensor:
-    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
-
-
 def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name.removeprefix("module."): whole(p) for name, p in model.named_parameters()}
 
@@ -116,16 +113,6 @@ def states(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Tensor]:
 
 def is_sharded(tensor: Tensor) -> bool:
     return type(tensor).__name__ == "DTensor" and tensor.to_local().shape != tensor.shape
-
-
-def difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    """The largest relative difference of any tensor."""
-    assert ours.keys() == theirs.keys()
-    return max(float((ours[n] - theirs[n]).norm() / theirs[n].norm().clamp(min=1e-300)) for n in ours)
-
-
-def identical(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[n], theirs[n]) for n in ours)
 
 
 # ---------------------------------------------------------------------------------------------- scenarios

@@ -10,6 +10,7 @@ import torch
 import mupscale as mu
 from mupscale.models import GPT2, MLP, ResNet18
 from toys import Toy
+from weights import take_step
 from zoo import ARCHITECTURES, TRAININGS, train_pair
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
@@ -35,10 +36,8 @@ def test_upscale_keeps_device_and_flags(flags: dict[str, Any]) -> None:
     x, y = torch.randn(16, 8, device="cuda"), torch.randint(0, 3, (16,), device="cuda")
 
     def step(m: torch.nn.Module, o: torch.optim.Optimizer) -> torch.Tensor:
-        o.zero_grad()
         output = m(x)
-        cross_entropy(output, y).backward()
-        o.step()
+        take_step(o, cross_entropy(output, y))
         return output.detach()
 
     for _ in range(5):
@@ -71,13 +70,9 @@ def trained(
 def step(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor, *, autocast: bool = False
 ) -> float:
-    optimizer.zero_grad()
     with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
         logits = model(tokens)
-    loss = cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
-    loss.backward()
-    optimizer.step()
-    return float(loss.detach())
+    return take_step(optimizer, cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten()))
 
 
 def old_part(wide: torch.Tensor, entry: mu.Entry) -> torch.Tensor:
@@ -192,8 +187,7 @@ def test_a_plan_by_running_draws_the_same_at_both_widths_and_leaves_the_device_a
 def test_a_state_is_loaded_into_its_own_optimizer_on_cuda(flags: dict[str, Any], tmp_path: Any) -> None:
     model = MLP(8, 16, 3).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, **flags)
-    model(torch.randn(4, 8, device="cuda")).sum().backward()
-    optimizer.step()
+    take_step(optimizer, model(torch.randn(4, 8, device="cuda")).sum())
     path = mu.save(tmp_path / "file", model, optimizer)
     mu.load(path, model, torch.optim.AdamW(model.parameters(), lr=1e-2, **flags))
     with pytest.raises(mu.MupscaleError, match="another optimizer"):

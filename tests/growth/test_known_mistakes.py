@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn, optim
+from torch import nn, optim
 
 import mupscale as mu
 from mupscale.models import GPT2, MLP
 from refusals import refuses
 from toys import Toy
+from weights import identical, take_step, unchanged
 
 K = 4
 TOKENS = torch.randint(11, (8, 6), generator=torch.Generator().manual_seed(3))
@@ -23,14 +24,6 @@ def gpt2(head_dim: int) -> GPT2:
 
 def mlp(width: int) -> MLP:
     return MLP(5, width, 3, activation="tanh")
-
-
-def weights(model: nn.Module) -> list[Tensor]:
-    return [p.detach().clone() for p in model.parameters()]
-
-
-def equal(ours: list[Tensor], theirs: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 def factors(model: nn.Module, plan: mu.Plan) -> dict[str, float]:
@@ -47,18 +40,13 @@ def test_metadata_lost_by_deepcopy_and_to_empty(float64: None) -> None:
         sketches = [gpt2(2 * K), gpt2(2 * K)]
     assert factors(copied, copied_plan) == factors(wide, plan) == factors(sketches[0], plan)
     assert len(set(factors(copied, plan).values())) > 1
-    expected = weights(mu.widen(copy.deepcopy(narrow), copied, plan))
+    mu.widen(copy.deepcopy(narrow), copied, plan)
     torch.testing.assert_close(copied(TOKENS), narrow(TOKENS), rtol=1e-12, atol=1e-12)
     emptied = sketches[0].to_empty(device="cpu")
     emptied.lm_head.weight = emptied.wte.weight  # to_empty unties
-    assert equal(weights(mu.widen(narrow, emptied, plan)), expected)
-    assert equal(weights(mu.widen(narrow, sketches[1], plan)), expected)
+    assert identical(mu.widen(narrow, emptied, plan), copied)
+    assert identical(mu.widen(narrow, sketches[1], plan), copied)
     assert sketches[1].lm_head.weight is sketches[1].wte.weight
-
-
-def step(model: nn.Module, optimizer: Any, x: Tensor) -> None:
-    model(x).square().mean().backward()
-    optimizer.step()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -69,7 +57,7 @@ def test_the_step_tensor_shared_with_the_wide_optimizer_or_cast_to_bf16_where_it
     """In bf16, 256 + 1 is 256."""
     narrow, wide, x = mlp(4).to(dtype), mlp(4 * K).to(dtype), X.to(dtype)
     optimizer = optim.AdamW(narrow.named_parameters(), lr=1e-3)
-    step(narrow, optimizer, x)
+    take_step(optimizer, narrow(x).square().mean())
     for state in optimizer.state.values():
         state["step"].fill_(300.0)
     plan = mu.plan(narrow, wide)
@@ -77,7 +65,7 @@ def test_the_step_tensor_shared_with_the_wide_optimizer_or_cast_to_bf16_where_it
     grown = mu.widen_optimizer(given, mu.make_optimizer(wide, plan, optim.AdamW, lr=0.01), plan)
     memory = {v.data_ptr() for state in optimizer.state.values() for v in state.values()}
     assert not memory & {v.data_ptr() for state in grown.state.values() for v in state.values()}
-    step(wide, grown, x)
+    take_step(grown, wide(x).square().mean())
     assert {(float(s["step"]), s["step"].dtype) for s in grown.state.values()} == {(301.0, torch.float32)}
     assert {s["exp_avg"].dtype for s in grown.state.values()} == {dtype}
     assert {float(s["step"]) for s in optimizer.state.values()} == {300.0}
@@ -85,12 +73,11 @@ def test_the_step_tensor_shared_with_the_wide_optimizer_or_cast_to_bf16_where_it
 
 def test_extra_layers_of_the_target_left_as_noise() -> None:
     narrow, wide = (MLP(5, width, 3, depth=depth) for width, depth in ((4, 3), (16, 5)))
-    before = weights(wide)
     refuses(r"narrow model lacks the module 'layers\.3'.*depth", mu.plan, narrow, wide)
     plan = mu.plan(narrow, MLP(5, 16, 3, depth=3))
-    refuses(r"'layers\.3\.weight'", mu.widen, narrow, wide, plan)
-    refuses(r"'layers\.3\.weight'", mu.widen, narrow.state_dict(), wide, plan)
-    assert equal(weights(wide), before)
+    with unchanged(wide):
+        refuses(r"'layers\.3\.weight'", mu.widen, narrow, wide, plan)
+        refuses(r"'layers\.3\.weight'", mu.widen, narrow.state_dict(), wide, plan)
 
 
 def fixed_readout(width: int) -> nn.Module:

@@ -14,6 +14,7 @@ from torch.nn.functional import gelu
 import mupscale as mu
 from mupscale.planning.from_modules import kind_of_norm
 from toys import Toy
+from weights import take_step
 
 LOSSLESS = mu.Fresh(lossless=True)
 
@@ -85,9 +86,7 @@ def trained(build: Callable[[int], nn.Module], x: Tensor) -> nn.Module:
     model = exact(build(8))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     for _ in range(5):
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
+        take_step(optimizer, model(x).square().mean())
     return model
 
 

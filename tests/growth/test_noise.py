@@ -17,6 +17,7 @@ from mupscale.growth.copies import Net2Net, random_copies, spectral_norm, unit_s
 from mupscale.models import GPT2, MLP, ResNet18
 from refusals import refuses
 from toys import Toy
+from weights import unchanged
 
 
 def net(width: int, order: tuple[str, ...] = ("embedding", "norm", "hidden", "readout")) -> nn.Module:
@@ -121,13 +122,12 @@ def test_fresh_may_be_a_model_or_the_function_that_builds_it(as_module: bool) ->
 
 def test_without_fresh_the_error_names_it_and_one_of_another_width_is_refused() -> None:
     narrow, wide, plan = pair(net, 8, 16)
-    before = copy.deepcopy(wide)
-    refuses(r"fresh=.*Family.*unit=.theory", mu.perturb, wide, plan, 0.1)
+    with unchanged(wide):
+        refuses(r"fresh=.*Family.*unit=.theory", mu.perturb, wide, plan, 0.1)
+        mu.perturb(wide, plan, 0.0)  # nothing to know for no noise
     with torch.device("meta"):
         target = net(16)  # one with values would be measured itself
     refuses("fresh=", mu.upscale, narrow, target, plan, noise=0.1)
-    assert all(torch.equal(p, before.get_parameter(n)) for n, p in wide.named_parameters())
-    mu.perturb(wide, plan, 0.0)  # nothing to know for no noise
     refuses("builds another model", mu.plan, net(8), net(16), fresh=net(16))
 
 
@@ -180,17 +180,14 @@ def test_zero_noise_changes_no_bit(noise: Any) -> None:
     _, wide, plan = pair(net, 8, 16, fresh=True)
     with torch.no_grad():
         wide.get_parameter("hidden.weight").zero_().neg_()
-    noisy = copy.deepcopy(wide)
-    mu.perturb(noisy, plan, noise)
-    for name, p in wide.named_parameters():
-        assert torch.equal(p.view(torch.int32), noisy.get_parameter(name).view(torch.int32)), name
+    with unchanged(wide):
+        mu.perturb(wide, plan, noise)
 
 
 @pytest.mark.parametrize("noise", [-1.0, math.nan, math.inf, "much", True])
 def test_noise_that_is_none_is_refused_and_nothing_changes(noise: Any) -> None:
     narrow, _, plan = pair(net, 8, 16, fresh=True)
     wide = net(16)
-    before = copy.deepcopy(wide)
     for make in (
         lambda: mu.perturb(wide, plan, noise),
         lambda: mu.upscale(narrow, wide, plan, noise=noise),
@@ -198,20 +195,18 @@ def test_noise_that_is_none_is_refused_and_nothing_changes(noise: Any) -> None:
         lambda: mu.SignalNoise(noise),
         lambda: mu.GaussianNoise({"hidden.weight": noise}),
     ):
-        refuses(rf"(?i)noise.* is {noise!r}, but must be .*0 or more", make)
-    assert all(torch.equal(p, before.get_parameter(n)) for n, p in wide.named_parameters())
+        with unchanged(wide):
+            refuses(rf"(?i)noise.* is {noise!r}, but must be .*0 or more", make)
     refuses("'init' or 'theory'", mu.GaussianNoise, 0.1, unit="sigma")
 
 
 def test_plans_and_constants_for_another_model_are_refused() -> None:
     _, wide, plan = pair(net, 8, 16, fresh=True)
-    before = copy.deepcopy(wide)
     refuses("different model", mu.perturb, net(32), plan, 0.1)
-    with pytest.raises(mu.MupscaleError, match=r"'layers\.0\.weight'.*different model"):
-        mu.upscale(net(8), wide, plan, noise=mu.GaussianNoise({"layers.0.weight": 1.0}, unit="theory"))
-    with pytest.raises(mu.MupscaleError, match=r"'layers\.0\.weight'.*different model"):
-        mu.perturb(wide, plan, mu.GaussianNoise({"layers.0.weight": 1.0, "hidden.weight": 1.0}, unit="theory"))
-    assert all(torch.equal(p, before.get_parameter(n)) for n, p in wide.named_parameters())
+    noise = mu.GaussianNoise({"layers.0.weight": 1.0, "hidden.weight": 1.0}, unit="theory")
+    with unchanged(wide):
+        refuses(r"'layers\.0\.weight'.*different model", mu.upscale, net(8), wide, plan, noise=noise)
+        refuses(r"'layers\.0\.weight'.*different model", mu.perturb, wide, plan, noise)
 
 
 # streams

@@ -18,13 +18,12 @@ from mupscale.models import MLP
 from mupscale.train import Growth
 from refusals import refuses
 from toys import Toy
+from weights import identical, take_step
 
 
 def _train(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: LRScheduler, x: Tensor, y: Tensor) -> None:
     for _ in range(5):
-        optimizer.zero_grad()
-        cross_entropy(model(x), y).backward()
-        optimizer.step()
+        take_step(optimizer, cross_entropy(model(x), y))
         scheduler.step()
 
 
@@ -96,12 +95,8 @@ def test_the_same_seed_gives_the_same_model_whatever_was_drawn_before() -> None:
     """What `fresh` builds is drawn from seeds of its own, too."""
     torch.manual_seed(0)
     narrow, batch = MLP(3, 8, 2), torch.randn(4, 3)
-    grown = [
-        mu.upscale(narrow, MLP(3, 16, 2), inputs=batch, fresh=lambda: MLP(3, 8, 2), noise=1.0, seed=0)[0]
-        for _ in range(2)
-    ]
-    for a, b in zip(*(model.parameters() for model in grown), strict=True):
-        assert torch.equal(a, b)
+    given: dict[str, Any] = {"inputs": batch, "fresh": lambda: MLP(3, 8, 2), "noise": 1.0, "seed": 0}
+    assert identical(*(mu.upscale(narrow, MLP(3, 16, 2), **given)[0] for _ in range(2)))
 
 
 # ---------------------------------------------------------------------------------------------- if nothing is said

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import mupscale as mu
 from mupscale.planning import initial_means, initial_std
 from mupscale.train import Growth, Recipe, Spec, run_recipe, upscale_dcp
+from weights import take_step
 
 
 class Decays(nn.Module):
@@ -36,8 +37,7 @@ BATCH = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
 def trained(width: int) -> tuple[Decays, torch.optim.Optimizer]:
     model = Decays(width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    model(BATCH).square().mean().backward()
-    optimizer.step()
+    take_step(optimizer, model(BATCH).square().mean())
     return model, optimizer
 
 

@@ -21,6 +21,7 @@ from mupscale.theory import finite as finite_estimate
 from mupscale.theory import limit as limit_estimate
 from mupscale.theory import run as train
 from mupscale.theory.mlp_training import ACTIVATIONS, count_copies, squared_error
+from weights import take_step
 
 slow = pytest.mark.slow
 
@@ -238,13 +239,7 @@ def test_a_family_at_base_1_with_adam_tends_to_the_limit(float64: None) -> None:
         for seed in range(20):
             model = family.init(n, seed=seed)
             opt = family.optimizer(model, torch.optim.Adam, lr=0.1, betas=(0.8, 0.9), eps=factor * 0.2)
-            losses: list[float] = []
-            for _ in range(4):
-                loss = squared_error(model(inputs), targets)
-                losses.append(loss.item())
-                opt.zero_grad()
-                loss.backward()
-                opt.step()
+            losses = [take_step(opt, squared_error(model(inputs), targets)) for _ in range(4)]
             fallen.append(losses[0] - losses[-1])
         assert (fmean(fallen) == pytest.approx(float(start - end), rel=0.05)) is meets
 

@@ -42,6 +42,7 @@ from mupscale.train.run_folder import RunFolder, find_checkpoint
 from processes import run_in_processes
 from small_runs import CLASSES, FEATURES, WORDS, Normed, Rows, copies
 from toys import Toy
+from weights import difference, identical, whole
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="torch.distributed with gloo is not available"
@@ -149,10 +150,6 @@ def recipe(kind: str, out: Path | None, **changes: Any) -> Recipe:
 
 
 # ---------------------------------------------------------------------------------------------- what is told of a run
-
-
-def whole(tensor: Tensor) -> Tensor:
-    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
 
 
 def weights(result: Result) -> dict[str, Tensor]:
@@ -467,17 +464,6 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             slow = any(item.get_closest_marker("slow") for item in request.session.items)
             act_out(folder, set(SCENARIOS) if slow else set(SCENARIOS) - AGAIN)
     return Results(folder)
-
-
-def difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    """The largest relative difference of any tensor."""
-    assert ours.keys() == theirs.keys()
-    pairs = [(ours[name].double(), theirs[name].double()) for name in ours]
-    return max(float((a - b).norm() / b.norm().clamp(min=1e-300)) for a, b in pairs)
-
-
-def identical(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[n], theirs[n]) for n in ours)
 
 
 def same_metrics(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:
