@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 class Toy(nn.Module):
@@ -26,3 +27,13 @@ class Toy(nn.Module):
     def forward(self, *inputs: Any) -> Any:
         assert self.compute is not None
         return self.compute(self, *inputs)
+
+
+def classify(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """The loss of a classifier."""
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def language(model: nn.Module, tokens: Tensor) -> Tensor:
+    """The loss of a language model."""
+    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
