@@ -59,28 +59,16 @@ __all__ = [
     "measure_statistics", "param_groups", "per_group", "perturb", "plan", "plan_depth", "plan_experts",
     "register_optimizer", "register_roles", "save", "upscale", "verify", "widen", "widen_optimizer", "widen_scheduler",
 ]
-_NAMES = {
-    "checkpoint": ("load", "save"),
-    "checks": ("coord_check", "growth_table", "verify"),
-    "core": ("Axis", "Entry", "Plan", "Role", "Rule", "RuleSet", "expand", "index_of_old"),
-    "family": ("Family",),
-    "growth": ("Copies", "Experts", "Fresh", "GaussianNoise", "Identity", "Operator", "SignalNoise", "Stack",
-               "measure_statistics", "perturb", "plan_depth", "plan_experts", "upscale",
-               "widen", "widen_optimizer"),
-    "optim": ("clip_grad_norm_", "make_optimizer", "param_groups", "per_group", "register_optimizer",
-              "widen_scheduler"),
-    "planning": ("plan", "register_roles"),
-}
 # fmt: on
-_HOMES = {name: package for package, names in _NAMES.items() for name in names}
-_PACKAGES = {*_NAMES, "cli", "study", "data", "engine", "hf", "models", "plots", "report", "system"}
-_PACKAGES |= {"theory", "train"}
+_HOMES = ("core", "planning", "optim", "growth", "checkpoint", "checks", "family")
+_PACKAGES = {*_HOMES, "cli", "study", "data", "engine", "hf", "models", "plots", "report", "system", "theory", "train"}
 
 
 def __getattr__(name: str) -> Any:
     """A public name, or a package below this one, imported now (PEP 562)."""
-    if name in _HOMES:
-        value = getattr(import_module(f"mupscale.{_HOMES[name]}"), name)
+    if name in __all__:  # those of one home need none of the next
+        homes = (import_module(f"mupscale.{home}") for home in _HOMES)
+        value = next(getattr(home, name) for home in homes if hasattr(home, name))
     elif name in _PACKAGES:
         value = import_module(f"mupscale.{name}")
     else:

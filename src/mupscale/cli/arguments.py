@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from mupscale.system import MupscaleError, Typed, read_regular
+from mupscale.system import MupscaleError, Typed, did_you_mean, read_regular
 
 MOST_BYTES = 1 << 20
 
@@ -189,13 +188,7 @@ def _check_name(name: str, known: Collection[str]) -> None:
         return
     first, dot, rest = name.partition(".")
     if dot and first not in firsts:  # --optimizr.lr: what comes after the dot is not for us to judge
-        near = [f"{each}.{rest}" for each in nearest(first, firsts)]
+        meant = did_you_mean(first, firsts, lambda near: with_hyphens(f"--{near}.{rest}"))
     else:
-        near = nearest(name, known)
-    meant = f"; did you mean {with_hyphens(f'--{near[0]}')}?" if near else ""
+        meant = did_you_mean(name, known, lambda near: with_hyphens(f"--{near}"))
     raise UsageError(f"there is no option {with_hyphens(f'--{name}')}{meant}")
-
-
-def nearest(name: str, names: Collection[str]) -> list[str]:
-    """The name that was meant, perhaps, as a list of one or none."""
-    return difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)

@@ -8,7 +8,6 @@ MupscaleError, or as a UsageError where the command line itself is wrong.
 from __future__ import annotations
 
 import atexit
-import difflib
 import errno
 import gc
 import os
@@ -140,9 +139,9 @@ def _show_group_or_refuse(words: list[str]) -> int:
         system.show(_overview(group))
         return 0
     unknown = " ".join(words[:2]) if group else words[0]
-    near = [_OTHER_WORDS[unknown]] if unknown in _OTHER_WORDS else difflib.get_close_matches(unknown, COMMANDS, n=1)
-    hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(COMMANDS)}"
-    return print_failure(f"mupscale: there is no command {unknown}{hint}", 2)
+    known = {**{name: name for name in COMMANDS}, **_OTHER_WORDS}
+    meant = system.did_you_mean(unknown, known, known.__getitem__) or f"; there are {', '.join(COMMANDS)}"
+    return print_failure(f"mupscale: there is no command {unknown}{meant}", 2)
 
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

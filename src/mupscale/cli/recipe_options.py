@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 import tempfile
@@ -16,20 +15,10 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from mupscale.cli.arguments import (
-    Answered,
-    Given,
-    UsageError,
-    Words,
-    add_to_lists,
-    nearest,
-    read_value,
-    read_yaml,
-    set_options,
-)
+from mupscale.cli.arguments import Answered, Given, UsageError, Words, add_to_lists, read_value, read_yaml, set_options
 from mupscale.cli.command_lines import CommandLine, Option, Section, help_of_rows, meanings, rows_of
 from mupscale.cli.own_modules import allow_modules, named_classes
-from mupscale.system import MupscaleError, parse_given, show, told_fields
+from mupscale.system import MupscaleError, did_you_mean, parse_given, show, told_fields
 
 if TYPE_CHECKING:
     from mupscale.train import Recipe
@@ -76,8 +65,8 @@ def find_recipe(name: str) -> str:
         return str(shipped[name])
     if Path(name).is_file():
         return name
-    near = difflib.get_close_matches(Path(name).stem, shipped, n=1)
-    raise UsageError(f"there is no recipe {name}" + (f"; did you mean {near[0]}, which ships?" if near else ""))
+    meant = did_you_mean(Path(name).stem, shipped, lambda near: f"{near}, which ships")
+    raise UsageError(f"there is no recipe {name}{meant}")
 
 
 def recipe_usage(more: str = "") -> str:
@@ -197,8 +186,7 @@ def _complete(name: str, given: Tree | None, widths: Collection[str]) -> Tree:
                 f"from {name}"
             )
         if argument not in known and not is_open:
-            near = nearest(argument, known)
-            raise UsageError(f"{path} has no argument {argument}" + (f"; did you mean {near[0]}?" if near else ""))
+            raise UsageError(f"{path} has no argument {argument}{did_you_mean(argument, known)}")
     values = {}
     for argument, parameter in known.items():
         if argument in arguments:
@@ -222,7 +210,7 @@ def _load(name: str, path: str) -> tuple[str, Any]:
     if "." not in path:
         short = {each: f"{module}.{each}" for module in _SHORT_NAMES[name] for each in dir(import_module(module))}
         if path not in short:
-            meant = "".join(f"; did you mean {short[each]}?" for each in nearest(path, short))
+            meant = did_you_mean(path, short, short.__getitem__)
             raise UsageError(f"{name} is {path}, but must be the import path of a class{meant}")
         path = short[path]
     try:

@@ -25,6 +25,7 @@ from mupscale.system.errors import (
     as_asked,
     asked_by_command,
     check_installed,
+    did_you_mean,
     not_advising,
     recipe_entry,
     require,

@@ -5,9 +5,10 @@ Everything it refuses, it refuses with a MupscaleError; an optional package that
 
 from __future__ import annotations
 
+import difflib
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module
@@ -117,6 +118,16 @@ def ways_out(before: str = ": ", /, **ways: str) -> str:
         unsaid, ways = unsaid | {"inputs", "no_inputs"}, {**ways, **({"roles": _BY_CLASS} if "roles" in ways else {})}
     said = [way for setting, way in ways.items() if setting not in unsaid]
     return before + ", or ".join(said) if said else ""
+
+
+def did_you_mean(name: str, known: Iterable[str], shown: Callable[[str], str] = str) -> str:
+    """The end of a sentence that refuses a name: the one that was meant, perhaps, as `shown` writes it.
+
+    >>> did_you_mean("stpes", ["steps", "batch"]), did_you_mean("x", ["steps"])
+    ('; did you mean steps?', '')
+    """
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {shown(near[0])}?" if near else ""
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:

@@ -7,7 +7,6 @@ a field has one; a TypedDict stands for a mapping that stays one, beside whose f
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import itertools
@@ -33,7 +32,7 @@ from typing import (
     is_typeddict,
 )
 
-from mupscale.system.errors import MupscaleError, as_asked
+from mupscale.system.errors import MupscaleError, as_asked, did_you_mean
 
 _Public = TypeVar("_Public", bound=Callable[..., Any])
 _Record = TypeVar("_Record")
@@ -186,8 +185,7 @@ def _record(kind: Any, values: Any, place: tuple[Any, ...], mode: _Mode) -> Any:
         hints = {each.name: hints[each.name] for each in own}
         needed = {each.name for each in own if each.default is MISSING and each.default_factory is MISSING}
         for name in (name for name in values if name not in hints):
-            near = difflib.get_close_matches(str(name), hints, n=1)
-            meant = f"; did you mean {near[0]}?" if near else ""
+            meant = did_you_mean(str(name), hints)
             raise _Mismatch(kind, values, place, problem=f"there is no field '{_path((*place, name))}'{meant}")
     for name in (name for name in hints if name in needed and name not in values):
         raise _Mismatch(kind, values, place, problem=f"'{_path((*place, name))}' is missing")
