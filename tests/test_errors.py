@@ -12,6 +12,7 @@ from torch import nn, optim
 import mupscale as mu
 import weights
 from mupscale.models import GPT2, MLP
+from toys import Toy
 
 
 @contextmanager
@@ -130,13 +131,10 @@ def test_an_optimizer_that_cannot_follow(ready: Any) -> None:
 # ---------------------------------------------------------------------------------------------- dtypes
 
 
-class Scaled(nn.Module):
+def scaled(width: int, dtype: torch.dtype) -> nn.Module:
     """A layer whose weight is stored in any dtype."""
-
-    def __init__(self, width: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.first = nn.Linear(5, width)
-        self.stored = nn.Parameter(torch.ones(width).to(dtype), requires_grad=False)
+    stored = nn.Parameter(torch.ones(width).to(dtype), requires_grad=False)
+    return Toy(None, first=nn.Linear(5, width), stored=stored)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.complex64, torch.float8_e4m3fn, torch.bool], ids=str)
@@ -144,7 +142,7 @@ def test_unsupported_dtypes(dtype: torch.dtype) -> None:
     remedy = "real and imaginary" if dtype.is_complex else "dequantise"
     for dtypes in ((dtype, dtype), (dtype, torch.float32), (torch.float32, dtype)):
         with refused("'stored'", str(dtype), "floating-point", remedy):
-            mu.plan(Scaled(4, dtypes[0]), Scaled(8, dtypes[1]))
+            mu.plan(scaled(4, dtypes[0]), scaled(8, dtypes[1]))
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
@@ -266,25 +264,18 @@ def test_a_plan_for_another_model(ready: Any) -> None:
             refusal()
 
 
-class Marked(nn.Module):
+def marked(width: int) -> Any:
     """A model with values that no state dict holds."""
-
-    def __init__(self, width: int, *, plain: bool) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(5, width), nn.Linear(width, 3)
-        self.register_buffer("scale", torch.full((3,), 2.0), persistent=False)
-        if plain:
-            self.shift = torch.ones(3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scaled: torch.Tensor = self.b(self.a(x)) * self.scale
-        return scaled
+    model = Toy(lambda m, x: m.b(m.a(x)) * m.scale, a=nn.Linear(5, width), b=nn.Linear(width, 3))
+    model.register_buffer("scale", torch.full((3,), 2.0), persistent=False)
+    return model
 
 
 def test_values_that_a_wide_model_without_memory_cannot_have() -> None:
-    narrow = Marked(4, plain=False)
+    narrow = marked(4)
     with torch.device("meta"):
-        wide, with_plain = Marked(8, plain=False), Marked(8, plain=True)
+        wide, with_plain = marked(8), marked(8)
+        with_plain.shift = torch.ones(3)
     plan = mu.plan(narrow, wide)
     with refused("'scale'", "not in the state dict", "real device"):
         mu.widen(narrow.state_dict(), wide, plan)

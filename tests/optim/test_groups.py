@@ -21,6 +21,7 @@ import mupscale as mu
 from mupscale.growth.upscaling import grow_optimizer
 from mupscale.models import GPT2, MLP
 from mupscale.optim import MuonAdamW, muon_groups
+from toys import Toy
 
 DATA = torch.Generator().manual_seed(7)
 X = torch.randn(16, 5, generator=DATA, dtype=torch.float64)
@@ -719,18 +720,12 @@ def test_models_tell_which_parameter_is_which(float64: None) -> None:
     assert_state(grown, wide, optimizer, narrow)
 
 
-class Shell(nn.Module):
+def shell(wide: bool) -> nn.Module:
     """A model with a child that is called as DDP's prefix is."""
-
-    def __init__(self, wide: bool) -> None:
-        super().__init__()
-        self.module = mlp(wide)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.module(x)
+    return Toy(lambda model, x: model.module(x), module=mlp(wide))
 
 
-@pytest.mark.parametrize("build", [mlp, Shell])
+@pytest.mark.parametrize("build", [mlp, shell])
 @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
 def test_names_in_a_saved_state_may_carry_the_wrappers_prefixes(prefix: str, build: Any, float64: None) -> None:
     narrow, wide = build(False), build(True)
@@ -1110,19 +1105,13 @@ def test_making_groups_changes_nothing_else() -> None:
 
 def test_a_weight_with_an_offset_refuses_what_goes_by_the_stored_value() -> None:
     """w is not what scales where the model adds 1 to it: decay pulls elsewhere, and sizes are no multiples."""
-
-    class Gain(nn.Module):
-        def __init__(self, d: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(d))
-
-    wide = Gain(8)
-    plan = mu.plan(Gain(4), wide, roles={"weight": mu.Role(out=0, fold=0.5, offset=1)})
+    narrow, wide = (Toy(None, weight=nn.Parameter(torch.zeros(d))) for d in (4, 8))
+    plan = mu.plan(narrow, wide, roles={"weight": mu.Role(out=0, fold=0.5, offset=1)})
     with pytest.raises(mu.MupscaleError, match=r"'weight' is stored without the 1 .*weight_decay=0 \(groups="):
         mu.param_groups(wide, plan, optim.AdamW, lr=0.1, weight_decay=0.1)
     for optimizer in (optim.Adafactor, optim.ASGD):
         with pytest.raises(mu.MupscaleError, match=r"depends on the size of the stored values.*Use AdamW"):
             mu.param_groups(wide, plan, optimizer, lr=0.1, weight_decay=0.0)
     assert mu.param_groups(wide, plan, optim.AdamW, lr=0.1, weight_decay=0.0)[0]["lr"] == 0.05
-    unfolded = mu.plan(Gain(4), wide, roles={"weight": mu.Role(out=0, offset=1)})
+    unfolded = mu.plan(narrow, wide, roles={"weight": mu.Role(out=0, offset=1)})
     assert mu.param_groups(wide, unfolded, optim.AdamW, lr=0.1, weight_decay=0.1)
