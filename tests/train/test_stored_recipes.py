@@ -193,6 +193,11 @@ def begin(place: Path, recipe: Recipe, *, resume: bool = False) -> None:
     folder.release()
 
 
+def key(own: Path) -> Path:
+    """This user's key, with which he signs the runs that he begins."""
+    return own.parent / "config" / "mupscale" / "key"
+
+
 def trusted(place: Path) -> list[str]:
     return StoredRecipe.read(place / "recipe.json").packages_if_own()
 
@@ -204,10 +209,9 @@ def test_an_own_run_is_known_again_and_stays_so_when_it_is_resumed(own: Path) ->
     link = own.with_name("link")
     link.symlink_to(own)
     assert trusted(link)
-    key = own.parent / "config" / "mupscale" / "key"
-    assert key.stat().st_mode & 0o777 == 0o600
-    assert key.stat().st_size == 32
-    assert [path.name for path in key.parent.iterdir()] == ["key"]
+    assert key(own).stat().st_mode & 0o777 == 0o600
+    assert key(own).stat().st_size == 32
+    assert [path.name for path in key(own).parent.iterdir()] == ["key"]
 
 
 def test_a_run_without_classes_of_ones_own_makes_no_key(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,53 +220,24 @@ def test_a_run_without_classes_of_ones_own_makes_no_key(here: Path, monkeypatch:
     assert not (here / "config").exists()
 
 
-def changed_recipe(own: Path, **changes: Any) -> Path:
+def change_model(own: Path, **changes: Any) -> None:
     values = json.loads((own / "recipe.json").read_text())
-    values["model"] |= changes or {"class_path": "mine.run"}
+    values["model"] |= changes
     (own / "recipe.json").write_text(json.dumps(values))
-    return own
 
 
-def changed_arguments(own: Path) -> Path:
-    return changed_recipe(own, init_args={"d_in": 3})
+def link_key(own: Path) -> None:
+    key(own).rename(own / "key")
+    key(own).symlink_to(own / "key")
+
+
+def pipe_signature(own: Path) -> None:
+    (own / "own.json").unlink()
+    os.mkfifo(own / "own.json")
 
 
 def copied(own: Path) -> Path:
     return Path(shutil.copytree(own, own.with_name("theirs")))
-
-
-def signed_by_another(own: Path) -> Path:
-    """Another user, or the same one on another machine."""
-    (own.parent / "config" / "mupscale" / "key").write_bytes(os.urandom(32))
-    return own
-
-
-def without_key(own: Path) -> Path:
-    (own.parent / "config" / "mupscale" / "key").unlink()
-    return own
-
-
-def key_for_all_to_read(own: Path) -> Path:
-    (own.parent / "config" / "mupscale" / "key").chmod(0o644)
-    return own
-
-
-def key_is_a_link(own: Path) -> Path:
-    key = own.parent / "config" / "mupscale" / "key"
-    key.rename(own / "key")
-    key.symlink_to(own / "key")
-    return own
-
-
-def no_signature(own: Path) -> Path:
-    (own / "own.json").write_text('{"signature": ["a", 1]}')
-    return own
-
-
-def signature_is_a_pipe(own: Path) -> Path:
-    (own / "own.json").unlink()
-    os.mkfifo(own / "own.json")
-    return own
 
 
 def resumed_by_trust(own: Path) -> Path:
@@ -272,23 +247,33 @@ def resumed_by_trust(own: Path) -> Path:
     return theirs
 
 
-def other_module(own: Path) -> Path:
-    """The same name in another current folder, as where somebody sends a module along."""
+def send_module_along(own: Path) -> None:
     (own.parent / "download").mkdir()
     (own.parent / "mine.py").rename(own.parent / "download" / "mine.py")
     sys.modules.pop("mine", None)
     os.chdir(own.parent / "download")
-    return own
 
 
-FORGED = (changed_recipe, changed_arguments, copied, signed_by_another, without_key, key_for_all_to_read, key_is_a_link)
-FORGED += (no_signature, signature_is_a_pipe, resumed_by_trust, other_module)
+FORGED: dict[str, Callable[[Path], Path | object]] = {
+    "another class": lambda own: change_model(own, class_path="mine.run"),
+    "other arguments": lambda own: change_model(own, init_args={"d_in": 3}),
+    "a copy": copied,
+    "signed by another user, or on another machine": lambda own: key(own).write_bytes(os.urandom(32)),
+    "no key": lambda own: key(own).unlink(),
+    "a key for all to read": lambda own: key(own).chmod(0o644),
+    "a key that is a link": link_key,
+    "no signature": lambda own: (own / "own.json").write_text('{"signature": ["a", 1]}'),
+    "a signature that is a pipe": pipe_signature,
+    "resumed by trust": resumed_by_trust,
+    "a module of the same name in another current folder": send_module_along,
+}
 
 
-@pytest.mark.parametrize("forge", FORGED, ids=lambda forge: forge.__name__)
-def test_no_folder_of_somebody_else_counts_as_own(forge: Callable[[Path], Path], own: Path) -> None:
+@pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED)
+def test_no_folder_of_somebody_else_counts_as_own(forge: Callable[[Path], Path | object], own: Path) -> None:
     assert trusted(own)
-    place = forge(own)
+    made = forge(own)
+    place = made if isinstance(made, Path) else own
     assert trusted(place) == []
     with pytest.raises(MupscaleError, match=r"trust=\['mine'\]"):
         StoredRecipe.read(place / "recipe.json").load(trusted(place))

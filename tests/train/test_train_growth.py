@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import mupscale as mu
 from mupscale import checkpoint
@@ -19,6 +19,7 @@ from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Spec, run_re
 from mupscale.train.processes import Processes
 from mupscale.train.run_models import grow_model
 from small_runs import ADAMW, CLASSES, FEATURES, Rows, assert_same_run, checkpoints, column, metrics, recipe, step
+from toys import Toy
 
 MIXED = [Growth(5, 13, how="fresh"), Growth(9, 26, noise=0.5, how="paired"), Growth(14, 30, how="lossless")]
 
@@ -81,37 +82,22 @@ def test_statistics_of_new_channels_are_measured_in_the_loop(tmp_path: Path) -> 
     assert bool(((variance[new] - 1).abs() > 0.01).all())
 
 
-class NormedBlock(nn.Module):
-    """A residual block with a BatchNorm."""
+def normed(width: int, depth: int) -> nn.Sequential:
+    """A residual stream of blocks with a BatchNorm."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(width, width), nn.BatchNorm1d(width), nn.Linear(width, width)
+    def block() -> Toy:
+        parts = nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, width)
+        return Toy(lambda own, x: x + own.branch(x), branch=nn.Sequential(*parts))
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.last(self.norm(self.first(x)).relu())
-        return out
-
-
-class Normed(nn.Module):
-    """A residual stream of such blocks."""
-
-    def __init__(self, width: int, depth: int) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(FEATURES, width), nn.Linear(width, CLASSES)
-        self.blocks = nn.Sequential(*(NormedBlock(width) for _ in range(depth)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.last(self.blocks(self.first(x)))
-        return out
+    return nn.Sequential(nn.Linear(FEATURES, width), *(block() for _ in range(depth)), nn.Linear(width, CLASSES))
 
 
 @pytest.mark.parametrize("how", ["fresh", "copies"])
 def test_statistics_of_new_channels_and_blocks_of_a_family_with_a_depth(how: str) -> None:
     """What the block that was there has, goes on; new channels and the new block have means of the coming batches."""
-    family = mu.Family(Normed, {"width": 4, "depth": 1}, inputs=torch.randn(4, FEATURES))
+    family = mu.Family(normed, {"width": 4, "depth": 1}, inputs=torch.randn(4, FEATURES))
     model, data = family.init({"width": 4, "depth": 1}), Rows()
-    model.get_buffer("blocks.0.norm.running_mean").fill_(3.0)
+    model.get_buffer("1.branch.1.running_mean").fill_(3.0)
     grow: Any = (mu.Fresh() if how == "fresh" else mu.Copies(mu.GaussianNoise(0.5)), mu.Identity())
     grown, _ = grow_model(
         model,
@@ -125,7 +111,7 @@ def test_statistics_of_new_channels_and_blocks_of_a_family_with_a_depth(how: str
         data=None,
         batches=[data.batch(0, 0, 16)[0]],
     )
-    old, new = (grown.get_buffer(f"blocks.{number}.norm.running_mean") for number in range(2))
+    old, new = (grown.get_buffer(f"{place}.branch.1.running_mean") for place in (1, 2))
     assert (old == 3).sum() == (4 if how == "fresh" else 8)
     assert bool((old != 0).all())
     assert bool((new != 0).all())

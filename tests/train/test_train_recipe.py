@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import mupscale as mu
 from mupscale.core import RuleSet
@@ -32,6 +32,7 @@ from mupscale.train import (
 )
 from mupscale.train.recipe import build_noise
 from small_runs import ADAMW, CLASSES, FEATURES, KINDS, MLP, SGD, column, copies, recipe, refused
+from toys import Toy
 
 DIMS = KINDS["gpt2-dims"]
 
@@ -252,19 +253,6 @@ def test_paths_are_text_in_a_recipe() -> None:
     assert Recipe.from_json(json.loads(json.dumps(one.to_json()))) == one
 
 
-@pytest.mark.parametrize(
-    ("changes", "part"),
-    [({"stepz": 3}, "stepz"), ({"seeds": {"weights": 1}}, "weights"), ({"grow": [{"when": 3}]}, "when")],
-)
-def test_json_that_is_no_recipe(changes: dict[str, Any], part: str) -> None:
-    with pytest.raises(MupscaleError, match=part):
-        Recipe.from_json({**recipe().to_json(), **changes})
-    values = recipe().to_json()
-    del values["steps"]
-    with pytest.raises(MupscaleError, match="steps"):
-        Recipe.from_json(values)
-
-
 OTHER: dict[str, Any] = {
     "how": "paired",
     "outgoing": 0.5,
@@ -335,28 +323,21 @@ def test_widths_and_growth_by_step() -> None:
     assert [one.growth_at(step) for step in (4, 5, 10)] == [None, one.grow[0], one.grow[1]]
 
 
-class Needy(nn.Module):
+def needy(d_model: int, d_hidden: int, classes: int) -> nn.Sequential:
     """Widths by names of its own."""
-
-    def __init__(self, d_model: int, d_hidden: int, classes: int) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(6, d_model), nn.Linear(d_model, d_hidden)
-        self.readout = nn.Linear(d_hidden, classes)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.readout(self.second(self.first(x).tanh()).tanh())
-        return logits
+    first, second = nn.Linear(FEATURES, d_model), nn.Linear(d_model, d_hidden)
+    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), nn.Linear(d_hidden, classes))
 
 
 def test_several_widths_by_name(tmp_path: Path) -> None:
     """Each may grow by a factor of its own."""
     widths = {"d_model": 4, "d_hidden": 8}
-    model = Spec("test_train_recipe.Needy", {"classes": 3})
+    model = Spec("test_train_recipe.needy", {"classes": 3})
     grow = [copies(5, {"d_model": 12, "d_hidden": 8}), copies(9, {"d_model": 12, "d_hidden": 32})]
     what = recipe(tmp_path, model=model, width=widths, base=widths, grow=grow, optimizer=ADAMW)
     result = run_recipe(what)
     assert result.width == {"d_model": 12, "d_hidden": 32}
-    assert result.model.get_submodule("second").weight.shape == (32, 12)
+    assert result.model.get_submodule("2").weight.shape == (32, 12)
     plain = run_recipe(replace(what, grow=[], out=None)).model.eval()
     x = torch.randn(5, 6, dtype=torch.float64)
     assert torch.allclose(result.model(x), plain(x), rtol=0, atol=1e-10)
@@ -377,25 +358,19 @@ def test_what_is_not_of_its_kind_is_not_called() -> None:
         Spec("textwrap.dedent", {"text": "x"}).make(nn.Module)
 
 
-class Bare(nn.Module):
+def bare(width: int) -> Toy:
     """A square matrix and a readout that are no layers: its modules do not tell what they are."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.first, self.mix = nn.Linear(FEATURES, width), nn.Parameter(torch.eye(width))
-        self.q = nn.Parameter(torch.randn(width, CLASSES) / width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.first(x)) @ self.mix @ self.q
+    mix, q = nn.Parameter(torch.eye(width)), nn.Parameter(torch.randn(width, CLASSES) / width)
+    return Toy(lambda own, x: own.first(x).tanh() @ own.mix @ own.q, first=nn.Linear(FEATURES, width), mix=mix, q=q)
 
 
 def test_what_modules_do_not_tell_is_learnt_from_the_data(tmp_path: Path) -> None:
-    what = recipe(tmp_path, model=Spec("test_train_recipe.Bare"), grow=[copies(10, 16)])
+    what = recipe(tmp_path, model=Spec("test_train_recipe.bare"), grow=[copies(10, 16)])
     plan = what.family().plan(8)
     assert plan["q"].rule == mu.Rule(1, 2)
     assert {d: axis.side for d, axis in plan.parameters["mix"].axes.items()} == {0: "in", 1: "out"}
     with pytest.raises(mu.PlanError, match=r"'mix' of shape 4×4 grows along dimensions \[0, 1\]"):
-        mu.Family(Bare, base=4).plan(4)
+        mu.Family(bare, base=4).plan(4)
     run_recipe(what)
     run_recipe(replace(what, grow=[], out=str(tmp_path / "narrow")))
     assert column(tmp_path, "loss") == pytest.approx(column(tmp_path / "narrow", "loss"), rel=1e-9)
