@@ -17,12 +17,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+import mupscale as mu
 import processes
 from mupscale import checkpoint
 from mupscale.data import Data, Split, Table
 from mupscale.data.stream import Batch
 from mupscale.system.errors import MupscaleError
+from mupscale.system.seeds import derive
 from mupscale.train import Evaluation, Growth, Recipe, Result, Spec, TrainingRun, run_recipe
 
 ADAMW = Spec("torch.optim.AdamW", {"lr": 0.02, "betas": [0.9, 0.95], "weight_decay": 0.2, "eps": 1e-2})
@@ -170,6 +173,24 @@ def copies(at: int, width: Any = 0, **more: Any) -> Growth:
     return Growth(at, width, how="copies", **more)
 
 
+def by_hand(what: Recipe, model: nn.Module, optimizer: Optimizer, lr: float, steps: range) -> list[float]:
+    """These steps of a recipe as one would write them: the library's parts in a bare loop; their losses."""
+    data, losses = Rows().to(torch.device("cpu"), torch.float64), []
+    for number in steps:
+        torch.manual_seed(derive(what.seeds.dropout, number, 0))
+        x, y = data.batch(what.seeds.data, what.batch * number, what.batch)
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        losses.append(float(loss.detach()))
+        if what.clip is not None:
+            mu.clip_grad_norm_(model, what.clip, optimizer)
+        for group in optimizer.param_groups:
+            group["lr"] = lr * what.schedule.at(number, what.steps) * group["lr_factor"]
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
 # ------------------------------------------------------------------------------------------------ what a run leaves
 
 
@@ -230,15 +251,22 @@ def _run_state(path: Path) -> dict[str, Any]:
     return {**state, "groups": saved.optimizer["param_groups"]}
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    """All files in a folder."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 @contextmanager
-def refused(*parts: object) -> Iterator[None]:
-    """A MupscaleError of one line that has all these parts."""
+def refused(*parts: object, leaves: Path | None = None) -> Iterator[None]:
+    """A MupscaleError of one line that has all these parts; it leaves all files in this folder as they were."""
+    before = leaves and contents(leaves)
     with pytest.raises(MupscaleError) as raised:
         yield
     said = str(raised.value)
     assert "\n" not in said
     for part in parts:
         assert str(part) in said, said
+    assert (leaves and contents(leaves)) == before
 
 
 # ------------------------------------------------------------------------------------------------ processes

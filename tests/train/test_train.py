@@ -27,7 +27,7 @@ import small_runs
 from mupscale.models import mlp_flops
 from mupscale.system.seeds import derive
 from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Seeds, Spec, cross_entropy, run_recipe
-from small_runs import ADAMW, CLASSES, CONTEXT, FEATURES, SGD, column, copies, metrics, recipe
+from small_runs import ADAMW, CLASSES, CONTEXT, FEATURES, SGD, by_hand, column, copies, metrics, recipe
 from terminals import on_a_terminal
 from toys import Toy
 
@@ -169,24 +169,11 @@ def test_a_run_is_what_one_would_write_by_hand(tmp_path: Path) -> None:
     family = mu.Family(lambda width: small_runs.Dropping(width), base=4)
     model = family.init(8, seed=3).double()
     hyper = {**ADAMW.init_args, "betas": (0.9, 0.95)}
-    optimizer: Optimizer | None = family.optimizer(model, torch.optim.AdamW, **hyper)
-    data, width, lr = small_runs.Rows().to(torch.device("cpu"), torch.float64), 8, 0.02
-    for step in range(20):
-        assert optimizer is not None
-        if step == 6:
-            width, lr = 16, 0.01
-            model, optimizer = family.upscale(
-                model, optimizer, width=width, noise=0.5, lr=lr, seed=derive(5, "grow", 6)
-            )
-            assert optimizer is not None
-        torch.manual_seed(derive(6, step, 0))
-        x, y = data.batch(4, 8 * step, 8)
-        F.cross_entropy(model(x), y).backward()
-        mu.clip_grad_norm_(model, 0.5, family.plan(width))
-        for group in optimizer.param_groups:
-            group["lr"] = lr * COSINE.at(step, 20) * group["lr_factor"]
-        optimizer.step()
-        optimizer.zero_grad()
+    optimizer = family.optimizer(model, torch.optim.AdamW, **hyper)
+    by_hand(what, model, optimizer, 0.02, range(6))
+    wide: Any = family.upscale(model, optimizer, width=16, noise=0.5, lr=0.01, seed=derive(5, "grow", 6))
+    by_hand(what, *wide, 0.01, range(6, 20))
+    model = wide[0]
     ours, theirs = result.model.state_dict(), model.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch.nn import functional as F
 
 import mupscale as mu
 import small_runs
@@ -37,7 +36,20 @@ from mupscale.train import (
     catch_stop_signals,
     run_recipe,
 )
-from small_runs import ADAMW, SGD, Child, assert_same_run, checkpoints, column, copies, metrics, recipe, step, tensors
+from small_runs import (
+    ADAMW,
+    SGD,
+    Child,
+    assert_same_run,
+    by_hand,
+    checkpoints,
+    column,
+    copies,
+    metrics,
+    recipe,
+    step,
+    tensors,
+)
 
 EVENTS = [
     Growth(17, 16, noise=0.5, lr=0.01),
@@ -281,34 +293,20 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def by_hand(start: Path, what: Recipe, noise: float = 0.0, moments: bool = True) -> list[float]:
+def upscaled_by_hand(start: Path, what: Recipe, noise: float = 0.0, moments: bool = True) -> list[float]:
     """The losses of the first steps of a model from the checkpoint, upscaled with the library's parts alone."""
     family = what.family()
     model = family.build(16).double()
     hyper = {k: tuple(v) if isinstance(v, list) else v for k, v in what.optimizer.init_args.items()}
-    optimizer: torch.optim.Optimizer | None = family.optimizer(model, what.optimizer_class(), **hyper)
-    assert optimizer is not None
+    optimizer = family.optimizer(model, what.optimizer_class(), **hyper)
     saved = checkpoint.load(start, model)
     if moments:
         assert saved.optimizer is not None
         mine = optimizer.state_dict()
         optimizer.load_state_dict({"state": saved.optimizer["state"], "param_groups": mine["param_groups"]})
     seed = derive(what.seeds.noise, "start")
-    model, optimizer = family.upscale(
-        model, optimizer, width=what.width, noise=noise or None, exact=not noise, seed=seed
-    )
-    assert optimizer is not None
-    data, losses = small_runs.Rows().to(torch.device("cpu"), torch.float64), []
-    for done in range(what.steps):
-        x, y = data.batch(what.seeds.data, 8 * done, 8)
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        losses.append(float(loss.detach()))
-        for group in optimizer.param_groups:
-            group["lr"] = hyper["lr"] * what.schedule.at(done, what.steps) * group["lr_factor"]
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses
+    wide: Any = family.upscale(model, optimizer, width=what.width, noise=noise or None, exact=not noise, seed=seed)
+    return by_hand(what, *wide, hyper["lr"], range(what.steps))
 
 
 def other_adamw(**hyper: float) -> Spec:
@@ -333,9 +331,9 @@ def test_start_from_a_run(tmp_path: Path, narrow: Path, changes: dict[str, Any])
     start = file if changes else narrow
     new = recipe(tmp_path, **{"width": 48, "start": str(start), "how": "copies", "steps": 8, **changes})
     result = run_recipe(new)
-    expected = by_hand(file, new, new.noise)
+    expected = upscaled_by_hand(file, new, new.noise)
     assert column(tmp_path, "loss") == pytest.approx(expected, rel=0, abs=1e-12)
-    without = by_hand(file, new, new.noise, moments=False)
+    without = upscaled_by_hand(file, new, new.noise, moments=False)
     assert max(abs(a - b) for a, b in zip(expected, without, strict=True)) > 1e-6
     assert (result.width, metrics(tmp_path, "train")[0]["width"]) == (new.width, new.width)
 
@@ -384,7 +382,7 @@ def test_start_from_a_run_with_another_optimizer_takes_the_weights_alone(
 ) -> None:
     new = recipe(tmp_path, width=32, start=str(narrow), how="copies", optimizer=optimizer, steps=5)
     run_recipe(new)
-    expected = by_hand(narrow / "checkpoints" / step(20), new, moments=False)
+    expected = upscaled_by_hand(narrow / "checkpoints" / step(20), new, moments=False)
     assert column(tmp_path, "loss") == pytest.approx(expected, rel=0, abs=1e-12)
 
 
@@ -401,7 +399,7 @@ def test_start_from_somebodys_weights(tmp_path: Path, narrow: Path, form: str) -
         tmp_path / "run", width=32, start=str(path), start_width=16, how="copies", steps=5, grow=[copies(3, 64)]
     )
     run_recipe(new)
-    expected = by_hand(narrow / "checkpoints" / step(20), replace(new, grow=[]), moments=False)
+    expected = upscaled_by_hand(narrow / "checkpoints" / step(20), replace(new, grow=[]), moments=False)
     assert column(tmp_path / "run", "loss") == pytest.approx(expected, rel=0, abs=1e-12)
 
 
