@@ -366,7 +366,9 @@ def test_the_token_type_holds_the_vocabulary(tmp_path: Path, size: int, dtype: s
     source, spec = str(corpus(tmp_path / "a.jsonl")), f"gpt2:{large_vocabulary(tmp_path, size)}"
     out = pack(source, tmp_path / "out", spec)
     assert Index.read(out).dtype == dtype
-    assert max(stream(out, "train")) == size - 1
+    tokens = stream(out, "train")
+    assert max(tokens) == size - 1
+    assert Text(str(out), context=10).examples(torch.arange(99))[0].flatten().tolist() == tokens[:990]
     assert len(decoded(out, "train")) + len(decoded(out, "validation")) == 51
 
 
@@ -494,24 +496,6 @@ def test_a_source_is_packed_on_first_use_and_opened_afterwards(tmp_path: Path) -
             Text(tokens, **{**options, name: value})  # type: ignore[arg-type]
 
 
-def write_index(folder: Path, dtype: str, vocab_size: int, tokens: tuple[int, int]) -> None:
-    parts: dict[str, Any] = {
-        name: [TokenShard(f"{name}-00000.bin", count, 1)]
-        for name, count in zip(("train", "validation"), tokens, strict=True)
-    }
-    more: dict[str, Any] = {"tokenizer": {}, "made_from": {}, "empty_documents_skipped": 0, **parts}
-    Index(dtype=dtype, vocab_size=vocab_size, end_of_text=0, **more).write(folder)
-
-
-def test_a_vocabulary_that_needs_32_bits(tmp_path: Path) -> None:
-    (tmp_path / "train-00000.bin").write_bytes(np.arange(70_000, 70_100, dtype="<u4").tobytes())
-    (tmp_path / "validation-00000.bin").write_bytes(np.arange(50, dtype="<u4").tobytes())
-    write_index(tmp_path, "uint32", 80_000, tokens=(100, 50))
-    x, y = Text(str(tmp_path), context=10).examples(torch.tensor([8]))
-    assert x[0].tolist() == list(range(70_080, 70_090))
-    assert y[0].tolist() == list(range(70_081, 70_091))
-
-
 def test_a_file_larger_than_memory_is_opened_and_read_where_asked(tmp_path: Path) -> None:
     size = 1 << 34  # tokens, on a disk that stores no zeros
     with (tmp_path / "train-00000.bin").open("wb") as file:
@@ -519,7 +503,11 @@ def test_a_file_larger_than_memory_is_opened_and_read_where_asked(tmp_path: Path
         file.seek(2 * (size - 5))
         file.write(np.arange(1, 6, dtype="<u2").tobytes())
     (tmp_path / "validation-00000.bin").write_bytes(bytes(2 * 5000))
-    write_index(tmp_path, "uint16", 257, tokens=(size, 5000))
+    shards: dict[str, Any] = {
+        part: [TokenShard(f"{part}-00000.bin", tokens, 1)] for part, tokens in (("train", size), ("validation", 5000))
+    }
+    made: dict[str, Any] = {"tokenizer": {}, "made_from": {}, "empty_documents_skipped": 0}
+    Index(dtype="uint16", vocab_size=257, end_of_text=0, **made, **shards).write(tmp_path)
     text = Text(str(tmp_path), context=1023)
     x, y = text.examples(torch.tensor([0, text.size - 1]))
     assert x.shape == (2, 1023)

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 import mupscale as mu
 import small_runs
 from hostile_folders import Harmful
-from mupscale import checkpoint
 from mupscale.system.errors import MupscaleError
 from mupscale.train import (
     Checkpoints,
@@ -476,14 +475,6 @@ def test_a_start_whose_optimizer_kept_less(tmp_path: Path) -> None:
         run_recipe(recipe(tmp_path / "new", start=str(tmp_path / "old"), width=16, optimizer=amsgrad)).status
         == "finished"
     )
-
-
-def test_a_start_that_is_a_checkpoint_without_an_optimizer(tmp_path: Path) -> None:
-    family = recipe().family()
-    model = family.init(16)
-    checkpoint.save(tmp_path / "a.safetensors", model, run={"width": 16})
-    started(tmp_path, tmp_path / "a.safetensors")
-    assert metrics(tmp_path / "run", "end")[0]["status"] == "finished"
 
 
 # ------------------------------------------------------------------------------------------------ what people do

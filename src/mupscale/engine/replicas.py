@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from mupscale.core import Plan, naming
 from mupscale.system import MupscaleError
 from mupscale.train import Recipe, cast_input, count_correct
 
+T = TypeVar("T")
 PER_RUN = ("lr", "weight_decay", "eps")
 """Hyperparameters of which each run may have its own."""
 
@@ -506,12 +507,12 @@ class VmappedModel:
         row, buffers: of one run.
         """
         self.template.train()
-        self._with_attention(lambda: self._under_vmap(row, buffers, x, y))
+        self._under_vmap(row, buffers, x, y)
         with self._in_fp32():  # bf16 may round a gradient by a tenth of its size, which says nothing of vmap
             self._compare_with_alone(row, buffers, x, y)
 
     def _compare_with_alone(self, row: Tensor, buffers: Named, x: Tensor, y: Tensor) -> None:
-        vmapped, gradient = self._with_attention(lambda: self._under_vmap(row, buffers, x, y))
+        vmapped, gradient = self._under_vmap(row, buffers, x, y)
         alone = {name: p.detach().clone().requires_grad_() for name, p in self.layout.cut(row).items()}
         loss, _ = self._objective(alone, {name: buffer.clone() for name, buffer in buffers.items()}, x, y)
         gradients = dict(zip(alone, torch.autograd.grad(loss, list(alone.values()), allow_unused=True), strict=True))
@@ -550,18 +551,9 @@ class VmappedModel:
         finally:
             self.template.train()
 
-    def _with_attention(self, step: Callable[[], tuple[float, Tensor]]) -> tuple[float, Tensor]:
-        """A step with the fastest attention that works; if the plainest fails, too, it is not attention that fails."""
-        for kernels in _ATTENTION[_ATTENTION.index(self.attention) : -1]:
-            self.attention = kernels
-            try:
-                return step()
-            except NotStackable:
-                continue
-        self.attention = _ATTENTION[-1]
-        return step()
-
     def _under_vmap(self, row: Tensor, buffers: Named, x: Tensor, y: Tensor) -> tuple[float, Tensor]:
+        """A run's loss and gradient with the fastest attention that works; if the plainest fails, it is not that."""
+
         def step() -> tuple[float, Tensor]:
             flat = row.detach().unsqueeze(0).clone().requires_grad_()
             held = {name: buffer.unsqueeze(0).clone() for name, buffer in buffers.items()}
@@ -570,10 +562,14 @@ class VmappedModel:
             (gradient,) = torch.autograd.grad(losses.sum(), flat)
             return float(losses[0].detach()), gradient[0]
 
-        result: tuple[float, Tensor] = self._call_vmapped(step)
-        return result
+        for kernels in _ATTENTION[_ATTENTION.index(self.attention) : -1]:
+            self.attention = kernels
+            with suppress(NotStackable):
+                return self._call_vmapped(step)
+        self.attention = _ATTENTION[-1]
+        return self._call_vmapped(step)
 
-    def _call_vmapped(self, function: Callable[[], Any]) -> Any:
+    def _call_vmapped(self, function: Callable[[], T]) -> T:
         try:
             with self.folded():
                 return function()
