@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patterns_kit import Network, add, floats, pattern, tokens, weight
+from patterns_kit import Network, add, floats, of, pattern, tokens, toy, weight
 
 X = floats(2, 4, 5)
 FOLD_IN_SLICE = (
@@ -197,15 +198,11 @@ add("one key for all heads, broadcast", lambda k: Shared(k, 2 * k, 1, "broadcast
 
 
 @pattern("cross attention", X, floats(2, 3, 4))
-class Cross(Network):
-    def make(self, k: int) -> None:
-        self.a, self.b, self.m = nn.Linear(5, 8 * k), nn.Linear(4, 6 * k), nn.Linear(6 * k, 16 * k)
-        self.c = nn.Linear(8 * k, 3)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        q = self.a(x).unflatten(-1, (-1, 4)).transpose(1, 2)
-        k, v = self.m(torch.relu(self.b(y))).unflatten(-1, (2, -1, 4)).permute(2, 0, 3, 1, 4)
-        return self.c(attend(q, k, v, 0.5).transpose(1, 2).flatten(2))
+@toy(lambda k: of(a=(5, 8 * k), b=(4, 6 * k), m=(6 * k, 16 * k), c=(8 * k, 3)))
+def cross(m: Any, x: Tensor, y: Tensor) -> Tensor:
+    q = m.a(x).unflatten(-1, (-1, 4)).transpose(1, 2)
+    k, v = m.m(torch.relu(m.b(y))).unflatten(-1, (2, -1, 4)).permute(2, 0, 3, 1, 4)
+    return m.c(attend(q, k, v, 0.5).transpose(1, 2).flatten(2))
 
 
 def rotated(q: Tensor) -> Tensor:
@@ -412,13 +409,10 @@ class Latent(Stream):
 
 
 @pattern("pooling by a learned query", X)
-class Pool(Network):
-    def make(self, k: int) -> None:
-        self.a, self.q, self.c = nn.Linear(5, 8 * k), weight(8 * k), nn.Linear(8 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.a(x))
-        return self.c(((h @ self.q / math.sqrt(h.shape[-1])).softmax(1)[:, None] @ h)[:, 0])
+@toy(lambda k: of(a=(5, 8 * k), q=weight(8 * k), c=(8 * k, 3)))
+def pool(m: Any, x: Tensor) -> Tensor:
+    h = torch.tanh(m.a(x))
+    return m.c(((h @ m.q / math.sqrt(h.shape[-1])).softmax(1)[:, None] @ h)[:, 0])
 
 
 @pattern("latent vectors read the input", X)

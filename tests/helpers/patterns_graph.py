@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patterns_kit import Network, add, floats, pattern, weight
+from patterns_kit import Network, add, floats, of, pattern, toy, weight
 
 X = floats(3, 5)
 G = floats(5, 4)
@@ -30,40 +31,30 @@ def edges() -> Tensor:
 
 
 @pattern("graph, averages of neighbours and bare weights", G)
-class Averages(Network):
-    def make(self, k: int) -> None:
-        self.u, self.v, self.b, self.c = weight(4, 8 * k), weight(8 * k, 6 * k), weight(8 * k), weight(6 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        a = ring(x)
-        a = a / a.sum(1, keepdim=True)
-        h = torch.relu(a @ x @ self.u + self.b)
-        return torch.relu(a @ (h @ self.v)) @ self.c
+@toy(lambda k: of(u=weight(4, 8 * k), v=weight(8 * k, 6 * k), b=weight(8 * k), c=weight(6 * k, 3)))
+def averages(m: Any, x: Tensor) -> Tensor:
+    a = ring(x)
+    a = a / a.sum(1, keepdim=True)
+    h = torch.relu(a @ x @ m.u + m.b)
+    return torch.relu(a @ (h @ m.v)) @ m.c
 
 
 @pattern("graph, attention by two vectors, heads grow", G)
-class Vectors(Network):
-    def make(self, k: int) -> None:
-        self.w, self.s, self.t = nn.Linear(4, 8 * k, bias=False), weight(2 * k, 4), weight(2 * k, 4)
-        self.c = nn.Linear(8 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.w(x).unflatten(-1, (-1, 4))
-        e = F.leaky_relu((h * self.s).sum(-1)[:, None] + (h * self.t).sum(-1)[None], 0.2)
-        p = e.masked_fill(ring(x)[..., None] == 0, float("-inf")).softmax(1)
-        return self.c(F.elu(torch.einsum("ijh,jhd->ihd", p, h).flatten(1)))
+@toy(lambda k: of(w=nn.Linear(4, 8 * k, bias=False), s=weight(2 * k, 4), t=weight(2 * k, 4), c=(8 * k, 3)))
+def vectors(m: Any, x: Tensor) -> Tensor:
+    h = m.w(x).unflatten(-1, (-1, 4))
+    e = F.leaky_relu((h * m.s).sum(-1)[:, None] + (h * m.t).sum(-1)[None], 0.2)
+    p = e.masked_fill(ring(x)[..., None] == 0, float("-inf")).softmax(1)
+    return m.c(F.elu(torch.einsum("ijh,jhd->ihd", p, h).flatten(1)))
 
 
 @pattern("graph, attention by two vectors, one head", G)
-class OneVector(Network):
-    def make(self, k: int) -> None:
-        self.w, self.s, self.t, self.c = weight(4, 8 * k), weight(8 * k, 1), weight(8 * k, 1), nn.Linear(8 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.mm(x, self.w)
-        e = F.leaky_relu(h @ self.s + (h @ self.t).T, 0.2)
-        p = torch.where(ring(x) > 0, e, torch.full_like(e, -9e15)).softmax(1)
-        return self.c(torch.tanh(torch.matmul(p, h)))
+@toy(lambda k: of(w=weight(4, 8 * k), s=weight(8 * k, 1), t=weight(8 * k, 1), c=(8 * k, 3)))
+def one_vector(m: Any, x: Tensor) -> Tensor:
+    h = torch.mm(x, m.w)
+    e = F.leaky_relu(h @ m.s + (h @ m.t).T, 0.2)
+    p = torch.where(ring(x) > 0, e, torch.full_like(e, -9e15)).softmax(1)
+    return m.c(torch.tanh(torch.matmul(p, h)))
 
 
 class Messages(Network):
@@ -104,16 +95,13 @@ class Sums(Network):
 
 
 @pattern("graph, several aggregates side by side", G)
-class Aggregates(Network):
-    def make(self, k: int) -> None:
-        self.a, self.u, self.c = nn.Linear(4, 6 * k), nn.Linear(36 * k, 6 * k), nn.Linear(6 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h, a = self.a(x), ring(x)
-        there = a[..., None] > 0
-        parts = [a @ h / a.sum(1, keepdim=True), h.where(there, -9.0).amax(1), h.where(there, 9.0).amin(1)]
-        y = torch.cat(parts, -1)
-        return self.c(torch.tanh(self.u(torch.cat((y, y * a.sum(1, keepdim=True).log()), -1))))
+@toy(lambda k: of(a=(4, 6 * k), u=(36 * k, 6 * k), c=(6 * k, 3)))
+def aggregates(m: Any, x: Tensor) -> Tensor:
+    h, a = m.a(x), ring(x)
+    there = a[..., None] > 0
+    parts = [a @ h / a.sum(1, keepdim=True), h.where(there, -9.0).amax(1), h.where(there, 9.0).amin(1)]
+    y = torch.cat(parts, -1)
+    return m.c(torch.tanh(m.u(torch.cat((y, y * a.sum(1, keepdim=True).log()), -1))))
 
 
 @pattern("graph, attention with products of ends", G)
@@ -257,11 +245,8 @@ add(
 
 
 @pattern("nearest of a list of codes", X)
-class Codes(Network):
-    def make(self, k: int) -> None:
-        self.a, self.e, self.c = nn.Linear(5, 8 * k), weight(6, 8 * k), nn.Linear(8 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.a(x))
-        q = self.e[torch.cdist(h.detach(), self.e.detach()).argmin(-1)]
-        return self.c(q + h - h.detach())
+@toy(lambda k: of(a=(5, 8 * k), e=weight(6, 8 * k), c=(8 * k, 3)))
+def codes(m: Any, x: Tensor) -> Tensor:
+    h = torch.tanh(m.a(x))
+    q = m.e[torch.cdist(h.detach(), m.e.detach()).argmin(-1)]
+    return m.c(q + h - h.detach())

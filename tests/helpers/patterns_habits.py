@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patterns_kit import Network, floats, pattern, tokens, weight
+from patterns_kit import Network, floats, of, pattern, tokens, toy, weight
 
 X = floats(3, 5, 4)
 
 
 @pattern("one head becomes two, flattened", X)
-class OneHead(Network):
+@toy(lambda k: of(a=(4, 8 * k), b=(8 * k, 24 * k), c=(8 * k, 3)))
+def one_head(m: Any, x: Tensor) -> Tensor:
     """A single head lies in order after the transposition, so the narrow model copies nothing in memory."""
-
-    def make(self, k: int) -> None:
-        self.a, self.b, self.c = nn.Linear(4, 8 * k), nn.Linear(8 * k, 24 * k), nn.Linear(8 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.b(self.a(x)).view(*x.shape[:2], 3, -1, 8).permute(2, 0, 3, 1, 4).unbind(0)
-        y = (q @ k.transpose(-2, -1)).softmax(-1) @ v
-        return self.c(y.transpose(1, 2).reshape(*x.shape[:2], -1))
+    q, k, v = m.b(m.a(x)).view(*x.shape[:2], 3, -1, 8).permute(2, 0, 3, 1, 4).unbind(0)
+    y = (q @ k.transpose(-2, -1)).softmax(-1) @ v
+    return m.c(y.transpose(1, 2).reshape(*x.shape[:2], -1))
 
 
 @pattern("scores biased by a small network of distances, relu in place", X)

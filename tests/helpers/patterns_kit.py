@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Generator, Tensor, nn
 
+from toys import Toy
+
 Draw = Callable[[Generator], Tensor]
-M = TypeVar("M", bound=nn.Module)
+Build = TypeVar("Build", bound=Callable[[int], nn.Module])
 
 REGISTERED: list[Pattern] = []
 
@@ -53,14 +55,24 @@ def add(name: str, build: Callable[[int], nn.Module], *inputs: Draw, refused: st
     REGISTERED.append(Pattern(name, build, draw, expected, refused or either))
 
 
-def pattern(name: str, *inputs: Draw, **reason: str) -> Callable[[type[M]], type[M]]:
-    """Put a class on the list whose instances are made of the multiplier alone."""
+def pattern(name: str, *inputs: Draw, **reason: str) -> Callable[[Build], Build]:
+    """Put models on the list that are made from the multiplier alone: by a class, or by what `toy` gives."""
 
-    def register(made: type[M]) -> type[M]:
+    def register(made: Build) -> Build:
         add(name, made, *inputs, **reason)
         return made
 
     return register
+
+
+def of(**parts: Any) -> dict[str, Any]:
+    """Parts by name, where two numbers stand for a linear layer."""
+    return {name: nn.Linear(*part) if isinstance(part, tuple) else part for name, part in parts.items()}
+
+
+def toy(parts: Callable[[int], dict[str, Any]]) -> Callable[[Callable[..., Tensor]], Callable[[int], nn.Module]]:
+    """Of a function of a model and its inputs, the models that have these parts, made from the multiplier."""
+    return lambda compute: lambda k: Toy(compute, **parts(k))
 
 
 class Network(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
-from patterns_kit import Network, add, floats, pattern, tokens, weight
+from patterns_kit import Network, add, floats, of, pattern, tokens, toy, weight
 
 X = floats(3, 5)
 
@@ -33,117 +34,84 @@ add(
 )
 
 
-class Bare(Network):
-    """Two bare matrices between bare biases, multiplied in one of several notations."""
-
-    def make(self, k: int, how: str) -> None:
-        self.how = how
-        turned = how in ("W @ x", "F.linear", "einsum oi,bi", "einsum bi,oi", "matmul, transposed inside")
-        d, e = 8 * k, 6 * k
-        self.a, self.b, self.c = (weight(*(s[::-1] if turned else s)) for s in ((5, d), (d, e), (e, 3)))
-        self.p, self.q = weight(d), weight(e)
-
-    def mix(self, x: Tensor, w: Tensor) -> Tensor:
-        match self.how:
-            case "x @ W":
-                return x @ w
-            case "W @ x":
-                return (w @ x.T).T
-            case "F.linear":
-                return F.linear(x, w)
-            case "F.linear, transposed":
-                return F.linear(x, w.T)
-            case "matmul, transposed inside":
-                return torch.matmul(x, w.transpose(0, 1))
-            case "mm":
-                return torch.mm(x, w)
-            case "addmm":
-                return torch.addmm(torch.ones(w.shape[1], dtype=x.dtype), x, w)
-            case "tensordot":
-                return torch.tensordot(x, w, dims=([1], [0]))
-            case "sum of products":
-                return (x[:, :, None] * w[None]).sum(1)
-            case _:
-                letters = self.how.removeprefix("einsum ")
-                return torch.einsum(f"{letters}->bo", *((w, x) if letters.startswith(("io", "oi")) else (x, w)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.mix(torch.tanh(self.mix(torch.relu(self.mix(x, self.a) + self.p), self.b) + self.q), self.c)
+NOTATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "x @ W": lambda x, w: x @ w,
+    "W @ x": lambda x, w: (w @ x.T).T,
+    "F.linear": lambda x, w: F.linear(x, w),
+    "F.linear, transposed": lambda x, w: F.linear(x, w.T),
+    "matmul, transposed inside": lambda x, w: torch.matmul(x, w.transpose(0, 1)),
+    "mm": torch.mm,
+    "addmm": lambda x, w: torch.addmm(torch.ones(w.shape[1], dtype=x.dtype), x, w),
+    "tensordot": lambda x, w: torch.tensordot(x, w, dims=([1], [0])),
+    "sum of products": lambda x, w: (x[:, :, None] * w[None]).sum(1),
+    "einsum bi,io": lambda x, w: torch.einsum("bi,io->bo", x, w),
+    "einsum bi,oi": lambda x, w: torch.einsum("bi,oi->bo", x, w),
+    "einsum oi,bi": lambda x, w: torch.einsum("oi,bi->bo", w, x),
+    "einsum io,bi": lambda x, w: torch.einsum("io,bi->bo", w, x),
+}
+TURNED = ("W @ x", "F.linear", "einsum oi,bi", "einsum bi,oi", "matmul, transposed inside")
 
 
-for notation in (
-    *("x @ W", "W @ x", "F.linear", "F.linear, transposed", "matmul, transposed inside", "mm", "addmm"),
-    *("tensordot", "sum of products", "einsum bi,io", "einsum bi,oi", "einsum oi,bi", "einsum io,bi"),
-):
-    add(f"bare weights, {notation}", partial(Bare, how=notation), X)
+def bare(notation: str) -> None:
+    """Bare matrices between bare biases, multiplied in one notation."""
+    mix = NOTATIONS[notation]
+
+    def matrix(ins: int, outs: int) -> nn.Parameter:
+        return weight(outs, ins) if notation in TURNED else weight(ins, outs)
+
+    @pattern(f"bare weights, {notation}", X)
+    @toy(lambda k: of(a=matrix(5, 8 * k), b=matrix(8 * k, 6 * k), c=matrix(6 * k, 3), p=weight(8 * k), q=weight(6 * k)))
+    def compute(m: Any, x: Tensor) -> Tensor:
+        return mix(torch.tanh(mix(torch.relu(mix(x, m.a) + m.p), m.b) + m.q), m.c)
+
+
+for each in NOTATIONS:
+    bare(each)
 
 
 @pattern("bare weights, square and used both ways round", X)
-class BothWays(Network):
-    def make(self, k: int) -> None:
-        self.a, self.b, self.c = weight(5, 8 * k), weight(8 * k, 8 * k), weight(8 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(x @ self.a)
-        h = torch.tanh(h @ self.b)
-        return torch.tanh(h @ self.b.T) @ self.c
+@toy(lambda k: of(a=weight(5, 8 * k), b=weight(8 * k, 8 * k), c=weight(8 * k, 3)))
+def both_ways(m: Any, x: Tensor) -> Tensor:
+    h = torch.tanh(x @ m.a)
+    h = torch.tanh(h @ m.b)
+    return torch.tanh(h @ m.b.T) @ m.c
 
 
 @pattern("stacked weights, bmm", X)
-class Stacked(Network):
-    def make(self, k: int) -> None:
-        self.a, self.b, self.p = weight(4, 5, 8 * k), weight(4, 8 * k, 3), weight(4, 1, 8 * k)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.relu(torch.baddbmm(self.p, x.expand(4, -1, -1), self.a))
-        return torch.bmm(h, self.b).mean(0)
+@toy(lambda k: of(a=weight(4, 5, 8 * k), b=weight(4, 8 * k, 3), p=weight(4, 1, 8 * k)))
+def stacked(m: Any, x: Tensor) -> Tensor:
+    h = torch.relu(torch.baddbmm(m.p, x.expand(4, -1, -1), m.a))
+    return torch.bmm(h, m.b).mean(0)
 
 
 @pattern("stacked weights, the layers of one depth", X)
-class Depth(Network):
-    def make(self, k: int) -> None:
-        self.a, self.w, self.p = nn.Linear(5, 8 * k), weight(3, 8 * k, 8 * k, size=0.3), weight(3, 8 * k)
-        self.c = nn.Linear(8 * k, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x)
-        for w, p in zip(self.w, self.p, strict=True):
-            h = h + torch.tanh(h @ w + p)
-        return self.c(h)
+@toy(lambda k: of(a=(5, 8 * k), w=weight(3, 8 * k, 8 * k, size=0.3), p=weight(3, 8 * k), c=(8 * k, 2)))
+def depth(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    for w, p in zip(m.w, m.p, strict=True):
+        h = h + torch.tanh(h @ w + p)
+    return m.c(h)
 
 
 @pattern("slices of one big parameter, along the output", X)
-class SlicedOut(Network):
-    def make(self, k: int) -> None:
-        self.d, self.a, self.w, self.c = 8 * k, nn.Linear(5, 8 * k), weight(8 * k, 16 * k), weight(8 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.a(x))
-        return (torch.sigmoid(h @ self.w[:, : self.d]) * (h @ self.w[:, self.d :])) @ self.c
+@toy(lambda k: of(d=8 * k, a=(5, 8 * k), w=weight(8 * k, 16 * k), c=weight(8 * k, 3)))
+def sliced_out(m: Any, x: Tensor) -> Tensor:
+    h = torch.tanh(m.a(x))
+    return (torch.sigmoid(h @ m.w[:, : m.d]) * (h @ m.w[:, m.d :])) @ m.c
 
 
 @pattern("slices of one big parameter, along the input", X)
-class SlicedIn(Network):
-    def make(self, k: int) -> None:
-        self.a, self.b, self.w = nn.Linear(5, 8 * k), nn.Linear(5, 4 * k), weight(6 * k, 12 * k)
-        self.c = nn.Linear(6 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        n = self.a.out_features
-        return self.c(
-            torch.tanh(F.linear(torch.relu(self.a(x)), self.w[:, :n]) + F.linear(torch.tanh(self.b(x)), self.w[:, n:]))
-        )
+@toy(lambda k: of(a=(5, 8 * k), b=(5, 4 * k), w=weight(6 * k, 12 * k), c=(6 * k, 3)))
+def sliced_in(m: Any, x: Tensor) -> Tensor:
+    n = m.a.out_features
+    return m.c(torch.tanh(F.linear(torch.relu(m.a(x)), m.w[:, :n]) + F.linear(torch.tanh(m.b(x)), m.w[:, n:])))
 
 
 @pattern("a flat vector of all weights", X, refused="weights of one axis need different factors")
-class Flat(Network):
-    def make(self, k: int) -> None:
-        self.d = 8 * k
-        self.w = weight(8 * k * (5 + 1 + 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        a, p, c = self.w.split([5 * self.d, self.d, 3 * self.d])
-        return torch.tanh(x @ a.view(5, self.d) + p) @ c.view(self.d, 3)
+@toy(lambda k: of(d=8 * k, w=weight(8 * k * (5 + 1 + 3))))
+def flat(m: Any, x: Tensor) -> Tensor:
+    a, p, c = m.w.split([5 * m.d, m.d, 3 * m.d])
+    return torch.tanh(x @ a.view(5, m.d) + p) @ c.view(m.d, 3)
 
 
 @pattern("a list of parameters", X)
@@ -160,12 +128,9 @@ class Listed(Network):
 
 
 @pattern("a dictionary of parameters", X)
-class Named(Network):
-    def make(self, k: int) -> None:
-        self.all = nn.ParameterDict({"u": weight(8 * k, 5), "v": weight(8 * k, 8 * k), "w": weight(3, 8 * k)})
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(F.silu(F.linear(F.silu(F.linear(x, self.all["u"])), self.all["v"])), self.all["w"])
+@toy(lambda k: of(all=nn.ParameterDict({"u": weight(8 * k, 5), "v": weight(8 * k, 8 * k), "w": weight(3, 8 * k)})))
+def named(m: Any, x: Tensor) -> Tensor:
+    return F.linear(F.silu(F.linear(F.silu(F.linear(x, m.all["u"])), m.all["v"])), m.all["w"])
 
 
 @pattern("mlp, residual", X)
@@ -223,14 +188,10 @@ add("gate and value, F.glu", lambda k: nn.Sequential(nn.Linear(5, 8 * k), nn.GLU
 
 
 @pattern("gate and value, three pieces of which two differ in width", X)
-class Pieces(Network):
-    def make(self, k: int) -> None:
-        self.n, self.a, self.b = [6 * k, 6 * k, 2 * k], nn.Linear(5, 14 * k), nn.Linear(6 * k, 3)
-        self.c = nn.Linear(2 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        g, u, s = self.a(x).split(self.n, dim=-1)
-        return self.b(torch.sigmoid(g) * u) + self.c(torch.relu(s))
+@toy(lambda k: of(n=[6 * k, 6 * k, 2 * k], a=(5, 14 * k), b=(6 * k, 3), c=(2 * k, 3)))
+def pieces(m: Any, x: Tensor) -> Tensor:
+    g, u, s = m.a(x).split(m.n, dim=-1)
+    return m.b(torch.sigmoid(g) * u) + m.c(torch.relu(s))
 
 
 class Factors(Network):
@@ -287,138 +248,97 @@ add(
 
 
 @pattern("weight norm, on the first layer and between widths", X)
-class Normed(Network):
+@toy(lambda k: of(a=weight_norm(nn.Linear(5, 8 * k)), b=weight_norm(nn.Linear(8 * k, 8 * k)), c=(8 * k, 3)))
+def normed(m: Any, x: Tensor) -> Tensor:
     """Rows of the weights have a length that is a parameter, so sqrt(k) has to go there."""
-
-    def make(self, k: int) -> None:
-        self.a, self.b = weight_norm(nn.Linear(5, 8 * k)), weight_norm(nn.Linear(8 * k, 8 * k))
-        self.c = nn.Linear(8 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.c(torch.tanh(self.b(torch.tanh(self.a(x)))))
+    return m.c(torch.tanh(m.b(torch.tanh(m.a(x)))))
 
 
 @pattern("weight standardised in forward", X)
-class Standardised(Network):
-    def make(self, k: int) -> None:
-        self.a, self.w, self.g, self.c = nn.Linear(5, 8 * k), weight(8 * k, 8 * k), weight(8 * k), nn.Linear(8 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        w = self.w - self.w.mean(1, keepdim=True)
-        w = w / w.pow(2).mean(1, keepdim=True).sqrt() / w.shape[1]
-        return self.c(torch.tanh(F.linear(torch.tanh(self.a(x)), w) * self.g))
+@toy(lambda k: of(a=(5, 8 * k), w=weight(8 * k, 8 * k), g=weight(8 * k), c=(8 * k, 3)))
+def standardised(m: Any, x: Tensor) -> Tensor:
+    w = m.w - m.w.mean(1, keepdim=True)
+    w = w / w.pow(2).mean(1, keepdim=True).sqrt() / w.shape[1]
+    return m.c(torch.tanh(F.linear(torch.tanh(m.a(x)), w) * m.g))
 
 
 @pattern("highway", X)
-class Highway(Network):
-    def make(self, k: int) -> None:
-        self.a, self.b, self.t = nn.Linear(5, 8 * k), nn.Linear(8 * k, 8 * k), nn.Linear(8 * k, 8 * k)
-        self.c = nn.Linear(8 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x)
-        t = torch.sigmoid(self.t(h))
-        return self.c(t * torch.relu(self.b(h)) + (1 - t) * h)
+@toy(lambda k: of(a=(5, 8 * k), b=(8 * k, 8 * k), t=(8 * k, 8 * k), c=(8 * k, 3)))
+def highway(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    t = torch.sigmoid(m.t(h))
+    return m.c(t * torch.relu(m.b(h)) + (1 - t) * h)
 
 
-class Maxout(Network):
-    """Each unit is the largest of three pieces."""
-
-    def make(self, k: int, inner: bool) -> None:
-        self.inner, self.a, self.b = inner, nn.Linear(5, 24 * k), nn.Linear(8 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x)
-        return self.b(h.view(len(x), -1, 3).max(-1).values if self.inner else h.view(len(x), 3, -1).max(1)[0])
+@pattern("maxout, pieces next to each other", X)
+@toy(lambda k: of(a=(5, 24 * k), b=(8 * k, 3)))
+def maxout_inside(m: Any, x: Tensor) -> Tensor:
+    return m.b(m.a(x).view(len(x), -1, 3).max(-1).values)
 
 
-add("maxout, pieces next to each other", lambda k: Maxout(k, True), X)
-add("maxout, pieces far apart", lambda k: Maxout(k, False), X)
+@pattern("maxout, pieces far apart", X)
+@toy(lambda k: of(a=(5, 24 * k), b=(8 * k, 3)))
+def maxout_outside(m: Any, x: Tensor) -> Tensor:
+    return m.b(m.a(x).view(len(x), 3, -1).max(1)[0])
 
 
 UNEQUAL = "units that grow and inputs that do not lie on one axis of a weight"
 
 
 # --- structured matrices
-class Matrix(Network):
-    """A square matrix made of parameters in one of several ways."""
-
-    def make(self, k: int, how: str) -> None:
-        n, self.how = 8 * k, how
-        self.a, self.c = nn.Linear(5, n), nn.Linear(n, 3)
-        shapes = {"ring": (n,), "diagonal": (n,), "blocks": (2, n // 2, n // 2), "reflection": (n,)}
-        shapes |= {
-            "small blocks": (n // 4, 4, 4),
-            "outer of small": (n // 2, n // 2),
-            "inner of small": (n // 2, n // 2),
-        }
-        self.w, self.s = weight(*shapes.get(how, (n, n)), size=0.3), weight(2, 2) if how.endswith("of small") else None
-
-    def matrix(self, n: int) -> Tensor:
-        w, one, i = self.w, torch.eye(n, dtype=self.w.dtype), torch.arange(n)
-        match self.how, self.s:
-            case "ring", _:
-                return w[(i[:, None] - i[None]) % n]
-            case "diagonal", _:
-                return torch.diag(w)
-            case (("blocks" | "small blocks"), _):
-                return torch.block_diag(*w)
-            case "outer of small", Tensor() as s:
-                return torch.kron(w, s)
-            case "inner of small", Tensor() as s:
-                return torch.kron(s, w)
-            case "symmetric", _:
-                return w + w.T
-            case "square", _:
-                return w @ w
-            case "identity", _:
-                return one + w
-            case "exponential", _:
-                return torch.linalg.matrix_exp(w - w.T)
-            case "inverse", _:
-                return torch.linalg.solve(one + w - w.T, one - w + w.T)
-            case "no self", _:
-                return w * (1 - one)
-            case "triangle", _:
-                return w.tril()
-            case _:
-                return one - 2 * torch.outer(w, w) / w.dot(w)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.a(x))
-        return self.c(torch.tanh(h @ self.matrix(h.shape[1])))
+def square(k: int) -> tuple[int, ...]:
+    """The shape of a weight that reads units and gives them."""
+    return 8 * k, 8 * k
 
 
-def matrix(name: str, how: str, refused: str = "") -> None:
-    """One way."""
-    add(f"matrix, {name}", partial(Matrix, how=how), X, refused=refused)
+def matrix(
+    name: str,
+    made: Callable[..., Tensor],
+    shape: Callable[[int], tuple[int, ...]] = square,
+    small: tuple[int, ...] = (),
+    **reason: str,
+) -> None:
+    """A square matrix made of one weight, or of one that grows and a small one."""
+
+    @pattern(f"matrix, {name}", X, **reason)
+    @toy(lambda k: of(a=(5, 8 * k), c=(8 * k, 3), w=weight(*shape(k), size=0.3), s=weight(*small) if small else None))
+    def compute(m: Any, x: Tensor) -> Tensor:
+        return m.c(torch.tanh(torch.tanh(m.a(x)) @ (made(m.w, m.s) if small else made(m.w))))
 
 
-matrix("depends on the distance on a ring", "ring")
-matrix("diagonal", "diagonal")
-matrix("two blocks on the diagonal", "blocks")
-matrix("small blocks on the diagonal, their number grows", "small blocks")
-matrix("Kronecker product with a small one inside", "outer of small")
-matrix("Kronecker product with a small one outside", "inner of small")
-matrix("symmetric by sum", "symmetric")
-matrix("square of a weight", "square")
-matrix("identity plus a weight", "identity")
-matrix("exponential of a skew weight", "exponential")
-matrix("Cayley transform of a skew weight", "inverse")
-matrix("reflection", "reflection")
-matrix("without its diagonal", "no self", "a unit would have to leave out all its copies, and leaves out itself")
-matrix("lower triangle", "triangle", "a wide triangle is no narrow one")
+def on_a_ring(w: Tensor) -> Tensor:
+    """Entries by the distance."""
+    i = torch.arange(len(w))
+    return w[(i[:, None] - i[None]) % len(w)]
+
+
+def one(w: Tensor) -> Tensor:
+    """The identity."""
+    return torch.eye(len(w), dtype=w.dtype)
+
+
+ITSELF = "a unit would have to leave out all its copies, and leaves out itself"
+matrix("depends on the distance on a ring", on_a_ring, lambda k: (8 * k,))
+matrix("diagonal", torch.diag, lambda k: (8 * k,))
+matrix("two blocks on the diagonal", lambda w: torch.block_diag(*w), lambda k: (2, 4 * k, 4 * k))
+matrix("small blocks on the diagonal, their number grows", lambda w: torch.block_diag(*w), lambda k: (2 * k, 4, 4))
+matrix("Kronecker product with a small one inside", torch.kron, lambda k: (4 * k, 4 * k), (2, 2))
+matrix("Kronecker product with a small one outside", lambda w, s: torch.kron(s, w), lambda k: (4 * k, 4 * k), (2, 2))
+matrix("symmetric by sum", lambda w: w + w.T)
+matrix("square of a weight", lambda w: w @ w)
+matrix("identity plus a weight", lambda w: one(w) + w)
+matrix("exponential of a skew weight", lambda w: torch.linalg.matrix_exp(w - w.T))
+matrix("Cayley transform of a skew weight", lambda w: torch.linalg.solve(one(w) + w - w.T, one(w) - w + w.T))
+matrix("reflection", lambda w: one(w) - 2 * torch.outer(w, w) / w.dot(w), lambda k: (8 * k,))
+matrix("without its diagonal", lambda w: w * (1 - one(w)), refused=ITSELF)
+matrix("lower triangle", torch.tril, refused="a wide triangle is no narrow one")
 
 
 @pattern("two products with small matrices and a transpose between", X)
-class Monarch(Network):
-    def make(self, k: int) -> None:
-        self.a, self.u, self.v = nn.Linear(5, 8 * k), weight(2, 4 * k, 4 * k), weight(4 * k, 2, 2)
-        self.c = nn.Linear(8 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.einsum("bnc,nco->bno", torch.tanh(self.a(x)).view(len(x), 2, -1), self.u)
-        return self.c(torch.tanh(torch.einsum("bnc,nco->bno", h.transpose(1, 2), self.v)).flatten(1))
+@toy(lambda k: of(a=(5, 8 * k), u=weight(2, 4 * k, 4 * k), v=weight(4 * k, 2, 2), c=(8 * k, 3)))
+def monarch(m: Any, x: Tensor) -> Tensor:
+    h = torch.einsum("bnc,nco->bno", torch.tanh(m.a(x)).view(len(x), 2, -1), m.u)
+    return m.c(torch.tanh(torch.einsum("bnc,nco->bno", h.transpose(1, 2), m.v)).flatten(1))
 
 
 # --- buffers, modes and habits
@@ -559,55 +479,38 @@ habit("python loop over units", "a loop over units")
 habit("gradient", "the output is a gradient")
 
 
-class Skip(Network):
-    """Coordinates come in again after some layers."""
-
-    def make(self, k: int, how: str) -> None:
-        self.how, self.a, self.b = how, nn.Linear(5, 8 * k), nn.Linear(8 * k + (5 if how == "raw" else 8 * k), 8 * k)
-        self.m, self.c = nn.Linear(5, 8 * k), nn.Linear(8 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h, y = torch.relu(self.a(x)), torch.sin(self.m(x))
-        if self.how == "raw":
-            return self.c(torch.relu(self.b(torch.cat((h, x), -1))) + y)
-        return self.c(torch.relu(self.b(torch.cat((h, y), -1))))
+@pattern("skip, raw coordinates beside units", X, refused=UNEQUAL)
+@toy(lambda k: of(a=(5, 8 * k), b=(8 * k + 5, 8 * k), m=(5, 8 * k), c=(8 * k, 3)))
+def raw_skip(m: Any, x: Tensor) -> Tensor:
+    return m.c(torch.relu(m.b(torch.cat((torch.relu(m.a(x)), x), -1))) + torch.sin(m.m(x)))
 
 
-add("skip, raw coordinates beside units", lambda k: Skip(k, "raw"), X, refused=UNEQUAL)
-add("skip, embedded coordinates beside units", lambda k: Skip(k, "embedded"), X)
+@pattern("skip, embedded coordinates beside units", X)
+@toy(lambda k: of(a=(5, 8 * k), b=(16 * k, 8 * k), m=(5, 8 * k), c=(8 * k, 3)))
+def embedded_skip(m: Any, x: Tensor) -> Tensor:
+    return m.c(torch.relu(m.b(torch.cat((torch.relu(m.a(x)), torch.sin(m.m(x))), -1))))
 
 
 @pattern("waves of learned frequencies", X)
-class Waves(Network):
-    def make(self, k: int) -> None:
-        self.f, self.a, self.c = weight(5, 4 * k), nn.Linear(8 * k, 6 * k), nn.Linear(6 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x @ self.f
-        return self.c(torch.relu(self.a(torch.cat((y.sin(), y.cos()), -1))))
+@toy(lambda k: of(f=weight(5, 4 * k), a=(8 * k, 6 * k), c=(6 * k, 3)))
+def waves(m: Any, x: Tensor) -> Tensor:
+    y = x @ m.f
+    return m.c(torch.relu(m.a(torch.cat((y.sin(), y.cos()), -1))))
 
 
 @pattern("mean and spread of a latent of fixed size", X)
-class Latent(Network):
-    def make(self, k: int) -> None:
-        self.a, self.m, self.b = nn.Linear(5, 8 * k), nn.Linear(8 * k, 4), nn.Linear(2, 8 * k)
-        self.c = nn.Linear(8 * k, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        m, s = self.m(torch.relu(self.a(x))).chunk(2, -1)
-        return self.c(torch.relu(self.b(m))) + (m.square() + s.exp() - s).mean(-1, keepdim=True)
+@toy(lambda k: of(a=(5, 8 * k), m=(8 * k, 4), b=(2, 8 * k), c=(8 * k, 5)))
+def latent(m: Any, x: Tensor) -> Tensor:
+    mean, s = m.m(torch.relu(m.a(x))).chunk(2, -1)
+    return m.c(torch.relu(m.b(mean))) + (mean.square() + s.exp() - s).mean(-1, keepdim=True)
 
 
 @pattern("several readouts of several layers", tokens(6, 3), X)
-class Readouts(Network):
-    def make(self, k: int) -> None:
-        self.e, self.a, self.b = nn.Embedding(6, 8 * k), nn.Linear(5, 8 * k), nn.Linear(8 * k, 6 * k)
-        self.u, self.v, self.w = nn.Linear(8 * k, 3), nn.Linear(6 * k, 3), weight(2)
-
-    def forward(self, t: Tensor, x: Tensor) -> Tensor:
-        h = torch.tanh(self.e(t) + self.a(x))
-        p = self.w.softmax(0)
-        return p[0] * self.u(h) + p[1] * self.v(torch.tanh(self.b(h)))
+@toy(lambda k: of(e=nn.Embedding(6, 8 * k), a=(5, 8 * k), b=(8 * k, 6 * k), u=(8 * k, 3), v=(6 * k, 3), w=weight(2)))
+def readouts(m: Any, t: Tensor, x: Tensor) -> Tensor:
+    h = torch.tanh(m.e(t) + m.a(x))
+    p = m.w.softmax(0)
+    return p[0] * m.u(h) + p[1] * m.v(torch.tanh(m.b(h)))
 
 
 # --- experts, products of units, weights used twice, comparisons
@@ -657,76 +560,52 @@ class Routed(Network):
 
 
 @pattern("bilinear, a bare three-dimensional weight", X, X)
-class Bare3(Network):
-    def make(self, k: int) -> None:
-        self.a, self.b, self.w = nn.Linear(5, 8 * k), nn.Linear(5, 6 * k), weight(3, 8 * k, 6 * k)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.einsum("bi,oij,bj->bo", torch.tanh(self.a(x)), self.w, torch.tanh(self.b(y)))
+@toy(lambda k: of(a=(5, 8 * k), b=(5, 6 * k), w=weight(3, 8 * k, 6 * k)))
+def bare3(m: Any, x: Tensor, y: Tensor) -> Tensor:
+    return torch.einsum("bi,oij,bj->bo", torch.tanh(m.a(x)), m.w, torch.tanh(m.b(y)))
 
 
 @pattern("bilinear, nn.Bilinear between widths", X, X)
-class Bi(Network):
-    def make(self, k: int) -> None:
-        self.a, self.b = nn.Linear(5, 4 * k), nn.Linear(5, 6 * k)
-        self.m, self.c = nn.Bilinear(4 * k, 6 * k, 8 * k), nn.Linear(8 * k, 2)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.c(torch.tanh(self.m(torch.tanh(self.a(x)), torch.tanh(self.b(y)))))
+@toy(lambda k: of(a=(5, 4 * k), b=(5, 6 * k), m=nn.Bilinear(4 * k, 6 * k, 8 * k), c=(8 * k, 2)))
+def bi(m: Any, x: Tensor, y: Tensor) -> Tensor:
+    return m.c(torch.tanh(m.m(torch.tanh(m.a(x)), torch.tanh(m.b(y)))))
 
 
 @pattern("bilinear, nn.Bilinear with a raw input", X)
-class BiRaw(Network):
-    def make(self, k: int) -> None:
-        self.a, self.m = nn.Linear(5, 6 * k), nn.Bilinear(6 * k, 5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.m(torch.relu(self.a(x)), x)
+@toy(lambda k: of(a=(5, 6 * k), m=nn.Bilinear(6 * k, 5, 3)))
+def bi_raw(m: Any, x: Tensor) -> Tensor:
+    return m.m(torch.relu(m.a(x)), x)
 
 
 @pattern("a matrix written by another network", X, floats(3, 4))
-class Written(Network):
+@toy(lambda k: of(d=6 * k, a=(5, 6 * k), m=(4, 36 * k * k), c=(6 * k, 3)))
+def written(m: Any, x: Tensor, z: Tensor) -> Tensor:
     """A linear layer writes a (width, width) matrix per example, so 1/k goes into the writer."""
-
-    def make(self, k: int) -> None:
-        self.d, self.a, self.m, self.c = 6 * k, nn.Linear(5, 6 * k), nn.Linear(4, 36 * k * k), nn.Linear(6 * k, 3)
-
-    def forward(self, x: Tensor, z: Tensor) -> Tensor:
-        w = self.m(z).view(-1, self.d, self.d)
-        return self.c(torch.tanh(torch.bmm(w, torch.tanh(self.a(x))[..., None])[..., 0]))
+    w = m.m(z).view(-1, m.d, m.d)
+    return m.c(torch.tanh(torch.bmm(w, torch.tanh(m.a(x))[..., None])[..., 0]))
 
 
 @pattern("a scale written by another network", X, floats(3, 4))
-class Film(Network):
-    def make(self, k: int) -> None:
-        self.a, self.m, self.b = nn.Linear(5, 8 * k), nn.Linear(4, 16 * k), nn.Linear(8 * k, 8 * k)
-        self.c = nn.Linear(8 * k, 3)
-
-    def forward(self, x: Tensor, z: Tensor) -> Tensor:
-        s, t = self.m(z).chunk(2, 1)
-        return self.c(torch.relu(self.b(self.a(x)) * (1 + s) + t))
+@toy(lambda k: of(a=(5, 8 * k), m=(4, 16 * k), b=(8 * k, 8 * k), c=(8 * k, 3)))
+def film(m: Any, x: Tensor, z: Tensor) -> Tensor:
+    s, t = m.m(z).chunk(2, 1)
+    return m.c(torch.relu(m.b(m.a(x)) * (1 + s) + t))
 
 
 @pattern("one gate for all units", X)
-class OneGate(Network):
-    def make(self, k: int) -> None:
-        self.a, self.g, self.c = nn.Linear(5, 8 * k), nn.Linear(8 * k, 1), nn.Linear(8 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.a(x))
-        return self.c(h * torch.sigmoid(self.g(h)))
+@toy(lambda k: of(a=(5, 8 * k), g=(8 * k, 1), c=(8 * k, 3)))
+def one_gate(m: Any, x: Tensor) -> Tensor:
+    h = torch.tanh(m.a(x))
+    return m.c(h * torch.sigmoid(m.g(h)))
 
 
 @pattern("one layer used three times", X)
-class Reused(Network):
-    def make(self, k: int) -> None:
-        self.a, self.b, self.c = nn.Linear(5, 8 * k), nn.Linear(8 * k, 8 * k), nn.Linear(8 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x)
-        for _ in range(3):
-            h = h + torch.tanh(self.b(h))
-        return self.c(h)
+@toy(lambda k: of(a=(5, 8 * k), b=(8 * k, 8 * k), c=(8 * k, 3)))
+def reused(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    for _ in range(3):
+        h = h + torch.tanh(m.b(h))
+    return m.c(h)
 
 
 @pattern("one layer under two names", X)
@@ -764,24 +643,17 @@ add("tied autoencoder, tanh", lambda k: Mirror(k, torch.tanh, True), X, refused=
 
 
 @pattern("outer product of units with themselves, flattened", X)
-class Outer(Network):
+@toy(lambda k: of(a=(5, 4 * k), c=(16 * k * k, 3)))
+def outer(m: Any, x: Tensor) -> Tensor:
     """A readout of all products of two units: its input axis grows by k * k."""
-
-    def make(self, k: int) -> None:
-        self.a, self.c = nn.Linear(5, 4 * k), nn.Linear(16 * k * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.a(x))
-        return self.c((h[:, :, None] * h[:, None, :]).flatten(1))
+    h = torch.tanh(m.a(x))
+    return m.c((h[:, :, None] * h[:, None, :]).flatten(1))
 
 
 @pattern("outer product of units with a raw input, flattened", X)
-class OuterRaw(Network):
-    def make(self, k: int) -> None:
-        self.a, self.c = nn.Linear(5, 6 * k), nn.Linear(30 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.c(torch.einsum("bi,bj->bij", x, torch.tanh(self.a(x))).reshape(len(x), -1))
+@toy(lambda k: of(a=(5, 6 * k), c=(30 * k, 3)))
+def outer_raw(m: Any, x: Tensor) -> Tensor:
+    return m.c(torch.einsum("bi,bj->bij", x, torch.tanh(m.a(x))).reshape(len(x), -1))
 
 
 class Basis(Network):
@@ -804,41 +676,27 @@ add("curves on edges, (basis, out, in)", lambda k: Basis(k, "noi"), X)
 
 
 @pattern("cosine head", X)
-class Cosine(Network):
-    def make(self, k: int) -> None:
-        self.a, self.w, self.s = nn.Linear(5, 8 * k), weight(3, 8 * k), weight(1, size=2.0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.s * F.linear(F.normalize(torch.tanh(self.a(x))), F.normalize(self.w))
+@toy(lambda k: of(a=(5, 8 * k), w=weight(3, 8 * k), s=weight(1, size=2.0)))
+def cosine(m: Any, x: Tensor) -> Tensor:
+    return m.s * F.linear(F.normalize(torch.tanh(m.a(x))), F.normalize(m.w))
 
 
 @pattern("dot product of two tables", tokens(7, 4), tokens(9, 4))
-class Tables(Network):
+@toy(lambda k: of(a=nn.Embedding(7, 8 * k), b=nn.Embedding(9, 8 * k)))
+def tables(m: Any, x: Tensor, y: Tensor) -> Tensor:
     """The score of a pair is the product of its two embeddings, so 1/k goes into one of them."""
-
-    def make(self, k: int) -> None:
-        self.a, self.b = nn.Embedding(7, 8 * k), nn.Embedding(9, 8 * k)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return (self.a(x) * self.b(y)).sum(-1)
+    return (m.a(x) * m.b(y)).sum(-1)
 
 
 @pattern("dot product of one table with itself", tokens(7, 4), tokens(7, 4))
-class OneTable(Network):
+@toy(lambda k: of(a=weight(7, 8 * k)))
+def one_table(m: Any, x: Tensor, y: Tensor) -> Tensor:
     """The score of a pair is the product of two rows of one table, so 1/sqrt(k) goes into it."""
-
-    def make(self, k: int) -> None:
-        self.a = weight(7, 8 * k)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.einsum("bd,bd->b", F.embedding(x, self.a), F.embedding(y, self.a))
+    return torch.einsum("bd,bd->b", F.embedding(x, m.a), F.embedding(y, m.a))
 
 
 @pattern("prototypes, products", X)
-class Prototypes(Network):
-    def make(self, k: int) -> None:
-        self.a, self.q, self.p = nn.Linear(5, 8 * k), weight(8 * k), weight(8 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.a(x))
-        return (h @ self.p) * torch.sigmoid(h @ self.q)[:, None]
+@toy(lambda k: of(a=(5, 8 * k), q=weight(8 * k), p=weight(8 * k, 3)))
+def prototypes(m: Any, x: Tensor) -> Tensor:
+    h = torch.tanh(m.a(x))
+    return (h @ m.p) * torch.sigmoid(h @ m.q)[:, None]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patterns_kit import Network, add, floats, pattern, tokens, weight
+from patterns_kit import Network, add, floats, of, pattern, tokens, toy, weight
 
 X = floats(2, 5, 4)
 T = tokens(7, 2, 5)
@@ -85,29 +86,22 @@ add("recurrence by hand, four gates of each unit together", lambda k: ByHand(k, 
 
 
 @pattern("recurrence by hand, concatenated input and state", X)
-class Joined(Network):
-    def make(self, k: int) -> None:
-        self.n, self.a, self.g, self.h = 6 * k, nn.Linear(4, 6 * k), nn.Linear(12 * k, 12 * k), nn.Linear(12 * k, 6 * k)
-        self.c = nn.Linear(6 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        s = x.new_zeros(len(x), self.n)
-        for y in torch.tanh(self.a(x)).unbind(1):
-            z, r = torch.sigmoid(self.g(torch.cat((y, s), 1))).split(self.n, 1)
-            s = torch.lerp(s, torch.tanh(self.h(torch.cat((y, r * s), 1))), z)
-        return self.c(s)
+@toy(lambda k: of(n=6 * k, a=(4, 6 * k), g=(12 * k, 12 * k), h=(12 * k, 6 * k), c=(6 * k, 3)))
+def joined(m: Any, x: Tensor) -> Tensor:
+    s = x.new_zeros(len(x), m.n)
+    for y in torch.tanh(m.a(x)).unbind(1):
+        z, r = torch.sigmoid(m.g(torch.cat((y, s), 1))).split(m.n, 1)
+        s = torch.lerp(s, torch.tanh(m.h(torch.cat((y, r * s), 1))), z)
+    return m.c(s)
 
 
 @pattern("recurrence by hand, raw input beside the state", X, refused="units and inputs lie on one axis")
-class Beside(Network):
-    def make(self, k: int) -> None:
-        self.n, self.h, self.c = 6 * k, nn.Linear(6 * k + 4, 6 * k), nn.Linear(6 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        s = x.new_zeros(len(x), self.n)
-        for y in x.unbind(1):
-            s = torch.tanh(self.h(torch.cat((y, s), 1)))
-        return self.c(s)
+@toy(lambda k: of(n=6 * k, h=(6 * k + 4, 6 * k), c=(6 * k, 3)))
+def beside(m: Any, x: Tensor) -> Tensor:
+    s = x.new_zeros(len(x), m.n)
+    for y in x.unbind(1):
+        s = torch.tanh(m.h(torch.cat((y, s), 1)))
+    return m.c(s)
 
 
 class Tied(Network):
@@ -178,34 +172,24 @@ add(
 
 
 @pattern("table in two factors", T)
-class Factored(Network):
-    def make(self, k: int) -> None:
-        self.e, self.p, self.n = nn.Embedding(7, 4), nn.Linear(4, 8 * k, bias=False), nn.LayerNorm(8 * k)
-        self.u = nn.Linear(8 * k, 8 * k)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.p(self.e(x))
-        h = self.n(h + torch.tanh(self.u(h)))
-        return h @ self.p.weight @ self.e.weight.T
+@toy(lambda k: of(e=nn.Embedding(7, 4), p=nn.Linear(4, 8 * k, bias=False), n=nn.LayerNorm(8 * k), u=(8 * k, 8 * k)))
+def factored(m: Any, x: Tensor) -> Tensor:
+    h = m.p(m.e(x))
+    h = m.n(h + torch.tanh(m.u(h)))
+    return h @ m.p.weight @ m.e.weight.T
 
 
 @pattern("several tables, concatenated", T, tokens(3, 2, 5))
-class TwoTables(Network):
-    def make(self, k: int) -> None:
-        self.a, self.b, self.c = nn.Embedding(7, 6 * k), nn.Embedding(3, 2 * k), nn.Linear(8 * k, 3)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.c(torch.tanh(torch.cat((self.a(x), self.b(y)), -1)))
+@toy(lambda k: of(a=nn.Embedding(7, 6 * k), b=nn.Embedding(3, 2 * k), c=(8 * k, 3)))
+def two_tables(m: Any, x: Tensor, y: Tensor) -> Tensor:
+    return m.c(torch.tanh(torch.cat((m.a(x), m.b(y)), -1)))
 
 
 @pattern("nn.EmbeddingBag", tokens(7, 3, 4))
-class Bag(Network):
-    def make(self, k: int) -> None:
-        self.a, self.b, self.c = nn.EmbeddingBag(7, 8 * k, mode="mean"), nn.Embedding(7, 8 * k), nn.Linear(8 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.b(x)
-        return self.c(torch.tanh(self.a(x))) + 0.5 * (y.sum(1).square() - y.square().sum(1)).mean(-1, keepdim=True)
+@toy(lambda k: of(a=nn.EmbeddingBag(7, 8 * k, mode="mean"), b=nn.Embedding(7, 8 * k), c=(8 * k, 3)))
+def bag(m: Any, x: Tensor) -> Tensor:
+    y = m.b(x)
+    return m.c(torch.tanh(m.a(x))) + 0.5 * (y.sum(1).square() - y.square().sum(1)).mean(-1, keepdim=True)
 
 
 @pattern("time as waves of fixed size", floats(3, 5), floats(3))
@@ -221,15 +205,12 @@ class Time(Network):
 
 
 @pattern("time as waves of the width", floats(3, 5), floats(3), refused="it has other frequencies")
-class WideTime(Network):
-    def make(self, k: int) -> None:
-        self.a, self.c = nn.Linear(5, 8 * k), nn.Linear(8 * k, 3)
-
-    def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        h = self.a(x)
-        n = h.shape[-1] // 2
-        turn = t[:, None] * 10.0 ** (-torch.arange(n, dtype=t.dtype) / n)
-        return self.c(torch.tanh(h + torch.cat((turn.sin(), turn.cos()), -1)))
+@toy(lambda k: of(a=(5, 8 * k), c=(8 * k, 3)))
+def wide_time(m: Any, x: Tensor, t: Tensor) -> Tensor:
+    h = m.a(x)
+    n = h.shape[-1] // 2
+    turn = t[:, None] * 10.0 ** (-torch.arange(n, dtype=t.dtype) / n)
+    return m.c(torch.tanh(h + torch.cat((turn.sin(), turn.cos()), -1)))
 
 
 class State(Network):
@@ -315,13 +296,9 @@ add(
 
 
 @pattern("short causal filter for each channel", X)
-class Short(Network):
-    def make(self, k: int) -> None:
-        self.a, self.c = nn.Linear(4, 8 * k), nn.Linear(8 * k, 3)
-        self.f = nn.Conv1d(8 * k, 8 * k, 3, padding=2, groups=8 * k)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.c(F.silu(self.f(self.a(x).transpose(1, 2))[..., : x.shape[1]]).transpose(1, 2))
+@toy(lambda k: of(a=(4, 8 * k), c=(8 * k, 3), f=nn.Conv1d(8 * k, 8 * k, 3, padding=2, groups=8 * k)))
+def short(m: Any, x: Tensor) -> Tensor:
+    return m.c(F.silu(m.f(m.a(x).transpose(1, 2))[..., : x.shape[1]]).transpose(1, 2))
 
 
 @pattern("dilated filters with gates", X)
@@ -405,12 +382,8 @@ add("Fourier transform along positions and units", lambda k: Fourier(k, True), X
 
 
 @pattern("complex weights for low frequencies", X)
-class Spectral(Network):
-    def make(self, k: int) -> None:
-        self.a, self.w, self.s = nn.Linear(4, 8 * k), weight(8 * k, 8 * k, 2, 2), nn.Conv1d(8 * k, 8 * k, 1)
-        self.c = nn.Linear(8 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x).mT
-        low = torch.einsum("bif,iof->bof", torch.fft.rfft(h)[..., :2], torch.view_as_complex(self.w))
-        return self.c(F.gelu(torch.fft.irfft(low, n=h.shape[-1]) + self.s(h)).mT)
+@toy(lambda k: of(a=(4, 8 * k), w=weight(8 * k, 8 * k, 2, 2), s=nn.Conv1d(8 * k, 8 * k, 1), c=(8 * k, 3)))
+def spectral(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x).mT
+    low = torch.einsum("bif,iof->bof", torch.fft.rfft(h)[..., :2], torch.view_as_complex(m.w))
+    return m.c(F.gelu(torch.fft.irfft(low, n=h.shape[-1]) + m.s(h)).mT)

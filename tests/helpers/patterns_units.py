@@ -6,12 +6,13 @@ import math
 import random
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patterns_kit import Network, add, floats, pattern, weight
+from patterns_kit import Network, add, floats, of, pattern, toy, weight
 
 X = floats(3, 5)
 Act = Callable[[Tensor], Tensor]
@@ -179,13 +180,10 @@ last("log of the mean of exp", lambda h: h.logsumexp(-1) - math.log(h.shape[-1])
 
 
 @pattern("as an index, argmax", X, either="exact while ties go to the first copy: its row alone is read and trained")
-class Index(Network):
-    def make(self, k: int) -> None:
-        self.a, self.t, self.c = nn.Linear(5, 8 * k), weight(8 * k, 3), nn.Linear(8 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.a(x))
-        return self.c(h) + F.embedding(h.argmax(-1), self.t)
+@toy(lambda k: of(a=(5, 8 * k), t=weight(8 * k, 3), c=(8 * k, 3)))
+def index(m: Any, x: Tensor) -> Tensor:
+    h = torch.tanh(m.a(x))
+    return m.c(h) + F.embedding(h.argmax(-1), m.t)
 
 
 class Gain(Network):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patterns_kit import Network, add, floats, pattern, weight
+from patterns_kit import Network, add, floats, of, pattern, toy, weight
 
 X = floats(2, 3, 4, 4)
 UNEQUAL = "units that grow and inputs that do not lie on one axis of a weight"
@@ -97,23 +98,16 @@ add(
 
 
 @pattern("image, flattened to places and channels", X)
-class ChannelsLast(Network):
-    def make(self, k: int) -> None:
-        self.a, self.c = nn.Conv2d(3, 4 * k, 2, 2), nn.Linear(16 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.c(torch.relu(self.a(x)).permute(0, 2, 3, 1).reshape(len(x), -1))
+@toy(lambda k: of(a=nn.Conv2d(3, 4 * k, 2, 2), c=(16 * k, 3)))
+def channels_last(m: Any, x: Tensor) -> Tensor:
+    return m.c(torch.relu(m.a(x)).permute(0, 2, 3, 1).reshape(len(x), -1))
 
 
 @pattern("image, bare four-dimensional weights", X)
-class Bare4(Network):
-    def make(self, k: int) -> None:
-        self.u, self.v, self.w = weight(8 * k, 3, 3, 3), weight(8 * k, 6 * k, 2, 2), weight(6 * k, 3)
-        self.b = weight(6 * k)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.conv_transpose2d(torch.tanh(F.conv2d(x, self.u, padding=1)), self.v, self.b, stride=2)
-        return torch.einsum("bchw,co->bo", torch.tanh(h), self.w) / h[0, 0].numel()
+@toy(lambda k: of(u=weight(8 * k, 3, 3, 3), v=weight(8 * k, 6 * k, 2, 2), w=weight(6 * k, 3), b=weight(6 * k)))
+def bare4(m: Any, x: Tensor) -> Tensor:
+    h = F.conv_transpose2d(torch.tanh(F.conv2d(x, m.u, padding=1)), m.v, m.b, stride=2)
+    return torch.einsum("bchw,co->bo", torch.tanh(h), m.w) / h[0, 0].numel()
 
 
 @pattern("image, a bare filter repeated for all channels", X)
@@ -248,14 +242,11 @@ add("image, channels beside coordinates", lambda k: Raw(k, "places"), X, refused
 
 
 @pattern("image, raw image beside coordinates", X)
-class Coordinates(Network):
-    def make(self, k: int) -> None:
-        self.a, self.c = nn.Conv2d(5, 8 * k, 3), nn.Linear(8 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        n = torch.linspace(-1, 1, x.shape[-1], dtype=x.dtype)
-        more = torch.stack(torch.meshgrid(n, n, indexing="ij")).expand(len(x), -1, -1, -1)
-        return self.c(torch.relu(self.a(torch.cat((x, more), 1))).amax((2, 3)))
+@toy(lambda k: of(a=nn.Conv2d(5, 8 * k, 3), c=(8 * k, 3)))
+def coordinates(m: Any, x: Tensor) -> Tensor:
+    n = torch.linspace(-1, 1, x.shape[-1], dtype=x.dtype)
+    more = torch.stack(torch.meshgrid(n, n, indexing="ij")).expand(len(x), -1, -1, -1)
+    return m.c(torch.relu(m.a(torch.cat((x, more), 1))).amax((2, 3)))
 
 
 class Excite(Image):
@@ -403,37 +394,27 @@ class NonLocal(Image):
 
 
 @pattern("image, products of channels, flattened", X)
-class Gram(Network):
-    def make(self, k: int) -> None:
-        self.a, self.c = nn.Conv2d(3, 4 * k, 2), nn.Linear(16 * k * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.a(x)).flatten(2)
-        return self.c((h @ h.mT / h.shape[-1]).flatten(1))
+@toy(lambda k: of(a=nn.Conv2d(3, 4 * k, 2), c=(16 * k * k, 3)))
+def gram(m: Any, x: Tensor) -> Tensor:
+    h = torch.tanh(m.a(x)).flatten(2)
+    return m.c((h @ h.mT / h.shape[-1]).flatten(1))
 
 
 @pattern("image, where each channel looks", X)
-class Looks(Network):
-    def make(self, k: int) -> None:
-        self.a, self.c = nn.Conv2d(3, 6 * k, 3, padding=1), nn.Linear(12 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x).flatten(2).softmax(-1).view(len(x), -1, 4, 4)
-        n = torch.arange(4, dtype=x.dtype)
-        return self.c(torch.stack(((h.sum(2) * n).sum(-1), (h.sum(3) * n).sum(-1)), -1).flatten(1))
+@toy(lambda k: of(a=nn.Conv2d(3, 6 * k, 3, padding=1), c=(12 * k, 3)))
+def looks(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x).flatten(2).softmax(-1).view(len(x), -1, 4, 4)
+    n = torch.arange(4, dtype=x.dtype)
+    return m.c(torch.stack(((h.sum(2) * n).sum(-1), (h.sum(3) * n).sum(-1)), -1).flatten(1))
 
 
 @pattern("image, residuals to centres, normed twice", X)
-class Centres(Network):
-    def make(self, k: int) -> None:
-        self.a, self.g, self.m = nn.Conv2d(3, 8 * k, 1), nn.Conv2d(8 * k, 4, 1), weight(4, 8 * k)
-        self.c = nn.Linear(32 * k, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.a(x))
-        p, y = self.g(h).softmax(1).flatten(2), h.flatten(2).mT
-        v = torch.einsum("bkn,bnkd->bkd", p, y[:, :, None] - self.m)
-        return self.c(F.normalize(F.normalize(v, dim=-1).flatten(1), dim=-1))
+@toy(lambda k: of(a=nn.Conv2d(3, 8 * k, 1), g=nn.Conv2d(8 * k, 4, 1), m=weight(4, 8 * k), c=(32 * k, 3)))
+def centres(m: Any, x: Tensor) -> Tensor:
+    h = torch.tanh(m.a(x))
+    p, y = m.g(h).softmax(1).flatten(2), h.flatten(2).mT
+    v = torch.einsum("bkn,bnkd->bkd", p, y[:, :, None] - m.m)
+    return m.c(F.normalize(F.normalize(v, dim=-1).flatten(1), dim=-1))
 
 
 @pattern("image, style written into the statistics of channels", X, floats(2, 4))
