@@ -19,6 +19,40 @@ from hf_trainer_runs import decayed, losses, rates, small_llama, train
 from mupscale import MupscaleError, hf
 from mupscale.hf.record import Record
 
+TOKENS = torch.arange(8)[None]
+EACH_STEP = {"save_strategy": "steps", "save_steps": 1}
+EVALUATED = {"eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True, "greater_is_better": True}
+CONSTANT = {"lr_scheduler_type": "constant", **EACH_STEP}
+
+
+def same(ours: Any, theirs: Any) -> None:
+    for name, value in ours.state_dict().items():
+        assert torch.equal(value, theirs.state_dict()[name]), name
+
+
+def load(folder: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder)
+
+
+def pair(folder: Path, step: int) -> tuple[Path, Path]:
+    """Where the model was saved before it grew, and after it."""
+    return folder / f"narrow-checkpoint-{step}", folder / f"checkpoint-{step}"
+
+
+def forget(folder: Path, stop: int) -> None:
+    """As if the run had been stopped after this step."""
+    for path in folder.glob("checkpoint-*"):
+        if int(path.name[11:]) > stop:
+            shutil.rmtree(path)
+
+
+def neox() -> Any:
+    """A model whose readout is called otherwise in files."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_hidden_layers": 1}
+    return transformers.GPTNeoXForCausalLM(
+        transformers.GPTNeoXConfig(vocab_size=31, max_position_embeddings=16, **sizes)
+    )
+
 
 def test_copies_go_on_as_the_small_model_would(tmp_path: Path) -> None:
     """Cosine schedule, decay for some parameters, clipping: all as if the model had not grown.
@@ -31,10 +65,9 @@ def test_copies_go_on_as_the_small_model_would(tmp_path: Path) -> None:
     assert grown.model.config.hidden_size == 32
     assert grown.model.lm_head.weight.shape == (31, 32)
     torch.testing.assert_close(losses(grown), losses(alone), rtol=1e-5, atol=0)
-    tokens = torch.arange(8)[None]
-    torch.testing.assert_close(grown.model(tokens).logits, alone.model(tokens).logits, rtol=0, atol=1e-4)
+    torch.testing.assert_close(grown.model(TOKENS).logits, alone.model(TOKENS).logits, rtol=0, atol=1e-4)
     other = train(tmp_path / "other", learning_rate=1.01e-2)
-    assert (other.model(tokens).logits - alone.model(tokens).logits).abs().max() > 3e-4
+    assert (other.model(TOKENS).logits - alone.model(TOKENS).logits).abs().max() > 3e-4
     rates = {group["lr_factor"] for group in grown.optimizer.param_groups}
     assert rates == {0.5, 1.0}
     assert grown.args.max_grad_norm == 0.5
@@ -43,7 +76,7 @@ def test_copies_go_on_as_the_small_model_would(tmp_path: Path) -> None:
 def test_checkpoints_before_and_after(tmp_path: Path) -> None:
     train(tmp_path, hf.GrowTrainerCallback(at=2, times=2, exact=True), steps=3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "narrow-checkpoint-2"]
-    narrow, wide = tmp_path / "narrow-checkpoint-2", tmp_path / "checkpoint-2"
+    narrow, wide = pair(tmp_path, 2)
     assert hf.verify(narrow, wide, dtype="float64").ok
     assert (wide / "mupscale.json").is_file()
     model = transformers.AutoModelForCausalLM.from_pretrained(wide)
@@ -69,15 +102,14 @@ def test_fresh_units_another_rate_and_another_rule_for_decay(tmp_path: Path) -> 
 @pytest.mark.parametrize(("how", "times"), [({"lr": 1e-3}, 0.4), ({"scale_lr": 0.5, "layers": 3}, 0.5)])
 def test_verify_knows_the_rate_that_the_growth_set(how: dict[str, Any], times: float, tmp_path: Path) -> None:
     """From mupscale.json, which says the same after a stop; a later checkpoint is told from the one of the growth."""
-    settings = {"save_strategy": "steps", "save_steps": 1, "steps": 3}
-    train(tmp_path, hf.GrowTrainerCallback(at=2, times=2, **how), **settings)
-    narrow, wide, later = (tmp_path / name for name in ("narrow-checkpoint-2", "checkpoint-2", "checkpoint-3"))
+    train(tmp_path, hf.GrowTrainerCallback(at=2, times=2, **how), steps=3, **EACH_STEP)
+    (narrow, wide), later = pair(tmp_path, 2), tmp_path / "checkpoint-3"
     report = hf.verify(narrow, wide)
     assert report.ok
     assert next(row.note for row in report.rows if row.what == "optimizer.pt") == f"rates × {times}"
     assert f"{wide} is the checkpoint right after the growth" in hf.verify(narrow, later).verdict
     shutil.rmtree(later)
-    train(tmp_path, hf.GrowTrainerCallback(at=2, times=2, **how), resume=True, **settings)
+    train(tmp_path, hf.GrowTrainerCallback(at=2, times=2, **how), resume=True, steps=3, **EACH_STEP)
     assert Record.load(later).growths == Record.load(wide).growths
     record = Record.load(wide)
     replace(record, growths=(*record.growths[:-1], replace(record.growths[-1], scale_lr=1.0))).save(wide)
@@ -91,54 +123,55 @@ def test_what_cannot_grow_is_said_before_training(tmp_path: Path) -> None:
         train(tmp_path, hf.GrowTrainerCallback(at=2, hidden=24, heads=6, exact=True), steps=3)
 
 
-@pytest.mark.quick("7-4")
-@pytest.mark.parametrize(("stop", "layers"), [pytest.param(3, None, marks=pytest.mark.slow), (4, None), (7, 4)])
-def test_a_run_that_was_stopped_goes_on_before_and_after_its_growth(
-    tmp_path: Path, stop: int, layers: int | None
+def one_growth(layers: int | None) -> list[Any]:
+    return [hf.GrowTrainerCallback(at=4, times=2, layers=layers, noise=0.5)]
+
+
+def two_growths(layers: int | None) -> list[Any]:
+    first = hf.GrowTrainerCallback(at=3, hidden=24, heads=6, kv=3, grow=mu.Fresh(), scale_lr=0.5)
+    return [first, hf.GrowTrainerCallback(at=5, times=2, layers=layers, noise=0.5)]
+
+
+@pytest.mark.quick("one_growth-7-4", "two_growths-4-3")
+@pytest.mark.parametrize(
+    ("callbacks", "stop", "layers"),
+    [
+        *((one_growth, stop, layers) for stop, layers in ((3, None), (4, None), (7, 4))),
+        *((two_growths, stop, 3) for stop in (2, 4, 6)),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_run_that_was_stopped_goes_on_before_between_and_after_its_growths(
+    tmp_path: Path, callbacks: Any, stop: int, layers: int | None
 ) -> None:
-    """Stopped after so many steps of ten, it ends with the same weights, bit for bit, as one that was not."""
-    settings = {"save_strategy": "steps", "save_steps": 1}
-    whole = train(tmp_path / "whole", hf.GrowTrainerCallback(at=4, times=2, layers=layers, noise=0.5), **settings)
-    for path in (tmp_path / "whole").iterdir():
-        if path.name[11:].isdecimal() and int(path.name[11:]) > stop:
-            shutil.rmtree(path)
-    (tmp_path / "whole" / "checkpoint-9").mkdir()  # of which a kill has left nothing
-    grow = hf.GrowTrainerCallback(at=4, times=2, layers=layers, noise=0.5)
-    again = train(tmp_path / "whole", grow, resume=True, **settings)
-    assert again.state.global_step == 10
-    assert again.args.max_grad_norm == 0.5
-    for (name, ours), theirs in zip(again.model.state_dict().items(), whole.model.state_dict().values(), strict=True):
-        assert torch.equal(ours, theirs), name
-    if stop >= 4:
+    """Stopped after so many steps of nine, it ends with the same weights, bit for bit, as one that was not."""
+    whole = train(tmp_path, *callbacks(layers), steps=9, **EACH_STEP)
+    forget(tmp_path, stop)
+    (tmp_path / "checkpoint-8").mkdir()  # of which a kill has left nothing
+    again = train(tmp_path, *callbacks(layers), steps=9, resume=True, **EACH_STEP)
+    assert again.state.global_step == 9
+    assert again.args.max_grad_norm == whole.args.max_grad_norm == 0.5
+    assert rates(again)[-1] == rates(whole)[-1]
+    same(again.model, whole.model)
+    if stop >= 5:
         with pytest.raises(MupscaleError, match=r"callback\.resume\(trainer\)"):
-            hf.GrowTrainerCallback(at=4, times=2, exact=True).on_train_begin(
-                again.args, again.state, None, model=again.model
-            )
+            callbacks(layers)[0].on_train_begin(again.args, again.state, None, model=again.model)
 
 
 def test_new_units_are_drawn_by_the_names_in_files(tmp_path: Path) -> None:
     """As the command draws them: GPT-NeoX's readout is called otherwise in files."""
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_hidden_layers": 1}
-    model = transformers.GPTNeoXForCausalLM(
-        transformers.GPTNeoXConfig(vocab_size=31, max_position_embeddings=16, **sizes)
-    )
-    grow = hf.GrowTrainerCallback(at=1, times=2, layers=2)
-    train(tmp_path, grow, steps=2, model=model, save_strategy="steps", save_steps=1)
-    report = hf.verify(tmp_path / "narrow-checkpoint-1", tmp_path / "checkpoint-1")
+    train(tmp_path, hf.GrowTrainerCallback(at=1, times=2, layers=2), steps=2, model=neox(), **EACH_STEP)
+    report = hf.verify(*pair(tmp_path, 1))
     assert report.ok, report.verdict
 
 
 def test_a_model_whose_files_have_other_names_resumes_whole(tmp_path: Path) -> None:
     """GPT-NeoX's readout, which the Trainer does not find: before the growth, after it, and in the best model."""
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_hidden_layers": 1}
-    config = transformers.GPTNeoXConfig(vocab_size=31, max_position_embeddings=16, **sizes)
-    best = {"load_best_model_at_end": True, "greater_is_better": True, "metric_for_best_model": "loss"}
-    settings = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1, **best}
 
     def run(**more: Any) -> Any:
         """It ends with the model whose loss was largest."""
-        model = transformers.GPTNeoXForCausalLM(config)
-        return train(tmp_path, hf.GrowTrainerCallback(at=2, layers=2), steps=3, model=model, **settings, **more)
+        best = {"model": neox(), "metric_for_best_model": "loss", **EACH_STEP, **EVALUATED}
+        return train(tmp_path, hf.GrowTrainerCallback(at=2, layers=2), steps=3, **best, **more)
 
     def saved(step: int) -> dict[str, torch.Tensor]:
         return load_file(tmp_path / f"checkpoint-{step}" / "model.safetensors")
@@ -155,7 +188,7 @@ def test_a_model_whose_files_have_other_names_resumes_whole(tmp_path: Path) -> N
         shutil.rmtree(tmp_path / f"checkpoint-{step}")
     grow = hf.GrowTrainerCallback(at=2, layers=2)
     arguments = transformers.TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
-    small = transformers.Trainer(transformers.GPTNeoXForCausalLM(config), arguments, callbacks=[grow])
+    small = transformers.Trainer(neox(), arguments, callbacks=[grow])
     small._load_from_checkpoint(grow.resume(small))
     assert torch.equal(small.model.lm_head.weight, saved(1)["embed_out.weight"])
 
@@ -168,7 +201,7 @@ def test_more_layers_go_on_where_the_shallow_model_was(tmp_path: Path) -> None:
     ours, theirs = losses(grown), losses(alone)
     assert ours[:4] == pytest.approx(theirs[:4], rel=1e-5)
     assert abs(ours[5] - theirs[5]) > 1e-4
-    narrow, deep = tmp_path / "grown" / "narrow-checkpoint-3", tmp_path / "grown" / "checkpoint-3"
+    narrow, deep = pair(tmp_path / "grown", 3)
     report = hf.verify(narrow, deep, dtype="float64")
     assert report.ok
     assert "the function is the same" in report.verdict
@@ -194,14 +227,12 @@ def test_a_deeper_run_resumes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("deepen", ["identity", "stack"])
 def test_width_and_layers_at_once(deepen: Any, tmp_path: Path) -> None:
     alone = train(tmp_path / "alone", steps=5)
-    grown = train(
-        tmp_path / "grown", hf.GrowTrainerCallback(at=3, times=2, layers=4, deepen=deepen, exact=True), steps=5
-    )
+    grow = hf.GrowTrainerCallback(at=3, times=2, layers=4, deepen=deepen, exact=True)
+    grown = train(tmp_path / "grown", grow, steps=5)
     assert (grown.model.config.hidden_size, grown.model.config.num_hidden_layers) == (32, 4)
     close = losses(grown)[3] == pytest.approx(losses(alone)[3], rel=1e-5)
     assert close == (deepen == "identity")
-    narrow, both = tmp_path / "grown" / "narrow-checkpoint-3", tmp_path / "grown" / "checkpoint-3"
-    assert hf.verify(narrow, both, dtype="float64").ok
+    assert hf.verify(*pair(tmp_path / "grown", 3), dtype="float64").ok
     rates = {name: group["lr_factor"] for group in grown.optimizer.param_groups for name in group["param_names"]}
     assert rates["model.layers.3.mlp.up_proj.weight"] == rates["model.layers.0.mlp.up_proj.weight"] == 0.5
 
@@ -223,9 +254,8 @@ def test_loading_the_grown_model_into_the_small_one_names_the_remedy(tmp_path: P
 
 def test_the_best_checkpoint_is_one_of_the_grown_model(tmp_path: Path) -> None:
     """By a measure that gets worse: the first small model is the best of all, and cannot be loaded into a wide one."""
-    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": True}
-    each_step = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
-    trainer = train(tmp_path, hf.GrowTrainerCallback(at=2, times=2, exact=True), steps=3, **best, **each_step)
+    best = {"metric_for_best_model": "eval_loss", **EACH_STEP, **EVALUATED}
+    trainer = train(tmp_path, hf.GrowTrainerCallback(at=2, times=2, exact=True), steps=3, **best)
     assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-2"
     assert trainer.state.best_global_step == 2
     saved = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "checkpoint-2")
@@ -249,7 +279,7 @@ def test_a_run_that_ends_before_the_growth_is_warned_of_when_it_begins(tmp_path:
 @pytest.mark.parametrize("limit", [1, 2])
 def test_the_small_model_stays_where_few_checkpoints_are_kept(tmp_path: Path, limit: int) -> None:
     """And so does the grown one, to go on from, which would have to make room for it."""
-    settings = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": limit}
+    settings = {**EACH_STEP, "save_total_limit": limit}
     train(tmp_path, hf.GrowTrainerCallback(at=2, times=2, exact=True), steps=2, **settings)
     assert {"checkpoint-2", "narrow-checkpoint-2"} <= {path.name for path in tmp_path.iterdir()}
     again = train(tmp_path, hf.GrowTrainerCallback(at=2, times=2, exact=True), steps=4, resume=True, **settings)
@@ -268,7 +298,7 @@ def test_a_lossless_growth_as_described_is_not_called_untried(tmp_path: Path) ->
     with warnings.catch_warnings():
         warnings.simplefilter("error", mu.UncheckedPlan)
         grow_lossless(tmp_path, small_llama())
-    assert hf.verify(tmp_path / "narrow-checkpoint-1", tmp_path / "checkpoint-1", dtype="float64").ok
+    assert hf.verify(*pair(tmp_path, 1), dtype="float64").ok
 
 
 @pytest.mark.slow
@@ -284,9 +314,8 @@ def test_lr_is_the_rate_at_the_step_of_growth(tmp_path: Path) -> None:
     """Half of what a linear schedule would have been, as the docs say it; what it is already is no news, and said."""
     linear = {"lr_scheduler_type": "linear", "learning_rate": 8e-3, "max_grad_norm": 0.0}
     alone = train(tmp_path / "alone", **linear)
-    halved = train(
-        tmp_path / "halved", hf.GrowTrainerCallback(at=5, times=2, lr=8e-3 * (1 - 5 / 10) / 2, exact=True), **linear
-    )
+    grow = hf.GrowTrainerCallback(at=5, times=2, lr=8e-3 * (1 - 5 / 10) / 2, exact=True)
+    halved = train(tmp_path / "halved", grow, **linear)
     half = [rate / 2 if step > 5 else rate for step, rate in enumerate(rates(alone), start=1)]
     torch.testing.assert_close(rates(halved), half, rtol=1e-6, atol=0)
     with pytest.warns(UserWarning, match=r"lr=0.004 changes nothing: .* after step 5. For half .* give lr=0.002"):
@@ -294,9 +323,6 @@ def test_lr_is_the_rate_at_the_step_of_growth(tmp_path: Path) -> None:
 
 
 # --- A model that grows more than once in one run of transformers' Trainer, or that had grown before it.
-TOKENS = torch.arange(8)[None]
-
-
 def test_two_growths_by_copies_go_on_as_the_small_model_would(tmp_path: Path) -> None:
     """Clipped by the small model's norm all the way; each callback was once given the plan of its own growth alone."""
     alone = train(tmp_path / "alone", max_grad_norm=0.1)
@@ -311,7 +337,7 @@ def test_two_growths_by_copies_go_on_as_the_small_model_would(tmp_path: Path) ->
     assert grown.args.max_grad_norm == 0.1
     for folder, times in (("checkpoint-3", 2), ("narrow-checkpoint-6", 2), ("checkpoint-6", 4)):
         assert Record.load(tmp_path / "grown" / folder).times.hidden == times
-    assert hf.verify(tmp_path / "grown/narrow-checkpoint-6", tmp_path / "grown/checkpoint-6", dtype="float64").ok
+    assert hf.verify(*pair(tmp_path / "grown", 6), dtype="float64").ok
 
 
 @pytest.mark.slow
@@ -323,7 +349,7 @@ def test_width_and_depth_at_steps_of_their_own(asked: list[dict[str, Any]], tmp_
     assert trainer.model.config.hidden_size == 32
     assert trainer.model.config.num_hidden_layers in (3, 4)
     for step in (2, 4):
-        assert hf.verify(tmp_path / f"narrow-checkpoint-{step}", tmp_path / f"checkpoint-{step}", dtype="float64").ok
+        assert hf.verify(*pair(tmp_path, step), dtype="float64").ok
 
 
 @pytest.mark.slow
@@ -331,33 +357,10 @@ def test_two_growths_at_one_step_are_as_one_of_both(tmp_path: Path) -> None:
     apart = [hf.GrowTrainerCallback(at=2, times=2, exact=True), hf.GrowTrainerCallback(at=2, layers=4)]
     twice = train(tmp_path / "apart", *apart, steps=4)
     once = train(tmp_path / "once", hf.GrowTrainerCallback(at=2, times=2, layers=4, exact=True), steps=4)
-    for (name, ours), theirs in zip(twice.model.state_dict().items(), once.model.state_dict().values(), strict=True):
-        assert torch.equal(ours, theirs), name
+    same(twice.model, once.model)
     for folder in ("narrow-checkpoint-2", "checkpoint-2"):
         ours, theirs = (tmp_path / run / folder / "config.json" for run in ("apart", "once"))
         assert ours.read_text() == theirs.read_text()
-
-
-@pytest.mark.quick("4")
-@pytest.mark.parametrize("stop", [pytest.param(2, marks=pytest.mark.slow), 4, 6])
-def test_a_run_with_two_growths_goes_on_after_a_stop(tmp_path: Path, stop: int) -> None:
-    """Before the first, between them and after both: with the weights, bit for bit, of one that was not stopped."""
-
-    def callbacks() -> list[Any]:
-        first = hf.GrowTrainerCallback(at=3, hidden=24, heads=6, kv=3, grow=mu.Fresh(), scale_lr=0.5)
-        return [first, hf.GrowTrainerCallback(at=5, times=2, layers=3, noise=0.5)]
-
-    settings = {"save_strategy": "steps", "save_steps": 1, "steps": 7}
-    whole = train(tmp_path / "run", *callbacks(), **settings)
-    for path in (tmp_path / "run").iterdir():
-        if path.name[11:].isdecimal() and int(path.name[11:]) > stop:
-            shutil.rmtree(path)
-    again = train(tmp_path / "run", *callbacks(), resume=True, **settings)
-    assert again.state.global_step == 7
-    assert again.args.max_grad_norm == whole.args.max_grad_norm == 0.5
-    assert rates(again)[-1] == rates(whole)[-1]
-    for (name, ours), theirs in zip(again.model.state_dict().items(), whole.model.state_dict().values(), strict=True):
-        assert torch.equal(ours, theirs), name
 
 
 @pytest.mark.slow
@@ -377,21 +380,15 @@ def test_a_checkpoint_that_was_upscaled_grows_again_under_clip(tmp_path: Path) -
     def run(folder: str, model: Any, groups: Any, *callbacks: Any, resume: bool = False) -> Any:
         optimizer = torch.optim.AdamW(groups, **hyper)
         schedule = transformers.get_cosine_schedule_with_warmup(optimizer, 0, 5)
-        settings = {"save_strategy": "steps", "save_steps": 1, "max_grad_norm": 0.1, "steps": 5}
+        settings = {**EACH_STEP, "max_grad_norm": 0.1, "steps": 5}
         more = {"optimizers": (optimizer, schedule), "model": model, "resume": resume}
         return train(tmp_path / folder, *callbacks, **settings, **more)
 
     def run_wide(resume: bool) -> Any:
         model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "wide", dtype=torch.float64)
         groups = hf.param_groups(tmp_path / "wide", model, torch.optim.AdamW, **hyper)
-        return run(
-            "run",
-            model,
-            groups,
-            hf.GrowTrainerCallback(at=2, times=2, exact=True),
-            hf.Clip(tmp_path / "wide"),
-            resume=resume,
-        )
+        callbacks = hf.GrowTrainerCallback(at=2, times=2, exact=True), hf.Clip(tmp_path / "wide")
+        return run("run", model, groups, *callbacks, resume=resume)
 
     small = small_llama()
     alone = run("alone", small, small.parameters())
@@ -399,8 +396,7 @@ def test_a_checkpoint_that_was_upscaled_grows_again_under_clip(tmp_path: Path) -
     assert whole.model.config.hidden_size == 64
     torch.testing.assert_close(losses(whole), losses(alone), rtol=1e-5, atol=0)
     assert Record.load(tmp_path / "run/checkpoint-5").times.hidden == 4
-    for step in (4, 5):
-        shutil.rmtree(tmp_path / f"run/checkpoint-{step}")
+    forget(tmp_path / "run", 3)
     again = run_wide(resume=True)
     assert torch.equal(again.model.lm_head.weight, whole.model.lm_head.weight)
     assert Record.load(tmp_path / "run/checkpoint-5").times.hidden == 4
@@ -427,16 +423,13 @@ def test_a_factor_that_is_none_is_refused(given: dict[str, float]) -> None:
 @pytest.mark.parametrize("how", [{"noise": 0.5}, {"grow": mu.Fresh()}])
 def test_what_a_second_growth_draws_counts_from_the_first_model(how: dict[str, Any], tmp_path: Path) -> None:
     """As in files: verify draws it again by the record, and finds the same."""
-    train(
-        tmp_path,
-        hf.GrowTrainerCallback(at=1, times=2, exact=True),
-        hf.GrowTrainerCallback(at=2, times=2, **how),
-        steps=2,
-    )
-    assert hf.verify(tmp_path / "narrow-checkpoint-2", tmp_path / "checkpoint-2", dtype="float64").ok
-    record = Record.load(tmp_path / "checkpoint-2")
-    replace(record, growths=(record.growths[0], replace(record.growths[1], seed=1))).save(tmp_path / "checkpoint-2")
-    assert not hf.verify(tmp_path / "narrow-checkpoint-2", tmp_path / "checkpoint-2", dtype="float64").ok
+    first = hf.GrowTrainerCallback(at=1, times=2, exact=True)
+    train(tmp_path, first, hf.GrowTrainerCallback(at=2, times=2, **how), steps=2)
+    narrow, wide = pair(tmp_path, 2)
+    assert hf.verify(narrow, wide, dtype="float64").ok
+    record = Record.load(wide)
+    replace(record, growths=(record.growths[0], replace(record.growths[1], seed=1))).save(wide)
+    assert not hf.verify(narrow, wide, dtype="float64").ok
 
 
 def test_a_run_is_not_resumed_with_another_growth(tmp_path: Path) -> None:
@@ -449,34 +442,16 @@ def test_a_run_is_not_resumed_with_another_growth(tmp_path: Path) -> None:
 
 
 # --- Several sizes out of one run of transformers' Trainer: branches that end finished, and a trunk that goes on.
-CONSTANT = {"lr_scheduler_type": "constant", "save_strategy": "steps", "save_steps": 1}
-
-
 def family() -> list[Any]:
     """Hidden size 16, finished after step 5, and 24 with three layers, after step 9."""
     grow = hf.GrowTrainerCallback(at=5, hidden=24, heads=6, kv=3, grow=mu.Fresh(), layers=3)
     return [hf.BranchTrainerCallback(5, 2), grow, hf.BranchTrainerCallback(9, 3)]
 
 
-def resume(folder: Path) -> Any:
-    callbacks = family()
-    callbacks[0].resume = callbacks[1].resume  # which the helper asks the first callback for
-    return train(folder, *callbacks, steps=9, resume=True, **CONSTANT)
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("whole")
     return folder, train(folder, *family(), steps=9, eval_strategy="steps", eval_steps=5, **CONSTANT)
-
-
-def same(ours: Any, theirs: Any) -> None:
-    for name, value in ours.state_dict().items():
-        assert torch.equal(value, theirs.state_dict()[name]), name
-
-
-def load(folder: Path) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(folder)
 
 
 def test_a_branch_is_a_run_with_its_decay_and_the_trunk_goes_on_from_before_it(
@@ -520,19 +495,15 @@ def test_a_card_tells_shape_steps_of_the_trunk_and_how_to_load(whole: tuple[Path
 
 
 @pytest.mark.quick("4")
-@pytest.mark.parametrize(
-    "stop", [pytest.param(2, marks=pytest.mark.slow), 4, 5, pytest.param(7, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("stop", [2, 4, 5, 7])
 def test_a_family_that_was_stopped_goes_on_to_the_same_bits(whole: tuple[Path, Any], tmp_path: Path, stop: int) -> None:
     """Before the branch, in it, where the trunk has grown, and in the last branch."""
-    folder = tmp_path / "run"
+    folder, callbacks = tmp_path / "run", family()
     shutil.copytree(whole[0], folder)
-    for path in folder.glob("checkpoint-*"):
-        if int(path.name[11:]) > stop:
-            shutil.rmtree(path)
+    forget(folder, stop)
     shutil.rmtree(folder / "sizes" / "hidden-24-layers-3")
-    again = resume(folder)
-    same(again.model, whole[1].model)
+    callbacks[0].resume = callbacks[1].resume  # which the helper asks the first callback for
+    same(train(folder, *callbacks, steps=9, resume=True, **CONSTANT).model, whole[1].model)
     for name in ("hidden-16-layers-2", "hidden-24-layers-3"):
         same(load(folder / "sizes" / name), load(whole[0] / "sizes" / name))
 
@@ -543,10 +514,8 @@ def test_a_line_in_the_log_and_a_record_wherever_the_model_is_saved(
     trainer = train(tmp_path, hf.GrowTrainerCallback(at=1, hidden=24, heads=6, kv=3, grow=mu.Fresh()), steps=2)
     printed = capsys.readouterr().out
     assert "grown: hidden size 16 → 24, attention heads 4 → 6, key/value heads 2 → 3, parameters " in printed
-    assert any(
-        entry.get("parameters") == sum(map(torch.numel, trainer.model.parameters()))
-        for entry in trainer.state.log_history
-    )
+    count = sum(map(torch.numel, trainer.model.parameters()))
+    assert any(entry.get("parameters") == count for entry in trainer.state.log_history)
     trainer.save_model(str(tmp_path / "saved"))
     assert Record.load(tmp_path / "saved").growths == Record.load(tmp_path / "checkpoint-1").growths
     copy.deepcopy(trainer.model).save_pretrained(tmp_path / "copied")
