@@ -264,19 +264,17 @@ def grow_optimizer_file(
     out: str | Path | None,
     source: Source,
     steps: Sequence[PlannedGrowth],
-    *,
-    optimizer_class: type[Optimizer] | None = None,
     rules: RuleSet | None = None,
 ) -> None:
     """Write the optimizer state at `path`, grown as its model is, to `out`: a plain torch state dict with names.
 
     out: None to raise what it would, before hours of work on the weights, and to read next to nothing. source: the
-    first checkpoint. steps: its growths. optimizer_class: for an optimizer that is not torch's own. rules: by which
-    weight decay grows, where the state does not say it. What starts as identity or is drawn has no state, copies have
-    that of what they are copies of, and all are in the groups of what they come from. Rates, decays and eps are
-    rescaled as in param_groups, and `initial_lr` with them, so that a scheduler made anew with `last_epoch` goes on.
+    first checkpoint. steps: its growths. rules: by which weight decay grows, where the state does not say it. What
+    starts as identity or is drawn has no state, copies have that of what they are copies of, and all are in the groups
+    of what they come from. Rates, decays and eps are rescaled as in param_groups, and `initial_lr` with them, so that a
+    scheduler made anew with `last_epoch` goes on.
     """
-    grown = _grown_optimizer(Path(path), source, steps, optimizer_class, rules, warns=out is not None)
+    grown = _grown_optimizer(Path(path), source, steps, rules, warns=out is not None)
     if out is not None:
         write_optimizer(Path(out), grown)
 
@@ -290,7 +288,7 @@ def compare_optimizer_file(
     """
     found = optim.read_optimizer(find_optimizer_file(wide), sketch_model(config), mmap=True)
     rules = RuleSet(decay=found.groups[0][1].get(optim.DECAY_RULE, RuleSet.decay))
-    grown = _grown_optimizer(path, source, steps, None, rules, warns=False)
+    grown = _grown_optimizer(path, source, steps, rules, warns=False)
     far = {f"{name}/{key}": math.inf for name, state in found.states.items() for key in state}
 
     def compare(what: str, expected: Any, actual: Any) -> None:
@@ -310,18 +308,12 @@ def compare_optimizer_file(
 
 
 def _grown_optimizer(
-    path: Path,
-    source: Source,
-    steps: Sequence[PlannedGrowth],
-    optimizer_class: type[Optimizer] | None,
-    rules: RuleSet | None,
-    *,
-    warns: bool,
+    path: Path, source: Source, steps: Sequence[PlannedGrowth], rules: RuleSet | None, *, warns: bool
 ) -> SavedOptimizer:
     """The optimizer after these growths, no state of which has been made yet."""
     check_rules(rules, next((step.growth.layers for step in steps if step.growth.layers is not None), None))
     saved = optim.read_optimizer(find_optimizer_file(path), sketch_model(source.config), mmap=True)
-    cls = optimizer_class or saved.optimizer_class()
+    cls = saved.optimizer_class()
     added = optim.groups_by_rules([hyper for _, hyper in saved.groups], rules or RuleSet())
     told = zip(saved.groups, added, strict=True)
     saved = replace(saved, groups=[(names, {**hyper, **more}) for (names, hyper), more in told])

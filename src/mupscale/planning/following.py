@@ -917,7 +917,8 @@ def _uses_numbers_of_the_width(follower: Follower, position: int) -> bool:
         if follower.kind(number) == "constant" and all(number in side.values for side in sides):
             ours, theirs = (side.values[number] for side in sides)
             alike = (w.flatten().sort()[0] for w in follower.small.weights.values() if w.numel() == ours.numel())
-            is_own = ours.shape != theirs.shape and next(explanations(ours, theirs, []), None) is None
+            is_own = ours.shape != theirs.shape and ours.is_floating_point()  # indices choose, and are no such numbers
+            is_own = is_own and next(explanations(ours, theirs, []), None) is None
             if is_own and not any(torch.equal(w, ours.flatten().sort()[0]) for w in alike):  # a weight past autograd
                 return True
     return False
