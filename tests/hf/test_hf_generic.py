@@ -18,7 +18,7 @@ from hf_models import GPT, GROUPED, SIZES, TEXT, Named, randomised
 from mupscale import Copies, Fresh, MupscaleError, Role, hf
 from mupscale.cli import main
 from mupscale.hf import config_family, inspect, upscale, verify
-from mupscale.hf.building import make_batches, quiet_transformers
+from mupscale.hf.building import quiet_transformers
 from mupscale.hf.config_family import GIVEN, ConfigFamily, InModel, plan_for_files
 from mupscale.hf.config_fields import Times
 from mupscale.hf.record import Record
@@ -461,35 +461,7 @@ def test_two_growths_of_one_part_after_the_other(tmp_path: Path) -> None:
     small = saved_part(tmp_path / "small", "clip")
     upscale(small, tmp_path / "middle", times="text=2", progress=False, exact=True)
     upscale(tmp_path / "middle", tmp_path / "last", times="vision=2", progress=False, exact=True)
-    assert verify(small, tmp_path / "last", dtype="float64").ok
-
-
-@pytest.mark.slow
-def test_the_state_of_adamw_grows_with_the_parts(tmp_path: Path) -> None:
-    """Saved after two steps, widened with the model, and trained on: both go on alike."""
-    small = saved_part(tmp_path / "small", "clip")
-    model = load_pretrained(open_source(small), torch.float64)[0]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3)
-    batches = [{k: v.double() if v.is_floating_point() else v for k, v in b.items()} for b in make_batches(model, 3, 8)]
-    for batch in batches[:2]:
-        (model(**batch).logits_per_image ** 2).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    upscale(small, tmp_path / "wide", times="text=2", progress=False, exact=True)
-    wide = load_pretrained(open_source(tmp_path / "wide"), torch.float64)[0]
-    plan = Record.load(tmp_path / "wide").plan
-    mu.widen(model, wide, plan)
-    report = mu.verify(
-        model,
-        wide,
-        plan,
-        batches,
-        lambda model, batch: (model(**batch).logits_per_image ** 2).mean(),
-        optimizer=optimizer,
-        steps=3,
-        tolerance=1e-10,
-    )
-    assert report.ok, str(report)
+    assert verify(small, tmp_path / "last", dtype="float64", train=3).ok
 
 
 def test_parts_that_are_not_there(tmp_path: Path) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 
 import hf_models as models
-import mupscale as mu
-from mupscale import Axis, Plan, Rule, UncheckedPlan
-from mupscale.checks.equivalence import Report
+from mupscale import Axis, Plan, UncheckedPlan
 from mupscale.core import naming
 from mupscale.hf import miniatures
 from mupscale.hf.building import build_model
@@ -22,8 +19,6 @@ from mupscale.hf.config_family import ConfigFamily
 from mupscale.hf.config_fields import Times
 from mupscale.hf.miniatures import initial_law
 from slow_cases import with_slow
-
-SGD: dict[str, Any] = {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.01}
 
 VARIANTS: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "gpt2": ("gpt2", 2, {}),
@@ -140,12 +135,6 @@ MORE: dict[str, tuple[str, Any, dict[str, Any]]] = {
         {"do_stable_layer_norm": True, "feat_extract_norm": "layer", "conv_bias": True, "adapter_attn_dim": 4},
     ),
 }
-
-
-def assert_alike(report: Report) -> None:
-    assert report.ok, str(report)
-    assert all(abs(a - b) <= 1e-10 * abs(a) for a, b in report.losses)  # which all outputs enter
-    assert report.losses[-1][0] < 0.98 * report.losses[0][0], "the model does not learn"
 
 
 # The same function, and the same training.
@@ -272,94 +261,22 @@ def test_what_a_run_does_not_show_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         miniatures.plan_by_miniatures(config, Times.of(2))
 
 
-@UNSEEN
-@pytest.mark.slow
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("name", models.MORE)
-def test_the_state_of_adamw_grows_with_the_model(name: str) -> None:
-    """Widened after two steps, both go on alike."""
-    pair = models.Pair(name, num_hidden_layers=1)
-    optimizer = pair.optimizer(torch.optim.AdamW, models.ADAMW)
-    for batch in pair.batches:
-        models.loss(pair.small, batch).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    mu.widen(pair.small, pair.wide, pair.plan)
-    report = mu.verify(
-        pair.small, pair.wide, pair.plan, pair.batches, models.loss, optimizer=optimizer, steps=3, tolerance=1e-10
-    )
-    assert report.ok, str(report)
-
-
 # Controls that must fail.
-
-
-def one_by_one(plan: Plan) -> Plan:
-    """Query heads copied each on its own, though the key/value heads grow."""
-    changed = {}
-    for name, entry in plan.parameters.items():
-        d = 0 if "q_proj" in name else 1
-        block = {d: replace(entry.axes[d], block=4)} if "q_proj" in name or "o_proj" in name else {}
-        changed[name] = replace(entry, axes={**entry.axes, **block})
-    return Plan(changed)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("float64")
-def test_query_heads_copied_one_by_one_diverge_in_training() -> None:
-    """Copies of one key/value head then serve different heads: the outputs are still right, the updates are not."""
-    pair = models.Pair("llama", 2, one_by_one)
-    assert pair.plan["model.layers.0.self_attn.q_proj.weight"].axes[0] == Axis(2, 4, side="out")
-    assert pair.compare() <= 1e-10
-    assert pair.train().max_relative_difference > 1e-3
-    assert_alike(models.Pair("llama", "heads=2,kv=1", one_by_one).train())  # where they stay, either way is right
 
 
 FOLDED = ("gpt2", "gpt2-two-heads", "llama-tied-biases", "gemma", "gemma-untied", "bert")
 
 
-def without_folds(plan: Plan) -> Plan:
-    return Plan({n: e.with_constants(fold=1) for n, e in plan.parameters.items()})
+def without(constants: dict[str, int]) -> Callable[[Plan], Plan]:
+    return lambda plan: Plan({n: e.with_constants(**constants) for n, e in plan.parameters.items()})
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("variant", with_slow(FOLDED, ("gpt2",)))
-def test_a_fold_left_out_shows(variant: str) -> None:
+def test_a_fold_or_an_offset_left_out_shows(variant: str) -> None:
     name, times, config = VARIANTS[variant]
-    assert models.Pair(name, times, without_folds, **config).compare() > 1e-3
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("float64")
-def test_an_offset_left_out_shows() -> None:
-    def plain(plan: Plan) -> Plan:
-        return Plan({n: e.with_constants(offset=0) for n, e in plan.parameters.items()})
-
-    assert models.Pair("gemma", 2, plain).compare() > 1e-3
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("variant", with_slow(["llama", "gpt2", "gemma2"], ["gpt2"]))
-def test_a_wrong_exponent_of_the_learning_rate_shows(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, times, config = VARIANTS[variant]
-    pair = models.Pair(name, times, **config)
-    monkeypatch.setattr(Rule, "lr", lambda rule, m: float(rule.fold ** (1 + m) * rule.out**m / rule.in_**0.5))
-    report = pair.train()
-    assert report.differences[0] <= 1e-10
-    assert report.max_relative_difference > 1e-3
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("variant", with_slow(["llama", "opt"], ["llama"]))
-def test_plain_clipping_shows(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, times, config = VARIANTS[variant]
-    pair = models.Pair(name, times, **config)
-
-    def plain(model: nn.Module, max_norm: float, plan: Plan) -> Tensor:
-        return nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-
-    monkeypatch.setattr(sys.modules["mupscale.checks.equivalence"], "clip_grad_norm_", plain)
-    assert pair.train().max_relative_difference > 1e-3
+    for constants in ({"fold": 1}, *([{"offset": 0}] if variant == "gemma" else [])):
+        assert models.Pair(name, times, without(constants), **config).compare() > 1e-3
 
 
 @pytest.mark.slow

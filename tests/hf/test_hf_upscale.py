@@ -72,19 +72,6 @@ def test_what_comes_out(small: Path, tmp_path: Path) -> None:
     assert "not verified: verification is off" in str(made)
 
 
-@pytest.mark.slow
-def test_upscaled_twice_is_upscaled_once_by_more(small: Path, tmp_path: Path) -> None:
-    grow(small, tmp_path / "2", times=2)
-    grow(tmp_path / "2", tmp_path / "4", times="hidden=2,ffn=2,heads=2", grow=mu.Copies(0.0), seed=3, exact=True)
-    grow(small, tmp_path / "once", times=4)
-    twice, once = read_checkpoint(tmp_path / "4"), read_checkpoint(tmp_path / "once")
-    assert all(torch.equal(twice[name], once[name]) for name in once)
-    record = Record.load(tmp_path / "4")
-    assert record.growths == (GrowthStep(Times.of(2)), GrowthStep(Times.of(2), seed=3))
-    assert record.config == llama_config()
-    assert record.times == Times.of(4)
-
-
 def test_the_dtype_is_told_in_the_config(tmp_path: Path) -> None:
     for field in ("dtype", "torch_dtype"):
         config = llama_config(**{field: "float32"})
