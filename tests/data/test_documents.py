@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mupscale.data.documents import Corpus
-from mupscale.system.errors import MupscaleError
+from refusals import refuses
 
 TEXTS = ["one\r\nline", "zwei: äöü ½ 日本", "three <|endoftext|>", "", "five 👩‍👧"]
 
@@ -78,12 +78,9 @@ def test_a_dataset_is_streamed_through_the_datasets_library(tmp_path: Path) -> N
     assert [document.text for document in documents] == TEXTS
     assert list(corpus.documents((0, 2))) == documents[2:]
     assert texts(f"datasets:{tmp_path}:default") == TEXTS
-    with pytest.raises(MupscaleError, match=r"row 1 of .* has no field 'body'; it has 'id', 'text'"):
-        texts(f"datasets:{tmp_path}", field="body")
-    with pytest.raises(MupscaleError, match="could not be loaded: BuilderConfig 'other' not found"):
-        texts(f"datasets:{tmp_path}:other")
-    with pytest.raises(MupscaleError, match="could not be loaded: Couldn't find any data file"):
-        texts(f"datasets:{tmp_path}/nowhere")
+    refuses(r"row 1 of .* has no field 'body'; it has 'id', 'text'", texts, f"datasets:{tmp_path}", field="body")
+    refuses("could not be loaded: BuilderConfig 'other' not found", texts, f"datasets:{tmp_path}:other")
+    refuses("could not be loaded: Couldn't find any data file", texts, f"datasets:{tmp_path}/nowhere")
 
 
 def test_a_fingerprint_is_of_names_and_sizes(tmp_path: Path) -> None:
@@ -107,15 +104,11 @@ def test_empty_values_lines_and_byte_order_marks(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(MupscaleError, match=r"there is no file or folder .*nowhere\.txt"):
-        Corpus(str(tmp_path / "nowhere.txt"))
-    with pytest.raises(MupscaleError, match=r"no file matches .*\*\.jsonl"):
-        Corpus(str(tmp_path / "*.jsonl"))
-    with pytest.raises(MupscaleError, match=r"has no file that ends in \.txt, \.jsonl, \.jsonl\.gz, \.parquet"):
-        Corpus(str(tmp_path))
+    refuses(r"there is no file or folder .*nowhere\.txt", Corpus, str(tmp_path / "nowhere.txt"))
+    refuses(r"no file matches .*\*\.jsonl", Corpus, str(tmp_path / "*.jsonl"))
+    refuses(r"has no file that ends in \.txt, \.jsonl, \.jsonl\.gz, \.parquet", Corpus, str(tmp_path))
     (tmp_path / "a.csv").write_text("a,b")
-    with pytest.raises(MupscaleError, match=r"a\.csv is of an unknown kind"):
-        Corpus(str(tmp_path / "a.csv"))
+    refuses(r"a\.csv is of an unknown kind", Corpus, str(tmp_path / "a.csv"))
 
 
 def test_damaged_gzip_files(tmp_path: Path) -> None:
@@ -124,14 +117,12 @@ def test_damaged_gzip_files(tmp_path: Path) -> None:
     path.write_bytes(whole[:-30_000])
     documents = Corpus(str(path)).documents()
     assert [next(documents).number for _ in range(3)] == [1, 2, 3]
-    with pytest.raises(MupscaleError, match=r"a\.jsonl\.gz is a gzip file cut short, after 3 whole lines"):
-        list(documents)
+    refuses(r"a\.jsonl\.gz is a gzip file cut short, after 3 whole lines", list, documents)
     checksum = bytearray(whole)
     checksum[-6] ^= 1
     for content, said in ((bytes(checksum), "CRC check failed"), (b"never was one", "Not a gzipped file")):
         path.write_bytes(content)
-        with pytest.raises(MupscaleError, match=rf"damaged gzip file, after \d+ whole lines .*{said}"):
-            texts(path)
+        refuses(rf"damaged gzip file, after \d+ whole lines .*{said}", texts, path)
 
 
 @pytest.mark.parametrize(
@@ -148,17 +139,14 @@ def test_damaged_gzip_files(tmp_path: Path) -> None:
 )
 def test_a_bad_line(tmp_path: Path, line: str, complaint: str) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "good"}\n' + line + "\n", encoding="utf-8")
-    with pytest.raises(MupscaleError, match=complaint):
-        texts(tmp_path)
+    refuses(complaint, texts, tmp_path)
 
 
 def test_invalid_utf8_is_refused_with_its_place_or_replaced(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"abc\xffdef")
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "good"}\n{"text": "b\xe9d"}\n')
-    with pytest.raises(MupscaleError, match=r"a\.txt is not valid UTF-8 at byte 3: .*errors=\"replace\""):
-        texts(tmp_path / "a.txt")
-    with pytest.raises(MupscaleError, match=r"a\.jsonl is not valid UTF-8 at byte 28"):
-        texts(tmp_path / "a.jsonl")
+    refuses(r"a\.txt is not valid UTF-8 at byte 3: .*errors=\"replace\"", texts, tmp_path / "a.txt")
+    refuses(r"a\.jsonl is not valid UTF-8 at byte 28", texts, tmp_path / "a.jsonl")
     assert texts(tmp_path, errors="replace") == ["good", "b�d", "abc�def"]
     (tmp_path / "a.jsonl").write_text('{"text": "\\ud800"}')
     assert texts(tmp_path / "a.jsonl", errors="replace") == ["?"]
@@ -166,16 +154,12 @@ def test_invalid_utf8_is_refused_with_its_place_or_replaced(tmp_path: Path) -> N
 
 def test_bad_parquet(tmp_path: Path) -> None:
     path = parquet(tmp_path / "a.parquet", ["x"] * 5)
-    with pytest.raises(MupscaleError, match=r"a\.parquet has no field 'body'; it has 'id', 'text'"):
-        texts(path, field="body")
-    with pytest.raises(MupscaleError, match=r"document 1 of .*a\.parquet has no text at 'id', but a value of type int"):
-        texts(path, field="id")
+    refuses(r"a\.parquet has no field 'body'; it has 'id', 'text'", texts, path, field="body")
+    refuses(r"document 1 of .*a\.parquet has no text at 'id', but a value of type int", texts, path, field="id")
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(MupscaleError, match=r"a\.parquet is not a complete Parquet file"):
-        texts(path)
+    refuses(r"a\.parquet is not a complete Parquet file", texts, path)
     bad = parquet(tmp_path / "b.parquet", [b"good", b"b\xffd"], "binary")
-    with pytest.raises(MupscaleError, match=r"document 2 of .*b\.parquet is not valid UTF-8 at byte 1"):
-        texts(bad)
+    refuses(r"document 2 of .*b\.parquet is not valid UTF-8 at byte 1", texts, bad)
     assert texts(bad, errors="replace") == ["good", "b�d"]
 
 
@@ -195,8 +179,6 @@ def test_a_folder_is_read_with_its_links_and_without_hidden_files(tmp_path: Path
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
 def test_what_may_not_be_read(tmp_path: Path) -> None:
     jsonl(tmp_path / "files" / "a.jsonl").chmod(0)
-    with pytest.raises(MupscaleError, match=r"a\.jsonl cannot be read: Permission denied"):
-        texts(tmp_path / "files")
+    refuses(r"a\.jsonl cannot be read: Permission denied", texts, tmp_path / "files")
     (tmp_path / "closed").mkdir(mode=0)
-    with pytest.raises(MupscaleError, match="closed cannot be read"):
-        Corpus(str(tmp_path))
+    refuses("closed cannot be read", Corpus, str(tmp_path))

@@ -19,6 +19,7 @@ from mupscale import MupscaleError
 from mupscale.data import CIFAR100, CoverType, CoverTypeSample, Images, Shapes, Split, Table, covtype_sample
 from mupscale.data.in_memory import choose_test_rows
 from mupscale.data.stream import random_bits
+from refusals import refuses
 
 PER_CLASS = [40, 55, 20, 10, 13, 2, 37]
 
@@ -98,10 +99,8 @@ def test_table_of_ones_own() -> None:
     assert Table(Split(x, y, x[:2], y[:2])).classes == 4
     assert Table(Split(x, y, x[:2], y[:2]), classes=9).classes == 9
     assert Table(Split(x, y.float(), x[:2], y[:2].float())).classes is None
-    with pytest.raises(MupscaleError, match=r"training part .* has 6 and 5"):
-        Table(Split(x, y[:5], x, y))
-    with pytest.raises(MupscaleError, match=r"test part .* has 0 and 0"):
-        Table(Split(x, y, x[:0], y[:0]))
+    refuses(r"training part .* has 6 and 5", Table, Split(x, y[:5], x, y))
+    refuses(r"test part .* has 0 and 0", Table, Split(x, y, x[:0], y[:0]))
 
 
 def without_first_cell(line: str) -> str:
@@ -150,16 +149,14 @@ def test_a_spoiled_file_is_refused_with_the_place(
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for path, complaint in ((tmp_path / "nowhere.gz", "No such file"), (tmp_path, "Is a directory.*covtype.data.gz")):
-        with pytest.raises(MupscaleError, match=f"cannot read .*: {complaint}"):
-            CoverType(path)
+        refuses(f"cannot read .*: {complaint}", CoverType, path)
     path = write(tmp_path / "covtype.data.gz", rows([200] * 7))
     whole = path.read_bytes()
     checksum = bytearray(whole)
     checksum[-6] ^= 255
     for content in (*(whole[: int(len(whole) * kept)] for kept in (0.1, 0.5, 0.99)), bytes(checksum)):
         path.write_bytes(content)
-        with pytest.raises(MupscaleError, match=r"covtype.data.gz is cut short or damaged .*download it again"):
-            CoverType(path)
+        refuses(r"covtype.data.gz is cut short or damaged .*download it again", CoverType, path)
 
 
 def test_parts_that_cannot_be_made(tmp_path: Path) -> None:
@@ -168,8 +165,7 @@ def test_parts_that_cannot_be_made(tmp_path: Path) -> None:
             CoverType(write(tmp_path / "covtype.data", rows(per_class)))
     path = write(tmp_path / "covtype.data", rows())
     for fraction in (0.0, 1.0, -0.2, float("nan")):
-        with pytest.raises(MupscaleError, match="test_fraction must lie between 0 and 1"):
-            CoverType(path, test_fraction=fraction)
+        refuses("test_fraction must lie between 0 and 1", CoverType, path, test_fraction=fraction)
 
 
 def test_fetched_with_scikit_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,8 +196,7 @@ def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(MupscaleError, match="pip install 'mupscale\\[all\\]'"):
-        CoverType()
+    refuses("pip install 'mupscale\\[all\\]'", CoverType)
 
 
 CPU = torch.device("cpu")
@@ -330,8 +325,7 @@ def test_shapes() -> None:
     assert not torch.equal(data.split.train_x, other.split.train_x)
     same = Shapes(train=50, test=50).split
     assert not torch.equal(same.train_x, same.test_x)
-    with pytest.raises(MupscaleError, match="train is 0"):
-        Shapes(train=0)
+    refuses("train is 0", Shapes, train=0)
     torch.set_default_dtype(torch.float64)  # which changes nothing; conftest.py puts it back
     assert torch.equal(Shapes(train=50, test=50).split.train_x, same.train_x)
 
@@ -368,10 +362,8 @@ def test_images_of_ones_own() -> None:
     assert data.batch(0, 0, 4)[0].shape == (4, 1, 12, 8)
     constant = torch.full((2, 3, 4, 4), 9, dtype=torch.uint8)
     assert (Images(Split(constant, y[:2], constant, y[:2])).examples(torch.tensor([0]))[0] == 0).all()
-    with pytest.raises(MupscaleError, match=r"bytes \(uint8\).*are torch.float32 \(6, 1, 12, 8\)"):
-        Images(Split(x.float(), y, x.float(), y))
-    with pytest.raises(MupscaleError, match=r"are torch.uint8 \(6, 12, 8\)"):
-        Images(Split(x, y, x[:, 0], y))
+    refuses(r"bytes \(uint8\).*are torch.float32 \(6, 1, 12, 8\)", Images, Split(x.float(), y, x.float(), y))
+    refuses(r"are torch.uint8 \(6, 12, 8\)", Images, Split(x, y, x[:, 0], y))
 
 
 def refused(path: Path) -> str:

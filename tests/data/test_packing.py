@@ -21,6 +21,7 @@ from mupscale.data.packing import Index, TokenShard, Windows, find_split, pack, 
 from mupscale.data.tokenizer import load_tokenizer
 from mupscale.system.errors import MupscaleError
 from processes import Script
+from refusals import refuses
 from terminals import on_a_terminal
 
 WORDS = ["the", "of", "and", "to", "in", "that", "it", "is", "was", "for", "on", "are", "as", "with", "his", "they"]
@@ -220,8 +221,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, ((whole / "train-00000.bin").stat().st_size // 2, before[1]))
     try:
-        with pytest.raises(MupscaleError, match=r"packing into .* failed: .*File too large; fix that and run it again"):
-            pack(str(source), out)
+        refuses(r"packing into .* failed: .*File too large; fix that and run it again", pack, str(source), out)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert json.loads((out / "progress.json").read_text())["after"][1] > 5
@@ -258,10 +258,8 @@ def test_finished_it_is_left_alone(tmp_path: Path) -> None:
     assert {file: file.stat().st_mtime_ns for file in out.iterdir()} == before
     other = {"validation": 0.1, "split_seed": 3, "shard_tokens": 5, "field": "body", "errors": "replace"}
     for name, value in other.items():
-        with pytest.raises(MupscaleError, match=f"was packed with {name} .*, not .*: give another folder"):
-            pack(source, out, **{name: value})  # type: ignore[arg-type]
-    with pytest.raises(MupscaleError, match="was packed with tokenizer 'bytes', not 'bpe:280'"):
-        pack(source, out, "bpe:280")
+        refuses(f"was packed with {name} .*, not .*: give another folder", pack, source, out, **{name: value})
+    refuses("was packed with tokenizer 'bytes', not 'bpe:280'", pack, source, out, "bpe:280")
 
 
 def interrupted(source: Path, out: Path, tokenizer: str = "bytes", after: int = 1) -> object:
@@ -299,8 +297,7 @@ def test_going_on_after_a_change_is_refused(tmp_path: Path) -> None:
     interrupted(source, out)
 
     def refused(message: str, shard_tokens: int = 500) -> None:
-        with pytest.raises(MupscaleError, match=message):
-            pack(str(source), out, shard_tokens=shard_tokens)
+        refuses(message, pack, str(source), out, shard_tokens=shard_tokens)
 
     refused("was packed with shard_tokens 500, not 900", shard_tokens=900)
     modified = source.stat().st_mtime
@@ -321,8 +318,7 @@ def test_going_on_with_another_tokenizer_of_that_name_is_refused(tmp_path: Path)
         folder.mkdir()
         large_vocabulary(folder, size)
     interrupted(source, tmp_path / "out", f"gpt2:{folders[0]}")
-    with pytest.raises(MupscaleError, match="was packed with tokenizer '"):
-        pack(str(source), tmp_path / "out", f"gpt2:{folders[1]}", shard_tokens=500)
+    refuses("was packed with tokenizer '", pack, str(source), tmp_path / "out", f"gpt2:{folders[1]}", shard_tokens=500)
     pack(str(source), tmp_path / "out", f"gpt2:{folders[0]}", shard_tokens=500)
 
 
@@ -342,12 +338,10 @@ def test_what_cannot_be_packed(tmp_path: Path) -> None:
         (short, {}, "the only text, 'x', is too short to be cut"),
     ]
     for path, options, message in refused:
-        with pytest.raises(MupscaleError, match=message):
-            pack(str(path), out, **options)
+        refuses(message, pack, str(path), out, **options)
     empty.write_text('{"text": "mended"}\n')
     pack(str(empty), out)  # the failures have left nothing behind
-    with pytest.raises(MupscaleError, match="has other files in it"):
-        pack(str(source), tmp_path)
+    refuses("has other files in it", pack, str(source), tmp_path)
 
 
 def large_vocabulary(folder: Path, size: int) -> Path:
@@ -385,8 +379,7 @@ def test_tokenize_and_info(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert f"source      a.jsonl, {Path(source).stat().st_size:,} bytes" in shown
     assert "skipped     9 empty documents" in shown
     assert f"begins      {decoded(tmp_path / 'out', 'train')[0][:50]}" in shown
-    with pytest.raises(MupscaleError, match="folder of tokens, so target is of no use"):
-        info(str(tmp_path / "out"), target="kind")
+    refuses("folder of tokens, so target is of no use", info, str(tmp_path / "out"), target="kind")
     with pytest.raises(MupscaleError, match=r"vocab= learns .* gpt2= takes one: give one of them"):
         tokenize(source, str(tmp_path / "other"), vocab=280, gpt2="folder")
     pytest.importorskip("tokenizers")
@@ -492,8 +485,7 @@ def test_a_source_is_packed_on_first_use_and_opened_afterwards(tmp_path: Path) -
         ("field", "body", "'text', not 'body'"),
         ("tokenizer", "bpe:8192", "'bytes', not 'bpe:8192'"),
     ):
-        with pytest.raises(MupscaleError, match=f"tokens was packed with {name} {there}: give another folder"):
-            Text(tokens, **{**options, name: value})  # type: ignore[arg-type]
+        refuses(f"tokens was packed with {name} {there}: give another folder", Text, tokens, **{**options, name: value})
 
 
 def test_a_file_larger_than_memory_is_opened_and_read_where_asked(tmp_path: Path) -> None:
@@ -530,8 +522,7 @@ def test_shakespeare_is_what_packing_its_text_gives(tmp_path: Path) -> None:
 
 def test_folders_that_are_not_whole(packed: Path, tmp_path: Path) -> None:
     def refused(message: str, folder: Path = packed) -> None:
-        with pytest.raises(MupscaleError, match=message):
-            Text(str(folder), context=10)
+        refuses(message, Text, str(folder), context=10)
 
     refused(r"no packed tokens in .*: make them with `mupscale data tokenize SOURCE", tmp_path / "nothing")
     index = (packed / "index.json").read_text()
@@ -586,10 +577,8 @@ def test_text_too_short_for_the_context(packed: Path) -> None:
         MupscaleError, match=f"the validation text has {tokens} tokens, too few for a window of {tokens}"
     ):
         Text(str(packed), context=tokens)
-    with pytest.raises(MupscaleError, match=r"the training text has \d+ tokens, too few"):
-        Text(str(packed), context=10**6)
-    with pytest.raises(MupscaleError, match="context is 0, but a window has at least one token"):
-        Text(str(packed), context=0)
+    refuses(r"the training text has \d+ tokens, too few", Text, str(packed), context=10**6)
+    refuses("context is 0, but a window has at least one token", Text, str(packed), context=0)
 
 
 @pytest.mark.gpu
@@ -610,8 +599,7 @@ def test_another_source_of_the_same_name_is_refused(tmp_path: Path) -> None:
     tokens = str(tmp_path / "tokens")
     Text(tokens, context=8, source=str(tmp_path / "a" / "train.txt"))
     Text(tokens, context=8, source=str(tmp_path / "a" / "train.txt"))
-    with pytest.raises(MupscaleError, match="source_fingerprint"):
-        Text(tokens, context=8, source=str(tmp_path / "b" / "train.txt"))
+    refuses("source_fingerprint", Text, tokens, context=8, source=str(tmp_path / "b" / "train.txt"))
     (tmp_path / "a" / "train.txt").unlink()
     Text(tokens, context=8, source=str(tmp_path / "a" / "train.txt"))  # packed is packed
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from mupscale.data import tinyshakespeare
 from mupscale.data import tokenizer as tokenizing
 from mupscale.data.tokenizer import BPE, Bytes, load_tokenizer, make_tokenizer, one_thread_each
-from mupscale.system.errors import MupscaleError
+from refusals import refuses
 
 NASTY = [
     "I'll say it's DON'T, we've 'tis",
@@ -199,24 +199,16 @@ def test_one_thread_each_leaves_the_environment_as_it_was(monkeypatch: pytest.Mo
 
 def test_bad_tokenizers(tmp_path: Path) -> None:
     for spec in ("words", "bytes:3", "bpe", "bpe:many", "gpt2", "gpt2:"):
-        with pytest.raises(MupscaleError, match=r"there is no tokenizer .*: take bytes, bpe:8192"):
-            make_tokenizer(spec, [])
+        refuses(r"there is no tokenizer .*: take bytes, bpe:8192", make_tokenizer, spec, [])
     pytest.importorskip("tokenizers")
-    with pytest.raises(MupscaleError, match=r"a vocabulary of 256 is too small: .* 257"):
-        make_tokenizer("bpe:256", ["text"])
-    with pytest.raises(MupscaleError, match=r"has no encoder\.json or vocab\.json"):
-        BPE.gpt2(tmp_path)
+    refuses(r"a vocabulary of 256 is too small: .* 257", make_tokenizer, "bpe:256", ["text"])
+    refuses(r"has no encoder\.json or vocab\.json", BPE.gpt2, tmp_path)
     (tmp_path / "encoder.json").write_text('{"a": 0}')
-    with pytest.raises(MupscaleError, match=r"has no vocab\.bpe or merges\.txt"):
-        BPE.gpt2(tmp_path)
+    refuses(r"has no vocab\.bpe or merges\.txt", BPE.gpt2, tmp_path)
     (tmp_path / "vocab.bpe").write_text("#version: 0.2\n")
-    with pytest.raises(MupscaleError, match=r"has no <\|endoftext\|>"):
-        BPE.gpt2(tmp_path)
+    refuses(r"has no <\|endoftext\|>", BPE.gpt2, tmp_path)
     (tmp_path / "vocab.bpe").write_text("#version: 0.2\nno such merge\n")
-    with pytest.raises(MupscaleError, match="hold no byte-pair encoding"):
-        BPE.gpt2(tmp_path)
+    refuses("hold no byte-pair encoding", BPE.gpt2, tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"model": 3}')
-    with pytest.raises(MupscaleError, match=r"tokenizer\.json holds no tokenizer"):
-        load_tokenizer(tmp_path / "tokenizer.json")
-    with pytest.raises(MupscaleError, match=r"nothing\.json cannot be read"):
-        load_tokenizer(tmp_path / "nothing.json")
+    refuses(r"tokenizer\.json holds no tokenizer", load_tokenizer, tmp_path / "tokenizer.json")
+    refuses(r"nothing\.json cannot be read", load_tokenizer, tmp_path / "nothing.json")

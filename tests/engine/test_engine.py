@@ -21,6 +21,7 @@ from mupscale.engine import NotStackable, Outcome, RunStack, lowest_loss_bar, tr
 from mupscale.engine.many_runs import even_share, free_memory, read_outcome, runs_at_once
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Seeds, Spec, run_recipe
+from refusals import refuses
 from slow_cases import with_slow
 from small_runs import ADAMW, CLASSES, FEATURES, KINDS, SGD, Rows, checkpoints, column, metrics, recipe, step, tensors
 
@@ -262,8 +263,7 @@ def test_points_of_a_curve(steps: int, points: int, expected: list[int]) -> None
     assert heard[: len(expected)] == [(at, {n: ours[n].curve[i][1] for n in (0, 1)}) for i, at in enumerate(expected)]
     assert ours[0].scores == theirs[0].scores == {}
     assert ours[0].loss == pytest.approx(theirs[0].loss)
-    with pytest.raises(MupscaleError, match="at least one"):
-        train_many(recipes, points=0)
+    refuses("at least one", train_many, recipes, points=0)
     assert train_many([]) == []
 
 
@@ -273,8 +273,7 @@ def test_data_that_is_loaded_already(engine: Any) -> None:
     recipes, data = varied(recipe(steps=5)), Rows()
     unknown = [replace(one, data=Spec("small_runs.Rows", {"no such": 1})) for one in recipes]  # never made again
     assert far(train_many(unknown, engine=engine, data=data), train_many(recipes, engine=engine)) == 0
-    with pytest.raises(MupscaleError, match="the runs differ in data"):
-        train_many([recipes[0], unknown[1]], engine=engine, data=data)
+    refuses("the runs differ in data", train_many, [recipes[0], unknown[1]], engine=engine, data=data)
 
 
 # ------------------------------------------------------------------------------------------------ stopped early
@@ -449,8 +448,7 @@ def test_a_file_holds_the_runs_alone(kind: str, tmp_path: Path, shapes: list[tup
         assert stack.step == 9
     assert not torch.equal(ours.replicas.flat.detach()[3], gone)  # it has gone on, and is nobody's to restore
     assert_same_steps(ours, other, 9)
-    with pytest.raises(MupscaleError, match="not where these runs stood"):
-        whole.restore(saved)
+    refuses("not where these runs stood", whole.restore, saved)
 
 
 @pytest.mark.slow
@@ -605,8 +603,7 @@ def test_a_mistake_is_said_as_train_says_it() -> None:
     with pytest.raises(MupscaleError, match=r"the model has 2 outputs, but the data has 3 classes") as found:
         train_many(varied(recipe(model=few)), engine="vectorised")
     assert not isinstance(found.value, NotStackable)
-    with pytest.raises(MupscaleError, match="there is no checkpoint"):
-        train_many([recipe(start="nowhere")])
+    refuses("there is no checkpoint", train_many, [recipe(start="nowhere")])
 
 
 # ------------------------------------------------------------------------------------------------ diverged
@@ -720,12 +717,10 @@ def test_a_folder_that_holds_a_run_is_never_written_over(tmp_path: Path, engine:
         ([shorter], True, "stands at step 26, beyond the 20 steps asked for"),
         ([recipes[0], longer, replace(longer, seeds=Seeds(7))], True, "two runs have the folder"),
     ]:
-        with pytest.raises(MupscaleError, match=said):
-            train_many(asked, engine=engine, resume=resume)
+        refuses(said, train_many, asked, engine=engine, resume=resume)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     (tmp_path / "0" / "recipe.json").write_text("{")
-    with pytest.raises(MupscaleError, match=r"recipe\.json cannot be read as a recipe"):
-        train_many(recipes, engine=engine, resume=True)
+    refuses(r"recipe\.json cannot be read as a recipe", train_many, recipes, engine=engine, resume=True)
 
 
 def test_some_with_a_folder_and_some_without(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from mupscale.engine import Outcome, RunStack, train_many
 from mupscale.system import Interrupted
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Checkpoints, Evaluation, Recipe, Schedule, Spec, run_recipe
+from refusals import refuses
 from slow_cases import with_slow
 from small_runs import assert_same_run, copies, metrics, recipe
 
@@ -304,6 +305,5 @@ def test_a_stack_on_its_own_saves_and_restores(tmp_path: Path) -> None:
     assert stack.evaluate() == other.evaluate()
     fewer = RunStack(recipes[:2], CPU)
     start = fewer.replicas.flat.detach().clone()
-    with pytest.raises(MupscaleError, match="not where these runs stood"):
-        fewer.restore(saved)
+    refuses("not where these runs stood", fewer.restore, saved)
     assert torch.equal(fewer.replicas.flat.detach(), start)

@@ -17,8 +17,8 @@ import mupscale as mu
 import small_runs
 from mupscale.models import MLP
 from mupscale.optim import MuonAdamW, muon_groups
-from mupscale.system import MupscaleError
 from mupscale.train import Callback, Evaluation, Recipe, Spec, lightning_growth, run_recipe
+from refusals import refuses
 from small_runs import copies
 from zoo import Unrounded
 
@@ -91,8 +91,7 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_callbacks_that_cannot_be(callbacks: list[Any], said: str) -> None:
-    with pytest.raises(MupscaleError, match=said):
-        run_recipe(recipe(callbacks=callbacks))
+    refuses(said, run_recipe, recipe(callbacks=callbacks))
 
 
 # ------------------------------------------------------------------------------------------------ groups
@@ -110,13 +109,11 @@ def test_no_decay_before_and_after_growth(optimizer: str) -> None:
     spared = {"layers.0.weight", *(f"layers.{number}.bias" for number in range(3))}
     assert {name for name, decay in found.items() if decay == 0} == spared
     assert found.keys() - spared == {"layers.1.weight", "layers.2.weight"}
-    with pytest.raises(MupscaleError, match="no_decay: embedding matches no parameter"):
-        run_recipe(recipe(no_decay=["embedding"]))
+    refuses("no_decay: embedding matches no parameter", run_recipe, recipe(no_decay=["embedding"]))
 
 
 def test_muon_is_refused_with_the_remedy() -> None:
-    with pytest.raises(MupscaleError, match=r"mupscale\.optim\.MuonAdamW"):
-        run_recipe(recipe(optimizer=Spec("torch.optim.Muon", {"lr": 1e-3})))
+    refuses(r"mupscale\.optim\.MuonAdamW", run_recipe, recipe(optimizer=Spec("torch.optim.Muon", {"lr": 1e-3})))
 
 
 def test_muon_with_adamw_is_exact_over_steps() -> None:

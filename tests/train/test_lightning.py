@@ -19,6 +19,7 @@ import mupscale as mu
 from deep_models import ResidualTable
 from mupscale.models import MLP
 from mupscale.train import lightning_growth
+from refusals import refuses
 
 FAMILY = mu.Family(lambda width: MLP(5, width, 3).double(), base=8)
 
@@ -91,5 +92,4 @@ def test_a_network_becomes_deeper_and_wider(tmp_path: Path) -> None:
             outputs.append(model(x))
         torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-12, atol=1e-12)
     assert sum(name.endswith("2.weight") or "blocks.5" in name for name, _ in grown.model.named_parameters())
-    with pytest.raises(mu.MupscaleError, match="give width, depth, or both"):
-        lightning_growth(5, family)
+    refuses("give width, depth, or both", lightning_growth, 5, family)

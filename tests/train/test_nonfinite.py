@@ -13,6 +13,7 @@ from mupscale.data.stream import Batch
 from mupscale.engine import train_many
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Checkpoints, Growth, Recipe, Seeds, Spec, run_recipe
+from refusals import refuses
 from small_runs import Rows, assert_same_run, checkpoints, column, copies, metrics, recipe, step, tensors
 
 BATCH = 8
@@ -127,8 +128,7 @@ def test_a_growth_that_fails_writes_its_end(tmp_path: Path, monkeypatch: pytest.
         raise MupscaleError("no memory for the wide model, say")
 
     monkeypatch.setattr("mupscale.train.training_run.grow_model", fail)
-    with pytest.raises(MupscaleError, match="no memory for the wide model"):
-        run_recipe(recipe(tmp_path / "run", grow=[copies(6, 16)]))
+    refuses("no memory for the wide model", run_recipe, recipe(tmp_path / "run", grow=[copies(6, 16)]))
     end = metrics(tmp_path / "run")[-1]
     assert (end["kind"], end["status"], end["step"]) == ("end", "failed", 6)
     assert end["error"] == "no memory for the wide model, say"

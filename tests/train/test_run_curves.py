@@ -13,6 +13,7 @@ from mupscale import MupscaleError
 from mupscale.plots import save_figure
 from mupscale.train import draw_curves, run_curves
 from mupscale.train.run_folder import RunFolder
+from refusals import refuses
 
 pytest.importorskip("matplotlib")
 
@@ -85,12 +86,9 @@ def test_losses_that_lie_close_have_numbers_beside_them(tmp_path: Path, monkeypa
 
 def test_nothing_to_draw(tmp_path: Path) -> None:
     unknown = run(tmp_path / "unknown", flops=None)
-    with pytest.raises(MupscaleError, match="no training loss against flops"):
-        draw_curves([unknown], str(tmp_path / "c.png"), "flops")
-    with pytest.raises(MupscaleError, match="no held-out loss"):
-        draw_curves([unknown], str(tmp_path / "c.png"), loss="held-out")
-    with pytest.raises(MupscaleError, match="nowhere has no training loss"):
-        draw_curves([str(tmp_path / "nowhere")], str(tmp_path / "c.png"))
+    refuses("no training loss against flops", draw_curves, [unknown], str(tmp_path / "c.png"), "flops")
+    refuses("no held-out loss", draw_curves, [unknown], str(tmp_path / "c.png"), loss="held-out")
+    refuses("nowhere has no training loss", draw_curves, [str(tmp_path / "nowhere")], str(tmp_path / "c.png"))
 
 
 def test_a_full_disk_names_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pytest
 from mupscale import checkpoint
 from mupscale.system import MupscaleError
 from mupscale.train import Checkpoints, Growth, Recipe, RunState, read_snapshot, run_recipe
+from refusals import refuses
 from small_runs import recipe
 
 NAMES = ["step", "width", "lr", "flops", "seconds", "losses", "norms", "recipe", "data", "threads"]
@@ -65,8 +66,7 @@ def test_a_field_of_the_wrong_type(wrong: dict[str, Any]) -> None:
     (field,) = wrong
     with pytest.raises(MupscaleError, match=rf"^{re.escape(str(FILE))}: run: '{field}.* is .*, but must be a"):
         RunState.from_json({**WHOLE, **wrong}, FILE)
-    with pytest.raises(MupscaleError, match="'it' is 'mine', but must be a mapping"):
-        RunState.from_json("mine", FILE)
+    refuses("'it' is 'mine', but must be a mapping", RunState.from_json, "mine", FILE)
 
 
 def test_what_a_run_writes(tmp_path: Path) -> None:
@@ -90,8 +90,7 @@ def test_resuming_names_what_is_missing(tmp_path: Path) -> None:
     unneeded = {"width", "data", "threads"}
     for fields in ({field} for field in NAMES if field not in unneeded):
         keep_without(path, saved, fields)
-        with pytest.raises(MupscaleError, match=rf"{re.escape(str(path))} does not record the run's '{min(fields)}'"):
-            run_recipe(short, resume=True)
+        refuses(rf"{re.escape(str(path))} does not record the run's '{min(fields)}'", run_recipe, short, resume=True)
     keep_without(path, saved, unneeded)
     assert run_recipe(short, resume=True).status == "finished"
 

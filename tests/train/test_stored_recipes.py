@@ -17,6 +17,7 @@ from hostile_folders import RECIPE as VALUES
 from mupscale.system import MupscaleError
 from mupscale.train import Recipe, RunFolder, Spec, StoredRecipe, run_recipe
 from mupscale.train.stored_recipes import packages_to_trust
+from refusals import refuses
 
 HOSTILE: dict[str, dict[str, Any]] = {
     "os.system": {"data": {"class_path": "os.system", "init_args": {"command": "touch ran"}}},
@@ -69,26 +70,21 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_foreign_names_are_refused_before_anything_is_imported(here: Path, change: dict[str, Any]) -> None:
     before = set(sys.modules)
     stored = StoredRecipe.of({**VALUES, **change}, here / "recipe.json")
-    with pytest.raises(MupscaleError, match=r"recipe\.json(: \w+: .*is no import path$| names .*trust=\['\w+'\]$)"):
-        stored.load()
+    refuses(r"recipe\.json(: \w+: .*is no import path$| names .*trust=\['\w+'\]$)", stored.load)
     assert set(sys.modules) == before
 
 
 def test_a_callback_that_is_told_where_to_write_is_refused_unless_trusted(here: Path) -> None:
     values = {**VALUES, "callbacks": [{"class_path": "mupscale.train.JsonLines", "init_args": {"path": "ran"}}]}
     stored = StoredRecipe.of(values, "recipe.json")
-    with pytest.raises(
-        MupscaleError, match=r"gives its callback mupscale\.train\.JsonLines arguments.*trust=\['mupscale'\]"
-    ):
-        stored.load()
+    refuses(r"gives its callback mupscale\.train\.JsonLines arguments.*trust=\['mupscale'\]", stored.load)
     assert packages_to_trust(stored.load(trust=["mupscale"])) == ["mupscale"]
 
 
 def test_a_callback_that_tells_others_is_refused_unless_trusted(here: Path) -> None:
     """Whoever resumes a run would send it to a service under their own name, and get a folder of its where they are."""
     stored = StoredRecipe.of({**VALUES, "callbacks": ["mupscale.train.WeightsAndBiases"]}, "recipe.json")
-    with pytest.raises(MupscaleError, match=r"WeightsAndBiases .*sends data .* elsewhere: .*trust=\['mupscale'\]"):
-        stored.load()
+    refuses(r"WeightsAndBiases .*sends data .* elsewhere: .*trust=\['mupscale'\]", stored.load)
     assert packages_to_trust(stored.load(trust=["mupscale"])) == ["mupscale"]
     StoredRecipe.of({**VALUES, "callbacks": ["mupscale.train.TensorBoard"]}, "recipe.json").load()
 
@@ -97,8 +93,7 @@ def test_text_that_would_be_packed_somewhere_is_refused_unless_trusted(here: Pat
     (here / "text.txt").write_text("to be or not to be, that is the question\n" * 50)
     arguments = {"tokens": str(here / "elsewhere"), "source": str(here / "text.txt"), "context": 4}
     stored = StoredRecipe.of({**VALUES, "data": {"class_path": "mupscale.data.Text", "init_args": arguments}}, "r.json")
-    with pytest.raises(MupscaleError, match=r"Text write to .*elsewhere, .*data tokenize.*trust=\['mupscale\.data"):
-        stored.load()
+    refuses(r"Text write to .*elsewhere, .*data tokenize.*trust=\['mupscale\.data", stored.load)
     assert not (here / "elsewhere").exists()
     stored.load(trust=["mupscale.data"]).make_data()
     assert stored.load().make_data().size > 0  # it is packed by now, and only read
@@ -113,16 +108,12 @@ def test_what_is_of_another_kind_is_refused_before_it_is_called(here: Path, chan
 def test_trust_opens_the_door_for_the_named_package_alone(here: Path) -> None:
     own = StoredRecipe.of({**VALUES, "model": {**MLP, "class_path": "mine.Net"}}, "recipe.json")
     for trust in ((), ("min",), ("mine2",), ("payload",)):
-        with pytest.raises(MupscaleError, match=r"trust=\['mine'\]"):
-            own.load(trust)
+        refuses(r"trust=\['mine'\]", own.load, trust)
     assert own.load(["mine"]).model.class_path == "mine.Net"
     assert packages_to_trust(own.load(["mine.Net"])) == ["mine"]
     StoredRecipe.of({**VALUES, "model": {"class_path": "mine.build"}}, "recipe.json").load(["mine"])
     borrowed = StoredRecipe.of({**VALUES, "model": {"class_path": "mine.run"}}, "recipe.json")
-    with pytest.raises(
-        MupscaleError, match=r"mine\.run as its model, which is subprocess\.run: .*trust=\['subprocess'\]"
-    ):
-        borrowed.load(["mine"])
+    refuses(r"mine\.run as its model, which is subprocess\.run: .*trust=\['subprocess'\]", borrowed.load, ["mine"])
 
 
 def test_ones_own_recipe_is_not_restricted(here: Path) -> None:

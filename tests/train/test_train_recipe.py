@@ -31,6 +31,7 @@ from mupscale.train import (
     run_recipe,
 )
 from mupscale.train.recipe import build_noise
+from refusals import refuses
 from small_runs import ADAMW, CLASSES, FEATURES, KINDS, MLP, SGD, column, copies, recipe, refused
 from toys import Toy
 
@@ -234,8 +235,7 @@ def test_hyperparameters_of_another_batch_and_duration_are_taken_over() -> None:
     assert Recipe.from_json(json.loads(json.dumps(one.to_json()))) == one
     with pytest.raises(MupscaleError, match=r"rules for Adam and its kin, and torch\.optim\.SGD is none"):
         recipe(optimizer=SGD, tuned_at=TunedAt(8, 20))
-    with pytest.raises(MupscaleError, match="at least 1"):
-        TunedAt(0, 5)
+    refuses("at least 1", TunedAt, 0, 5)
 
 
 def test_json_has_the_names_of_files() -> None:
