@@ -7,6 +7,7 @@ import importlib
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import mupscale as mu
+from mupscale.models import MLP
 from mupscale.report import write_report
 from mupscale.study import FamilySettings, OwnLoop, StudySettings, load_summary
 from mupscale.study.own_loop import _LoopGround, fingerprint_code
 from mupscale.study.tree import Stretch
 from mupscale.system import MupscaleError, derive, seeded
 from mupscale.train import Schedule, find_checkpoint
+from paper_runs import quiet
 
 X = torch.randn(40, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = X.sin().sum(1, keepdim=True)
@@ -33,14 +36,8 @@ class Killed(BaseException):
     pass
 
 
-class Mine(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.inside, self.mixing, self.outside = nn.Linear(5, width), nn.Linear(width, width), nn.Linear(width, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """One number."""
-        return self.outside(self.mixing(self.inside(x).tanh()).tanh())
+def build(width: int) -> nn.Module:
+    return MLP(5, width, 1, depth=3, activation="tanh").double()
 
 
 class Deep(nn.Module):
@@ -74,7 +71,7 @@ def held_out(model: nn.Module) -> Tensor:
 
 @pytest.fixture(scope="module")
 def family() -> mu.Family:
-    return mu.Family(lambda width: Mine(width).double(), base=4, inputs=X[:8])
+    return mu.Family(build, base=4, inputs=X[:8])
 
 
 @pytest.fixture(scope="module")
@@ -82,19 +79,19 @@ def deep_family() -> mu.Family:
     return mu.Family(lambda width, depth: Deep(width, depth).double(), base={"width": 4, "depth": 2}, inputs=X[:8])
 
 
+def adamw(family: mu.Family, model: nn.Module, lr: float) -> Optimizer:
+    return family.optimizer(model, torch.optim.AdamW, lr=lr, weight_decay=0.1, eps=1e-3)
+
+
 def loop_in(folder: Path, family: mu.Family, **given: Any) -> OwnLoop:
     """One that says nothing."""
-
-    def make(model: nn.Module, lr: float) -> Optimizer:
-        return family.optimizer(model, torch.optim.AdamW, lr=lr, weight_decay=0.1, eps=1e-3)
-
-    values = {"train": train, "held_out": held_out, "make_optimizer": make, "note": lambda text: None, **given}
-    return OwnLoop(family, lr=LR, folder=folder, **values)
+    usual = {"train": train, "held_out": held_out, "make_optimizer": partial(adamw, family), "lr": LR, "note": quiet}
+    return OwnLoop(family, folder=folder, **{**usual, **given})
 
 
 def base_model(family: mu.Family, width: Any = 8) -> tuple[nn.Module, Optimizer]:
     model = family.init(width)
-    optimizer = family.optimizer(model, torch.optim.AdamW, lr=LR, weight_decay=0.1, eps=1e-3)
+    optimizer = adamw(family, model, LR)
     with seeded(0):
         train(model, optimizer, 12, lambda step: 1.0)
     return model, optimizer
@@ -115,7 +112,7 @@ def test_every_size_is_what_training_by_hand_gives(family: mu.Family, tmp_path: 
     """Trunk and decay of the smallest size, then the trunk grown; bit for bit, from the seeds that are documented."""
     summary = loop_in(tmp_path, family).train_family(SIZES)
     model = family.init(4, seed=0)
-    optimizer = family.optimizer(model, torch.optim.AdamW, lr=LR, weight_decay=0.1, eps=1e-3)
+    optimizer = adamw(family, model, LR)
     with seeded(derive(0, "stretch", 0, 0)):
         train(model, optimizer, 18, lambda step: 1.0)
     wide, wide_optimizer = family.upscale(model, optimizer, width=8, grow=mu.Fresh(), lr=LR, seed=0)
@@ -315,16 +312,16 @@ def test_every_contender_warms_up_where_it_begins_and_only_there(family: mu.Fami
 
 def test_what_cannot_be_studied_is_said(family: mu.Family, tmp_path: Path) -> None:
     loop = loop_in(tmp_path, family)
-    with pytest.raises(MupscaleError, match=r"not the family's at width 4: .*'inside.weight' has shape \(8, 5\)"):
+    with pytest.raises(MupscaleError, match=r"not the family's at width 4: .*'layers.0.weight' has shape \(8, 5\)"):
         loop.compare(4, 16, trained=12, steps=16, start=base_model(family))
     with pytest.raises(MupscaleError, match="naive-widening works only with a recipe"):
         loop.compare(8, 16, trained=12, steps=16, settings=StudySettings(contenders=["continued", "naive-widening"]))
 
-    def build(width: int) -> nn.Module:
+    def build_rounded(width: int) -> nn.Module:
         hidden = -(-width // 6) * 16
         return nn.Sequential(nn.Linear(5, width), nn.Linear(width, hidden), nn.Linear(hidden, 1)).double()
 
-    rounded = mu.Family(build, base=48, inputs=X[:4])
+    rounded = mu.Family(build_rounded, base=48, inputs=X[:4])
     small = (
         r"^the small model of width 8 cannot grow to 16 with copies: .* give other small widths in "
         r"StudySettings.widths, or leave copies out of StudySettings.contenders$"
@@ -338,7 +335,7 @@ def test_what_cannot_be_studied_is_said(family: mu.Family, tmp_path: Path) -> No
         torchs.train_family(SIZES)
     with pytest.raises(MupscaleError, match="give the sizes and the budget of each"):
         loop.train_family(FamilySettings(sizes=[4, 8]))
-    plain = mu.Family(lambda width: Mine(width).double(), base=4)
+    plain = mu.Family(build, base=4)
     with pytest.raises(MupscaleError, match=r"give the family a batch \(inputs=\), or the loop flops="):
         loop_in(tmp_path, plain).train_family(SIZES)
     assert not tmp_path.joinpath("stretches").exists()
@@ -392,12 +389,12 @@ def test_a_loop_that_leaves_its_schedule_out_is_told(family: mu.Family, tmp_path
 
 
 def test_a_size_that_the_model_cannot_have_is_refused_before_the_first_is_trained(tmp_path: Path) -> None:
-    def build(width: int) -> nn.Module:
+    def build_heads(width: int) -> nn.Module:
         if width % 8:
             raise ValueError("heads of 8 units")
-        return Mine(width).double()
+        return build(width)
 
-    family = mu.Family(build, base=8, inputs=X[:8])
+    family = mu.Family(build_heads, base=8, inputs=X[:8])
     loop = loop_in(tmp_path, family, train=lambda *given: pytest.fail("trained"), flops=lambda width: 1.0)
     with pytest.raises((MupscaleError, ValueError), match="heads of 8"):
         loop.train_family(FamilySettings(sizes=[8, 20], budget=20))
@@ -445,16 +442,11 @@ def test_changed_helpers_in_other_modules_and_objects_are_other_code(
 
 def test_rules_are_part_of_what_is_trained_and_the_rate_is_the_optimizers(tmp_path: Path) -> None:
     def loop(lr: float = LR, **rules: Any) -> OwnLoop:
-        family = mu.Family(lambda width: Mine(width).double(), base=4, inputs=X[:8], rules=mu.RuleSet(**rules))
-
-        def make(model: nn.Module, rate: float) -> Optimizer:
-            return family.optimizer(model, torch.optim.AdamW, lr=rate)
-
-        return OwnLoop(family, train, held_out, make, lr, folder=tmp_path)
+        return loop_in(tmp_path, mu.Family(build, base=4, inputs=X[:8], rules=mu.RuleSet(**rules)), lr=lr)
 
     assert loop()._recipe(8, 4).model != loop(decay="fixed")._recipe(8, 4).model
     model = loop().family.init(8)
-    optimizer = loop().family.optimizer(model, torch.optim.AdamW, lr=LR / 2)
+    optimizer = adamw(loop().family, model, LR / 2)
     with pytest.raises(MupscaleError, match=r"OwnLoop has lr=0.02, and the optimizer that you bring is at 0.01"):
         loop()._starting(loop()._recipe(8, 4), (model, optimizer), 8, 0)
     loop(LR / 2)._starting(loop(LR / 2)._recipe(8, 4), (model, optimizer), 8, 0)

@@ -19,7 +19,6 @@ from mupscale.study.contenders import (
     USUAL_IN_PAPER,
     USUAL_IN_PAY,
     Contender,
-    check_contenders,
     contender_named,
     contenders_named,
 )
@@ -85,9 +84,12 @@ def test_noise_is_in_the_growth_s_unit_whatever_the_preset(unit: Literal["init",
     assert [(each.noise, each.noise_unit) for each in grown] == [(0.5, unit)] * 2
 
 
-def test_three_budgets_cost_little_more_than_one() -> None:
+def test_three_budgets_cost_little_more_than_one_and_no_two_stretches_see_the_same_batches() -> None:
     stretches = list_stretches(branch_off(FIRST, 1600, BUDGETS, "wsd", Schedule()).values())
     assert sum(each.steps for each in stretches) == 1600 * (1 + 1 / 8 + 1 / 16)
+    orders = {each.order for each in stretches}
+    assert len(orders) == len(stretches)
+    assert 0 not in orders  # the base model's
 
 
 @pytest.mark.parametrize("kind", ["cosine", "recipe"])
@@ -95,12 +97,6 @@ def test_other_schedules_run_every_budget_from_the_beginning(kind: str) -> None:
     own = Schedule("cosine", warmup=3, floor=0.1)
     leaves = branch_off(FIRST, 100, BUDGETS, kind, own).values()
     assert [(leaf.steps, leaf.parent, leaf.schedule) for leaf in leaves] == [(n, None, own) for n in (25, 50, 100)]
-
-
-def test_no_two_stretches_of_a_run_see_the_same_batches() -> None:
-    orders = [each.order for each in list_stretches(branch_off(FIRST, 80, BUDGETS, "wsd", Schedule()).values())]
-    assert len(set(orders)) == len(orders)
-    assert 0 not in orders  # the base model's
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(8, 0), (40, 9)])
@@ -224,11 +220,3 @@ def test_every_contender_of_the_paper_has_a_stage_behind_those_whose_runs_it_sha
 def test_lines_can_be_seen_on_a_bright_page_and_on_a_dark_one(one: Contender) -> None:
     assert find_contrast(one.color, PAPER) > 1.9
     assert find_contrast(recolour_for_dark(one.color), DARK_PAPER) > 1.9
-
-
-def test_contenders_are_found_by_name() -> None:
-    assert all(contender_named(one.name) is one for one in CONTENDERS)
-    with pytest.raises(MupscaleError, match="'luck' is not a contender: choose from base, from-scratch"):
-        contender_named("luck")
-    with pytest.raises(MupscaleError, match="'fresh' is not a contender here: choose from base"):
-        check_contenders(["fresh"], "study.contenders", IN_PAPER)
