@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,11 @@ def read(folder: Path) -> StudySummary:
     return load_summary(folder)
 
 
+def histories(run: Path) -> dict[Path, int]:
+    """When the metrics of each stretch were last written."""
+    return {path.relative_to(run): path.stat().st_mtime_ns for path in run.glob("stretches/*/metrics.jsonl")}
+
+
 def facts(summary: StudySummary) -> dict[str, Any]:
     """All of a summary but the clock, its name, and where sweeps are kept; and settings as a command calls them."""
     values: dict[str, Any] = json.loads(json.dumps(asdict(summary)).replace("StudySettings.", "study."))
@@ -210,7 +216,7 @@ class Sitting(Child):
         self,
         folder: Path,
         recipe: Recipe,
-        how: StudySettings,
+        how: Any,
         output: Path,
         prepare: Callable[[], object] = int,
         run: Callable[..., object] = run_paper,
@@ -228,9 +234,7 @@ class Commanded(Child):
         super().__init__(output, _command, list(words), interrupt_at)
 
 
-def _sit(
-    folder: Path, recipe: Recipe, how: StudySettings, prepare: Callable[[], object], run: Callable[..., object]
-) -> None:
+def _sit(folder: Path, recipe: Recipe, how: Any, prepare: Callable[[], object], run: Callable[..., object]) -> None:
     prepare()
     try:
         run(recipe, how, folder)
@@ -276,6 +280,13 @@ def die_after_words(words: str, batches: int) -> None:
         return examples(self, rows)
 
     Rows.examples = counted  # type: ignore[method-assign]
+
+
+def count_whole(place: Path, recipe: Recipe, how: Any, run: Callable[..., object] = run_paper) -> tuple[Path, int]:
+    """The folder of an uninterrupted run, and how often it changed something there."""
+    prepare = partial(count_changes, str(place / "run"), str(place / "count"))
+    assert Sitting(place / "run", recipe, how, place / "log", prepare, run).wait() == 0, (place / "log").read_text()
+    return place / "run", int((place / "count").read_text())
 
 
 def count_changes(folder: str, into: str) -> None:

@@ -24,7 +24,7 @@ from mupscale.study import contender_named, run_pay
 from mupscale.study.pay import PayStudy
 from mupscale.system import MupscaleError
 from mupscale.train import Growth, Recipe, Schedule, Spec, StoredRecipe, run_recipe
-from paper_runs import compare_quietly, few, growing, least, read, results, written
+from paper_runs import compare_quietly, few, growing, histories, least, read, results, written
 from slow_cases import with_slow
 
 HOW = few(seeds=1)
@@ -157,11 +157,6 @@ def test_asked_to_stop_in_a_last_step_it_trains_no_further_stage(
     assert "1/6" in said.out
     assert "2/6" not in said.out
     assert said.err.endswith("run the same command again to continue where it stopped\n")
-
-
-def histories(run: Path) -> dict[Path, int]:
-    """When the metrics of each run inside were last written."""
-    return {path.relative_to(run): path.stat().st_mtime_ns for path in run.glob("**/metrics.jsonl")}
 
 
 @pytest.mark.parametrize("called", with_slow(["run", "../there/run", "{}/run", "{}/link/run"], ["{}/link/run"]))

@@ -31,7 +31,7 @@ from mupscale.study.space import Sweep, Tried
 from mupscale.study.tree import Stretch, list_stretches
 from mupscale.system import MupscaleError, words
 from mupscale.train import Growth, Recipe, Schedule, Spec, find_checkpoint, read_snapshot, run_recipe, values_in
-from paper_runs import Sitting, count_changes, quiet, read, results, written
+from paper_runs import Sitting, count_whole, histories, quiet, read, results, written
 from processes import DEADLINE, run_in_processes
 from small_runs import KINDS, die_at, metrics, recipe
 
@@ -49,12 +49,7 @@ def settings(**changes: Any) -> FamilySettings:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """An uninterrupted family, and how often it changed something in its folder."""
-    place = tmp_path_factory.mktemp("family")
-    prepare = partial(count_changes, str(place / "run"), str(place / "count"))
-    child = Sitting(place / "run", small(), settings(), place / "log", prepare, run=run_family)
-    assert child.wait() == 0, (place / "log").read_text()
-    return place / "run", int((place / "count").read_text())
+    return count_whole(tmp_path_factory.mktemp("family"), small(), settings(), run_family)
 
 
 # ------------------------------------------------------------------------------------------------ what is planned
@@ -241,26 +236,21 @@ def test_every_size_is_an_ordinary_finished_run_at_the_loss_that_is_told(whole: 
 
 
 def test_killed_anywhere_it_ends_the_same(whole: tuple[Path, int], tmp_path: Path) -> None:
-    folder, count = whole
+    (folder, count), run = whole, tmp_path / "run"
     for part in (0.15, 0.4):
-        prepare = partial(die_at, str(tmp_path / "run"), round(part * count))
-        child = Sitting(tmp_path / "run", small(), settings(), tmp_path / "log", prepare, run=run_family)
+        prepare = partial(die_at, str(run), round(part * count))
+        child = Sitting(run, small(), settings(), tmp_path / "log", prepare, run=run_family)
         assert child.wait() == -signal.SIGKILL
-    assert_goes_on_to_the_bit(tmp_path, folder)
-
-
-def assert_goes_on_to_the_bit(place: Path, folder: Path) -> None:
-    """The same call once more ends with the summary and the models of an uninterrupted run."""
-    child = Sitting(place / "run", small(), settings(), place / "log", run=run_family)
-    assert child.wait() == 0, (place / "log").read_text()
-    assert results(read(place / "run")) == results(read(folder))
-    found, expected = (sorted((one / "sizes").iterdir()) for one in (place / "run", folder))
+    child = Sitting(run, small(), settings(), tmp_path / "log", run=run_family)
+    assert child.wait() == 0, (tmp_path / "log").read_text()
+    assert results(read(run)) == results(read(folder))
+    found, expected = (sorted((one / "sizes").iterdir()) for one in (run, folder))
     assert len(found) == len(expected) == 6
     for ours, theirs in zip(found, expected, strict=True):
         ended, whole = (read_snapshot(find_checkpoint(str(one))).content for one in (ours, theirs))
         assert ended.model.keys() == whole.model.keys()
         assert all(torch.equal(ended.model[name], whole.model[name]) for name in whole.model)
-    assert not list((place / "run").rglob(".*partial-*")), "a folder that is half written"
+    assert not list(run.rglob(".*partial-*")), "a folder that is half written"
 
 
 def test_one_more_size_trains_only_what_is_new(tmp_path: Path) -> None:
@@ -273,9 +263,9 @@ def test_one_more_size_trains_only_what_is_new(tmp_path: Path) -> None:
 
     first = run_family(small(), FamilySettings(sizes=[4, 6]), run, note=note)
     assert there == [["4"], ["4", "6"]], "a size is there while the trunk goes on"
-    kept = {path: path.stat().st_mtime_ns for path in run.glob("stretches/*/metrics.jsonl")}
+    kept = histories(run)
     more = run_family(small(), FamilySettings(sizes=[4, 6, 8]), run, note=quiet)
-    assert kept.items() <= {p: p.stat().st_mtime_ns for p in run.glob("stretches/*/metrics.jsonl")}.items()
+    assert kept.items() <= histories(run).items()
     assert losses(more)[:2] == losses(first)
     assert len(losses(more)) == 3
     other = run_family(small(), FamilySettings(sizes=[4, 6], fall=0.5), run, note=quiet)
@@ -452,9 +442,9 @@ def test_two_processes_end_where_one_ends(ended: Path, mode: str) -> None:
 
 
 def test_one_process_goes_on_with_what_two_have_trained(ended: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in ended.glob("fsdp/stretches/*/metrics.jsonl")}
+    before = histories(ended / "fsdp")
     more = run_family(brief(), FamilySettings(sizes=[4, 6, 8], budget=8), ended / "fsdp", note=quiet)
-    assert before.items() <= {p: p.stat().st_mtime_ns for p in ended.glob("fsdp/stretches/*/metrics.jsonl")}.items()
+    assert before.items() <= histories(ended / "fsdp").items()
     other = run_family(brief(), FamilySettings(sizes=[4, 6, 8], budget=8), ended / "alone", note=quiet)
     assert first_seed(more) == pytest.approx(first_seed(other), rel=1e-10)
 

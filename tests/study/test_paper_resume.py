@@ -21,7 +21,7 @@ from mupscale.train import Growth, Recipe, Seeds, Spec
 from paper_runs import (
     Commanded,
     Sitting,
-    count_changes,
+    count_whole,
     die_after_words,
     facts,
     names_of,
@@ -51,11 +51,7 @@ def few(**changes: Any) -> StudySettings:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """An uninterrupted run, and how often it changed something in its folder."""
-    place = tmp_path_factory.mktemp("whole")
-    prepare = partial(count_changes, str(place / "run"), str(place / "count"))
-    assert Sitting(place / "run", short(), few(), place / "log", prepare).wait() == 0, (place / "log").read_text()
-    return place / "run", int((place / "count").read_text())
+    return count_whole(tmp_path_factory.mktemp("whole"), short(), few())
 
 
 @pytest.mark.slow
