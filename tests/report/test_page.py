@@ -385,10 +385,7 @@ def _set(*path: Any, to: Any) -> Callable[[Any], None]:
 
 
 DAMAGES: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "a field is missing": (lambda values: values.pop("recipe"), "'recipe' is missing"),
-    "a list instead": (_set("recipe", to=[]), r"'recipe' is \[\], but must be a mapping"),
     "another version": (_set("format", to=7), "'format' is 7, but must be 3"),
-    "no text": (_set("name", to=3), "'name' is 3, but must be text"),
     "a loss that is a text": (
         _set("large", "contenders", 1, "points", 0, "losses", 0, to="low"),
         r"large.contenders\[1\].points\[0\].losses\[0\]' is 'low'",
@@ -417,7 +414,6 @@ DAMAGES: dict[str, tuple[Callable[[Any], Any], str]] = {
         _set("coords", to={"title": "x", "rows": [{"width": 1}]}),
         r"'coords.rows\[0\].seed' is missing",
     ),
-    "an unknown field": (_set("large", "more", to=1), "there is no field 'large.more'"),
 }
 
 

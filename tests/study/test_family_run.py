@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from mupscale.cli import main
 from mupscale.core import Width
-from mupscale.growth import Copies, Fresh
+from mupscale.growth import Copies
 from mupscale.study import FamilySettings, StudySettings, StudySummary, estimate_family, run_family
 from mupscale.study.family_run import Check, describe_disorder, list_sizes, make_planner, write_family_sentence
 from mupscale.study.space import Sweep, Tried
@@ -97,28 +97,18 @@ def test_the_trunk_may_grow_before_or_after_the_branch_leaves(ends: float, sched
         assert rates[2 : -planned[-1].leaf.steps] == [0.01] * (steps - planned[-1].leaf.steps - 2)
 
 
-@pytest.mark.slow
-def test_copies_with_noise_and_an_optimizer_that_starts_anew(tmp_path: Path) -> None:
-    asked = {"sizes": [4, 8], "how": "copies", "noise": 0.5, "state": "reset"}
-    planner = make_planner(small(), FamilySettings(**asked))
-    grown = planner.plan([4, 8], 0.01, 1.0, 0)[1].trunk
-    assert (grown.how, grown.noise, grown.state) == ("copies", 0.5, "reset")
-    assert grown.then(steps=1).state == "keep", "a branch goes on as the trunk does"
-    ends = [
-        losses(run_family(small(), FamilySettings(**asked | change), tmp_path / f"run-{number}", note=quiet))
-        for number, change in enumerate(({}, {"state": "keep"}, {"noise": 0.0}))
-    ]
-    assert [one[0] for one in ends] == [ends[0][0]] * 3
-    assert len({one[1][0] for one in ends}) == 3
-
-
 def test_a_family_grows_by_every_setting_of_a_growth_event() -> None:
     """Through its stretches to their recipes; a branch that goes on has none of them."""
-    planner = make_planner(small(), FamilySettings(sizes=[4, 6], outgoing=0.25))
-    grown = planner.plan([4, 6], 0.01, 1.0, 0)[1].trunk
-    assert planner.ground.recipe_of(grown, Path()).outgoing == 0.25
-    assert grown.build_operator() == Fresh(outgoing=0.25)
-    assert grown.then(steps=1).build_operator() == Copies(0.0)
+    given: list[dict[str, Any]] = [
+        {"how": "fresh", "outgoing": 0.25},
+        {"how": "copies", "noise": 0.5, "state": "reset"},
+    ]
+    for asked in given:
+        planner = make_planner(small(), FamilySettings(sizes=[4, 8], **asked))
+        grown = planner.plan([4, 8], 0.01, 1.0, 0)[1].trunk
+        made = planner.ground.recipe_of(grown, Path())
+        assert {name: getattr(made, name) for name in asked} == asked
+        assert (grown.then(steps=1).build_operator(), grown.then(steps=1).state) == (Copies(0.0), "keep")
 
 
 def test_a_size_whose_budget_is_spent_is_refused_with_the_nearest_that_works() -> None:

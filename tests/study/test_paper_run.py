@@ -471,14 +471,6 @@ def test_net2net_and_naive_widening_on_request(tmp_path: Path) -> None:
     assert stages == ["base", "copies", "naive-widening", "net2net-width-16", "net2net"]
 
 
-def test_net2net_refuses_a_model_with_norms(tmp_path: Path) -> None:
-    gpt = small("gpt2-heads", width=8, base=4, init_at=None)
-    why = r"a norm over the width computes \('.*'\).*: leave net2net out of StudySettings.contenders"
-    with pytest.raises(MupscaleError, match=why):
-        run_quietly(tmp_path / "run", gpt, settings(contenders=["net2net"]))
-    assert not (tmp_path / "run").exists()  # before anything is trained
-
-
 # ------------------------------------------------------------------------------------------------ what goes wrong
 
 

@@ -21,7 +21,7 @@ from mupscale.study.systems import System
 from mupscale.study.training import Speed, Stopwatch
 from mupscale.system import rough_time
 from mupscale.system.errors import MupscaleError
-from mupscale.train import Evaluation, Growth, Schedule, Seeds, Spec
+from mupscale.train import Evaluation, Growth, Recipe, Schedule, Seeds, Spec
 from paper_runs import WIDE_STEPS, run_quietly, runs_of, settings, small
 from small_runs import Rows
 
@@ -249,33 +249,28 @@ def test_recipes_that_are_not_for_the_paper_s_comparison(tmp_path: Path, changes
     assert not (tmp_path / "run").exists()
 
 
+HEADS = small("gpt2-heads", width=8, base=4, init_at=None)
+NAMED = small("gpt2-heads", model=Spec("mupscale.models.GPT2", {}), width={"heads": 2}, base={"heads": 1}, init_at=None,
+              growth={"width": {"heads": 4}})  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("changes", "why"),
+    ("of", "changes", "why"),
     [
-        ({"widths": [4, 4]}, r"small widths must differ"),
-        ({"widths": [0]}, r"StudySettings\.widths is 0, but widths are positive"),
-        ({"widths": [{"width": 4}]}, r"must be of the same form as the recipe's width 8"),
-        ({"contenders": ["fresh"]}, r"'fresh' is not a contender here: choose from base, from-scratch"),
+        (small(), {"widths": [4, 4]}, r"small widths must differ"),
+        (small(), {"widths": [0]}, r"StudySettings\.widths is 0, but widths are positive"),
+        (small(), {"widths": [{"width": 4}]}, r"must be of the same form as the recipe's width 8"),
+        (small(), {"contenders": ["fresh"]}, r"'fresh' is not a contender here: choose from base, from-scratch"),
+        (HEADS, {"contenders": ["net2net"]}, r"a norm over the width.*: leave net2net out of StudySettings.contenders"),
+        (HEADS, {"widths": [5]}, "GPT2 of width 5 cannot have"),
+        (small(model=Spec("test_protocol.OnlyFours")), {"widths": [6]}, r"built at width 6: ValueError: fours only"),
+        (NAMED, {"widths": [{"head_dim": 2}]}, "does not name the same arguments"),
     ],
 )
-def test_settings_that_cannot_be(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
+def test_settings_that_cannot_be(of: Recipe, changes: dict[str, Any], why: str, tmp_path: Path) -> None:
     with pytest.raises(MupscaleError, match=why):
-        run_quietly(tmp_path / "run", small(), settings(**changes))
-    assert not (tmp_path / "run").exists()
-
-
-def test_small_widths_that_cannot_be_built(tmp_path: Path) -> None:
-    gpt = small("gpt2-heads")
-    with pytest.raises(MupscaleError, match="GPT2 of width 5 cannot have"):
-        run_quietly(tmp_path / "run", gpt, settings(widths=[5]))
-    own = small(model=Spec("test_protocol.OnlyFours"))
-    with pytest.raises(MupscaleError, match=r"cannot be built at width 6: ValueError: fours only"):
-        run_quietly(tmp_path / "run", own, settings(widths=[6]))
-    made = protocol(model=Spec("mupscale.models.GPT2", {}), width={"heads": 2}, base={"heads": 1},
-                    init_at=None, growth={"width": {"heads": 4}})  # fmt: skip
-    with pytest.raises(MupscaleError, match="does not name the same arguments"):
-        system(made).smaller({"head_dim": 2})
-    assert not (tmp_path / "run").exists()
+        run_quietly(tmp_path / "run", of, settings(**changes))
+    assert not (tmp_path / "run").exists()  # before anything is trained
 
 
 def test_the_time_of_a_large_size_is_measured_where_a_small_ones_is_all_overhead(

@@ -254,23 +254,6 @@ def counts(trained: list[list[Recipe]]) -> list[int]:
     return [len(recipes) for recipes in trained]
 
 
-@pytest.mark.slow
-def test_widths_by_name_grow_where_the_recipe_does(tmp_path: Path) -> None:
-    made = small(
-        model=Spec("mupscale.models.GPT2", {"vocab": 11, "context": 6, "layers": 1, "attention_multiplier": 2.0}),
-        data=Spec("small_runs.Words"),
-        width={"head_dim": 4, "heads": 2},
-        base={"head_dim": 2, "heads": 2},
-        init_at={"head_dim": 2, "heads": 2},
-        grow=[Growth(at=6, width={"head_dim": 8, "heads": 2}, how="copies")],
-    )
-    asked = {**SMALL, "seeds": 1, "noises": [], "lrs": [0.001]}
-    values = transfer_check(made, widths=[{"head_dim": 2, "heads": 2}], out=tmp_path, **asked)
-    assert values["lr"][0]["width"] == {"head_dim": 4, "heads": 2}
-    assert values["noise"][0]["points"] == []
-    assert len(list((tmp_path / "stretches").glob("width-head_dim2-heads2-*"))) == 1
-
-
 # ---------------------------------------------------------------------------------------------- mistakes
 
 
@@ -284,6 +267,7 @@ def refused(out: Path, made: Recipe | None = None, **changes: Any) -> str:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"made": small(grow=[])}, "this recipe has 0"),
         ({"widths": []}, "needs base widths"),
         ({"seeds": 0}, "seeds is 0"),
         ({"lrs": []}, "at least one learning rate"),
@@ -295,10 +279,6 @@ def refused(out: Path, made: Recipe | None = None, **changes: Any) -> str:
 def test_mistakes_are_told_before_anything_is_trained(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     assert said in refused(tmp_path, **changes)
     assert not list(tmp_path.iterdir())
-
-
-def test_the_recipe_must_have_one_growth(tmp_path: Path) -> None:
-    assert "this recipe has 0" in refused(tmp_path, small(grow=[]))
 
 
 @pytest.mark.quick("model")
