@@ -144,7 +144,6 @@ class Gallery:
 
     folder: Path
     prefix: str = ""
-    names: set[str] = field(default_factory=set)
 
     def draw(
         self,
@@ -157,23 +156,16 @@ class Gallery:
         dark: Mapping[str, str] | None = None,
     ) -> Picture:
         """Draw one pair of axes in the house style, and write it as PNG and SVG."""
-        wanted, number = words.safe_file_name(f"{self.prefix}{name}"), 2
-        name = wanted
-        while name in self.names:
-            name, number = f"{wanted}-{number}", number + 1
-        self.names.add(name)
-        png, svg = self.folder / f"{name}.png", self.folder / f"{name}.svg"
-        try:
-            with styled(name):
-                fig, ax = figure(*size)
-                sketch(ax)
-                save_figure(fig, png)
-                fig.set_layout_engine(None)  # laid out by now; "none" would draw once more to find out
-                save_figure(fig, svg)
-            text = _shorter(svg.read_text(encoding="utf-8"))
-            replace_text(svg, text)
-        except OSError as error:
-            raise MupscaleError(f"{error.filename or png} cannot be written ({error.strerror})") from None
+        name = words.safe_file_name(f"{self.prefix}{name}")
+        svg = self.folder / f"{name}.svg"
+        with styled(name):
+            fig, ax = figure(*size)
+            sketch(ax)
+            save_figure(fig, svg.with_suffix(".png"))
+            fig.set_layout_engine(None)  # laid out by now; "none" would draw once more to find out
+            save_figure(fig, svg)
+        text = _shorter(svg.read_text(encoding="utf-8"))
+        replace_text(svg, text)
         return Picture(name, alt, caption, text, dark or {})
 
 

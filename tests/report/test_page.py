@@ -297,9 +297,9 @@ ODD: dict[str, tuple[Callable[[], StudySummary], list[str], list[str], list[str]
         ["training-flops"],
     ),
     "random search": (
-        lambda: small(tuned=[sweep_2("random"), sweep_2("tpe")]),
+        lambda: small(tuned=[sweep_2("random"), sweep_2("tpe", name="sweep-2-width-32")]),
         ["at learning rates near the best"],
-        ["sweep-2-width-64", "sweep-2-width-64-2", "sweep-2-width-64-by-noise"],
+        ["sweep-2-width-64", "sweep-2-width-32", "sweep-2-width-64-by-noise"],
         [],
     ),
     "no numbers": (

@@ -472,12 +472,10 @@ def draw_gain(gain: Gain, gallery: Gallery) -> Iterator[Picture]:
     if words.is_finite_number(start) and words.is_finite_number(end):
         alt = f"From scratch {words.format_loss(start)}, upscaled {words.format_loss(end)}. {describe_gain(gain)}"
         caption = "What lowers the final loss at equal cost, from training from scratch to the upscaled model"
-        for one, value in _others(gain, "grown"):
-            alt = f"{alt.strip()} {one.label.capitalize()}: {words.format_loss(value)}."
-            caption += f", and to that {one.label}"
-        for one, value in _alternative(gain):
-            alt = f"{alt.strip()} {one.label.capitalize()}: {words.format_loss(value)}."
-            caption += f"; the line: {one.label}"
+        for what, found in {", and to that": _others(gain, "grown"), "; the line:": _alternative(gain)}.items():
+            for one, value in found:
+                alt = f"{alt.strip()} {one.label.capitalize()}: {words.format_loss(value)}."
+                caption += f"{what} {one.label}"
         dark = dark_colors(Look(one, one.short) for one in CONTENDERS)
         yield gallery.draw("gain", alt.strip(), caption, lambda ax: _waterfall(ax, gain), size=(4.8, 3.3), dark=dark)
 

@@ -56,7 +56,7 @@ from mupscale.system import (
     read_json,
     recipe_entry,
     write_json,
-    writes_into,
+    writing_into,
 )
 from mupscale.train import NoiseLevel, Recipe, RunFolder, cast_input, check_copies, find_checkpoint, read_snapshot
 
@@ -211,7 +211,7 @@ class PaperStudy:
 
     def tune(self, worker: bool = False) -> Choice:
         """Run Sweep 1 at the largest small width and Sweep 2 at each of them, and choose."""
-        self.trainer.make_folder()
+        self.trainer.by_main(self.trainer.make_folder)
         base_lr, seeds = self.rates[0], range(self.settings.small_seeds)
         if len(self.first_space.cells) > 1:
             largest = self.small[-1]
@@ -497,7 +497,6 @@ class PaperStudy:
         return sorted(spent, key=lambda one: next(i for i, name in enumerate(order) if one.name.startswith(name)))
 
 
-@writes_into("folder")
 def run_paper(
     recipe: Recipe, settings: StudySettings, folder: str | Path, *, command: str = "", note: Note = print_at_once
 ) -> StudySummary:
@@ -512,16 +511,17 @@ def run_paper(
         command: what to write into the summary as the way to do it again
         note: is told what is done, line by line
     """
-    return PaperStudy(recipe, settings, Path(folder), note).run(command)
+    with writing_into(folder):
+        return PaperStudy(recipe, settings, Path(folder), note).run(command)
 
 
-@writes_into("folder")
 def run_sweeps(
     recipe: Recipe, settings: StudySettings, folder: str | Path, *, worker: bool = False, note: Note = print_at_once
 ) -> PaperStudy:
     """Run Step 0 alone; with a storage that others reach, as one worker of many. It takes what `run_paper` takes."""
     study = PaperStudy(recipe, settings, Path(folder), note)
-    study.tune(worker)
+    with writing_into(folder):
+        study.tune(worker)
     return study
 
 

@@ -336,15 +336,13 @@ class TrialBatch:
     pid: int = field(default_factory=os.getpid)
     results: list[Tried] | None = None
     seconds: float = 0.0
-    folder: Path | None = field(default=None, init=False)
+    folder: Path | None = None
 
     @classmethod
     def begin(cls, study: str, worker: str, cells: Mapping[int, Cell], folder: Path | None) -> TrialBatch:
         """A batch of these trials; without a folder, nothing of it is kept."""
         trials = [(number, *cell) for number, cell in cells.items()]
-        batch = cls(study, worker, trials, f"{study}.{worker}.stack.safetensors")
-        batch.folder = folder
-        return batch
+        return cls(study, worker, trials, f"{study}.{worker}.stack.safetensors", folder=folder)
 
     @classmethod
     def read(cls, path: Path) -> TrialBatch | None:

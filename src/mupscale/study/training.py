@@ -200,12 +200,9 @@ class Trainer:
 
     def make_folder(self) -> None:
         """Make the study's folder if there is none, and say in it which command goes on with what is there."""
-        try:
-            make_folder(self.folder)
-            if self.command:
-                replace_text(self.folder / COMMAND_FILE, f"{self.command}\n")
-        except OSError as error:
-            raise MupscaleError(f"{self.folder} cannot be written: {error.strerror or error}") from None
+        make_folder(self.folder)
+        if self.command:
+            replace_text(self.folder / COMMAND_FILE, f"{self.command}\n")
 
     @contextmanager
     def alone(self, *, wait: bool = False) -> Iterator[None]:

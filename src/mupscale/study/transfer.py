@@ -29,7 +29,7 @@ from mupscale.study.systems import StudySettings, System
 from mupscale.study.training import Ground, Note, Trainer, describe_stages
 from mupscale.study.tree import Stretch
 from mupscale.study.wording import count_of
-from mupscale.system import MupscaleError, recipe_entry, text_table, words, write_json, writes_into
+from mupscale.system import MupscaleError, recipe_entry, text_table, words, write_json
 from mupscale.train import Recipe, TunedAt
 
 TRANSFER_FILE, RULES_FILE = "transfer-check.json", "rules-check.json"
@@ -46,7 +46,6 @@ def _train_grid(trainer: Trainer, leaves: Sequence[Stretch], seeds: int) -> list
     return [losses[at : at + seeds] for at in range(0, len(losses), seeds)]
 
 
-@writes_into("out")
 def transfer_check(
     recipe: Recipe,
     *,
@@ -283,7 +282,6 @@ NUMBERS = {
 Rates move by doublings; costs are shares of the lowest loss at the largest size."""
 
 
-@writes_into("out")
 def compare_rules(
     recipe: Recipe,
     *,
@@ -323,8 +321,8 @@ def compare_rules(
             lines["sizes"].append({"size": size, "points": points})
             lines["numbers"] = measure_transfer(lines["sizes"])
             write_json(Path(out) / RULES_FILE, values)
-    values["verdict"] = rules_in_words(values)
-    write_json(Path(out) / RULES_FILE, values)
+        values["verdict"] = rules_in_words(values)
+        write_json(Path(out) / RULES_FILE, values)
     return values
 
 

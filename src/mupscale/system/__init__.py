@@ -53,7 +53,6 @@ from mupscale.system.files import (
     replace_text,
     replacing,
     write_json,
-    writes_into,
     writing_into,
 )
 from mupscale.system.machine import (

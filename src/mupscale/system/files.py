@@ -22,10 +22,8 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import wraps
-from inspect import signature
 from pathlib import Path
-from typing import IO, Any, ParamSpec, TypeVar
+from typing import IO, Any
 
 from mupscale.system.errors import MupscaleError
 
@@ -58,8 +56,6 @@ def is_process_alive(pid: int) -> bool:
     return state != ["Z"]  # dead, but its parent has not looked yet
 
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 _named: list[str] = []
 
 
@@ -72,22 +68,6 @@ def writing_into(folder: str | Path) -> Iterator[None]:
         yield
     finally:
         _named.remove(place)
-
-
-def writes_into(argument: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """For a function that works in the folder which is its argument of this name: `writing_into`, all the while."""
-
-    def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
-        parameters = signature(function)
-
-        @wraps(function)
-        def inside(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-            with writing_into(parameters.bind(*args, **kwargs).arguments[argument]):
-                return function(*args, **kwargs)
-
-        return inside
-
-    return decorate
 
 
 def check_links(path: Path) -> bool:
