@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from mupscale.cli.command_table import COMMANDS, main
+from commands import refused
+from mupscale.cli.command_table import COMMANDS
 from mupscale.system import EXTRAS
 
 ROOT = Path(__file__).parents[1]
@@ -77,12 +78,8 @@ def test_what_a_command_will_need_is_asked_for_before_it_starts(
     package, _, option = need.partition(" ")
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.chdir(tmp_path)
-    assert main([*command.split(), "mlp-covtype-tiny", *([option] if option else []), "--out", "here"]) == 1
-    shown = capsys.readouterr()
-    assert (
-        shown.err.strip()
-        == f"mupscale {command}: this command needs {package}: pip install 'mupscale[{EXTRAS[package]}]'"
-    )
+    said = refused(capsys, f"{command} mlp-covtype-tiny {option} --out here", 1)
+    assert said == f"mupscale {command}: this command needs {package}: pip install 'mupscale[{EXTRAS[package]}]'"
     assert not list(tmp_path.iterdir())
 
 
@@ -91,8 +88,8 @@ def test_several_packages_are_asked_for_at_once(
 ) -> None:
     for package in ("matplotlib", "optuna"):
         monkeypatch.setitem(sys.modules, package, None)
-    assert main(["run", "mlp-covtype-tiny", "--paper", "--out", "none"]) == 1
-    assert "needs matplotlib and optuna: pip install 'mupscale[plots,sweep]'" in capsys.readouterr().err
+    said = refused(capsys, "run mlp-covtype-tiny --paper --out none", 1)
+    assert "needs matplotlib and optuna: pip install 'mupscale[plots,sweep]'" in said
 
 
 def wanted(requirements: list[str]) -> set[str]:

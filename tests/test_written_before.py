@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import mupscale as mu
+from commands import told
 from mupscale.cli import main
 from mupscale.engine import train_many
 from mupscale.models import MLP
@@ -76,8 +77,7 @@ def test_a_run_that_was_stopped_goes_on_and_grows(folder: Path) -> None:
 
 def sweep(folder: str, *options: str, capsys: pytest.CaptureFixture[str]) -> str:
     """What a sweep that goes on in its folder says, the last line of which is its choice."""
-    assert main(["sweep", "recipe.yaml", "--out", folder, *options]) == 0
-    said = capsys.readouterr().out
+    said = told(capsys, ["sweep", "recipe.yaml", "--out", folder, *options])
     assert Path("choice.txt").read_text().strip() in said
     return said
 

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 transformers = pytest.importorskip("transformers")
 
 import mupscale as mu  # noqa: E402
-from commands import refused  # noqa: E402
+from commands import refused, told  # noqa: E402
 from hf_files import llama_config, llama_tensors, read_checkpoint, write_checkpoint  # noqa: E402
 from hf_models import tiny  # noqa: E402
 from mupscale import Fresh, MupscaleError, hf  # noqa: E402
@@ -36,12 +37,10 @@ def _small(here: Path) -> None:
 
 def test_upscale_verify_and_train_on(capsys: pytest.CaptureFixture[str]) -> None:
     times = ["--times", "hidden=2,ffn=3,heads=2", "--exact"]
-    assert main(["upscale", "small", "wide", *times, "--shard-size", "10KB"]) == 0
-    assert "equivalent" in capsys.readouterr().out
+    assert "equivalent" in told(capsys, ["upscale", "small", "wide", *times, "--shard-size", "10KB"])
     assert json.loads((WIDE / "config.json").read_text())["intermediate_size"] == 36
     assert (WIDE / "model.safetensors.index.json").exists()
-    assert main(["verify", "small", "wide", "--dtype", "float64", "--train", "3"]) == 0
-    assert "3 steps" in capsys.readouterr().out
+    assert "3 steps" in told(capsys, "verify small wide --dtype float64 --train 3")
     model = transformers.AutoModelForCausalLM.from_pretrained(WIDE)
     groups = hf.param_groups(WIDE, model, torch.optim.AdamW, lr=1e-2)
     rates = {name: group["lr"] for group in groups for name, _ in group["params"]}
@@ -51,8 +50,7 @@ def test_upscale_verify_and_train_on(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_noise_moves_the_function_a_little_and_verify_says_how_much(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["upscale", "small", "wide", "--noise", "0.3", "--seed", "1"]) == 0
-    assert "noise" in capsys.readouterr().out
+    assert "noise" in told(capsys, "upscale small wide --noise 0.3 --seed 1")
     assert main(["verify", "small", "wide", "--tolerance", "1e-9"]) == 1
     assert main(["verify", "small", "wide"]) == 0
 
@@ -71,8 +69,7 @@ def test_inspect_shows_the_groups_of_experts() -> None:
 
 
 def test_inspect_shows_what_experts_would_be(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "small", "--experts", "4"]) == 0
-    shown = capsys.readouterr().out
+    shown = told(capsys, "inspect small --experts 4")
     assert re.search(r"block_sparse_moe\.experts\.0–3\.w1\.weight +8 +copies", shown)
     config, tensors = json.loads((SMALL / "config.json").read_text()), read_checkpoint(SMALL)
     dense = sum(t.numel() for name, t in tensors.items() if ".mlp." in name)
@@ -80,13 +77,11 @@ def test_inspect_shows_what_experts_would_be(capsys: pytest.CaptureFixture[str])
     before = sum(t.numel() for t in tensors.values())
     assert hf.inspect(SMALL, experts=4).numbers == (before, before + 3 * dense + routers)
     assert "experts 1 → 4, of which a token uses 2: a checkpoint of mixtral" in shown
-    assert main(["inspect", "small", "--experts", "4", "--layers", "4"]) == 1
-    assert "more layers and experts are two growths" in capsys.readouterr().err
+    assert "more layers and experts are two growths" in refused(capsys, "inspect small --experts 4 --layers 4", 1)
 
 
 def test_how_takes_every_word_of_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["upscale", "--help"]) == 0
-    shown, asked = " ".join(capsys.readouterr().out.split()).rpartition("--how ")[2].partition("--hidden")[0], {}
+    shown, asked = told(capsys, "upscale --help").rpartition("--how ")[2].partition("--hidden")[0], dict[str, Any]()
     monkeypatch.setattr(hf, "upscale", lambda *paths, **given: asked.update(given))
     for word in [*OPERATORS, *DEPTH_OPERATORS]:
         assert word in shown
@@ -97,10 +92,9 @@ def test_how_takes_every_word_of_the_table(monkeypatch: pytest.MonkeyPatch, caps
 
 def test_fresh_units_at_sizes_that_are_no_multiples(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--hidden", "24", "--ffn", "15", "--heads", "6", "--kv", "3"]
-    assert main(["upscale", "small", "wide", *sizes, "--lossless", "--seed", "1"]) == 0
-    assert "fresh units (hidden 16 → 24, ffn 12 → 15, heads 4 → 6, kv 2 → 3)" in capsys.readouterr().out
-    assert main(["verify", "small", "wide"]) == 0
-    assert "lossless: logits move by" in capsys.readouterr().out
+    said = told(capsys, ["upscale", "small", "wide", *sizes, "--lossless", "--seed", "1"])
+    assert "fresh units (hidden 16 → 24, ffn 12 → 15, heads 4 → 6, kv 2 → 3)" in said
+    assert "lossless: logits move by" in told(capsys, "verify small wide")
     assert json.loads((WIDE / "config.json").read_text())["intermediate_size"] == 15
     assert hf.Record.load(WIDE).growths[0].fresh == Fresh(lossless=True)
 
@@ -113,13 +107,11 @@ def test_verify_fails_where_a_weight_is_wrong(capsys: pytest.CaptureFixture[str]
     tensors = load_file(WIDE / "model.safetensors")
     tensors["model.layers.1.mlp.up_proj.weight"][0] *= 1.5
     save_file(tensors, WIDE / "model.safetensors", metadata={"format": "pt"})
-    assert main(["verify", "small", "wide"]) == 1
-    assert "model.layers.1.mlp.up_proj" in capsys.readouterr().out
+    assert "model.layers.1.mlp.up_proj" in told(capsys, "verify small wide", 1)
 
 
 def test_inspect_shows_what_will_happen(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "small", "--times", "hidden=2,ffn=3,heads=2", "--how", "copies", "--optimizer", "sgd"]) == 0
-    shown = capsys.readouterr().out
+    shown = told(capsys, "inspect small --times hidden=2,ffn=3,heads=2 --how copies --optimizer sgd")
     row = next(line for line in shown.splitlines() if "q_proj" in line)
     assert "16×16 → 32×32" in row
     assert "2× by 8" in row
@@ -129,8 +121,7 @@ def test_inspect_shows_what_will_happen(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_inspect_tells_what_fresh_units_are_drawn_from(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--hidden", "24", "--ffn", "15", "--heads", "6"]
-    assert main(["inspect", "small", "--how", "fresh", *sizes]) == 0
-    shown = capsys.readouterr().out
+    shown = told(capsys, ["inspect", "small", "--how", "fresh", *sizes])
     row = next(line for line in shown.splitlines() if "q_proj" in line)
     assert "16×16 → 24×24" in row
     assert "3/2× by 8" in row
@@ -138,8 +129,7 @@ def test_inspect_tells_what_fresh_units_are_drawn_from(capsys: pytest.CaptureFix
     assert "with fresh units" in shown
     assert "hidden_size 16 → 24" in shown
     assert "old weights stay as they are" in shown
-    assert main(["inspect", "small", "--how", "fresh", *sizes, "--lossless"]) == 0
-    shown = capsys.readouterr().out
+    shown = told(capsys, ["inspect", "small", "--how", "fresh", *sizes, "--lossless"])
     assert "lossless: the function stays" in shown
     row = next(line for line in shown.splitlines() if "model.norm.weight" in line)
     assert f"{(16 / 24) ** 0.5:.4g}× 1 –" in " ".join(row.split())
@@ -282,29 +272,22 @@ def test_tensors_of_ones_own_in_one_file(here: Path, monkeypatch: pytest.MonkeyP
 def test_overwrite_replaces_what_mupscale_wrote_alone(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["upscale", "small", "wide", "--no-verify"]
     assert main([*words, "--overwrite"]) == 0
-    capsys.readouterr()
-    assert main(words) == 1
-    assert "already exists. Use --overwrite to replace it" in capsys.readouterr().err
+    assert "already exists. Use --overwrite to replace it" in refused(capsys, words, 1)
     assert main([*words, "--overwrite", "--times", "3"]) == 0
     assert json.loads((WIDE / "config.json").read_text())["hidden_size"] == 48
     assert sorted(path.name for path in Path().iterdir()) == ["small", "wide"]
-    capsys.readouterr()
-    assert main(["upscale", "wide", "small", "--overwrite", "--no-verify"]) == 2
-    assert "mupscale did not write" in capsys.readouterr().err
+    assert "mupscale did not write" in refused(capsys, "upscale wide small --overwrite --no-verify", 2)
 
 
 @pytest.mark.parametrize("options", [[], ["--how", "fresh", "--hidden", "24", "--heads", "6"]])
 def test_tables_fit_80_columns(
     options: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["inspect", "small", *options]) == 0
-    whole = capsys.readouterr().out
+    whole = told(capsys, ["inspect", "small", *options])
     assert "model.layers.0–1.self_attn.q_proj.weight" in whole
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(["inspect", "small", *options]) == 0
-    shown = capsys.readouterr().out
+    shown = told(capsys, ["inspect", "small", *options])
     assert max(map(len, shown.splitlines())) <= 80
     words = set(whole.split())
     assert not [word for word in shown.split() if word not in words and "…" not in word]
-    assert main(["verify", "small", "small"]) == 0
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+    assert max(map(len, told(capsys, "verify small small").splitlines())) <= 80

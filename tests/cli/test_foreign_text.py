@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from commands import told
 from mupscale.cli import main
 from mupscale.system import Display, show, text_table, wrap_text
 from syntax import nodes
@@ -58,8 +59,7 @@ def test_text_and_an_index(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_a_recipe_that_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "recipe.yaml").write_text("out: 'a\u202eb\u200fc'\n", encoding="utf-8")
-    assert main(["train", "mlp-covtype-tiny", str(tmp_path / "recipe.yaml"), "--print-config"]) == 0
-    said = capsys.readouterr().out
+    said = told(capsys, ["train", "mlp-covtype-tiny", str(tmp_path / "recipe.yaml"), "--print-config"])
     assert r"a\u202eb\u200fc" in said
     assert not RAW.search(said)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from commands import refused
+from commands import refused, told
 from mupscale.cli import main
 from mupscale.cli.infinite_width import SWEEP as LINE
 from mupscale.cli.infinite_width import print_comparison
@@ -79,8 +79,8 @@ def test_what_is_printed_fits_into_80_columns(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert main([*command, "--out", "none"]) == 0
-    shown = "".join(sign for sign in capsys.readouterr().out if not unicodedata.combining(sign))  # the bar of σ̄
+    said = told(capsys, [*command, "--out", "none"])
+    shown = "".join(sign for sign in said if not unicodedata.combining(sign))  # the bar of σ̄
     assert max(map(len, shown.splitlines())) <= 80
 
 
@@ -119,8 +119,7 @@ def test_lists_can_be_written_with_spaces_commas_or_brackets(
         ["--widths", "[256, 512]", "--noise", "[0, 0.5, 1]", "--times", "[2, 3]", "--frozen=1"],
         ["--widths=[256,512]", "--noise=0", "0.5", "1", "--frozen", "[1]", "--times", "2,3"],
     ):
-        assert main(["limit", "mlp", *words]) == 130
-        assert capsys.readouterr().err == "mupscale limit mlp: interrupted\n"
+        assert refused(capsys, ["limit", "mlp", *words], 130) == "mupscale limit mlp: interrupted"
         assert not any(Path("limit/mlp").iterdir())
     assert given == [([256, 512], [0.0, 0.5, 1.0], 6, [False, True, True])] * 3
 
@@ -133,12 +132,11 @@ def test_lists_take_negative_numbers_and_leaves_other_options_alone() -> None:
 @pytest.mark.slow
 def test_several_upscalings_frozen_layers_and_the_limit_alone(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--widths", "[]", "--times", "2", "2", "--frozen", "1", "3", "--noise", "0", "0.5", "0", "--out", "here"]
-    assert main([*MLP, *words, "--samples", "400"]) == 0
+    said = told(capsys, [*MLP, *words, "--samples", "400"])
     assert set(pictures("here")) == {"loss", "copies", "preactivations"}
     met = results("here")["meeting"]
     assert (met["upscaled"], met["times"]) == ([2, 4], 4)
     other, same = (torch.tensor(met["limit"][name]).mean(0) for name in ("other", "same"))
-    said = capsys.readouterr().out
     assert "Master theorem" not in said
     assert "latents are many for 400 samples" in said
     assert f"copies of a unit that part first, in the limit: {float((other / same).min()):.3f}" in said
@@ -149,7 +147,7 @@ def test_several_upscalings_frozen_layers_and_the_limit_alone(capsys: pytest.Cap
 
 @pytest.mark.slow
 def test_examples_stand_beside_their_closed_forms(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*EXAMPLES, "--widths", "64", "128", "--times", "3", "--revealed", "--out", "mine"]) == 0
+    said = told(capsys, [*EXAMPLES, "--widths", "64", "128", "--times", "3", "--revealed", "--out", "mine"])
     assert set(pictures("mine")) == {"example-1", "example-2", "error"}
     found = results("mine")
     assert found["settings"]["times"] == 3
@@ -161,7 +159,6 @@ def test_examples_stand_beside_their_closed_forms(capsys: pytest.CaptureFixture[
     changes = {(each["choice"], each["what"]): each["change"] for each in found["conditions"]}
     assert len(changes) == 8
     assert changes["example 1, γ↑ = matched_learning_rate", "output"] < 1e-12
-    said = capsys.readouterr().out
     assert "Example 1" in said
     assert "Example 2" in said
     assert "printed condition" in said
@@ -170,10 +167,9 @@ def test_examples_stand_beside_their_closed_forms(capsys: pytest.CaptureFixture[
 @pytest.mark.slow
 def test_an_input_of_zero_leaves_nothing_to_converge(capsys: pytest.CaptureFixture[str]) -> None:
     """Networks are at the limit at every width: no slope, and nothing to draw on log axes."""
-    assert main([*EXAMPLES, "--widths", "16", "32", "--x", "0"]) == 0
+    assert "Master theorem" not in told(capsys, [*EXAMPLES, "--widths", "16", "32", "--x", "0"])
     assert {path.stem for path in Path("limit/examples").glob("*.png")} == {"example-1", "example-2"}
     assert results("limit/examples")["examples"]["1"]["slope"] is None
-    assert "Master theorem" not in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------------------ grow
@@ -182,7 +178,7 @@ def test_an_input_of_zero_leaves_nothing_to_converge(capsys: pytest.CaptureFixtu
 @pytest.mark.slow
 def test_copies_and_fresh_units_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--widths", "16", "32", "--noises", "1", "--outgoing", "0", "--rates", "0.5", "1e9", "--out", "here"]
-    assert main([*GROW, *words]) == 0
+    said = told(capsys, [*GROW, *words])
     assert set(pictures("here")) == {"grow", "error"}
     found = results("here")
     ways = {(way["name"], way["stage"]["lr"]): way for way in found["ways"]}
@@ -192,7 +188,6 @@ def test_copies_and_fresh_units_stand_side_by_side(capsys: pytest.CaptureFixture
     assert ways["fresh units, a = 0", 1e9]["networks"] is None
     assert any(name.startswith("fresh units, a = 0, 0.5 ×") for name in found["pictured"])
     assert any(name.startswith("copies") for name in found["pictured"])
-    said = capsys.readouterr().out
     assert "Best fresh units, a = 0 at 0.5 times the base model's rate" in said
     assert "Networks of n = 32" in said
     assert said.count("diverged") == 6
@@ -200,12 +195,11 @@ def test_copies_and_fresh_units_stand_side_by_side(capsys: pytest.CaptureFixture
 
 @pytest.mark.slow
 def test_no_multiple_leaves_fresh_units_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*GROW, "--widths", "[]", "--times", "1.5", "--outgoing", "1", "--rates", "0.5"]) == 0
+    words = [*GROW, "--widths", "[]", "--times", "1.5"]
+    assert "copies" not in told(capsys, [*words, "--outgoing", "1", "--rates", "0.5"])
     assert set(pictures("limit/grow")) == {"grow"}
     assert [way["name"] for way in results("limit/grow")["ways"]] == ["fresh units, a = 1"]
-    assert "copies" not in capsys.readouterr().out
-    assert main([*GROW, "--widths", "[]", "--times", "1.5", "--rates", "1e9", "--out", "lost"]) == 3
-    assert "all 3 ways to grow have diverged" in capsys.readouterr().err
+    assert "all 3 ways to grow have diverged" in refused(capsys, [*words, "--rates", "1e9", "--out", "lost"], 3)
     assert len(results("lost")["ways"]) == 3
 
 
@@ -214,10 +208,9 @@ def test_no_multiple_leaves_fresh_units_alone(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.slow
 def test_a_sweep_names_its_best_cell(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SWEEP, "--lrs", "0.1", "1e9", "--noises", "1", "--times", "2", "3"]) == 0
+    said = told(capsys, [*SWEEP, "--lrs", "0.1", "1e9", "--noises", "1", "--times", "2", "3"])
     assert set(pictures("limit/sweep")) == {"limit-times-2", "limit-times-3"}
     sweeps = [parse_record(Sweep, each) for each in results("limit/sweep")["sweeps"]]
-    said = capsys.readouterr().out
     for sweep, width in zip(sweeps, ("2n", "3n"), strict=True):
         assert sweep.width == width
         assert sweep.space.noises == (0.0, 1.0)
@@ -238,24 +231,22 @@ def test_a_sweep_that_is_lost_leaves_the_others(
 
     monkeypatch.setattr("mupscale.theory.sweep_limit", one)
     words = [*SWEEP, "--lrs", "0.1", "--noises", "1", "--times", "3", "2"]
-    assert main(words) == 0
+    said = told(capsys, words)
     assert set(pictures("limit/sweep")) == {"limit-times-2", "limit-times-3"}
     gone, found = (parse_record(Sweep, each) for each in results("limit/sweep")["sweeps"])
     assert {trial.status for trial in gone.trials} == {"diverged"}
-    said = capsys.readouterr().out
     assert "all diverged" in said
     assert "n → 3n: 2 of 2 trials diverged." in said
     assert f"{found.best.loss:.4g}" in said
 
     lost.add(2)
-    assert main([*words, "--out", "nothing"]) == 3
-    assert "all 2 trials diverged" in capsys.readouterr().err
+    assert "all 2 trials diverged" in refused(capsys, [*words, "--out", "nothing"], 3)
     assert len(results("nothing")["sweeps"]) == 2
 
 
 def test_a_sweep_says_where_latents_are_many(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SWEEP, "--lrs", "0.1", "--noises", "1", "--samples", "200"]) == 0
-    assert "latents are many for 200 samples" in capsys.readouterr().out
+    said = told(capsys, [*SWEEP, "--lrs", "0.1", "--noises", "1", "--samples", "200"])
+    assert "latents are many for 200 samples" in said
 
 
 # ------------------------------------------------------------------------------------------------ mistakes
@@ -300,8 +291,7 @@ def test_mistakes_are_one_sentence(words: str, sentence: str, capsys: pytest.Cap
 def test_training_that_diverges_has_a_status_of_its_own(
     words: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["limit", *words]) == 3
-    said = capsys.readouterr().err
+    said = refused(capsys, ["limit", *words], 3)
     assert said.startswith(f"mupscale limit {words[0]}: ")
     assert line in said
 
@@ -311,10 +301,8 @@ def test_a_folder_that_is_a_file_is_one_sentence_before_any_work(
 ) -> None:
     monkeypatch.setattr("mupscale.theory.limit_study.compare_with_limit", None)
     Path("taken").write_text("")
-    assert main([*MLP, "--widths", "[]", "--out", "taken"]) == 1
-    assert (
-        capsys.readouterr().err == "mupscale limit mlp: the folder taken cannot be made: File exists; choose another\n"
-    )
+    said = refused(capsys, [*MLP, "--widths", "[]", "--out", "taken"], 1)
+    assert said == "mupscale limit mlp: the folder taken cannot be made: File exists; choose another"
 
 
 def test_what_does_not_fit_into_memory_is_one_sentence(
@@ -324,7 +312,6 @@ def test_what_does_not_fit_into_memory_is_one_sentence(
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 640000000000 bytes.")
 
     monkeypatch.setattr("mupscale.theory.limit_study.compare_with_limit", too_large)
-    assert main(MLP) == 1
-    assert capsys.readouterr().err.startswith(
+    assert refused(capsys, MLP, 1).startswith(
         "mupscale limit mlp: this does not fit into memory: take smaller --widths"
     )

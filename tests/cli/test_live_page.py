@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from commands import refused
 from mupscale import MupscaleError
 from mupscale.cli import main
 from mupscale.cli.live_page import draw_live_page, make_server
@@ -85,8 +86,7 @@ def test_no_other_name_and_no_other_method_is_answered(study: Path, port: int) -
 def test_what_cannot_be_watched(study: Path, port: int, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(MupscaleError, match="there is no folder"):
         make_server(study / "absent", 0)
-    assert main(["report", str(study), "--watch", "--port", str(port)]) == 1
-    assert f"port {port} cannot be used" in capsys.readouterr().err
+    assert f"port {port} cannot be used" in refused(capsys, ["report", str(study), "--watch", "--port", str(port)], 1)
     assert main(["report", "a", "b", "--watch"]) == 2
     (study / "stretches" / "two" / "metrics.jsonl").write_text('{"kind": "train", "step": "x"}\n')
     assert "must be" in draw_live_page(study)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from commands import refused
+from commands import refused, told
 from mupscale import __version__
 from mupscale.cli import main
 from mupscale.cli.command_table import COMMANDS
@@ -93,31 +93,23 @@ def here(here: Path) -> Iterator[Path]:
     sys.modules.pop("mine", None)
 
 
-def helped(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(list(words)) == 0
-    return capsys.readouterr().out
-
-
 # ------------------------------------------------------------------------------------------------ help
 
 
 def test_overview_names_all_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for words in ([], ["--help"], ["-h"], ["help"]):
-        assert main(words) == 0
-        shown = capsys.readouterr().out
+        shown = told(capsys, words)
         assert all(name in shown and command.summary in shown for name, command in COMMANDS.items())
     with monkeypatch.context() as patched:
         patched.setenv("COLUMNS", "80")
-        assert max(map(len, helped(capsys, "--help").splitlines())) <= 80
+        assert max(map(len, told(capsys, "--help").splitlines())) <= 80
     assert "Exit status: 0 done; 1 refused" in shown
-    assert main(["data"]) == 0
-    assert "tokenize" in capsys.readouterr().out
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"mupscale {__version__}\n"
+    assert "tokenize" in told(capsys, "data")
+    assert told(capsys, "--version") == f"mupscale {__version__}\n"
 
 
 def test_help_teaches_and_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = helped(capsys, "train", "--help-all")
+    shown = told(capsys, "train --help-all")
     assert "mupscale train recipes/" in shown
     assert len(shown.splitlines()) < 140
     assert "torch.nn" not in shown  # no list of all modules there are
@@ -133,12 +125,12 @@ def test_help_teaches_and_fits(capsys: pytest.CaptureFixture[str]) -> None:
         assert text in shown
     assert "steps of linear warm-up (default: 0)" in shown
     assert "default: null" not in shown
-    assert "--steps N" in helped(capsys, "resume", "--help")
-    assert "--vocab N" in helped(capsys, "data", "tokenize", "--help")
+    assert "--steps N" in told(capsys, "resume --help")
+    assert "--vocab N" in told(capsys, "data tokenize --help")
 
 
 def test_help_of_a_class(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = helped(capsys, "train", "--model.help", "mupscale.models.MLP")
+    shown = told(capsys, "train --model.help mupscale.models.MLP")
     assert "--model.depth" in shown
     assert "--model.width" not in shown
 
@@ -363,8 +355,7 @@ def test_only_the_first_process_complains(
 
 def test_ctrl_c_before_training(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "slow.py").write_text("raise KeyboardInterrupt\n")
-    assert main(["train", "mine.yaml", "--model", "slow.Net"]) == 130
-    assert capsys.readouterr().err == "mupscale train: interrupted\n"
+    assert refused(capsys, "train mine.yaml --model slow.Net", 130) == "mupscale train: interrupted"
 
 
 # ------------------------------------------------------------------------------------------------ training
@@ -394,9 +385,9 @@ def test_ctrl_c_and_resume(here: Path, capsys: pytest.CaptureFixture[str]) -> No
     """Interrupted, extended and resumed: the same weights as a run that never was."""
     run = here / "runs" / "mine"
     assert main(["train", "mine.yaml", "--steps", "60", "--out", "whole"]) == 0
-    assert main(["train", "mine.yaml", "--data", "mine.Interrupted"]) == 130
+    shown = told(capsys, "train mine.yaml --data mine.Interrupted", 130)
     assert records(run)[-1]["status"] == "interrupted"
-    assert f"mupscale resume {run.relative_to(here)}\n" in capsys.readouterr().out
+    assert f"mupscale resume {run.relative_to(here)}\n" in shown
     stopped = int(str(records(run)[-1]["step"]))
     assert stopped < 20
     assert "optimizer cannot change in the middle of a run" in refused(
@@ -432,8 +423,7 @@ def test_resume_reads_the_run_as_it_is(here: Path) -> None:
 def test_tokenize_and_info(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "text.txt").write_text("to be or not to be, that is the question\n" * 50)
     assert main(["data", "tokenize", "text.txt", "tokens"]) == 0
-    assert main(["data", "info", "tokens"]) == 0
-    assert "bytes" in capsys.readouterr().out
+    assert "bytes" in told(capsys, "data info tokens")
     assert "nowhere" in refused(capsys, ["data", "info", "nowhere"], 1)
     assert "mupscale data tokenize text.txt FOLDER" in refused(capsys, ["data", "info", "text.txt"], 1)
 

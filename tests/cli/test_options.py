@@ -12,6 +12,7 @@ from typing import TypeGuard
 
 import pytest
 
+from commands import refused, told
 from mupscale.cli import main
 from mupscale.cli.arguments import with_hyphens
 from mupscale.cli.command_lines import fill_help
@@ -73,19 +74,14 @@ def test_help_text_breaks_between_words() -> None:
 def test_quiet_and_verbose(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY, "--out", "none", "-q"]) == 0
     assert capsys.readouterr() == ("", "")
-    assert main([*TINY, "--out", "none", "-v"]) == 0
-    assert [line.split()[1] for line in capsys.readouterr().out.splitlines() if "  loss" in line] == [
-        "1/3",
-        "2/3",
-        "3/3",
-    ]
+    lines = told(capsys, [*TINY, "--out", "none", "-v"]).splitlines()
+    assert [line.split()[1] for line in lines if "  loss" in line] == ["1/3", "2/3", "3/3"]
 
 
 @pytest.mark.slow
 def test_out_none_writes_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY, "--out", "none"]) == 0
-    assert main(["limit", "examples", "--widths", "64", "128", "--networks", "2", "--steps", "1", "--out", "none"]) == 0
-    assert "Example 1" in (shown := capsys.readouterr().out)
+    assert "Example 1" in (shown := told(capsys, "limit examples --widths 64 128 --networks 2 --steps 1 --out none"))
     assert "Results and pictures" not in shown
     assert list(here.iterdir()) == []
 
@@ -93,12 +89,10 @@ def test_out_none_writes_nothing(here: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.slow
 def test_train_says_where_it_saved_and_overwrites_when_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*TINY, "--out", "run"]
-    assert main(words) == 0
     said = "saved in run: checkpoints/step-000000003.safetensors, metrics.jsonl, recipe.json\n"
-    assert capsys.readouterr().out.endswith(said)
+    assert told(capsys, words).endswith(said)
     (here / "run" / "notes.txt").write_text("mine")
-    assert main(words) == 1
-    assert "start over (--overwrite)" in capsys.readouterr().err
+    assert "start over (--overwrite)" in refused(capsys, words, 1)
     assert main([*words, "--overwrite", "--resume"]) == 2
     assert main([*words, "--overwrite", "--steps", "2"]) == 0
     records = [json.loads(line) for line in (here / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -119,8 +113,7 @@ def test_a_refused_run_overwrites_nothing(here: Path) -> None:
 
 def test_a_shell_asks_what_may_follow(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def complete(*words: str) -> list[str]:
-        assert main(["--complete", "mupscale", *words]) == 0
-        return capsys.readouterr().out.split()
+        return told(capsys, ["--complete", "mupscale", *words]).split()
 
     assert {"upscale", "limit", "--version"} <= {*complete("")}
     assert complete("small", "--sh") == []  # no such command
@@ -130,16 +123,13 @@ def test_a_shell_asks_what_may_follow(here: Path, capsys: pytest.CaptureFixture[
     assert complete("train", "mlp-covtype-t") == ["mlp-covtype-tiny"]
     assert "--study.grown-lrs" in complete("run", "mlp-covtype-tiny", "--study.")
     for shell in ("bash", "zsh", "fish"):
-        assert main(["--completion", shell]) == 0
-        assert "mupscale --complete " in capsys.readouterr().out
-    assert main(["--completion", "powershell"]) == 2
-    assert "bash, zsh, fish" in capsys.readouterr().err
+        assert "mupscale --complete " in told(capsys, ["--completion", shell])
+    assert "bash, zsh, fish" in refused(capsys, "--completion powershell", 2)
 
 
 def test_completion_in_bash(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--completion", "bash"]) == 0
     ask = "COMP_WORDS=(mupscale upscale small --sh); COMP_CWORD=3; _mupscale; echo ${COMPREPLY[@]}"
-    command = f"mupscale() {{ {sys.executable} -m mupscale $@; }}\n{capsys.readouterr().out}\n{ask}"
+    command = f"mupscale() {{ {sys.executable} -m mupscale $@; }}\n{told(capsys, '--completion bash')}\n{ask}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout == "--shard-size\n"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from commands import refused, told
 from mupscale.cli import main
 from mupscale.cli.arguments import UsageError
 from mupscale.cli.studies import FAMILY, RUN, read_study
@@ -28,10 +29,6 @@ SETTINGS = settings(lrs=[0.01, 0.02], grown_lrs=[0.05], noises=[1.0], contenders
 @pytest.fixture
 def file(tmp_path: Path) -> str:
     return str(written(tmp_path / "recipe.yaml", short(), SETTINGS))
-
-
-def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    return capsys.readouterr().err.splitlines()
 
 
 # ------------------------------------------------------------------------------------------------ run
@@ -106,8 +103,7 @@ def test_a_whole_run_from_nothing_to_a_page(file: str, tmp_path: Path, capsys: p
 
 
 def test_a_dry_run_prints_a_table_and_writes_nothing(file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--paper", file, "--dry-run", "--out", "never"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = told(capsys, ["run", "--paper", file, "--dry-run", "--out", "never"]).splitlines()
     assert "grows with copies instead" in lines[-1]
     assert [line.split()[0] for line in lines[:8]] == [
         "sweep-1-width-4",
@@ -133,9 +129,7 @@ def test_a_dry_run_prints_a_table_and_writes_nothing(file: str, capsys: pytest.C
 def test_mistakes_are_one_sentence(
     file: str, capsys: pytest.CaptureFixture[str], words: list[str], status: int, why: str
 ) -> None:
-    assert main(["run", "--paper", file, *words]) == status
-    (line,) = said(capsys)
-    assert why in line
+    assert why in refused(capsys, ["run", "--paper", file, *words], status)
     assert [path.name for path in Path().iterdir()] == ["recipe.yaml"]
 
 
@@ -144,22 +138,18 @@ def test_a_transfer_check_says_what_the_growth_event_lacks(file: str, capsys: py
         (["--grow", "[{at: 10, width: 16, noise: {n: 1}}]"], "sets no single noise: give --at-noise Y"),
         (["--grow", "[]", "--at-lr", "1", "--at-noise", "1"], "the recipe has no growth event"),
     ):
-        assert main(["transfer-check", file, *given]) == 2
-        assert lacking in said(capsys)[-1]
+        assert lacking in refused(capsys, ["transfer-check", file, *given], 2)
 
 
 def test_rule_sets_are_compared_from_the_command_line(file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["transfer-check", file, "--batches", "[4, 8]"]) == 2
-    assert "give --compare, too" in said(capsys)[-1]
-    assert main(["transfer-check", file, "--compare", "[decay=half]", "--widths", "[8, 16]"]) == 1
-    assert "choose from invariant, sqrt, fixed, inverse" in said(capsys)[-1]
+    assert "give --compare, too" in refused(capsys, ["transfer-check", file, "--batches", "[4, 8]"], 2)
+    said = refused(capsys, ["transfer-check", file, "--compare", "[decay=half]", "--widths", "[8, 16]"], 1)
+    assert "choose from invariant, sqrt, fixed, inverse" in said
     short = ["--grow", "[]", "--steps", "3", "--study.seeds", "1", "--study.lrs", "[0.1, 0.2, 0.4]", "--out", "rules"]
     planned = ["transfer-check", file, "--compare", "[default, decay=fixed]", "--widths", "[8, 16]", *short]
-    assert main([*planned, "--dry-run"]) == 0
-    assert "decay=fixed, width 16" in capsys.readouterr().out
+    assert "decay=fixed, width 16" in told(capsys, [*planned, "--dry-run"])
     assert not Path("rules").exists()
-    assert main(["transfer-check", file, "--compare", "[default, duration=0.3]", "--widths", "[4, 8]", *short]) == 0
-    shown = capsys.readouterr().out
+    shown = told(capsys, ["transfer-check", file, "--compare", "[default, duration=0.3]", "--widths", "[4, 8]", *short])
     assert "best rate moves by" in shown
     assert "\nduration=0.3 " in shown
     assert list(json.loads(Path("rules/rules-check.json").read_text())["rules"]) == ["default", "duration=0.3"]
@@ -176,20 +166,20 @@ def test_a_transfer_check_takes_the_recipes_rate_and_says_what_its_figures_are(
 
     monkeypatch.setattr("mupscale.study.transfer_check", check)
     monkeypatch.setattr("mupscale.report.save_transfer_picture", lambda check, folder: folder)
-    assert main(["transfer-check", file, "--at-noise", "1", "--widths", "[4, 8]", "--dry-run"]) == 0
-    assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[:2]] == ["4 → 8", "8 → 16"]
+    planned = told(capsys, ["transfer-check", file, "--at-noise", "1", "--widths", "[4, 8]", "--dry-run"])
+    assert [line.split("  ")[0] for line in planned.splitlines()[:2]] == ["4 → 8", "8 → 16"]
     assert not asked
-    assert main(["transfer-check", file, "--at-noise", "1"]) == 0
+    said = told(capsys, ["transfer-check", file, "--at-noise", "1"])
+    assert "Widths are those of the grown models, 2 times" in said
     assert asked["lr"] == asked["own"]
-    assert "Widths are those of the grown models, 2 times" in capsys.readouterr().out
 
 
 def test_the_first_example_of_a_transfer_check_is_short_and_says_how_long_it_takes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    assert main(["transfer-check", "--help"]) == 0
-    example = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  mupscale transfer"))
+    lines = told(capsys, "transfer-check --help").splitlines()
+    example = next(line for line in lines if line.startswith("  mupscale transfer"))
     command, time = example.strip().split("  ", 1)
     assert time.strip() == "half a minute of one core"
     assert command in Path(__file__).parents[2].joinpath("docs/method.md").read_text(encoding="utf-8")  # measured
@@ -232,27 +222,23 @@ def test_two_workers_may_share_a_folder(file: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("pictures_without_pixels")
 def test_a_run_takes_what_a_sweep_has_found(file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sweep", file, "--out", "run"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith("For the large models: learning rate 0.0")
+    lines = told(capsys, ["sweep", file, "--out", "run"]).splitlines()
+    assert lines[-1].startswith("For the large models: learning rate 0.0")
     assert not list(Path("run/stretches").glob("width-8-*"))
     asked = read_study(RUN, [file, "--out", "run"])
     lines: list[str] = []
     summary = run_paper(asked.recipe, asked.settings, "run", note=lines.append)
     assert sum(line.endswith(": done already") for line in lines) == 3
-    assert main(["report", "run"]) == 0
-    assert capsys.readouterr().out == f"Report: {Path('run/report/index.html')}\n"
+    assert told(capsys, "report run") == f"Report: {Path('run/report/index.html')}\n"
     assert summary.sentences[0].split(":")[0] in Path("run/report/index.html").read_text()
 
 
 def test_a_report_of_nothing_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report"]) == 2
-    assert said(capsys) == ["mupscale report: give the folder of at least one run, such as runs/mlp-covtype-demo"]
-    assert main(["report", "nowhere"]) == 1
-    (line,) = said(capsys)
-    assert line.startswith("mupscale report: nowhere holds no study")
+    lacking = "mupscale report: give the folder of at least one run, such as runs/mlp-covtype-demo"
+    assert refused(capsys, "report", 2) == lacking
+    assert refused(capsys, "report nowhere", 1).startswith("mupscale report: nowhere holds no study")
 
 
 def test_torchrun_is_told_how_it_is_done(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(["run", "--paper", "mlp-covtype-tiny"]) == 2
-    assert "a study runs in one process" in capsys.readouterr().err
+    assert "a study runs in one process" in refused(capsys, "run --paper mlp-covtype-tiny", 2)
