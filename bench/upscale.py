@@ -43,7 +43,7 @@ def write_llama(folder: Path, size: str, *, zeros: bool = False) -> None:
     """config.json and model.safetensors of a LLaMA with head_dim 64; zeros take no room on the disk."""
     import torch
 
-    from mupscale.hf.source import make_header, raw_bytes
+    from mupscale.system import make_header, raw_bytes
 
     hidden, layers, ffn, kv = SIZES[size]
     config = {
@@ -74,7 +74,7 @@ def write_llama(folder: Path, size: str, *, zeros: bool = False) -> None:
         shapes |= {f"model.layers.{i}.{name}": shape for name, shape in block.items()}
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
-    head, _ = make_header({name: (torch.float32, shape) for name, shape in shapes.items()})
+    head, _ = make_header({name: (torch.float32, shape) for name, shape in shapes.items()}, {"format": "pt"})
     left = 4 * sum(math.prod(shape) for shape in shapes.values())
     some = raw_bytes(0.02 * torch.randn(4 * MIB, generator=torch.Generator().manual_seed(0)))
     with open(folder / "model.safetensors", "wb") as file:

@@ -20,7 +20,7 @@ from mupscale.core import Entry, Plan
 from mupscale.data import tinyshakespeare
 from mupscale.hf.config_family import ConfigFamily
 from mupscale.hf.config_fields import Times
-from mupscale.hf.source import make_header
+from mupscale.system import make_header
 
 TOKENS = 90  # of the tokenizer in `folder_with_tokenizer`
 
@@ -103,7 +103,7 @@ def write_zeros(folder: Path, **changed: Any) -> None:
     """A LLaMA of zeros, of any size: it takes no room on the disk."""
     config = llama_config(**changed)
     shapes = llama_shapes(config)
-    first, _ = make_header({name: (torch.float32, shape) for name, shape in shapes.items()})
+    first, _ = make_header({name: (torch.float32, shape) for name, shape in shapes.items()}, {"format": "pt"})
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     with open(folder / "model.safetensors", "wb") as file:

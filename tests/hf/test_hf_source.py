@@ -23,7 +23,8 @@ from mupscale import MupscaleError, hf
 from mupscale.cli import main
 from mupscale.hf import inspect, upscale, verify
 from mupscale.hf.building import quiet_transformers
-from mupscale.hf.source import DTYPES, Source, StoredTensor, make_header, open_source, raw_bytes, read_header
+from mupscale.hf.source import DTYPES, Source, StoredTensor, open_source, read_header
+from mupscale.system import make_header, raw_bytes
 
 
 def read(stored: StoredTensor) -> Tensor:
@@ -53,7 +54,7 @@ def test_a_header_says_where_tensors_lie(tmp_path: Path, dtype: torch.dtype) -> 
 
 def test_a_written_header_is_read_by_safetensors_itself(tmp_path: Path) -> None:
     tensors = {"ä": torch.randn(3, 5), "b": torch.arange(4).bfloat16(), "c": torch.tensor(2)}
-    first, starts = make_header({name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()})
+    first, starts = make_header({name: (t.dtype, t.shape) for name, t in tensors.items()}, {"format": "pt"})
     assert len(first) % 8 == 0
     (tmp_path / "x.safetensors").write_bytes(first + b"".join(raw_bytes(t) for t in tensors.values()))
     found = load_file(tmp_path / "x.safetensors")

@@ -6,13 +6,12 @@ file is read through transformers' own loader.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field, replace
 from io import StringIO
@@ -29,18 +28,8 @@ from mupscale.hf.building import in_one_line, quiet_transformers, require_transf
 from mupscale.hf.config_family import check_sizes
 from mupscale.system import MupscaleError, checks_arguments
 
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-_CODES = {dtype: code for code, dtype in DTYPES.items()}
+_HELD = ("F64", "F32", "BF16", "F16", "I64", "I32", "I16", "U8", "BOOL")
+DTYPES: dict[str, torch.dtype] = {code: getattr(torch, system.DTYPES[code]) for code in _HELD}
 
 
 @dataclass(frozen=True)
@@ -98,35 +87,16 @@ def _of_quantised(name: str, path: Path, dtype: object) -> MupscaleError:
     )
 
 
-def make_header(tensors: Mapping[str, tuple[torch.dtype, Shape]]) -> tuple[bytes, dict[str, int]]:
-    """The first bytes of a file with these tensors, and the byte at which each of them starts."""
-    content: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offsets, end = {}, 0
-    for name, (dtype, shape) in tensors.items():
-        offsets[name], start = end, end
-        end += math.prod(shape) * dtype.itemsize
-        content[name] = {"dtype": _CODES[dtype], "shape": list(shape), "data_offsets": [start, end]}
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text, {name: 8 + len(text) + at for name, at in offsets.items()}
-
-
 def read_into(tensor: Tensor, file: Any, at: int) -> Tensor:
     """Fill a contiguous tensor from an unbuffered file, from this byte on."""
     file.seek(at)
-    left = raw_bytes(tensor)
+    left = system.raw_bytes(tensor)
     while left.nbytes:
         count = file.readinto(left)
         if not count:
             raise MupscaleError(f"{file.name} has become shorter while it was read. Download or copy it again")
         left = left[count:]
     return tensor
-
-
-def raw_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor on the CPU, which share its memory."""
-    array: Any = tensor.detach().view(-1).view(torch.uint8).numpy()
-    return memoryview(array)
 
 
 _SHARD = re.compile(r"(model|pytorch_model)-\d+-of-\d+\.(safetensors|bin)")
@@ -297,7 +267,7 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
     if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
         raise MupscaleError(f"{path} is not a model's state dict: it holds more than named tensors")
     for name, tensor in content.items():
-        if tensor.dtype not in _CODES:
+        if tensor.dtype not in DTYPES.values():
             raise _of_quantised(name, path, tensor.dtype)
     return content
 

@@ -24,8 +24,8 @@ from torch import Tensor
 from mupscale import growth
 from mupscale.core import Axis, Entry, Shape, check_dtype, widened_shape
 from mupscale.hf.record import PlannedGrowth, names_after, trace
-from mupscale.hf.source import Source, StoredTensor, make_header, raw_bytes, read_into
-from mupscale.system import MupscaleError, open_file, replace_text, show_short, usable_cores
+from mupscale.hf.source import Source, StoredTensor, read_into
+from mupscale.system import MupscaleError, make_header, open_file, raw_bytes, replace_text, show_short, usable_cores
 
 BYTES = (" GB", " MB", " kB", " bytes")
 _SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -143,7 +143,8 @@ def _wide_tensor(name: str, source: Source, steps: Sequence[PlannedGrowth], dtyp
 def _place(file: str, tensors: Mapping[str, WideTensor]) -> WeightShard:
     """Tensors of large numbers first, so that each starts at a multiple of its own, as safetensors does it."""
     ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].target.dtype.itemsize))
-    head, starts = make_header({name: (tensor.target.dtype, tensor.target.shape) for name, tensor in ordered.items()})
+    forms = {name: (tensor.target.dtype, tensor.target.shape) for name, tensor in ordered.items()}
+    head, starts = make_header(forms, {"format": "pt"})
     places = {name: replace(tensor.target, file=Path(file), start=starts[name]) for name, tensor in ordered.items()}
     return WeightShard(file, head, {name: replace(tensor, target=places[name]) for name, tensor in ordered.items()})
 

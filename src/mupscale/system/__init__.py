@@ -64,7 +64,7 @@ from mupscale.system.machine import (
     usable_cores,
 )
 from mupscale.system.seeds import derive, generator, seeded
-from mupscale.system.tensor_files import check_tensors, load_torch, write_tensors
+from mupscale.system.tensor_files import DTYPES, check_tensors, load_torch, make_header, raw_bytes, write_tensors
 from mupscale.system.terminal import (
     Display,
     at_loudness,

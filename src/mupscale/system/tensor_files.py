@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from mupscale.system.errors import MupscaleError
 from mupscale.system.typed_values import checks_arguments
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -50,7 +52,7 @@ def load_torch(path: str | Path) -> Any:
 CHECKSUMS = "checksums"
 """The entry of a file's metadata with the checksums, as JSON."""
 _UNKNOWN = "0" * 8
-_NAMES = {
+DTYPES = {
     "F64": "float64",
     "C64": "complex64",
     "I64": "int64",
@@ -68,7 +70,8 @@ _NAMES = {
     "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2",
 }
-_CODES = {f"torch.{name}": code for code, name in _NAMES.items()}
+"""What safetensors calls torch's dtypes."""
+_CODES = {f"torch.{name}": code for code, name in DTYPES.items()}
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -76,14 +79,19 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     largest_first = dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize))  # so that all are aligned
     sums = {f"metadata/{name}": checksum(text.encode()) for name, text in metadata.items()}
     sums |= {f"tensor/{name}": _UNKNOWN for name in largest_first}
+    forms = {name: (tensor.dtype, tensor.shape) for name, tensor in largest_first.items()}
+
+    def header() -> bytes:
+        return make_header(forms, {**metadata, CHECKSUMS: json.dumps(sums)})[0]
+
     with open(path, "wb") as file:
-        file.write(_header(largest_first, metadata, sums))
+        file.write(header())
         for name, tensor in largest_first.items():
-            raw = _raw(tensor)
+            raw = raw_bytes(tensor)
             sums[f"tensor/{name}"] = _checksum_of(tensor, raw)
             file.write(raw)
         file.seek(0)
-        file.write(_header(largest_first, metadata, sums))  # as long as before: checksums have eight digits
+        file.write(header())  # as long as before: checksums have eight digits
 
 
 def check_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, required: bool = True) -> bool:
@@ -101,7 +109,7 @@ def check_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *,
         raise MupscaleError("its list of checksums is damaged") from None
     actual = {f"metadata/{name}": checksum(text.encode()) for name, text in metadata.items() if name != CHECKSUMS}
     for name, tensor in tensors.items():
-        actual[f"tensor/{name}"] = _checksum_of(tensor, _raw(tensor))
+        actual[f"tensor/{name}"] = _checksum_of(tensor, raw_bytes(tensor))
     for key in sorted({*sums, *actual}):
         if sums.get(key) != actual.get(key):
             kind, _, name = key.partition("/")
@@ -121,7 +129,7 @@ def _checksum_of(tensor: Tensor, raw: memoryview) -> str:
     return checksum(raw, zlib.crc32(form.encode()))
 
 
-def _raw(tensor: Tensor) -> memoryview:
+def raw_bytes(tensor: Tensor) -> memoryview:
     """The bytes of a tensor, in its own memory where it lies on the CPU."""
     import torch  # here, for `mupscale --help` has no use for it
 
@@ -129,14 +137,18 @@ def _raw(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
-def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], sums: Mapping[str, str]) -> bytes:
-    content: dict[str, Any] = {"__metadata__": {**metadata, CHECKSUMS: json.dumps(sums)}}
-    end = 0
-    for name, tensor in tensors.items():
-        if str(tensor.dtype) not in _CODES:
-            raise MupscaleError(f"'{name}' is a tensor of {tensor.dtype}, which a safetensors file cannot hold")
-        start, end = end, end + tensor.numel() * tensor.dtype.itemsize
-        content[name] = {"dtype": _CODES[str(tensor.dtype)], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(content).encode()
+def make_header(
+    tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], metadata: Mapping[str, str]
+) -> tuple[bytes, dict[str, int]]:
+    """The first bytes of a safetensors file with these tensors, and the byte at which each of them starts."""
+    content: dict[str, Any] = {"__metadata__": metadata}
+    offsets, end = {}, 0
+    for name, (dtype, shape) in tensors.items():
+        if str(dtype) not in _CODES:
+            raise MupscaleError(f"'{name}' is a tensor of {dtype}, which a safetensors file cannot hold")
+        offsets[name], start = end, end
+        end += math.prod(shape) * dtype.itemsize
+        content[name] = {"dtype": _CODES[str(dtype)], "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(content, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    return len(text).to_bytes(8, "little") + text, {name: 8 + len(text) + at for name, at in offsets.items()}
