@@ -20,6 +20,7 @@ from mupscale.data import CIFAR100, CoverType, CoverTypeSample, Images, Shapes, 
 from mupscale.data.in_memory import choose_test_rows
 from mupscale.data.stream import random_bits
 from refusals import refuses
+from weights import identical
 
 PER_CLASS = [40, 55, 20, 10, 13, 2, 37]
 
@@ -64,7 +65,7 @@ def test_the_split_depends_on_its_seed_alone_and_a_constant_column_becomes_zero(
     table[:, 3] = 77
     path = write(tmp_path / "covtype.data", table)
     first, again, other = CoverType(path), CoverType(path), CoverType(path, split_seed=1)
-    assert all(torch.equal(a, b) for a, b in zip(first.split, again.split, strict=True))
+    assert identical(first.split, again.split)
     assert not torch.equal(first.split.test_x, other.split.test_x)
     assert first.split.test_y.bincount().tolist() == other.split.test_y.bincount().tolist()
     assert (first.split.train_x[:, 3] == 0).all()
@@ -179,7 +180,7 @@ def test_fetched_with_scikit_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     joblib.dump(table[:, :54].astype(np.float64), folder / "samples_py3")
     joblib.dump(table[:, 54].astype(np.int32), folder / "targets_py3")
     fetched, read = CoverType(), CoverType(write(tmp_path / "covtype.data", table))
-    assert all(torch.equal(a, b) for a, b in zip(fetched.split, read.split, strict=True))
+    assert identical(fetched.split, read.split)
 
 
 def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +322,7 @@ def test_shapes() -> None:
     assert data.split.test_y.bincount().tolist() == [5] * 10
     assert data.split.train_x.shape == (200, 3, 32, 32)
     again, other = Shapes(train=200, test=50), Shapes(train=200, test=50, seed=1)
-    assert all(torch.equal(a, b) for a, b in zip(data.split, again.split, strict=True))
+    assert identical(data.split, again.split)
     assert not torch.equal(data.split.train_x, other.split.train_x)
     same = Shapes(train=50, test=50).split
     assert not torch.equal(same.train_x, same.test_x)

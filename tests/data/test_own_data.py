@@ -21,6 +21,7 @@ from mupscale.cli import main
 from mupscale.data import TableFile, as_data
 from mupscale.train import RunFolder, read_snapshot
 from refusals import refuses
+from weights import identical
 
 PAGE = (Path(__file__).parents[2] / "docs" / "your-data.md").read_text()
 MODULE = "\n".join(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.S) if block.startswith("# mine.py"))
@@ -61,7 +62,7 @@ def test_every_line_of_the_page_trains_and_resumes_to_the_bit(line: str, here: P
     assert main(["train", "r.yaml", "--resume", "--out", "half"]) == 0
     assert main(["train", "r.yaml", "--out", "whole"]) == 0
     whole, half = (read_snapshot(RunFolder(n).checkpoint(4, sharded=False)).content.model for n in ("whole", "half"))
-    assert all(torch.equal(whole[name], half[name]) for name in whole)
+    assert identical(whole, half)
 
 
 def write(tmp_path: Path, text: str, name: str = "t.csv") -> str:
@@ -107,7 +108,7 @@ def test_parquet_and_csv_give_the_same(tmp_path: Path) -> None:
     one = TableFile(csv, missing="mean")
     other = TableFile(str(tmp_path / "t.parquet"), skip=["when"], missing="mean")
     assert one.inputs == other.inputs
-    assert all(torch.equal(*parts) for parts in zip(one.split, other.split, strict=True))
+    assert identical(one.split, other.split)
     refuses(r"column 'when' is of type timestamp\[ms\].*skip: \[when\]", TableFile, str(tmp_path / "t.parquet"))
 
 

@@ -27,6 +27,7 @@ from mupscale.data.stream import Batch
 from mupscale.system.errors import MupscaleError
 from mupscale.system.seeds import derive
 from mupscale.train import Evaluation, Growth, Recipe, Result, Spec, TrainingRun, run_recipe
+from weights import identical
 
 ADAMW = Spec("torch.optim.AdamW", {"lr": 0.02, "betas": [0.9, 0.95], "weight_decay": 0.2, "eps": 1e-2})
 GENTLE = Spec("torch.optim.AdamW", {**ADAMW.init_args, "lr": 0.002, "eps": 1e-3})
@@ -236,19 +237,10 @@ def assert_same_run(out: Path, other: Path) -> None:
     assert ours == theirs
     name = checkpoints(other)[-1]
     assert checkpoints(out)[-1] == name
-    mine, yours = (tensors(folder / "checkpoints" / name) for folder in (out, other))
-    assert mine.keys() == yours.keys()
-    different = [key for key in mine if not torch.equal(mine[key], yours[key])]
-    assert not different
-    mine_state, yours_state = (_run_state(folder / "checkpoints" / name) for folder in (out, other))
-    assert mine_state == yours_state
-
-
-def _run_state(path: Path) -> dict[str, Any]:
-    saved = checkpoint.load(path)
-    assert saved.optimizer is not None
-    state = {k: v for k, v in saved.extra["run"].items() if k not in ("seconds", "recipe")}
-    return {**state, "groups": saved.optimizer["param_groups"]}
+    mine, yours = (checkpoint.load(folder / "checkpoints" / name) for folder in (out, other))
+    assert identical((mine.model, mine.optimizer), (yours.model, yours.optimizer))
+    ours, theirs = ({**saved.extra["run"], "seconds": None, "recipe": None} for saved in (mine, yours))
+    assert ours == theirs
 
 
 def contents(folder: Path) -> dict[Path, bytes]:

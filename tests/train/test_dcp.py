@@ -39,6 +39,7 @@ from mupscale.train import (
 from mupscale.train.dcp import _IndexReader
 from refusals import refuses
 from small_runs import FEATURES, copies, recipe
+from weights import identical, take_step
 
 
 def an_mlp() -> tuple[MLP, torch.optim.Optimizer]:
@@ -57,9 +58,7 @@ def test_what_torch_wrote(tmp_path: Path, nested: bool) -> None:
     weights = model.state_dict()
     state = {"model": weights} if nested else dict(weights)
     dcp.save({**state, "optimizer": optimizer.state_dict()}, checkpoint_id=str(tmp_path / "dcp"), no_dist=True)
-    found = load_dcp_model(tmp_path / "dcp")
-    assert found.keys() == weights.keys()
-    assert all(torch.equal(found[name], weights[name]) for name in weights)
+    assert identical(load_dcp_model(tmp_path / "dcp"), dict(weights))
     assert any(name.startswith("optimizer.") for name in load_dcp(tmp_path / "dcp"))
 
 
@@ -69,7 +68,7 @@ def test_torch_reads_what_is_written(tmp_path: Path) -> None:
     other = MLP(54, 16, 7)
     state = {"model": other.state_dict()}
     dcp.load(state, checkpoint_id=str(tmp_path / "dcp"), no_dist=True)
-    assert all(torch.equal(a, b) for a, b in zip(state["model"].values(), model.state_dict().values(), strict=True))
+    assert identical(state["model"], model.state_dict())
     assert "optimizer.state.layers.0.weight.exp_avg" in load_dcp(tmp_path / "dcp")
 
 
@@ -229,14 +228,7 @@ def trained(name: str) -> tuple[Net, torch.optim.Optimizer]:
 
 
 def losses(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
-    found = []
-    for _ in range(steps):
-        loss = (model(X) - X[:, :2]).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        found.append(float(loss.detach()))
-    return found
+    return [take_step(optimizer, (model(X) - X[:, :2]).square().mean()) for _ in range(steps)]
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -289,11 +281,10 @@ def test_fresh_units_are_those_of_a_growth_in_memory(tmp_path: Path, family: mu.
     grown, grown_optimizer = family.upscale(model, optimizer, width=wide, seed=3)
     assert grown_optimizer is not None
     read = DcpFolder(tmp_path / "wide").read
-    for name, tensor in grown.state_dict().items():
-        assert torch.equal(read(f"model.{name}"), tensor), name
+    held = {f"model.{name}": tensor for name, tensor in grown.state_dict().items()}
     for name, p in grown.named_parameters():
-        for key, value in grown_optimizer.state[p].items():
-            assert torch.equal(read(f"optimizer.state.{name}.{key}"), value), (name, key)
+        held |= {f"optimizer.state.{name}.{key}": value for key, value in grown_optimizer.state[p].items()}
+    assert identical({name: read(name) for name in held}, held)
 
 
 def test_more_blocks_start_as_identity_with_an_empty_state(tmp_path: Path, family: mu.Family) -> None:

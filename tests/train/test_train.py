@@ -30,6 +30,7 @@ from mupscale.train import Checkpoints, Evaluation, Growth, Recipe, Schedule, Se
 from small_runs import ADAMW, CLASSES, CONTEXT, FEATURES, SGD, by_hand, column, copies, metrics, recipe
 from terminals import on_a_terminal
 from toys import Toy
+from weights import identical
 
 EXACT = 1e-10
 upscale_module = importlib.import_module("mupscale.growth.upscaling")
@@ -148,10 +149,7 @@ def test_a_run_is_what_one_would_write_by_hand(tmp_path: Path) -> None:
     by_hand(what, model, optimizer, 0.02, range(6))
     wide: Any = family.upscale(model, optimizer, width=16, noise=0.5, lr=0.01, seed=derive(5, "grow", 6))
     by_hand(what, *wide, 0.01, range(6, 20))
-    model = wide[0]
-    ours, theirs = result.model.state_dict(), model.state_dict()
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert identical(result.model, wide[0])
 
 
 # ------------------------------------------------------------------------------------------------ seeds and stream
