@@ -61,22 +61,26 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path, capsys: pytest.C
     assert "diverged: the loss of step 11 is not finite; the history is kept" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("log_every", [4, 1000])
-def test_divergence_between_two_lines(tmp_path: Path, log_every: int) -> None:
-    """Noticed where something is logged or saved, but told of the step where it was; no checkpoint comes after it."""
-    result = run_recipe(diverging_at(tmp_path, 6, log_every=log_every, checkpoints=Checkpoints(every=5)))
-    assert result.status == "diverged"
-    assert metrics(tmp_path)[-1]["at"] == 6
-    assert checkpoints(tmp_path) == [step(5)]
-    assert all(number <= 5 for number in column(tmp_path, "step"))
-
-
-def test_divergence_is_noticed_before_long(tmp_path: Path) -> None:
-    """Also where neither a line nor a checkpoint is near."""
-    far = {"steps": 500, "log_every": 500, "evaluation": Evaluation(), "checkpoints": Checkpoints(every=0)}
-    result = run_recipe(diverging_at(tmp_path, 6, **far))
+@pytest.mark.parametrize(
+    ("changes", "latest", "kept"),
+    [
+        ({"log_every": 4, "checkpoints": Checkpoints(every=5)}, 8, [step(5)]),
+        ({"log_every": 1000, "checkpoints": Checkpoints(every=5)}, 10, [step(5)]),
+        ({"log_every": 50, "checkpoints": Checkpoints(every=0)}, 7, []),
+        ({"steps": 500, "log_every": 500, "checkpoints": Checkpoints(0), "evaluation": Evaluation()}, 110, []),
+    ],
+    ids=["a line", "a checkpoint", "an evaluation", "nothing"],
+)
+def test_divergence_is_noticed_where_something_is_due_or_before_long(
+    tmp_path: Path, changes: dict[str, Any], latest: int, kept: list[str]
+) -> None:
+    """It is told of the step where it was; nothing that comes after it is evaluated, logged or saved."""
+    result = run_recipe(diverging_at(tmp_path, 6, **changes))
     assert (result.status, metrics(tmp_path)[-1]["at"]) == ("diverged", 6)
-    assert result.step <= 110
+    assert result.step <= latest
+    assert checkpoints(tmp_path) == kept
+    assert all(number <= 5 for number in column(tmp_path, "step"))
+    assert all(math.isfinite(loss) for loss in column(tmp_path, "loss", "eval"))
 
 
 def test_divergence_before_a_growth(tmp_path: Path) -> None:
@@ -87,15 +91,6 @@ def test_divergence_before_a_growth(tmp_path: Path) -> None:
     )
     assert (result.status, result.width, metrics(tmp_path)[-1]["at"]) == ("diverged", 16, 6)
     assert [record["step"] for record in metrics(tmp_path, "grow")] == [4]
-
-
-def test_divergence_before_an_evaluation(tmp_path: Path) -> None:
-    """What is evaluated is a model that has not diverged, so metrics are JSON that everybody can read."""
-    result = run_recipe(
-        diverging_at(tmp_path, 6, log_every=50, evaluation=Evaluation(every=7), checkpoints=Checkpoints(0))
-    )
-    assert result.status == "diverged"
-    assert all(math.isfinite(record["loss"]) for record in metrics(tmp_path, "eval"))
 
 
 class Cracked(small_runs.Rows):
@@ -339,24 +334,6 @@ def test_a_recipe_that_json_cannot_hold(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ models and data
 
 
-def test_fewer_outputs_than_classes(tmp_path: Path) -> None:
-    model = Spec(small_runs.MLP.class_path, {**small_runs.MLP.init_args, "d_out": 2})
-    with refused("2 outputs", "3 classes", "d_out"):
-        run_recipe(recipe(tmp_path, model=model))
-    with refused("7 outputs", "11 classes", "vocab"):
-        run_recipe(recipe(tmp_path, "gpt2-heads", model=Spec("mupscale.models.GPT2", {**GPT2_ARGS, "vocab": 7})))
-    more = Spec(small_runs.MLP.class_path, {**small_runs.MLP.init_args, "d_out": 8})  # a vocabulary is often rounded up
-    assert run_recipe(recipe(None, model=more, steps=2)).status == "finished"
-
-
-GPT2_ARGS = {"vocab": 11, "context": 6, "layers": 1, "head_dim": 4}
-
-
-def test_a_sequence_longer_than_the_context(tmp_path: Path) -> None:
-    with refused("6 tokens", "context is 4"):
-        run_recipe(recipe(tmp_path, "gpt2-heads", model=Spec("mupscale.models.GPT2", {**GPT2_ARGS, "context": 4})))
-
-
 class Bounded(small_runs.Dropping):
     """A model with a largest width."""
 
@@ -378,19 +355,6 @@ class Empty(small_runs.Rows):
 
     def evaluation(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
         return iter(())
-
-
-def test_nothing_to_evaluate_on(tmp_path: Path) -> None:
-    with refused("nothing to evaluate on"):
-        run_recipe(recipe(tmp_path, data=Spec("test_train_errors.Empty")))
-
-
-def test_a_device_that_is_not_there(tmp_path: Path) -> None:
-    with refused("'gpu'", "cuda"):
-        run_recipe(recipe(tmp_path, device="gpu"))
-    if not torch.cuda.is_available():
-        with refused("cuda", "auto"):
-            run_recipe(recipe(tmp_path, device="cuda"))
 
 
 def test_tensorboard_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -523,6 +487,14 @@ def test_a_damaged_line_of_metrics_costs_itself_alone(tmp_path: Path) -> None:
     assert column(tmp_path, "step") == [2, 6, 8, 10]
 
 
+def mlp(**changes: int) -> Spec:
+    return replace(small_runs.MLP, init_args={**small_runs.MLP.init_args, **changes})
+
+
+def gpt2(**changes: int) -> Spec:
+    return replace(small_runs.HEADS, init_args={**small_runs.HEADS.init_args, **changes})
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -536,10 +508,26 @@ def test_a_damaged_line_of_metrics_costs_itself_alone(tmp_path: Path) -> None:
         ({"loss": "mine"}, "give module.name"),
         ({"loss": "test_train_errors.each_one"}, "gives shape (8,), not one number"),
         ({"data": Spec("test_train_errors.Typed", {"train": 0})}, "nothing to train on"),
-        ({"model": Spec(small_runs.MLP.class_path, {**small_runs.MLP.init_args, "d_in": 9})}, "of shape (6,)"),
+        ({"model": mlp(d_in=9)}, "of shape (6,)"),
+        ({"model": mlp(d_out=2)}, "the model has 2 outputs, but the data has 3 classes"),
+        ({"kind": "gpt2-heads", "model": gpt2(vocab=7)}, "the model has 7 outputs, but the data has 11 classes"),
+        ({"kind": "gpt2-heads", "model": gpt2(context=4)}, "context is 4"),
+        ({"data": Spec("test_train_errors.Empty")}, "nothing to evaluate on"),
         ({"device": "mps"}, "device mps cannot be used here"),
+        ({"device": "gpu"}, "there is no device 'gpu': give auto, cpu, cuda or cuda:0"),
     ],
 )
 def test_one_sentence(changes: dict[str, Any], words: str) -> None:
     with refused(words):
         run_recipe(recipe(**changes))
+
+
+def test_more_outputs_than_classes() -> None:
+    """A vocabulary is often rounded up."""
+    assert run_recipe(recipe(model=mlp(d_out=8), steps=2)).status == "finished"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_a_gpu_that_is_not_there() -> None:
+    with refused("cuda", "auto"):
+        run_recipe(recipe(device="cuda"))
