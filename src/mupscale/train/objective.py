@@ -248,8 +248,9 @@ class NonfiniteSteps:
         self, loss: Tensor, model: nn.Module, kept: Iterable[tuple[Tensor, Tensor]], processes: Processes
     ) -> bool:
         """Whether the rule "skip" leaves this step out; buffers are then as they were. It waits for the device."""
+        # their squares, too: Adam keeps those, and they overflow first
         gradients = [local_part(p.grad) for p in model.parameters() if p.grad is not None]
-        (broken,) = processes.any(not (loss.isfinite() and has_finite_squares(gradients)))
+        (broken,) = processes.any(not (loss.isfinite() and largest_entry(gradients).square().isfinite()))
         self.in_a_row = self.in_a_row + 1 if broken else 0
         if broken:
             for buffer, before in kept:
@@ -274,10 +275,9 @@ class NonfiniteSteps:
         return self._reached[1]
 
 
-def has_finite_squares(tensors: Iterable[Tensor]) -> bool:
-    """Whether all entries are finite, and their squares, too: Adam keeps those, and they overflow first."""
-    parts = [part for part in tensors if part.numel()]
-    return not parts or bool(nn.utils.get_total_norm(parts, math.inf).square().isfinite())
+def largest_entry(tensors: Iterable[Tensor]) -> Tensor:
+    """The size of the largest, which is finite where all are; some processes may hold nothing of a small tensor."""
+    return nn.utils.get_total_norm([part for part in tensors if part.numel()], math.inf)
 
 
 @torch.no_grad()
@@ -286,8 +286,6 @@ def has_finite_state(model: nn.Module, optimizer: Optimizer, processes: Processe
     parts: list[Tensor] = list(model.parameters())
     for values in optimizer.state.values():
         parts += [v for v in values.values() if isinstance(v, Tensor)] if isinstance(values, Mapping) else []
-    local = [local_part(part.detach()) for part in parts if part.is_floating_point()]
-    here = [part for part in local if part.numel()]  # some processes may hold nothing of a small one
-    finite = not here or bool(nn.utils.get_total_norm(here, math.inf).isfinite())
-    (broken,) = processes.any(not finite)
+    local = (local_part(part.detach()) for part in parts if part.is_floating_point())
+    (broken,) = processes.any(not largest_entry(local).isfinite())
     return not broken

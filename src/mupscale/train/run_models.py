@@ -203,8 +203,7 @@ def names_without_decay(model: nn.Module, plan: Plan, words: Sequence[str]) -> s
     for word in words:
         matching = {name for name in plan.parameters if fnmatchcase(name, word)}
         if word == "bias":
-            matching = {name for name in plan.parameters if name.rpartition(".")[2].startswith("bias")}
-            matching |= {name for name in plan.parameters if name.endswith("bias")}
+            matching = {n for n in plan.parameters if n.endswith("bias") or n.rpartition(".")[2].startswith("bias")}
         elif word == "norm":
             matching = {name for name in plan.parameters if name.rpartition(".")[0] in norms}
         if not matching:
