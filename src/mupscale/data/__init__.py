@@ -14,7 +14,6 @@ __all__ = [
     "Shakespeare",
     "Shapes",
     "Split",
-    "Table",
     "TableFile",
     "Text",
     "as_data",

@@ -9,13 +9,4 @@ from mupscale.engine.many_runs import Engine, Outcome, PointCallback, lowest_los
 from mupscale.engine.replicas import NotStackable
 from mupscale.engine.stack import RunStack
 
-__all__ = [
-    "Engine",
-    "NotStackable",
-    "Outcome",
-    "PointCallback",
-    "RunStack",
-    "lowest_loss_bar",
-    "read_outcome",
-    "train_many",
-]
+__all__ = ["Outcome", "train_many"]
