@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
+from statistics import linear_regression
 from typing import Any
 
 import pytest
@@ -210,9 +211,7 @@ def slope(rule: Any, name: str) -> float:
                 step(model, optimizer)
             change += float((model.stream(INPUTS).detach() - before).square().mean().sqrt())
         changes.append(change)
-    xs, ys = [math.log(depth) for depth in DEPTHS], [math.log(change) for change in changes]
-    mx, my = sum(xs) / len(xs), sum(ys) / len(ys)
-    return sum((x - mx) * (y - my) for x, y in zip(xs, ys, strict=True)) / sum((x - mx) ** 2 for x in xs)
+    return linear_regression([*map(math.log, DEPTHS)], [*map(math.log, changes)]).slope
 
 
 @pytest.mark.slow

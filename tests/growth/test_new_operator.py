@@ -19,7 +19,8 @@ from mupscale.growth.fresh import means_of
 from mupscale.growth.operator_pairs import OperatorWord
 from mupscale.study import contender_named
 from mupscale.study.contenders import check_contenders, contenders_named
-from mupscale.train import Growth, Recipe, Spec, run_recipe
+from mupscale.train import Growth, Recipe, run_recipe
+from small_runs import ADAMW, FEATURES, GENTLE, recipe
 
 
 @dataclass(frozen=True)
@@ -47,33 +48,18 @@ def in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(OPERATORS, "half-fresh", OperatorWord(HalfFresh))
 
 
-def recipe(out: Path | None, **changes: Any) -> Recipe:
-    told: dict[str, Any] = {
-        "model": Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7}),
-        "data": Spec("mupscale.data.CoverTypeSample"),
-        "optimizer": Spec("torch.optim.AdamW", {"lr": 1e-3}),
-        "width": 8,
-        "base": 8,
-        "steps": 4,
-        "batch": 16,
-        "device": "cpu",
-        "out": None if out is None else str(out),
-    }
-    return Recipe(**told | changes)
-
-
 def test_in_a_recipe_the_engine_and_a_file(tmp_path: Path) -> None:
     """One run, the same run in a stack of two, and the recipe through JSON; a setting that it lacks is refused."""
     grow = [Growth(at=2, width=16, how="half-fresh")]
-    alone = run_recipe(recipe(tmp_path / "alone", grow=grow))
-    both = [recipe(tmp_path / f"{seed}", grow=grow) for seed in range(2)]
-    both[1] = replace(both[1], optimizer=Spec("torch.optim.AdamW", {"lr": 2e-3}))
+    alone = run_recipe(recipe(tmp_path / "alone", steps=4, grow=grow))
+    rates = {"fast": ADAMW, "slow": GENTLE}
+    both = [recipe(tmp_path / name, steps=4, grow=grow, optimizer=adamw) for name, adamw in rates.items()]
     assert Recipe.from_json(both[0].to_json()) == both[0]
     first, second = train_many(both, note=lambda line: None)
     assert first.loss is not None
     assert second.loss != first.loss
     weight = alone.model.state_dict()["layers.0.weight"]
-    assert weight.shape == (16, 54)
+    assert weight.shape == (16, FEATURES)
     with pytest.raises(mu.MupscaleError, match="how: half-fresh takes no noise"):
         recipe(None, grow=[replace(grow[0], noise=1.0)])
     with pytest.raises(mu.MupscaleError, match=r"how is 'half', but must be copies, .* half-fresh, identity, stack or"):

@@ -228,17 +228,16 @@ def modes(model: nn.Module) -> set[bool]:
     return {module.training for module in model.modules()}
 
 
-@pytest.mark.parametrize(("width", "grow"), [(16, mu.Copies()), (16, mu.Fresh()), (12, mu.Fresh())])
+@pytest.mark.parametrize(
+    ("width", "grow", "training"),
+    [(16, mu.Copies(), False), (16, mu.Copies(), True), (16, mu.Fresh(), False), (12, mu.Fresh(), False)],
+)
 def test_both_models_are_run_in_the_mode_of_the_narrow_one(
-    width: int, grow: mu.Operator, evaluated: nn.Module, x: Tensor
+    width: int, grow: mu.Operator, training: bool, evaluated: nn.Module, x: Tensor
 ) -> None:
-    wide, _ = mu.upscale(evaluated, net(width), inputs=x, fresh=lambda: net(8), grow=grow, exact=grow == mu.Copies())
-    assert (modes(evaluated), modes(wide)) == ({False}, {True})
-
-
-def test_the_other_way_round(evaluated: nn.Module, x: Tensor) -> None:
-    wide, _ = mu.upscale(evaluated.train(), net(16).eval(), inputs=x, exact=True)
-    assert (modes(evaluated), modes(wide)) == ({True}, {False})
+    narrow, wide = evaluated.train(training), net(width).train(not training)
+    mu.upscale(narrow, wide, inputs=x, fresh=lambda: net(8), grow=grow, exact=grow == mu.Copies())
+    assert (modes(narrow), modes(wide)) == ({training}, {not training})
 
 
 def test_a_deeper_model_and_the_check_over_steps(evaluated: nn.Module, x: Tensor) -> None:

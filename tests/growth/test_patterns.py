@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from mupscale.planning import initial_means, initial_std
-from mupscale.train import Growth, Recipe, Spec, run_recipe, upscale_dcp
+from mupscale.train import Growth, Spec, run_recipe, upscale_dcp
+from small_runs import FEATURES, recipe
 from weights import take_step
 
 
@@ -71,19 +72,9 @@ def test_old_units_keep_their_values_and_new_ones_have_the_wide_models(width: in
 
 def test_in_a_recipe() -> None:
     """The rate is too small to change anything."""
-    told = Recipe(
-        model=Spec(f"{__name__}.Decays", {"inputs": 54}),
-        data=Spec("mupscale.data.CoverTypeSample"),
-        optimizer=Spec("torch.optim.SGD", {"lr": 1e-30}),
-        width=8,
-        base=8,
-        steps=2,
-        batch=16,
-        device="cpu",
-        grow=[Growth(at=1, width=16)],
-    )
-    wide = run_recipe(told).model
-    check_old_and_new(Decays(8, 54), wide, Decays(16, 54))
+    model, sgd = Spec(f"{__name__}.Decays", {"inputs": FEATURES}), Spec("torch.optim.SGD", {"lr": 1e-30})
+    told = recipe(model=model, optimizer=sgd, base=8, steps=2, precision="fp32", grow=[Growth(at=1, width=16)])
+    check_old_and_new(Decays(8, FEATURES), run_recipe(told).model, Decays(16, FEATURES))
 
 
 def test_without_a_wide_model_in_memory_it_is_refused() -> None:

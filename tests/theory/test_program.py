@@ -268,15 +268,6 @@ def test_master_theorem_for_random_programs(script: list[tuple[object, ...]]) ->
     _agree(found, limit(lambda p: interpret(script, p), k=K, samples=400, seeds=4), 5, beside=0.02)
 
 
-def test_random_programs_need_dot_kets() -> None:
-    """The same check fails without them: it can."""
-    script = [("matmul", 0, False, 1), ("nonlin", "relu", 0, 2), ("matmul", 0, True, 0), ("matmul", 0, False, 0)]
-    found = finite(lambda p: interpret(script, p), 100, k=K, seeds=24, dtype=torch.float64)
-    _agree(found, limit(lambda p: interpret(script, p), k=K, samples=400, seeds=6), 5, beside=0.02)
-    with pytest.raises(AssertionError, match="differ by more"):
-        _agree(found, limit(lambda p: interpret(script, p), k=K, samples=400, seeds=6, dots=False), 5, beside=0.02)
-
-
 # ------------------------------------------------------------------------ estimates, and bad input
 
 

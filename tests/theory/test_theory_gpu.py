@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from mupscale.theory import Finite, Limit, MLPSetup, Program, Sign, Stage, finite, limit, run
-from mupscale.theory.worked_examples import Settings, example_2
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 INPUTS, TARGETS = torch.tensor([[1.0, 0.3], [-0.4, 0.9]]), torch.tensor([[0.8], [-0.6]])
@@ -23,17 +22,6 @@ def program(mlp: MLPSetup) -> object:
 def test_a_gpu_is_used_where_there_is_one() -> None:
     assert Limit(10).device.type == Finite(10).device.type == "cuda"
     assert Limit(10).vector().is_cuda
-
-
-def test_examples_are_exact_on_the_gpu() -> None:
-    noise = {"A": 0.7, "B": 0.3, "C": 0.4, "D": 0.55}
-    s = Settings(lambda y: y - 1, 0.1, 0.07, 4, 5, 0.8, 1.1, 3, tuple(noise.items()))
-    mlp = MLPSetup(4, "linear", 1.1, [False, True, True, False])
-    stages = [Stage(4, 0.1), Stage(5, 0.07, 3, [noise[c] for c in "DCBA"])]
-    one = torch.ones(1, 1, dtype=torch.float64)
-    found = run(Limit(200, 3), mlp, 0.8 * one, one, stages).outputs.flatten()
-    assert found.is_cuda
-    torch.testing.assert_close(found.cpu(), torch.tensor(example_2(s), dtype=torch.float64), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -219,11 +219,6 @@ def test_master_theorem_finite_networks_converge_as_one_over_root_n(
     assert errors[-1] < (0.05 if n == 4096 else 0.2)
 
 
-def test_the_slope_is_fitted_in_logarithms() -> None:
-    assert fit_slope([10, 100, 1000], [3.0, 0.3, 0.03]) == pytest.approx(-1)
-    assert fit_slope([1, 4], [1.0, 0.5]) == pytest.approx(-0.5)
-
-
 @pytest.mark.parametrize(
     ("make", "told"),
     [
