@@ -33,36 +33,28 @@ def test_a_family_checks_every_batch() -> None:
     refuses("the batch is empty", family.check, x[:0])
 
 
-def test_a_family_without_a_batch_warns_where_its_plan_matters() -> None:
-    def build(width: int) -> nn.Module:
-        return MLP(3, width, 2)
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_family_without_a_batch_warns_where_its_plan_matters(deep: bool) -> None:
+    """Until it is checked, or if it is given a batch."""
 
-    family, x = mu.Family(build, base=64), torch.randn(8, 3)
+    def build(width: int, depth: int = 2) -> nn.Module:
+        return ResidualTable(3, 2, width, depth) if deep else MLP(3, width, 2)
+
+    base, member = ({"width": 64, "depth": 2}, {"width": 128, "depth": 3}) if deep else (64, 128)
+    family, x = mu.Family(build, base), torch.randn(8, 3)
     with pytest.warns(mu.UncheckedPlan, match="this family has not been tried: its initial values follow"):
-        model = family.init(128)
+        model = family.init(member)
     for make in (family.optimizer, family.param_groups):
         with pytest.warns(mu.UncheckedPlan, match="this family has not been tried: its learning rates follow"):
             make(model, torch.optim.AdamW, lr=1e-3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        family.optimizer(family.init(64), torch.optim.AdamW, lr=1e-3)  # nothing is scaled at the base
-        tried = mu.Family(build, base=64, inputs=x)
-        tried.optimizer(tried.init(128), torch.optim.AdamW, lr=1e-3)
-        family.check(x)
-        family.optimizer(family.init(128), torch.optim.AdamW, lr=1e-3)
-
-
-def test_a_family_with_a_depth_says_so_too() -> None:
-    base, member = {"width": 64, "depth": 2}, {"width": 128, "depth": 3}
-    family = mu.Family(lambda width, depth: ResidualTable(3, 2, width, depth), base=base)
-    with pytest.warns(mu.UncheckedPlan, match="this family has not been tried"):
-        family.init(member)
     assert not family.has_tried(base, member)
-    family.check(torch.randn(8, 3))
-    assert family.has_tried(base, member)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        family.optimizer(family.init(member), torch.optim.AdamW, lr=1e-3)
+        family.optimizer(family.init(base), torch.optim.AdamW, lr=1e-3)  # nothing is scaled at the base
+        family.check(x)
+        for tried in (family, mu.Family(build, base, inputs=x)):
+            assert tried.has_tried(base, member)
+            tried.optimizer(tried.init(member), torch.optim.AdamW, lr=1e-3)
 
 
 # ---------------------------------------------------------------------------------------------- parts

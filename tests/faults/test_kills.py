@@ -59,6 +59,15 @@ def kill_again_and_again(start: Callable[[], Any], chance: random.Random, longes
     return kills
 
 
+def start_and_wait(target: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """A process that has said that it began."""
+    began = PROCESSES.Event()
+    process = PROCESSES.Process(target=target, args=arguments, kwargs={"began": began, **named})
+    process.start()
+    began.wait(DEADLINE)
+    return process
+
+
 def no_leftovers(folder: Path) -> bool:
     """Whether nothing half-written lies in a folder, nor the lock of a process that is dead."""
     return not [path for path in folder.rglob(".*") if path.name != ".lock" or path.parent.name == "checkpoints"]
@@ -229,13 +238,7 @@ def test_a_trainer_run_with_growth(branches: bool, tmp_path: Path, chance: rando
     trainer_run(tmp_path / "whole", branches=branches)
     out = tmp_path / "run"
 
-    def start() -> Any:
-        began = PROCESSES.Event()
-        process = PROCESSES.Process(target=trainer_run, args=(out, 0.01, began, branches))
-        process.start()
-        began.wait(DEADLINE)
-        return process
-
+    start = partial(start_and_wait, trainer_run, out, 0.01, branches=branches)
     assert kill_again_and_again(start, chance, 1.0) >= 5
     trainer_run(out, branches=branches)
     for name in ("hidden-16-layers-2", "hidden-32-layers-2") if branches else ():
@@ -288,13 +291,7 @@ def own_loop_run(folder: Path, seconds: float = 0.0, began: Any = None) -> Study
 def test_a_family_in_a_loop_of_ones_own(tmp_path: Path, chance: random.Random) -> None:
     whole, out = own_loop_run(tmp_path / "whole", 0.001), tmp_path / "run"
 
-    def start() -> Any:
-        began = PROCESSES.Event()
-        process = PROCESSES.Process(target=own_loop_run, args=(out, 0.001, began))
-        process.start()
-        began.wait(DEADLINE)
-        return process
-
+    start = partial(start_and_wait, own_loop_run, out, 0.001)
     assert kill_again_and_again(start, chance, 0.3) >= 5
     assert own_loop_run(out, 0.001).large == whole.large
     for size in ("4", "8", "12"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -228,37 +229,6 @@ def test_where_eps_is_the_cause_the_warning_says_which_is_exact() -> None:
         assert difference(narrow, wide, x) < 1e-5
 
 
-def test_a_norm_inside_another_module_is_among_the_causes() -> None:
-    def forward(model: Any, x: Tensor) -> Tensor:
-        x = model.embed(x)
-        return model.out(x * torch.rsqrt(x.square().mean(-1, keepdim=True)) * model.gain)
-
-    def build(width: int) -> nn.Module:
-        gain = nn.Parameter(torch.ones(width))
-        return Toy(forward, embed=nn.Linear(20, width), gain=gain, out=nn.Linear(width, 5))
-
-    x = torch.randn(6, 20)
-    with pytest.warns(UserWarning, match=r"a norm that was not recognised \(write it as a module that holds only"):
-        mu.upscale(build(8), build(16), inputs=x, fresh=lambda: build(8), grow=LOSSLESS)
-
-
-def test_token_mixing_is_among_the_causes() -> None:
-    """What an MLP-Mixer writes for a new channel is no mean of what it writes for the old ones."""
-
-    def forward(model: Any, x: Tensor) -> Tensor:
-        x = model.embed(x)
-        return model.head(model.last(x + model.tokens(model.norm(x).mT).mT).mean(1))
-
-    def mixer(width: int) -> nn.Module:
-        tokens = nn.Sequential(nn.Linear(4, 9), nn.GELU(), nn.Linear(9, 4))
-        parts = {"embed": nn.Linear(3, width), "norm": nn.LayerNorm(width), "last": nn.LayerNorm(width)}
-        return Toy(forward, **parts, tokens=tokens, head=nn.Linear(width, 5))
-
-    said = "'last' is the first to differ.* mixes positions channel by channel"
-    with pytest.warns(UserWarning, match=said):
-        mu.upscale(mixer(8), mixer(16), inputs=torch.randn(6, 4, 3), fresh=lambda: mixer(8), grow=LOSSLESS)
-
-
 class ChannelsFirst(nn.LayerNorm):
     """As ConvNeXt has it: of the channels, which come before the positions."""
 
@@ -285,6 +255,28 @@ def test_norms_of_channels_that_come_before_positions(width: int) -> None:
     torch.testing.assert_close(narrow(x), wide(x), rtol=1e-4, atol=1e-4)
 
 
+def within(width: int) -> nn.Module:
+    """A norm that is no module of its own."""
+
+    def forward(model: Any, x: Tensor) -> Tensor:
+        x = model.embed(x)
+        return model.out(x * torch.rsqrt(x.square().mean(-1, keepdim=True)) * model.gain)
+
+    return Toy(forward, embed=nn.Linear(3, width), gain=nn.Parameter(torch.ones(width)), out=nn.Linear(width, 5))
+
+
+def mixer(width: int) -> nn.Module:
+    """What an MLP-Mixer writes for a new channel is no mean of what it writes for the old ones."""
+
+    def forward(model: Any, x: Tensor) -> Tensor:
+        x = model.embed(x)
+        return model.head(model.last(x + model.tokens(model.norm(x).mT).mT).mean(1))
+
+    tokens = nn.Sequential(nn.Linear(4, 9), nn.GELU(), nn.Linear(9, 4))
+    parts = {"embed": nn.Linear(3, width), "norm": nn.LayerNorm(width), "last": nn.LayerNorm(width)}
+    return Toy(forward, **parts, tokens=tokens, head=nn.Linear(width, 5))
+
+
 def pooled(width: int, normed: bool = False) -> nn.Module:
     """A mean over hidden units beside what the readout reads, which no new unit can be silent for."""
 
@@ -296,17 +288,11 @@ def pooled(width: int, normed: bool = False) -> nn.Module:
     return Toy(forward, a=nn.Linear(3, width), b=nn.Linear(width, 2))
 
 
-@pytest.mark.parametrize("normed", [False, True])
-def test_norms_are_a_reason_only_where_there_are_any(normed: bool) -> None:
-    """Also one that no module shows."""
-    few, many = pooled(8, normed=normed), pooled(16, normed=normed)
-    with pytest.warns(UserWarning, match=r"not lossless: .*without weights of its own, such as a mean") as warned:
-        mu.upscale(few, many, inputs=torch.randn(4, 3), fresh=lambda: pooled(8), grow=LOSSLESS)
-    assert ("norm" in str(warned[0].message)) is normed
+def innocent(width: int, bare: bool = False) -> nn.Module:
+    """Norms that keep what they read, beside a mean square over units that does not.
 
-
-def innocent(width: int, bare: bool) -> nn.Module:
-    """Norms that keep what they read, beside a mean square over units that does not."""
+    One has its gains rescaled; a bare one has none, and reads inputs, as many as there are units, which do not grow.
+    """
 
     def forward(model: Any, x: Tensor) -> Tensor:
         h = model.a(model.input(x))
@@ -317,11 +303,28 @@ def innocent(width: int, bare: bool) -> nn.Module:
     return Toy(forward, input=read, a=nn.Linear(8, width), norm=norm, b=nn.Linear(width, 2))
 
 
-@pytest.mark.parametrize("bare", [False, True], ids=["recognised", "of the inputs"])
-def test_no_norm_is_blamed_that_keeps_what_it_reads(bare: bool) -> None:
-    """One with its gains rescaled; and one without gains over inputs, as many as there are units, which do not grow."""
-    few, many = innocent(8, bare=bare), innocent(16, bare=bare)
-    where = "they agree up to 'b', and the model's outputs differ. Likely: something reads new units"
-    with pytest.warns(UserWarning, match=f"not lossless: .* {where}") as warned:
-        mu.upscale(few, many, inputs=torch.randn(16, 8), grow=LOSSLESS)
-    assert "norm" not in str(warned[0].message)
+UNKNOWN = r"a norm that was not recognised \(write it as a module that holds only"
+MEAN = "without weights of its own, such as a mean"
+BESIDE = "they agree up to 'b', and the model's outputs differ. Likely: something reads new units"
+CAUSES: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...], str, bool]] = {
+    "a norm in no module": (
+        within,
+        (6, 3),
+        UNKNOWN,
+        True,
+    ),
+    "tokens mixed": (mixer, (6, 4, 3), "'last' is the first to differ.* mixes positions channel by channel", True),
+    "a mean": (pooled, (4, 3), MEAN, False),
+    "a mean of what is normed": (partial(pooled, normed=True), (4, 3), MEAN, True),
+    "a mean beside a norm": (innocent, (16, 8), BESIDE, False),
+    "a mean beside a norm of inputs": (partial(innocent, bare=True), (16, 8), BESIDE, False),
+}
+"""A model, the shape of its batch, what is said of it, and whether norms may be a reason: only where there are any."""
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_what_may_be_the_cause_is_said_and_no_norm_is_blamed_that_keeps_what_it_reads(name: str) -> None:
+    build, shape, said, norms = CAUSES[name]
+    with pytest.warns(UserWarning, match=rf"not lossless: .*{said}") as warned:
+        mu.upscale(build(8), build(16), inputs=torch.randn(shape), fresh=lambda: build(8), grow=LOSSLESS)
+    assert ("norm" in str(warned[0].message)) is norms
