@@ -448,12 +448,6 @@ def test_wrapped_models(wrap: Callable[[nn.Module], nn.Module]) -> None:
     assert len(wide_opt.state) == len(list(model.parameters()))
 
 
-@pytest.mark.parametrize(("width", "message"), [(12, "by a whole multiple"), (4, "narrower")])
-def test_widths_that_cannot_be_reached(width: int, message: str) -> None:
-    family = mu.Family(Net, base=4)
-    refuses(message, family.upscale, family.init(8), width=width, exact=True)
-
-
 @pytest.mark.parametrize("base", [16, {"width": 16}])
 def test_a_plan_is_made_once_for_each_width(base: Any) -> None:
     """It is asked for at every step, to clip; that of a model is that of its width."""

@@ -380,7 +380,7 @@ def norm(model: nn.Module, plan: mu.Plan | None = None) -> float:
     return float(mu.clip_grad_norm_(model, 1e9, plan))
 
 
-def test_what_the_message_says_is_right_for_a_deepened_model(tmp_path: Path) -> None:
+def test_what_the_message_says_is_right_for_a_deepened_model() -> None:
     torch.manual_seed(0)
     narrow = build(1)
     wide, _ = mu.upscale(narrow, build(1, 16), inputs=TOKENS, exact=True)
@@ -389,5 +389,3 @@ def test_what_the_message_says_is_right_for_a_deepened_model(tmp_path: Path) -> 
     plan = mu.plan(base, deep, inputs=TOKENS)
     same = mu.widen(deepened, build(2, 16), plan)
     assert norm(same, plan) == pytest.approx(norm(deepened), rel=1e-9)
-    mu.save(tmp_path / "deep.safetensors", deep, plan=plan)
-    assert mu.load(tmp_path / "deep.safetensors", build(2, 16)).plan == plan

@@ -9,9 +9,8 @@ from torch import nn, optim
 
 import mupscale as mu
 from mupscale.models import GPT2, MLP
-from refusals import refuses
 from toys import Toy
-from weights import identical, take_step, unchanged
+from weights import identical, take_step
 
 K = 4
 TOKENS = torch.randint(11, (8, 6), generator=torch.Generator().manual_seed(3))
@@ -69,15 +68,6 @@ def test_the_step_tensor_shared_with_the_wide_optimizer_or_cast_to_bf16_where_it
     assert {(float(s["step"]), s["step"].dtype) for s in grown.state.values()} == {(301.0, torch.float32)}
     assert {s["exp_avg"].dtype for s in grown.state.values()} == {dtype}
     assert {float(s["step"]) for s in optimizer.state.values()} == {300.0}
-
-
-def test_extra_layers_of_the_target_left_as_noise() -> None:
-    narrow, wide = (MLP(5, width, 3, depth=depth) for width, depth in ((4, 3), (16, 5)))
-    refuses(r"narrow model lacks the module 'layers\.3'.*depth", mu.plan, narrow, wide)
-    plan = mu.plan(narrow, MLP(5, 16, 3, depth=3))
-    with unchanged(wide):
-        refuses(r"'layers\.3\.weight'", mu.widen, narrow, wide, plan)
-        refuses(r"'layers\.3\.weight'", mu.widen, narrow.state_dict(), wide, plan)
 
 
 def fixed_readout(width: int) -> nn.Module:

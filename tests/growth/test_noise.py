@@ -194,9 +194,8 @@ def test_noise_that_is_none_is_refused_and_nothing_changes(noise: Any) -> None:
     refuses("'init' or 'theory'", mu.GaussianNoise, 0.1, unit="sigma")
 
 
-def test_plans_and_constants_for_another_model_are_refused() -> None:
+def test_constants_for_another_model_are_refused() -> None:
     _, wide, plan = pair(net, 8, 16, fresh=True)
-    refuses("different model", mu.perturb, net(32), plan, 0.1)
     noise = mu.GaussianNoise({"layers.0.weight": 1.0, "hidden.weight": 1.0}, unit="theory")
     with unchanged(wide):
         refuses(r"'layers\.0\.weight'.*different model", mu.upscale, net(8), wide, plan, noise=noise)
