@@ -17,6 +17,7 @@ from mupscale.models import GPT2, MLP
 
 pytest.importorskip("transformers")
 from mupscale import hf
+from refusals import refuses
 
 X = torch.randn(4, 3)
 CLASSES = (
@@ -84,8 +85,7 @@ def test_every_argument_of_a_public_function_is_checked(label: str) -> None:
                 positional.append(value)
             elif name == wrong or is_needed:
                 named["more" if parameter.kind is parameter.VAR_KEYWORD else name] = value
-        with pytest.raises(mu.MupscaleError, match=r"is a Stranger, but must be"):
-            function(*positional, **named)
+        refuses(r"is a Stranger, but must be", function, *positional, **named)
 
 
 FAMILY = mu.Family(lambda width: MLP(3, width, 5), 8)
@@ -165,8 +165,7 @@ MISTAKES: dict[str, tuple[Callable[..., Any], str]] = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_common_mistakes_are_told_with_the_remedy(mistake: str, pair: Any) -> None:
     call, said = MISTAKES[mistake]
-    with pytest.raises(mu.MupscaleError, match=said):
-        call(*pair)
+    refuses(said, call, *pair)
 
 
 @pytest.mark.parametrize(
@@ -184,8 +183,7 @@ def test_a_rate_is_a_number_that_can_be_one(lr: Any, pair: Any) -> None:
         lambda: mu.param_groups(wide, plan, optim.AdamW, groups=groups, lr=0.1),
         lambda: mu.per_group(optimizer, lr),
     ):
-        with pytest.raises(mu.MupscaleError, match=r"lr= is .* but must be a number that is finite and 0 or more"):
-            call()
+        refuses(r"lr= is .* but must be a number that is finite and 0 or more", call)
     assert mu.upscale(narrow, wide, plan, optimizer, lr=torch.tensor(0.5), exact=True)[1].param_groups[0]["lr"] == 0.5
 
 

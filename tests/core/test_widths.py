@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from mupscale.core import Width, WidthLike
 from mupscale.core.widths import Size
 from mupscale.system import MupscaleError
+from refusals import refuses
 
 sizes = st.integers(1, 10_000)
 names = st.lists(st.sampled_from(["d_model", "heads", "head_dim", "first"]), min_size=1, unique=True)
@@ -105,10 +106,8 @@ def test_shown() -> None:
 
 @pytest.mark.parametrize("bad", [0, -3, "64", None, {}, {"a": 0}, [64], True, float("nan"), float("inf")])
 def test_what_is_no_width(bad: WidthLike) -> None:
-    with pytest.raises(MupscaleError, match=re.escape(f"base is a positive width or a dict of them, not {bad!r}")):
-        Width.of(bad, "base")
-    with pytest.raises(MupscaleError, match=re.escape(f"base is {bad}, but widths are positive whole numbers")):
-        Width.of(bad, "base", whole=True)
+    refuses(re.escape(f"base is a positive width or a dict of them, not {bad!r}"), Width.of, bad, "base")
+    refuses(re.escape(f"base is {bad}, but widths are positive whole numbers"), Width.of, bad, "base", whole=True)
 
 
 def test_whole_widths() -> None:
@@ -120,14 +119,10 @@ def test_forms_that_differ() -> None:
     plain, heads, blocks = Width.of(4), Width.of({"heads": 4}), Width.of({"blocks": 4})
     with pytest.raises(MupscaleError, match="the small width 4 must be of the same form as the recipe's width"):
         plain.check_form(heads, "the small width", "the recipe's width")
-    with pytest.raises(MupscaleError, match=r"the width .* does not name the same arguments as .*blocks"):
-        heads.check_form(blocks)
-    with pytest.raises(MupscaleError, match="same form"):
-        plain.ratio_to(heads)
-    with pytest.raises(MupscaleError, match="same arguments"):
-        heads.scaled_as(blocks, blocks)
-    with pytest.raises(MupscaleError, match=r"growth: width 4 does not name the same arguments as .*heads"):
-        plain.check_multiple_of(heads, "growth")
+    refuses(r"the width .* does not name the same arguments as .*blocks", heads.check_form, blocks)
+    refuses("same form", plain.ratio_to, heads)
+    refuses("same arguments", heads.scaled_as, blocks, blocks)
+    refuses(r"growth: width 4 does not name the same arguments as .*heads", plain.check_multiple_of, heads, "growth")
 
 
 @pytest.mark.parametrize(("wide", "near"), [(500, "384 or 512"), (64, "128")])

@@ -81,27 +81,12 @@ time.sleep(600)
 """
 
 
-def hold(place: Path, output: Path, code: str = HOLD) -> Script:
+def hold(place: Path, output: Path) -> Script:
     """A process that has the lock."""
-    script = Script(output, code, place)
+    script = Script(output, HOLD, place)
     while "held" not in (output.read_text() if output.exists() else ""):
         assert script.process.is_alive(), output.read_text()
     return script
-
-
-def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
-    script = (
-        "import sys, time, pathlib\nfrom mupscale.system import exclusive_lock\n"
-        "with exclusive_lock(pathlib.Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(3600)"
-    )
-    path = tmp_path / ".lock"
-    other = hold(path, tmp_path / "log", script)
-    with pytest.raises(MupscaleError, match="taken"), exclusive_lock(path, refusal="taken"):
-        pass
-    other.process.kill()
-    assert other.wait() == -signal.SIGKILL
-    with exclusive_lock(path, refusal="taken"):
-        pass
 
 
 def test_the_second_is_refused_with_the_pid_of_the_first_and_the_dead_are_stale(tmp_path: Path) -> None:

@@ -30,22 +30,15 @@ def machine(root: Path, available: int = 16 * GIB) -> Path:
     return root
 
 
-def container(root: Path, limit: str, used: int, held: int | None = None) -> Path:
-    folder = root / "sys/fs/cgroup"
+def container(root: Path, limit: object, used: int, held: int | None = None, *, old: bool = False) -> Path:
+    """A machine's folder in which a container is told of, by either version of control groups."""
+    folder = root / f"sys/fs/cgroup{'/memory' * old}"
     folder.mkdir(parents=True)
-    (folder / "memory.max").write_text(f"{limit}\n")
-    (folder / "memory.current").write_text(f"{used}\n")
+    (folder / ("memory.limit_in_bytes" if old else "memory.max")).write_text(f"{limit}\n")
+    (folder / ("memory.usage_in_bytes" if old else "memory.current")).write_text(f"{used}\n")
     if held is not None:
-        (folder / "memory.stat").write_text(f"anon 5\ninactive_file {held}\nactive_file 7\n")
-    return root
-
-
-def old_container(root: Path, limit: int, used: int, held: int) -> Path:
-    folder = root / "sys/fs/cgroup/memory"
-    folder.mkdir(parents=True)
-    (folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
-    (folder / "memory.usage_in_bytes").write_text(f"{used}\n")
-    (folder / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {held}\n")
+        stat = f"inactive_file 1\ntotal_inactive_file {held}\n" if old else f"anon 5\ninactive_file {held}\n"
+        (folder / "memory.stat").write_text(stat)
     return root
 
 
@@ -60,8 +53,8 @@ def test_a_shortage_is_never_a_contradiction(spare: int) -> None:
 
 def test_within_the_limit_of_a_container(tmp_path: Path) -> None:
     assert available_memory(machine(tmp_path / "bare")) == 16 * GIB
-    assert available_memory(old_container(machine(tmp_path / "old"), 8 * GIB, 3 * GIB, GIB)) == 6 * GIB
-    assert available_memory(old_container(machine(tmp_path / "free"), 1 << 62, 3 * GIB, GIB)) == 16 * GIB
+    assert available_memory(container(machine(tmp_path / "old"), 8 * GIB, 3 * GIB, GIB, old=True)) == 6 * GIB
+    assert available_memory(container(machine(tmp_path / "free"), 1 << 62, 3 * GIB, GIB, old=True)) == 16 * GIB
     assert available_memory(container(machine(tmp_path / "a"), str(8 * GIB), 3 * GIB)) == 5 * GIB
     assert available_memory(container(machine(tmp_path / "b"), str(8 * GIB), 3 * GIB, held=GIB)) == 6 * GIB
     assert available_memory(container(machine(tmp_path / "c"), str(2 * GIB), 3 * GIB)) == 0
