@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,13 +142,17 @@ def test_dtype_and_named_widths() -> None:
     assert check.widths == [32, 64]
 
 
-def made(change: dict[str, list[float]], size: dict[str, list[float]] | None = None) -> CoordCheck:
-    """A check whose layers change by these amounts at widths 1, 4, 16."""
+def made(
+    change: dict[str, list[float]],
+    size: dict[str, list[float]] | None = None,
+    losses: Sequence[list[float]] = ([1.0, 1.0],) * 3,
+) -> CoordCheck:
+    """A check whose layers change by these amounts at widths 1, 4, 16, and whose losses go so step by step."""
     rows = []
     for module, values in change.items():
         sizes = (size or {}).get(module, [1.0] * 3)
-        for i, width in enumerate((1, 4, 16)):
-            rows.append(Measurement(width, 0, 1, module, sizes[i], values[i]))
+        for width, value, large, several in zip((1, 4, 16), values, sizes, losses, strict=True):
+            rows += [Measurement(width, 0, s, module, large, value * (s > 0), x) for s, x in enumerate(several)]
     return CoordCheck(rows, "made up")
 
 
@@ -429,16 +434,6 @@ def test_a_family_that_diverges_at_large_widths_alone_is_not_flat() -> None:
     assert max(at[64]) < 2 < min(at[512])
 
 
-def with_losses(losses: dict[float, list[float]], change: dict[float, float]) -> CoordCheck:
-    """A check of one layer, at each width its losses by step, and how much the layer has changed at the last."""
-    rows = [
-        Measurement(width, 0, step, "hidden", 1.0, change[width] * (step > 0), loss)
-        for width, several in losses.items()
-        for step, loss in enumerate(several)
-    ]
-    return CoordCheck(rows, "made up")
-
-
 FINE, RISING, LOST = [1.0, 0.9, 0.8], [1.0, 2.5, 0.9], [1.0, math.nan, math.nan]
 
 
@@ -460,10 +455,8 @@ FINE, RISING, LOST = [1.0, 0.9, 0.8], [1.0, 2.5, 0.9], [1.0, math.nan, math.nan]
 def test_the_rate_is_to_blame_where_losses_rise_at_the_smallest_width_or_not_at_the_largest(
     losses: tuple[list[float], ...], outcome: str
 ) -> None:
-    check = with_losses(dict(zip((1.0, 4.0, 16.0), losses, strict=True)), {1.0: 1.0, 4.0: 2.0, 16.0: 4.0})
-    assert check.outcome == outcome
-    flat = with_losses(dict(zip((1.0, 4.0, 16.0), losses, strict=True)), dict.fromkeys((1.0, 4.0, 16.0), 2.0))
-    assert flat.outcome == "flat"
+    assert made({"hidden": [1, 2, 4]}, losses=losses).outcome == outcome
+    assert made({"hidden": [2, 2, 2]}, losses=losses).outcome == "flat"
 
 
 def test_activations_that_are_not_finite_tell_it_without_losses() -> None:

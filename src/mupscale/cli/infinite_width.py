@@ -26,6 +26,7 @@ from mupscale.system import (
     Must,
     NotNegative,
     Positive,
+    is_out_of_memory,
     show,
     text_table,
     wrap_text,
@@ -254,8 +255,8 @@ def _command(line: CommandLine) -> Callable[[Callable[[Study], None]], Callable[
                 warnings.simplefilter("ignore", FewSamples)  # said as a note below the tables
                 try:
                     run(Study(options, folder))
-                except (MemoryError, RuntimeError) as error:
-                    if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
+                except Exception as error:
+                    if not is_out_of_memory(error):
                         raise
                     raise MupscaleError(
                         "this does not fit into memory: take smaller --widths or fewer --samples, or --revealed for "
