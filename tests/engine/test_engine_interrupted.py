@@ -14,16 +14,15 @@ from typing import Any
 
 import pytest
 import torch
-from test_engine import CPU, optimizer, rated, varied
+from test_engine import optimizer, rated, varied
 
 import processes
 import small_runs
 from mupscale import checkpoint
-from mupscale.engine import Outcome, RunStack, train_many
+from mupscale.engine import Outcome, train_many
 from mupscale.system import Interrupted
 from mupscale.system.errors import MupscaleError
 from mupscale.train import Checkpoints, Evaluation, Recipe, Schedule, Spec, run_recipe
-from refusals import refuses
 from slow_cases import with_slow
 from small_runs import assert_same_run, copies, metrics, recipe
 
@@ -291,19 +290,3 @@ def test_a_full_disk_is_said_in_a_sentence_and_loses_nothing(tmp_path: Path, fol
     assert [o.status for o in ours] == [o.status for o in expected]
     if not folders:
         assert ours == expected
-
-
-def test_a_stack_on_its_own_saves_and_restores(tmp_path: Path) -> None:
-    recipes = varied(recipe(kind="resnet", optimizer=small_runs.SGD, steps=9))
-    stack, other = RunStack(recipes, CPU), RunStack(recipes, CPU)
-    stack.advance(4)
-    stack.save(tmp_path / "stack", {"mine": [1, 2]})
-    saved = checkpoint.load(tmp_path / "stack")
-    assert saved.extra["stack"]["mine"] == [1, 2]
-    other.restore(saved)
-    assert torch.equal(stack.advance(5), other.advance(5))
-    assert stack.evaluate() == other.evaluate()
-    fewer = RunStack(recipes[:2], CPU)
-    start = fewer.replicas.flat.detach().clone()
-    refuses("not where these runs stood", fewer.restore, saved)
-    assert torch.equal(fewer.replicas.flat.detach(), start)

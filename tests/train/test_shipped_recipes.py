@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from mupscale.study import Space
 from mupscale.study.paper import PaperStudy
 from mupscale.train import Recipe
 from slow_cases import with_slow
+from small_runs import metrics
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -127,28 +127,14 @@ def test_paper_appendix_experiments_gpt2() -> None:
 
 
 LOSSES = {"mlp-covtype-tiny": (1.2, 0.35), "resnet-cifar100-tiny": (2.2, 2.0), "gpt2-text-tiny": (3.0, 2.45)}
-SMALLER = {  # batches, which are most of the time
-    "resnet-cifar100-tiny": ["--batch", "16", "--data.train", "1000", "--data.test", "100"],
-    "gpt2-text-tiny": ["--batch", "8", "--evaluation.every", "0"],
-}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", TINY, ids=lambda path: path.stem)
 def test_tiny_recipe_runs_and_learns(path: Path, tmp_path: Path) -> None:
-    _runs_and_learns(path, tmp_path, *SMALLER.get(path.stem, []))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", [path for path in TINY if path.stem in SMALLER], ids=lambda path: path.stem)
-def test_tiny_recipe_learns_as_it_is(path: Path, tmp_path: Path) -> None:
-    _runs_and_learns(path, tmp_path)
-
-
-def _runs_and_learns(path: Path, tmp_path: Path, *changes: str) -> None:
     """The loss starts above the first number and ends below the second; growth is no catastrophe."""
-    assert main(["train", str(path), "--out", str(tmp_path / "run"), "--log_every", "10", *changes]) == 0
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert main(["train", str(path), "--out", str(tmp_path / "run"), "--log_every", "10"]) == 0
+    records = metrics(tmp_path / "run")
     train = [record for record in records if record["kind"] == "train"]
     above, below = LOSSES[path.stem]
     assert train[0]["loss"] > above
