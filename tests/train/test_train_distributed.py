@@ -40,7 +40,7 @@ from mupscale.train import (
 )
 from mupscale.train.run_folder import RunFolder, find_checkpoint
 from processes import run_in_processes
-from small_runs import CLASSES, FEATURES, WORDS, Normed, Rows, copies
+from small_runs import CLASSES, FEATURES, WORDS, Normed, Rows, copies, timeless
 from toys import Toy
 from weights import difference, identical, whole
 
@@ -188,10 +188,6 @@ def failure(action: Callable[[], Any]) -> str:
     except MupscaleError as error:
         return str(error)
     raise AssertionError("this should have failed")
-
-
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in record.items() if k != "seconds"} for record in RunFolder(folder).records()]
 
 
 def rank() -> int:
@@ -486,14 +482,14 @@ both = pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("kind", "mode"), cells("trained-{}-{}", TRAINED))
 def test_two_processes_train_to_the_weights_of_one(kind: str, mode: str, results: Results) -> None:
     """Optimizer state, losses, gradient norms and evaluations, too, and all through the growth events."""
-    alone = metrics(results.folder / f"{kind}-one")
+    alone = timeless(results.folder / f"{kind}-one")
     assert [(r["step"], r["noise"]) for r in alone if r["kind"] == "grow"] == [(2, 0.5), (4, 0.0)]
     assert all(record["grad_norm"] > 0.2 for record in alone if record["kind"] == "train"), "nothing is clipped"
     for two in results.of(f"trained-{kind}-{mode}"):
         assert two["status"] == "finished"
         assert difference(two["weights"], results.one(kind)) <= TOLERANCE
         assert two["sharded"] == [mode == "fsdp"] * 2  # no process keeps the memory of more than its part
-    assert same_metrics(metrics(results.folder / f"{kind}-{mode}"), alone)
+    assert same_metrics(timeless(results.folder / f"{kind}-{mode}"), alone)
 
 
 @pytest.mark.parametrize(
@@ -511,7 +507,7 @@ def test_growth_of_other_kinds_trains_to_the_weights_of_one(
     for two in results.of(f"{name}-{mode}"):
         assert two["status"] == "finished"
         assert difference(two["weights"], one["weights"]) <= TOLERANCE
-    assert same_metrics(metrics(results.folder / folder.format(mode)), metrics(results.folder / folder.format("one")))
+    assert same_metrics(timeless(results.folder / folder.format(mode)), timeless(results.folder / folder.format("one")))
 
 
 @modes("trained-normed-{}")
@@ -520,7 +516,7 @@ def test_all_evaluate_with_the_running_statistics_that_are_saved(mode: str, resu
     first, second = results.of(f"trained-normed-{mode}")
     assert identical(first["weights"], second["weights"])
     assert difference(first["weights"], results.of("trained-normed-ddp")[0]["weights"]) <= TOLERANCE
-    told = [record for record in metrics(results.folder / f"normed-{mode}") if record["kind"] == "eval"][-1]
+    told = [record for record in timeless(results.folder / f"normed-{mode}") if record["kind"] == "eval"][-1]
     model, data = Normed(18).double(), Rows().to(torch.device("cpu"), torch.float64).split
     read_snapshot(find_checkpoint(results.folder / f"normed-{mode}")).restore_model(model)
     with torch.no_grad():
@@ -541,7 +537,7 @@ def test_statistics_of_new_channels_are_those_of_one_process(mode: str, results:
         assert two["status"] == "finished"
         assert difference(two["weights"], one["weights"]) <= TOLERANCE
     alone, together = (
-        [r for r in metrics(results.folder / f"still-{m}-fresh") if r["kind"] == "eval"] for m in ("one", mode)
+        [r for r in timeless(results.folder / f"still-{m}-fresh") if r["kind"] == "eval"] for m in ("one", mode)
     )
     assert same_metrics(together, alone)
 
@@ -566,7 +562,7 @@ def test_resuming_in_two_processes_is_exact(kind: str, mode: str, results: Resul
         assert two["status"] == "finished"
         assert identical(two["weights"], uninterrupted["weights"])
     out = results.folder / f"{kind}-{mode}-from-{mode}"
-    assert metrics(out) == metrics(results.folder / f"{kind}-{mode}")
+    assert timeless(out) == timeless(results.folder / f"{kind}-{mode}")
     assert kept(out) == [f"step-000000007{'' if mode == 'fsdp' else '.safetensors'}"]
 
 
@@ -584,7 +580,7 @@ def test_a_checkpoint_of_two_processes_is_resumed_in_one(kind: str, mode: str, r
     results.of(f"trained-{kind}-{mode}")
     one = resumed(results.folder, kind, "one", mode)
     assert difference(one["weights"], results.one(kind)) <= TOLERANCE
-    assert same_metrics(metrics(results.folder / f"{kind}-one-from-{mode}"), metrics(results.folder / f"{kind}-one"))
+    assert same_metrics(timeless(results.folder / f"{kind}-one-from-{mode}"), timeless(results.folder / f"{kind}-one"))
 
 
 def test_a_run_starts_from_shards_in_one_process_and_in_two(results: Results) -> None:
@@ -595,7 +591,7 @@ def test_a_run_starts_from_shards_in_one_process_and_in_two(results: Results) ->
     for two in runs:
         assert difference(two["weights"], expected) <= TOLERANCE
         assert two["sharded"] == [True, True]
-    assert same_metrics(metrics(folder / "mlp-fsdp-started-fsdp"), metrics(folder / "mlp-one-started-one"))
+    assert same_metrics(timeless(folder / "mlp-fsdp-started-fsdp"), timeless(folder / "mlp-one-started-one"))
 
 
 def test_fsdp_checkpoints_are_shards_in_safetensors_that_appear_when_they_are_whole(results: Results) -> None:
@@ -624,7 +620,7 @@ def test_a_run_that_diverges_ends_so_in_all_processes(mode: str, results: Result
     for two in results.of(f"diverged-nested-{mode}"):
         assert two["status"] == "diverged"
         assert two["step"] == 2
-    records = metrics(results.folder / f"nested-{mode}-diverged")
+    records = timeless(results.folder / f"nested-{mode}-diverged")
     assert records[-1] == {**records[-1], "kind": "end", "status": "diverged", "step": 2, "at": 2}
     assert kept(results.folder / f"nested-{mode}-diverged") == []
 
@@ -716,8 +712,8 @@ def test_torchrun(tmp_path: Path) -> None:
         finally:
             launcher.kill()
     run_recipe(recipe("mlp", tmp_path / "alone", **covtype))
-    assert same_metrics(metrics(tmp_path / "short"), metrics(tmp_path / "alone"))
-    end = metrics(tmp_path / "endless")[-1]
+    assert same_metrics(timeless(tmp_path / "short"), timeless(tmp_path / "alone"))
+    end = timeless(tmp_path / "endless")[-1]
     assert end["status"] == "interrupted"
     assert kept(tmp_path / "endless") == [f"step-{end['step']:09d}"]
     said = (tmp_path / "output.txt").read_text()
