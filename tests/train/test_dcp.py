@@ -243,7 +243,7 @@ def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> No
 def resumed(folder: Path, model: nn.Module, cls: type[torch.optim.Optimizer], **hyper: Any) -> torch.optim.Optimizer:
     """As a trainer that knows nothing of us resumes: with the groups that mupscale.json lists."""
     groups, named = json.loads((folder / "mupscale.json").read_text())["groups"], dict(model.named_parameters())
-    optimizer = cls([{"params": [named[n] for n in group["params"]]} for group in groups], **hyper)
+    optimizer = cls([{"params": [(n, named[n]) for n in group["params"]]} for group in groups], **hyper)
     state = state_of(model, optimizer)
     dcp.load(state, checkpoint_id=str(folder), no_dist=True)
     model.load_state_dict(state["model"])

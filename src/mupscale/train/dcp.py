@@ -756,9 +756,13 @@ class GrownFolder:
         said = {key: value for key, value in group.items() if key != "params"}
         names = [name for name, _ in group["params"]]
         self.groups.append({**said, "params": names})
+        if is_numbered:
+            said |= {"params": names}
+            if f"{start}param_groups.0.param_names" in self.source.objects:  # as where the optimizer was given names
+                said |= {"param_names": names}
         owners = [number] if is_numbered else names
         for owner in owners:
-            for key, value in {**said, "params": names}.items() if is_numbered else said.items():
+            for key, value in said.items():
                 name, stream = f"{start}param_groups.{owner}.{key}", io.BytesIO()
                 torch.save(value, stream)
                 self.objects[name] = stream.getvalue()
