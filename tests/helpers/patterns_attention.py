@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patterns_kit import Network, add, floats, of, pattern, tokens, toy, weight
+from patterns_kit import Network, add, floats, pattern, tokens, weight
+from toys import of, toy
 
 X = floats(2, 4, 5)
 FOLD_IN_SLICE = (

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patterns_kit import Network, floats, of, pattern, tokens, toy, weight
+from patterns_kit import Network, floats, pattern, tokens, weight
+from toys import of, toy
 
 X = floats(3, 5, 4)
 

@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Generator, Tensor, nn
 
-from toys import Toy
-
 Draw = Callable[[Generator], Tensor]
 Build = TypeVar("Build", bound=Callable[[int], nn.Module])
 
@@ -63,16 +61,6 @@ def pattern(name: str, *inputs: Draw, **reason: str) -> Callable[[Build], Build]
         return made
 
     return register
-
-
-def of(**parts: Any) -> dict[str, Any]:
-    """Parts by name, where two numbers stand for a linear layer."""
-    return {name: nn.Linear(*part) if isinstance(part, tuple) else part for name, part in parts.items()}
-
-
-def toy(parts: Callable[[int], dict[str, Any]]) -> Callable[[Callable[..., Tensor]], Callable[[int], nn.Module]]:
-    """Of a function of a model and its inputs, the models that have these parts, made from the multiplier."""
-    return lambda compute: lambda k: Toy(compute, **parts(k))
 
 
 class Network(nn.Module):

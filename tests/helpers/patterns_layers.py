@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
-from patterns_kit import Network, add, floats, of, pattern, tokens, toy, weight
+from patterns_kit import Network, add, floats, pattern, tokens, weight
+from toys import of, toy
 
 X = floats(3, 5)
 

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patterns_kit import Network, add, floats, of, pattern, tokens, toy, weight
+from patterns_kit import Network, add, floats, pattern, tokens, weight
+from toys import of, toy
 
 X = floats(2, 5, 4)
 T = tokens(7, 2, 5)

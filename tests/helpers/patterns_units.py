@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patterns_kit import Network, add, floats, of, pattern, toy, weight
+from patterns_kit import Network, add, floats, pattern, weight
+from toys import of, toy
 
 X = floats(3, 5)
 Act = Callable[[Tensor], Tensor]

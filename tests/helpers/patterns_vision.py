@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patterns_kit import Network, add, floats, of, pattern, toy, weight
+from patterns_kit import Network, add, floats, pattern, weight
+from toys import of, toy
 
 X = floats(2, 3, 4, 4)
 UNEQUAL = "units that grow and inputs that do not lie on one axis of a weight"

@@ -24,9 +24,9 @@ class Toy(nn.Module):
             else:
                 setattr(self, name, part)
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         assert self.compute is not None
-        return self.compute(self, *inputs)
+        return self.compute(self, *inputs, **named)
 
 
 def classify(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -37,3 +37,13 @@ def classify(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 def language(model: nn.Module, tokens: Tensor) -> Tensor:
     """The loss of a language model."""
     return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def of(**parts: Any) -> dict[str, Any]:
+    """Parts by name, where two numbers stand for a linear layer."""
+    return {name: nn.Linear(*part) if isinstance(part, tuple) else part for name, part in parts.items()}
+
+
+def toy(parts: Callable[..., dict[str, Any]]) -> Callable[[Callable[..., Any]], Callable[..., nn.Module]]:
+    """Of a function of a model and its inputs, the models that have these parts, made from the sizes that they take."""
+    return lambda compute: lambda *sizes: Toy(compute, **parts(*sizes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import mupscale as mu
 from mupscale.core import places
 from mupscale.planning import KeepDouble, build_plan
 from resizing import without_resizing
+from toys import of, toy
 from zoo import TiedByProduct
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -62,19 +64,14 @@ class Attention(nn.Module):
         return self.d((q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1) @ v)
 
 
-class Scaled(nn.Module):
+@toy(lambda width: of(t=nn.Embedding(7, width), c=(width, width), d=(width, 2)))
+def scaled(m: Any, tokens: Tensor) -> Tensor:
     """A table times √width, as transformers of 2017 have it."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.t, self.c, self.d = nn.Embedding(7, width), nn.Linear(width, width), nn.Linear(width, 2)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.t(tokens) * self.t.embedding_dim**0.5
-        return self.d(torch.tanh(self.c(torch.tanh(x))))
+    x = m.t(tokens) * m.t.embedding_dim**0.5
+    return m.d(torch.tanh(m.c(torch.tanh(x))))
 
 
-MODELS: dict[str, Callable[[int], nn.Module]] = {"tied": TiedByProduct, "attention": Attention, "scaled": Scaled}
+MODELS: dict[str, Callable[[int], nn.Module]] = {"tied": TiedByProduct, "attention": Attention, "scaled": scaled}
 KEEPS = {"tied": {1.0}, "attention": {1.0, 2.0**0.5}, "scaled": {1.0, 2.0**-0.5}}
 
 
@@ -158,4 +155,4 @@ def test_between_multiples_the_plan_is_from_modules_and_tried(tokens: Tensor) ->
     assert plan == build_plan(mlp(8), mlp(12), how="fresh").with_initial("past_norms", {})
     assert str(plan).endswith("tried with the new units switched off: the outputs stay the same")
     with without_resizing(), pytest.raises(mu.MupscaleError, match="a constant depends on the width"):
-        mu.plan(Scaled(8), Scaled(12), inputs=tokens, grow=mu.Fresh())
+        mu.plan(scaled(8), scaled(12), inputs=tokens, grow=mu.Fresh())

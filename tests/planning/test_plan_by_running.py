@@ -24,6 +24,7 @@ from exactness import assert_exact, distance_to_a_line
 from mupscale.planning import in_double, learn_roles
 from patterns import PATTERNS, Pattern
 from resizing import without_resizing
+from toys import of, toy
 from zoo import TiedByProduct
 
 LIMITS = {
@@ -142,28 +143,22 @@ def test_the_models_are_not_changed() -> None:
         assert all(torch.equal(value, old[name]) for name, value in state.items())
 
 
-class Hidden(nn.Module):
+@toy(lambda width: of(a=(5, width), b=(width, 3 * width), c=(width, width), d=(width, 2)))
+def hidden(m: Any, x: Tensor) -> Tensor:
     """Attention whose names say nothing, its fused weight as (heads, 3, 4)."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(5, width), nn.Linear(width, 3 * width)
-        self.c, self.d = nn.Linear(width, width), nn.Linear(width, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.a(x)
-        parts = self.b(x).view(*x.shape[:2], -1, 3, 4).permute(3, 0, 2, 1, 4)
-        mixed = (parts[0] @ parts[1].transpose(-1, -2) / 2).softmax(-1) @ parts[2]
-        return self.d(x + self.c(mixed.transpose(1, 2).flatten(2))).mean(1)
+    x = m.a(x)
+    parts = m.b(x).view(*x.shape[:2], -1, 3, 4).permute(3, 0, 2, 1, 4)
+    mixed = (parts[0] @ parts[1].transpose(-1, -2) / 2).softmax(-1) @ parts[2]
+    return m.d(x + m.c(mixed.transpose(1, 2).flatten(2))).mean(1)
 
 
 @pytest.mark.usefixtures("float64")
 def test_a_family_learns_from_a_batch_what_names_do_not_say() -> None:
     x = torch.randn(3, 5, 5)
-    misled = mu.Family(Hidden, base=8)
+    misled = mu.Family(hidden, base=8)
     with pytest.raises(mu.MupscaleError, match="differs from the narrow one's"):
         misled.check(x)
-    family = mu.Family(Hidden, base=8, inputs=x)
+    family = mu.Family(hidden, base=8, inputs=x)
     family.check(x)
     model = family.init(16)
     optimizer = family.optimizer(model, torch.optim.AdamW, lr=1e-2, eps=1e-3, weight_decay=0.1)
@@ -197,7 +192,7 @@ def test_constants_that_depend_on_the_width_are_learnt_for_every_width() -> None
 
 
 def test_growth_by_a_wrong_plan_is_refused_and_changes_nothing() -> None:
-    narrow, wide, x = Hidden(8), Hidden(16), torch.randn(2, 3, 5)
+    narrow, wide, x = hidden(8), hidden(16), torch.randn(2, 3, 5)
     plan, before = mu.plan(narrow, wide), copy.deepcopy(wide.state_dict())
     with pytest.raises(mu.MupscaleError, match="differs from the narrow one's"):
         mu.upscale(narrow, wide, plan, inputs=x, exact=True)
@@ -206,7 +201,7 @@ def test_growth_by_a_wrong_plan_is_refused_and_changes_nothing() -> None:
 
 
 def test_keywords_and_roles_of_the_user() -> None:
-    narrow, wide, x = Hidden(8), Hidden(16), torch.randn(2, 3, 5)
+    narrow, wide, x = hidden(8), hidden(16), torch.randn(2, 3, 5)
     plan = mu.plan(narrow, wide, inputs={"x": x})
     assert plan == mu.plan(narrow, wide, inputs=(x,))
     assert plan["b.weight"].axes[0].block == 12
@@ -248,24 +243,19 @@ def test_random_numbers_for_a_latent_that_stays_are_the_same_at_both_widths() ->
     assert mu.plan(Noisy(8, 3), Noisy(12, 3), **given, grow=mu.Fresh()).tried_by == "silent units"
 
 
-class Masked(nn.Module):
+@toy(lambda width: of(a=(5, width), b=(width, 2), mask=nn.Parameter(torch.randn(width))))
+def masked(m: Any, x: Tensor) -> Tensor:
     """As wav2vec2 in training: a learned vector in place of positions that Python's own generator or NumPy's draws."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.a, self.b, self.mask = nn.Linear(5, width), nn.Linear(width, 2), nn.Parameter(torch.randn(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        places = numpy.random.rand(*x.shape[:2]) < 0.5
-        places[0, 0] = random.random() < 0.5
-        h = self.a(x)
-        h[torch.tensor(places)] = self.mask
-        return self.b(torch.tanh(h))
+    places = numpy.random.rand(*x.shape[:2]) < 0.5
+    places[0, 0] = random.random() < 0.5
+    h = m.a(x)
+    h[torch.tensor(places)] = m.mask
+    return m.b(torch.tanh(h))
 
 
 def test_random_numbers_of_other_generators_are_the_same_at_both_widths() -> None:
     state = numpy.random.get_state()[1].tolist(), random.getstate()
-    narrow, wide, x = Masked(8), Masked(16), torch.randn(2, 6, 5)
+    narrow, wide, x = masked(8), masked(16), torch.randn(2, 6, 5)
     assert mu.plan(narrow, wide, inputs=x).checked
     assert learn_roles(narrow, wide, x, {})["mask"] == mu.Role(out=0)
     assert state == (numpy.random.get_state()[1].tolist(), random.getstate())
@@ -274,9 +264,9 @@ def test_random_numbers_of_other_generators_are_the_same_at_both_widths() -> Non
 def test_what_cannot_be_run() -> None:
     x = torch.randn(2, 5)
     with torch.device("meta"):
-        wide = Hidden(16)
+        wide = hidden(16)
     with pytest.raises(mu.MupscaleError, match="meta device"):
-        mu.plan(Hidden(8), wide, inputs=x)
+        mu.plan(hidden(8), wide, inputs=x)
 
 
 def test_models_that_differ_in_more_than_widths() -> None:
@@ -322,27 +312,27 @@ def test_a_model_whose_copies_use_its_own_weights() -> None:
 
 def test_a_wide_model_that_is_half_as_wide_again() -> None:
     with pytest.raises(mu.MupscaleError, match=r"does not grow by a whole multiple. Sizes that fit: 16"):
-        mu.plan(Hidden(8), Hidden(12), inputs=torch.randn(2, 3, 5))
+        mu.plan(hidden(8), hidden(12), inputs=torch.randn(2, 3, 5))
 
 
 def test_growth_that_nobody_has_tried_warns() -> None:
-    narrow, x = Hidden(8), torch.randn(2, 3, 5)
+    narrow, x = hidden(8), torch.randn(2, 3, 5)
     with pytest.warns(mu.UncheckedPlan, match="Pass inputs="):
-        mu.upscale(narrow, Hidden(16), mu.plan(narrow, Hidden(16)), exact=True)
+        mu.upscale(narrow, hidden(16), mu.plan(narrow, hidden(16)), exact=True)
     with pytest.warns(mu.UncheckedPlan, match="Pass inputs="):
-        mu.Family(Hidden, base=8).upscale(narrow, width=16, exact=True)
+        mu.Family(hidden, base=8).upscale(narrow, width=16, exact=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        plan = mu.plan(narrow, Hidden(16), inputs=x)
-        mu.upscale(narrow, Hidden(16), mu.Plan.from_json(plan.to_json()), exact=True)
-        mu.Family(Hidden, base=8, inputs=x).upscale(narrow, width=16, exact=True)
-        mu.upscale(narrow, Hidden(16), plan, inputs=x, exact=True)
+        plan = mu.plan(narrow, hidden(16), inputs=x)
+        mu.upscale(narrow, hidden(16), mu.Plan.from_json(plan.to_json()), exact=True)
+        mu.Family(hidden, base=8, inputs=x).upscale(narrow, width=16, exact=True)
+        mu.upscale(narrow, hidden(16), plan, inputs=x, exact=True)
 
 
 def test_what_is_frozen_stays_so() -> None:
-    narrow, x = Hidden(8), torch.randn(2, 3, 5)
+    narrow, x = hidden(8), torch.randn(2, 3, 5)
     narrow.b.requires_grad_(requires_grad=False)
-    wide, _ = mu.upscale(narrow, Hidden(16), mu.plan(narrow, Hidden(16), inputs=x), exact=True)
+    wide, _ = mu.upscale(narrow, hidden(16), mu.plan(narrow, hidden(16), inputs=x), exact=True)
     assert [name for name, p in wide.named_parameters() if not p.requires_grad] == ["b.weight", "b.bias"]
 
 
@@ -523,20 +513,14 @@ class OwnScale(nn.Module):
         )
 
 
-class FewerKeys(nn.Module):
+@toy(lambda heads, keys: of(heads=heads, keys=keys, q=(5, 3 * heads), k=(5, 3 * keys), o=(3 * heads, 2)))
+def fewer_keys(m: Any, x: Tensor) -> Tensor:
     """Keys that serve groups of heads, and that grow half as much as these."""
-
-    def __init__(self, heads: int, keys: int) -> None:
-        super().__init__()
-        self.heads, self.keys = heads, keys
-        self.q, self.k, self.o = nn.Linear(5, 3 * heads), nn.Linear(5, 3 * keys), nn.Linear(3 * heads, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        b, t, _ = x.shape
-        q = self.q(x).view(b, t, self.heads, 3).transpose(1, 2)
-        k = self.k(x).view(b, t, self.keys, 1, 3).permute(0, 2, 3, 1, 4)
-        k = k.expand(b, self.keys, self.heads // self.keys, t, 3).reshape(b, self.heads, t, 3)
-        return self.o(((q @ k.mT).softmax(-1) @ k).transpose(1, 2).reshape(b, t, -1))
+    b, t, _ = x.shape
+    q = m.q(x).view(b, t, m.heads, 3).transpose(1, 2)
+    k = m.k(x).view(b, t, m.keys, 1, 3).permute(0, 2, 3, 1, 4)
+    k = k.expand(b, m.keys, m.heads // m.keys, t, 3).reshape(b, m.heads, t, 3)
+    return m.o(((q @ k.mT).softmax(-1) @ k).transpose(1, 2).reshape(b, t, -1))
 
 
 class JoinedParts(nn.Module):
@@ -554,23 +538,18 @@ class JoinedParts(nn.Module):
         return self.o((u[..., None] * v[..., None, :]).flatten(-2).mean(2))
 
 
-class TwoReadouts(nn.Module):
+@toy(lambda k: of(table=nn.Embedding(9, 8 * k), norm=nn.LayerNorm(8 * k), second=(8 * k, 3)))
+def two_readouts(m: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Behind the norm that takes the 1/k of the tied readout, a second one with a bias."""
-
-    def __init__(self, k: int) -> None:
-        super().__init__()
-        self.table, self.norm, self.second = nn.Embedding(9, 8 * k), nn.LayerNorm(8 * k), nn.Linear(8 * k, 3)
-
-    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.norm(torch.tanh(self.table(tokens)))
-        return x @ self.table.weight.T, self.second(x)
+    x = m.norm(torch.tanh(m.table(tokens)))
+    return x @ m.table.weight.T, m.second(x)
 
 
 PAIRS: dict[str, tuple[nn.Module, nn.Module]] = {
     "a scale of the model's own": (OwnScale(1), OwnScale(2)),
-    "keys grow less than heads": (FewerKeys(4, 2), FewerKeys(16, 4)),
+    "keys grow less than heads": (fewer_keys(4, 2), fewer_keys(16, 4)),
     "parts joined, each in blocks of its own": (JoinedParts(1), JoinedParts(2)),
-    "a second readout behind a fold": (TwoReadouts(1), TwoReadouts(2)),
+    "a second readout behind a fold": (two_readouts(1), two_readouts(2)),
 }
 
 

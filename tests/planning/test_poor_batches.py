@@ -15,6 +15,7 @@ from mupscale.models import MLP
 from mupscale.planning import Trials, in_double
 from patterns import PATTERNS
 from poor_batches import CASES, GPT, VOCAB, Branch, Case, TurnedDim, poor_batches
+from toys import of, toy
 
 ZEROS = torch.zeros(1, 8, dtype=torch.long)
 UNSEEN = "the batch does not show whether the plan is right for"
@@ -104,21 +105,16 @@ def test_an_empty_batch_is_refused(empty: Any) -> None:
             use()
 
 
-class Rows(nn.Module):
+@toy(lambda k: of(a=(3, 4 * k), c=(4 * k, 2)))
+def rows(m: Any, x: Tensor, table: Tensor) -> Tensor:
     """Rows of numbers beside a table that is given, too."""
-
-    def __init__(self, k: int) -> None:
-        super().__init__()
-        self.a, self.c = nn.Linear(3, 4 * k), nn.Linear(4 * k, 2)
-
-    def forward(self, x: Tensor, table: Tensor) -> Tensor:
-        out: Tensor = self.c(torch.tanh(self.a(x)))
-        return out @ table
+    out: Tensor = m.c(torch.tanh(m.a(x)))
+    return out @ table
 
 
 def test_a_batch_that_gives_no_outputs_is_refused() -> None:
     with pytest.raises(mu.MupscaleError, match="the batch is empty"):
-        mu.plan(Rows(1), Rows(2), inputs=(torch.zeros(0, 3), torch.randn(2, 2)))
+        mu.plan(rows(1), rows(2), inputs=(torch.zeros(0, 3), torch.randn(2, 2)))
 
 
 def test_a_good_batch_is_taken_as_it_is() -> None:
@@ -145,25 +141,20 @@ def test_only_what_looks_up_rows_of_a_table_is_drawn_anew() -> None:
     assert int(strong["tokens"].max()) < VOCAB
 
 
-class Picky(nn.Module):
+@toy(lambda k: of(a=(5, 8 * k), m=(8 * k, 24 * k), c=(8 * k, 2)))
+def picky(m: Any, x: Tensor) -> Tensor:
     """Heads behind numbers that have to be positive, whole rows of five, and no more than three of them."""
-
-    def __init__(self, k: int) -> None:
-        super().__init__()
-        self.a, self.m, self.c = nn.Linear(5, 8 * k), nn.Linear(8 * k, 24 * k), nn.Linear(8 * k, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if len(x) > 3 or x.shape[1:] != (4, 5):
-            raise KeyError("rows")
-        h = self.a(x.sqrt())
-        q, k, v = (part.view(len(x), 4, -1, 4).transpose(1, 2) for part in self.m(h).chunk(3, -1))
-        return self.c(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+    if len(x) > 3 or x.shape[1:] != (4, 5):
+        raise KeyError("rows")
+    h = m.a(x.sqrt())
+    q, k, v = (part.view(len(x), 4, -1, 4).transpose(1, 2) for part in m.m(h).chunk(3, -1))
+    return m.c(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
 @pytest.mark.quick("1.0")
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_a_model_that_takes_little_is_given_what_it_takes(value: float) -> None:
-    plan = mu.plan(Picky(1), Picky(2), inputs=torch.full((2, 4, 5), value))
+    plan = mu.plan(picky(1), picky(2), inputs=torch.full((2, 4, 5), value))
     assert plan["m.weight"].axes[0] == mu.Axis(2, 4, side="out")
 
 

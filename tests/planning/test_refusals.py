@@ -22,6 +22,7 @@ from mupscale.planning import keeps_outputs
 from mupscale.system import asked_by_command
 from own_norms import OwnScale
 from resizing import without_resizing
+from toys import of, toy
 
 
 class Block(nn.Module):
@@ -176,18 +177,12 @@ def test_fresh_units_are_no_advice_to_those_who_asked_for_them() -> None:
         assert "pass roles=" in str(said.value)
 
 
-class Sinusoids(nn.Module):
+@toy(lambda width, projected: of(a=(3, width), b=(width, width), c=(width, 2), width=width, projected=projected))
+def sinusoids(m: Any, x: Tensor) -> Tensor:
     """Positions as waves, whose lengths depend on the width; they may be projected before they meet data."""
-
-    def __init__(self, width: int, projected: bool) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(3, width), nn.Linear(width, width), nn.Linear(width, 2)
-        self.width, self.projected = width, projected
-
-    def forward(self, x: Tensor) -> Tensor:
-        lengths = 10_000 ** (torch.arange(self.width, dtype=x.dtype) / self.width)
-        waves = torch.sin(torch.arange(x.shape[1], dtype=x.dtype)[:, None] / lengths)
-        return self.c(torch.tanh(self.a(x) + (self.b(waves) if self.projected else waves)))
+    lengths = 10_000 ** (torch.arange(m.width, dtype=x.dtype) / m.width)
+    waves = torch.sin(torch.arange(x.shape[1], dtype=x.dtype)[:, None] / lengths)
+    return m.c(torch.tanh(m.a(x) + (m.b(waves) if m.projected else waves)))
 
 
 @pytest.mark.parametrize("projected", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -195,9 +190,9 @@ def test_constants_of_the_width_are_named_as_the_reason(projected: bool) -> None
     x = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
     match = r"computes from its width, .*: register the table as a buffer that is saved .* or try fresh units"
     with pytest.raises(mu.MupscaleError, match=match):
-        mu.plan(Sinusoids(2, projected), Sinusoids(4, projected), inputs=x)
+        mu.plan(sinusoids(2, projected), sinusoids(4, projected), inputs=x)
     with pytest.raises(mu.MupscaleError, match=r"Either a constant depends on the width .*register_buffer"):
-        mu.plan(Sinusoids(4, projected), Sinusoids(6, projected), inputs=x, grow=mu.Fresh())
+        mu.plan(sinusoids(4, projected), sinusoids(6, projected), inputs=x, grow=mu.Fresh())
 
 
 class Picky(nn.Module):
@@ -297,22 +292,17 @@ def test_a_batch_that_was_given_is_not_asked_for() -> None:
         assert not any("Pass inputs=" in str(each.message) for each in said)
 
 
-class Words(nn.Module):
+@toy(lambda width: of(words=nn.Embedding(13, width), contexts=nn.Embedding(13, width)))
+def words(m: Any, tokens: Tensor) -> Tensor:
     """word2vec: two tables, whose products are summed over the width."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.words, self.contexts = nn.Embedding(13, width), nn.Embedding(13, width)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.words(tokens) @ self.contexts(tokens).transpose(-1, -2)
+    return m.words(tokens) @ m.contexts(tokens).transpose(-1, -2)
 
 
 def test_what_is_given_or_cannot_be_given_is_not_asked_for() -> None:
     with pytest.raises(mu.PlanError, match=r"pass a batch, inputs=.*, or pass roles="):
-        mu.plan(Words(8), Words(12), grow=mu.Fresh())
+        mu.plan(words(8), words(12), grow=mu.Fresh())
     with without_resizing(), pytest.raises(mu.PlanError, match="pass roles=") as with_batch:
-        mu.plan(Words(8), Words(12), grow=mu.Fresh(), inputs=TOKENS)
+        mu.plan(words(8), words(12), grow=mu.Fresh(), inputs=TOKENS)
     assert "inputs=" not in str(with_batch.value)
     with asked_by_command(), pytest.raises(mu.MupscaleError, match="in any order that was tried") as by_command:
         mu.plan(Largest(4), Largest(8), inputs=X)
@@ -359,15 +349,10 @@ def test_more_blocks_need_a_batch() -> None:
 
 
 # --- Roles that the user gave, where the modules do not tell and a run has to: they hold, or are named as the cause.
-class Net(nn.Module):
+@toy(lambda width: of(inp=(7, width), hid=(width, width), out=(width, 3)))
+def net(m: Any, x: Tensor) -> Tensor:
     """Three layers, of which the modules tell everything."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.inp, self.hid, self.out = nn.Linear(7, width), nn.Linear(width, width), nn.Linear(width, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.hid(self.inp(x).relu()).relu())
+    return m.out(m.hid(m.inp(x).relu()).relu())
 
 
 class Tied(nn.Module):
@@ -419,14 +404,14 @@ def test_a_given_role_that_does_not_hold_is_named(case: str) -> None:
     """By a plan and by a family alike."""
     roles, message = WRONG[case]
     with pytest.raises(mu.MupscaleError, match=re.escape(message)):
-        mu.plan(Net(8), Net(32), inputs=VECTORS, roles=roles)
+        mu.plan(net(8), net(32), inputs=VECTORS, roles=roles)
     with pytest.raises(mu.MupscaleError, match=re.escape(message)):
-        mu.Family(Net, base=8, inputs=VECTORS, roles=roles)
+        mu.Family(net, base=8, inputs=VECTORS, roles=roles)
 
 
 def test_the_refusal_tells_what_the_run_shows_instead() -> None:
     with pytest.raises(mu.MupscaleError, match=re.escape("A run of the models shows Role(in_=1) for 'out.weight'")):
-        mu.plan(Net(8), Net(32), inputs=VECTORS, roles={"out.weight": mu.Role(out=1)})
+        mu.plan(net(8), net(32), inputs=VECTORS, roles={"out.weight": mu.Role(out=1)})
 
 
 def test_a_given_role_that_holds_is_taken_beside_learnt_ones() -> None:
@@ -524,7 +509,7 @@ def test_a_family_finds_what_old_weights_keep_for_every_width() -> None:
 
 def test_a_constant_given_without_its_part_for_old_units_is_asked_for_where_no_run_looks() -> None:
     with pytest.raises(mu.MupscaleError, match=re.escape("keep=…). With a batch (inputs=)")):
-        mu.plan(Net(8), Net(16), grow=mu.Fresh(), roles={"out.weight": mu.Role(in_=1, fold=2.0)})
+        mu.plan(net(8), net(16), grow=mu.Fresh(), roles={"out.weight": mu.Role(in_=1, fold=2.0)})
 
 
 @pytest.mark.parametrize("wrong", [None, "0", 1.0, True, (0, None), torch.tensor(0.5)], ids=str)
@@ -576,23 +561,18 @@ def test_one_who_wants_it_says_so() -> None:
     assert mu.Family(classes, base=8, inputs=ROWS, roles=roles).plan(16).checked
 
 
-class Flat(nn.Module):
+@toy(lambda width: of(conv=nn.Conv2d(3, width, 1), head=(4 * width, 2)))
+def flat(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     """Channels that a flatten hides from the layer that reads them, handed out beside the scores."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.conv, self.head = nn.Conv2d(3, width, 1), nn.Linear(4 * width, 2)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        h = torch.tanh(self.conv(x))
-        return self.head(h.flatten(1)), h
+    h = torch.tanh(m.conv(x))
+    return m.head(h.flatten(1)), h
 
 
 @pytest.mark.quick("channels", "lstm")
 @pytest.mark.parametrize(
     ("build", "x"),
     [
-        (Flat, torch.randn(2, 3, 2, 2)),
+        (flat, torch.randn(2, 3, 2, 2)),
         (lambda width: nn.LSTM(3, width, batch_first=True), torch.randn(2, 5, 3)),
         (lambda width: nn.Sequential(nn.Linear(3, width), Encoder(width, 2, 2 * width, batch_first=True)), ROWS[None]),
     ],
@@ -657,16 +637,12 @@ def test_the_old_units_of_an_output_that_grows_show_whether_fresh_ones_leave_the
     assert mu.plan(build(8), build(12), inputs=ROWS, grow=mu.Fresh()).tried_by == "silent units"
 
 
-class Doubled(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.a = nn.Linear(3, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([self.a(x)] * 2, -1)
+@toy(lambda width: of(a=(3, width)))
+def doubled(m: Any, x: Tensor) -> Tensor:
+    return torch.cat([m.a(x)] * 2, -1)
 
 
 def test_outputs_that_tell_nothing_are_the_reason() -> None:
     said = "every output of the model grows, to a size that no layer has"
     with without_resizing(), pytest.raises(mu.MupscaleError, match=said):
-        mu.plan(Doubled(8), Doubled(12), inputs=ROWS, grow=mu.Fresh())
+        mu.plan(doubled(8), doubled(12), inputs=ROWS, grow=mu.Fresh())

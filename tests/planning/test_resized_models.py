@@ -23,6 +23,7 @@ from mupscale.planning.comparing import compare_copies
 from mupscale.planning.making_plans import plan_and_look
 from mupscale.planning.miniatures import Resizing, find_miniatures
 from patterns import PATTERNS
+from toys import of, toy
 
 X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 TOKENS = torch.randint(0, 40, (2, 8), generator=torch.Generator().manual_seed(0))
@@ -54,20 +55,14 @@ def test_between_multiples_a_run_shows_what_it_shows_at_a_multiple(pattern: Any)
         assert {d: axis.block for d, axis in entry.axes.items()} == {d: a.block for d, a in other[name].axes.items()}
 
 
-class Folded(nn.Module):
+@toy(lambda width, scale: of(a=(3, width), b=nn.Parameter(torch.randn(width, 2)), scale=scale))
+def folded(m: Any, x: Tensor) -> Tensor:
     """A constant of the width in the forward pass, whose power a run at twice the size has to show."""
-
-    def __init__(self, width: int, scale: float) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(3, width), nn.Parameter(torch.randn(width, 2))
-        self.scale = scale
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.a(x)) @ self.b * self.scale
+    return torch.tanh(m.a(x)) @ m.b * m.scale
 
 
 def test_a_constant_is_kept_by_its_power_of_the_width_and_one_of_no_power_is_refused() -> None:
-    narrow, wide = (Folded(width, width**-0.5).double() for width in (8, 12))
+    narrow, wide = (folded(width, width**-0.5).double() for width in (8, 12))
     plan = mu.plan(narrow, wide, inputs=X, grow=mu.Fresh())
     assert float(plan["b"].keep) == pytest.approx(1.5**0.5, rel=1e-12)
     for name, p in wide.named_parameters():
@@ -79,23 +74,18 @@ def test_a_constant_is_kept_by_its_power_of_the_width_and_one_of_no_power_is_ref
         mu.plan(narrow, wide, inputs=X, grow=mu.Fresh())
 
 
-class Switched(nn.Module):
+@toy(lambda width: of(a=(3, width), b=nn.Parameter(torch.randn(2 * width, 2)), n=width))
+def switched(m: Any, x: Tensor) -> Tensor:
     """Units in another order at some widths, so that what holds at twice the size does not hold in between."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.a, self.b, self.n = nn.Linear(3, width), nn.Parameter(torch.randn(2 * width, 2)), width
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.a(x))
-        parts = torch.stack([h, h.square()], -1 if self.n % 16 else -2)
-        return parts.flatten(-2) @ self.b
+    h = torch.tanh(m.a(x))
+    parts = torch.stack([h, h.square()], -1 if m.n % 16 else -2)
+    return parts.flatten(-2) @ m.b
 
 
 def test_what_holds_at_twice_the_size_alone_is_refused() -> None:
-    assert mu.plan(Switched(16), Switched(32), inputs=X.float(), grow=mu.Fresh()).checked
+    assert mu.plan(switched(16), switched(32), inputs=X.float(), grow=mu.Fresh()).checked
     with pytest.raises(mu.MupscaleError, match="That is from a run at twice the size"):
-        mu.plan(Switched(16), Switched(24), inputs=X.float(), grow=mu.Fresh())
+        mu.plan(switched(16), switched(24), inputs=X.float(), grow=mu.Fresh())
 
 
 def test_a_copy_has_the_sizes_that_its_author_would_give_it_and_no_weights_of_the_model() -> None:
@@ -172,26 +162,20 @@ def test_a_comparison_leaves_no_model_in_memory(large: int, monkeypatch: pytest.
     assert [pair() for pair in pairs] == [None]
 
 
-class Block(nn.Module):
+@toy(lambda width, number, odd, flag: of(number=number, odd=odd, flag=flag, a=(width, 2 * width), b=(width, width)))
+def block(m: Any, x: Tensor) -> Tensor:
     """A gate whose halves lie in pairs or one behind the other, by a flag or by nothing but its position."""
-
-    def __init__(self, width: int, number: int, odd: int, flag: bool) -> None:
-        super().__init__()
-        self.number, self.odd, self.flag = number, odd, flag
-        self.a, self.b = nn.Linear(width, 2 * width), nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.a(x)
-        in_pairs = self.flag or self.number == self.odd
-        u, v = (y[..., ::2], y[..., 1::2]) if in_pairs else y.chunk(2, -1)
-        return x + self.b(torch.tanh(u) * v)
+    y = m.a(x)
+    in_pairs = m.flag or m.number == m.odd
+    u, v = (y[..., ::2], y[..., 1::2]) if in_pairs else y.chunk(2, -1)
+    return x + m.b(torch.tanh(u) * v)
 
 
 class Blocks(nn.Module):
     def __init__(self, width: int, odd: int, flags: tuple[bool, ...]) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(3, width), nn.Linear(width, 2)
-        self.blocks = nn.ModuleList(Block(width, number, odd, flag) for number, flag in enumerate(flags))
+        self.blocks = nn.ModuleList(block(width, number, odd, flag) for number, flag in enumerate(flags))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)

@@ -22,6 +22,7 @@ from mupscale import Axis, MupscaleError, Role
 from mupscale.checks.equivalence import Report
 from mupscale.planning.from_modules import _REGISTRY, MATRIX, register_roles, registered
 from slow_cases import with_slow
+from toys import of, toy
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -109,17 +110,12 @@ def attend(body: nn.Module, x: Tensor) -> Tensor:
     return body(x, x, x, need_weights=False)[0]
 
 
-class Tokens(nn.Module):
+@toy(lambda embedding, a, b: of(embedding=embedding, inner=(a, b)))
+def tokens(m: Any, x: Tensor) -> Tensor:
     """An embedding of two tokens' ids, which are the signs of the input; and the input itself, so the stem matters."""
-
-    def __init__(self, embedding: nn.Module, a: int, b: int) -> None:
-        super().__init__()
-        self.embedding, self.inner = embedding, nn.Linear(a, b)
-
-    def forward(self, x: Tensor) -> Tensor:
-        ids = (x[..., :1] > 0).long() + 2 * (x[..., -1:] > 0).long()
-        embedded = self.embedding(ids if isinstance(self.embedding, nn.EmbeddingBag) else ids.squeeze(-1))
-        return embedded + self.inner(x)
+    ids = (x[..., :1] > 0).long() + 2 * (x[..., -1:] > 0).long()
+    embedded = m.embedding(ids if isinstance(m.embedding, nn.EmbeddingBag) else ids.squeeze(-1))
+    return embedded + m.inner(x)
 
 
 class SelfAndOther(nn.Module):
@@ -147,15 +143,10 @@ class Conv1D(nn.Module):
         return x @ self.weight + self.bias
 
 
-class Pair(nn.Module):
+@toy(lambda a, b: of(other=(a, b), bilinear=nn.Bilinear(a, b, b)))
+def pair(m: Any, x: Tensor) -> Tensor:
     """Bilinear on two widths."""
-
-    def __init__(self, a: int, b: int) -> None:
-        super().__init__()
-        self.other, self.bilinear = nn.Linear(a, b), nn.Bilinear(a, b, b)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.bilinear(x, self.other(x))
+    return m.bilinear(x, m.other(x))
 
 
 def conv(dims: int, transposed: bool = False, **kwargs: Any) -> Callable[[int, int], nn.Module]:
@@ -179,9 +170,9 @@ def channelwise(body: Callable[[int], nn.Module], dims: int) -> Case:
 CASES: dict[str, Case] = {
     "Linear": Case(nn.Linear),
     "Linear without bias": Case(lambda a, b: nn.Linear(a, b, bias=False)),
-    "Bilinear": Case(Pair),
-    "Embedding": Case(lambda a, b: Tokens(nn.Embedding(4, b), a, b)),
-    "EmbeddingBag": Case(lambda a, b: Tokens(nn.EmbeddingBag(4, b, mode="sum"), a, b)),
+    "Bilinear": Case(pair),
+    "Embedding": Case(lambda a, b: tokens(nn.Embedding(4, b), a, b)),
+    "EmbeddingBag": Case(lambda a, b: tokens(nn.EmbeddingBag(4, b, mode="sum"), a, b)),
     **{f"Conv{d}d": Case(conv(d), image(d), channels_last) for d in (1, 2, 3)},
     **{f"Conv{d}d of 2 groups": Case(conv(d, groups=2), image(d), channels_last) for d in (1, 2, 3)},
     **{f"Conv{d}d depthwise": Case(depthwise(d), image(d), channels_last, square=True) for d in (1, 2, 3)},
@@ -444,15 +435,10 @@ class Mixer(nn.Module):
         return x @ (self.mix if self.transposed else self.mix.T)
 
 
-class Mixers(nn.Module):
+@toy(lambda a, b: of(mixes=nn.ParameterList([0.5 * torch.randn(b, a) for _ in range(2)])))
+def mixers(m: Any, x: Tensor) -> Tensor:
     """Matrices in a ParameterList, whose names are numbers."""
-
-    def __init__(self, a: int, b: int) -> None:
-        super().__init__()
-        self.mixes = nn.ParameterList([0.5 * torch.randn(b, a) for _ in range(2)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        return sum(x @ mix.T for mix in self.mixes)
+    return sum(x @ mix.T for mix in m.mixes)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -572,7 +558,7 @@ def test_roles_for_a_class_derived_from_a_known_one_add_to_what_is_known() -> No
 
 
 def test_a_bare_matrix_can_be_told_by_pattern() -> None:
-    case = Case(Mixers)
+    case = Case(mixers)
     narrow, wide = case.net(FEW), case.net(MANY)
     with pytest.raises(MupscaleError, match=r"'body\.mixes\.0'") as error:
         mu.plan(narrow, wide)
