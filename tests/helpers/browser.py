@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import json
 import os
@@ -112,11 +111,6 @@ class Browser:
         if "exceptionDetails" in answer:
             raise RuntimeError(f"{expression}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
-
-    def screenshot(self, path: Path) -> None:
-        """The whole page, as long as it is."""
-        shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
     def complaints(self) -> list[str]:
         """Errors and warnings the page gave, on its console or to the browser."""

@@ -10,7 +10,8 @@ import pytest
 import mupscale as mu
 
 
-def refuses(words: str, call: Callable[..., object], *arguments: Any, **named: Any) -> None:
-    """The call ends in an error of the library's own that says this (a regular expression)."""
-    with pytest.raises(mu.MupscaleError, match=words):
+def refuses(words: str, call: Callable[..., object], *arguments: Any, **named: Any) -> str:
+    """The call ends in an error of the library's own that says this (a regular expression); all that it says."""
+    with pytest.raises(mu.MupscaleError, match=words) as refused:
         call(*arguments, **named)
+    return str(refused.value)

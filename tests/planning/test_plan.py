@@ -23,6 +23,7 @@ from mupscale import Axis, Family, MupscaleError, Plan, Role, Rule
 from mupscale.checks.equivalence import Report
 from mupscale.models import GPT2, MLP, ResNet18
 from mupscale.planning.from_modules import _REGISTRY as registry
+from refusals import refuses
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -143,8 +144,7 @@ def test_a_buffer_that_is_not_saved_may_be_computed_anew() -> None:
     with torch.device("meta"):
         wide = Tables(8, torch.ones)
     assert mu.plan(Tables(4, torch.ones), wide).buffers["table"].wide == (8,)
-    with pytest.raises(MupscaleError, match="is not saved"):
-        mu.plan(Tables(4, torch.arange), wide)
+    refuses("is not saved", mu.plan, Tables(4, torch.arange), wide)
 
 
 def test_parametrised_layers() -> None:
@@ -160,8 +160,7 @@ def test_parametrised_layers() -> None:
             return self.head(torch.tanh(self.body(torch.tanh(self.stem(x)))))
 
     narrow, wide = Normed(4), Normed(12)
-    with pytest.raises(MupscaleError, match=r"weight\.original1.*ParametrizationList does not show which .*inputs="):
-        mu.plan(narrow, wide)
+    refuses(r"weight\.original1.*ParametrizationList does not show which .*inputs=", mu.plan, narrow, wide)
     roles = {"*.original1": Role(out=0, in_=1), "*.original0": Role(out=0, fold=3**-0.5)}
     assert_equivalent(narrow, wide, sequences(), roles=roles)
 
@@ -238,20 +237,15 @@ def test_tied_readout_registered_before_the_embedding() -> None:
 
 def test_tied_readout_without_a_norm_is_refused_with_a_remedy() -> None:
     narrow, wide = (Tied(d, nn.Linear(d, d), nn.Tanh()) for d in (4, 8))
-    with pytest.raises(
-        MupscaleError, match=r"'readout\.weight' is tied.*'between\.0', a Linear.*inputs=.*roles=.*untie"
-    ):
-        mu.plan(narrow, wide)
-    with pytest.raises(MupscaleError, match="is none that is known to"):
-        mu.plan(*(Tied(d, nn.LayerNorm(d, elementwise_affine=False)) for d in (4, 8)))
+    refuses(r"'readout\.weight' is tied.*'between\.0', a Linear.*inputs=.*roles=.*untie", mu.plan, narrow, wide)
+    refuses("is none that is known to", mu.plan, *(Tied(d, nn.LayerNorm(d, elementwise_affine=False)) for d in (4, 8)))
 
 
 def test_the_norm_of_a_tied_readout_can_be_named() -> None:
     """The remedy of the error, for a norm that is not the last module."""
     narrow, wide = (Tied(d, nn.Linear(d, d), norm_first=True) for d in (4, 8))
-    with pytest.raises(MupscaleError, match="is none that is known to") as error:
-        mu.plan(narrow, wide)
-    assert "roles={'NORM.*': mupscale.Role(out=0, fold=lambda out, in_: 1 / out)}" in str(error.value)
+    error = refuses("is none that is known to", mu.plan, narrow, wide)
+    assert "roles={'NORM.*': mupscale.Role(out=0, fold=lambda out, in_: 1 / out)}" in error
     named = {"norm.*": Role(out=0, fold=lambda out, in_: 1 / out)}
     assert mu.plan(narrow, wide, roles=named).rules["norm.bias"] == Rule(2, 1, 0.5)
     assert_equivalent(narrow, wide, tokens(), roles=named)
@@ -278,8 +272,7 @@ def test_a_final_norm_registered_before_the_layers_is_asked_for() -> None:
             return self.readout(self.norm(x))
 
     narrow, wide = Early(4), Early(8)
-    with pytest.raises(MupscaleError, match=r"'layers\.1\.1', a LayerNorm\) is none.*name the norm, roles="):
-        mu.plan(narrow, wide)
+    refuses(r"'layers\.1\.1', a LayerNorm\) is none.*name the norm, roles=", mu.plan, narrow, wide)
     assert_equivalent(narrow, wide, tokens(), roles={"norm.*": Role(out=0, fold=lambda out, in_: 1 / out)})
 
 
@@ -297,8 +290,7 @@ def test_tied_parameters_that_contradict_each_other_are_refused() -> None:
             self.inner.weight = attn.q_proj.weight  # one by one here, whole heads there
 
     narrow, wide = (Twice(2 * n, Heads(2 * n, n, 2, tells={"num_heads": n})) for n in (2, 4))
-    with pytest.raises(MupscaleError, match=r"tied parameters inner\.weight, attn\.q_proj\.weight have contra"):
-        mu.plan(narrow, wide)
+    refuses(r"tied parameters inner\.weight, attn\.q_proj\.weight have contra", mu.plan, narrow, wide)
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -429,8 +421,7 @@ def test_growing_heads_are_recognised_in_a_class_with_roles_of_its_own(monkeypat
             return super().forward(x) + x @ self.skew.T
 
     narrow, wide = (Block(3 * n, Skewed(n)) for n in (2, 4))
-    with pytest.raises(MupscaleError, match="Skewed does not show"):
-        mu.plan(narrow, wide)
+    refuses("Skewed does not show", mu.plan, narrow, wide)
     mu.register_roles(Skewed, skew=Role(out=0, in_=1))
     assert_equivalent(narrow, wide, sequences())
 
@@ -451,8 +442,7 @@ def test_two_layers_with_the_name_of_an_output_projection_are_asked_for() -> Non
             return self.out(torch.tanh(x + mixed))
 
     narrow, wide = Small(2), Small(4)
-    with pytest.raises(MupscaleError, match=r"were not recognised by name \(stem, qkv, proj, out\)"):
-        mu.plan(narrow, wide)
+    refuses(r"were not recognised by name \(stem, qkv, proj, out\)", mu.plan, narrow, wide)
     roles = {
         "qkv.weight": Role(out=0, in_=1, out_block=2),
         "qkv.bias": Role(out=0, out_block=2),
@@ -550,8 +540,7 @@ def test_query_heads_growing_alone_in_a_fused_projection_are_refused() -> None:
     narrow, wide = (
         Block(2 * n, Heads(2 * n, n, 2, "fused", kv=1, tells={"num_heads": n, "num_kv_heads": 1})) for n in (4, 8)
     )
-    with pytest.raises(MupscaleError, match=r"attention 'attn'.*1 times, in one fused projection. Grow both"):
-        mu.plan(narrow, wide)
+    refuses(r"attention 'attn'.*1 times, in one fused projection. Grow both", mu.plan, narrow, wide)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [((4, 8), (1, 4)), ((4, 4), (2, 4))])
@@ -560,10 +549,7 @@ def test_key_value_heads_that_grow_otherwise_are_refused(heads: tuple[int, int],
         Block(2 * n, Heads(2 * n, n, 2, kv=kv, tells={"num_heads": n, "num_kv_heads": kv}))
         for n, kv in zip(heads, kv_heads, strict=True)
     )
-    with pytest.raises(
-        MupscaleError, match=r"attention 'attn': query heads grow \d times and key/value heads \d times"
-    ):
-        mu.plan(narrow, wide)
+    refuses(r"attention 'attn': query heads grow \d times and key/value heads \d times", mu.plan, narrow, wide)
 
 
 @pytest.mark.parametrize("style", ["separate", "fused"])
@@ -636,8 +622,7 @@ def test_projections_of_unknown_names_are_asked_for(tells: dict[str, int], names
 
     narrow, wide = Block(4, OddAttention(2)), Block(8, OddAttention(4))
     said = rf"attention 'attn'.*were not recognised by name \({names}\).*inputs="
-    with pytest.raises(MupscaleError, match=said):
-        mu.plan(narrow, wide)
+    refuses(said, mu.plan, narrow, wide)
     told = {
         f"attn.{out}.weight": Role(out=0, in_=1, in_block=2),
         f"attn.{out}.bias": Role(out=0),
@@ -706,8 +691,7 @@ def test_a_norm_of_the_queries_takes_the_fold(style: str) -> None:
 
 def test_a_norm_without_gain_has_nothing_to_fold_into() -> None:
     narrow, wide = (growing(size, size**-0.5, norm="without gain") for size in (2, 6))
-    with pytest.raises(MupscaleError, match=r"attention 'attn'.*in the queries, .* a norm without a gain"):
-        mu.plan(narrow, wide)
+    refuses(r"attention 'attn'.*in the queries, .* a norm without a gain", mu.plan, narrow, wide)
 
 
 def test_heads_and_head_dim_growing_at_once_cannot_be_copied_but_scale_under_mup() -> None:
@@ -852,15 +836,13 @@ def test_fractions_and_the_initialisation_are_in_the_round_trip() -> None:
 def test_what_is_not_a_plan_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(text)
     for read in (lambda: Plan.from_json(text), lambda: Plan.load(tmp_path / "plan.json")):
-        with pytest.raises(MupscaleError, match="not a plan written by mupscale"):
-            read()
+        refuses("not a plan written by mupscale", read)
 
 
 def test_a_truncated_plan_is_refused() -> None:
     text = PLANS["tied, a fold of 1/3"]().to_json()
     for part in (0.2, 0.5, 0.9):
-        with pytest.raises(MupscaleError, match="not a plan written by mupscale"):
-            Plan.from_json(text[: int(part * len(text))])
+        refuses("not a plan written by mupscale", Plan.from_json, text[: int(part * len(text))])
 
 
 # Composition.
@@ -957,14 +939,12 @@ def test_plans_of_different_models_do_not_compose() -> None:
     plan = mu.plan(MLP(5, 4, 3), MLP(5, 8, 3))
     with pytest.raises(MupscaleError, match="different models do not compose: their parameters have different names"):
         plan.then(mu.plan(MLP(5, 8, 3, depth=3), MLP(5, 16, 3, depth=3)))
-    with pytest.raises(MupscaleError, match=r"'layers\.0\.weight' ends with shape \(8, 5\).*starts with \(4, 5\)"):
-        plan.then(plan)
+    refuses(r"'layers\.0\.weight' ends with shape \(8, 5\).*starts with \(4, 5\)", plan.then, plan)
     heads, sizes = (
         mu.plan(gpt2(a, b, attention_multiplier=1.0), gpt2(c, d, attention_multiplier=1.0))
         for a, b, c, d in ((2, 2, 4, 2), (4, 2, 4, 4))
     )
-    with pytest.raises(MupscaleError, match=r"do not compose. Widen in one step"):
-        heads.then(sizes)
+    refuses(r"do not compose. Widen in one step", heads.then, sizes)
 
 
 # What is refused.
@@ -973,12 +953,9 @@ def test_plans_of_different_models_do_not_compose() -> None:
 def test_a_plan_checks_that_a_model_is_its_own() -> None:
     plan = mu.plan(MLP(5, 4, 3), MLP(5, 8, 3))
     assert list(plan.check(MLP(5, 8, 3))) == list(plan.check(MLP(5, 4, 3), "narrow")) == list(plan)
-    with pytest.raises(MupscaleError, match=r"for a different model: 'layers\.0\.weight' has shape \(4, 5\).*\(8, 5\)"):
-        plan.check(MLP(5, 4, 3))
-    with pytest.raises(MupscaleError, match=r"the plan lacks the parameter 'layers\.4\.weight' and 1 more"):
-        plan.check(MLP(5, 8, 3, depth=5))
-    with pytest.raises(MupscaleError, match=r"the wide model lacks the parameter 'layers\.3\.weight' and 1 more"):
-        plan.check(MLP(5, 8, 3, depth=3))
+    refuses(r"for a different model: 'layers\.0\.weight' has shape \(4, 5\).*\(8, 5\)", plan.check, MLP(5, 4, 3))
+    refuses(r"the plan lacks the parameter 'layers\.4\.weight' and 1 more", plan.check, MLP(5, 8, 3, depth=5))
+    refuses(r"the wide model lacks the parameter 'layers\.3\.weight' and 1 more", plan.check, MLP(5, 8, 3, depth=3))
     with pytest.raises(MupscaleError, match="the plan has no parameter 'head'"):
         plan["head"]
 
@@ -1039,15 +1016,13 @@ REFUSED: dict[str, tuple[nn.Module, nn.Module, str]] = {
 def test_models_that_do_not_widen_are_refused(narrow: nn.Module, wide: nn.Module, message: str) -> None:
     lazy = any(nn.parameter.is_lazy(p) for p in narrow.parameters())
     before = {} if lazy else {name: tensor.clone() for name, tensor in wide.state_dict().items()}
-    with pytest.raises(MupscaleError, match=message):
-        mu.plan(narrow, wide)
+    refuses(message, mu.plan, narrow, wide)
     assert all(torch.equal(tensor, before[name]) for name, tensor in wide.state_dict().items() if before)
 
 
 def test_one_model_twice_is_refused() -> None:
     model = MLP(5, 4, 3)
-    with pytest.raises(MupscaleError, match=r"the same module. Build a second, wider one"):
-        mu.plan(model, model)
+    refuses(r"the same module. Build a second, wider one", mu.plan, model, model)
 
 
 def test_blocks_must_divide_the_axis() -> None:
@@ -1058,8 +1033,7 @@ def test_blocks_must_divide_the_axis() -> None:
 def test_widths_of_a_family_need_not_divide() -> None:
     """μP scales where copying cannot."""
     assert mlp_family().plan(7).rules["layers.3.weight"] == Rule(1, Fraction(7, 6))
-    with pytest.raises(MupscaleError, match="dimension 0 does not grow by a whole multiple"):
-        mlp_family().widening(6, 7)
+    refuses("dimension 0 does not grow by a whole multiple", mlp_family().widening, 6, 7)
 
 
 def test_an_axis_of_a_family_is_a_width_even_where_it_does_not_grow() -> None:

@@ -21,6 +21,7 @@ from exactness import assert_goes_on, train_and_widen
 from mupscale import Axis, MupscaleError, Role
 from mupscale.checks.equivalence import Report
 from mupscale.planning.from_modules import _REGISTRY, MATRIX, register_roles, registered
+from refusals import refuses
 from slow_cases import with_slow
 from toys import of, toy
 
@@ -342,8 +343,7 @@ def test_single_channel_groups_may_become_groups_of_copies(
 def test_a_first_axis_that_is_output_and_input_at_once_is_refused() -> None:
     """The same in a ConvTranspose, whose first axis is groups × inputs per group."""
     few, many = OneModule(2, nn.ConvTranspose1d(2, 2, 3, groups=2)), OneModule(8, nn.ConvTranspose1d(8, 8, 3, groups=4))
-    with pytest.raises(MupscaleError, match=r"output and input at once. Keep the number of groups"):
-        mu.plan(few, many)
+    refuses(r"output and input at once. Keep the number of groups", mu.plan, few, many)
     told = {"body.*": Role(out=0)}
     assert mu.plan(few, OneModule(8, nn.ConvTranspose1d(8, 8, 3, groups=8)), roles=told)["body.weight"].rule.out == 4
 
@@ -372,12 +372,10 @@ def test_growing_groups_cannot_be_copied_but_scale_under_mup(
     def build(width: int) -> nn.Module:
         return OneModule(width, body(width))
 
-    with pytest.raises(MupscaleError, match=r"'body\.weight'.*keep the number of groups, or pass roles= with blocks"):
-        mu.plan(build(few), build(many))
+    refuses(r"'body\.weight'.*keep the number of groups, or pass roles= with blocks", mu.plan, build(few), build(many))
     family = mu.Family(build, base=few)
     assert family.plan(many)["body.weight"].rule.out == 2
-    with pytest.raises(MupscaleError, match="keep the number of groups"):
-        family.widening(few, many)
+    refuses("keep the number of groups", family.widening, few, many)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -528,10 +526,9 @@ def test_a_family_refuses_what_may_be_summed_over_unless_it_has_a_batch() -> Non
 def test_the_error_for_a_bare_matrix_gives_the_role_to_pass_or_register(transposed: bool) -> None:
     case = Case(lambda a, b: Mixer(a, b, transposed))
     narrow, wide = case.net(FEW), case.net(MANY)
-    with pytest.raises(MupscaleError, match=r"'body\.mix'.*grows along dimensions \[0, 1\], but Mixer") as error:
-        mu.plan(narrow, wide)
-    assert "input: pass a batch, inputs=, and a run of the model shows it, or pass roles=" in str(error.value)
-    line = re.search(r"mupscale\.Role\(.*?\)", str(error.value))
+    error = refuses(r"'body\.mix'.*grows along dimensions \[0, 1\], but Mixer", mu.plan, narrow, wide)
+    assert "input: pass a batch, inputs=, and a run of the model shows it, or pass roles=" in error
+    line = re.search(r"mupscale\.Role\(.*?\)", error)
     role = eval(line[0].replace("out=0, in_=1", "out=1, in_=0") if transposed else line[0], {"mupscale": mu})
     assert_equivalent(narrow, wide, case.batches(), "adamw", roles={"body.mix": role})
     register_roles(Mixer, mix=role)
@@ -551,8 +548,7 @@ def test_roles_for_a_class_derived_from_a_known_one_add_to_what_is_known() -> No
     case = Case(Adapted)
     narrow, wide = case.net(FEW), case.net(MANY)
     for name in ("extra", "more"):
-        with pytest.raises(MupscaleError, match=rf"'body\.{name}'.*grows along dimensions \[0, 1\]"):
-            mu.plan(narrow, wide)
+        refuses(rf"'body\.{name}'.*grows along dimensions \[0, 1\]", mu.plan, narrow, wide)
         register_roles(Adapted, **{name: MATRIX})
     assert_equivalent(narrow, wide, case.batches(), "adamw")
 
@@ -560,11 +556,10 @@ def test_roles_for_a_class_derived_from_a_known_one_add_to_what_is_known() -> No
 def test_a_bare_matrix_can_be_told_by_pattern() -> None:
     case = Case(mixers)
     narrow, wide = case.net(FEW), case.net(MANY)
-    with pytest.raises(MupscaleError, match=r"'body\.mixes\.0'") as error:
-        mu.plan(narrow, wide)
-    assert "register_roles" not in str(error.value), "a number is no name of a keyword argument"
-    found = re.search(r"roles=(\{'body\.mixes\.0': mupscale\.Role\(out=0, in_=1\)\})", str(error.value))
-    assert found is not None, str(error.value)
+    error = refuses(r"'body\.mixes\.0'", mu.plan, narrow, wide)
+    assert "register_roles" not in error, "a number is no name of a keyword argument"
+    found = re.search(r"roles=(\{'body\.mixes\.0': mupscale\.Role\(out=0, in_=1\)\})", error)
+    assert found is not None, error
     first = eval(found[1], {"mupscale": mu})
     assert_equivalent(narrow, wide, case.batches(), "adamw", roles={**first, "body.mixes.1": MATRIX})
 
@@ -616,21 +611,17 @@ def test_a_pattern_that_matches_nothing_is_an_error() -> None:
 
 def test_an_axis_that_is_no_width_must_not_grow() -> None:
     few, many = (nn.Sequential(nn.Embedding(tokens, 4), nn.Linear(4, 2)) for tokens in (5, 10))
-    with pytest.raises(MupscaleError, match=r"'0\.weight'.*grows along dimension 0, .*that dimension is not a width"):
-        mu.plan(few, many)
+    refuses(r"'0\.weight'.*grows along dimension 0, .*that dimension is not a width", mu.plan, few, many)
     few, many = (nn.Conv2d(3, 4, size) for size in (3, 5))
-    with pytest.raises(MupscaleError, match=r"'weight'.*grows along dimension 2, .*that dimension is not a width"):
-        mu.plan(few, many)
+    refuses(r"'weight'.*grows along dimension 2, .*that dimension is not a width", mu.plan, few, many)
 
 
 @pytest.mark.usefixtures("registry")
 def test_register_roles_checks_what_it_is_given() -> None:
     with pytest.raises(MupscaleError, match="module= is a Linear, but must be the class of a model"):
         register_roles(nn.Linear(2, 2), weight=MATRIX)  # type: ignore[arg-type]
-    with pytest.raises(MupscaleError, match="either a function, or one Role per parameter"):
-        register_roles(Mixer)
-    with pytest.raises(MupscaleError, match="either a function, or one Role per parameter"):
-        register_roles(Mixer, lambda narrow, wide: {}, mix=MATRIX)
+    refuses("either a function, or one Role per parameter", register_roles, Mixer)
+    refuses("either a function, or one Role per parameter", register_roles, Mixer, lambda narrow, wide: {}, mix=MATRIX)
 
 
 def test_roles_count_dimensions_from_the_end_too() -> None:
