@@ -13,7 +13,6 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import hf_models as models
-import mupscale as mu
 from hf_models import GPT, GROUPED, SIZES, TEXT, Named, randomised
 from mupscale import Copies, Fresh, MupscaleError, Role, hf
 from mupscale.cli import main
@@ -24,6 +23,7 @@ from mupscale.hf.config_fields import Times
 from mupscale.hf.record import Record
 from mupscale.hf.source import open_source
 from mupscale.hf.verifying import Comparison, load_pretrained
+from refusals import refuses
 from slow_cases import with_slow
 
 DEBERTA_V3 = {**TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8}
@@ -136,10 +136,9 @@ def test_norms_without_gains_are_the_reason_of_fresh_units_that_are_not_compared
 def test_what_the_modules_do_not_explain_is_refused(name: str, tmp_path: Path) -> None:
     prefix, head, fields, says = REFUSED[name]
     small = saved(tmp_path / "small", prefix, head, fields)
-    with pytest.raises(MupscaleError, match=says) as error:
-        upscale(small, tmp_path / "wide", times=2, progress=False, exact=True)
-    assert "roles=" not in str(error.value)  # which is none of upscale's arguments, and no option
-    assert "inputs=" not in str(error.value)
+    error = refuses(says, upscale, small, tmp_path / "wide", times=2, progress=False, exact=True)
+    assert "roles=" not in error  # which is none of upscale's arguments, and no option
+    assert "inputs=" not in error
     assert not (tmp_path / "wide").exists()
 
 
@@ -218,8 +217,7 @@ def test_a_head_dim_that_would_change() -> None:
 
 
 def test_a_config_without_any_known_size() -> None:
-    with pytest.raises(MupscaleError, match="has no field for the hidden size"):
-        ConfigFamily({"breadth": 3}).wide_config(Times.of(2))
+    refuses("has no field for the hidden size", ConfigFamily({"breadth": 3}).wide_config, Times.of(2))
 
 
 # --- Checkpoints of which nothing would grow, or a part, or that cannot be compared: refused in a sentence.
@@ -256,8 +254,7 @@ def test_sizes_of_stages_in_a_list(tmp_path: Path) -> None:
         ({"times": 1}, "times=1 changes nothing"),
     ]
     for ask, message in asked:
-        with pytest.raises(mu.MupscaleError, match=message):
-            hf.upscale(small, tmp_path / "other", progress=False, **ask)
+        refuses(message, hf.upscale, small, tmp_path / "other", progress=False, **ask)
 
 
 @pytest.mark.parametrize(
@@ -266,8 +263,7 @@ def test_sizes_of_stages_in_a_list(tmp_path: Path) -> None:
 )
 def test_heads_of_stages_in_a_list(asked: dict[str, int], message: str, tmp_path: Path) -> None:
     transformers.SwinForImageClassification(transformers.SwinConfig(**SWIN)).save_pretrained(tmp_path / "small")
-    with pytest.raises(mu.MupscaleError, match=message):
-        hf.upscale(tmp_path / "small", tmp_path / "wide", progress=False, **asked)
+    refuses(message, hf.upscale, tmp_path / "small", tmp_path / "wide", progress=False, **asked)
 
 
 @pytest.mark.parametrize(
@@ -280,8 +276,7 @@ def test_heads_of_stages_in_a_list(asked: dict[str, int], message: str, tmp_path
 def test_refused_in_a_sentence(name: str, sizes: dict[str, Any], message: str, tmp_path: Path) -> None:
     config = getattr(transformers, f"{name}Config")(**sizes)
     getattr(transformers, f"{name}Model")(config).save_pretrained(tmp_path / "small")
-    with pytest.raises(mu.MupscaleError, match=message):
-        hf.upscale(tmp_path / "small", tmp_path / "wide", times=2, progress=False, exact=True)
+    refuses(message, hf.upscale, tmp_path / "small", tmp_path / "wide", times=2, progress=False, exact=True)
     assert not (tmp_path / "wide").exists()
 
 
@@ -441,8 +436,7 @@ def test_parts_that_are_not_there(tmp_path: Path) -> None:
         ({"times": "txt=2"}, r"names 'txt', which does not grow: text and vision \(text=2\)"),
     ]
     for ask, message in asked:
-        with pytest.raises(MupscaleError, match=message):
-            upscale(small, wide, progress=False, **ask)
+        refuses(message, upscale, small, wide, progress=False, **ask)
     assert not wide.exists()
 
 

@@ -24,6 +24,7 @@ from mupscale.hf.config_fields import Times
 from mupscale.hf.groups import match_plan
 from mupscale.hf.record import GrowthStep, Record, count_from_first, plan_growths
 from mupscale.hf.source import open_source
+from refusals import refuses
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 20, "num_attention_heads": 4, "head_dim": 4}
 
@@ -64,8 +65,7 @@ def test_what_times_may_be(given_: Any, expected: Times) -> None:
     ],
 )
 def test_what_times_may_not_be(given_: Any, message: str) -> None:
-    with pytest.raises(MupscaleError, match=message):
-        Times.of(given_)
+    refuses(message, Times.of, given_)
 
 
 def test_growths_multiply() -> None:
@@ -102,8 +102,7 @@ def test_a_record_follows_more_layers() -> None:
 )
 def test_a_record_that_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "mupscale.json").write_text(text)
-    with pytest.raises(MupscaleError, match=r"is not a mupscale.json of this version .*Copy the one"):
-        Record.load(tmp_path)
+    refuses(r"is not a mupscale.json of this version .*Copy the one", Record.load, tmp_path)
 
 
 # --- Checkpoints that grow more than once: what noise and new units are drawn from counts from the first model.
