@@ -6,17 +6,17 @@ import random
 from dataclasses import asdict, replace
 from typing import Any
 
-from mupscale.study import ContenderRuns, StudySettings, StudySummary, Sweep, SystemRuns, Tried, contender_named
+from mupscale.study import StudySettings, StudySummary, Sweep, SystemRuns, Tried, contender_named
 from mupscale.study.contenders import IN_PAY, USUAL_IN_PAY
 from mupscale.study.forecast import check_forecast, make_forecast
-from mupscale.study.results import BudgetPoint, StageSpent
+from mupscale.study.results import StageSpent
 from mupscale.study.verdict import answer_comparison
 from mupscale.study.wording import write_pay_words
+from paper_runs import system_of
 from summaries import stored
 from summaries import write as write  # which tests of comparisons take from here
 
 USUAL, ALL = USUAL_IN_PAY, IN_PAY
-BUDGETS = (0.25, 0.5, 1.0)
 LRS = (0.002, 0.004, 0.008, 0.016, 0.032)
 NOISES = (0.5, 1.0, 2.0, 4.0)
 STEPS = 2000
@@ -48,25 +48,14 @@ def system(
     lost: dict[str, int] | None = None,
     finals: dict[str, tuple[float, ...]] | None = None,
 ) -> SystemRuns:
-    """Runs between a width and four times it. lost: how many seeds of a contender diverged at the last two budgets."""
-    small, large = 60.0 * narrow**2, 60.0 * (4 * narrow) ** 2
-    base = STEPS * small
-    contenders = []
+    """Runs between a width and twice it. lost: how many seeds of a contender diverged at the last two budgets."""
+    losses: dict[str, list[list[float | None]]] = {}
     for name in names:
-        one = contender_named(name)
-        per_step = large if one.is_wide else small
-        steps = 2 * STEPS if one.full_steps else round((STEPS * large + (0 if one.from_base else base)) / per_step)
-        gone = (lost or {}).get(name, 0)
-        chance = random.Random(f"{name} {narrow}")
-        points = []
-        for number, (budget, final) in enumerate(zip(BUDGETS, (finals or FINALS)[name], strict=True)):
-            losses: list[float | None] = [final * (1 + 0.006 * chance.uniform(-1, 1)) for _ in range(seeds)]
-            if number > 0:
-                losses = [None if seed < gone else loss for seed, loss in enumerate(losses)]
-            points.append(BudgetPoint(budget, round(budget * steps), round(budget * steps) * per_step, losses))
-        width = 4 * narrow if one.is_wide else narrow
-        contenders.append(ContenderRuns(name, width, 0.008, 2.0 if one.tunes_noise else 0.0, points))
-    return SystemRuns(narrow, 4 * narrow, base, "FLOPs", contenders)
+        gone, chance = (lost or {}).get(name, 0), random.Random(f"{name} {narrow}")
+        ends = (finals or FINALS)[name]
+        first, *rest = [[end * (1 + 0.006 * chance.uniform(-1, 1)) for _ in range(seeds)] for end in ends]
+        losses[name] = [[*first], *([*[None] * gone, *each[gone:]] for each in rest)]
+    return system_of(losses, narrow=narrow, base_cost=8e9, full=1.26e11)
 
 
 def tuned(name: str) -> Sweep:

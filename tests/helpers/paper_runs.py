@@ -134,14 +134,18 @@ def compare_quietly(folder: Path, of: Recipe | None = None, how: StudySettings |
 
 
 def system_of(
-    losses: Mapping[str, list[list[float | None]]], *, narrow: int = 64, base_cost: float | None = 100.0
+    losses: Mapping[str, list[list[float | None]]],
+    *,
+    narrow: int = 64,
+    base_cost: float | None = 100.0,
+    full: float = 400.0,
 ) -> SystemRuns:
-    """A system with these losses by contender, budget (1/4, 1/2, 1 of them) and seed; each costs up to 400."""
+    """A system with these losses by contender, budget (1/4, 1/2, 1 of them) and seed; each costs up to so much."""
     contenders = []
     for name, by_budget in losses.items():
-        full = 400.0 if contender_named(name).from_base else 400.0 + (base_cost or 0.0)
+        cost = full if contender_named(name).from_base else full + (base_cost or 0.0)
         parts = [0.25, 0.5, 1.0][-len(by_budget) :]
-        points = [BudgetPoint(part, 10, part * full, each) for part, each in zip(parts, by_budget, strict=True)]
+        points = [BudgetPoint(part, 10, part * cost, each) for part, each in zip(parts, by_budget, strict=True)]
         contenders.append(ContenderRuns(name, 2 * narrow, 0.01, 0.0, points))
     return SystemRuns(narrow, 2 * narrow, base_cost, "FLOPs", contenders)
 

@@ -115,7 +115,7 @@ def test_the_same_page_for_another_preset(tmp_path: Path) -> None:
     wanted = [
         summary.answer["sentence"],
         "growing with fresh units ends lower than continuing",
-        "width 256 → 1,024",
+        "width 256 → 512",
         "Cost of growing, compared with training from scratch to the same loss 0.63×",
         "Loss against cost",
         "mean and range over 2 seeds",

@@ -90,7 +90,7 @@ def test_where_growing_pays_in_words() -> None:
     summary = comparison(2)
     assert summary.sentences == [
         summary.answer["sentence"],
-        "From 58.2 GFLOPs on (base model's cost included), growing with fresh units ends lower than continuing.",
+        "From 58.4 GFLOPs on (base model's cost included), growing with fresh units ends lower than continuing.",
         "At every budget, growing with fresh units ends lower than starting over.",
         RATES,
     ]
@@ -138,8 +138,8 @@ def test_forecast_alone() -> None:
     assert any(one.startswith("Seeds of small models: 3") for one in summary.measured)
     assert [table.title for table in summary.tables] == [
         "The forecast",
-        "Small contenders at the full budget, width 32 → 128",
-        "Small contenders at the full budget, width 64 → 256",
+        "Small contenders at the full budget, width 32 → 64",
+        "Small contenders at the full budget, width 64 → 128",
     ]
 
 
@@ -157,7 +157,7 @@ def test_diverged_contenders_are_named() -> None:
     *_, second, last = rows(summary.tables[1])
     assert re.fullmatch(r"grown from copies .* 0\.5\d\d \(0\.5\d\d to 0\.5\d\d\) 1 of 3 seeds diverged", last)
     assert second.endswith("diverged")
-    assert plain(summary.tables[2].rows[-2][2]) == "diverged at 66.8 GFLOPs"
+    assert plain(summary.tables[2].rows[-2][2]) == "diverged at 67 GFLOPs"
     assert (
         "Growing with fresh units and starting over were not measured at a common cost, so they cannot be compared."
         in summary.sentences
