@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import numpy as np
+
 from mupscale.core import RuleSet, WholeWidth, Width
 from mupscale.engine import Engine
 from mupscale.growth import OPERATORS
@@ -432,13 +434,7 @@ def _of_seed(sizes: Sequence[Mapping[str, Any]], seed: int) -> dict[str, float]:
 def _between(curve: Mapping[float, float], x: float) -> float | None:
     """The loss at a rate between those of the grid, linearly in log2; None beyond it."""
     xs = sorted(curve)
-    if not xs[0] <= x <= xs[-1]:
-        return None
-    after = next(i for i, one in enumerate(xs) if one >= x)
-    if xs[after] == x:
-        return curve[x]
-    share = (x - xs[after - 1]) / (xs[after] - xs[after - 1])
-    return (1 - share) * curve[xs[after - 1]] + share * curve[xs[after]]
+    return float(np.interp(x, xs, [curve[each] for each in xs])) if xs[0] <= x <= xs[-1] else None
 
 
 def _with_error(values: Sequence[float]) -> dict[str, float | None]:
