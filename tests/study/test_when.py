@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mupscale.cli import main
-from mupscale.study import ContenderRuns, StudySummary, estimate_when, run_when
+from mupscale.study import estimate_when, run_when
 from mupscale.study.training import Ground
 from mupscale.study.tree import list_stretches
 from mupscale.study.when import PARTS, Arm, plan_when
@@ -39,10 +39,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("when")
     run_when(short(), SETTINGS, folder, note=quiet)
     return folder
-
-
-def arms_of(summary: StudySummary) -> list[ContenderRuns]:
-    return summary.large.contenders
 
 
 # ------------------------------------------------------------------------------------------------ the tree
@@ -100,18 +96,18 @@ def test_every_prefix_is_trained_once_and_losses_are_those_of_the_leaves(whole: 
     folders = {path.name for path in (whole / "stretches").iterdir()}
     assert folders == {ground.folder_name(stretch) for stretch in every}
     summary = read(whole)
-    for arm, runs in zip(arms, arms_of(summary), strict=True):
+    for arm, runs in zip(arms, summary.large.contenders, strict=True):
         (point,) = runs.points
         ends = [metrics(whole / "stretches" / ground.folder_name(leaf), "eval")[-1]["loss"] for leaf in arm.leaves]
         assert point.losses == ends
         assert (runs.shown, runs.width, runs.contender.name) == (arm.label, arm.width, arm.like)
     assert summary.sentences == [summary.answer["sentence"]]
-    assert summary.answer["losses"] == {runs.shown: runs.points[0].losses for runs in arms_of(summary)}
+    assert summary.answer["losses"] == {runs.shown: runs.points[0].losses for runs in summary.large.contenders}
 
 
 def test_the_sentence_names_the_lowest_first_and_all_others(whole: Path) -> None:
     summary = read(whole)
-    finals = {runs.shown: runs.final for runs in arms_of(summary)}
+    finals = {runs.shown: runs.final for runs in summary.large.contenders}
     order = sorted(finals, key=lambda label: finals[label] or 9.0)
     (sentence,) = summary.sentences
     assert sentence.lower().startswith(f"{order[0]} ends lowest, at {finals[order[0]]:.4g} (")

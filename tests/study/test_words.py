@@ -15,9 +15,9 @@ from mupscale import MupscaleError
 from mupscale.study import StudySummary, format_width
 from mupscale.study.results import Card, PageTable
 from mupscale.study.space import Space, Sweep, Tried, joined_edges, sweep_remarks
-from mupscale.study.wording import write_pay_words
+from mupscale.study.wording import COST, COST_THERE, LOSS, write_pay_words
 from mupscale.system import words
-from summaries import all_runs, diverged, example
+from summaries import all_runs, diverged, example, stored
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,6 @@ def rows(table: PageTable) -> list[str]:
     return [plain(" ".join(row)) for row in table.rows]
 
 
-COST, THERE, LOSS = (
-    "Cost of growing, compared with training from scratch to the same loss",
-    "Cost of growing if you already have the base model",
-    "Final loss of growing, compared with continuing the base model",
-)
 RATES = (
     "Learning rate found for the large model, at the base width: 0.008 grown with fresh units; "
     "0.008 grown from copies; 0.008 from scratch."
@@ -113,7 +108,7 @@ def test_numbers_are_the_answer_s_own() -> None:
     summary = comparison(answer=changed)
     assert summary.sentences[0] == "Nobody knows."
     assert cards(summary)[COST][0] == "at most 0.12×"
-    assert cards(summary)[THERE] == ("unknown", "training from scratch diverged, or was left out")
+    assert cards(summary)[COST_THERE] == ("unknown", "training from scratch diverged, or was left out")
     assert cards(summary)[LOSS][0] == "25 % higher"
 
 
@@ -199,27 +194,17 @@ def test_one_seed_and_a_base_model_of_unknown_cost() -> None:
 # ------------------------------------------------------------------------------------------- the paper's comparison
 
 
-def odd(case: str) -> dict[str, Any]:
-    """A change of the example, by what is odd about it."""
-    constants = {"fc.weight": 0.1}
-    return {
-        "lost": {"runs": [diverged(one) for one in all_runs()], "costs": {"speedup_base_charged": None,
-                 "scratch_total": 1.0}},
-        "unknown": {"costs": {"speedup_base_charged": None, "speedup_sunk": None, "scratch_total": None}},
-        "constants": {"choice": {"base_lr": 0.016, "lr": 0.004, "noise": 3.0, "unit": "signal",
-                                 "plain": (7.77, 0.00123), "constants": constants},
-                      "runs": [replace(one, noise=constants) for one in all_runs()]},
-    }[case]  # fmt: skip
-
-
 def test_the_paper_s_comparison_where_something_is_missing() -> None:
-    lost = example(**odd("lost"))
+    costs = {"speedup_base_charged": None, "scratch_total": 1.0}
+    lost = example(runs=[diverged(one) for one in all_runs()], costs=costs)
     assert lost.cards[0] == Card("Speed-up to the from-scratch model's lowest loss", "not reached")
     assert cards(lost)["Final loss, upscaled"] == ("diverged", "")
-    unknown = example(**odd("unknown"))
+    unknown = example(costs=dict.fromkeys(("speedup_base_charged", "speedup_sunk", "scratch_total")))
     assert unknown.cards[0].number == "unknown"
     assert "reference" not in unknown.answer
-    constants = example(**odd("constants"))
+    noise = {"fc.weight": 0.1}
+    choice = {**stored().answer["choice"], "unit": "signal", "plain": (7.77, 0.00123), "constants": noise}
+    constants = example(choice=choice, runs=[replace(one, noise=noise) for one in all_runs()])
     assert cards(constants)["Chosen noise"][1].endswith("plain transfer: 7.77")
     assert cards(constants)["Chosen learning rate"][1].endswith("plain transfer: 0.00123")
     assert (constants.tables[-1].rows, constants.tables[-1].folded) == ([["fc.weight", "0.1"]], True)
