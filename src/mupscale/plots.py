@@ -461,7 +461,7 @@ class HeatMap:
     crossed: AbstractSet[Point] = frozenset()
     hatched: AbstractSet[Point] = frozenset()
     best: Point | None = None
-    reference: float = 0.0
+    reference: float | None = None
     column_label: str = ""
     reference_label: str = ""
     row_label: str = ""

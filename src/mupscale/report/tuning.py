@@ -29,7 +29,7 @@ from mupscale.system import Finite, MupscaleError, Positive, parse_record, read_
 _NAMES = {one.name for one in CONTENDERS}
 
 
-def draw_tuning(tuned: Sequence[Sweep], gallery: Gallery, base_lr: object) -> Iterator[Picture]:
+def draw_tuning(tuned: Sequence[Sweep], gallery: Gallery, base_lr: float | None) -> Iterator[Picture]:
     """One picture of the learning rates of all contenders, and one or two for every search that has noise, too.
 
     base_lr: the learning rate before the growth, which others are multiples of.
@@ -155,10 +155,9 @@ def _set_rate_axis(ax: Any, searches: Sequence[Sweep]) -> None:
 # ------------------------------------------------------------------------------------ learning rates and noise
 
 
-def sketch_heat_map(ax: Any, one: Sweep, base_lr: object) -> None:
+def sketch_heat_map(ax: Any, one: Sweep, base_lr: float | None) -> None:
     """Losses by learning rate and noise, with the optimum."""
     cells = {status: {(t.lr, t.noise) for t in one.trials if t.status == status} for status in ("diverged", "stopped")}
-    reference = base_lr if words.is_finite_number(base_lr) else 0.0
     plots.draw_heat_map(
         ax,
         plots.HeatMap(
@@ -168,7 +167,7 @@ def sketch_heat_map(ax: Any, one: Sweep, base_lr: object) -> None:
             crossed=cells["diverged"],
             hatched=cells["stopped"],
             best=one.best.cell,
-            reference=reference,
+            reference=base_lr,
             column_label="learning rate",
             reference_label="learning rate, and as a multiple of the base model's",
             row_label=one.second,
@@ -257,6 +256,7 @@ def sketch_by_noise(ax: Any, trials: Sequence[Tried], one: Sweep) -> None:
 
 Varied = Literal["lr", "noise"]
 _AXES = {"lr": "learning rate", "noise": "noise"}
+_OTHER: dict[Varied, Varied] = {"lr": "noise", "noise": "lr"}
 
 
 class _Point(TypedDict):
@@ -296,18 +296,12 @@ def save_transfer_picture(values: Mapping[str, Any], out: Path) -> Path:
 
 def draw_transfer(values: Mapping[str, Any], gallery: Gallery) -> Iterator[Picture]:
     """A picture a panel, for the page."""
-    pairs: list[tuple[Varied, Varied]] = [("lr", "noise"), ("noise", "lr")]
-    for varied, other in pairs:
+    for varied, other in _OTHER.items():
         if any(line["points"] for line in values[varied]):
             fixed = f" at {_fixed(values, other)}" if values[other] else ""
             caption = f"Training loss against {_AXES[varied]}{fixed}, by width of the grown model"
-
-            def sketch(ax: Any, varied: str = varied) -> None:
-                _panel(ax, values, varied)  # type: ignore[arg-type]
-                _legend(ax.figure)
-
             alt = f"{caption}. {_describe([read_width_line(entry) for entry in values[varied]])}".strip()
-            yield gallery.draw(f"transfer-{varied}", alt, caption, sketch)
+            yield gallery.draw(f"transfer-{varied}", alt, caption, partial(_alone, values=values, varied=varied))
 
 
 def load_transfer_check(folder: Path) -> dict[str, Any] | None:
@@ -330,6 +324,11 @@ def _fixed(values: Mapping[str, Any], other: Varied) -> str:
     return f"{_AXES[other]} {words.format_setting(values['fixed'].get(other))}"
 
 
+def _alone(ax: Any, values: Mapping[str, Any], varied: Varied) -> None:
+    _panel(ax, values, varied)
+    _legend(ax.figure)
+
+
 def _panel(ax: Any, values: Mapping[str, Any], varied: Varied) -> None:
     lines = [read_width_line(entry) for entry in values[varied]]
     cmap = plots.level_colors()
@@ -346,7 +345,7 @@ def _panel(ax: Any, values: Mapping[str, Any], varied: Varied) -> None:
         ax.plot([], [], "x", ms=5, mew=1.4, color=plots.MUTED, label="diverged")
     if not any(some for line in lines for some in line.seeds.values()):
         ax.set_yticks([])
-    other: Varied = "noise" if varied == "lr" else "lr"
+    other = _OTHER[varied]
     ax.set_xlabel(_AXES[varied] + (f" ({_fixed(values, other)})" if values[other] else ""))
     ax.set_ylabel("training loss")
 
