@@ -18,9 +18,10 @@ from mupscale.system import (
     Diverged,
     Finite,
     MupscaleError,
+    Must,
     NotNegative,
     Positive,
-    check_argument,
+    checks_arguments,
     recipe_entry,
 )
 from mupscale.train import MAY_CHANGE, Recipe
@@ -33,6 +34,7 @@ class Cell(NamedTuple):
     noise: float
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class Space:
     """A grid of learning rates × noise levels, both in ascending order; or × factors of the embeddings' rate.
@@ -49,13 +51,11 @@ class Space:
     Cell(lr=0.1, noise=0.0)
     """
 
-    lrs: tuple[float, ...]
-    noises: tuple[float, ...] = (0.0,)
+    lrs: Annotated[tuple[Positive, ...], Must("one learning rate or more", bool)]
+    noises: tuple[NotNegative, ...] = (0.0,)
     second: Literal["noise", "embeddings"] = "noise"
 
     def __post_init__(self) -> None:
-        check_learning_rates(self.lrs)
-        _check_numbers("noise level" if self.has_noise else "factor of the embeddings' rate", self.noises)
         if not self.has_noise and (not self.noises or 0 in self.noises):
             raise MupscaleError("a sweep needs at least one factor of the embeddings' rate, and all of them above 0")
         zero = (0.0,) if self.has_noise else ()
@@ -377,18 +377,3 @@ def _edges(sweep: Sweep) -> Iterator[_Edge]:
 def _nearest(values: Sequence[float], value: float) -> int:
     """The index of the grid's value that is nearest: samplers other than the grid's leave it."""
     return min(range(len(values)), key=lambda index: abs(values[index] - value))
-
-
-# ------------------------------------------------------------------------------------------------ what can be searched
-
-
-def check_learning_rates(lrs: Sequence[float]) -> None:
-    """Refuse learning rates that no sweep can try, before anything is trained."""
-    _check_numbers("learning rate", lrs)
-    if not lrs or 0 in lrs:
-        raise MupscaleError("a sweep needs at least one learning rate, and all of them above 0")
-
-
-def _check_numbers(what: str, values: Iterable[float]) -> None:
-    for value in values:
-        check_argument(NotNegative, value, f"a {what} of a sweep")

@@ -26,7 +26,7 @@ from mupscale.growth import OPERATORS
 from mupscale.study.contenders import COPIES
 from mupscale.study.forecast import vertex
 from mupscale.study.paper import Protocol
-from mupscale.study.space import Cell, Space, check_learning_rates
+from mupscale.study.space import Cell, Space
 from mupscale.study.systems import StudySettings, System
 from mupscale.study.training import Ground, Note, Trainer, describe_stages
 from mupscale.study.tree import Stretch
@@ -139,7 +139,7 @@ class TransferCheck:
         how = self.growth.how if self.growth.how in OPERATORS else COPIES.how
         self.contender = replace(COPIES, name=how, how=how)
         space = Space(tuple(self.lrs), (*self.noises, self.noise))  # which refuses values that cannot be
-        check_learning_rates([self.lr])
+        Space((self.lr,))  # so does this
         self.lines = {"lr": [Cell(x, float(self.noise)) for x in space.lrs]}
         if self.growth.takes_noise:
             self.lines["noise"] = [Cell(float(self.lr), x) for x in sorted({float(x) for x in self.noises})]
@@ -342,7 +342,7 @@ class RuleComparison:
 
     def __post_init__(self) -> None:
         self.sizes()  # refuses
-        check_learning_rates(self.lrs)
+        Space(tuple(self.lrs))  # refuses
         if self.seeds < 1 or len(self.lrs) < 3 or not self.rules:
             raise MupscaleError(
                 f"a comparison takes a rule set, three learning rates and one seed at least, not {len(self.rules)}, "
