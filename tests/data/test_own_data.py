@@ -16,6 +16,7 @@ import torch
 import yaml
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, WeightedRandomSampler
 
+from commands import refused, told
 from mupscale import MupscaleError
 from mupscale.cli import main
 from mupscale.data import TableFile, as_data
@@ -362,28 +363,22 @@ def test_datasets_of_the_hub_library() -> None:
 
 
 def test_data_info_tells_what_a_recipe_has_to_say(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", "info", "plants.csv", "--target", "kind"]) == 0
-    assert "d_in: 3, d_out: 3" in capsys.readouterr().out
-    assert main(["data", "info", "plants.csv", "--target", "kind", "--skip", "height", "--missing=drop"]) == 0
-    shown = capsys.readouterr().out
+    assert "d_in: 3, d_out: 3" in told(capsys, "data info plants.csv --target kind")
+    shown = told(capsys, "data info plants.csv --target kind --skip height --missing=drop")
     assert '{"path": "plants.csv", "target": "kind", "skip": ["height"], "missing": "drop"}}' in shown
     assert "inputs      height" not in shown
-    assert main(["data", "info", "plants.csv", "--target", "height"]) == 0
-    assert "torch.nn.functional.mse_loss" in capsys.readouterr().out
+    assert "torch.nn.functional.mse_loss" in told(capsys, "data info plants.csv --target height")
     with open("plants.csv", "a") as file:
         file.write("1.5,,moss\n,7,moss\n")
-    assert main(["data", "info", "plants.csv", "--target", "kind", "--missing=drop"]) == 0
-    assert "2 rows dropped" in capsys.readouterr().out
+    assert "2 rows dropped" in told(capsys, "data info plants.csv --target kind --missing=drop")
 
 
 def test_data_info_adds_up_what_is_given_again_and_names_a_file_that_is_not_there(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("t.csv").write_text("id,garden,a,y\n" + "n1,x,1,0\nn2,y,2,1\n" * 5)
-    assert main(["data", "info", "t.csv", "--skip", "id", "--skip=garden"]) == 0
-    assert '"skip": ["id", "garden"]' in capsys.readouterr().out
-    assert main(["data", "info", "nofile.csv"]) == 1
-    assert "there is no file or folder nofile.csv" in capsys.readouterr().err
+    assert '"skip": ["id", "garden"]' in told(capsys, "data info t.csv --skip id --skip=garden")
+    assert "there is no file or folder nofile.csv" in refused(capsys, "data info nofile.csv", 1)
 
 
 def test_rows_of_another_file_are_encoded_as_those_that_were_trained_on(tmp_path: Path) -> None:

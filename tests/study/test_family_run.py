@@ -22,6 +22,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from commands import refused, told
 from mupscale.cli import main
 from mupscale.core import Width
 from mupscale.growth import Copies
@@ -320,27 +321,22 @@ def test_sizes_in_width_and_depth(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path / "recipe.yaml", small())
     given = ["family", str(file), "--sizes", "4,6", "--out", str(tmp_path / "run")]
-    assert main([*given, "--dry-run", "--check", "none"]) == 0
-    said = capsys.readouterr().out
+    said = told(capsys, [*given, "--dry-run", "--check", "none"])
     assert "Two sizes for 0." in said
     assert "checks from scratch" not in said
     assert "(grow)" not in said
     assert not (tmp_path / "run").exists()
-    assert main([*given, "--check", "all"]) == 0
-    said = capsys.readouterr().out
+    said = told(capsys, [*given, "--check", "all"])
     assert "size 6 is finished" in said
     assert said.strip().splitlines()[-1] == f"Report: {tmp_path / 'run' / 'report' / 'index.html'}"
-    assert main(["resume", str(tmp_path / "run")]) == 2
-    assert shlex.join(["mupscale", *given, "--check", "all"]) in capsys.readouterr().err
+    assert shlex.join(["mupscale", *given, "--check", "all"]) in refused(capsys, ["resume", str(tmp_path / "run")], 2)
     page = html.unescape((tmp_path / "run" / "report" / "index.html").read_text())
     again = tmp_path / "again.yaml"
     again.write_text("model:" + page.partition("<pre>model:")[2].partition("</pre>")[0])
-    assert main(["family", str(again), "--dry-run"]) == 0
-    assert "Two sizes for 0." in capsys.readouterr().out
+    assert "Two sizes for 0." in told(capsys, ["family", str(again), "--dry-run"])
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert sorted(summary["answer"]["checks"]) == ["4", "6"]
-    assert main(["family", str(file), "--sizes", "4;6"]) == 2
-    assert "give widths, such as 32,48,64" in capsys.readouterr().err
+    assert "give widths, such as 32,48,64" in refused(capsys, ["family", str(file), "--sizes", "4;6"], 2)
     assert main([*given, "--dry-run", "--grow", "[{at: 9, width: 8}]"]) == 0
     assert capsys.readouterr().out.startswith("Note: the recipe's growth events (grow) are not used.")
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 import mupscale as mu
+from commands import refused, told
 from hostile_folders import Harmful
 from mupscale.cli import main
 from mupscale.family import BuiltMembers
@@ -335,8 +336,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: mu.Family) -> 
 
 def test_a_torchtitan_folder_on_the_command_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     named = ["--model", "nets.build", "--inputs", "nets.inputs"]
-    assert main(["upscale", "small", "wide", *named, "--to", "width=16,layers=3", "--exact"]) == 0
-    said = capsys.readouterr().out
+    said = told(capsys, ["upscale", "small", "wide", *named, "--to", "width=16,layers=3", "--exact"])
     assert "width 8 → 16, layers 2 → 3" in said
     assert r'pattern=r"^(first\.both\.weight|layers\.\d+\.(?:_\w+\.)?up\.bias' in said
     small, wide = DcpFolder("small"), DcpFolder("wide")
@@ -345,32 +345,26 @@ def test_a_torchtitan_folder_on_the_command_line(here: Path, capsys: pytest.Capt
     rate = "optimizer.param_groups.layers.2.up.weight.lr"
     assert wide.value(rate) == 0.005
     assert wide.paths[rate] == ("optimizer", rate.removeprefix("optimizer."))
-    assert main(["verify", "small", "wide", *named]) == 0
-    assert "equal: all" in capsys.readouterr().out
+    assert "equal: all" in told(capsys, ["verify", "small", "wide", *named])
     assert main(["upscale", "small", "wide", *named, "--to", "width=16,layers=2", "--exact"]) == 1
     assert "Use --overwrite" in capsys.readouterr().err
     assert main(["upscale", "small", "wide", *named, "--to", "width=16,layers=2", "--exact", "--overwrite"]) == 0
     assert DcpFolder("wide").shapes["layers.1.up.weight"] == (32, 16)
-    capsys.readouterr()
-    assert main(["inspect", "wide"]) == 0
-    assert "layers.*.up.weight" in capsys.readouterr().out
-    assert main(["inspect", "small", *named, "--to", "width=16,layers=2"]) == 0
-    assert "16×3 → 32×3" in capsys.readouterr().out
+    assert "layers.*.up.weight" in told(capsys, "inspect wide")
+    assert "16×3 → 32×3" in told(capsys, ["inspect", "small", *named, "--to", "width=16,layers=2"])
 
 
 def test_verify_names_what_differs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     named = ["--model", "nets.build", "--inputs", "nets.inputs"]
     assert main(["upscale", "small", "wide", *named, "--to", "width=16,layers=2", "--exact"]) == 0
-    assert main(["verify", "small", "wide"]) == 1
-    assert "'first.one' is no parameter" in capsys.readouterr().err
+    assert "'first.one' is no parameter" in refused(capsys, "verify small wide", 1)
     loaded = {name: DcpFolder("wide").read(name) for name in DcpFolder("wide").tensors}
     loaded["last.bias"] += 1
     loaded["optimizer.state.last.bias.exp_avg"] *= 2
     shutil.copy("wide/mupscale.json", here / "record")
     dcp.save({n: t for n, t in loaded.items() if n != "train_state.step"}, checkpoint_id="other", no_dist=True)
     shutil.copy(here / "record", "other/mupscale.json")
-    assert main(["verify", "small", "other", *named]) == 1
-    said = capsys.readouterr().out.splitlines()
+    said = told(capsys, ["verify", "small", "other", *named], 1).splitlines()
     differing = {line.split()[0] for line in said if "entries differ" in line}
     assert differing == {"last.bias", "optimizer.state.last.bias.exp_avg"}
     assert any(line.split() == ["train_state.step", "a", "number", "missing"] for line in said)
@@ -519,8 +513,7 @@ def test_experts_on_the_command_line(
     assert "run holds checkpoints (step-9, step-10): give one of them" in " ".join(capsys.readouterr().err.split())
     assert main(["upscale", "run/step-9", "wide", *named, "--experts", "4", "--top-k", "2"]) == 0
     assert "experts 4, top_k 2; 306 → 1,106 parameters (experts: copies, with routers drawn)" in capsys.readouterr().out
-    assert main(["inspect", "run/step-9", *named, "--experts", "4"]) == 0
-    said = capsys.readouterr().out
+    said = told(capsys, ["inspect", "run/step-9", *named, "--experts", "4"])
     assert "experts are copies, among which a gradient is shared (4): the function stays" in said
     factors = next(line for line in reversed(said.splitlines()) if line.startswith("part.w1 "))
     assert factors.split()[1:] == ["1", "1", "0.25", "4"]
