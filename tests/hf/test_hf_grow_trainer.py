@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 import mupscale as mu
 from hf_trainer_runs import decayed, losses, rates, small_llama, train
 from mupscale import MupscaleError, hf
+from mupscale.hf import miniatures
 from mupscale.hf.record import Record
 from refusals import refuses
 
@@ -85,6 +86,16 @@ def test_checkpoints_before_and_after(tmp_path: Path) -> None:
     assert {group["lr"] for group in groups} == {5e-3, 1e-2}
     assert torch.load(narrow / "optimizer.pt", weights_only=True)["state"]
     assert (wide / "optimizer.pt").is_file()
+
+
+def test_a_growth_takes_as_many_of_the_runs_own_numbers_whatever_was_grown_before(tmp_path: Path) -> None:
+    """Else dropout after it would depend on that. What is known of initial values is measured once in a process."""
+    miniatures._start.cache_clear()
+    drawn = []
+    for name in ("first", "second"):
+        train(tmp_path / name, hf.GrowTrainerCallback(at=2, times=2, noise=0.5), steps=2)
+        drawn.append(torch.load(tmp_path / name / "checkpoint-2" / "rng_state.pth", weights_only=False)["cpu"])
+    assert torch.equal(*drawn)
 
 
 def test_fresh_units_another_rate_and_another_rule_for_decay(tmp_path: Path) -> None:

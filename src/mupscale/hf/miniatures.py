@@ -566,7 +566,7 @@ def _power(std: float, other: float, ratio: float) -> float:
 def _start(config: str) -> _Start:
     draws = []
     for mirrored in (False, True):
-        with built_in_float64(), _EvenDraws(mirrored), _truncated_draws():
+        with torch.random.fork_rng(devices=[]), built_in_float64(), _EvenDraws(mirrored), _truncated_draws():
             draws.append(naming.parameters(build_model(json.loads(config))))
     stds: dict[str, float] = {}
     means: Means = {}
