@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mupscale.models import GPT2
 from mupscale.models.resnet import BasicBlock
+from toys import of, toy
 from zoo import CLASSES, CONTEXT, VOCAB, GroupedQueryAttention
 
 D = 8
@@ -51,26 +52,16 @@ class Residual(nn.Module):
         return x + self.branch(x)
 
 
-class ScaledStream(nn.Module):
+@toy(lambda: of(up=(D, 12), down=(12, D), scale=nn.Parameter(1 + 0.1 * torch.randn(D))))
+def scaled_stream(m: Any, x: Tensor) -> Tensor:
     """A block that multiplies the stream by a scale per channel before it adds to it, as PoolFormer's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down, self.scale = nn.Linear(D, 12), nn.Linear(12, D), nn.Parameter(1 + 0.1 * torch.randn(D))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.scale.view(1, 1, -1) * x + self.down(F.gelu(self.up(x)))
+    return m.scale.view(1, 1, -1) * x + m.down(F.gelu(m.up(x)))
 
 
-class PostNorm(nn.Module):
+@toy(lambda: of(f=(D, D), norm=nn.LayerNorm(D)))
+def post_norm(m: Any, x: Tensor) -> Tensor:
     """The stream itself is normalised."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.f, self.norm = nn.Linear(D, D), nn.LayerNorm(D)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x + torch.tanh(self.f(x)))
+    return m.norm(x + torch.tanh(m.f(x)))
 
 
 class PlainBlock(nn.Module):
@@ -151,16 +142,11 @@ class Numbered(nn.Module):
         return self.head(x)
 
 
-class TwoStreams(nn.Module):
+@toy(lambda: of(first=(D // 2, D), second=(D, D // 2)))
+def two_streams(m: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """A block that carries two streams on, and reads each for the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(D // 2, D), nn.Linear(D, D // 2)
-
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        x = torch.cat([x[:, :1], x[:, 1:] + self.first(torch.tanh(y[:, 1:]))], 1)
-        return x, y + self.second(torch.tanh(x))
+    x = torch.cat([x[:, :1], x[:, 1:] + m.first(torch.tanh(y[:, 1:]))], 1)
+    return x, y + m.second(torch.tanh(x))
 
 
 class Turns(nn.Module):
@@ -171,7 +157,7 @@ class Turns(nn.Module):
         self.embed, self.kind, self.head = nn.Embedding(VOCAB, D), kind, nn.Linear(D, VOCAB)
         self.aside = nn.Embedding(VOCAB, D // 2)
         self.blocks = nn.ModuleList(
-            TwoStreams()
+            two_streams()
             if kind == "streams"
             else nn.Sequential(nn.Tanh(), nn.Linear(D, D, kind == "constants" or n % 2 == 0))
             for n in range(layers)
@@ -271,7 +257,7 @@ RESIDUAL: dict[str, Deepening] = {
     "encoder-pre-norm": Deepening(_encoder),
     "grouped-parallel": Deepening(lambda n: Stream(n, Grouped)),
     "scale-per-channel": Deepening(lambda n: Stream(n, lambda: Residual("scale"))),
-    "scaled-stream": Deepening(lambda n: Stream(n, ScaledStream)),
+    "scaled-stream": Deepening(lambda n: Stream(n, scaled_stream)),
     "norm-in-branch": Deepening(lambda n: Stream(n, lambda: Residual("norm"))),
     "gain-without-its-one": Deepening(lambda n: Stream(n, lambda: Residual("one-plus"))),
     "dropout": Deepening(lambda n: Stream(n, lambda: Residual("dropout"))),
@@ -283,7 +269,7 @@ RESIDUAL: dict[str, Deepening] = {
 
 REFUSED: dict[str, tuple[Deepening, str]] = {
     "encoder-post-norm": (Deepening(lambda n: _encoder(n, first=False)), "post-norm"),
-    "post-norm": (Deepening(lambda n: Stream(n, PostNorm)), "post-norm"),
+    "post-norm": (Deepening(lambda n: Stream(n, post_norm)), "post-norm"),
     "no-residuals": (Deepening(lambda n: Stream(n, PlainBlock)), "no residual connection"),
     "relu-at-the-end": (Deepening(lambda n: Stream(n, lambda: Residual("relu"))), "relu"),
     "constants-by-number": (Deepening(lambda n: Turns(n, "constants")), "depends on the number of blocks"),
