@@ -256,6 +256,8 @@ def make_batches(
             f"models on. With a batch of yours, {IN_MEMORY}"
         )
     vocabulary, pad = int(decoder.vocab_size), getattr(decoder, "pad_token_id", None)
+    if vocabulary < 1:
+        raise MupscaleError(f"the config has a vocabulary of {vocabulary}, and must have at least one token")
     size = max(2, min(size, _positions(decoder, pad)))
     if type(model).__name__.endswith("ForSequenceClassification") and pad is None:
         rows = 1  # the last token of a row is found by its padding
