@@ -20,6 +20,7 @@ import mupscale as mu
 from mupscale.core import is_new, places
 from mupscale.growth import initial_state
 from mupscale.models import GPT2, MLP, ResNet18
+from mupscale.optim import traits_of
 from refusals import refuses
 from toys import Toy
 from weights import identical, take_step, unchanged
@@ -270,10 +271,63 @@ def test_state_of_every_optimizer(training: str) -> None:
                 assert torch.equal(value[index], before[what]), (key, what)
             new = torch.ones(value.shape, dtype=torch.bool)
             new[index] = False
-            assert value[new].unique().tolist() in ([], [start[what]]), (key, what)
+            if what in traits_of(cls).begins_at_mean:
+                assert math.isclose(value.mean(), before[what].mean(), rel_tol=1e-12), (key, what)
+            else:
+                assert value[new].unique().tolist() in ([], [start[what]]), (key, what)
     losses = train(wide, grown_optimizer, batches, 8)
     assert all(math.isfinite(loss) for loss in losses)
     assert min(losses) < losses[0]
+
+
+def test_adafactors_steps_of_old_units_stay() -> None:
+    """Its second moments are means over all units and its steps are clipped by their common size, so new units count.
+
+    Where gradients of new units are as large as the mean of old ones, the steps of old ones are what they were.
+    """
+
+    def build(width: int) -> nn.Module:
+        return nn.Sequential(nn.Conv1d(2, width, 3), nn.Conv1d(width, width, 3), nn.Flatten(), nn.Linear(width, 3))
+
+    hyper = {"lr": 1e-4, "eps": (1e-12, 1.0)}  # weights stay below 1, which steps are then relative to
+    narrow, wide = build(4), build(6)
+    plan = mu.plan(narrow, wide, fresh=narrow, grow=mu.Fresh())
+    optimizer = torch.optim.Adafactor(narrow.named_parameters(), **hyper)
+    along = {p: [torch.rand(size) + 0.1 for size in p.shape] for p in narrow.parameters()}
+
+    def outer(vectors: list[Tensor]) -> Tensor:
+        product = vectors[0]
+        for vector in vectors[1:]:
+            product = product[..., None] * vector
+        return product
+
+    def take_steps(optimizer: torch.optim.Optimizer, sizes: dict[nn.Parameter, list[Tensor]], t: int) -> list[Tensor]:
+        steps = {}
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                p.grad, steps[p] = outer(sizes[p]) * (1 + t % 3), p.detach().clone()
+        optimizer.step()
+        for group in optimizer.param_groups:
+            relative_to = group["eps"][1] * min(group["lr"], 1 / math.sqrt(t + 1))
+            for p in group["params"]:
+                steps[p] = (p.detach() - steps[p]) / relative_to
+        return [steps[p] for p in sizes]
+
+    for t in range(30):
+        take_steps(optimizer, along, t)
+    _, wide_optimizer = mu.upscale(narrow, wide, plan, optimizer, grow=mu.Fresh())
+    wide_along, old = {}, []
+    for (name, p), vectors in zip(wide.named_parameters(), along.values(), strict=True):
+        entry, wide_along[p] = plan.parameters[name], []
+        for d, vector in enumerate(vectors):
+            extended = vector.square().mean().sqrt().repeat(entry.wide[d])
+            extended[mu.index_of_old(vector.shape, {0: entry.axes.get(d, mu.Axis())})] = vector
+            wide_along[p].append(extended)
+        old.append(mu.index_of_old(entry.narrow, entry.axes))
+    for t in range(30, 80):
+        before, now = take_steps(optimizer, along, t), take_steps(wide_optimizer, wide_along, t)
+        for step, wide_step, index in zip(before, now, old, strict=True):
+            torch.testing.assert_close(wide_step[index], step, rtol=1e-10, atol=0)
 
 
 def test_muon_grows_by_fresh_units() -> None:

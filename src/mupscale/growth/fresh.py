@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mupscale.core import Constants, Entry, Plan, index_of_old, index_of_units, is_new, places
+from mupscale.core import Axis, Constants, Entry, Plan, index_of_old, index_of_units, is_new, places
 from mupscale.growth.draws import draw_normal
 from mupscale.growth.lossless import gain_factor, silent_start
 from mupscale.growth.operators import Operator, Part, StatePart
@@ -303,14 +304,35 @@ class Fresh(Operator):
         return FreshTensor(entry, stream, part.seed, std, means, keep, outgoing, outputs)
 
     def state(self, out: Tensor, narrow: Tensor, part: StatePart) -> None:
-        """What a fresh optimizer has, and the old state in its places."""
+        """The old state in its places, and beside it what a fresh optimizer has, or the mean of the old state."""
         keep = self._keep(part)
         kept = part.entry if part.is_rate else Entry(part.entry.narrow, part.entry.narrow, constants=Constants(keep))
+        old_state = narrow.to(out) * part.factor(kept)
+        if part.begins_at_mean:
+            out.copy_(_with_means(old_state, part.axes))
+            return
         out.fill_(part.initial)
-        out[index_of_old(part.narrow, part.axes)] = narrow.to(out) * part.factor(kept)
+        out[index_of_old(part.narrow, part.axes)] = old_state
 
     def _keep(self, part: Part) -> float:
         return float(part.entry.keep) * (gain_factor(part.name, part.plan) if self.lossless else 1.0)
+
+
+def _with_means(old: Tensor, axes: Mapping[int, Axis]) -> Tensor:
+    """The old values in their places, and the mean of the old units for new ones.
+
+    One axis after another: the mean over any axis then stays what it was, for every unit of the other axes.
+    """
+    grown = old
+    for dim, axis in axes.items():
+        if axis.times == 1:
+            continue
+        n = grown.shape[dim]
+        wide_shape = [int(n * Fraction(axis.times)) if d == dim else size for d, size in enumerate(grown.shape)]
+        mean = grown.mean(dim, keepdim=True)
+        old_places = places(axis, n).to(grown.device)
+        grown = mean.expand(wide_shape).index_copy(dim, old_places, grown)
+    return grown
 
 
 def _grows(entry: Entry) -> bool:

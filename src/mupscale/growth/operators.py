@@ -41,6 +41,8 @@ class StatePart(Part):
     start: gives what a fresh optimizer starts it with, which `initial` is.
     factor: from an entry to what such state is multiplied by where the parameter grows as that entry says.
     is_rate: whether it is a learning rate, which follows the rule of the wide width for all units.
+    begins_at_mean: whether new units should start at the mean of old ones and not at `initial`, because the optimizer
+    takes means over all units: with any other value, old units would take other steps.
     """
 
     key: str
@@ -49,6 +51,7 @@ class StatePart(Part):
     start: Callable[[], float]
     factor: Callable[[Entry], float]
     is_rate: bool = False
+    begins_at_mean: bool = False
 
     @property
     def initial(self) -> float:

@@ -166,6 +166,7 @@ def grow_state(
         lambda: initial_state(optimizer, group, len(shape)).get(key, 0.0),
         lambda entry: state_factor(part.name, key, entry, group, traits),
         key in traits.rates,
+        key in traits.begins_at_mean,
     )
     operator.state(out, value, state)
     check_written(label, out, operator)

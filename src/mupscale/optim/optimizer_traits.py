@@ -31,6 +31,7 @@ class Traits:
 
     check: raises an error where hyperparameters cannot follow the width. implicit: hyperparameters with the values that
     the optimizer takes where they are None. as_is: state that does not scale. rates: state that is a learning rate.
+    begins_at_mean: state in which new units start at the mean of old ones, since it is shared with old units' steps.
     decoupled: whether weight decay shrinks the weight by lr·λ, given a group's hyperparameters.
     by_size: whether steps or state follow the stored weight itself, which is not what scales where there is an offset.
     """
@@ -41,6 +42,7 @@ class Traits:
     implicit: Callable[[Hyper, Tensor], Hyper] = lambda hyper, parameter: hyper
     as_is: frozenset[str] = frozenset({"step", "mu_product", "mu"})
     rates: frozenset[str] = frozenset()
+    begins_at_mean: frozenset[str] = frozenset()
     matrices_only: bool = False
     by_size: bool = False
     decoupled: Callable[[Hyper], bool] = lambda hyper: True
@@ -125,6 +127,8 @@ _ADAFACTOR = Traits(
         "eps": (torch.finfo(p.dtype).eps if hyper["eps"][0] is None else hyper["eps"][0], hyper["eps"][1]),
     },
     by_size=True,
+    # a step is divided by means over a whole axis and by its own rms: zeros of new units would change old units' steps
+    begins_at_mean=frozenset({"row_var", "col_var", "variance"}),
     mup_hyper={
         "lr": _relative_lr,
         "weight_decay": lambda entry, hyper: 1 / _relative_lr(entry, hyper),
