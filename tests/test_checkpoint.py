@@ -304,7 +304,7 @@ def test_a_header_without_checksums_is_refused_where_its_version_writes_them(tmp
 
 def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
     save_file({"a": torch.ones(2)}, tmp_path / "plain.safetensors")
-    refuses("no checkpoint written by mupscale", mu.load, tmp_path / "plain.safetensors")
+    refuses("not a checkpoint written by mupscale", mu.load, tmp_path / "plain.safetensors")
     (tmp_path / "text").write_text("hello " * 100)
     refuses("not a whole checkpoint", mu.load, tmp_path / "text")
     refuses("there is no checkpoint at", mu.load, tmp_path / "nothing")
@@ -435,7 +435,7 @@ def test_a_grown_optimizer_is_made_from_the_plan_beside_it(tmp_path: Path) -> No
     grown = torch.optim.AdamW(mu.param_groups(wide, plan, torch.optim.AdamW, lr=1e-3))
     mu.widen_optimizer(optimizer, grown, plan, narrow=narrow)
     mu.save(tmp_path / "wide.safetensors", wide, grown, plan)
-    with pytest.raises(MupscaleError, match=r"of another optimizer: .*mupscale\.param_groups"):
+    with pytest.raises(MupscaleError, match=r"to another optimizer: .*mupscale\.param_groups"):
         mu.load(tmp_path / "wide.safetensors", wide, torch.optim.AdamW(wide.parameters()))
     saved = mu.load(tmp_path / "wide.safetensors")
     again = torch.optim.AdamW(mu.param_groups(wide, saved.plan, torch.optim.AdamW, lr=1e-3))
@@ -484,7 +484,7 @@ def test_a_state_goes_into_an_optimizer_of_its_own_class_alone(name: str, saved:
             mu.load(paths[name], model, optimizer)
         elif other != "LBFGS":  # which no step shows
             with unchanged(optimizer):
-                said = r"is of another optimizer: .* load the model alone|number of"
+                said = r"to another optimizer: .* load the model alone|number of"
                 refuses(said, mu.load, paths[name], model, optimizer)
 
 

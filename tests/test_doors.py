@@ -119,7 +119,7 @@ MISTAKES: dict[str, tuple[Callable[..., Any], str]] = {
     "and for a plan": (lambda n, w, o: mu.plan(n, w, grow=mu.Stack()), "operator of width.*mupscale.upscale"),
     "an operator of width": (
         lambda n, w, o: mu.plan_depth(n, w, grow=mu.Fresh()),
-        "operator of depth .*; how new units are filled is said to mupscale.upscale",
+        "operator of depth .*; say how new units are filled in mupscale.upscale",
     ),
     "no narrow model": (
         lambda n, w, o: mu.upscale(None, w, exact=True),

@@ -205,7 +205,7 @@ def _parse_header(header: str, tensors: Mapping[str, Tensor], has_checksums: boo
             isinstance(g, dict) and isinstance(g.get("params"), list) for g in groups
         )
         if not fit or not isinstance(inner, dict) or not all(isinstance(values, dict) for values in inner.values()):
-            raise DamagedCheckpoint(f"the header of {path} is damaged: 'optimizer' is no state of an optimizer")
+            raise DamagedCheckpoint(f"the header of {path} is damaged: 'optimizer' is not the state of an optimizer")
     return Checkpoint(**{**parts, "extra": saved_schedule(parts["extra"])})
 
 
@@ -214,7 +214,7 @@ def _read(path: Path) -> tuple[str, dict[str, Tensor], bool]:
     while True:  # safetensors opens a path twice, and a writer may replace it meanwhile
         before = path.stat()
         if not path.is_file():
-            raise MupscaleError(f"{path} is no ordinary file, so no checkpoint is read from it")
+            raise MupscaleError(f"{path} is not a regular file, so no checkpoint is read from it")
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
@@ -226,7 +226,7 @@ def _read(path: Path) -> tuple[str, dict[str, Tensor], bool]:
         if os.path.samestat(before, path.stat()):
             break
     if not _is_ours(metadata):
-        raise MupscaleError(f"{path} is a safetensors file, but no checkpoint written by mupscale")
+        raise MupscaleError(f"{path} is a safetensors file, but not a checkpoint written by mupscale")
     try:
         has_checksums = check_tensors(tensors, metadata, required=len(metadata) > 1)  # else their name is damaged
     except MupscaleError as error:
@@ -263,20 +263,20 @@ def load_optimizer_state(state: dict[str, Any], optimizer: Optimizer) -> None:
             of_same_dims = zip(value.shape, p.shape, strict=False) if value.dim() == p.dim() else ()
             if any(size not in (1, n) for size, n in of_same_dims):  # 1: reduced, as Adafactor's rows are
                 raise MupscaleError(
-                    f"the checkpoint is of another optimizer: its '{name}' number {key} has shape "
+                    f"the checkpoint belongs to another optimizer: its '{name}' number {key} has shape "
                     f"{tuple(value.shape)} and the parameter {tuple(p.shape)}; {_GROUPS_OF_PLAN}"
                 )
         if foreign := what_is_foreign(state, optimizer):
             raise MupscaleError(
-                f"the checkpoint is of another optimizer: {foreign}; load it into one of the class that it was saved "
-                f"from, or load the model alone"
+                f"the checkpoint belongs to another optimizer: {foreign}; load it into one of the class that it was "
+                f"saved from, or load the model alone"
             )
         optimizer.load_state_dict(state)
     except (ValueError, KeyError, MupscaleError) as error:
         optimizer.param_groups = own
         if isinstance(error, MupscaleError):
             raise
-        raise MupscaleError(f"the checkpoint is of another optimizer: {error}; {_GROUPS_OF_PLAN}") from None
+        raise MupscaleError(f"the checkpoint belongs to another optimizer: {error}; {_GROUPS_OF_PLAN}") from None
     for p, _, name, value in _saved_tensors(state, optimizer):
         if value.dim() == 0:  # torch casts all but `step` (NAdam's mu_product) to the dtype of the parameter
             optimizer.state[p][name] = value.to(optimizer.state[p][name].device, copy=True)
@@ -325,11 +325,11 @@ def check_shapes(theirs: Mapping[str, torch.Size], own: Mapping[str, Tensor]) ->
     """Refuse a checkpoint whose tensors are not those of the model."""
     if own.keys() != theirs.keys():
         odd = min(map(str, own.keys() ^ theirs.keys()))
-        raise MupscaleError(f"the checkpoint is of another model: '{odd}' is in one of the two only")
+        raise MupscaleError(f"the checkpoint belongs to another model: '{odd}' is in one of the two only")
     for name, tensor in own.items():
         if tensor.shape != theirs[name]:
             raise MupscaleError(
-                f"the checkpoint is of another model: '{name}' has shape {tuple(theirs[name])} there and "
+                f"the checkpoint belongs to another model: '{name}' has shape {tuple(theirs[name])} there and "
                 f"{tuple(tensor.shape)} here"
             )
 

@@ -60,7 +60,7 @@ TRAININGS = {
         ["--optimizer", "torch.optim.SparseAdam", "--optimizer.lr", "0.1"],
         "SparseAdam cannot take a step with a learning rate of 0.1: SparseAdam does not support dense gradients",
     ),
-    "a loss that is a number": (["--loss", "math.pi"], "the loss math.pi is no function of outputs and targets"),
+    "a loss that is a number": (["--loss", "math.pi"], "the loss math.pi is not a function of outputs and targets"),
     "a loss that is a word": (["--loss", "5"], "'5' is not an import path"),
     "a loss of dots": (["--loss", ".."], "'..' is not an import path: give module.name"),
     "a loss of truth": (["--loss", "operator.is_"], "the loss operator.is_ gives a bool, not a tensor"),

@@ -21,8 +21,8 @@ def test_a_text_names_a_rule_set_as_it_is_shown(rules: RuleSet) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("decay", "no rule set: write default, or some of decay=invariant, depth=none"),
-        ("colour=red", "no rule set"),
+        ("decay", "not a rule set: write default, or some of decay=invariant, depth=none"),
+        ("colour=red", "not a rule set"),
         ("embeddings=many", "embeddings takes a number"),
         ("decay=none", "rules.decay is 'none': choose from invariant, sqrt, fixed, inverse"),
         ("embeddings=0", "must be a positive number"),

@@ -83,7 +83,7 @@ def test_real_widths() -> None:
     assert Width.of(1.0).ratio_to(quarter) == {"width": 4.0}
     assert quarter.label == "0.25"
     assert not quarter.is_whole
-    with pytest.raises(MupscaleError, match=r"0\.25 is not whole"):
+    with pytest.raises(MupscaleError, match=r"0\.25 is not a whole number of units"):
         _ = quarter.whole
     assert Width.of(3).times(0.5).plain == 1.5
 

@@ -127,7 +127,7 @@ def test_all_or_nothing(name: str) -> None:
             seen.add("unchanged")
         else:
             assert all(t.isnan().all() for t in after.values() if t.is_floating_point()), f"call {number}"
-            assert "it is void now" in caught.value.__notes__[0]
+            assert "it is unusable now" in caught.value.__notes__[0]
             seen.add("void")
     assert seen == {"unchanged", "void"}
 
@@ -138,5 +138,5 @@ def test_noise_that_fails_leaves_a_void_model(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(writing, "add_noise", lambda *args: next(given))
     with pytest.raises(StopIteration) as caught:
         mu.perturb(wide, plan, 1.0)
-    assert "it is void now" in caught.value.__notes__[0]
+    assert "it is unusable now" in caught.value.__notes__[0]
     assert all(p.isnan().all() for p in wide.parameters())

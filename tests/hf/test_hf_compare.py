@@ -360,7 +360,7 @@ def test_random_batches_depend_on_the_seed_and_avoid_padding() -> None:
     assert one[0]["input_ids"].shape == (2, 20)  # as far as there are positions
     assert not any((batch["input_ids"] == 3).any() for batch in one)
     model.config.vocab_size = 0  # as a damaged file has it
-    refuses("a vocabulary of 0, and must have at least one token", make_batches, model)
+    refuses("a vocabulary of 0, but needs at least one token", make_batches, model)
 
 
 @pytest.mark.slow

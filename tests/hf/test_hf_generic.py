@@ -172,7 +172,7 @@ def test_tensors_beside_the_model_are_what_the_user_says(tmp_path: Path, monkeyp
     file = small / "model.safetensors"
     save_file({**load_file(file), "probe.weight": torch.ones(3, 16)}, file, {"format": "pt"})
     with pytest.raises(
-        MupscaleError, match=r"'probe.weight' of shape \(3, 16\) is no parameter .*mupscale.hf.register"
+        MupscaleError, match=r"'probe.weight' of shape \(3, 16\) is not a parameter .*mupscale.hf.register"
     ):
         upscale(small, tmp_path / "wide", exact=True, progress=False)
     monkeypatch.setitem(GIVEN, "arcee", {})
@@ -180,7 +180,7 @@ def test_tensors_beside_the_model_are_what_the_user_says(tmp_path: Path, monkeyp
     upscale(small, tmp_path / "wide", exact=True, verify=False, progress=False)
     assert torch.equal(load_file(tmp_path / "wide" / "model.safetensors")["probe.weight"], torch.full((3, 32), 0.5))
     hf.register("arcee", {"probe.*": Role(in_=0)})
-    with pytest.raises(MupscaleError, match="3 is no size of the model that grows"):
+    with pytest.raises(MupscaleError, match="3 is not a size of the model that grows"):
         upscale(small, tmp_path / "other", exact=True, verify=False, progress=False)
 
 

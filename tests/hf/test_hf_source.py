@@ -195,7 +195,7 @@ FIRST, LAST = "model-00001-of-00003.safetensors", "model-00003-of-00003.safetens
 BAD = {
     "no config": (lambda f: (f / "config.json").unlink(), "there is no config.json in .*: give the folder"),
     "config is no JSON": (config_becomes("{"), "config.json is damaged: Expecting property name"),
-    "config is a list": (config_becomes("[]"), "config.json is no JSON object"),
+    "config is a list": (config_becomes("[]"), "config.json is not a JSON object"),
     "no model_type": (config_becomes('{"hidden_size": 3}'), "names no model_type"),
     "quantised": (
         config_becomes(json.dumps(llama_config(quantization_config={"quant_method": "gptq"}))),

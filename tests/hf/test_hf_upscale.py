@@ -123,7 +123,7 @@ REFUSED: dict[str, tuple[dict[str, Any], Callable[[Path, Path], Any], str]] = {
         lambda small, out: write_checkpoint(
             small, llama_config(), {**llama_tensors(llama_config()), "ghost": torch.ones(2)}
         ),
-        r"'ghost' of shape \(2,\) is no parameter .*say what it is with mupscale.hf.register",
+        r"'ghost' of shape \(2,\) is not a parameter .*say what it is with mupscale.hf.register",
     ),
     "quantised in a way of its own": (
         {},

@@ -251,7 +251,7 @@ def test_a_groups_own_rate_goes_before_the_common_one_and_strangers_are_refused_
     rates = {name: group["lr"] for name, group in groups.items()}
     assert rates == pytest.approx({"layers.0.weight": 1.0 * 2, "layers.1.weight": 0.1 * 3 / 2})
     for stranger, told in (("layers.9.weight", r"layers\.9\.weight"), (nn.Parameter(torch.zeros(2)), "a tensor")):
-        with pytest.raises(mu.MupscaleError, match=f"{told}'? is no parameter of the model"):
+        with pytest.raises(mu.MupscaleError, match=f"{told}'? is not a parameter of the model"):
             mu.param_groups(wide, plan, optim.SGD, groups=[{"params": [stranger]}])
     _, wide, plan = pair("gpt2")
     tied = mu.param_groups(wide, plan, optim.AdamW, groups=[{"params": ["lm_head.weight"]}])

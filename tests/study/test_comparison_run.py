@@ -312,7 +312,8 @@ def test_a_decayed_checkpoint_is_said_to_be(tmp_path: Path) -> None:
         (
             {"width": 64, "grow": [Growth(at=9, width=100, how="fresh")]},
             {"widths": [8]},
-            r"small model of width 8 .* from 64 to 100, and a width of 12.5 is not whole: give other small widths",
+            r"small model of width 8 .* from 64 to 100, and a width of 12.5 is not a whole number of units: "
+            "give other small widths",
         ),
     ],
 )
@@ -330,7 +331,7 @@ def test_a_base_model_wider_than_the_target_is_refused(base_run: Path, tmp_path:
 
 
 def test_a_checkpoint_of_another_model_is_refused(base_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(MupscaleError, match="the checkpoint is of another model"):
+    with pytest.raises(MupscaleError, match="the checkpoint belongs to another model"):
         compare_quietly(tmp_path / "run", from_checkpoint(base_run, model=Spec("small_runs.Dropping")))
     assert not (tmp_path / "run").exists(), "refused after it had trained small models"
 

@@ -176,7 +176,7 @@ def test_locks_follow_no_link(run: Path, victim: Path) -> None:
     (run / ".lock").unlink()
     os.mkfifo(run / ".lock")
     for take in (lambda: RunLock(run), lambda: exclusive_lock(run / ".lock").__enter__()):
-        with pytest.raises((MupscaleError, OSError), match=r"not an ordinary file|No such device"):
+        with pytest.raises((MupscaleError, OSError), match=r"not a regular file|No such device"):
             take()
 
 

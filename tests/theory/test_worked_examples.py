@@ -222,7 +222,7 @@ def test_master_theorem_finite_networks_converge_as_one_over_root_n(
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: setting(noise={"E": 0.1}), "'E' is no weight"),
+        (lambda: setting(noise={"E": 0.1}), "'E' is not a weight"),
         (lambda: setting(0), "times= is 0, but must be a whole number, 1 or more"),
         (lambda: replace(setting(), before=-1), "before= is -1, but must be a whole number, 0 or more"),
         (lambda: replace(setting(), sigma=0.0), "sigma= is 0.0, but must be a number above 0"),

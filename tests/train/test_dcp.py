@@ -357,7 +357,7 @@ def test_a_torchtitan_folder_on_the_command_line(here: Path, capsys: pytest.Capt
 def test_verify_names_what_differs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     named = ["--model", "nets.build", "--inputs", "nets.inputs"]
     assert main(["upscale", "small", "wide", *named, "--to", "width=16,layers=2", "--exact"]) == 0
-    assert "'first.one' is no parameter" in refused(capsys, "verify small wide", 1)
+    assert "'first.one' is not a parameter" in refused(capsys, "verify small wide", 1)
     loaded = {name: DcpFolder("wide").read(name) for name in DcpFolder("wide").tensors}
     loaded["last.bias"] += 1
     loaded["optimizer.state.last.bias.exp_avg"] *= 2
@@ -414,7 +414,7 @@ def test_an_object_that_is_code_is_copied_and_never_run(tmp_path: Path, family: 
     dcp.save(state, checkpoint_id=str(tmp_path / "small"), no_dist=True)
     upscale_dcp(tmp_path / "small", tmp_path / "wide", family, SMALL, {"width": 16, "layers": 2}, copies(0))
     assert compare_dcp(tmp_path / "small", tmp_path / "wide", build=Net).ok
-    with pytest.raises(MupscaleError, match="is no plain value"):
+    with pytest.raises(MupscaleError, match="is not a plain value"):
         DcpFolder(tmp_path / "wide").value("dataloader.code")
     assert not (tmp_path / "ran").exists()
 

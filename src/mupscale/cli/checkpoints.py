@@ -135,7 +135,7 @@ Grow a Hugging Face checkpoint in width, in depth, or in experts. The result is 
   mupscale upscale checkpoint/step-1000 wide/step-1000 --model llama.build --inputs llama.tokens --to dim=512,heads=8
 
 Width. --how fresh (the default) keeps the trained units and adds new ones, initialised as the model would do it at the
-large width. You can choose any larger size, and there is nothing to tune. New units change the outputs at first. With
+large width. You can choose any larger size. New units change the outputs at first. With
 --lossless they do not: the new units contribute nothing yet, and the outputs stay the same, up to the eps of the norms.
 --how copies copies every unit a whole number of times, and --noise makes the copies differ. With --exact the copies
 stay equal: the wide model computes the same as the small one and stays a replica of it in training. Use --exact only

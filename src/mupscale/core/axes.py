@@ -67,7 +67,7 @@ class Axis:
             lengths, blocks = (", ".join(map(str, numbers)) for numbers in zip(*self.sections, strict=True))
             raise MupscaleError(
                 f"an axis of {whole} units is copied in parts of {lengths}, in blocks of {blocks}. An axis of {units} "
-                "units cannot be divided that way"
+                "units does not divide into such parts: choose a size that does"
             )
         return replace(self, sections=tuple((length * units // whole, block) for length, block in self.sections))
 

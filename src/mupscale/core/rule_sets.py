@@ -72,11 +72,11 @@ class RuleSet:
             name, _, value = part.partition("=")
             if name not in cls.__dataclass_fields__ or not value:
                 known = ", ".join(f"{f.name}={f.default}" for f in fields(cls))
-                raise MupscaleError(f"'{text}' is no rule set: write default, or some of {known}")
+                raise MupscaleError(f"'{text}' is not a rule set: write default, or some of {known}")
             try:
                 values[name] = float(value) if isinstance(cls.__dataclass_fields__[name].default, float) else value
             except ValueError:
-                raise MupscaleError(f"'{text}' is no rule set: {name} takes a number, not '{value}'") from None
+                raise MupscaleError(f"'{text}' is not a rule set: {name} takes a number, not '{value}'") from None
         return cls(**values)
 
     def at(self, hyper: Mapping[str, Any], *, batch: float = 1.0, duration: float = 1.0) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class Width:
     def whole(self) -> WholeWidth:
         """As `plain`, where all sizes are whole numbers; an error otherwise."""
         if not self.is_whole:
-            raise MupscaleError(f"a width of {self.plain} is not whole: choose sizes that are whole numbers")
+            raise MupscaleError(f"a width of {self.plain} is not a whole number of units: choose whole sizes")
         sizes = {name: int(size) for name, size in self.sizes.items()}
         return sizes[_PLAIN] if self.is_plain else sizes
 

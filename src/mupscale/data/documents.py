@@ -108,7 +108,7 @@ class Corpus:
             return value.encode("utf-8", self.errors).decode()
         except UnicodeEncodeError as error:
             raise MupscaleError(
-                f"{where} has half of a surrogate pair at character {error.start}, which is no text: mend it, or "
+                f"{where} has half of a surrogate pair at character {error.start}, which is not text: correct it, or "
                 f"replace it ({setting('errors', 'replace')})"
             ) from None
 

@@ -336,7 +336,7 @@ def _decode_records(records: bytes, path: Path, name: str) -> tuple[Tensor, Tens
     """Images and fine classes; a record is a coarse class, a fine one, and the red, green and blue planes."""
     if not records or len(records) % RECORD:
         raise MupscaleError(
-            f"{name} in {path} has {len(records):,} bytes, which is no multiple of a record's {RECORD:,}; "
+            f"{name} in {path} has {len(records):,} bytes, which is not a multiple of a record's {RECORD:,}; "
             "it is cut short or not CIFAR-100's binary version"
         )
     table = np.frombuffer(records, np.uint8).reshape(-1, RECORD)

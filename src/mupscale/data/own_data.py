@@ -182,7 +182,7 @@ class TableFile(Table):
         elif _is_table(rows):
             more = columns_of(_name(rows), _table(rows))
         else:
-            raise MupscaleError(f"rows to encode are a file or a table with named columns, and not {_name(rows)}")
+            raise MupscaleError(f"rows to encode must be a file or a table with named columns, not {_name(rows)}")
         more.check_has([column.name for column in self._columns], "which the model was trained on")
         for column in self._columns:
             if self._settings.missing != "mean" and (gap := _gaps(more.values[column.name])).any():

@@ -109,7 +109,7 @@ class Index:
             content = read_json(path)
             version = content.get("version", _VERSION) if isinstance(content, dict) else _VERSION
             if version != _VERSION:
-                raise MupscaleError(f"it is of version {version}, and this mupscale reads version {_VERSION}")
+                raise MupscaleError(f"it has version {version}, and this mupscale reads version {_VERSION}")
             index = parse_record(cls, content)
             if 1 << 8 * DTYPES[index.dtype].itemsize < index.vocab_size:
                 raise MupscaleError(f"{index.dtype} holds no vocabulary of {index.vocab_size}")

@@ -192,7 +192,9 @@ def whole_or_void(model: nn.Module) -> Iterator[None]:
             for tensor in (*model.parameters(), *model.buffers()):
                 if tensor.is_floating_point() and not tensor.is_meta:
                     local_part(tensor).fill_(math.nan)
-        error.add_note("The larger model was being written: it is void now, and its numbers are NaN. Build it again")
+        error.add_note(
+            "The larger model was being written: it is unusable now, and its numbers are NaN. Build it again"
+        )
         raise
 
 

@@ -257,7 +257,7 @@ def make_batches(
         )
     vocabulary, pad = int(decoder.vocab_size), getattr(decoder, "pad_token_id", None)
     if vocabulary < 1:
-        raise MupscaleError(f"the config has a vocabulary of {vocabulary}, and must have at least one token")
+        raise MupscaleError(f"the config has a vocabulary of {vocabulary}, but needs at least one token")
     size = max(2, min(size, _positions(decoder, pad)))
     if type(model).__name__.endswith("ForSequenceClassification") and pad is None:
         rows = 1  # the last token of a row is found by its padding

@@ -61,8 +61,8 @@ def entry_given(model_type: str, name: str, shape: Shape, grown: Mapping[int, in
     out, in_ = role.dims(len(shape))
     if unknown := [shape[d] for d in (*out, *in_) if shape[d] not in grown]:
         raise MupscaleError(
-            f"'{name}' has shape {shape}, and {unknown[0]} is no size of the model that grows: correct the role that "
-            f"was given for it (mupscale.hf.register)"
+            f"'{name}' has shape {shape}, and {unknown[0]} is not a size of the model that grows: correct the role "
+            f"that was given for it (mupscale.hf.register)"
         )
     blocks = {d: (role.out_axis if d in out else role.in_axis).block for d in (*out, *in_)}
     times = {d: grown[shape[d]] // shape[d] for d in sorted(blocks)}
@@ -211,7 +211,7 @@ def _cannot_tell(model: nn.Module, name: str, shape: Shape, held: InModel, expec
             f"config.json do not belong together"
         )
     return MupscaleError(
-        f"'{name}' of shape {shape} is no parameter of the model that config.json names, nor a part of one "
+        f"'{name}' of shape {shape} is not a parameter of the model that config.json names, nor a part of one "
         f"that could be widened alone: say what it is with mupscale.hf.register, or leave it out of the files"
     )
 
@@ -360,6 +360,6 @@ class ConfigFamily:
         few = f"only {growing} of {len(plan.parameters)} tensors of '{self.model_type}' would grow"
         if times.ffn == 1 and (size := ffn_that_follows_hidden(self.config, times)) is not None:
             raise MupscaleError(
-                f"{few}, since its config makes the size of its feed-forward layers of the hidden size: let ffn grow "
-                f"as hidden does, {times.hidden} times ({setting('ffn', size)})"
+                f"{few}, since its config derives the size of its feed-forward layers from the hidden size: let ffn "
+                f"grow as hidden does, {times.hidden} times ({setting('ffn', size)})"
             )

@@ -58,7 +58,7 @@ class StoredTensor:
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a safetensors file, in the order in which they lie there."""
     if path.exists() and not path.is_file():
-        raise MupscaleError(f"{path} is not an ordinary file, so no weights are read from it")
+        raise MupscaleError(f"{path} is not a regular file, so no weights are read from it")
     try:
         with safe_open(path, framework="np") as file:
             parts = {name: file.get_slice(name) for name in file.offset_keys()}
@@ -190,7 +190,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except MupscaleError as error:
         raise MupscaleError(f"{error}. Download or copy it again") from None
     if not isinstance(content, dict):
-        raise MupscaleError(f"{path} is no JSON object. Download or copy it again")
+        raise MupscaleError(f"{path} is not a JSON object. Download or copy it again")
     return content
 
 

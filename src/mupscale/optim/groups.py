@@ -395,7 +395,7 @@ def _names_of(params: Any, plan: Plan, parameters: Mapping[str, nn.Parameter]) -
         name = plan.names.get(naming.canonical(tensor)) if isinstance(tensor, str) else by_identity.get(id(tensor))
         if name is None or name not in parameters:
             raise MupscaleError(
-                f"groups: {tensor if isinstance(tensor, str) else 'a tensor'} is no parameter of the model"
+                f"groups: {tensor if isinstance(tensor, str) else 'a tensor'} is not a parameter of the model"
             )
         names.append(name)
     return names

@@ -378,7 +378,9 @@ def _refuse_given(
         wrong = list(given)
     if not wrong:
         said = ways_out("; ", roles="pass roles=")
-        return MupscaleError(f"the plan is wrong, and so is the one that a run of the models shows: {reason}{said}")
+        return MupscaleError(
+            f"no plan was found for this pair of models: with the roles that a run of the models shows, {reason}{said}"
+        )
     shown = {name: role for name, role in learnt.items() if any(fnmatchcase(name, pattern) for pattern in wrong)}
     instead = "; ".join(f"{role} for '{name}'" for name, role in list(shown.items())[:_MOST_SHOWN])
     advice = f"A run of the models shows {instead}: use that, or leave" if instead else "Leave"

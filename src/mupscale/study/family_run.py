@@ -404,7 +404,7 @@ def estimate_family(recipe: Recipe, settings: FamilySettings) -> str:
     with Stopwatch(planner.ground, settings.engine) as clock:
         seconds = clock.measure([stretch for stretch in list_stretches(leaves) if stretch.start is None])
     if settings.seeds > 1:
-        lines.append(f"All of it {settings.seeds} times, once for each seed.")
+        lines.append(f"All of it runs {settings.seeds} times, once for each seed.")
     time = "" if seconds is None else f"All of it takes about {rough_time(settings.seeds * seconds)}. "
     lines += [time + clock.remark(seconds), *describe_epochs(leaves, planner.ground)]
     return "\n".join(lines)

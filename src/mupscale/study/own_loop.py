@@ -297,7 +297,7 @@ class _LoopTrainer(Trainer):
         for stretch in wave:
             for each in fields(Stretch):
                 if each.name not in _UNDERSTOOD and (value := getattr(stretch, each.name)) != each.default:
-                    raise MupscaleError(f"a loop of one's own cannot train what a recipe can: {each.name} {value!r}")
+                    raise MupscaleError(f"your own loop cannot train what a recipe can: {each.name} {value!r}")
             is_first = self.number == 1 and not self.trained
             self.ended[stretch.key] = self._train_stretch(stretch)
             spent, cost = self.spent[self.name], self.ground.cost(stretch)

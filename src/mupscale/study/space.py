@@ -221,7 +221,7 @@ class Sweep:
         counts, lowest = Counter(trial.status for trial in self.trials), f"{min(self.grid.lrs):g}"
         if counts["stopped"]:
             raise MupscaleError(
-                f"{self.name}: no trial came to its end ({counts['diverged']} diverged, {counts['stopped']} were "
+                f"{self.name}: no trial finished ({counts['diverged']} diverged, {counts['stopped']} were "
                 f"pruned), so there is nothing to choose: try rates below {lowest}, or no pruner"
             )
         raise Diverged(

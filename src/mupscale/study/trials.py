@@ -394,7 +394,7 @@ def read_result(trial: FrozenTrial, steps: int, seeds: int) -> Tried:
     """The result of a trial that came to an end. steps, seeds: of a whole one."""
     cell, stored, state = _cell_of(trial), _stored_result(trial), trial_state(trial)
     if cell is None:
-        raise MupscaleError(f"trial {trial.number} of the study came to an end without a learning rate and a noise")
+        raise MupscaleError(f"trial {trial.number} of the study ended without a learning rate and a noise")
     losses: list[float | None] = [None] * seeds if state == "diverged" else [*stored.by_seed] or [trial.value]
     budget = max(1, min(stored.steps, steps - 1)) / steps if state == "stopped" else 1.0
     return Tried(*cell, losses, budget, stored.curve, stored.steps, stored.flops)
@@ -657,5 +657,5 @@ def _describe_cause(error: BaseException, patience: float) -> str | None:
         return text
     readers = {Path(frame.f_code.co_filename).parent.name for frame, _ in walk_tb(error.__traceback__)}
     if isinstance(error, _DAMAGE) and readers & {"journal", "_rdb", "storages"}:  # packages of optuna's
-        return f"it is no {'journal' if 'journal' in readers else 'study'} of optuna's, or a damaged one"
+        return f"it is not a {'journal' if 'journal' in readers else 'study'} of optuna's, or a damaged one"
     return None

@@ -362,7 +362,9 @@ def write_verdict(runs: Sequence[ContenderRuns], costs: Numbers, gain: Numbers) 
         ratio = speedup(whole + before, _cost_until(better, fmean(worse.finals)), charged[better.name])
         who, whose = ("The upscaled model", "that") if better is ours else ("That", "the upscaled model's")
         if ratio is not None:
-            told.append(f"{who} reaches {whose} final loss {_times(ratio)} cheaper, the base model's cost included.")
+            told.append(
+                f"{who} reaches {whose} final loss {_times(ratio)} cheaper, with the base model's cost included."
+            )
     # the same question of unseen data, each model where it does best: training on may fit the training set alone
     grown, rival = (_lowest(runs, kind, _lowest_held_out) for kind in ("grown", "baseline"))
     if grown is not None and rival is not None:

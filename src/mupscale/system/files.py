@@ -95,7 +95,7 @@ def open_file(path: Path, mode: str, **options: Any) -> IO[Any]:
         handle = os.open(name, flags | (_UNMOVED if is_below else 0), 0o666)  # a link that came a moment ago included
         if is_below and not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
-            raise MupscaleError(f"{path} is not an ordinary file, so nothing is written into it")
+            raise MupscaleError(f"{path} is not a regular file, so nothing is written into it")
         return handle
 
     return open(path, mode, opener=opener, **options)

@@ -34,7 +34,7 @@ def load_torch(path: str | Path) -> Any:
     import torch  # here, for `mupscale --help` has no use for it
 
     if Path(path).exists() and not Path(path).is_file():
-        raise MupscaleError(f"{path} is not an ordinary file, so it cannot hold weights")
+        raise MupscaleError(f"{path} is not a regular file, so it cannot hold weights")
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:

@@ -199,7 +199,7 @@ def fit_slope(widths: Sequence[float], errors: Sequence[float]) -> float:
 def compare_with_limit(experiment: Experiment, widths: Sequence[int], draws: Draws) -> LimitComparison:
     """Run an experiment in the limit, and on networks of each width."""
     if len(set(widths)) != len(widths) or any(n < 1 for n in widths):
-        raise MupscaleError(f"widths are distinct numbers of units, 1 or more, not {', '.join(map(str, widths))}")
+        raise MupscaleError(f"widths must be distinct numbers of units, 1 or more, not {', '.join(map(str, widths))}")
     runs = list[Run]()
 
     def outputs(result: Run) -> Tensor:

@@ -37,7 +37,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if unknown := dict(self.noise).keys() - set("ABCD"):
-            raise MupscaleError(f"'{min(unknown)}' is no weight of the examples, which are A, B, C and D")
+            raise MupscaleError(f"'{min(unknown)}' is not a weight of the examples, which are A, B, C and D")
 
     def std(self, letter: str) -> float:
         return abs(dict(self.noise).get(letter, 0.0))

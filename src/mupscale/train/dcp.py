@@ -141,7 +141,7 @@ class DcpFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = path = Path(path)
         if not is_dcp_folder(path):
-            raise MupscaleError(f"{path} is no folder of torch.distributed.checkpoint: it has no {INDEX}")
+            raise MupscaleError(f"{path} is not a folder of torch.distributed.checkpoint: it has no {INDEX}")
         try:
             self._index, self.objects, self.paths = _read_index(path)
             self.tensors: dict[str, Any] = {**self._index.state_dict_metadata}
@@ -192,7 +192,7 @@ class DcpFolder:
             return torch.load(io.BytesIO(self.raw(name)), map_location="cpu", weights_only=True)
         except Exception as error:  # whatever is wrong with it
             reason = (str(error).splitlines() or [""])[0].rstrip(".")
-            raise MupscaleError(f"'{name}' in {self.path} is no plain value ({reason})") from None
+            raise MupscaleError(f"'{name}' in {self.path} is not a plain value ({reason})") from None
 
 
 def load_dcp(folder: str | Path) -> dict[str, Tensor]:
@@ -645,7 +645,7 @@ class GrownFolder:
         while path and not (path in modules and modules[path]._state_dict_hooks):
             path = path.rpartition(".")[0]
         if not path:
-            raise MupscaleError(f"'{name}' in {self.source.path} is no parameter or buffer of the model: {_ADVICE}")
+            raise MupscaleError(f"'{name}' in {self.source.path} is not a parameter or buffer of the model: {_ADVICE}")
 
         def make() -> Tensor:
             if self._translated[0] != path:  # its other tensors come next
@@ -805,8 +805,8 @@ def compare_dcp(
         strangers = [name for name in before.model if name not in plan.old_names]
         if build is None and strangers:
             raise MupscaleError(
-                f"'{strangers[0]}' is no parameter: a module saves it instead of its own. Give --model, the function "
-                "that builds the model"
+                f"'{strangers[0]}' is not a parameter: a module saves it instead of its own. Give --model, the "
+                "function that builds the model"
             )
         members = build and BuiltMembers(build, record["from"])
         models = (members.sketch(record["from"]), members.sketch(record["to"])) if members else None

@@ -196,7 +196,7 @@ def _device(name: str) -> torch.device:
             raise MupscaleError(f"device {name} cannot be used here: {reason}") from None
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise MupscaleError("you asked for device cuda, but torch finds no GPU here: use device auto or cpu")
+            raise MupscaleError("device cuda was asked for, but torch finds no GPU here: use device auto or cpu")
         if device.index is None:
             return torch.device("cuda", number_in_environment("LOCAL_RANK", 0))
     return device

@@ -81,7 +81,7 @@ class Spec:
         """An instance of this kind; `more` goes before init_args of the same name. What is of another is not called."""
         instance = self.call(load_of_kind(self.class_path, kind), **more)
         if not isinstance(instance, kind):
-            raise MupscaleError(f"{self.class_path} gave a {type(instance).__name__}, which is no {kind_name(kind)}")
+            raise MupscaleError(f"{self.class_path} gave a {type(instance).__name__}, which is not a {kind_name(kind)}")
         return instance
 
     def call(self, target: Callable[..., Any], /, **more: Any) -> Any:
@@ -133,7 +133,7 @@ def load_loss(path: str) -> Callable[[Any, Tensor], Tensor]:
     """The loss that an import path names, a function of outputs and targets; it is not called."""
     loss: Callable[[Any, Tensor], Tensor] = import_path(path)
     if not callable(loss) or isinstance(loss, type) or not _takes_two(loss):
-        raise MupscaleError(f"the loss {path} is no function of outputs and targets")
+        raise MupscaleError(f"the loss {path} is not a function of outputs and targets")
     return loss
 
 
@@ -518,8 +518,8 @@ class Recipe(Filling):
         usual = default_hyper(self.optimizer_class(), given)
         if "betas" not in usual:
             raise MupscaleError(
-                f"tuned_at has rules for Adam and its kin, and {self.optimizer.class_path} is none of them. Leave it "
-                "out, and give the learning rate for this batch and these steps"
+                f"tuned_at has rules for Adam and its variants only, and {self.optimizer.class_path} is not one of "
+                "them. Leave it out, and give the learning rate for this batch and these steps"
             )
         told = {name: given.get(name, usual[name]) for name in ("lr", "weight_decay", "betas")}
         scaled = self.rules.at(told, batch=batch, duration=duration)
