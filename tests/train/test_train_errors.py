@@ -504,7 +504,7 @@ def gpt2(**changes: int) -> Spec:
         ({"schedule": Schedule("cosine", floor=-3.0)}, "schedule.floor is -3.0"),
         ({"schedule": Schedule(warmup=-1)}, "schedule.warmup is -1"),
         ({"seeds": Seeds(init=1 << 70)}, "seeds.init is"),
-        ({"loss": "torch.pi"}, "no function of outputs and targets"),
+        ({"loss": "torch.pi"}, "not a function of outputs and targets"),
         ({"loss": "mine"}, "give module.name"),
         ({"loss": "test_train_errors.each_one"}, "gives shape (8,), not one number"),
         ({"data": Spec("test_train_errors.Typed", {"train": 0})}, "nothing to train on"),

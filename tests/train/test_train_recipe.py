@@ -243,7 +243,7 @@ def test_hyperparameters_of_another_batch_and_duration_are_taken_over() -> None:
     assert one.optimizer.init_args["betas"] == [0.9, pytest.approx(0.999**4)]
     assert one.grow[0].lr == pytest.approx(0.02 * 2 * 16**-0.25)
     assert Recipe.from_json(json.loads(json.dumps(one.to_json()))) == one
-    with pytest.raises(MupscaleError, match=r"rules for Adam and its kin, and torch\.optim\.SGD is none"):
+    with pytest.raises(MupscaleError, match=r"rules for Adam and its variants only, and torch\.optim\.SGD is not one"):
         recipe(optimizer=SGD, tuned_at=TunedAt(8, 20))
     refuses("at least 1", TunedAt, 0, 5)
 
@@ -324,7 +324,7 @@ def test_what_is_not_of_its_kind_is_not_called() -> None:
         MupscaleError, match=r"os\.mkdir is neither a torch\.nn\.Module nor a function that returns one"
     ):
         Spec("os.mkdir", {"path": "made"}).make(nn.Module)
-    with pytest.raises(MupscaleError, match=r"textwrap\.dedent gave a str, which is no torch\.nn\.Module"):
+    with pytest.raises(MupscaleError, match=r"textwrap\.dedent gave a str, which is not a torch\.nn\.Module"):
         Spec("textwrap.dedent", {"text": "x"}).make(nn.Module)
 
 
