@@ -203,7 +203,7 @@ def test_a_mapping_for_a_section_goes_into_it_and_any_other_replaces(here: Path)
 def test_out_is_named_after_the_recipe(here: Path) -> None:
     assert read_recipe(["mine.yaml"])[0].out == str(Path("runs", "mine"))
     assert read_recipe(["mine.yaml", "--out", "elsewhere"])[0].out == "elsewhere"
-    assert read_recipe(["mine.yaml", "--out", "null"])[0].out is None
+    assert read_recipe(["mine.yaml", "--out", "none"])[0].out is None
 
 
 def test_a_module_of_ones_own_in_every_form(here: Path) -> None:

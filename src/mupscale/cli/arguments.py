@@ -50,6 +50,18 @@ class Words(Typed):
             if not isinstance(value, list):
                 yield [Words(part) for part in self.split(",")]
 
+    def bracketed(self) -> list[Any] | None:
+        """The entries of a YAML list in brackets, [a, b]; None where this is anything else."""
+        if not (self.startswith("[") and self.endswith("]")):
+            return None
+        value = read_value(self)
+        return value if isinstance(value, list) else None
+
+    def texts(self) -> list[Any]:
+        """What it means where a list of texts belongs: a list in brackets, or texts between commas as they stand."""
+        entries = self.bracketed()
+        return [Words(part) for part in self.split(",")] if entries is None else entries
+
 
 @cache
 def _loader() -> Any:
@@ -87,15 +99,30 @@ def read_yaml(path: str) -> dict[str, Any]:
 
 
 def read_value(text: str) -> Any:
-    """A text as YAML; itself where it is none."""
+    """What an option's value means as YAML: a number, null, a list, a text in quotes; else the text as it stands.
+
+    YAML would cut ' #2' off a name and drop &x, !!str and blanks at its ends, as if nobody had typed them.
+    """
     import yaml
 
     try:
-        return yaml.load(text, _loader())
+        value = yaml.load(text, _loader())
+        is_scalar = not isinstance(value, dict | list)
+        return str(text) if is_scalar and not _is_one_scalar(text) else value
     except yaml.YAMLError:
         return str(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{text[:20]}… cannot be read: {' '.join(str(error).split())}") from None
+
+
+def _is_one_scalar(text: str) -> bool:
+    """Whether all of a text is one scalar of YAML, without a comment, an anchor, a tag or blanks around it."""
+    import yaml
+
+    _, *tokens, _ = yaml.scan(text, _loader())
+    if len(tokens) != 1 or not isinstance(tokens[0], yaml.ScalarToken):
+        return False
+    return bool(tokens[0].start_mark.index == 0 and tokens[0].end_mark.index == len(text))
 
 
 def separate_options(
@@ -114,6 +141,10 @@ def separate_options(
     alone, options, rest = list[str](), list[Given](), list(arguments)
     while rest:
         word = rest.pop(0)
+        if not word:  # the current folder, as a path
+            raise UsageError(
+                "an empty name was given: is a variable of the shell not set? For the current folder give ."
+            )
         if not word.startswith("-") or word == "-":
             alone.append(word)
             continue
@@ -175,9 +206,11 @@ def list_items(value: Any) -> Sequence[Any]:
     if not isinstance(value, Words):
         return value if isinstance(value, list | tuple) else [value]
     read = read_value(value)
-    if isinstance(read, list | dict):
-        return read if isinstance(read, list) else [read]
-    return [Words(part) for part in value.split(",")]
+    if isinstance(read, dict):
+        return [read]
+    if isinstance(read, list) and any(isinstance(entry, dict | list) for entry in read):
+        return read
+    return value.texts()
 
 
 def _check_name(name: str, known: Collection[str]) -> None:

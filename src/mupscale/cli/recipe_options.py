@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -152,7 +153,9 @@ def _merged(line: CommandLine, files: Sequence[str], options: Sequence[Given]) -
 
 def _merged_class(name: str, before: Tree | None, value: Any) -> Tree:
     """A class with its arguments. `kept` are arguments of an earlier class, if this one has them, too."""
-    value = read_value(value) if isinstance(value, Words) else value
+    if isinstance(value, Words):  # a mapping in YAML, or the class's name as it was typed
+        read = read_value(value)
+        value = read if isinstance(read, dict) else str(value)
     value = {"class_path": value} if isinstance(value, str) else value
     if not isinstance(value, dict):
         raise UsageError(f"{name} is {value}, but must be a mapping of class_path and init_args")
@@ -191,7 +194,7 @@ def _complete(name: str, given: Tree | None, widths: Collection[str]) -> Tree:
     for argument, parameter in known.items():
         if argument in arguments:
             value = arguments.pop(argument)
-            value = _read_all(value) if parameter.type is Any else value
+            value = _as_its_default(parameter, value) if parameter.type is Any else value
             values[argument] = parse_given(parameter.type, value, (name, argument), UsageError)
         elif argument in set_elsewhere:
             continue
@@ -201,6 +204,12 @@ def _complete(name: str, given: Tree | None, widths: Collection[str]) -> Tree:
             is_number = parameter.type is float and default is not None
             values[argument] = float(default) if is_number else [*default] if isinstance(default, tuple) else default
     return {"class_path": path, "init_args": {**values, **_read_all(arguments)}}
+
+
+def _as_its_default(parameter: Option, value: Any) -> Any:
+    """A value for an argument without a type: text where the default is text, as that of a path is, else YAML."""
+    is_text = isinstance(value, Words) and isinstance(parameter.default, str)
+    return str(value) if is_text else _read_all(value)
 
 
 def _load(name: str, path: str) -> tuple[str, Any]:
@@ -246,8 +255,10 @@ _SCALARS = (int, float, bool, str, NoneType)
 
 
 def _plain_hint(hint: Any) -> Any:
-    """What of a type a file can hold: a number, and not also a Tensor; Any where that is nothing."""
+    """What of a type a file can hold: a number, not a Tensor, too; of a path its text; Any where that is nothing."""
     origin, inner = get_origin(hint), get_args(hint)
+    if hint in (Path, os.PathLike) or origin is os.PathLike:
+        return str
     if origin in (Union, UnionType):
         plain = [each for each in map(_plain_hint, inner) if each is not Any]
         return reduce(or_, plain) if plain else Any
@@ -314,8 +325,8 @@ _thrown_away: list[Path] = []
 
 
 def says_nothing_is_written(out: object) -> bool:
-    """Whether a value of --out asks for no files at all."""
-    return out is None or str(out).lower() in ("none", "null")
+    """Whether a value of --out asks for no files at all: the word none, or a recipe's null."""
+    return out is None or out == "none"
 
 
 @contextmanager

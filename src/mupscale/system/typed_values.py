@@ -66,6 +66,14 @@ class Typed(str):
         """What it may mean, the likeliest first."""
         yield str(self)
 
+    def bracketed(self) -> list[Any] | None:
+        """The entries where it is written as a list in brackets, else None."""
+        return None
+
+    def texts(self) -> list[Any]:
+        """What it means where a list of texts belongs."""
+        return [str(self)]
+
 
 class _Mismatch(Exception):
     """A value that is not what its hint says, and the keys that lead to it; or another problem with it, in words."""
@@ -102,6 +110,10 @@ def _parse(hint: Any, value: Any, keys: tuple[Any, ...], mode: _Mode, refusal: t
     except _Mismatch as error:
         path, expected = _path(error.place) or "it", error.expected or _in_words(error.hint, plain=True)
         named = path if path.startswith("--") else f"'{path}'"
+        is_unquoted = mode == "given" and _text_kind(error.hint) == "one" and _is_scalar(error.value)
+        if is_unquoted and not isinstance(error.value, str):
+            read = _as_yaml_read_it(error.value)
+            raise refusal(f"{named} was read as {read}, but must be text: put what you wrote in quotes") from None
         raise refusal(error.problem or f"{named} is {show_short(error.value)}, but must be {expected}") from None
 
 
@@ -158,8 +170,44 @@ def _origin_and_args(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     return get_origin(hint), get_args(hint)
 
 
+_TEXTS = (str, Path, os.PathLike)
+_TextKind = Literal["one", "many", "one or many", "other"]
+
+
+@functools.cache
+def _text_kind(hint: Any) -> _TextKind:
+    """Whether a hint takes text and nothing else: one (a name, a path), a list of them, or either."""
+    origin, inner = _origin_and_args(hint)
+    if hint in _TEXTS or origin in _TEXTS:
+        return "one"
+    if origin is Annotated:
+        return _text_kind(inner[0])
+    if origin in (list, tuple, Sequence):
+        entries = {_text_kind(each) for each in inner if each is not Ellipsis}
+        return "many" if entries == {"one"} else "other"
+    if origin not in (Union, types.UnionType):
+        return "other"
+    kinds = {_text_kind(each) for each in inner if each is not types.NoneType}
+    if "other" in kinds:
+        return "other"
+    return kinds.pop() if len(kinds) == 1 else "one or many"
+
+
 def _fit_typed(hint: Any, text: Typed, place: tuple[Any, ...], mode: _Mode) -> Any:
-    """The first reading that fits; where none does, the complaint about what lies deepest."""
+    """What somebody typed. A name is taken as it was typed: no file, folder or column is called what YAML makes of it.
+
+    Elsewhere the first reading that fits; where none does, the complaint about what lies deepest.
+    """
+    kind = _text_kind(hint)
+    if kind == "many":
+        return _fit(hint, text.texts(), place, mode)
+    entries = text.bracketed() if kind == "one or many" else None
+    if entries is not None:
+        return _fit(hint, entries, place, mode)
+    if kind != "other":
+        if not text:  # as an unset variable of a shell gives it: an empty path is the current folder
+            raise _Mismatch(hint, "", place, "a text that is not empty")
+        return _fit(hint, str(text), place, mode)
     complaint = None
     for reading in text.readings():
         try:
@@ -176,6 +224,7 @@ def _has_fields(hint: Any) -> bool:
 
 def _record(kind: Any, values: Any, place: tuple[Any, ...], mode: _Mode) -> Any:
     hints = _hints_of(kind)
+    shown = {}  # of a field that files spell in another way than Python can, for an error
     if hasattr(kind, "_fields"):
         return kind(*(_fit(hint, values[n], (*place, n), mode) for n, hint in enumerate(hints.values())))
     if is_typeddict(kind):
@@ -183,13 +232,17 @@ def _record(kind: Any, values: Any, place: tuple[Any, ...], mode: _Mode) -> Any:
     else:
         own = [each for each in fields(kind) if each.init]
         hints = {each.name: hints[each.name] for each in own}
+        shown = {each.name: each.metadata["in_files"] for each in own if "in_files" in each.metadata}
         needed = {each.name for each in own if each.default is MISSING and each.default_factory is MISSING}
         for name in (name for name in values if name not in hints):
             meant = did_you_mean(str(name), hints)
             raise _Mismatch(kind, values, place, problem=f"there is no field '{_path((*place, name))}'{meant}")
     for name in (name for name in hints if name in needed and name not in values):
         raise _Mismatch(kind, values, place, problem=f"'{_path((*place, name))}' is missing")
-    found = {name: _fit(hint, values[name], (*place, name), mode) for name, hint in hints.items() if name in values}
+    found = {}
+    for name, hint in hints.items():
+        if name in values:
+            found[name] = _fit(hint, values[name], (*place, shown.get(name, name)), mode)
     return {**values, **found} if is_typeddict(kind) else kind(**found)
 
 
@@ -243,6 +296,19 @@ def _is_fixed(hint: Any) -> bool:
 
 def _length(hint: Any) -> int:
     return len(getattr(hint, "_fields", None) or get_args(hint))
+
+
+def _is_scalar(value: Any) -> bool:
+    return not isinstance(value, Mapping | list | tuple)
+
+
+def _as_yaml_read_it(value: Any) -> str:
+    """What a word without quotes became: on is a boolean, 1e3 a number, 2024-01-01 a date."""
+    if value is None or isinstance(value, bool):
+        return {None: "null (nothing)", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        return f"the number {show_short(value)}"
+    return f"the {type(value).__name__} {show_short(str(value)).strip(chr(39))}"
 
 
 def _is_whole(value: Any) -> bool:

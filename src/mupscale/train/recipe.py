@@ -478,8 +478,8 @@ class Recipe(Filling):
     device: str = "auto"
     parallel: Literal["ddp", "fsdp"] = "ddp"
     out: str | None = None
-    start: str | None = None
-    start_width: WholeWidth | None = None
+    start: str | None = field(default=None, metadata={"in_files": "from"})  # `from` is no name in Python
+    start_width: WholeWidth | None = field(default=None, metadata={"in_files": "from_width"})
     state: Literal["keep", "reset"] = "keep"
     rules: RuleSet = field(default_factory=RuleSet)
     tuned_at: TunedAt | None = None
@@ -502,6 +502,8 @@ class Recipe(Filling):
             width = events[-1].width
         if events != self.grow:
             object.__setattr__(self, "grow", events)
+        if self.out == "":  # which would be the current folder
+            raise MupscaleError("'out' is '', but must be the name of a folder: give . for the current one")
         _check_words(self)
         _check_words(self.schedule, "schedule.")
         self._check_widths()
@@ -747,7 +749,7 @@ _NUMBERS: dict[str, Any] = {
     "checkpoints.minutes": NotNegative,
 }
 """What numbers of a recipe must be, by their names."""
-_IN_FILES = {"start": "from", "start_width": "from_width"}  # `from` is no name in Python
+_IN_FILES = {each.name: each.metadata["in_files"] for each in fields(Recipe) if "in_files" in each.metadata}
 MAY_CHANGE = frozenset(
     {"steps", "accumulate", "compile", "evaluation", "checkpoints", "on_nonfinite"}
     | {"log_every", "tensorboard", "callbacks", "device", "parallel", "out"}
