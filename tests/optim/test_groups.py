@@ -883,26 +883,55 @@ def test_what_an_optimizer_cannot_tell_is_refused() -> None:
     refuses("do not say how their gradients enter a norm", mu.clip_grad_norm_, model, 1.0, optimizer)
 
 
-@pytest.mark.parametrize("is_loaded", [False, True])
+def by_value(model: nn.Module, optimizer: optim.Optimizer) -> None:
+    nn.utils.clip_grad_value_(model.parameters(), 0.1)
+
+
+@pytest.mark.parametrize("way_on", ["at once", "mupscale.load", "load_state_dict", "deepcopy"])
+@pytest.mark.parametrize(
+    ("clip", "remedy"),
+    [(plainly, "mupscale.clip_grad_norm_(model, 1, optimizer)"), (by_value, "as after torch's clip_grad_value_")],
+)
 def test_torchs_clipping_of_a_grown_model_is_noticed_once(
-    batch: tuple[Tensor, Tensor], is_loaded: bool, tmp_path: Path
+    batch: tuple[Tensor, Tensor], clip: Any, remedy: str, way_on: str, tmp_path: Path
 ) -> None:
     narrow = net(8)
     optimizer: optim.Optimizer | None = optim.SGD(narrow.parameters(), lr=0.01)
     wide, optimizer = mu.upscale(narrow, net(16), optimizer=optimizer, inputs=batch[0])
-    if is_loaded:  # as in another process
+    if way_on == "mupscale.load":  # as in another process
         path = mu.save(tmp_path / "wide.safetensors", wide, optimizer, mu.plan(narrow, wide, inputs=batch[0]))
         optimizer = optim.SGD(mu.param_groups(wide, mu.load(path).plan, optim.SGD, lr=0.01))
         mu.load(path, wide, optimizer)
-    for clip in ([by_optimizer], []):
+    if way_on == "load_state_dict":
+        made_anew = optim.SGD(mu.param_groups(wide, mu.plan(narrow, wide, inputs=batch[0]), optim.SGD, lr=0.01))
+        made_anew.load_state_dict(optimizer.state_dict())
+        optimizer = made_anew
+    if way_on == "deepcopy":
+        wide, optimizer = copy.deepcopy((wide, optimizer))
+    for other in ([by_optimizer], []):
         for _ in range(4):
-            step(wide, optimizer, batch, *clip)
+            step(wide, optimizer, batch, *other)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(8):
-            step(wide, optimizer, batch, plainly)
+            step(wide, optimizer, batch, clip)
     (said,) = [str(one.message) for one in caught]
-    assert "mupscale.clip_grad_norm_(model, 1, optimizer)" in said
+    assert remedy in said
+
+
+def test_muon_with_adamw_is_copied_and_notices_clipping_once(batch: tuple[Tensor, Tensor]) -> None:
+    narrow = net(8)
+    matrices = [p for p in narrow.parameters() if p.dim() == 2]
+    others = [p for p in narrow.parameters() if p.dim() != 2]
+    optimizer = MuonAdamW([{"params": matrices, "muon": True}, {"params": others}], lr=0.01)
+    grown = mu.upscale(narrow, net(16), optimizer=optimizer, inputs=batch[0])
+    losses = []
+    for wide, its_optimizer in (copy.deepcopy(grown), grown):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            losses.append([step(wide, its_optimizer, batch, plainly) for _ in range(8)])
+        assert len(caught) == 1
+    assert losses[0] == losses[1]
 
 
 def test_one_rate_set_by_hand_for_all_groups_of_a_grown_model_is_noticed_once(batch: tuple[Tensor, Tensor]) -> None:

@@ -234,14 +234,26 @@ class MuonAdamW(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._muon.param_groups = [group for group in self.param_groups if group["muon"]]
-        self._adamw.param_groups = [
-            {**group, "lr": group["lr"] * group["adam_scale"]} for group in self.param_groups if not group["muon"]
-        ]
+        of_muon, of_adamw = [], []
+        for group in self.param_groups:
+            if group["muon"]:
+                of_muon.append(_known_to(self._muon, group))
+            else:
+                own = _known_to(self._adamw, group)
+                of_adamw.append({**own, "lr": group["lr"] * group["adam_scale"]})
+        self._muon.param_groups, self._adamw.param_groups = of_muon, of_adamw
         self._muon.state = self._adamw.state = self.state
         self._muon.step()
         self._adamw.step()
         return loss
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_muon": self._muon, "_adamw": self._adamw}
+
+
+def _known_to(optimizer: Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a group is this optimizer's: it is the outer one that a growth has made."""
+    return {key: group[key] for key in ("params", *optimizer.defaults) if key in group}
 
 
 def muon_groups(plan: Plan) -> list[dict[str, Any]]:
