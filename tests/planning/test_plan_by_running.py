@@ -427,6 +427,21 @@ class Rotated(nn.Module):
         return self.b((torch.tanh(self.a(x)) * self.factor).real)
 
 
+@toy(lambda width: of(hidden=(5, width), mixing=nn.Parameter(torch.randn(width, width)), readout=(width, 3)))
+def routed(m: Any, x: Tensor) -> Tensor:
+    """Weighted by how often each output is the largest, as a mixture counts the tokens of its experts."""
+    outputs = m.readout(m.hidden(x).relu() @ m.mixing)
+    largest = outputs.detach().argmax(-1)
+    counts = torch.histc(largest.double(), bins=3, min=0, max=2)
+    return outputs * counts.cumsum(0, dtype=torch.int32)
+
+
+def test_what_is_counted_by_a_dtype_of_whole_numbers_is_followed() -> None:
+    """Such an operation has no gradient, and torch raises an error where one is asked for."""
+    narrow, wide, x = routed(8), routed(16), torch.randn(4, 5)
+    assert_exact(narrow, wide, mu.plan(narrow, wide, inputs=x, grow=mu.Copies()), x)
+
+
 def test_complex_parameters_are_refused_in_words_with_a_batch_too() -> None:
     x = torch.randn(3, 5)
     for inputs in (None, x):

@@ -341,6 +341,9 @@ class _Training:
                 f"one's: '{name}' is off by {off:.1e}. {_WEIGHTS}"
             )
         pair.in_double = in_float64 and all(p.device.type != "mps" for p in pair.small.parameters())  # it has none
+        if pair.in_double:
+            planning.use_plain_kernels(pair.small)
+            planning.use_plain_kernels(pair.large)
         if pair.in_double and pair.rounding > _DOUBLE:
             pair.turn_into_double()
         own = self.optimizer(pair.small.parameters(), **self.hyper) if isinstance(self.optimizer, type) else pair.own

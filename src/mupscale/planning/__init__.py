@@ -51,5 +51,6 @@ from mupscale.planning.tracing import (
     silence_dropout,
     take_modes,
     tensors_in,
+    use_plain_kernels,
 )
 from mupscale.planning.trials import Trials, check_not_empty

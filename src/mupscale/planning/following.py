@@ -394,7 +394,7 @@ class Follower:
         names = [name for name in self.weights_of(op) if name in self.small.trained]
 
         def applied(side: Side, instead: Mapping[int, Tensor]) -> Applied:
-            with torch.enable_grad():
+            with torch.set_grad_enabled(not op.counts):
                 leaves: dict[Any, Tensor] = {name: side.weights[name].detach().requires_grad_() for name in names}
                 for n in floats:
                     leaves[n] = instead.get(n, side.values[n]).detach().requires_grad_()

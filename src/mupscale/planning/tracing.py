@@ -222,6 +222,12 @@ class Operation:
         return bool({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(self.function.tags))
 
     @property
+    def counts(self) -> bool:
+        """Whether it turns numbers into whole ones by a dtype that it is given, which torch does not differentiate."""
+        dtype = self.kwargs.get("dtype")
+        return isinstance(dtype, torch.dtype) and not (dtype.is_floating_point or dtype.is_complex)
+
+    @property
     def is_random(self) -> bool:
         """Whether it draws random numbers; attention does so for dropout alone, which is off."""
         return torch.Tag.nondeterministic_seeded in self.function.tags and "attention" not in self.name
@@ -350,6 +356,7 @@ def in_float64(
     if like is not None:
         take_modes(copied, like)
     silence_dropout(copied)
+    use_plain_kernels(copied)
     if generic is not None:
         parameters = naming.parameters(copied)
         for name, p in parameters.items():
@@ -413,6 +420,25 @@ def silence_dropout(model: nn.Module) -> bool:
                 was_on |= module.training and value > 0
                 setattr(module, name, 0.0)
     return was_on
+
+
+_RUNS_IN_FLOAT64 = ("eager", "sdpa")
+
+
+def use_plain_kernels(model: nn.Module) -> None:
+    """Let the modules of transformers compute by formulas that float64 has, and that can be differentiated in parts.
+
+    In place: for copies. A model keeps the choice in its config, of which a deep copy has its own.
+    """
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        # The default for experts is one product for all of them (grouped_mm), which torch has in bfloat16 and float32.
+        if getattr(config, "_experts_implementation", None) is not None:
+            config._experts_implementation = "eager"
+        # Flash attention has half precision alone. Torch's own attention runs in float64, and is kept.
+        attention = getattr(config, "_attn_implementation", None)
+        if attention is not None and attention not in _RUNS_IN_FLOAT64:
+            config._attn_implementation = "eager"
 
 
 def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
