@@ -15,7 +15,7 @@ from mupscale.core import Plan, is_new
 from mupscale.engine import train_many
 from mupscale.growth import OPERATORS, Part
 from mupscale.growth.draws import standard_normal
-from mupscale.growth.fresh import means_of
+from mupscale.growth.fresh import law_of
 from mupscale.growth.operator_pairs import OperatorWord
 from mupscale.study import contender_named
 from mupscale.study.contenders import check_contenders, contenders_named
@@ -29,7 +29,7 @@ class HalfFresh(mu.Copies):
 
     def check(self, plan: Plan) -> None:
         for name in plan.parameters:
-            means_of(plan, name)
+            law_of(plan, name)
 
     def parameter(self, out: Tensor, narrow: Tensor, part: Part) -> None:
         entry = part.entry

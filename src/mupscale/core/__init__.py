@@ -24,7 +24,7 @@ from mupscale.core.axes import (
     widened_shape,
 )
 from mupscale.core.dtensor import copy_into, gather_whole, is_sharded, laid_out_like, local_part, plain_type
-from mupscale.core.entries import Constants, Entry, Initial, Shape, TensorSource
+from mupscale.core.entries import Constants, Entry, Initial, Shape, TensorSource, part_of_units
 from mupscale.core.naming import copy_model, keep_attributes, without_ddp
 from mupscale.core.plans import Plan, check_dtype, check_same_names, shapes_in_words
 from mupscale.core.roles import Role

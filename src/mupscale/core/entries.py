@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import zip_longest
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from mupscale.core.axes import Axis, expand
@@ -218,9 +219,13 @@ class Entry:
 class Initial:
     """What a parameter starts with: the law that new units are drawn from, and what norms make of them.
 
-    std, means: of a fresh μP initialisation at the wide width, where known; one mean for each of the equal parts of the
-    first axis: (0, 1, 0, 0) for an LSTM's bias whose forget gate starts at 1. What starts as a pattern, such as
-    decays that rise from unit to unit, has no means, (): new units take the values that the wide model is built with.
+    std, means: of a fresh μP initialisation at the wide width, where known. What starts as a pattern, such as decays
+    that rise from unit to unit, or the identity with noise, has no means, (): new units take the values that the wide
+    model is built with, and std is the spread of what is drawn of it.
+    means, stds: one for each part of the axis `dim`, where parts start differently: means of (0, 1, 0, 0) for an LSTM's
+    bias whose forget gate starts at 1, with stds of (0.1, 0, 0.1, 0.1) if the other gates are drawn. No stds: all parts
+    have std. run: how many units of a part follow each other, after which those of the next part come; 0 for equal
+    parts, each of them once.
     norm: of a parameter of a norm over a growing axis, what that does: "layer" (centres and divides), "rms" (divides)
     or "group" (centres and divides groups of units) at its gain, and "bias" at the other.
     past_norms: the growing dimensions whose units no norm reads (outputs) or made (inputs); None if no run has
@@ -233,9 +238,40 @@ class Initial:
     norm: str = ""
     past_norms: tuple[int, ...] | None = None
     drawn_as: str = ""
+    stds: tuple[float, ...] = ()
+    dim: int = 0
+    run: int = 0
 
     def then(self, later: Initial, *, is_wider: bool) -> Initial:
         """After a later growth; is_wider: whether the parameter grew in it, so that what was known of it is stale."""
-        past_norms = self.past_norms if later.past_norms is None else later.past_norms
         law = later if is_wider or later.std is not None else self
-        return Initial(law.std, law.means, later.norm or self.norm, past_norms, later.drawn_as or self.drawn_as)
+        return replace(
+            law,
+            norm=later.norm or self.norm,
+            past_norms=self.past_norms if later.past_norms is None else later.past_norms,
+            drawn_as=later.drawn_as or self.drawn_as,
+        )
+
+    @property
+    def spreads(self) -> tuple[float, ...]:
+        """The standard deviation of each part; one where all have the same."""
+        return self.stds or (self.std or 0.0,)
+
+    def by_unit(self, numbers: tuple[float, ...], shape: Shape) -> Tensor:
+        """From one number for each part to one for each unit of the axis, to be broadcast over a tensor of this shape.
+
+        >>> Initial(0.1, (0.0, 1.0)).by_unit((0.0, 1.0), (4, 1)).flatten()
+        tensor([0., 0., 1., 1.], dtype=torch.float64)
+        """
+        units = shape[self.dim] if shape else 1
+        values = torch.tensor(numbers, dtype=torch.float64)[part_of_units(units, len(numbers), self.run)]
+        return values.reshape([-1 if d == self.dim else 1 for d in range(max(1, len(shape)))])
+
+
+def part_of_units(units: int, parts: int, run: int = 0) -> Tensor:
+    """For each unit of an axis, the part that it is of: `run` units of each by turns, or (0) equal parts, each once.
+
+    >>> part_of_units(6, 2), part_of_units(6, 3, run=1)
+    (tensor([0, 0, 0, 1, 1, 1]), tensor([0, 1, 2, 0, 1, 2]))
+    """
+    return torch.arange(units) // (run or -(-units // parts)) % parts

@@ -197,6 +197,14 @@ class Plan:
         told = {n: replace(self.initial.get(n, _UNKNOWN), **{what: known.get(n, unsaid)}) for n in self.parameters}
         return replace(self, initial=told)
 
+    def with_laws(self, laws: Mapping[str, Initial]) -> Plan:
+        """The plan with the laws that parameters start by; what is known of norms stays."""
+        known = {}
+        for name in self.parameters:
+            law, own = laws.get(name, _UNKNOWN), self.initial.get(name, _UNKNOWN)
+            known[name] = replace(law, norm=own.norm, past_norms=own.past_norms, drawn_as=own.drawn_as)
+        return replace(self, initial=known)
+
     def drawn_as(self, name: str) -> str:
         """The name by which this parameter's random numbers are drawn: its own, or Initial.drawn_as."""
         return self.initial.get(name, _UNKNOWN).drawn_as or name

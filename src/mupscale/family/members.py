@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from mupscale import planning
-from mupscale.core import PlainWidth, Plan, Role, Width, WidthLike, naming
+from mupscale.core import Axis, Entry, Initial, PlainWidth, Plan, Role, Width, WidthLike, naming, part_of_units
 from mupscale.growth import Operator, is_replica
 from mupscale.planning import How, Miniature, Resizing, Trials, all_tensors, find_uneven
 from mupscale.system import MupscaleError, not_advising, seeded
@@ -228,7 +228,8 @@ class DepthMembers(BuiltMembers):
         self.init_at = init_at or self._default_init_at()
         self._plans: dict[tuple[Width, Width, int], Plan] = {}  # by both widths, and how much had been tried then
         self._measured: dict[str, float] | None = None
-        self._means: dict[str, tuple[float, ...]] = {}
+        self._laws: dict[str, Initial] = {}
+        self._known_centres: set[str] = set()  # of patterns, those that draws lie about
         if tried is None and inputs is not None:
             self._learn(inputs)
             probes = self._probes(inputs)
@@ -403,7 +404,7 @@ class DepthMembers(BuiltMembers):
         plan = self.between(self._at(narrow), wide_model, how="copies" if copies else "fresh")
         entries = self.between(self.sketch(self.init_at), wide_model, how="mup").parameters
         past_norms = self._past_norms if plan.norms else None
-        plan = planning.with_initial(plan, entries, self.initial_std(), self._means)
+        plan = planning.with_laws(plan, entries, self.initial_laws())
         return self._noting_trial(plan.with_initial("past_norms", past_norms), narrow, wide)
 
     def growth_plan(self, narrow: WidthLike, wide: WidthLike, grow: Operator) -> Plan:
@@ -435,24 +436,35 @@ class DepthMembers(BuiltMembers):
     def _rescale(self, parameters: Mapping[str, nn.Parameter], width: WidthLike, seed: int) -> None:
         """From the author's initial values to those under μP, in place.
 
-        What is random and has no width is that of a draw at `init_at`; a std of 0 is a constant.
+        What is random and has no width is that of a draw at `init_at`; a std of 0 is a constant. Parts of a tensor
+        that start differently are rescaled each by its own law, and of a pattern with noise the noise alone.
         """
         if Width.of(width) == self.init_at:
             return
         entries = self._mup(self.init_at, Width.of(width)).parameters
-        measured = self.initial_std()
+        laws = self.initial_laws()
         reference: dict[str, nn.Parameter] = {}
-        if any(std > 0 and not entries[name].axes for name, std in measured.items()):
+        if any(law.std and not entries[name].axes for name, law in laws.items()):
             reference = naming.parameters(self.drawn(self.init_at, seed))
+        centres: dict[str, nn.Parameter] = {}
+        if not self._known_centres.isdisjoint(parameters):
+            centres = self._centres(width, self._known_centres.intersection(parameters))
         for name, p in parameters.items():
-            entry = entries[name]
-            fold, offset = float(entry.fold), float(entry.offset)
-            if measured[name] == 0:
-                p.mul_(fold).add_(offset * (fold - 1))
+            entry, law = entries[name], laws[name]
+            if not law.std:
+                _scale_with_offset(p, entry)
             elif not entry.axes:
                 p.copy_(reference[name])
+            elif name in centres:
+                _rescale_about(p, centres[name], law, entry)
             else:
-                _rescale_spread(p, measured[name] * entry.init, fold, centred=self._means[name] != (0.0,))
+                _rescale_parts(p, planning.law_at_width(law, entry), entry)
+
+    def _centres(self, width: WidthLike, names: Collection[str]) -> dict[str, nn.Parameter]:
+        """What these parameters of a model start as, but for what is random in it."""
+        with planning.CentralDraws():
+            parameters = naming.parameters(self.drawn_alone(width, 0, names))
+        return {name: parameters[name] for name in names}
 
     def initial_std(self) -> dict[str, float]:
         """Std of the author's initialisation at `init_at`, over a few draws; 0 for what is not random."""
@@ -470,10 +482,28 @@ class DepthMembers(BuiltMembers):
             self._measure([{name: parameters[name] for name in part} for parameters in models])
         return self._measured
 
+    def initial_laws(self) -> Mapping[str, Initial]:
+        """The law of each parameter of the author's initialisation at `init_at`, over a few draws."""
+        self.initial_std()
+        return self._laws
+
     def _measure(self, draws: list[dict[str, nn.Parameter]]) -> None:
         stds = planning.initial_std(draws)
         self._measured = {**(self._measured or {}), **stds}
-        self._means |= planning.initial_means(draws, stds)
+        laws = planning.measure_laws(draws, stds, self._axes_at_init)
+        self._laws |= laws
+        patterns = [name for name, law in laws.items() if law.std and law.means == ()]
+        with suppress(Exception):  # whatever an author's code says to numbers that are all the same
+            centres = self._centres(self.init_at, patterns) if patterns else {}
+            for name, centre in centres.items():
+                if planning.lie_about([draw[name].detach() for draw in draws], centre.detach()):
+                    self._known_centres.add(name)
+
+    def _axes_at_init(self, name: str) -> Mapping[int, Axis]:
+        """The width axes of a parameter of the model at `init_at`, with the blocks in which they grow."""
+        with suppress(MupscaleError):  # this size may not be buildable, or not be divisible
+            return self._mup(self.init_at, self.init_at.times(2)).parameters[name].axes
+        return {d: Axis() for d in sorted(self._width_dims.get(name, ()))}
 
     # ------------------------------------------------------------------------------------------- growth
 
@@ -495,15 +525,48 @@ class DepthMembers(BuiltMembers):
             return self.build(width)
 
 
-def _rescale_spread(p: Tensor, std: float, fold: float, *, centred: bool) -> None:
+def _scale_with_offset(p: Tensor, entry: Entry) -> None:
+    """Multiply what the model uses, which is the tensor and its offset, by the entry's fold."""
+    fold, offset = float(entry.fold), float(entry.offset)
+    p.mul_(fold).add_(offset * (fold - 1))
+
+
+def _rescale_about(p: Tensor, centre: Tensor, law: Initial, entry: Entry) -> None:
+    """Give what is random in the tensor, all but its centre, the spread that it has under μP."""
+    noise = p - centre
+    spread = math.sqrt(float(noise.double().square().mean()))
+    p.copy_(centre)
+    _scale_with_offset(p, entry)
+    p.add_(noise, alpha=(law.std or 0.0) * entry.init / spread if spread else 1.0)
+
+
+def _rescale_parts(p: Tensor, law: Initial, entry: Entry) -> None:
+    """Give each part of the tensor the standard deviation that the law has; parts of one law are one."""
+    if len(law.means or ()) < 2:
+        _rescale_spread(p, law.std or 0.0, entry, centred=law.means != (0.0,))
+        return
+    units = p.shape[law.dim]
+    parts = part_of_units(units, len(law.means or ()), law.run)
+    laws = list(zip(law.means or (), law.stds, strict=True))
+    for mean, std in dict.fromkeys(laws):
+        alike = torch.tensor([one == (mean, std) for one in laws])
+        index = torch.nonzero(alike[parts]).flatten().to(p.device)
+        rows = p.index_select(law.dim, index)
+        _rescale_spread(rows, std, entry, centred=mean != 0)
+        p.index_copy_(law.dim, index, rows)
+
+
+def _rescale_spread(p: Tensor, std: float, entry: Entry, *, centred: bool) -> None:
     """Give the tensor this standard deviation, about 0, or about its own mean, which is kept, times fold."""
     pieces, count = p.detach().reshape(-1).split(_PIECE), max(1, p.numel())  # a large tensor is not copied whole
     center = sum(float(piece.double().sum()) for piece in pieces) / count if centred else 0.0
     spread = math.sqrt(sum(float((piece.double() - center).square().sum()) for piece in pieces) / count)
-    if spread == 0:
-        p.mul_(fold)
+    if spread == 0 or std == 0:
+        _scale_with_offset(p, entry)
     else:
-        p.sub_(center).mul_(std / spread).add_(center * fold)
+        fold, offset = float(entry.fold), float(entry.offset)
+        p.sub_(center).mul_(std / spread)
+        p.add_(center * fold + offset * (fold - 1) if centred else 0.0)
 
 
 def _parts(sizes: Mapping[str, int]) -> list[list[str]]:

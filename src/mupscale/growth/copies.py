@@ -124,6 +124,9 @@ def add_noise(
         copies: Tensor = delta.unflatten(dim, (-1, axis.copies, axis.block))
         copies = copies - copies.mean(dim + 1, keepdim=True)
         delta = (copies * math.sqrt(axis.copies / (axis.copies - 1))).flatten(dim, dim + 2)
+    law = plan.initial.get(name)
+    if noise.unit == "init" and law is not None and law.stds:  # parts that start with other spreads get other noise
+        delta.mul_((law.by_unit(law.stds, entry.wide) / std).to(delta))
     if isinstance(noise, SignalNoise):
         signal = spectral_norm(as_matrix(gather_whole(p.detach()), entry))
         level *= signal / spectral_norm(as_matrix(delta, entry)) / std

@@ -22,12 +22,13 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from mupscale.core import Axis, Constants, Entry, Plan, index_of_old, index_of_units, is_new, places
+from mupscale.core import Axis, Constants, Entry, Initial, Plan, index_of_old, index_of_units, is_new, places
 from mupscale.growth.draws import draw_normal
 from mupscale.growth.lossless import gain_factor, silent_start
 from mupscale.growth.operators import Operator, Part, StatePart
 from mupscale.system import MupscaleError, Must, checks_arguments
 
+_ZEROS = Initial(0.0, (0.0,))
 _SUMMED = 1 << 20  # entries that are summed at a time where a mean is over the whole tensor
 
 Read = Callable[[int, int], Tensor]
@@ -45,7 +46,7 @@ class Region(NamedTuple):
 class FreshTensor:
     """A wide tensor and what it is to be filled with, in any order of regions and by any number of threads.
 
-    stream, seed: what the random numbers follow from. std, means: their spread and their means, as in Plan.
+    stream, seed: what the random numbers follow from. law: what they are drawn from, as in Plan.
     keep: the factor of the old weights. outgoing: the factor of what leads from new inputs to old outputs.
     new_outputs: whether new outputs are fresh, zero or the mean of the old ones. built: the wide tensor, where it
     starts as a pattern, from which new units are taken in place of random numbers.
@@ -54,8 +55,7 @@ class FreshTensor:
     entry: Entry
     stream: str
     seed: int
-    std: float = 0.0
-    means: tuple[float, ...] = (0.0,)
+    law: Initial = _ZEROS
     keep: float = 1.0
     outgoing: float = 1.0
     new_outputs: Literal["drawn", "zero", "mean"] = "drawn"
@@ -141,17 +141,18 @@ class FreshTensor:
     def _draw(self, out: Tensor, region: Region) -> None:
         if self.built is not None:
             out.copy_(self._cut(self.built, region))
-        elif self.std == 0:
+        elif not any(self.law.spreads):
             out.zero_()
         else:
             exact = torch.float64 if out.dtype == torch.float64 else torch.float32
             in_place = out.dtype == exact and out.device.type == "cpu" and out.is_contiguous()
             flat = out.view(-1) if in_place else torch.empty(out.numel(), dtype=exact)
             draw_normal(flat, self.place_of(region), self.seed, self.stream)
-            flat.mul_(self.std)
+            drawn = flat.view(out.shape)
+            drawn.mul_(self._cut(self._spreads, region).to(drawn) if self.law.stds else self.law.spreads[0])
             if not in_place:
-                out.copy_(flat.view(out.shape))
-        if any(self.means):
+                out.copy_(drawn)
+        if any(self.law.means or ()):
             out.add_(self._cut(self._means, region).to(out))
 
     def _write_old(self, out: Tensor, region: Region, old: range, read: Read) -> None:
@@ -228,9 +229,11 @@ class FreshTensor:
 
     @cached_property
     def _means(self) -> Tensor:
-        rows, parts = self.entry.wide[0] if self.entry.wide else 1, len(self.means)
-        part = torch.arange(rows) // -(-rows // parts)
-        return self._along(torch.tensor(self.means, dtype=torch.float64)[part], 0)
+        return self.law.by_unit(self.law.means or (0.0,), self.entry.wide)
+
+    @cached_property
+    def _spreads(self) -> Tensor:
+        return self.law.by_unit(self.law.spreads, self.entry.wide)
 
     def _along(self, values: Tensor, dim: int) -> Tensor:
         """One value for each unit of a dimension, to be broadcast over the others."""
@@ -281,7 +284,7 @@ class Fresh(Operator):
         """Refuse a plan that does not know the initialisation, or a growth that cannot be lossless."""
         for name, entry in plan.parameters.items():
             if _grows(entry):
-                means_of(plan, name)
+                law_of(plan, name)
             if self.lossless and entry.keep != 1 and entry.out and entry.in_:
                 raise MupscaleError(
                     f"'{name}': head_dim grows, which cannot be lossless: queries and keys of new units would both "
@@ -298,10 +301,9 @@ class Fresh(Operator):
         stream = f"fresh {part.plan.drawn_as(part.name)} {entry.narrow} {entry.wide}"
         if not _grows(entry):
             return FreshTensor(entry, stream, part.seed, keep=keep)
-        assert plan.fresh is not None
-        std, means = plan.fresh[part.name], means_of(plan, part.name)
+        law = law_of(plan, part.name)
         outgoing, outputs = silent_start(part.name, entry, plan) if self.lossless else (self.outgoing, "drawn")
-        return FreshTensor(entry, stream, part.seed, std, means, keep, outgoing, outputs)
+        return FreshTensor(entry, stream, part.seed, law, keep, outgoing, outputs)
 
     def state(self, out: Tensor, narrow: Tensor, part: StatePart) -> None:
         """The old state in its places, and beside it what a fresh optimizer has, or the mean of the old state."""
@@ -339,8 +341,8 @@ def _grows(entry: Entry) -> bool:
     return any(axis.times != 1 for axis in entry.axes.values())
 
 
-def means_of(plan: Plan, name: str) -> tuple[float, ...]:
-    """The initial means of a parameter of which there are new units; an error where nothing is known of these."""
+def law_of(plan: Plan, name: str) -> Initial:
+    """How a parameter starts of which there are new units; an error where nothing is known of these."""
     if plan.fresh is None or plan.means is None:
         raise MupscaleError(
             "fresh units need an initialisation to be drawn from. Build the wide model on a real device, with its own "
@@ -349,7 +351,7 @@ def means_of(plan: Plan, name: str) -> tuple[float, ...]:
         )
     if name not in plan.means:
         raise no_pattern(name)
-    return plan.means[name]
+    return plan.initial[name]
 
 
 def no_pattern(name: str) -> MupscaleError:

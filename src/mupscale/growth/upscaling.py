@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from mupscale import planning
-from mupscale.core import Initial, Plan, RuleSet, gather_whole, is_sharded, naming
+from mupscale.core import Plan, RuleSet, gather_whole, is_sharded, naming
 from mupscale.growth import depth_plans
 from mupscale.growth.copies import Copies, Noise, is_replica, replica_in_words
 from mupscale.growth.depth_plans import DepthOperator, check_silent_blocks, with_more_blocks
@@ -283,12 +283,10 @@ def _checked(plan: Plan, wide: nn.Module, operator: Operator) -> Plan:
 
 
 def with_measured_initial(plan: Plan, draws: list[dict[str, nn.Parameter]]) -> Plan:
+    """The plan with the laws of the wide model's own values; what follows no single one is taken as that has it."""
     stds = planning.initial_std(draws)
-    laws = {
-        name: replace(plan.initial.get(name, Initial()), std=stds[name], means=means)
-        for name, means in planning.initial_means(draws, stds).items()
-    }
-    return replace(plan, initial={**plan.initial, **laws})
+    laws = planning.measure_laws(draws, stds, lambda name: plan[name].axes, as_built=True)
+    return plan.with_laws(laws)
 
 
 def _can_copy(narrow: nn.Module, wide: nn.Module, inputs: Any) -> bool:

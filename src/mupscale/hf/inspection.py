@@ -58,8 +58,10 @@ class InspectionRow:
             return "–"
         if values.new_outputs != "drawn":
             return "0" if values.new_outputs == "zero" else "mean of the old"
-        mean = "|".join(f"{m:.3g}" for m in values.means) if any(values.means) else ""
-        return f"{mean} ± {values.std:.3g}".strip() if values.std else mean or "0"
+        law = values.law
+        mean = "|".join(f"{m:.3g}" for m in law.means or ()) if any(law.means or ()) else ""
+        spread = "|".join(f"{std:.3g}" for std in law.spreads) if any(law.spreads) else ""
+        return f"{mean} ± {spread}".strip() if spread else mean or "0"
 
     @property
     def outgoing(self) -> str:
@@ -331,7 +333,7 @@ def _rows(
             tuple(entry.axes.items()),
         )
         if (values := filled.get(name)) is not None:
-            key += (values.std, values.means, values.keep, values.outgoing, values.new_outputs)
+            key += (values.law, values.keep, values.outgoing, values.new_outputs)
         merged.setdefault(key, []).append(name)
     rows = []
     for (label, *_), names in merged.items():

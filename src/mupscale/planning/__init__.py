@@ -1,6 +1,7 @@
 """How a plan is found: which axes of each parameter grow, and what they are to it.
 
-making_plans       the plan between two models: from modules or by running them, and what a fresh one starts with
+making_plans       the plan between two models: from modules or by running them
+initial_values     the law by which parameters start, of all entries or of parts, as freshly built models show it
 from_modules       two models side by side: what their types and names say, of heads, bare parameters and norms too
 tracing            a model run on a batch: in float64, as a list of operations
 following          one pass over both runs: every wide tensor has to be copies of the narrow one; better guesses
@@ -12,16 +13,23 @@ miniatures         small models in place of large ones, and models at sizes betw
 
 from mupscale.planning.comparing import find_parting, is_large, relative_difference
 from mupscale.planning.from_modules import How, bare_norms, build_plan, find_uneven, register_roles
-from mupscale.planning.making_plans import (
-    check_plan_by_running,
+from mupscale.planning.initial_values import (
+    CentralDraws,
     count_draws,
     initial_means,
     initial_std,
+    law_at_width,
+    lie_about,
+    measure_laws,
+    with_initial,
+    with_laws,
+)
+from mupscale.planning.making_plans import (
+    check_plan_by_running,
     learn_roles,
     plan,
     roles_for_any_width,
     warn_of_growing_outputs,
-    with_initial,
 )
 from mupscale.planning.miniatures import Miniature, Resizing, roles_of
 from mupscale.planning.silent_units import (
