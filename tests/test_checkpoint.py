@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -404,7 +405,7 @@ def test_load_torch_refuses_whole_models_and_broken_files(tmp_path: Path) -> Non
 
 def test_a_file_that_is_replaced_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Header and tensors are of one file, whichever: safetensors opens the path twice."""
-    path, opened = tmp_path / "c", checkpoint.safe_open
+    path, opened = tmp_path / "c", safetensors.safe_open
 
     def write(number: float, length: int) -> None:
         checkpoint.save_states(path, {"a": torch.full((length,), number)}, None, None, {"number": number})
@@ -418,7 +419,7 @@ def test_a_file_that_is_replaced_while_it_is_read(tmp_path: Path, monkeypatch: p
 
     calls = list[int]()
     write(0.0, 3)
-    monkeypatch.setattr(checkpoint, "safe_open", replaced_meanwhile)
+    monkeypatch.setattr(safetensors, "safe_open", replaced_meanwhile)
     found = checkpoint.load(path)
     assert found.extra["number"] == 2.0
     assert (found.model["a"] == 2.0).all()

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch  # for the examples
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -29,6 +29,7 @@ from mupscale.system import (
     check_tensors,
     checks_arguments,
     make_folder,
+    open_tensors,
     parse_json,
     replacing,
     warn,
@@ -216,7 +217,7 @@ def _read(path: Path) -> tuple[str, dict[str, Tensor], bool]:
         if not path.is_file():
             raise MupscaleError(f"{path} is not a regular file, so no checkpoint is read from it")
         try:
-            with safe_open(path, framework="pt") as file:
+            with open_tensors(path, "pt") as file:
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, RuntimeError):
@@ -239,7 +240,7 @@ def is_checkpoint(path: str | Path) -> bool:
     try:
         if not Path(path).is_file():
             return False
-        with safe_open(path, framework="pt") as file:
+        with open_tensors(Path(path), "pt") as file:
             return _is_ours(file.metadata() or {})
     except (SafetensorError, OSError):
         return False

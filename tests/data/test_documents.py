@@ -163,6 +163,14 @@ def test_bad_parquet(tmp_path: Path) -> None:
     assert texts(bad, errors="replace") == ["good", "b�d"]
 
 
+def test_a_parquet_file_of_far_more_text_than_bytes(tmp_path: Path) -> None:
+    """Rows share one text, which a file holds once: they are read some at a time, and not without an end."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": pa.DictionaryArray.from_arrays([0] * 10_000, ["x" * 100_000])}), path)
+    refuses(r"a\.parquet has [0-9,]+ bytes and unpacks to more than 200 times as many", texts, path)
+
+
 def test_a_folder_is_read_with_its_links_and_without_hidden_files(tmp_path: Path) -> None:
     """A link into another folder is followed, a loop is not, and what a system hides among the files is left out."""
     folder, other = tmp_path / "folder", tmp_path / "other"

@@ -20,6 +20,7 @@ from commands import refused, told
 from mupscale import MupscaleError
 from mupscale.cli import main
 from mupscale.data import TableFile, as_data
+from mupscale.data.own_data import read_columns
 from mupscale.train import RunFolder, read_snapshot
 from refusals import refuses
 from weights import identical
@@ -182,12 +183,12 @@ def test_a_table_that_cannot_be_used_is_named_with_place_and_remedy(tmp_path: Pa
     refuses(message, TableFile, write(tmp_path, text), **settings)
 
 
-@pytest.mark.parametrize("at_once", [1 << 16, 2])
+@pytest.mark.parametrize("at_once", [1 << 16, 8])
 def test_the_whole_column_tells_its_type_and_what_is_asked_for_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     """In pieces, too, whose first hold numbers alone: their texts are read again, with their zeros."""
-    monkeypatch.setattr("mupscale.data.own_data._ROWS_AT_ONCE", at_once)
+    monkeypatch.setattr("mupscale.data.own_data._CELLS_AT_ONCE", at_once)
     rows = "01,1,gas,0\n02,,None,1\n03,n/a,,0\nx,4,NA,1\ny,5,gas,0\nz,6,gas,1\nz,oops,gas,0\n"
     path = write(tmp_path, "code,rooms,heating,y\n" + rows)
     refuses("line 8, column 'rooms': 'oops' is not a number", TableFile, path, missing="mean")
@@ -208,6 +209,58 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         refuses(message, TableFile, str(tmp_path / name))
     refuses("there is no file", TableFile, str(tmp_path / "absent.csv"))
+
+
+def write_parquet(path: Path, columns: dict[str, Any]) -> str:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.table(columns), path)
+    return str(path)
+
+
+def test_a_parquet_file_that_stands_for_far_more_numbers_than_it_holds(tmp_path: Path) -> None:
+    """A column of one value costs a file nothing: these 20 million rows are 250 kB, and would take gigabytes."""
+    zeros = np.zeros(10_000_000)
+    path = write_parquet(tmp_path / "t.parquet", {"a": zeros, "y": zeros})
+    refuses(r"t.parquet has [0-9,]+ bytes and unpacks to more than 200 times as many", TableFile, path)
+
+
+def test_a_text_that_many_rows_of_a_parquet_file_share_is_in_memory_once(tmp_path: Path) -> None:
+    """As words written out these rows are 4 GB."""
+    pa = pytest.importorskip("pyarrow")
+    word = "x" * 100_000
+    words = pa.DictionaryArray.from_arrays([0, None] * 20_000, [word])
+    path = write_parquet(tmp_path / "t.parquet", {"word": words, "y": [0, 1] * 20_000})
+    texts = read_columns(Path(path)).values["word"]
+    assert {id(text) for text in texts[::2]} == {id(texts[0])}
+    assert texts[0] == word
+    assert texts[1] is None
+
+
+def test_too_many_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is looked at by itself: a hundred thousand would take a minute."""
+    monkeypatch.setattr("mupscale.data.own_data._MOST_COLUMNS", 20)
+    names = [f"c{number}" for number in range(21)]
+    path = write(tmp_path, ",".join(names) + "\n" + ",".join("1" * len(names)) + "\n")
+    said = r"has 21 columns, more than the 20 of a table.*return arrays \(x, y\)"
+    refuses(said, TableFile, path)
+    refuses(said, as_data, dict.fromkeys(names, np.zeros(3)))
+    refuses(said, TableFile, write_parquet(tmp_path / "t.parquet", dict.fromkeys(names, np.zeros(1))))
+
+
+def test_a_line_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mupscale.data.own_data._MOST_LINE", 100)
+    refuses("has a line of more than 100 characters", TableFile, write(tmp_path, "a,y\n1," + "2" * 200))
+
+
+def test_words_that_would_not_fit_as_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mupscale.data.own_data.available_memory", lambda: 100)
+    refuses(
+        "16 rows with 3 inputs .* leave out columns of words",
+        TableFile,
+        write(tmp_path, PLANTS),
+        "kind",
+        missing="mean",
+    )
 
 
 class Pictures(Dataset[Any]):

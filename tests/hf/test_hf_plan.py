@@ -105,6 +105,27 @@ def test_a_record_that_is_none(tmp_path: Path, text: str) -> None:
     refuses(r"is not a mupscale.json of this version .*Copy the one", Record.load, tmp_path)
 
 
+GROWTH = {"times": {"hidden": 2, "ffn": 2, "heads": 2, "kv": 2}, "noise": 0, "seed": 0, "unit": "init"}
+ENDLESS: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "growths": ([GROWTH] * 101, "it lists 101 growths, more than 100"),
+    "layers": ([{**GROWTH, "how": "identity", "layers": 10**9}], "layers is 1000000000, more than 10,000"),
+    "experts": (
+        [{**GROWTH, "how": "experts", "experts": 10**9, "top_k": 1, "router": "x"}],
+        "experts is 1000000000, more than 10,000",
+    ),
+    "times": ([{**GROWTH, "times": {"hidden": 10**4000}}], "hidden grew more than 1,000,000 times"),
+    "a power of ten": ([{**GROWTH, "times": {"hidden": "1e999999999"}}], "is no ratio of whole numbers"),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_a_record_that_would_take_for_ever(tmp_path: Path, kind: str) -> None:
+    growths, said = ENDLESS[kind]
+    content = {"format": "mupscale.hf/2", "growths": growths, "config": LLAMA, "plan": None}
+    (tmp_path / "mupscale.json").write_text(json.dumps(content))
+    refuses(f"is not a mupscale.json of this version .*{said}.*Copy the one", Record.load, tmp_path)
+
+
 # --- Checkpoints that grow more than once: what noise and new units are drawn from counts from the first model.
 TIED = {"tie_word_embeddings": True}
 NOISY, FRESH = mu.Copies(0.5), mu.Fresh()

@@ -17,6 +17,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import mupscale as mu
 from hf_files import llama_config, llama_tensors, write_checkpoint, write_index, write_llama
 from mupscale import MupscaleError, hf
 from mupscale.cli import main
@@ -24,6 +25,7 @@ from mupscale.hf import inspect, upscale, verify
 from mupscale.hf.building import quiet_transformers
 from mupscale.hf.source import DTYPES, Source, StoredTensor, open_source, read_header
 from mupscale.system import make_header, raw_bytes
+from mupscale.train import read_snapshot
 from refusals import refuses
 
 
@@ -93,6 +95,25 @@ def test_a_broken_file_is_refused_in_a_sentence(tmp_path: Path, kind: str) -> No
     (tmp_path / "model.safetensors").write_bytes(content)
     error = refuses(message, open_source, tmp_path)
     assert "\n" not in error
+
+
+@pytest.mark.parametrize("read_it", [read_header, mu.load, read_snapshot], ids=["folder", "checkpoint", "weights"])
+def test_a_header_larger_than_any_checkpoints(tmp_path: Path, read_it: Callable[[Path], object]) -> None:
+    """Every tensor in it takes time, and every byte 15 of memory: neither is spent on what no model has."""
+    empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    path = tmp_path / "x.safetensors"
+    for count, name, said in (
+        (100_001, "{}", "has 100,001 tensors, more than the 100,000 that one file may have"),
+        (3, "{}" + "x" * (9 << 20), "has [0-9,]{10} bytes, more than the 25,165,824 that one file may have"),
+    ):
+        header = json.dumps({name.format(number): empty for number in range(count)}).encode()
+        path.write_bytes(len(header).to_bytes(8, "little") + header)
+        refuses(f"the header of .*x.safetensors {said}.*save it in shards", read_it, path)
+
+
+def test_no_header_is_written_that_would_not_be_read() -> None:
+    many = {str(number): (torch.float32, (0,)) for number in range(100_001)}
+    refuses("100,001 tensors .* could not be read again. Save them in shards", make_header, many, {})
 
 
 @pytest.mark.parametrize("shards", [1, 3])

@@ -21,11 +21,13 @@ from mupscale.system import (
     make_folder,
     move,
     open_file,
+    parse_json,
     remove,
     replace_text,
     replacing,
     writing_into,
 )
+from refusals import refuses
 from syntax import nodes
 
 SOURCE = Path(__file__).parents[2] / "src" / "mupscale"
@@ -226,3 +228,17 @@ def test_where_there_are_no_locks_nobody_waits(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(files, "fcntl", None)
     with exclusive_lock(tmp_path / ".lock"), exclusive_lock(tmp_path / ".lock", refusal="taken"):
         assert not (tmp_path / ".lock").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" + "[]," * 2_000_000 + "0]", "holds about 2,000,001 lists and mappings, more than the 2,000,000"),
+        ("[" + "0," * 20_000_001 + "0]", "holds about 20,000,001 values, more than the 20,000,000"),
+    ],
+    ids=["lists", "numbers"],
+)
+def test_json_that_takes_far_more_memory_than_bytes(text: str, said: str) -> None:
+    """3 bytes of a file are 80 in memory: a file of the largest size would take 5 GB."""
+    refuses(f"^a.json {said}", parse_json, text, "a.json")
+    refuses(f"^a.json {said}", parse_json, text.encode(), "a.json")

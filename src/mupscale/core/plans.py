@@ -23,6 +23,7 @@ from mupscale.system import (
     MupscaleError,
     html_table,
     name_of_group,
+    parse_json,
     parse_record,
     pattern_of_name,
     read_regular,
@@ -309,7 +310,7 @@ class Plan:
     def from_json(cls, text: str) -> Plan:
         """The plan that to_json wrote."""
         try:
-            content = json.loads(text)
+            content = parse_json(text, "it")
             if content.pop("format") != _FORMAT:
                 raise KeyError("format")
             return parse_record(cls, content)

@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from mupscale.system import MupscaleError, open_gzip, require, setting
+from mupscale.data.parquet_files import ParquetFile, parquet_errors
+from mupscale.system import MupscaleError, most_unpacked, open_gzip, require, setting
 
 SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 Errors = Literal["strict", "replace"]
@@ -193,26 +194,29 @@ def _pick(fields: dict[str, Any], field: str, where: str) -> Any:
 
 
 def _rows(file: Path, field: str, skip: int) -> Iterator[_Raw]:
-    """The rows of a Parquet file, row group by row group, so that it can be larger than memory."""
-    reason = f"{file} needs pyarrow to be read"
-    pa, parquet = (require(name, reason=reason) for name in ("pyarrow", "pyarrow.parquet"))
-    size, number = file.stat().st_size, 0
+    """The rows of a Parquet file, some at a time, so that it can be larger than memory."""
+    number = 0
     try:
-        with parquet.ParquetFile(file) as opened:
-            kind = _pick(dict(zip(opened.schema_arrow.names, opened.schema_arrow.types, strict=True)), field, str(file))
-            for group in range(opened.num_row_groups):
-                rows = opened.metadata.row_group(group).num_rows
-                if number + rows <= skip:
-                    number += rows
-                    continue
-                column = opened.read_row_group(group, columns=[field]).column(0)
-                if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-                    column = column.cast(pa.large_binary())  # whether it is UTF-8 is checked when it is decoded
-                for value in column.to_pylist():
-                    number += 1
-                    if number > skip:
-                        yield number, value, size * number // opened.metadata.num_rows
-    except (pa.ArrowException, OSError) as error:
+        opened = ParquetFile(file)
+        left = most_unpacked(opened.size)
+        _pick(opened.types, field, str(file))
+        holds_texts = opened.holds_text(field) or opened.holds_bytes(field)
+        rows_by_group, first_group = opened.rows_by_group, 0
+        while first_group < len(rows_by_group) and number + rows_by_group[first_group] <= skip:
+            number += rows_by_group[first_group]
+            first_group += 1
+        for batch in opened.batches([field], range(first_group, len(rows_by_group))):
+            column = batch.column(0)
+            # whether a text is UTF-8 is checked when it is decoded, where its row is known
+            values = opened.texts(column, as_bytes=True) if holds_texts else column.to_pylist()
+            for value in values:
+                number += 1
+                left -= len(value) if isinstance(value, bytes) else 0
+                if left < 0:
+                    raise opened.too_much_unpacked()
+                if number > skip:
+                    yield number, value, opened.size * number // opened.rows
+    except parquet_errors(file) as error:
         raise MupscaleError(
             f"{file} is not a complete Parquet file: {_first_line(error)}, after {number} rows; download it again"
         ) from None

@@ -34,8 +34,9 @@ from torch.utils.data import (
 )
 
 from mupscale.data.in_memory import Split, Table, open_maybe_zipped
+from mupscale.data.parquet_files import ParquetFile, parquet_errors
 from mupscale.data.stream import Batch, Data
-from mupscale.system import MupscaleError, derive, generator, require, show_short
+from mupscale.system import MupscaleError, available_memory, derive, describe_shortage, generator, show_short
 
 Task = Literal["classification", "regression"]
 Missing = Literal["refuse", "drop", "mean"]
@@ -45,7 +46,9 @@ TARGETS = ("label", "labels", "target", "y")
 _MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
 """What counts as empty in a column of numbers, in capitals or not; among words only a cell with nothing in it does."""
 _FILLS = ("missing: mean fills in the column's mean", "missing: mean counts it as none of the column's words")
-_MOST_CLASSES, _MOST_CATEGORIES, _ROWS_AT_ONCE = 20, 100, 1 << 16
+_MOST_CLASSES, _MOST_CATEGORIES = 20, 100
+_MOST_COLUMNS = 20_000
+_MOST_LINE, _CELLS_AT_ONCE = 1 << 26, 1 << 22
 
 
 class Columns(NamedTuple):
@@ -168,6 +171,7 @@ class TableFile(Table):
             held_out = choose_held_out(rows, settings.held_out, settings.split_seed, parts[0].name)
         self._settings, self._columns = settings, [_learn(name, parts, ~held_out, settings) for name in names]
         self.inputs = [shown for column in self._columns for shown in column.shown]
+        _check_memory(sum(part.rows for part in parts), len(self.inputs), parts[0].name)
         x = torch.cat([torch.cat([column.encode(part) for column in self._columns], 1) for part in parts])
         y, self.labels, self._scale = _encode_target(target, parts, ~held_out, settings)
         Table.__init__(self, Split(x[~held_out], y[~held_out], x[held_out], y[held_out]), len(self.labels) or None)
@@ -226,19 +230,19 @@ def read_columns(path: Path, takes_words: Callable[[str], bool] = lambda name: F
 
 def _read_csv(path: Path, text: io.TextIOWrapper, takes_words: Callable[[str], bool]) -> Columns:
     """Every column as most of its cells are: numbers, or texts."""
-    first = text.readline()
-    reader = csv.reader(chain([first], text), delimiter=max(",;\t", key=first.count))
+    lines_of_text = _bounded_lines(path, text)
+    first = next(lines_of_text, "")
+    reader = csv.reader(chain([first], lines_of_text), delimiter=max(",;\t", key=first.count))
     names = [name.strip() for name in next(reader, [])]
     if not names or any(name == "" or _is_number(name) for name in names):
         raise MupscaleError(f"{path}: its first line must name the columns, but is {show_short(first.strip())}")
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise MupscaleError(f"{path}: two columns are called {twice!r}: give each a name of its own")
+    _check_names(names, str(path))
+    rows_at_once = max(1, _CELLS_AT_ONCE // len(names))
     pieces: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
     empty = dict[str, str]()
     lines: list[NDArray[np.int64]] = []
     numbered = ((reader.line_num, row) for row in reader if row)
-    while rows := list(islice(numbered, _ROWS_AT_ONCE)):
+    while rows := list(islice(numbered, rows_at_once)):
         for number, row in rows:
             if len(row) != len(names):
                 raise MupscaleError(f"{path}, line {number} has {len(row)} cells, and the first line {len(names)}")
@@ -266,6 +270,13 @@ def _read_csv(path: Path, text: io.TextIOWrapper, takes_words: Callable[[str], b
                 parts[number] = np.array([np.nan if _is_empty(cell) else float(cell) for cell in piece])
         table.values[name] = np.concatenate(parts)
     return table
+
+
+def _bounded_lines(path: Path, text: io.TextIOWrapper) -> Iterator[str]:
+    while line := text.readline(_MOST_LINE):
+        if len(line) == _MOST_LINE:
+            raise MupscaleError(f"{path} has a line of more than {_MOST_LINE:,} characters, so it is not a table")
+        yield line
 
 
 def _is_empty(cell: str | None) -> bool:
@@ -298,26 +309,44 @@ def _is_number(cell: str) -> bool:
 
 
 def _read_parquet(path: Path) -> Columns:
-    reason = f"{path} needs pyarrow to be read"
-    pa, parquet = (require(name, reason=reason) for name in ("pyarrow", "pyarrow.parquet"))
     try:
-        table = parquet.read_table(path)
-    except (pa.ArrowException, OSError) as error:
+        file = ParquetFile(path)
+        _check_names(file.names, str(path))
+        unread = dict[str, str]()
+        pieces = dict[str, list[NDArray[Any]]]()
+        known_words = dict[str, str]()
+        for name in file.names:
+            if file.holds_text(name) or file.holds_numbers(name):
+                pieces[name] = []
+            else:
+                unread[name] = str(file.types[name])
+        file.check_numbers(len(pieces))
+        for batch in file.batches([*pieces]):
+            for name in pieces:
+                column = batch.column(name)
+                is_text = file.holds_text(name)
+                pieces[name].append(file.texts(column, known_words) if is_text else file.numbers(column))
+    except parquet_errors(path) as error:
         raise MupscaleError(f"{path} is not a complete Parquet file: {str(error).splitlines()[0]}") from None
-    values, unread = dict[str, NDArray[Any]](), dict[str, str]()
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            values[name] = np.array(column.to_pylist(), dtype=object)
-        elif pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
-            values[name] = np.array([np.nan if v is None else v for v in column.to_pylist()], dtype=np.float64)
-        else:
-            unread[name] = str(kind)
+    values = {name: np.concatenate(parts) if parts else np.empty(0) for name, parts in pieces.items()}
     return Columns(str(path), values, unread=unread)
+
+
+def _check_names(names: Sequence[str], table: str) -> None:
+    """Refuse a table whose columns cannot be told apart, or are too many to be looked at one by one."""
+    if len(names) > _MOST_COLUMNS:
+        raise MupscaleError(
+            f"{table} has {len(names):,} columns, more than the {_MOST_COLUMNS:,} of a table: keep the columns that "
+            f"matter, or return arrays (x, y) from a function of your own, which may have any width"
+        )
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise MupscaleError(f"{table}: two columns are called {twice[0]!r}: give each a name of its own")
 
 
 def columns_of(name: str, values: Mapping[str, Any]) -> Columns:
     """Arrays by name, such as a DataFrame's, as columns."""
+    _check_names([str(key) for key in values], name)
     columns = {}
     for key, array in ((key, np.asarray(value)) for key, value in values.items()):
         if array.dtype.kind in "fiub":
@@ -412,6 +441,18 @@ def choose_held_out(rows: int, share: float, seed: int, name: str) -> Tensor:
         True
     )
     return chosen
+
+
+def _check_memory(rows: int, inputs: int, table: str) -> None:
+    """Refuse inputs that do not fit: a column of words takes two bytes a cell in a file, and 400 as numbers."""
+    columns_and_table_and_parts = 3  # all are held for a moment
+    needed = columns_and_table_and_parts * torch.float32.itemsize * rows * inputs
+    free = available_memory()
+    if free is not None and needed > free:
+        raise MupscaleError(
+            f"{table}: {rows:,} rows with {inputs:,} inputs (each word of a column is one) take "
+            f"{describe_shortage(needed, free)}: leave out columns of words (skip), or use fewer rows"
+        )
 
 
 def _encode_target(

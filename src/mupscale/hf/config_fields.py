@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -15,8 +16,9 @@ from typing import Any
 
 from mupscale.core import Number, tidy
 from mupscale.hf.building import Config, sketch_model, transformers_config
-from mupscale.system import MupscaleError, as_asked, parse_multipliers, setting
+from mupscale.system import MupscaleError, as_asked, parse_multipliers, setting, show_short
 
+_MOST_TIMES = 1_000_000
 PARTS = {
     "hidden": "hidden size",
     "ffn": "size of the feed-forward layers",
@@ -157,7 +159,10 @@ class Times:
         if strangers := content.keys() - PARTS.keys():
             raise ValueError(f"a multiplier of {min(strangers)!r}, which this version does not know")
         if any(isinstance(number, str) for number in content.values()):
-            return cls.named({name: Fraction(number) for name, number in content.items()}, fresh=True)
+            return cls.named({name: _ratio(number) for name, number in content.items()}, fresh=True)
+        for name, number in content.items():
+            if number > _MOST_TIMES:
+                raise ValueError(f"{name} grew more than {_MOST_TIMES:,} times")
         return cls.named(content)
 
     def __str__(self) -> str:
@@ -167,6 +172,14 @@ class Times:
             each = [f"{part}.{name}={k}".lstrip(".") for name, k in times.by_name.items() if k != 1 or not part]
             words += [f"{part}={times.hidden}".lstrip("=")] if is_even else each
         return ",".join(words)
+
+
+def _ratio(number: object) -> Fraction:
+    """A ratio as `Times.to_json` writes it, such as 5/4; Python's own reading of 1e999999999 would not end."""
+    text = str(number)
+    if not re.fullmatch(r"[0-9]{1,9}(/[0-9]{1,9})?", text):
+        raise ValueError(f"{show_short(text)} is no ratio of whole numbers of at most nine digits")
+    return Fraction(text)
 
 
 def grown(size: int, times: Number) -> int:

@@ -43,10 +43,11 @@ from mupscale.hf.config_fields import (
     times_to_parts,
 )
 from mupscale.planning import with_initial
-from mupscale.system import MupscaleError, read_json, replace_text, setting
+from mupscale.system import MupscaleError, read_json, replace_text, setting, show_short
 
 RECORD_FILE = "mupscale.json"
 _FORMAT = "mupscale.hf/2"
+_MOST_GROWTHS, _MOST_LAYERS_OR_EXPERTS = 100, 10_000
 _REPLICA = Copies()
 
 
@@ -136,9 +137,9 @@ class GrowthStep:
         times = Times.from_json(content["times"])
         own: dict[str, Any] = {"seed": content["seed"], "scale_lr": float(content.get("scale_lr", 1.0))}
         if how in get_args(Deepen):
-            return cls(times, layers=int(content["layers"]), deepen=how, **own)
+            return cls(times, layers=_count(content, "layers"), deepen=how, **own)
         if how == "experts":
-            experts = depths.ExpertCounts(int(content["experts"]), int(content["top_k"]), content["router"])
+            experts = depths.ExpertCounts(_count(content, "experts"), _count(content, "top_k"), content["router"])
             return cls(times, experts=experts, **own)
         if how not in OPERATORS:
             raise ValueError(f"a growth by {how!r}, which this version does not know")
@@ -146,6 +147,14 @@ class GrowthStep:
         if "noise" in told:
             told["noise"] = GaussianNoise(told["noise"], content["unit"])
         return cls(times, OPERATORS[how].make(**told), sizes=content.get("sizes", {}), **own)
+
+
+def _count(content: Mapping[str, Any], name: str) -> int:
+    """How many layers or experts a growth has on record; each is planned by itself, so not any number of them."""
+    count = int(content[name])
+    if count > _MOST_LAYERS_OR_EXPERTS:
+        raise ValueError(f"{name} is {show_short(count)}, more than {_MOST_LAYERS_OR_EXPERTS:,}")
+    return count
 
 
 @dataclass(frozen=True)
@@ -220,6 +229,8 @@ class Record:
             content = read_json(file)
             if content["format"] != _FORMAT:
                 raise KeyError("format")
+            if len(content["growths"]) > _MOST_GROWTHS:
+                raise ValueError(f"it lists {len(content['growths']):,} growths, more than {_MOST_GROWTHS}")
             growths = tuple(GrowthStep.from_json(growth) for growth in content["growths"])
             plan = None if content["plan"] is None else Plan.from_json(json.dumps(content["plan"]))
             if not isinstance(content["config"], dict):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from mupscale import system
@@ -60,7 +60,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     if path.exists() and not path.is_file():
         raise MupscaleError(f"{path} is not a regular file, so no weights are read from it")
     try:
-        with safe_open(path, framework="np") as file:
+        with system.open_tensors(path, "np") as file:
             parts = {name: file.get_slice(name) for name in file.offset_keys()}
             held = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}
     except OSError as error:

@@ -43,6 +43,7 @@ from mupscale.system.files import (
     is_process_alive,
     machine_name,
     make_folder,
+    most_unpacked,
     move,
     open_file,
     open_gzip,
@@ -52,6 +53,7 @@ from mupscale.system.files import (
     remove,
     replace_text,
     replacing,
+    too_much_unpacked,
     write_json,
     writing_into,
 )
@@ -64,7 +66,15 @@ from mupscale.system.machine import (
     usable_cores,
 )
 from mupscale.system.seeds import derive, generator, seeded
-from mupscale.system.tensor_files import DTYPES, check_tensors, load_torch, make_header, raw_bytes, write_tensors
+from mupscale.system.tensor_files import (
+    DTYPES,
+    check_tensors,
+    load_torch,
+    make_header,
+    open_tensors,
+    raw_bytes,
+    write_tensors,
+)
 from mupscale.system.terminal import (
     Display,
     at_loudness,

@@ -383,12 +383,25 @@ def fingerprint_files(paths: Iterable[Path]) -> str:
 FOLD, FLOOR = 200, 64 << 20
 
 
+def most_unpacked(packed: int) -> int:
+    """The bytes that a packed file of this size may unpack to: 200 times its size, and 64 MiB of a small one."""
+    return max(FLOOR, FOLD * packed)
+
+
+def too_much_unpacked(path: Path, packed: int, remedy: str = "unpack it yourself") -> MupscaleError:
+    """The refusal of a file that unpacks to more than that."""
+    return MupscaleError(
+        f"{path} has {packed:,} bytes and unpacks to more than {FOLD} times as many, which no real data does: {remedy} "
+        f"if you trust it"
+    )
+
+
 class _Bounded(io.RawIOBase):
     """What gzip unpacks, up to a number of bytes."""
 
     def __init__(self, source: gzip.GzipFile, path: Path, packed: int) -> None:
         self._source, self._path, self._packed = source, path, packed
-        self._left = max(FLOOR, FOLD * packed)
+        self._left = most_unpacked(packed)
 
     def readable(self) -> bool:
         return True
@@ -397,10 +410,7 @@ class _Bounded(io.RawIOBase):
         count = self._source.readinto(buffer)
         self._left -= count
         if self._left < 0:
-            raise MupscaleError(
-                f"{self._path} has {self._packed:,} bytes and unpacks to more than {FOLD} times as many, which no real "
-                f"data does: unpack it yourself if you trust it"
-            )
+            raise too_much_unpacked(self._path, self._packed)
         return count
 
     def close(self) -> None:
@@ -409,7 +419,7 @@ class _Bounded(io.RawIOBase):
 
 
 def open_gzip(path: Path, raw: IO[bytes] | None = None) -> IO[bytes]:
-    """A gzip file to be read, of which no more is unpacked than 200 times its size (64 MiB of a small one).
+    """A gzip file to be read, of which no more is unpacked than `most_unpacked` allows.
 
     raw: the file where it is open already.
     """
@@ -418,7 +428,8 @@ def open_gzip(path: Path, raw: IO[bytes] | None = None) -> IO[bytes]:
     return io.BufferedReader(_Bounded(source, path, packed), 1 << 16)
 
 
-MOST_BYTES, MOST_DEPTH = 256 << 20, 100
+MOST_BYTES, MOST_DEPTH = 128 << 20, 100
+_MOST_CONTAINERS, _MOST_VALUES = 2_000_000, 20_000_000  # a pair of brackets takes 3 bytes of a file and 80 of memory
 _NESTED = {dict, list}
 _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
@@ -452,6 +463,7 @@ def parse_json(text: str | bytes, where: object) -> Any:
     mupscale.system.errors.MupscaleError: deep.json is damaged: its values are nested more than 100 deep
     """
     deep = f"its values are nested more than {MOST_DEPTH} deep"
+    _check_count(text, where)
     try:
         values = json.loads(text if isinstance(text, str) else text.decode("utf-8"))
     except RecursionError:
@@ -463,6 +475,19 @@ def parse_json(text: str | bytes, where: object) -> Any:
     if _is_deeper(values, MOST_DEPTH):
         raise MupscaleError(f"{where} is damaged: {deep}")
     return values
+
+
+def _check_count(text: str | bytes, where: object) -> None:
+    """Refuse a JSON text whose values would take gigabytes; marks that stand inside a string count as well."""
+    limits = (("[{", _MOST_CONTAINERS, "lists and mappings"), (",:", _MOST_VALUES, "values"))
+    for marks, most, what in limits:
+        held = 0
+        for mark in marks:
+            held += text.count(mark) if isinstance(text, str) else text.count(mark.encode())
+        if held > most:
+            raise MupscaleError(
+                f"{where} holds about {held:,} {what}, more than the {most:,} that are read of such a file"
+            )
 
 
 def _is_deeper(values: Any, most: int) -> bool:

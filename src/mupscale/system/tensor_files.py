@@ -7,7 +7,8 @@ import math
 import pickle
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,36 @@ def load_torch(path: str | Path) -> Any:
             first = re.split(r"\n|\. ", f"{type(error).__name__}: {error}")[0]
             reason = f"it is truncated, or not a file of torch.save ({first})"
         raise MupscaleError(f"{path} cannot be loaded as weights only: {reason}") from None
+
+
+_MOST_HEADER, _MOST_TENSORS = 24 << 20, 100_000
+
+
+@contextmanager
+def open_tensors(path: Path, framework: str) -> Iterator[Any]:
+    """A safetensors file, open as `safe_open` opens it, where its header is no larger than that of a real checkpoint.
+
+    Parsing takes 15 times a header's bytes in memory, and each tensor in it takes time. The first eight bytes say how
+    long it is.
+    """
+    from safetensors import safe_open  # here, for `mupscale --help` has no use for it
+
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+    if _MOST_HEADER < length < path.stat().st_size:  # a longer one is of a damaged file, which safe_open says
+        raise MupscaleError(_too_large(path, f"{length:,} bytes", f"{_MOST_HEADER:,}"))
+    with safe_open(path, framework=framework) as opened:
+        count = len(opened.keys())
+        if count > _MOST_TENSORS:
+            raise MupscaleError(_too_large(path, f"{count:,} tensors", f"{_MOST_TENSORS:,}"))
+        yield opened
+
+
+def _too_large(path: Path, size: str, most: str) -> str:
+    return (
+        f"the header of {path} has {size}, more than the {most} that one file may have: it is damaged, or made to do "
+        f"harm. If it is a real checkpoint, save it in shards"
+    )
 
 
 CHECKSUMS = "checksums"
@@ -150,5 +181,10 @@ def make_header(
         end += math.prod(shape) * dtype.itemsize
         content[name] = {"dtype": _CODES[str(dtype)], "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(content, separators=(",", ":")).encode()
+    if len(text) > _MOST_HEADER or len(tensors) > _MOST_TENSORS:
+        raise MupscaleError(
+            f"{len(tensors):,} tensors with a header of {len(text):,} bytes are more than one safetensors file may "
+            f"have ({_MOST_TENSORS:,} tensors, {_MOST_HEADER:,} bytes): it could not be read again. Save them in shards"
+        )
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, {name: 8 + len(text) + at for name, at in offsets.items()}

@@ -19,7 +19,6 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -40,6 +39,7 @@ from mupscale.system import (
     is_dcp_folder,
     load_torch,
     make_folder,
+    open_tensors,
     replacing,
 )
 from mupscale.train.dcp import load_dcp_model
@@ -308,12 +308,17 @@ def _open(path: Path) -> Snapshot:
     return Snapshot(path, checkpoint.Checkpoint(weights))
 
 
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    with open_tensors(path, "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
 def _read_weights(path: Path) -> dict[str, Tensor]:
     """The model's tensors in what people save: a state dict, or one under 'model' or 'state_dict'."""
     if not path.is_file():
         raise MupscaleError(f"{path} is not a regular file, so no weights are read from it")
     try:
-        loaded: Any = load_file(path) if path.suffix == ".safetensors" else load_torch(path)
+        loaded: Any = _read_safetensors(path) if path.suffix == ".safetensors" else load_torch(path)
     except (SafetensorError, OSError) as error:
         raise MupscaleError(f"{path} is not a whole safetensors file ({error}); it may be truncated") from None
     for key in ("model", "state_dict"):
