@@ -258,8 +258,11 @@ _LONGEST = 1 << 24
 _DEEPEST = 4
 
 
-def check_sizes(config: Mapping[str, Any], shapes: Mapping[str, Shape], folder: object, depth: int = 0) -> None:
-    """Refuse sizes that the tensors of the files cannot have; those of a part (text_config) are looked at, too."""
+def check_sizes(config: Mapping[str, Any], shapes: Mapping[str, Shape], said_by: str, depth: int = 0) -> None:
+    """Refuse sizes that the tensors of the files cannot have; those of a part (text_config) are looked at, too.
+
+    said_by: what gives the sizes, for the message.
+    """
     tensors, numbers = len(shapes), sum(map(math.prod, shapes.values()))
     limits = {
         **dict.fromkeys(_COUNTED, (numbers, f"{numbers:,} numbers in all")),
@@ -268,10 +271,10 @@ def check_sizes(config: Mapping[str, Any], shapes: Mapping[str, Shape], folder: 
     }
     for name, value in config.items():
         if isinstance(value, dict) and depth < _DEEPEST:
-            check_sizes(value, shapes, folder, depth + 1)
+            check_sizes(value, shapes, said_by, depth + 1)
         elif name in limits and isinstance(value, int) and value > limits[name][0]:
             raise MupscaleError(
-                f"config.json in {folder} says {name} is {show_short(value)}, and the files hold {limits[name][1]}: "
+                f"{said_by} says {name} is {show_short(value)}, and the files hold {limits[name][1]}: "
                 f"they do not belong together"
             )
 
