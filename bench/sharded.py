@@ -24,8 +24,9 @@ import torch
 import mupscale as mu
 from _measuring import peak_memory
 from mupscale.core import naming
+from mupscale.growth import GrowthSettings
 from mupscale.models import GPT2
-from mupscale.train import Growth, join_processes, save_dcp, upscale_dcp
+from mupscale.train import join_processes, save_dcp, upscale_dcp
 from mupscale.train.run_models import init_member
 
 MIB = 1 << 20
@@ -86,7 +87,7 @@ def grow(layers: int) -> None:
         used = {}
         for how in ("copies", "fresh"):
             family = mu.Family(lambda width: build(width, layers), {"width": 64}, init_at={"width": 512})
-            growth = Growth(0, how=how)
+            growth = GrowthSettings(how=how)
             used[how] = used_by(partial(upscale_dcp, folder / "small", folder / how, family, *plain, growth))
         written = sum(path.stat().st_size for path in (folder / "copies").iterdir())
     print(

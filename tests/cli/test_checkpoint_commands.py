@@ -20,9 +20,12 @@ from hf_files import llama_config, llama_tensors, read_checkpoint, write_checkpo
 from hf_models import tiny  # noqa: E402
 from mupscale import Fresh, MupscaleError, hf  # noqa: E402
 from mupscale.cli import main  # noqa: E402
-from mupscale.growth import DEPTH_OPERATORS, OPERATORS  # noqa: E402
+from mupscale.growth import (  # noqa: E402
+    DEPTH_OPERATORS,
+    OPERATORS,
+    GrowthSettings,
+)
 from mupscale.system import setting  # noqa: E402
-from mupscale.train import Filling  # noqa: E402
 
 SMALL, WIDE = Path("small"), Path("wide")
 
@@ -87,7 +90,7 @@ def test_how_takes_every_word_of_the_table(monkeypatch: pytest.MonkeyPatch, caps
         assert word in shown
         layers = ["--layers", "4"] if word in DEPTH_OPERATORS else []
         assert main(["upscale", "small", word, "--how", word, *layers]) == 0
-        assert asked["deepen"] == word if layers else asked["grow"] == Filling(how=word).build_operator()
+        assert asked["deepen"] == word if layers else asked["grow"] == GrowthSettings(how=word).build_operator()
 
 
 def test_fresh_units_at_sizes_that_are_no_multiples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from mupscale.engine import train_many
 from mupscale.growth import OPERATORS, Part
 from mupscale.growth.draws import standard_normal
 from mupscale.growth.fresh import law_of
-from mupscale.growth.operator_pairs import OperatorWord
+from mupscale.growth.settings import OperatorWord
 from mupscale.study import contender_named
 from mupscale.study.contenders import check_contenders, contenders_named
 from mupscale.train import Growth, Recipe, run_recipe

@@ -24,11 +24,11 @@ from commands import refused, told
 from hostile_folders import Harmful
 from mupscale.cli import main
 from mupscale.family import BuiltMembers
+from mupscale.growth import GrowthSettings
 from mupscale.models import MLP
 from mupscale.system import MupscaleError
 from mupscale.train import (
     DcpFolder,
-    Growth,
     Spec,
     compare_dcp,
     load_dcp,
@@ -278,7 +278,7 @@ def test_fresh_units_are_those_of_a_growth_in_memory(tmp_path: Path, family: mu.
     model, optimizer = trained("AdamW")
     save(tmp_path / "small", model, optimizer)
     wide = {"width": 12, "layers": 2}
-    upscale_dcp(tmp_path / "small", tmp_path / "wide", family, SMALL, wide, Growth(0, how="fresh"), seed=3)
+    upscale_dcp(tmp_path / "small", tmp_path / "wide", family, SMALL, wide, GrowthSettings(how="fresh"), seed=3)
     grown, grown_optimizer = family.upscale(model, optimizer, width=wide, seed=3)
     assert grown_optimizer is not None
     read = DcpFolder(tmp_path / "wide").read

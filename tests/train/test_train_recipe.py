@@ -16,12 +16,13 @@ from torch import nn
 import mupscale as mu
 from mupscale.core import RuleSet
 from mupscale.family.members import DepthMembers
+from mupscale.growth import GrowthSettings
+from mupscale.growth.copies import build_noise
 from mupscale.system.errors import MupscaleError
 from mupscale.train import (
     MAY_CHANGE,
     Checkpoints,
     Evaluation,
-    Filling,
     Growth,
     Recipe,
     Schedule,
@@ -30,7 +31,6 @@ from mupscale.train import (
     TunedAt,
     run_recipe,
 )
-from mupscale.train.recipe import build_noise
 from refusals import refuses
 from small_runs import ADAMW, CLASSES, FEATURES, KINDS, MLP, SGD, column, copies, recipe, refused
 from toys import Toy
@@ -88,8 +88,8 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "noise for fresh": at_5("how: fresh takes no noise", noise=0.5, how="fresh"),
     "fresh units, but fewer": at_5("width 6 is narrower than 8", width=6, how="fresh"),
     "an unknown operator": at_5("how", how="magic"),
-    "copies' outgoing": at_5("how: copies does not use outgoing", outgoing=0.5, how="copies"),
-    "lossless, outgoing": at_5("how: lossless does not use outgoing", outgoing=0.5, how="lossless"),
+    "copies' outgoing": at_5("how: copies takes no outgoing", outgoing=0.5, how="copies"),
+    "lossless, outgoing": at_5("how: lossless takes no outgoing", outgoing=0.5, how="lossless"),
     "nothing to grow from": ({"how": "fresh"}, ("how is for a run that starts from a checkpoint",)),
     "noise at the start": ({"noise": -1.0}, ("noise is -1.0",)),
     "schedule": ({"schedule": Schedule("linear")}, ("schedule.kind is 'linear'", "'constant', 'cosine' or 'wsd'")),  # type: ignore[arg-type]
@@ -218,10 +218,10 @@ def test_a_recipe_comes_back_from_json() -> None:
 
 def test_what_fills_new_units_is_defined_once() -> None:
     """A recipe that starts from a checkpoint and a growth event have the same fields for it."""
-    names = [each.name for each in fields(Filling)]
+    names = [each.name for each in fields(GrowthSettings)]
     told = {"how": "fresh", "outgoing": 0.5, "deepen": "stack"}
-    assert recipe(start="a.safetensors", **told).filling == Growth(5, 16, **told).filling  # type: ignore[arg-type]
-    assert names == list(Growth(5, 16).filling)
+    assert recipe(start="a.safetensors", **told).growth_settings == Growth(5, 16, **told).growth_settings  # type: ignore[arg-type]
+    assert names == list(Growth(5, 16).growth_settings)
     assert not {*names} & {*Growth.__annotations__, *Recipe.__annotations__}
 
 

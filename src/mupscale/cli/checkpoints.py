@@ -347,8 +347,7 @@ def _rules(options: Any) -> Any:
 
 def _operator(options: Any, noise: float | None = None) -> Any:
     """The operator that --how, --noise, --outgoing and --lossless name; None where they name none."""
-    from mupscale.growth import word_in_table
-    from mupscale.train import Filling
+    from mupscale.growth import GrowthSettings, word_in_table
 
     given = {"--lossless": options.lossless, "--outgoing": options.outgoing is not None}
     how: Any = options.how or ("fresh" if any(given.values()) else None if noise is None else "copies")
@@ -363,7 +362,7 @@ def _operator(options: Any, noise: float | None = None) -> Any:
     if how == "lossless" and options.outgoing is not None:
         raise UsageError("--lossless and --outgoing both set how fresh units start: give one of them")
     outgoing = 1.0 if options.outgoing is None else options.outgoing
-    return Filling(how=how, noise=noise or 0.0, outgoing=outgoing).build_operator()
+    return GrowthSettings(how=how, noise=noise or 0.0, outgoing=outgoing).build_operator()
 
 
 def _checkpoint(path: str, options: Any) -> Any:
@@ -432,13 +431,13 @@ def upscale_dcp_folder(path: str, out: Path, options: Any) -> str:
 
 def _growth(options: Any, grows: set[Any]) -> Any:
     """How new parts are filled; experts alone are copies."""
-    from mupscale.train import Growth
+    from mupscale.growth import GrowthSettings
 
     noise = getattr(options, "noise", None) or 0.0
     copies = getattr(options, "exact", False) or noise or grows == {"experts"}
     how = options.how or ("copies" if copies else "fresh")
     outgoing = 1.0 if options.outgoing is None else options.outgoing
-    return Growth(0, how=how, noise=noise, outgoing=outgoing, deepen=options.deepen or "identity")
+    return GrowthSettings(how=how, noise=noise, outgoing=outgoing, deepen=options.deepen or "identity")
 
 
 def inspect_dcp_folder(path: str, options: Any) -> int:

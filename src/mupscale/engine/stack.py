@@ -37,9 +37,9 @@ from mupscale.engine.replicas import (
     find_stack_optimizer,
     merge_segments,
 )
+from mupscale.growth import GrowthSettings
 from mupscale.system import MupscaleError
 from mupscale.train import (
-    Filling,
     Processes,
     Recipe,
     Seeds,
@@ -82,7 +82,7 @@ def _shared_part(recipe: Recipe) -> Recipe:
         out=None,
         start=None,
         start_width=None,
-        **Filling(how="copies").filling,
+        **GrowthSettings(how="copies").growth_settings,
         state="keep",
         grow=[],
     )
@@ -91,8 +91,9 @@ def _shared_part(recipe: Recipe) -> Recipe:
 def group_by_start(recipes: Sequence[Recipe]) -> list[list[int]]:
     groups: dict[str, list[int]] = {}
     for number, recipe in enumerate(recipes):
-        upscaled = [recipe.start, recipe.start_width, recipe.width, recipe.filling, recipe.state, recipe.seeds.noise]
-        key = json.dumps([recipe.seeds.init, *upscaled], sort_keys=True)
+        start = [recipe.start, recipe.start_width, recipe.width]
+        growth = [recipe.growth_settings, recipe.state, recipe.seeds.noise]
+        key = json.dumps([recipe.seeds.init, *start, *growth], sort_keys=True)
         groups.setdefault(key, []).append(number)
     return list(groups.values())
 

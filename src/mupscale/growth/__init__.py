@@ -1,7 +1,8 @@
 """What is done with a plan: weights, buffers and optimizer state of the wide model, by copies or by fresh units.
 
 operators        the contract of an operator
-operator_pairs   what grow= says: an operator for width, one for depth, or both; the table of their words
+operator_pairs   what grow= says: an operator for width, one for depth, or both; the default
+settings         how a model grows as one value, made of the words that recipes, commands and records have
 copies           the paper's: every unit copied, with noise that makes copies differ; and random copies, for comparison
 fresh            the other: new units drawn beside the old ones, whole or in pieces
 lossless         what fresh units start at where the function is to stay
@@ -19,6 +20,7 @@ from mupscale.growth.copies import (
     GaussianNoise,
     Net2Net,
     Noise,
+    NoiseLevel,
     SignalNoise,
     as_noise,
     check_spread,
@@ -42,16 +44,10 @@ from mupscale.growth.experts import Experts, plan_experts
 from mupscale.growth.fresh import Fresh, FreshTensor, Region, no_pattern
 from mupscale.growth.lossless import EPS, gain_factor, obstacles, without_gains
 from mupscale.growth.operator_pairs import (
-    DEPTH_OPERATORS,
-    OPERATORS,
-    Deepen,
     Grow,
-    OperatorWord,
     choose_operator,
     refuse_idle_operator,
     split_operators,
-    word_in_table,
-    word_of_operator,
 )
 from mupscale.growth.operators import Operator, Part, check_operator
 from mupscale.growth.optimizer_state import (
@@ -64,6 +60,16 @@ from mupscale.growth.optimizer_state import (
     widen_optimizer,
 )
 from mupscale.growth.residual_branches import Writers, find_writers
+from mupscale.growth.settings import (
+    DEPTH_OPERATORS,
+    OPERATORS,
+    Deepen,
+    GrowthSettings,
+    OperatorWord,
+    usual_how,
+    word_in_table,
+    word_of_operator,
+)
 from mupscale.growth.upscaling import grow_optimizer, upscale, upscale_untried, with_measured_initial
 from mupscale.growth.writing import check_written, materialize, measure_statistics, perturb, refuse_nonfinite, widen
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -197,6 +197,36 @@ def as_matrix(weight: Tensor, entry: Entry) -> Tensor:
 
 
 # ---------------------------------------------------------------------------------------- operators
+
+NoiseLevel = float | dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopiesSettings:
+    """What recipes, commands and records may say of copies.
+
+    Args:
+        noise: how much noise copies get so that they differ. With 0 the copies stay equal, and the wide model stays a
+            replica of the small one. Or one value per parameter name
+        noise_unit: unit of noise: init (a fresh initialisation), theory (the paper's constants) or signal (each
+            weight's spectral norm)
+    """
+
+    noise: NoiseLevel = 0.0
+    noise_unit: Literal["init", "theory", "signal"] = field(default="init", metadata={"of": "noise"})
+
+    def operator_arguments(self) -> dict[str, Any]:
+        """What `Copies` and its kin are made with."""
+        return {"noise": build_noise(self.noise, self.noise_unit)}
+
+
+def build_noise(level: NoiseLevel, unit: str) -> Noise:
+    """Noise of this level; none at all for 0, whatever the unit. Constants by name are never relative to a signal."""
+    if level == 0:
+        return 0.0
+    if isinstance(level, dict):
+        return GaussianNoise(level, unit="theory" if unit == "signal" else unit)  # type: ignore[arg-type]
+    return SignalNoise(level) if unit == "signal" else GaussianNoise(level, unit=unit)  # type: ignore[arg-type]
 
 
 @checks_arguments

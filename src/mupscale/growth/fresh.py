@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -253,6 +253,22 @@ def _sum(values: Tensor, dim: int) -> Tensor:
         half = values.narrow(dim, 0, n // 2) + values.narrow(dim, n // 2, n // 2)
         values = torch.cat([half, values.narrow(dim, n - 1, 1)], dim) if n % 2 else half
     return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreshSettings:
+    """What recipes, commands and records may say of fresh units.
+
+    Args:
+        outgoing: for fresh units, the scale of their weights into old units, from 0 (old units do not see them yet) to
+            1 (as initialised)
+    """
+
+    outgoing: float = 1.0
+
+    def operator_arguments(self) -> dict[str, Any]:
+        """What `Fresh` is made with."""
+        return {"outgoing": self.outgoing}
 
 
 @checks_arguments

@@ -1,46 +1,14 @@
-"""What grow= says: an operator for width, one for depth, or a pair of the two; and the words that recipes have."""
+"""What grow= says: an operator for width, one for depth, or a pair of the two; and the default."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Literal, NamedTuple
-
 from mupscale.core import Plan
-from mupscale.growth.copies import Copies, NaiveCopies, Net2Net, Noise, as_noise
-from mupscale.growth.depth_plans import DepthOperator, Identity, Stack
+from mupscale.growth.copies import Copies, Noise, as_noise
+from mupscale.growth.depth_plans import DepthOperator, Identity
 from mupscale.growth.experts import Experts
 from mupscale.growth.fresh import Fresh
 from mupscale.growth.operators import Operator
 from mupscale.system import MupscaleError, as_asked
-
-
-class OperatorWord(NamedTuple):
-    """What makes the operator of a word, and which of the settings of a growth event it takes."""
-
-    make: Callable[..., Operator]
-    takes: frozenset[Literal["noise", "outgoing"]] = frozenset()
-
-
-OPERATORS = {
-    "copies": OperatorWord(Copies, frozenset({"noise"})),
-    "paired": OperatorWord(partial(Copies, paired=True), frozenset({"noise"})),
-    "fresh": OperatorWord(Fresh, frozenset({"outgoing"})),
-    "lossless": OperatorWord(partial(Fresh, lossless=True)),
-    "net2net": OperatorWord(Net2Net, frozenset({"noise"})),
-    "naive": OperatorWord(NaiveCopies, frozenset({"noise"})),
-}
-"""Every operator for width by its word, in recipes, comparisons, commands and files: another one is another line."""
-
-Deepen = Literal["identity", "stack", "interleaved"]
-"""What new blocks are: ones that change nothing at first, or copies of the old ones, on top or each behind its own."""
-
-DEPTH_OPERATORS: dict[str, DepthOperator] = {
-    "identity": Identity(),
-    "stack": Stack("appended"),
-    "interleaved": Stack("interleaved"),
-}
-"""Every operator for depth by its word."""
 
 Grow = Operator | DepthOperator | Experts | tuple[Operator | DepthOperator, ...]
 """How a model grows: in width, in depth, in both, or in experts."""
@@ -62,20 +30,6 @@ def choose_operator(
         return grow
     is_copied = exact or noise is not None or (plan is not None and not plan.mup)
     return Copies(0.0 if noise is None else noise) if is_copied else Fresh()
-
-
-def word_in_table(word: str) -> OperatorWord:
-    if word not in OPERATORS:
-        *others, last = (*OPERATORS, *DEPTH_OPERATORS)
-        raise MupscaleError(f"how is {word!r}, but must be {', '.join(others)} or {last}")
-    return OPERATORS[word]
-
-
-def word_of_operator(operator: Operator) -> str:
-    """The word for operators of this class, the first of several; the name of a class that has none."""
-    kind = type(operator)
-    made = (word for word, one in OPERATORS.items() if one.make is kind)
-    return next(made, kind.__name__)
 
 
 def split_operators(

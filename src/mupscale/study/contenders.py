@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from mupscale.growth import OPERATORS
+from mupscale.growth import OPERATORS, GrowthSettings
 from mupscale.system import MupscaleError
-from mupscale.train import Filling
 
 Rate = Literal["tuned", "base", "own", "plain"]
 """A learning rate in the paper's comparison: what tuning chose for the upscaled model, the base model's, the one that
@@ -94,7 +93,7 @@ class Contender:
     @property
     def needs_multiples(self) -> bool:
         """Whether it grows by whole factors alone."""
-        return self.is_grown and Filling(how=self.how).build_operator().needs_multiples
+        return self.is_grown and GrowthSettings(how=self.how).build_operator().needs_multiples
 
     @property
     def tuned_as(self) -> str | None:

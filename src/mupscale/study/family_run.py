@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 from torch import nn
 
 from mupscale.core import WholeWidth, Width
-from mupscale.growth import Deepen
+from mupscale.growth import Deepen, GrowthSettings
 from mupscale.study.contenders import CONTINUED, FRESH, FROM_SCRATCH
 from mupscale.study.results import BudgetPoint, Card, ContenderRuns, PageTable, StudySummary, SystemRuns
 from mupscale.study.space import Sweep, Tried, joined_edges
@@ -46,7 +46,6 @@ from mupscale.system import (
     write_json,
 )
 from mupscale.train import (
-    Filling,
     Recipe,
     Schedule,
     check_growing_sizes,
@@ -66,10 +65,10 @@ RATES, FALLS = (0.5, 1.0, 2.0), (0.7, 0.85, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FamilySettings(Filling):
+class FamilySettings(GrowthSettings):
     """The section `family` of a recipe, for `mupscale family`.
 
-    The fields of `Filling` say how the trunk grows.
+    The fields of `GrowthSettings` say how the trunk grows.
 
     Args:
         sizes: widths, such as [32, 48, 64, 96], or sizes by name, such as {width: 256, layers: 4}; smallest first
@@ -242,7 +241,7 @@ class FamilyPlanner:
     def plan(self, sizes: Sequence[WholeWidth], lr: float, fall: float, seed: int) -> list[PlannedSize]:
         """The trunk and its branches; refused where a size's budget is spent before its trunk can begin."""
         planned, trunk, done = list[PlannedSize](), self.start, 0
-        growing = {**self.settings.filling, "state": self.settings.state}
+        growing = {**self.settings.growth_settings, "state": self.settings.state}
         cuts = self._cut_budgets(sizes)
         whole = sum(cut.shared + cut.on for cut in cuts[:-1]) + cuts[-1].shared + cuts[-1].alone + cuts[-1].decay
         for number, (size, budget, cut) in enumerate(zip(sizes, self.budgets(sizes), cuts, strict=True)):

@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from mupscale import checkpoint
 from mupscale.core import WholeWidth, Width, naming
 from mupscale.family import Family
+from mupscale.growth import GrowthSettings
 from mupscale.study.contenders import contenders_named
 from mupscale.study.family_run import FamilySettings, run_family
 from mupscale.study.pay import run_pay
@@ -39,7 +40,6 @@ from mupscale.study.training import Ground, Note, Trainer
 from mupscale.study.tree import Stretch, hash_values
 from mupscale.system import MupscaleError, clear_leftovers, derive, print_at_once, read_json, seeded, write_json
 from mupscale.train import (
-    Filling,
     Growth,
     Processes,
     Recipe,
@@ -57,7 +57,8 @@ Train = Callable[[nn.Module, Optimizer, int, Callable[[int], float]], object]
 """Trains a model for so many steps; at each step its learning rates are to be multiplied by schedule(step)."""
 Trained = tuple[nn.Module, Optimizer]
 _END = "end.json"
-_UNDERSTOOD = {"width", "steps", "lr", "schedule", "seed", "order", "parent", "start", *Filling().filling}
+_GROWTH = GrowthSettings().growth_settings.keys()
+_UNDERSTOOD = {"width", "steps", "lr", "schedule", "seed", "order", "parent", "start", *_GROWTH}
 """The fields of a stretch that a loop of one's own can follow; one with others is refused, and not trained without."""
 
 

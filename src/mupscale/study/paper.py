@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mupscale.checks import CoordCheck, coord_check
 from mupscale.core import WholeWidth, Width
 from mupscale.engine import Outcome, lowest_loss_bar, read_outcome
-from mupscale.growth import Operator, SignalNoise
+from mupscale.growth import NoiseLevel, Operator, SignalNoise
 from mupscale.study.contenders import (
     BASE,
     CONTINUED,
@@ -58,7 +58,7 @@ from mupscale.system import (
     write_json,
     writing_into,
 )
-from mupscale.train import NoiseLevel, Recipe, RunFolder, cast_input, check_copies, find_checkpoint, read_snapshot
+from mupscale.train import Recipe, RunFolder, cast_input, check_copies, find_checkpoint, read_snapshot
 
 CURVE_POINTS = 400
 """Of a curve in the summary, at most."""

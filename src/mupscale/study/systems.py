@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mupscale.core import WholeWidth, Width
-from mupscale.growth import OPERATORS
+from mupscale.growth import OPERATORS, NoiseLevel
 from mupscale.study.contenders import Contender, contender_named
 from mupscale.study.training import Ground
 from mupscale.study.tree import DECAY, Candidate, Stretch, branch_off, plan_candidate
 from mupscale.system import MupscaleError, checks_arguments, not_advising, recipe_entry
-from mupscale.train import Growth, NoiseLevel, Recipe, Schedule, sizes_like
+from mupscale.train import Growth, Recipe, Schedule, sizes_like
 
 NoiseUnit = Literal["init", "theory", "signal"]
 

@@ -17,6 +17,7 @@ import torch
 from mupscale.core import WholeWidth, Width
 from mupscale.data import Data
 from mupscale.engine import NotStackable, Outcome, RunStack, lowest_loss_bar, read_outcome, train_many
+from mupscale.growth import GrowthSettings
 from mupscale.study.results import BudgetPoint, StageSpent, StudySummary
 from mupscale.study.tree import Stretch, hash_values, list_stretches, list_waves
 from mupscale.system import (
@@ -33,7 +34,6 @@ from mupscale.system import (
 from mupscale.train import (
     MAY_CHANGE,
     Evaluation,
-    Filling,
     Growth,
     Processes,
     Recipe,
@@ -52,7 +52,8 @@ COMMAND_FILE = "command.txt"
 """In a study's folder: the command that began it, and that goes on with it."""
 POINTS = 40  # of a run's curve at least, where it has so many steps
 _OTHER_DATA = 10_000  # between the data seeds of two orders, so that each stretch goes on with batches of its own
-_OF_STRETCHES = {"width", "steps", "schedule", "grow", "start", "start_width", *Filling().filling, "state"}
+_GROWTH = GrowthSettings().growth_settings.keys()
+_OF_STRETCHES = {"width", "steps", "schedule", "grow", "start", "start_width", *_GROWTH, "state"}
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ class Ground:
             grow=rates,
             start=start,
             state=stretch.state,
-            **{"start_width": None, **stretch.filling, **self.watch(stretch), **changes},
+            **{"start_width": None, **stretch.growth_settings, **self.watch(stretch), **changes},
         )
 
     def watch(self, stretch: Stretch) -> dict[str, Any]:

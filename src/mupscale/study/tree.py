@@ -14,18 +14,19 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from mupscale.core import RuleSet, WholeWidth, Width
+from mupscale.growth import GrowthSettings
 from mupscale.system import MupscaleError, told_fields
-from mupscale.train import Filling, Schedule, TunedAt
+from mupscale.train import Schedule, TunedAt
 
 DECAY = 4
 """The decay is one part in so many of a budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stretch(Filling):
+class Stretch(GrowthSettings):
     """One model size, trained for some steps under one piece of a schedule, from where its parent ended.
 
-    The fields of `Filling` say how the model grows on the way from its parent.
+    The fields of `GrowthSettings` say how the model grows on the way from its parent.
 
     Args:
         width: the size it trains at
@@ -62,7 +63,7 @@ class Stretch(Filling):
     def then(self, **changes: Any) -> Stretch:
         """The next stretch of the same model: same size, rate and seed, and the next order of the data."""
         new: dict[str, Any] = {"order": self.order + 1, "state": "keep", "change": None, "start": None}
-        new |= {**Filling(how="copies").filling, "noise_unit": self.noise_unit}
+        new |= {**GrowthSettings(how="copies").growth_settings, "noise_unit": self.noise_unit}
         return replace(self, parent=self, **{**new, **changes})
 
     def decayed(self, steps: int, floor: float = 0.0) -> Stretch:

@@ -34,6 +34,7 @@ from mupscale.family import BuiltMembers, Family
 from mupscale.growth import (
     DEPTH_OPERATORS,
     Experts,
+    GrowthSettings,
     NewTensor,
     Part,
     check_operator,
@@ -61,7 +62,6 @@ from mupscale.system import (
     text_table,
 )
 from mupscale.train.processes import Processes, divide_by_size
-from mupscale.train.recipe import Growth
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
@@ -323,7 +323,7 @@ def upscale_dcp(
     family: BuiltMembers,
     narrow: Mapping[str, int],
     wide: Mapping[str, int],
-    growth: Growth,
+    growth: GrowthSettings,
     *,
     seed: int = 0,
     router: Router = "drawn",
@@ -342,7 +342,7 @@ def upscale_dcp(
     >>> family = Family(lambda width: nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2)), {"width": 8})
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = save_dcp(f"{folder}/small", family.build({"width": 8}))
-    ...     copies = Growth(0, how="copies")
+    ...     copies = GrowthSettings(how="copies")
     ...     upscale_dcp(f"{folder}/small", f"{folder}/wide", family, {"width": 8}, {"width": 16}, copies).numbers
     (50, 98)
     """
@@ -360,7 +360,7 @@ def upscale_dcp(
         "format": _FORMAT,
         "from": dict(narrow),
         "to": dict(wide),
-        "growth": growth.filling,
+        "growth": growth.growth_settings,
         "seed": seed,
         "groups": [{key: v for key, v in group.items() if isinstance(v, _PLAIN)} for group in grown.groups],
         "plan": json.loads(plan.to_json()),
@@ -380,7 +380,7 @@ def upscale_dcp(
     before = {plan.sources[name].name: math.prod(entry.narrow) for name, entry in plan.parameters.items()}
     numbers = sum(before.values()), sum(math.prod(entry.wide) for entry in plan.parameters.values())
     said = {
-        "units": growth.words,
+        "units": growth.in_words,
         "blocks": f"new blocks: {growth.how if growth.how in DEPTH_OPERATORS else growth.deepen}",
         "experts": f"experts: copies, with routers {'drawn' if router == 'drawn' else 'at zero'}",
     }
@@ -398,7 +398,11 @@ def what_grows(
 
 
 def plan_dcp(
-    family: BuiltMembers, narrow: Mapping[str, int], wide: Mapping[str, int], growth: Growth, router: Router = "drawn"
+    family: BuiltMembers,
+    narrow: Mapping[str, int],
+    wide: Mapping[str, int],
+    growth: GrowthSettings,
+    router: Router = "drawn",
 ) -> tuple[Plan, tuple[nn.Module, nn.Module]]:
     """How a folder's model grows, and the models of both sizes, without memory; as `upscale_dcp` has the arguments."""
     own = Width.of(family.base).sizes
@@ -488,7 +492,7 @@ class DcpUpscaled:
 
 
 def describe_dcp_growth(
-    source: str | Path, family: BuiltMembers, narrow: Mapping[str, int], wide: Mapping[str, int], growth: Growth
+    source: str | Path, family: BuiltMembers, narrow: Mapping[str, int], wide: Mapping[str, int], growth: GrowthSettings
 ) -> str:
     """What `upscale_dcp` would make of a folder: tables of units, of blocks and experts, and of the optimizer."""
     plan, sketches = plan_dcp(family, narrow, wide, growth)
@@ -543,7 +547,7 @@ class GrownFolder:
 
     source: DcpFolder
     plan: Plan
-    growth: Growth
+    growth: GrowthSettings
     seed: int
     optimizer: type[Optimizer] | None
     models: tuple[nn.Module, nn.Module] | None
@@ -801,7 +805,8 @@ def compare_dcp(
             raise MupscaleError(
                 f"{file} is not what mupscale upscale wrote ({type(error).__name__}: {error})"
             ) from None
-        plan, growth, seed = Plan.from_json(json.dumps(record["plan"])), Growth(0, **record["growth"]), record["seed"]
+        plan = Plan.from_json(json.dumps(record["plan"]))
+        growth, seed = GrowthSettings(**record["growth"]), record["seed"]
         strangers = [name for name in before.model if name not in plan.old_names]
         if build is None and strangers:
             raise MupscaleError(

@@ -26,18 +26,8 @@ from mupscale.core import DepthRule, RuleSet, WholeWidth, Width
 from mupscale.data import Data, as_data
 from mupscale.family import Family
 from mupscale.growth import (
-    DEPTH_OPERATORS,
-    OPERATORS,
-    Deepen,
-    DepthOperator,
-    GaussianNoise,
-    Noise,
-    Operator,
-    OperatorWord,
-    SignalNoise,
-    choose_operator,
-    is_replica,
-    word_in_table,
+    GrowthSettings,
+    usual_how,
 )
 from mupscale.optim import Schedule, default_hyper
 from mupscale.system import (
@@ -170,7 +160,6 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, PurePath) else value
 
 
-NoiseLevel = float | dict[str, float]
 DEPTH_SIZES = ("depth", "layers", "n_layer", "n_layers", "num_layers", "num_hidden_layers")
 """What a model's argument may be called that is its number of blocks, for a growth event to say `depth`."""
 
@@ -181,68 +170,9 @@ def sizes_like(width: WholeWidth, other: WholeWidth) -> WholeWidth:
     return width if isinstance(width, dict) or len(names) != 1 else {**other, names[0]: width}  # type: ignore[dict-item]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Filling:
-    """What new units and new blocks are filled with, in a growth event and in a recipe that starts from a checkpoint.
-
-    Args:
-        how: how to fill new units (outside `grow`, when the checkpoint `from` is upscaled): fresh (add newly
-            initialised units; the default), lossless (fresh units that leave the outputs unchanged at first), copies
-            (copy every unit and add noise; the default if you give noise) or paired (copies whose noise cancels at
-            first). For comparison: net2net (random copies) and naive (copies), both without the optimizer state
-        noise: how much noise copies get so that they differ. With 0 the copies stay equal, and the wide model stays a
-            replica of the small one. Or one value per parameter name
-        noise_unit: unit of noise: init (a fresh initialisation), theory (the paper's constants) or signal (each
-            weight's spectral norm)
-        outgoing: for fresh units, the scale of their weights into old units, from 0 (old units do not see them yet) to
-            1 (as initialised)
-        deepen: what new blocks are: identity (they change nothing at first), stack (copies appended after all blocks)
-            or interleaved (each copy follows its original). If only the depth grows, you can give this as `how`
-    """
-
-    how: str | None = None
-    noise: NoiseLevel = 0.0
-    noise_unit: Literal["init", "theory", "signal"] = "init"
-    outgoing: float = 1.0
-    deepen: Deepen = "identity"
-
-    @property
-    def filling(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(Filling)}
-
-    @property
-    def _wider(self) -> OperatorWord:
-        """What new units are filled by; where `how` is about new blocks alone, by copies."""
-        how = self.how or usual_how(self.noise)
-        return word_in_table("copies" if how in DEPTH_OPERATORS else how)
-
-    @property
-    def takes_noise(self) -> bool:
-        return "noise" in self._wider.takes
-
-    def build_operator(self) -> Operator:
-        """The operator to grow in width with; an error where there are settings that are another one's."""
-        how, has_noise = self.how or usual_how(self.noise), self.noise != 0
-        if how in DEPTH_OPERATORS and has_noise:
-            raise MupscaleError(
-                f"how: {how} is for new blocks and takes no noise: use deepen: {how}, and how for new units"
-            )
-        make, takes = self._wider
-        if has_noise and "noise" not in takes:
-            raise MupscaleError(f"how: {how} takes no noise: leave noise out, or use how: copies")
-        if self.outgoing != 1 and "outgoing" not in takes:
-            raise MupscaleError(f"how: {how} does not use outgoing: leave it out, or use how: fresh")
-        settings = {"noise": build_noise(self.noise, self.noise_unit), "outgoing": self.outgoing}
-        return make(**{name: settings[name] for name in takes})
-
-    def build_operators(self) -> tuple[Operator, DepthOperator]:
-        """The operators to grow with, in width and in depth; where depth alone grows, `how` may name its own."""
-        return self.build_operator(), DEPTH_OPERATORS[self.how if self.how in DEPTH_OPERATORS else self.deepen]
-
-
 @dataclass(frozen=True)
-class Growth(Filling):
-    """One growth of the model in the middle of the run; beside these fields it has those of `Filling`.
+class Growth(GrowthSettings):
+    """One growth of the model in the middle of the run; beside these fields it has those of `GrowthSettings`.
 
     Args:
         at: grow after this many steps
@@ -284,33 +214,9 @@ class Growth(Filling):
         how = self.how or usual_how(self.noise)
         return replace(self, width={**before, **width, name: self.depth}, depth=None, how=how)
 
-    @property
-    def words(self) -> str:
-        if self.how in DEPTH_OPERATORS:
-            return f"new blocks: {self.how}"
-        if self.how in OPERATORS and "noise" not in OPERATORS[self.how].takes:
-            return f"{self.how} units"
-        if is_replica(self.build_operator()):
-            return f"{self.how} without noise, which stay equal: the wide model remains a replica"
-        noise = "by parameter" if isinstance(self.noise, dict) else f"{self.noise:g}"
-        return f"{'' if self.how == 'copies' else f'{self.how} '}noise {noise}"
-
     def record(self, lr: float) -> dict[str, Any]:
         """What the metrics say of it; lr: the learning rate from here on."""
-        return {"width": self.width, **self.filling, "lr": lr}
-
-
-def usual_how(noise: NoiseLevel) -> str:
-    return "copies" if choose_operator(None, 1.0 if noise else None).needs_multiples else "fresh"
-
-
-def build_noise(level: NoiseLevel, unit: str) -> Noise:
-    """Noise of this level; none at all for 0, whatever the unit. Constants by name are never relative to a signal."""
-    if level == 0:
-        return 0.0
-    if isinstance(level, dict):
-        return GaussianNoise(level, unit="theory" if unit == "signal" else unit)  # type: ignore[arg-type]
-    return SignalNoise(level) if unit == "signal" else GaussianNoise(level, unit=unit)  # type: ignore[arg-type]
+        return {"width": self.width, **self.growth_settings, "lr": lr}
 
 
 _AT_LEAST_0 = Annotated[int, Must("at least 0", lambda value: value >= 0)]
@@ -392,10 +298,10 @@ class TunedAt:
 
 
 @dataclass(frozen=True)
-class Recipe(Filling):
+class Recipe(GrowthSettings):
     """A training run: what is trained, on what, for how long, and when it grows.
 
-    The fields of `Filling` (how, noise and the others) say how a checkpoint that it starts from grows.
+    The fields of `GrowthSettings` (how, noise and the others) say how a checkpoint that it starts from grows.
 
     Args:
         model: the model's class and its arguments, all but the width

@@ -424,7 +424,7 @@ class TrainingRun:
         seconds = time.monotonic() - began
         self._note(
             f"step {self.step}  grown from {Width.of(before).phrase} to {Width.of(growth.width)}, "
-            f"{growth.words}, lr {self.lr:g} ({seconds:.1f} s)"
+            f"{growth.in_words}, lr {self.lr:g} ({seconds:.1f} s)"
         )
 
     # ---------------------------------------------------------------------------------- metrics and checkpoints
