@@ -10,11 +10,11 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from mupscale import system
 from mupscale.cli.arguments import UsageError
-from mupscale.cli.command_lines import CommandLine, Option
+from mupscale.cli.command_lines import CommandLine, Option, parameters_of
 from mupscale.cli.own_modules import allow_modules
 
 
@@ -53,8 +53,22 @@ def check_before_imports(options: Any) -> dict[str, Any]:
     return {} if options.layers is None else {"layers": options.layers, "deepen": deepen or "identity"}
 
 
+def _of_one_number(kind: Any) -> Any:
+    """The type of an option, where a recipe may have a number for each parameter instead of one."""
+    return next((each for each in get_args(kind) if each is float), kind)
+
+
 _EXPERTS = ("experts", "top_k")
-_FOR_BOTH = {*_EXPERTS, "how", "noise", "exact", "outgoing", "deepen", "seed", "optimizer", "overwrite"}
+
+_OPERATOR_SETTINGS = tuple(
+    Option(f"--{each.name.replace('_', '-')}", _of_one_number(each.type), each.help)
+    for each in parameters_of("mupscale.growth.settings.GrowthSettings")
+    if each.name not in ("how", "deepen")
+)
+"""The settings of all operators, as the classes beside them have them: another one is another option."""
+
+_FOR_BOTH = {*_EXPERTS, "how", "exact", "deepen", "seed", "optimizer", "overwrite"}
+_FOR_BOTH |= {each.dest for each in _OPERATOR_SETTINGS}
 
 DCP = tuple(
     Option(f"--{name}", str, f"for a DCP folder: {meaning}", metavar=metavar)
@@ -101,9 +115,7 @@ _GROWTH = (
     Option("--ffn", str, "size of its feed-forward layers (default: unchanged)"),
     Option("--heads", str, "number of its attention heads; head_dim does not change"),
     Option("--kv", str, "number of its key/value heads (default: they grow with the heads)"),
-    Option(
-        "--outgoing", float, "scale of the weights from fresh units into old ones, 0 to 1 (default: 1, as initialised)"
-    ),
+    *_OPERATOR_SETTINGS,
     Option("--lossless", bool, "fresh units that leave the outputs unchanged at first"),
     Option("--layers", int, "number of layers of the large model; can be combined with a width"),
     Option("--deepen", str, "what new layers are, if the width grows as well: identity, stack or interleaved"),
@@ -161,7 +173,6 @@ is complete. If the command stops early, the next one removes what it left behin
     (
         *_GROWTH,
         Option("out", str, "folder for the large checkpoint"),
-        Option("--noise", float, "noise of copies; 1 is the size of a fresh initialisation"),
         Option("--exact", bool, "copies without noise: a replica of the small model, for verification"),
         Option("--seed", int, "seed of the noise or the fresh units", 0),
         Option("--dtype", str, "dtype of the output: float32, bfloat16, float16 or float64 (default: unchanged)"),
@@ -257,7 +268,7 @@ def upscale_command(words: list[str]) -> int:
         **depth,
         **_taken_over(options, *_ALIKE, "exact", "seed", "shard_size", "dtype", "threads"),
         optimizer=options.optimizer_state,
-        grow=_operator(options, options.noise),
+        grow=_operator(options),
         rules=_rules(options),
         verify=not options.no_verify,
         note=lambda line: system.print_at_once(system.wrap_text(system.printable(line)), "stderr"),
@@ -345,24 +356,30 @@ def _rules(options: Any) -> Any:
     return None if options.rules is None else RuleSet.of(options.rules)
 
 
-def _operator(options: Any, noise: float | None = None) -> Any:
-    """The operator that --how, --noise, --outgoing and --lossless name; None where they name none."""
-    from mupscale.growth import GrowthSettings, word_in_table
+def _growth_settings(options: Any, usual_how: str | None = None) -> Any:
+    """What the options say of new units and new blocks; None if they say nothing and there is no usual `how`."""
+    from mupscale.growth import GrowthSettings, words_that_take
 
-    given = {"--lossless": options.lossless, "--outgoing": options.outgoing is not None}
-    how: Any = options.how or ("fresh" if any(given.values()) else None if noise is None else "copies")
-    if how is None:
+    if options.lossless and options.how not in (None, "fresh", "lossless"):
+        raise UsageError(f"--lossless is for fresh units: leave out --how {options.how}, or --lossless")
+    given = {each.dest: options[each.dest] for each in _OPERATOR_SETTINGS if options[each.dest] is not None}
+    how = "lossless" if options.lossless else options.how
+    if how is None and given:
+        how = words_that_take(next(iter(given)))[0]
+    if how is None and usual_how is None:
         return None
-    if noise and "noise" not in word_in_table(how).takes:
-        raise UsageError("--noise is for copies: leave it out, or add --how copies (fresh units differ without it)")
-    if any(given.values()) and how not in ("fresh", "lossless"):
-        name = next(name for name, value in given.items() if value)
-        raise UsageError(f"{name} is for fresh units: leave out --how {how} and --noise, or {name}")
-    how = "lossless" if options.lossless else how
-    if how == "lossless" and options.outgoing is not None:
-        raise UsageError("--lossless and --outgoing both set how fresh units start: give one of them")
-    outgoing = 1.0 if options.outgoing is None else options.outgoing
-    return GrowthSettings(how=how, noise=noise or 0.0, outgoing=outgoing).build_operator()
+    settings = GrowthSettings(how=how or usual_how, deepen=options.deepen or "identity", **given)
+    for name in settings.foreign_settings:
+        option, taker = name.replace("_", "-"), words_that_take(name)[0]
+        said = "--lossless" if options.lossless else f"--how {settings.how}"
+        raise UsageError(f"--{option} goes with --how {taker}, and not with {said}: leave out one of the two")
+    return settings
+
+
+def _operator(options: Any) -> Any:
+    """The operator that --how, --lossless and an operator's own options name; None where they name none."""
+    settings = _growth_settings(options)
+    return None if settings is None else settings.build_operator()
 
 
 def _checkpoint(path: str, options: Any) -> Any:
@@ -420,7 +437,7 @@ def upscale_dcp_folder(path: str, out: Path, options: Any) -> str:
     with join_processes("cpu", "ddp") as processes:
         family, sizes = _family(options)
         grows = what_grows(family, *sizes)
-        growth = _growth(options, grows)
+        growth = _growth_of_dcp(options, grows)
         if "units" in grows and is_replica(growth.build_operator()) and not options.exact and processes.main:
             system.print_at_once(system.wrap_text(replica_in_words()), "stderr")
         known: dict[str, Any] = {"seed": options.seed, "optimizer": _optimizer(options), "processes": processes}
@@ -429,15 +446,10 @@ def upscale_dcp_folder(path: str, out: Path, options: Any) -> str:
         return str(upscaled) if processes.main else ""
 
 
-def _growth(options: Any, grows: set[Any]) -> Any:
+def _growth_of_dcp(options: Any, grows: set[Any]) -> Any:
     """How new parts are filled; experts alone are copies."""
-    from mupscale.growth import GrowthSettings
-
-    noise = getattr(options, "noise", None) or 0.0
-    copies = getattr(options, "exact", False) or noise or grows == {"experts"}
-    how = options.how or ("copies" if copies else "fresh")
-    outgoing = 1.0 if options.outgoing is None else options.outgoing
-    return GrowthSettings(how=how, noise=noise, outgoing=outgoing, deepen=options.deepen or "identity")
+    is_exact = getattr(options, "exact", False)
+    return _growth_settings(options, usual_how="copies" if is_exact or grows == {"experts"} else "fresh")
 
 
 def inspect_dcp_folder(path: str, options: Any) -> int:
@@ -446,7 +458,7 @@ def inspect_dcp_folder(path: str, options: Any) -> int:
 
     if any(getattr(options, name) is not None for name in ("to", *_EXPERTS)):
         family, sizes = _family(options)
-        system.show(describe_dcp_growth(path, family, *sizes, _growth(options, what_grows(family, *sizes))))
+        system.show(describe_dcp_growth(path, family, *sizes, _growth_of_dcp(options, what_grows(family, *sizes))))
         return 0
     folder, rows = DcpFolder(path), Counter[tuple[str, str, str]]()
     for name in (*folder.shapes, *folder.objects):

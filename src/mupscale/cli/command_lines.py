@@ -124,11 +124,11 @@ class Section(NamedTuple):
         found: dict[str, Sequence[Option]] = {self.prefix: self.parameters()} if self.prefix else {}
         for each in () if self.prefix else self.parameters():
             for kind in filter(_is_class, (each.type, *get_args(each.type))):
-                found[each.name] = _parameters(kind.path)
+                found[each.name] = parameters_of(kind.path)
         return found
 
     def parameters(self) -> list[Option]:
-        taken = [each for each in _parameters(self.path) if each.name not in self.skip]
+        taken = [each for each in parameters_of(self.path) if each.name not in self.skip]
         if self.only is None:
             return taken
         only = self.only()
@@ -283,7 +283,7 @@ def rows_of(parameters: Iterable[Option], start: str, title: str) -> Iterator[Ro
     for each in parameters:
         name = f"{start}{each.name}"
         if _is_class(each.type):
-            yield from rows_of(_parameters(each.type.path), f"{name}.", each.help)
+            yield from rows_of(parameters_of(each.type.path), f"{name}.", each.help)
             continue
         for kind in filter(_is_class, get_args(each.type)):
             yield Row(title, arguments.with_hyphens(f"{name}.help"), f"show the entries of {kind.__name__}")
@@ -368,7 +368,7 @@ def value_of(path: str) -> Any:
 
 
 @cache
-def _parameters(path: str) -> list[Option]:
+def parameters_of(path: str) -> list[Option]:
     """What a function is called with, or a class made with; of a dataclass its fields, those of its bases last."""
     module, found = _find(path)
     meant = meanings(ast.get_docstring(found) or "")
@@ -385,7 +385,7 @@ def _parameters(path: str) -> list[Option]:
             for each in found.body
             if isinstance(each, ast.AnnAssign) and ast.unparse(each.target) != "_"  # after which fields have names
         ]
-        bases = [each for base in found.bases for each in _parameters(f"{module}.{base.id}")]
+        bases = [each for base in found.bases for each in parameters_of(f"{module}.{base.id}")]
     read = [
         Option(name, _evaluate(kind, module), meant[name], _evaluate(usual, module) if usual else MISSING)
         for name, kind, usual in fields

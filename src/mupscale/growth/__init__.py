@@ -69,6 +69,7 @@ from mupscale.growth.settings import (
     usual_how,
     word_in_table,
     word_of_operator,
+    words_that_take,
 )
 from mupscale.growth.upscaling import grow_optimizer, upscale, upscale_untried, with_measured_initial
 from mupscale.growth.writing import check_written, materialize, measure_statistics, perturb, refuse_nonfinite, widen

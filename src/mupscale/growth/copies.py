@@ -207,7 +207,7 @@ class CopiesSettings:
 
     Args:
         noise: how much noise copies get so that they differ. With 0 the copies stay equal, and the wide model stays a
-            replica of the small one. Or one value per parameter name
+            replica of the small one. In a recipe also one value per parameter name
         noise_unit: unit of noise: init (a fresh initialisation), theory (the paper's constants) or signal (each
             weight's spectral norm)
     """

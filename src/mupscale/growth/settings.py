@@ -73,6 +73,11 @@ def word_in_table(word: str) -> OperatorWord:
     return OPERATORS[word]
 
 
+def words_that_take(setting: str) -> list[str]:
+    """The words of the operators that have a setting."""
+    return [word for word, known in OPERATORS.items() if setting in known.takes]
+
+
 def word_of_operator(operator: Operator) -> str:
     """The word for operators of this class, the first of several; the name of a class that has none."""
     kind = type(operator)
@@ -127,29 +132,31 @@ class GrowthSettings(CopiesSettings, FreshSettings):
         how = self._settled_how
         return word_in_table("copies" if how in DEPTH_OPERATORS else how)
 
-    def build_operator(self) -> Operator:
-        """The operator to grow in width with; an error where a setting is given that it does not take."""
-        word = self._operator_word
-        given = {field.name: getattr(self, field.name) for field in fields(GrowthSettings)}
-        self._refuse_settings_of_others(word)
-        settings = word.settings(**{name: given[name] for name in word.takes})
-        return word.make(**settings.operator_arguments())
-
-    def _refuse_settings_of_others(self, word: OperatorWord) -> None:
-        how = self._settled_how
-        if how in DEPTH_OPERATORS and self.noise != 0:
-            raise MupscaleError(
-                f"how: {how} is for new blocks and takes no noise: use deepen: {how}, and how for new units"
-            )
+    @property
+    def foreign_settings(self) -> list[str]:
+        """The settings that are given, and that what fills new units does not take."""
+        takes = self._operator_word.takes
+        foreign = list[str]()
         for field in fields(GrowthSettings):
             is_given = getattr(self, field.name) != field.default
             is_of_operator = field.name not in ("how", "deepen")
             qualifies_another = "of" in field.metadata  # a unit says nothing where there is no amount
-            if is_given and is_of_operator and not qualifies_another and field.name not in word.takes:
-                takers = [name for name, known in OPERATORS.items() if field.name in known.takes]
-                raise MupscaleError(
-                    f"how: {how} takes no {field.name}: leave {field.name} out, or use how: {takers[0]}"
-                )
+            if is_given and is_of_operator and not qualifies_another and field.name not in takes:
+                foreign.append(field.name)
+        return foreign
+
+    def build_operator(self) -> Operator:
+        """The operator to grow in width with; an error where a setting is given that it does not take."""
+        how, word = self._settled_how, self._operator_word
+        if how in DEPTH_OPERATORS and self.noise != 0:
+            raise MupscaleError(
+                f"how: {how} is for new blocks and takes no noise: use deepen: {how}, and how for new units"
+            )
+        for name in self.foreign_settings:
+            taker = words_that_take(name)[0]
+            raise MupscaleError(f"how: {how} takes no {name}: leave {name} out, or use how: {taker}")
+        settings = word.settings(**{name: getattr(self, name) for name in word.takes})
+        return word.make(**settings.operator_arguments())
 
     def build_operators(self) -> tuple[Operator, DepthOperator]:
         """The operators to grow with, in width and in depth; where depth alone grows, `how` may name its own."""
