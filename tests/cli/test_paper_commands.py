@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from commands import refused, told
 from mupscale.cli import main
 from mupscale.cli.arguments import UsageError
+from mupscale.cli.command_lines import CommandLine
 from mupscale.cli.studies import FAMILY, RUN, read_study
-from mupscale.study import StudySettings, run_paper, usual_contenders
+from mupscale.study import FamilySettings, StudySettings, run_paper, usual_contenders
 from mupscale.train import Recipe
 from paper_runs import Commanded, read, run_quietly, settings, small, written
 from small_runs import metrics
@@ -63,16 +65,60 @@ def test_a_list_whose_default_is_computed_is_added_to_that_default(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("words", "meant"),
+    ("line", "words", "meant"),
     [
-        (["--study.widths+", "[4]"], "1/4 of the base model's width"),
-        (["--family.tune", "true", "--family.check-lrs+", "[0.1]"], "the trunk's, times"),  # known when tuned
+        (RUN, ["--study.widths+", "[4]"], "1/4 of the base model's width"),
+        (FAMILY, ["--family.tune", "true", "--family.check-lrs+", "[0.1]"], "the trunk's, times"),  # known when tuned
     ],
 )
-def test_a_list_whose_default_is_not_known_yet_is_not_added_to(words: list[str], meant: str, tmp_path: Path) -> None:
+def test_a_list_whose_default_is_not_known_yet_is_not_added_to(
+    line: CommandLine, words: list[str], meant: str, tmp_path: Path
+) -> None:
     recipe = str(written(tmp_path / "other.yaml", short()))
     with pytest.raises(UsageError, match=rf"stands for a default \(.*{meant}.*\): give the whole list, --"):
-        read_study(FAMILY, [recipe, *words])
+        read_study(line, [recipe, *words])
+
+
+# ------------------------------------------------------------------------------------------------ family
+
+
+def test_short_options_of_a_family_are_its_own(file: str, tmp_path: Path) -> None:
+    """The recipe's are about a checkpoint that is upscaled at the start, which no family does."""
+    shared = {each.name for each in fields(Recipe)} & {each.name for each in fields(FamilySettings)}
+    assert shared - {"schedule", "seeds"} == FAMILY.short.keys()  # of these two it uses the recipe's as well
+    given = {"how": "copies", "noise": 2.0, "noise_unit": "theory", "deepen": "stack", "state": "reset"}
+    words = [f"--{name}={value}" for name, value in given.items()]
+    asked = read_study(FAMILY, [file, "--sizes", "4,8", *words])
+    own = asked.options["family"]
+    assert {name: getattr(own, name) for name in given} == given
+    assert (asked.recipe.how, asked.recipe.noise, asked.recipe.state) == (None, 0.0, "keep")
+    section = tmp_path / "section.yaml"
+    section.write_text("family: {how: copies, noise: 3}\n")
+    own = read_study(FAMILY, [file, str(section), "--sizes", "4,8", "--noise.last", "0.5"]).options["family"]
+    assert (own.how, own.noise) == ("copies", {"last": 0.5})
+    own = read_study(FAMILY, [file, "--sizes", "4,8", "--outgoing", "0.5"]).options["family"]
+    assert own.outgoing == 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["family", "--noise", "1"], "how: fresh takes no noise: leave noise out, or use how: copies"),
+        (["family", "--how", "copies", "--noise", "-1"], "noise is -1.0, but must be a number that is finite and 0 or"),
+        (["family", "--how", "naive"], "'family.how' is 'naive', but must be fresh, lossless, copies or paired"),
+        (
+            ["family", "--study.seeds", "3"],
+            "--study.seeds has no effect here: mupscale family does not use the section",
+        ),
+        (["train", "--study.seeds", "3"], "--study.seeds has no effect here: mupscale train does not use the section"),
+        (["run", "--family.tune", "true"], "--family.tune has no effect here: mupscale run does not use the section"),
+    ],
+)
+def test_options_that_a_command_would_not_use(
+    words: list[str], message: str, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, *options = words
+    assert message in refused(capsys, [command, file, *options])
 
 
 @pytest.mark.slow

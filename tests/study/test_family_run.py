@@ -337,8 +337,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert sorted(summary["answer"]["checks"]) == ["4", "6"]
     assert "give widths, such as 32,48,64" in refused(capsys, ["family", str(file), "--sizes", "4;6"], 2)
-    assert main([*given, "--dry-run", "--grow", "[{at: 9, width: 8}]"]) == 0
-    assert capsys.readouterr().out.startswith("Note: the recipe's growth events (grow) are not used.")
+    (tmp_path / "more.yaml").write_text("grow: [{at: 9, width: 8}]\nnoise: 1\nhow: null\nstate: keep\n")
+    said = told(capsys, [*given, str(tmp_path / "more.yaml"), "--dry-run", "--outgoing", "0.5"])
+    assert said.startswith("Note: a family does not use these entries of the recipe: noise, grow. The trunk grows")
 
 
 def test_a_model_that_cannot_take_the_data_is_refused_by_a_dry_run() -> None:

@@ -145,7 +145,8 @@ class CommandLine:
 
     main: the options that `--help` shows, where there are many; `--help-all` shows all. resumable: whether it goes on
     if it is repeated. needs: optional packages, each followed by the option that asks for it, if one does. calls: a
-    function that takes all options, where the command does nothing else.
+    function that takes all options, where the command does nothing else. short: options that stand for an entry of a
+    section, each with the entry (how: family.how).
     """
 
     name: str
@@ -157,6 +158,7 @@ class CommandLine:
     resumable: bool = False
     needs: tuple[str, ...] = ()
     calls: str = ""
+    short: Mapping[str, str] = field(default_factory=dict)
     function: Callable[[list[str]], int] = field(init=False)
 
     def command(self, run: _Run) -> _Run:
@@ -184,7 +186,20 @@ class CommandLine:
         hidden = {part.dest for part in self.parts if isinstance(part, Option)}
         flags = {name for row, name, _ in shown if " " not in row.option}
         lists = {name for _, name, adds in shown if adds}
-        return arguments.separate_options(words, hidden | {name for _, name, _ in shown}, flags, lists, many=many)
+        known = hidden | {name for _, name, _ in shown}
+        alone, options = arguments.separate_options(words, known, flags, lists, many=many)
+        return alone, [self._in_full(option) for option in options]
+
+    def _in_full(self, option: arguments.Given) -> arguments.Given:
+        """An option by its whole name; refused where it is of a section that a file may hold for other commands."""
+        first, dot, rest = option.name.partition(".")
+        for part in self.parts:
+            if isinstance(part, Option) and part.help is HIDDEN and part.dest == first:
+                raise arguments.UsageError(
+                    f"{option.shown} has no effect here: mupscale {self.name} does not use the section '{first}'. "
+                    f"Leave it out"
+                )
+        return option._replace(name=f"{self.short.get(first, first)}{dot}{rest}")
 
     def read(self, words: Sequence[str]) -> tuple[list[str], Options]:
         """The words that stand alone, and all options; of a command that takes such words by name they are options."""

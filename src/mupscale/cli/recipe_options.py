@@ -34,22 +34,34 @@ _KINDS = {"model": "torch.nn.Module", "data": "mupscale.data.Data", "optimizer":
 _SHORT_NAMES = {"model": ["mupscale.models"], "data": ["mupscale.data"], "optimizer": ["torch.optim", "mupscale.optim"]}
 """Modules whose classes need no module's name."""
 _PARAMETERS = ("params",)
-RECIPE: tuple[Option | Section, ...] = (
-    Option("--config", None, "a recipe file; the same as naming it without --config", metavar="FILE"),
-    Option("--print-config", None, "print the whole recipe and exit"),
-    *(
-        option
-        for name, meaning in _CLASSES.items()
-        for option in (
-            Option(f"--{name}.help", None, "show the options of such a class", metavar="CLASS"),
-            Option(f"--{name}", None, meaning, metavar="CLASS"),
-        )
-    ),
-    Section("mupscale.train.Recipe", skip=frozenset({*_CLASSES, "start", "start_width"})),
-    Option("--from", None, "start from this checkpoint or run, and upscale it to `width`", metavar="PATH"),
-    Option("--from-width", None, "width of that checkpoint, if it does not record it", metavar="N"),
-)
-"""What every command takes that reads a recipe."""
+_RECIPE_CLASS = "mupscale.train.Recipe"
+
+
+def recipe_parts(but: Collection[str] = ()) -> tuple[Option | Section, ...]:
+    """What a command takes that reads a recipe. but: entries of the recipe that this command does not use."""
+    return (
+        Option("--config", None, "a recipe file; the same as naming it without --config", metavar="FILE"),
+        Option("--print-config", None, "print the whole recipe and exit"),
+        *(
+            option
+            for name, meaning in _CLASSES.items()
+            for option in (
+                Option(f"--{name}.help", None, "show the options of such a class", metavar="CLASS"),
+                Option(f"--{name}", None, meaning, metavar="CLASS"),
+            )
+        ),
+        Section(_RECIPE_CLASS, skip=frozenset({*_CLASSES, "start", "start_width", *but})),
+        Option("--from", None, "start from this checkpoint or run, and upscale it to `width`", metavar="PATH"),
+        Option("--from-width", None, "width of that checkpoint, if it does not record it", metavar="N"),
+    )
+
+
+RECIPE = recipe_parts()
+"""What most commands take that read a recipe."""
+
+
+def _is_of_recipe(part: Option | Section) -> bool:
+    return part in RECIPE or (isinstance(part, Section) and part.path == _RECIPE_CLASS)
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -102,7 +114,7 @@ def read_recipe_and_options(
         tree[name] = _complete(name, tree.get(name), {*width} if isinstance(width, dict) else {"width"})
     stand_for = usual(tree) if any(option.adds for option in options) else {}
     add_to_lists(tree, options, lambda name: stand_for[name] if name in stand_for else _nothing_usual(line, name))
-    others = [part for part in line.parts if part not in RECIPE]
+    others = [part for part in line.parts if not _is_of_recipe(part)]
     values = {name: value for part in others for name, value in part.read(tree).items()}
     own = {name: value for name, value in tree.items() if name not in {*values, "print_config"}}
     if says_nothing_is_written(own.get("out")):

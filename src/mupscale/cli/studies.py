@@ -61,6 +61,16 @@ where it stopped. If you add seeds or contenders later, only the new ones train.
     needs=("matplotlib", "optuna --paper"),
 )
 
+_GROWING = ("how", "noise", "noise_unit", "outgoing", "deepen", "state")
+"""What a recipe says of growing from a checkpoint, and its section `family` of the trunk, which alone counts there."""
+_FAMILYS_OWN = (
+    Option("--how", None, "how to fill new units: fresh (the default), lossless, copies or paired", metavar="WORD"),
+    Option("--noise", None, "how much noise copies get, such as 1", metavar="X"),
+    *(
+        Option(f"--{name}".replace("_", "-"), None, f"the same as --family.{name.replace('_', '-')}", metavar="VALUE")
+        for name in _GROWING[2:]
+    ),
+)
 FAMILY = CommandLine(
     "family",
     "train every size of a model in one growing run",
@@ -82,16 +92,18 @@ model card (OUT/sizes/SIZE/hf). The recipe's section `family` sets everything el
 If the run stops, repeat the command, and it continues. Under torchrun all processes train each model together, with
 the recipe's parallel: ddp or fsdp.""",
     (
-        *recipe_options.RECIPE,
-        Section("mupscale.study.StudySettings", "study"),
+        *recipe_options.recipe_parts(but=_GROWING),
         Section("mupscale.study.FamilySettings", "family"),
+        Option("--study", dict, HIDDEN),  # whose section may stand in the same file
         _DRY_RUN,
+        *_FAMILYS_OWN,
         Option("--sizes", str, "sizes to train, such as 32,48,64,96"),
         Option("--check", str, "sizes to also train from scratch: 64,96, all or none"),
     ),
-    main="sizes check dry-run from out device family.budget family.unit family.how family.seeds",
+    main="sizes check dry-run from out device how noise family.budget family.unit family.seeds",
     resumable=True,
     needs=("matplotlib",),
+    short={name: f"family.{name}" for name in _GROWING},
 )
 
 SWEEP = CommandLine(
@@ -191,14 +203,15 @@ def run_command(words: list[str]) -> int:
 def family_command(words: list[str]) -> int:
     from mupscale.study import estimate_family, run_family
 
-    growths: list[Any] = []
-    recipe, _, options = read_study(FAMILY, words, partial(_family_of, growths))
+    unused: list[str] = []
+    recipe, _, options = read_study(FAMILY, words, partial(_family_of, unused))
     settings, is_main = options["family"], not system.number_in_environment("RANK", 0)
-    if growths and is_main:
-        system.print_at_once(
-            "Note: the recipe's growth events (grow) are not used. The trunk grows from size to size, as the section "
-            "`family` says."
+    if unused and is_main:
+        note = (
+            f"Note: a family does not use these entries of the recipe: {', '.join(unused)}. The trunk grows from size "
+            f"to size, as the section `family` says."
         )
+        system.print_at_once(system.wrap_text(note))
     if options["dry_run"]:
         with TemporaryDirectory() as kept:
             system.show(estimate_family(base_checkpoint(recipe, Path(kept)), settings))
@@ -210,10 +223,17 @@ def family_command(words: list[str]) -> int:
         return _tell(summary, folder) if is_main else 0
 
 
-def _family_of(growths: list[Any], tree: recipe_options.Tree) -> None:
-    """A family's sizes as the recipe's section has them; they say where the trunk grows, and not its growths."""
+def _family_of(unused: list[str], tree: recipe_options.Tree) -> None:
+    """A family's sizes as the recipe's section has them; what the recipe says of growing is left out, and named."""
+    from mupscale.train import Recipe
+
     adopt_hugging_face_base(tree, unasked=("width", "base_steps"))
-    growths += list_items(tree.get("grow") or [])
+    for name in _GROWING:
+        usual = Recipe.__dataclass_fields__[name].default
+        if tree.pop(name, usual) not in (None, usual):
+            unused.append(name)
+    if list_items(tree.get("grow") or []):
+        unused.append("grow")
     tree["grow"] = []
     section = tree.setdefault("family", {})
     if "sizes" in tree:

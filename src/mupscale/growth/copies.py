@@ -19,7 +19,7 @@ from torch.nn.functional import normalize
 from mupscale.core import Axis, Entry, Plan, gather_whole, laid_out_like
 from mupscale.growth.draws import standard_normal
 from mupscale.growth.operators import Operator, Part, StatePart
-from mupscale.system import MupscaleError, NotNegative, as_asked, checks_arguments, generator
+from mupscale.system import MupscaleError, NotNegative, as_asked, check_argument, checks_arguments, generator
 
 _EXACT = 512  # up to this size of its smaller side a matrix is as large as its Gram matrix says
 _STEPS = 64  # dimensions of the Krylov space of a larger one
@@ -224,6 +224,9 @@ def build_noise(level: NoiseLevel, unit: str) -> Noise:
     """Noise of this level; none at all for 0, whatever the unit. Constants by name are never relative to a signal."""
     if level == 0:
         return 0.0
+    levels = {f"noise of {name}": each for name, each in level.items()} if isinstance(level, dict) else {"noise": level}
+    for name, each in levels.items():  # by the name of the setting, which is not that of the operator's argument
+        check_argument(NotNegative, each, name)
     if isinstance(level, dict):
         return GaussianNoise(level, unit="theory" if unit == "signal" else unit)  # type: ignore[arg-type]
     return SignalNoise(level) if unit == "signal" else GaussianNoise(level, unit=unit)  # type: ignore[arg-type]
