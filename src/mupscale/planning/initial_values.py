@@ -134,14 +134,10 @@ def with_laws(plan: Plan, entries: Mapping[str, Entry], laws: Mapping[str, Initi
 
 def law_at_width(law: Initial, entry: Entry) -> Initial:
     """The law under μP of a tensor that grows as the entry says, from the law of the one that it grows from."""
-    fold, offset = float(entry.fold), float(entry.offset)
+    fold, offset, spread = float(entry.fold), float(entry.offset), entry.init
     means = None if law.means is None else tuple(part * fold + offset * (fold - 1) for part in law.means)
-    wide = replace(
-        law,
-        std=None if law.std is None else law.std * entry.init,
-        means=means,
-        stds=tuple(std * entry.init for std in law.stds),
-    )
+    std = None if law.std is None else law.std * spread
+    wide = replace(law, std=std, means=means, stds=tuple(one * spread for one in law.stds))
     if len(law.means or ()) < 2:
         return wide
     run = _run_at_width(law, entry)
