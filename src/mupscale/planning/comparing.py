@@ -181,6 +181,7 @@ class GenericPair:
             small = _streamed(narrow, lambda name, target: target.copy_(drawn(name)), in_blocks)
             large = _streamed(wide, lambda name, target: self._write(name, drawn(name), target), in_blocks)
             tracing.take_modes(large, narrow)
+            tracing.take_whole_numbers(large, narrow)
             self.batch = tree_map(lambda x: x.float() if isinstance(x, Tensor) and x.is_floating_point() else x, batch)
             self.weight: Callable[[str], Tensor] = drawn
             ours, theirs = naming.buffers(small), naming.buffers(large)
@@ -192,7 +193,8 @@ class GenericPair:
         self.models = small, large
         with torch.no_grad():
             for name, tensor in ours.items():
-                if (name in plan.parameters or name in plan.buffers) and tensor.is_floating_point():
+                is_of_numbers = tensor.is_floating_point() or tensor.is_complex()
+                if (name in plan.parameters or name in plan.buffers) and is_of_numbers:
                     self._write(name, tensor, theirs[name])
             if silent:
                 self._look_at_old_units_alone(new_units)

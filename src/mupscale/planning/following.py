@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from mupscale.core import Axis, Role, check_same_names, expand, index_of_old, naming, tidy
 from mupscale.planning.comparing import are_close
-from mupscale.planning.from_modules import ONE_DEPTH, How, build_plan, find_role
+from mupscale.planning.from_modules import ONE_DEPTH, How, build_plan, find_role, folds_of_buffers
 from mupscale.planning.tracing import (
     Operation,
     RecordedRun,
@@ -172,16 +172,22 @@ class Guess:
     products: whether what is computed from several weights is followed as data are (a learned query, projected), or is
     one weight (a sum of low-rank factors). own_constants: whether constants of the wide model may hold the narrow one's
     between others (ALiBi's slopes), which is enough for fresh units; copies of the narrow one's are then taken instead.
+    known_folds: of buffers whose module says that they are copied so, as singular vectors are, whoever sums over them.
     """
 
     axes: Mapping[Dim, Axis] = field(default_factory=dict)
     folds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     products: bool = False
     own_constants: bool = False
+    known_folds: Mapping[str, float] = field(default_factory=dict)
 
     def fold(self, name: str) -> float:
-        """The constant folded into a parameter."""
-        return self.folds.get(name, (1.0, 0.0))[0]
+        """The constant folded into a parameter or buffer."""
+        return self.constants(name)[0]
+
+    def constants(self, name: str) -> tuple[float, float]:
+        """The constant folded into a parameter or buffer, and what its module adds to it."""
+        return self.folds.get(name, (self.known_folds.get(name, 1.0), 0.0))
 
 
 @dataclass(frozen=True)
@@ -305,8 +311,9 @@ class Follower:
             seen.add(number)
             for position in self.makers.get(number, ()):
                 waiting += self.small.run.operations[position].refs
-            if number not in self.makers:
-                names[self.small.run.names[number]] = None
+            name = self.small.run.names.get(number)
+            if name in self.small.weights:  # also of one that is written in place: what it held may have been read
+                names[name] = None
         return list(names)
 
     def is_contracted(self, position: int, name: str, dim: int) -> bool:
@@ -394,7 +401,7 @@ class Follower:
         names = [name for name in self.weights_of(op) if name in self.small.trained]
 
         def applied(side: Side, instead: Mapping[int, Tensor]) -> Applied:
-            with torch.set_grad_enabled(not op.counts):
+            with torch.enable_grad():
                 leaves: dict[Any, Tensor] = {name: side.weights[name].detach().requires_grad_() for name in names}
                 for n in floats:
                     leaves[n] = instead.get(n, side.values[n]).detach().requires_grad_()
@@ -402,7 +409,10 @@ class Follower:
                 found = {n: known[n] if n in known else self.tensor(side, n, leaves) for n in op.refs}
                 return leaves, side.run.operations[position].run(found)
 
-        ours = applied(self.small, {})
+        try:
+            ours = applied(self.small, {})
+        except RuntimeError as error:
+            raise _not_run_again(op, error) from error
         expanded = {
             number: expand(self.small.values[number], by_dim, scale=self.scales[number])
             for number, by_dim in (other or {}).items()
@@ -464,7 +474,8 @@ class Follower:
             yield {}
             return
         grown = {name: self._growing(name) for name in names}
-        spots = [(name, d) for name in names for d in grown[name] if self.is_contracted(position, name, d)]
+        unknown = [name for name in names if name not in self.guess.known_folds]
+        spots = [(name, d) for name in unknown for d in grown[name] if self.is_contracted(position, name, d)]
         hints = [axis for by_dim in axes.values() for axis in by_dim.values()]
         options = [
             possible_axes(*self._sizes(spot), [*hints, *([guessed] if (guessed := self.guess.axes.get(spot)) else [])])
@@ -520,7 +531,7 @@ class Follower:
     def _write(self, choice: Mapping[str, Written]) -> None:
         """Widen these weights."""
         for name, written in choice.items():
-            fold, offset = self.guess.folds.get(name, (1.0, 0.0))
+            fold, offset = self.guess.constants(name)
             weight = fold / _copies({d: written.axes[d] for d in written.inputs})
             wide = expand(self.small.weights[name], written.axes, scale=weight)
             self.large.weights[name] = wide.add_(offset * (weight - 1)) if offset else wide
@@ -615,6 +626,13 @@ def _check_draws(op: Operation, ours: Sequence[Any], theirs: Sequence[Any]) -> N
             f"'{op.module or 'the model'}' draws random numbers for units that grow ({op.name}), which differ at a "
             f"different width{ways_out('; ', off='switch that off to plan by running', no_inputs='leave out inputs=')}"
         )
+
+
+def _not_run_again(op: Operation, error: RuntimeError) -> MupscaleError:
+    """Of an operation that ran with the model, and that torch refuses to run, or to differentiate, on its own."""
+    said = " ".join(str(error).split())
+    ways = ways_out(plain="compute it with operations that torch can differentiate", no_inputs="leave out inputs=")
+    return MupscaleError(f"'{op.module or 'the model'}' runs {op.name}, which cannot be followed ({said}){ways}")
 
 
 _MOST_UNITS = 256  # that are asked one by one
@@ -910,10 +928,15 @@ def refusal(follower: Follower, stuck: Stuck, how: How | None = None) -> Mupscal
 
 def _uses_numbers_of_the_width(follower: Follower, position: int) -> bool:
     """Whether constants of the wide model, behind weights too, are no copies of the narrow one's."""
-    waiting, sides = list(follower.small.run.operations[position].refs), (follower.small, follower.large)
+    operations, sides = follower.small.run.operations, (follower.small, follower.large)
+    waiting, seen = list(operations[position].refs), set[int]()
     while waiting:
         number = waiting.pop()
-        waiting += [n for i in follower.makers.get(number, ()) for n in follower.small.run.operations[i].refs]
+        if number in seen:  # what is written in place is made of itself
+            continue
+        seen.add(number)
+        for maker in follower.makers.get(number, ()):
+            waiting += operations[maker].refs
         if follower.kind(number) == "constant" and all(number in side.values for side in sides):
             ours, theirs = (side.values[number] for side in sides)
             alike = (w.flatten().sort()[0] for w in follower.small.weights.values() if w.numel() == ours.numel())
@@ -943,7 +966,8 @@ def roles_by_running(
     """
     search = _Search(narrow, wide, inputs, how)
     first_names = {alias: group[0] for group in naming.aliases(all_tensors(narrow).items()) for alias in group}
-    guess = Guess(own_constants=own_constants)
+    known = {name: float(fold) for name, fold in folds_of_buffers(narrow, wide, given or {}).items()}
+    guess = Guess(own_constants=own_constants, known_folds=known)
     if given is not None:
         with suppress(MupscaleError):
             plan = build_plan(narrow, wide, roles=given, assume=True)
@@ -1088,7 +1112,7 @@ def _comparable(ours: RecordedRun, theirs: RecordedRun) -> tuple[RecordedRun, Re
 
 
 def _role(name: str, written: Written, guess: Guess) -> Role | None:
-    pairs = [(number, Fraction(number).limit_denominator(4096)) for number in guess.folds.get(name, (1.0, 0.0))]
+    pairs = [(number, Fraction(number).limit_denominator(4096)) for number in guess.constants(name)]
     fold, offset = (tidy(fraction) if float(fraction) == number else number for number, fraction in pairs)
     inputs, outputs = ([written.axes[d] for d in dims] for dims in (written.inputs, written.outputs))
     if any(len(set(axes)) > 1 for axes in (inputs, outputs)):

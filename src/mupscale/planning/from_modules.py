@@ -22,6 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrizations
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from mupscale.core import (
     Axis,
@@ -204,6 +206,22 @@ def _multihead_attention(narrow: nn.MultiheadAttention, wide: nn.MultiheadAttent
     }
 
 
+def _length_one(out: Number, in_: Number) -> float:
+    """Copies of a vector of length one are longer, unless each is divided by this root."""
+    return 1 / math.sqrt(out)
+
+
+_SINGULAR_VECTOR = Role(out=0, fold=_length_one)
+
+
+def _singular_vectors(module: nn.Module) -> Roles:
+    """Those that a spectral norm keeps: as a parametrization in itself, as a hook in the module whose weight it has."""
+    if isinstance(module, parametrizations._SpectralNorm):
+        return {"_u": _SINGULAR_VECTOR, "_v": _SINGULAR_VECTOR}
+    hooks = (hook for hook in module._forward_pre_hooks.values() if isinstance(hook, SpectralNorm))
+    return {f"{hook.name}_{side}": _SINGULAR_VECTOR for hook in hooks for side in ("u", "v")}
+
+
 register_roles(nn.Linear, weight=MATRIX, bias=OUTPUT)
 register_roles(nn.Bilinear, weight=Role(out=0, in_=(1, 2)), bias=OUTPUT)
 register_roles(nn.Embedding, weight=Role(out=1))
@@ -358,6 +376,14 @@ def build_plan(
     return Plan(parameters, buffers, mup=how != "copies").with_initial("norm", norms)
 
 
+def folds_of_buffers(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Role]) -> dict[str, Number]:
+    """By the name of each buffer into which its module, or the user, says that a constant is folded, that constant."""
+    with suppress(MupscaleError):  # what cannot be copied is said where the plan is made
+        walk = _Walk(narrow, wide, roles, "copies", lambda name, dim: False, assume=True)
+        return {name: entry.fold for name, entry in walk.entries("buffers").items() if entry.fold != 1}
+    return {}
+
+
 class _Walk:
     """Two modules side by side, and the role of everything in them."""
 
@@ -400,7 +426,7 @@ class _Walk:
             try:
                 if (function := registered(module)) is not None:
                     roles.update(function(module, self.large[path]))
-                roles = {**head_roles(module, self.large[path], path), **roles}
+                roles = {**head_roles(module, self.large[path], path), **_singular_vectors(module), **roles}
             except Exception as error:  # a refusal, or whatever a function that somebody registered raises
                 names = {name: prefix + naming.canonical(name) for name, _ in module.named_parameters()}
                 given = {name: self._override(full) for name, full in names.items()}

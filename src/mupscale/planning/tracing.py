@@ -222,10 +222,12 @@ class Operation:
         return bool({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(self.function.tags))
 
     @property
-    def counts(self) -> bool:
-        """Whether it turns numbers into whole ones by a dtype that it is given, which torch does not differentiate."""
+    def is_differentiable(self) -> bool:
+        """Whether torch differentiates it: not where a dtype turns numbers into whole ones, nor what is told out=."""
         dtype = self.kwargs.get("dtype")
-        return isinstance(dtype, torch.dtype) and not (dtype.is_floating_point or dtype.is_complex)
+        counts = isinstance(dtype, torch.dtype) and not (dtype.is_floating_point or dtype.is_complex)
+        writes_into_given_memory = any(argument.is_out for argument in self.function._schema.arguments)
+        return not (counts or writes_into_given_memory)
 
     @property
     def is_random(self) -> bool:
@@ -246,7 +248,8 @@ class Operation:
                 return given[x.number]
             return type(x)(map(value, x)) if isinstance(x, list | tuple) else x
 
-        with drawing(self.results[0] or 0, given.values()) if self.is_random else nullcontext():
+        draws = drawing(self.results[0] or 0, given.values()) if self.is_random else nullcontext()
+        with draws, torch.set_grad_enabled(torch.is_grad_enabled() and self.is_differentiable):
             result = self.function(*map(value, self.args), **{name: value(x) for name, x in self.kwargs.items()})
         flat = [result] if isinstance(result, Tensor) else tree_flatten(result)[0]
         return [torch.zeros_like(x) for x in flat] if "empty" in self.name else flat
@@ -336,7 +339,8 @@ def in_float64(
 
     generic: a seed for weights to put in place of the model's, so that no two units are alike; of the same size, but
     none so small that what it does could not be seen.
-    like: the model that the copy is compared with, whose train or eval mode it takes, part by part.
+    like: the model that the copy is compared with, whose train or eval mode it takes, part by part; and the whole
+    numbers in buffers that do not grow, since growth copies them.
     """
     tensors = [*model.parameters(), *model.buffers()]
     if any(t.is_meta for t in tensors):
@@ -347,14 +351,16 @@ def in_float64(
     for name, p in naming.parameters(model).items():
         if p.is_complex():
             check_dtype(name, p)
+    _check_not_compiled(model)
     memo: dict[int, Tensor] = {}
     for t in tensors:
         if type(t) in (nn.Parameter, Tensor):
-            doubled = t.detach().to(torch.float64 if t.is_floating_point() else t.dtype, copy=True)  # read once
+            doubled = t.detach().to(_double_dtype(t), copy=True)  # read once
             memo[id(t)] = nn.Parameter(doubled, t.requires_grad) if isinstance(t, nn.Parameter) else doubled
     copied = copy_model(naming.unwrap(model), {**memo, **computed_tensors(model)}).double()
     if like is not None:
         take_modes(copied, like)
+        take_whole_numbers(copied, like)
     silence_dropout(copied)
     use_plain_kernels(copied)
     if generic is not None:
@@ -365,6 +371,38 @@ def in_float64(
             if name not in parameters:
                 buffer.mul_(generic_numbers(buffer, name, generic, size=0.3).add_(1))
     return copied, in_double(inputs)
+
+
+def _double_dtype(tensor: Tensor) -> torch.dtype:
+    if tensor.is_complex():
+        return torch.complex128
+    return torch.float64 if tensor.is_floating_point() else tensor.dtype
+
+
+def _check_not_compiled(model: nn.Module) -> None:
+    """An error that names the first module that torch.jit has compiled: it takes no hooks and gives no operations."""
+    for path, module in naming.modules(model).items():
+        if isinstance(module, torch.jit.ScriptModule):
+            where = f"'{path}'" if path else "the model"
+            build = "build both models without torch.jit, and compile the wide one after growth"
+            roles = "leave out inputs= and pass roles= for its parameters"
+            raise MupscaleError(
+                f"{where} is compiled by torch.jit ({type(module).__name__}), so a run does not show what it computes"
+                f"{ways_out(build=build, no_inputs=roles)}"
+            )
+
+
+@torch.no_grad()
+def take_whole_numbers(model: nn.Module, like: nn.Module) -> None:
+    """Give whole numbers and flags in buffers the values that growth copies, such as a permutation drawn when built.
+
+    Buffers of floating point are known by their values in a run, and are widened like weights.
+    """
+    theirs = naming.buffers(like)
+    for name, buffer in naming.buffers(model).items():
+        is_number = buffer.is_floating_point() or buffer.is_complex() or buffer.numel() == 1
+        if not is_number and name in theirs and theirs[name].shape == buffer.shape:
+            buffer.copy_(theirs[name])
 
 
 def generic_numbers(like: Tensor, name: str, seed: int, size: float | None = None) -> Tensor:
@@ -442,11 +480,13 @@ def use_plain_kernels(model: nn.Module) -> None:
 
 
 def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters, and the floating-point buffers that a state dict holds; one that is shared, under its first name."""
+    """Parameters, and buffers of real or complex numbers that a state dict holds; a shared one by its first name."""
     unsaved = {id(m._buffers[name]) for m in naming.modules(model).values() for name in m._non_persistent_buffers_set}
     tensors: dict[str, Tensor] = {name: p.detach() for name, p in naming.parameters(model).items()}
     buffers = naming.buffers(model).items()
-    return tensors | {name: b for name, b in buffers if b.is_floating_point() and id(b) not in unsaved}
+    return tensors | {
+        name: b for name, b in buffers if (b.is_floating_point() or b.is_complex()) and id(b) not in unsaved
+    }
 
 
 def all_tensors(model: nn.Module) -> dict[str, Tensor]:
