@@ -10,6 +10,7 @@ pay: the preset that asks whether growing pays, and the tuning of its contenders
 paper: the paper's own comparison
 family_run: the preset that trains every size out of one growing run; when, transfer: more presets
 own_loop: pay and family in a training loop of one's own
+code_identity: which version of the user's code a stretch was trained by, told by its first steps
 
 Sweeps, by any number of workers that share a storage:
 space: what is searched, what was found, and what to know of it

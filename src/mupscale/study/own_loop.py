@@ -6,20 +6,15 @@ given as objects here: `_LoopRecipe` hands out the user's family, and `_LoopTrai
 
 from __future__ import annotations
 
-import dis
-import hashlib
-import inspect
 import math
 import random
 import sys
-import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -31,13 +26,14 @@ from mupscale import checkpoint
 from mupscale.core import WholeWidth, Width, naming
 from mupscale.family import Family
 from mupscale.growth import GrowthSettings
+from mupscale.study.code_identity import CodeIdentity, FirstSteps, StepsTaken, hash_states
 from mupscale.study.contenders import contenders_named
 from mupscale.study.family_run import FamilySettings, run_family
 from mupscale.study.pay import run_pay
 from mupscale.study.results import StudySummary
 from mupscale.study.systems import StudySettings
 from mupscale.study.training import Ground, Note, Trainer
-from mupscale.study.tree import Stretch, hash_values
+from mupscale.study.tree import Stretch, hash_values, list_stretches
 from mupscale.system import MupscaleError, clear_leftovers, derive, print_at_once, read_json, seeded, write_json
 from mupscale.train import (
     Growth,
@@ -84,6 +80,7 @@ class OwnLoop:
         save_every: steps after which the state is written, so that a kill loses no more; stretches are then trained in
             calls of so many steps, each with seeds of its own. None: at the end of every stretch
         device: where models are trained
+        version: your own word for the version of your code and data; another one trains everything again
         note: is told what is trained next
 
     Example:
@@ -121,6 +118,7 @@ class OwnLoop:
     warmup: int = 0
     save_every: int | None = None
     device: str | torch.device = "cpu"
+    version: str | int | None = None
     note: Note = print_at_once
 
     def train_family(
@@ -192,12 +190,9 @@ class OwnLoop:
 
     def _recipe(self, width: WholeWidth, steps: int) -> _LoopRecipe:
         sketch = self.family.sketch(self.family.base)
-        code = {"train": self.train, "held_out": self.held_out, "make_optimizer": self.make_optimizer}
-        shapes = {name: list(p.shape) for name, p in naming.parameters(sketch).items()}
-        build, rules = self.family.build_function, str(self.family.rules)
         return _LoopRecipe(
-            model=Spec(_name(type(sketch)), {"code": fingerprint_code(build, shapes, repr(self.family), rules)}),
-            data=Spec(_name(self.train), {name: fingerprint_code(each) for name, each in code.items()}),
+            model=Spec(_name(type(sketch)), {}),
+            data=Spec(_name(self.train), {}),
             optimizer=Spec(_name(self.optimizer_class), {"lr": self.lr}),
             width=width,
             base=Width.of(self.family.base).whole,
@@ -206,6 +201,34 @@ class OwnLoop:
             schedule=Schedule(warmup=self.warmup),
             loop=self,
         )
+
+    def _make_identity(self) -> CodeIdentity:
+        """What tells this version of the user's functions and of the family from others."""
+        shapes = {name: list(p.shape) for name, p in naming.parameters(self.family.sketch(self.family.base)).items()}
+        family = hash_values([shapes, repr(self.family), str(self.family.rules)])
+        version = None if self.version is None else str(self.version)
+        return CodeIdentity(self._take_first_steps, family, version, self.device)
+
+    def _take_first_steps(self, first: FirstSteps) -> StepsTaken:
+        """The user's functions, from a seeded start and under a rate that falls, to show what they do."""
+        model = self.family.init(first.width, seed=0).to(self.device)
+        initial = {name: value.clone() for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+        optimizer = self.make_optimizer(model, first.lr)
+        with _calling(derive(0, "first steps"), "train"):
+            self.train(model.train(), optimizer, first.steps, lambda step: 1 - step / (2 * first.steps))
+        return StepsTaken(initial, model, optimizer, self._evaluate(model))
+
+    def _evaluate(self, model: nn.Module) -> float | None:
+        """The held-out loss; None: it is not finite."""
+        with _calling(0, "held_out"), torch.no_grad():
+            value = self.held_out(model.eval())
+        try:
+            loss = float(value)
+        except (TypeError, ValueError):
+            raise MupscaleError(
+                f"held_out returned {type(value).__name__}, but must return the loss on held-out data, a number"
+            ) from None
+        return loss if math.isfinite(loss) else None
 
     @property
     def rows(self) -> int:
@@ -227,7 +250,7 @@ class OwnLoop:
                 f"OwnLoop has lr={self.lr:g}, and the optimizer that you bring is at {rates[0]:g}: give OwnLoop the "
                 f"learning rate that it has now, lr={rates[0]:g}, or set its groups to the one that you want"
             )
-        path = Path(self.folder) / "base" / f"{_hash_states(model, optimizer)}.safetensors"
+        path = Path(self.folder) / "base" / f"{hash_states(model.state_dict(), optimizer.state_dict())}.safetensors"
         if not path.exists():
             _save(path, model, optimizer, RunState(step=trained, width=width, lr=self.lr))
         return replace(recipe, start=str(path), start_width=width)
@@ -266,6 +289,21 @@ class _LoopGround(Ground):
         return (tokens[0], "tokens") if tokens else (1, "examples")
 
     @cached_property
+    def code(self) -> list[str]:
+        """The id of the user's code, once its first steps have been taken."""
+        return []
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """Without the names of classes and functions: what they do tells them apart."""
+        named = ("model", "data", "optimizer")
+        return {name: value for name, value in super().identity.items() if name not in named}
+
+    def identify(self, stretch: Stretch) -> str:
+        assert self.code, "the first steps of the user's code come before any stretch"
+        return hash_values([super().identify(stretch), *self.code])
+
+    @cached_property
     def _flops_by_width(self) -> dict[str, float]:
         return {}
 
@@ -294,6 +332,24 @@ class _LoopGround(Ground):
 class _LoopTrainer(Trainer):
     """Trains stretch by stretch with the user's function; every one starts from the files of the one before."""
 
+    def train(self, leaves: Sequence[Stretch], *, keep: bool = True) -> list[float | None]:
+        if not self.loop_ground.code:
+            self._identify_code(leaves)
+        return super().train(leaves, keep=keep)
+
+    def _identify_code(self, leaves: Sequence[Stretch]) -> None:
+        """By its first steps at the smallest size that is trained here."""
+        first = min((one for one in list_stretches(leaves) if one.start is None), key=self._cost_per_step)
+        trained = max(sum(one.steps for one in leaf.path if one.width == first.width) for leaf in leaves)
+        steps = FirstSteps.of(first.width, trained, self.own.lr)
+        code, lines = self.own._make_identity().find(self.folder, steps)
+        self.loop_ground.code.append(code)
+        for line in lines:
+            self.note(line)
+
+    def _cost_per_step(self, stretch: Stretch) -> float:
+        return self.ground.cost_per_step(stretch.width)
+
     def _train_wave(self, wave: Sequence[Stretch], light: Mapping[str, str]) -> None:
         for stretch in wave:
             for each in fields(Stretch):
@@ -307,9 +363,13 @@ class _LoopTrainer(Trainer):
                 self.note(f"  the first run tells the time{far}")  # as the lines of later stages do
 
     @property
-    def own(self) -> OwnLoop:
+    def loop_ground(self) -> _LoopGround:
         assert isinstance(self.ground, _LoopGround)
-        return self.ground.own
+        return self.ground
+
+    @property
+    def own(self) -> OwnLoop:
+        return self.loop_ground.own
 
     def _train_stretch(self, stretch: Stretch) -> float | None:
         """Its held-out loss, None: diverged; from where a kill has left it."""
@@ -345,9 +405,9 @@ class _LoopTrainer(Trainer):
             _save(path, model, optimizer, RunState(step=done, width=stretch.width, lr=stretch.lr))
             run.forget(keep=1)
             model, optimizer, _ = self._load(path, stretch.width)  # as after a kill, to the bit
-        loss = self._held_out(model)
-        parent = None if stretch.parent is None else stretch.parent.key
-        write_json(run.path / _END, {"loss": loss, "steps": done, "key": stretch.key, "parent": parent})
+        loss = own._evaluate(model)
+        parent, (code,) = None if stretch.parent is None else stretch.parent.key, self.loop_ground.code
+        write_json(run.path / _END, {"loss": loss, "steps": done, "key": stretch.key, "parent": parent, "code": code})
         self._keep_seconds(time.monotonic() - began)
         return loss
 
@@ -397,32 +457,12 @@ class _LoopTrainer(Trainer):
             group.pop("initial_lr", None)  # from which the next scheduler would begin, instead of the rate
         return model, optimizer, saved.extra["run"]["step"]
 
-    def _held_out(self, model: nn.Module) -> float | None:
-        with _calling(0, "held_out"), torch.no_grad():
-            value = self.own.held_out(model.eval())
-        try:
-            loss = float(value)
-        except (TypeError, ValueError):
-            raise MupscaleError(
-                f"held_out returned {type(value).__name__}, but must return the loss on held-out data, a number"
-            ) from None
-        return loss if math.isfinite(loss) else None
-
 
 def _save(path: Path, model: nn.Module, optimizer: Optimizer, run: RunState) -> None:
     """Both in one file, with the names of each group's parameters."""
     names = {p: name for name, p in naming.parameters(model).items()}
     held = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
     checkpoint.save(path, model, optimizer, run=run.to_json(), names=held)
-
-
-def _hash_states(model: nn.Module, optimizer: Optimizer) -> str:
-    """What tells a model that is brought along, with its optimizer, from any other."""
-    digest = hashlib.sha256()
-    for value in tree_leaves([dict(model.state_dict()), optimizer.state_dict()]):
-        is_tensor = isinstance(value, Tensor)
-        digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy() if is_tensor else repr(value).encode())
-    return digest.hexdigest()[:16]
 
 
 @contextmanager
@@ -444,83 +484,5 @@ def _calling(seed: int, name: str) -> Iterator[None]:
         random.setstate(before)
 
 
-# ---------------------------------------------------------------------------------------------- whose code it is
-
-
 def _name(function: Callable[..., Any]) -> str:
     return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
-
-
-def fingerprint_code(function: Any, *more: Any) -> str:
-    """What changes with a function's code, with the numbers and texts that it takes from outside, and with functions,
-    classes and objects of the user's own modules that it uses; so that a changed loop is never taken for the one that
-    was trained.
-    """
-    return hash_values([list(_tell(function, set())), *more])
-
-
-_PLAIN = (bool, int, float, str, bytes, tuple, Tensor, type(None))
-_PYTHON = Path(sysconfig.get_paths()["stdlib"]).resolve()
-
-
-def _tell(value: Any, seen: set[int]) -> Iterator[Any]:
-    """Plain values that stand for this one."""
-    if isinstance(value, partial):
-        yield from _tell(value.func, seen)
-        for each in (*value.args, *value.keywords.values()):
-            yield from _tell(each, seen)
-    elif isinstance(value, bool | int | float | str | bytes | None):
-        yield repr(value)
-    elif isinstance(value, tuple | frozenset):
-        inside = [list(_tell(each, seen)) for each in value]
-        yield sorted(map(str, inside)) if isinstance(value, frozenset) else inside
-    elif isinstance(value, Tensor):
-        yield [str(value.dtype), *value.shape]
-    elif isinstance(value, CodeType):
-        yield [value.co_code.hex(), *value.co_names, *value.co_varnames]
-        for each in value.co_consts:
-            yield from _tell(each, seen)
-    elif id(value) not in seen:
-        seen.add(id(value))
-        if isinstance(function := getattr(value, "__func__", value), FunctionType):
-            yield from _tell(function.__code__, seen)
-            yield from _tell(function.__defaults__ or (), seen)
-            for name, each in _outside(function):
-                yield name
-                yield from _tell(each, seen)
-        else:  # a class, or an object
-            kind = value if isinstance(value, type) else type(value)
-            methods = [each for each in vars(kind).values() if isinstance(each, FunctionType)]
-            for each in methods:
-                yield from _tell(each, seen)
-            used = [i for m in methods if m.__name__ != "__init__" for i in dis.get_instructions(m)]
-            changing = {"training", *(i.argval for i in used if i.opname == "STORE_ATTR")}
-            for name, each in sorted(getattr(value, "__dict__", {}).items()) if kind is not value else ():
-                if isinstance(each, _PLAIN) and name not in changing:
-                    yield name
-                    yield from _tell(each, seen)
-
-
-def _outside(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """What a function finds around it and does not set itself: plain values, tensors, what the user's modules hold."""
-    around = inspect.getclosurevars(function)
-    counted = {each.argval for each in dis.get_instructions(function) if each.opname in ("STORE_GLOBAL", "STORE_DEREF")}
-    for name, each in sorted({**around.globals, **around.nonlocals}.items()):
-        used = {} if name in counted else {name: each}
-        if used and isinstance(each, ModuleType) and _is_users(each.__name__):
-            used = {n: vars(each)[n] for n in sorted({*function.__code__.co_names}) if n in vars(each)}
-        for one, found in used.items():
-            kind = found if isinstance(found, type) else type(found)
-            home = getattr(found, "__module__", None) or kind.__module__
-            is_own = home == function.__module__ or _is_users(home) or isinstance(found, nn.modules.loss._Loss)
-            if isinstance(found, _PLAIN) or (is_own and not isinstance(found, ModuleType)):
-                yield one, found
-
-
-def _is_users(module: str | None) -> bool:
-    """Whether somebody who writes a loop may edit it: not Python's, not installed, not ours."""
-    file = getattr(sys.modules.get(module or ""), "__file__", None)
-    if file is None or str(module).partition(".")[0] in ("mupscale", "torch"):
-        return False
-    path = Path(file).resolve()
-    return not {"site-packages", "dist-packages"} & {*path.parts} and _PYTHON not in path.parents
