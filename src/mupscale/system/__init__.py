@@ -45,6 +45,7 @@ from mupscale.system.files import (
     make_folder,
     most_unpacked,
     move,
+    open_below,
     open_file,
     open_gzip,
     parse_json,

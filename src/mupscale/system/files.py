@@ -7,6 +7,7 @@ What somebody else may have written is read up to a bounded size and depth, or r
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import io
@@ -20,10 +21,10 @@ import stat
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 from mupscale.system.errors import MupscaleError
 
@@ -452,6 +453,44 @@ def read_regular(path: str | Path, most: int = MOST_BYTES) -> bytes:
                 f"{path} has {status.st_size:,} bytes, more than the {most:,} that are read of such a file"
             )
         return file.read(most + 1)[:most]
+
+
+def open_below(folder: Path, *names: str) -> BinaryIO:
+    """An ordinary file inside a folder, open for reading. names: of the folders in between and of the file.
+
+    Below the folder no link is followed, wherever it leads and whenever it appears: an OSError. The folder itself may
+    be one. Nothing is reached by "..", nor by a name that is a path.
+    """
+    if any(name in ("", ".", "..") or Path(name).name != name for name in names):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.path.join(*names))
+    flags = os.O_RDONLY | _UNMOVED | getattr(os, "O_BINARY", 0)
+    if os.open in os.supports_dir_fd:
+        handle = _open_step_by_step(folder, names, flags)
+    else:  # Windows, where making links takes rights of its own
+        path = folder
+        for name in names:
+            path = path / name
+            if path.is_symlink():
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        handle = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", names[-1])
+    return open(handle, "rb")
+
+
+def _open_step_by_step(folder: Path, names: Sequence[str], flags: int) -> int:
+    """A file by way of the folders above it, each opened in the one before: none can become a link meanwhile."""
+    *between, last = names
+    here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for name in between:
+            inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
+            os.close(here)
+            here = inner
+        return os.open(last, flags, dir_fd=here)
+    finally:
+        os.close(here)
 
 
 def parse_json(text: str | bytes, where: object) -> Any:

@@ -11,7 +11,7 @@ dcp: checkpoints of torch.distributed, and one grown into another. lightning_cal
 
 from mupscale.models import count_flops
 from mupscale.optim import Schedule
-from mupscale.train.callbacks import Callback, JsonLines, TensorBoard, WeightsAndBiases
+from mupscale.train.callbacks import Callback, JsonLines, TensorBoard, WeightsAndBiases, read_record
 from mupscale.train.dcp import (
     DcpFolder,
     compare_dcp,

@@ -38,25 +38,31 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         return
     with open(path, encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(record, dict) and "kind" in record and "step" in record and line.endswith("\n"):
-                _check(record, path, number)
+            record = read_record(line, f"{path}, line {number}") if line.endswith("\n") else None
+            if record is not None:
                 yield line, record
 
 
-def _check(record: Record, path: Path, number: int) -> None:
+def read_record(line: str, where: str) -> dict[str, Any] | None:
+    """The record in a line of metrics; None where there is none. where: what an error about its fields names."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or "kind" not in record or "step" not in record:
+        return None
+    _check(record, where)
+    return record
+
+
+def _check(record: Record, where: str) -> None:
     for name, value in record.items():
         if name in _FIELDS and not _FIELDS[name][1](value):
             expected = _FIELDS[name][0]
-            raise MupscaleError(
-                f"{path}, line {number}: '{name}' is {show_short(value)}, but must be {expected}: remove the line"
-            )
+            raise MupscaleError(f"{where}: '{name}' is {show_short(value)}, but must be {expected}: remove the line")
     for name in _NEEDED.get(record["kind"], ()):
         if name not in record:
-            raise MupscaleError(f"{path}, line {number}: '{name}' is missing: remove the line")
+            raise MupscaleError(f"{where}: '{name}' is missing: remove the line")
 
 
 def _is_number(value: Any) -> bool:
