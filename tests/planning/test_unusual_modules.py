@@ -99,3 +99,34 @@ def test_complex_numbers_over_units_are_copied_with_them() -> None:
     narrow, wide = (Numbered(width, "complex", grows=True).double() for width in (4, 8))
     plan = mu.plan(narrow, wide, inputs=BATCH)
     assert_exact(narrow, wide, plan, BATCH)
+
+
+class Looked(nn.Module):
+    """Tokens are looked up in a table, and what was found goes through a bare matrix, which only a run can tell of."""
+
+    def __init__(self, width: int, kind: str) -> None:
+        super().__init__()
+        self.table = nn.EmbeddingBag(11, width) if kind == "bag" else nn.Embedding(11, width, sparse=kind == "sparse")
+        self.matrix = nn.Parameter(torch.randn(width, width))
+        self.last = nn.Linear(width, 3)
+        self.kind = kind
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.table(tokens)
+        if self.kind == "attention":
+            heads = hidden.unflatten(-1, (-1, 2)).transpose(1, 2)
+            hidden = nn.functional.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(-2)
+        return self.last((hidden @ self.matrix).relu())
+
+
+@pytest.mark.parametrize("frozen", [(True, False), (True, True)], ids=["the narrow one", "both"])
+@pytest.mark.parametrize("kind", ["bag", "sparse", "attention"])
+def test_a_frozen_table_is_followed_whether_or_not_the_wide_one_is_frozen(kind: str, frozen: tuple[bool, bool]) -> None:
+    """Torch runs other operations for what is frozen, and gives sparse gradients of sparse tables."""
+    narrow, wide = (Looked(width, kind).double() for width in (4, 8))
+    for model, is_frozen in zip((narrow, wide), frozen, strict=True):
+        model.table.requires_grad_(not is_frozen)
+    tokens = torch.randint(0, 11, (3, 4), generator=torch.Generator().manual_seed(0))
+    plan = mu.plan(narrow, wide, inputs=tokens)
+    assert plan["matrix"].rule == mu.Rule(out=2, in_=2)
+    assert torch.allclose(narrow(tokens), mu.widen(narrow, wide, plan)(tokens), rtol=1e-10)

@@ -243,7 +243,8 @@ def _pulled(applied: Applied, push: Mapping[int, Tensor]) -> dict[int | str, Ten
         total = torch.stack([(results[i] * each.conj()).real.sum() for i, each in push.items()]).sum()
     tensors = list(leaves.values())
     gradients = torch.autograd.grad(total, tensors, allow_unused=True, retain_graph=True, materialize_grads=True)
-    return dict(zip(leaves, gradients, strict=True))
+    dense = (gradient.to_dense() for gradient in gradients)  # those of an Embedding(sparse=True) are not
+    return dict(zip(leaves, dense, strict=True))
 
 
 _MOST_CHOICES = 40
@@ -1009,13 +1010,31 @@ class _Search:
         self.large, _ = in_float64(wide, inputs, like=narrow)
         ours, theirs = saved_tensors(self.small), saved_tensors(self.large)
         check_same_names("the narrow model", ours, "the wide model", theirs, ONE_DEPTH, what="parameter or buffer")
-        self.narrow_run = record_run(self.small, self.batch).run
-        self.wide_run = record_run(self.large, self.batch).run
+        self.narrow_run, self.wide_run = self._first_runs()
         if why := naming.why_not_a_copy(narrow, self.narrow_run.leaves.values()):
             ways = ways_out(forward="refer to it in forward instead", no_inputs="leave out inputs=")
             raise MupscaleError(f"{why}{ways}")
         self.compared = _comparable(self.narrow_run, self.wide_run)
         self.passes = 0
+
+    def _first_runs(self) -> tuple[RecordedRun, RecordedRun]:
+        """Of both models, with a gradient for every weight, frozen ones too.
+
+        Torch runs other operations for what is frozen: one model may be, and the other not. What is frozen today may be
+        trained after growth. But a model may write into its frozen weights, which torch refuses where they are trained.
+        """
+        parameters = [p for model in (self.small, self.large) for p in model.parameters()]
+        frozen = [p for p in parameters if not p.requires_grad]
+        for p in frozen:
+            p.requires_grad_(p.is_floating_point())
+        try:
+            return record_run(self.small, self.batch).run, record_run(self.large, self.batch).run
+        except MupscaleError:
+            if not frozen:
+                raise
+        for p in frozen:
+            p.requires_grad_(False)
+        return record_run(self.small, self.batch).run, record_run(self.large, self.batch).run
 
     def follow(self, guess: Guess) -> tuple[Follower, Stuck | None]:
         """One pass; where the wide model went another way (experts), again with the weights known by then."""
