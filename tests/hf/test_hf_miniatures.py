@@ -18,6 +18,7 @@ from mupscale.hf.building import build_model
 from mupscale.hf.config_family import ConfigFamily
 from mupscale.hf.config_fields import Times
 from mupscale.hf.miniatures import initial_law
+from mupscale.planning.trials import Trials
 from slow_cases import with_slow
 
 VARIANTS: dict[str, tuple[str, Any, dict[str, Any]]] = {
@@ -285,7 +286,28 @@ def test_gemmas_scale_is_a_buffer_of_the_dtype_the_model_is_built_in() -> None:
 def test_a_miniature_runs_in_short_chunks() -> None:
     """Mamba 2 makes tensors of chunk × chunk × heads × states, of gigabytes at the 256 of its default."""
     config = {"model_type": "mamba2", "hidden_size": 32, "num_heads": 8, "head_dim": 8, "num_hidden_layers": 2}
-    assert miniatures.shallow_config({**config, "n_groups": 1, "vocab_size": 64})["chunk_size"] == 8
+    assert miniatures.shallow_config({**config, "n_groups": 1, "vocab_size": 64})["chunk_size"] == 4
+
+
+def test_many_heads_of_a_state_space_are_read_off_their_modules() -> None:
+    """Mamba 2 of published sizes was refused after minutes: a search over orders of 24 heads and more gave up."""
+    config = {"model_type": "mamba2", "hidden_size": 96, "num_heads": 24, "head_dim": 8, "num_hidden_layers": 1}
+    config |= {"state_size": 16, "n_groups": 1, "chunk_size": 256, "vocab_size": 64, "expand": 2}
+    plan = ConfigFamily(config).plan(Times.of(2), initial=False)
+    assert plan.tried_by == "small members"
+    mixer = "backbone.layers.0.mixer"
+    parts = ((192, 192), (192, 192), (16, 16), (16, 16), (24, 24))
+    assert plan[f"{mixer}.in_proj.weight"].axes[0].sections == parts
+    assert plan[f"{mixer}.A_log"].axes[0].block == 24
+    assert plan[f"{mixer}.out_proj.weight"].axes[1].block == 192
+
+
+def test_a_miniature_forgets_no_head_within_a_token() -> None:
+    """Decays of exp(log 24) and more left no gradient, so that longer and longer batches were tried."""
+    config = {"model_type": "mamba2", "hidden_size": 48, "num_heads": 24, "head_dim": 4, "num_hidden_layers": 1}
+    config |= {"state_size": 4, "n_groups": 1, "chunk_size": 4, "vocab_size": 64, "expand": 2}
+    narrow, wide, batch = miniatures._pair(config, Times.of(2))
+    assert Trials(batch).look(narrow, wide).strong is None
 
 
 def test_a_size_that_follows_the_hidden_size_is_as_small_in_a_miniature() -> None:

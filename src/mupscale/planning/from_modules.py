@@ -42,6 +42,7 @@ from mupscale.core import (
     tidy,
     whole_blocks,
 )
+from mupscale.planning.state_spaces import state_space_roles
 from mupscale.system import (
     MupscaleError,
     PlanError,
@@ -426,7 +427,8 @@ class _Walk:
             try:
                 if (function := registered(module)) is not None:
                     roles.update(function(module, self.large[path]))
-                roles = {**head_roles(module, self.large[path], path), **_singular_vectors(module), **roles}
+                parts = {**_singular_vectors(module), **state_space_roles(module, self.large[path])}
+                roles = {**head_roles(module, self.large[path], path), **parts, **roles}
             except Exception as error:  # a refusal, or whatever a function that somebody registered raises
                 names = {name: prefix + naming.canonical(name) for name, _ in module.named_parameters()}
                 given = {name: self._override(full) for name, full in names.items()}
