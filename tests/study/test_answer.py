@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mupscale.study import StudySettings, SystemRuns, Tried
-from mupscale.study.forecast import check_forecast, make_forecast
+import comparisons
+from mupscale.study import StudySettings, SystemRuns, Tried, contender_named
+from mupscale.study.forecast import LOSS_ROW, check_forecast, make_forecast
 from mupscale.study.pay import PayStudy, choose, list_promising
 from mupscale.study.results import BreakEven
 from mupscale.study.verdict import CostRatio, answer_comparison, compare_costs, cost_to_reach, find_break_even, loss_at
-from mupscale.study.wording import break_evens
+from mupscale.study.wording import LOSS, break_evens
 from mupscale.system import MupscaleError
 from paper_runs import few, growing, system_of
 
@@ -54,6 +55,53 @@ def test_growing_pays() -> None:
     assert charged == pytest.approx(math.sqrt((100 + 200) * (100 + 400)) / 500)
     assert there == pytest.approx(math.sqrt(200 * 400) / 500)
     assert answer["break_even"]["continued"]["charged"]["kind"] == "always"
+
+
+def lowered(losses: Losses, by: float) -> Losses:
+    """The same losses, each lower by as much: those of densities, say, may be negative."""
+    return {
+        name: [[loss if loss is None else loss - by for loss in seeds] for seeds in budgets]
+        for name, budgets in losses.items()
+    }
+
+
+@pytest.mark.parametrize("by", [1.0, 1.02, 3.0])
+def test_losses_of_any_sign_are_compared_by_their_difference(by: float) -> None:
+    """Per cent would be turned round below zero, and a loss of 0 has none: by 1 the lowest is 0, by 1.02 its rival."""
+    losses = lowered(four(1.05, 1.02, 1.03, 1.0), by)
+    answer = answer_comparison(system_of(losses))
+    assert (answer["winner"], answer["gap"]) == ("fresh", "difference")
+    assert answer["above_continued"] == pytest.approx(-0.02)
+    assert "continuing the base model ends 0.02 higher, at every budget" in answer["sentence"]
+    assert answer_comparison(system_of(one_seed(losses)))["sentence"] == (
+        "With one seed, growing with fresh units ends lowest, continuing the base model 0.02 higher: more seeds tell "
+        "whether that holds."
+    )
+    small = [system_of(losses, narrow=width) for width in (32, 64)]
+    forecast = make_forecast(small, 256)
+    assert forecast["above_continued"]["fresh"]["value"] == pytest.approx(-0.02)
+    assert "growing with fresh units ends lowest, -0.02 in loss (-0.02 to -0.02)" in forecast["sentence"]
+    rows = check_forecast(forecast, system_of(losses), answer)
+    measured = {row["what"]: row["measured"] for row in rows}
+    assert measured[contender_named("fresh").label + LOSS_ROW] == pytest.approx(-0.02)
+
+
+def test_shares_that_were_forecast_of_losses_that_become_negative() -> None:
+    forecast = make_forecast([system_of(four(1.05, 1.02, 1.03, 1.0), narrow=width) for width in (32, 64)], 256)
+    large = system_of(lowered(four(1.05, 1.02, 1.03, 1.0), 3.0))
+    row = next(one for one in check_forecast(forecast, large, answer_comparison(large)) if LOSS_ROW in one["what"])
+    assert (row["held"], row["gap"]) == (None, "difference")
+    assert "no_rule" in row["forecast"]
+
+
+def test_a_page_of_negative_losses_has_no_per_cent_of_them() -> None:
+    below_zero = {name: tuple(loss - 1 for loss in ends) for name, ends in comparisons.FINALS.items()}
+    summary = comparisons.comparison(large=comparisons.system(256, finals=below_zero))
+    card = next(one for one in summary.cards if one.what == LOSS)
+    assert re.fullmatch(r"0\.0\d+ lower", card.number)
+    row = next(row for row in summary.tables[0].rows if LOSS_ROW in row[0])
+    assert row[1:3] == ["no forecast", row[2]]
+    assert re.fullmatch(r"[−+]0\.\d+", row[2])
 
 
 def test_lower_at_every_budget_says_where_seeds_cross() -> None:

@@ -190,6 +190,30 @@ def test_a_check_is_the_best_rate_from_scratch_with_the_range_over_seeds() -> No
     assert alone.difference == "1 % lower (one seed: no range)"
 
 
+def test_a_check_of_negative_losses_tells_the_difference() -> None:
+    leaf = Stretch(**ANY)
+    check = Check(Sweep("64 from scratch", [Tried(0.1, 0.0, [-1.0, 0.0])]), [-0.75, 0.5], [leaf])
+    assert check.difference == "0.38 higher (+0.25 to +0.5)"
+
+
+@pytest.mark.usefixtures("pictures_without_pixels")
+def test_a_family_of_which_nothing_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No headline about what it saved, and another exit status than that of an answer."""
+    exploding = Spec("torch.optim.AdamW", {"lr": 1e30, "weight_decay": 1.0})
+    file = written(tmp_path / "recipe.yaml", small(optimizer=exploding, steps=20))
+    run = tmp_path / "run"
+    assert main(["family", str(file), "--sizes", "4,6", "--out", str(run)]) == 3
+    said = capsys.readouterr().out
+    assert "Every size diverged, so there is no family: give a smaller learning rate" in " ".join(said.split())
+    page = html.unescape((run / "report" / "index.html").read_text())
+    assert "Every size diverged" in page
+    assert "of the FLOPs of training each" not in page
+
+
+def test_a_size_that_diverged_is_in_the_sentence() -> None:
+    assert write_family_sentence("Two sizes", {}, ["size 6 diverged"]) == "Two sizes; size 6 diverged."
+
+
 def test_a_finished_size_trains_on_as_any_run_does(whole: tuple[Path, int], tmp_path: Path) -> None:
     folder = shutil.copytree(whole[0], tmp_path / "run") / "sizes" / str(SIZES[-1])
     steps = metrics(folder, "eval")[-1]["step"]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mupscale.core import RuleSet
-from mupscale.study import StudySettings, compare_rules, rules_table, training, transfer_check
+from mupscale.study import StudySettings, compare_rules, nothing_finished, rules_table, training, transfer_check
 from mupscale.study.contenders import COPIES
 from mupscale.study.paper import Protocol
 from mupscale.study.transfer import RULES_FILE, RuleComparison, judge_transfer, measure_transfer, rules_in_words
@@ -341,6 +341,35 @@ def test_error_bars_are_those_of_the_mean_over_seeds() -> None:
     numbers = measure_transfer([size(8, 0.0), size(32, 0.0, spread=0.3)])
     assert numbers["moved"] == {"mean": pytest.approx(0.3), "error": pytest.approx(0.3 / 3**0.5)}
     assert measure_transfer([size(8, 0.0, seeds=1), size(32, 1.0, seeds=1)])["moved"]["error"] is None
+
+
+def test_negative_losses_are_compared_by_their_difference() -> None:
+    sizes = [lowered(line(128, 0.4), 5.0), lowered(line(256, 0.8), 5.0)]
+    said = judge_transfer({"lr": sizes, "noise": []})
+    assert said[0] == "taking the best learning rate of width 128, 0.4, to width 256 ends 0.1 higher in loss there"
+    assert said[1].endswith("the optimum does not transfer, since every seed ends higher there")
+    numbers = measure_transfer(sizes, "difference")
+    assert numbers["transferred"]["mean"] == pytest.approx(0.1)
+    rules = {"default": {"sizes": [{**size, "size": size["width"]} for size in sizes], "numbers": numbers}}
+    values = {"over": "width", "lrs": GRID, "gap": "difference", "rules": rules}
+    assert "the smallest size's best rate costs, in loss" in rules_table(values)
+    assert "costs least with default: 0.1 ± 0 in loss" in rules_in_words(values)[0]
+
+
+def lowered(entry: dict[str, Any], by: float) -> dict[str, Any]:
+    points = [{"x": point["x"], "losses": [loss - by for loss in point["losses"]]} for point in entry["points"]]
+    return {**entry, "points": points}
+
+
+def test_where_everything_diverged_that_is_what_is_said() -> None:
+    lost = [{"width": 128, "size": 128, "points": [{"x": x, "losses": [None]} for x in GRID]}] * 2
+    assert nothing_finished(lost)
+    assert judge_transfer({"lr": lost, "noise": []}) == [
+        "every learning rate tried diverged at every width: give smaller learning rates (StudySettings.grown_lrs)"
+    ]
+    numbers = measure_transfer(lost)
+    values = {"over": "width", "lrs": GRID, "rules": {"default": {"sizes": lost, "numbers": numbers}}}
+    assert rules_in_words(values) == ["every run diverged: give smaller learning rates (StudySettings.lrs)"]
 
 
 def test_what_diverges_is_said_and_not_counted() -> None:

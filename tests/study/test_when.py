@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from mupscale.cli import main
-from mupscale.study import estimate_when, run_when
+from mupscale.study import ContenderRuns, StudySummary, estimate_when, run_when
+from mupscale.study.results import BudgetPoint
 from mupscale.study.training import Ground
 from mupscale.study.tree import list_stretches
-from mupscale.study.when import PARTS, Arm, plan_when
+from mupscale.study.when import PARTS, Arm, plan_when, rank_arms
 from mupscale.system import MupscaleError
 from mupscale.train import Growth, Recipe, Schedule
 from paper_runs import quiet, read, settings, small, written
@@ -123,6 +124,26 @@ def test_a_dry_run_costs_what_is_spent_to_the_last_digit(whole: Path) -> None:
     assert f" {stage.cost:.3g} FLOPs" in lines[-3]
     assert lines[-2].startswith("Times are estimates for this machine")
     assert " epochs over " in lines[-1]
+
+
+def ended(*losses: float | None) -> ContenderRuns:
+    return ContenderRuns("fresh", 64, 0.1, 0.0, [BudgetPoint(1.0, 9, 9.0, [*losses])])
+
+
+def test_negative_losses_are_compared_by_their_difference() -> None:
+    said = rank_arms({"grown after 10%": ended(-1.0), "grown after 50%": ended(-0.5)})
+    assert said == "Grown after 10% ends lowest, at -1; grown after 50% ends 0.5 higher."
+
+
+def test_a_study_of_which_nothing_is_left_exits_as_a_run_that_diverged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = StudySummary("x", "x", "when", {}, {}, sentences=["Every model diverged."], diverged=True)
+    monkeypatch.setattr("mupscale.report.write_report", lambda folders: folders[0])
+    monkeypatch.setattr("mupscale.study.run_when", lambda *arguments, **named: summary)
+    file = written(tmp_path / "recipe.yaml", short(), settings(seeds=1))
+    assert main(["run", str(file), "--when", "--out", str(tmp_path / "run")]) == 3
+    assert "Every model diverged." in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("pictures_without_pixels")

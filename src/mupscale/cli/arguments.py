@@ -17,6 +17,10 @@ def with_hyphens(text: str) -> str:
     return re.sub(r"(?<![\w-])--[a-z][\w.]*", lambda match: match[0].replace("_", "-"), text)
 
 
+DIVERGED = 3
+"""The exit status of a command whose training, or all of it, diverged."""
+
+
 class UsageError(MupscaleError):
     """A command line or a file of options that cannot be understood, in one line."""
 

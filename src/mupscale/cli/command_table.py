@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from mupscale import system
 from mupscale.cli import checkpoints, infinite_width, studies, training
-from mupscale.cli.arguments import Answered, UsageError, with_hyphens
+from mupscale.cli.arguments import DIVERGED, Answered, UsageError, with_hyphens
 from mupscale.cli.command_lines import HELP_ALL, CommandLine
 from mupscale.cli.own_modules import finding_own_modules
 from mupscale.cli.recipe_options import RECIPE, shipped_recipes
@@ -158,7 +158,7 @@ def failure_sentence(error: BaseException, command: str, again: str) -> tuple[st
     if isinstance(error, UsageError):
         return f"{of_command}: {error}", 2
     if isinstance(error, system.MupscaleError):
-        return f"{of_command}: {error}", 3 if isinstance(error, system.Diverged) else 1
+        return f"{of_command}: {error}", DIVERGED if isinstance(error, system.Diverged) else 1
     if isinstance(error, OSError):
         named, reason = error.filename, error.strerror or _first_words(error)
         if error.errno in _DISK_FULL:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mupscale import system
 from mupscale.cli import recipe_options
-from mupscale.cli.arguments import UsageError, list_items, read_value
+from mupscale.cli.arguments import DIVERGED, UsageError, list_items, read_value
 from mupscale.cli.command_lines import HIDDEN, CommandLine, Option, Section
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ def _tell(summary: StudySummary, folder: Path) -> int:
     said = [*summary.sentences, *(f"Note: {note}" for note in summary.notes)]
     system.show("", *map(system.wrap_text, said), "")
     recipe_options.print_place("Report", write_report([folder]))
-    return 0
+    return DIVERGED if summary.diverged else 0
 
 
 def _run_pay(asked: StudyArguments, folder: Path, command: str) -> StudySummary | None:
@@ -319,7 +319,7 @@ def sweep_command(words: list[str]) -> int:
 
 @TRANSFER_CHECK.command
 def transfer_check_command(words: list[str]) -> int:
-    from mupscale.study import TransferCheck, transfer_check, what_was_measured
+    from mupscale.study import TransferCheck, nothing_finished, transfer_check, what_was_measured
 
     recipe, settings, options = read_study(TRANSFER_CHECK, words)
     from mupscale.report import save_transfer_picture  # before anything is trained, for what it lacks to be told
@@ -357,12 +357,12 @@ def transfer_check_command(words: list[str]) -> int:
         check = transfer_check(recipe, **asked, engine=settings.engine, out=folder, note=system.print_at_once)
         system.show(*map(system.wrap_text, [what_was_measured(check), *check["verdict"]]))
         recipe_options.print_place("Picture", save_transfer_picture(check, folder))
-    return 0
+    return DIVERGED if nothing_finished([*check["lr"], *check["noise"]]) else 0
 
 
 def _compare_rules(recipe: Recipe, settings: StudySettings, options: recipe_options.Tree) -> int:
     from mupscale.core import RuleSet
-    from mupscale.study import RuleComparison, compare_rules, rules_table
+    from mupscale.study import RuleComparison, compare_rules, nothing_finished, rules_table
 
     sizes = {name: options[name] for name in ("widths", "batches", "durations") if options[name]}
     if not sizes and recipe.grow:
@@ -379,7 +379,8 @@ def _compare_rules(recipe: Recipe, settings: StudySettings, options: recipe_opti
     with recipe_options.folder_to_write(recipe.out) as folder:
         compared = compare_rules(recipe, **asked, engine=settings.engine, out=folder, note=system.print_at_once)
     system.show(rules_table(compared), *map(system.wrap_text, compared["verdict"]))
-    return 0
+    trained = [size for lines in compared["rules"].values() for size in lines["sizes"]]
+    return DIVERGED if nothing_finished(trained) else 0
 
 
 @REPORT.command

@@ -34,6 +34,7 @@ from mupscale.study.transfer import (
     TransferCheck,
     WidthLine,
     compare_rules,
+    nothing_finished,
     read_width_line,
     rules_table,
     transfer_check,

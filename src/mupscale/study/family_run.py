@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import Any, Literal, NamedTuple
 
 from torch import nn
@@ -27,11 +27,13 @@ from torch import nn
 from mupscale.core import WholeWidth, Width
 from mupscale.growth import Deepen, GrowthSettings
 from mupscale.study.contenders import CONTINUED, FRESH, FROM_SCRATCH
+from mupscale.study.loss_gaps import choose_gap_kind, format_gap, gap_above
 from mupscale.study.results import BudgetPoint, Card, ContenderRuns, PageTable, StudySummary, SystemRuns
 from mupscale.study.space import Sweep, Tried, joined_edges
 from mupscale.study.training import Ground, MakeGround, Note, Stopwatch, Trainer, describe_epochs
 from mupscale.study.tree import Stretch, list_stretches
 from mupscale.system import (
+    Diverged,
     MupscaleError,
     appearing,
     as_asked,
@@ -464,21 +466,23 @@ class _FamilyRun:
             return summary
 
     def _tune(self) -> tuple[float, float]:
-        """The learning rate, and its fall, with which the two smallest sizes end lowest in their geometric mean."""
+        """The learning rate, and its fall, with which the two smallest sizes end lowest in their mean."""
         trees = self.planner.tuning_trees()
         small = " and ".join(str(Width.of(size)) for size in self.settings.sizes[:2])
         with self.trainer.stage("tuning", f"the learning rate and its fall, on sizes {small}: {len(trees)} trunks"):
             leaves = [one.leaf for tree in trees.values() for one in tree]
             losses = self.trainer.train(leaves)
         self.tuned_on = {leaf.key for leaf in leaves}
+        # the geometric mean gives both sizes the same weight, and needs losses above zero
+        mean_of_both = geometric_mean if choose_gap_kind(losses) == "share" else fmean
         means = [
-            None if small is None or large is None else math.exp(fmean(map(math.log, (small, large))))
+            None if small is None or large is None else mean_of_both([small, large])
             for small, large in zip(losses[::2], losses[1::2], strict=True)
         ]
         trials = [Tried(*values, [mean]) for values, mean in zip(trees, means, strict=True)]
         alive = [trial for trial in trials if trial.mean is not None]
         if not alive:
-            raise MupscaleError(
+            raise Diverged(
                 f"every trunk of the tuning diverged: give smaller learning rates ({recipe_entry('family.lrs')})"
             )
         lr, fall = min(alive, key=lambda trial: trial.mean or 0.0).cell
@@ -578,7 +582,6 @@ class _FamilyRun:
         self, trees: Sequence[Sequence[PlannedSize]], checks: Mapping[str, Check], lr: float, fall: float
     ) -> StudySummary:
         planner, first, settings = self.planner, trees[0], self.settings
-        sentence = write_family_sentence(describe_saving(planner, first), checks)
         (head, rows), by_size = list_sizes(planner, first), dict[str, list[float | None]]()
         for one, same, row in zip(first, zip(*trees, strict=True), rows, strict=True):
             losses = by_size[str(Width.of(one.size))] = self.trainer.ends([each.leaf for each in same])
@@ -589,6 +592,10 @@ class _FamilyRun:
             shown = [[label, *(_spread(check.tried[rate]) for rate in tried)] for label, check in checks.items()]
             title = "From scratch, at every learning rate that was tried"
             tables.append(PageTable(title, ["size", *(f"at {rate:g}" for rate in tried)], shown))
+        has_diverged = all(loss is None for losses in by_size.values() for loss in losses)
+        sentence = EVERY_SIZE_DIVERGED
+        if not has_diverged:
+            sentence = write_family_sentence(describe_saving(planner, first), checks, list_lost_sizes(by_size))
         notes = [*self.notes, *describe_disorder(by_size, bool(self.tuned))]
         notes += joined_edges((check.search for check in checks.values()), "family.check_lrs")
         better = sorted({check.lr for check in checks.values() if len(check.tried) > 1 and check.lr != lr})
@@ -601,10 +608,17 @@ class _FamilyRun:
         spent = self.trainer.spent["tuning"].cost if self.tuned else None
         beside = f"tuning took {spent / together:.2g}× the family's FLOPs more" if spent else ""
         stages = _STAGES | ({"family": "One trunk, every size: what tuning has not trained"} if self.tuned else {})
-        cards = [
-            Card("FLOPs of the family, compared with training each size alone", f"{together / alone:.2f}×", beside),
-            *(Card(f"Checked at {label}", check.difference, "against from scratch") for label, check in checks.items()),
-        ]
+        cards = (
+            []
+            if has_diverged
+            else [
+                Card("FLOPs of the family, compared with training each size alone", f"{together / alone:.2f}×", beside),
+                *(
+                    Card(f"Checked at {label}", check.difference, "against from scratch")
+                    for label, check in checks.items()
+                ),
+            ]
+        )
         return self.trainer.save_summary(
             planner.recipe,
             settings,
@@ -618,6 +632,7 @@ class _FamilyRun:
                 f"{len(settings.check_rates(lr))} learning rates.",
             ],
             tables=tables,
+            diverged=has_diverged,
             tuned=self.tuned,
             large=self._runs(trees, checks),
             answer={
@@ -726,17 +741,19 @@ class Check:
 
     @property
     def difference(self) -> str:
-        """By how much of its loss the family's model ends above the one from scratch, with the range over seeds."""
+        """By how much the family's model ends above the one from scratch, with the range over seeds."""
         pairs = zip(self.family, self.scratch, strict=True)
-        relative = [ours / theirs - 1 for ours, theirs in pairs if ours is not None and theirs is not None]
-        if not relative:
+        gap = choose_gap_kind([*self.family, *self.scratch])
+        gaps = [gap_above(ours, theirs, gap) for ours, theirs in pairs if ours is not None and theirs is not None]
+        if not gaps:
             return "diverged"
-        mean = fmean(relative)
-        size = f"{words.format_share(abs(mean))} {'lower' if mean < 0 else 'higher'}"
-        if len(relative) < 2:
+        mean = fmean(gaps)
+        size = f"{format_gap(mean, gap)} {'lower' if mean < 0 else 'higher'}"
+        if len(gaps) < 2:
             return f"{size} (one seed: no range)"
-        low, high = (f"{'+' * (x > 0)}{words.format_digits(100 * x)}" for x in (min(relative), max(relative)))
-        return f"{size} ({low} to {high} %)"
+        times, unit = (100, " %") if gap == "share" else (1, "")
+        low, high = (f"{'+' * (x > 0)}{words.format_digits(times * x)}" for x in (min(gaps), max(gaps)))
+        return f"{size} ({low} to {high}{unit})"
 
 
 def describe_disorder(losses: Mapping[str, Sequence[float | None]], tuned: bool = False) -> list[str]:
@@ -755,10 +772,30 @@ def describe_disorder(losses: Mapping[str, Sequence[float | None]], tuned: bool 
     return notes
 
 
-def write_family_sentence(saving: str, checks: Mapping[str, Check]) -> str:
-    """The answer in one sentence."""
+EVERY_SIZE_DIVERGED = (
+    "Every size diverged, so there is no family: give a smaller learning rate (optimizer.lr), or let several be tried "
+    "(family.tune)."
+)
+
+
+def list_lost_sizes(losses: Mapping[str, Sequence[float | None]]) -> list[str]:
+    """What is to be said of sizes of which some seed diverged; losses: by size.
+
+    >>> list_lost_sizes({"32": [1.0, 1.1], "48": [None, 1.0], "64": [None, None]})
+    ['size 48 diverged with 1 of 2 seeds', 'size 64 diverged']
+    """
+    lost = list[str]()
+    for size, some in losses.items():
+        count = some.count(None)
+        if count:
+            lost.append(f"size {size} diverged" + (f" with {count} of {len(some)} seeds" if count < len(some) else ""))
+    return lost
+
+
+def write_family_sentence(saving: str, checks: Mapping[str, Check], lost: Sequence[str] = ()) -> str:
+    """The answer in one sentence. lost: what is to be said of sizes that diverged."""
     checked = [f"checked at {label}: {check.difference} than from scratch" for label, check in checks.items()]
-    return "; ".join([saving, *checked]) + "."
+    return "; ".join([saving, *lost, *checked]) + "."
 
 
 def _spread(losses: Sequence[float | None]) -> str:

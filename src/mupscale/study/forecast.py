@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from mupscale.core import WholeWidth, Width
 from mupscale.study.contenders import CONTINUED, FROM_SCRATCH, contender_named
+from mupscale.study.loss_gaps import GapKind, choose_gap_kind, gap_above, stored_gap_kind
 from mupscale.study.results import SystemRuns
 from mupscale.study.space import Cell, Sweep
 from mupscale.study.verdict import compare_costs
@@ -57,12 +58,15 @@ def fit_line(points: Sequence[tuple[float, float]]) -> Line:
 def make_forecast(small: Sequence[SystemRuns], narrow: WholeWidth) -> dict[str, Any]:
     """The forecast for a base model of this width, as plain values.
 
-    above_continued: for every other contender, by how much of its loss it ends above the base model continued at the
-    full budget: {low, value, high}, or {no_rule: why}. cost: for every grown one, what it costs over starting over to
-    the same loss, with the base model charged and with it already there. winner: None where that is too close to call.
+    above_continued: for every other contender, by how much it ends above the base model continued at the full budget:
+    {low, value, high}, or {no_rule: why}. gap: whether that is a share of the loss, or a difference. cost: for every
+    grown one, what it costs over starting over to the same loss, with the base model charged and with it already there.
+    winner: None where that is too close to call.
     """
     names = [runs.name for runs in small[0].contenders]
-    above = {name: _extend(small, narrow, _loss_quantity(name), math.expm1) for name in names if name != CONTINUED.name}
+    gap = choose_gap_kind(loss for runs in small for one in runs.contenders for loss in one.finals)
+    back: Callable[[float], float] = math.expm1 if gap == "share" else float
+    above = {name: _extend(small, narrow, _loss_quantity(name, gap), back) for name in names if name != CONTINUED.name}
     cost = {
         name: {way: _extend(small, narrow, _cost_quantity(name, way == "charged"), math.exp) for way in COST_ROWS}
         for name in names
@@ -72,18 +76,22 @@ def make_forecast(small: Sequence[SystemRuns], narrow: WholeWidth) -> dict[str, 
         "widths": [runs.narrow for runs in small],
         "seeds": min(runs.seeds for runs in small),
         "above_continued": above,
+        "gap": gap,
         "cost": cost,
         **_pick_winner(above),
     }
     return {**values, "sentence": _write_forecast(values)}
 
 
-def _loss_quantity(name: str) -> Quantity:
+def _loss_quantity(name: str, gap: GapKind) -> Quantity:
+    """How far a contender ends above the base model continued: the logarithm of a ratio, or a difference."""
 
     def quantity(runs: SystemRuns, seed: int) -> float | None:
         both = [one.points[-1].losses[seed] for each in (name, CONTINUED.name) if (one := runs.get(each)) is not None]
         ours, theirs = both if len(both) == 2 else (None, None)
-        return None if ours is None or theirs is None else math.log(ours / theirs)
+        if ours is None or theirs is None:
+            return None
+        return math.log(ours / theirs) if gap == "share" else ours - theirs
 
     return quantity
 
@@ -100,7 +108,7 @@ def _cost_quantity(name: str, charged: bool) -> Quantity:
 def _extend(
     small: Sequence[SystemRuns], narrow: WholeWidth, quantity: Quantity, back: Callable[[float], float]
 ) -> dict[str, Any]:
-    """A quantity at the large width: {low, value, high}, or {no_rule: why}. back: from its logarithm."""
+    """A quantity at the large width: {low, value, high}, or {no_rule: why}. back: what it stands for."""
     if any(runs.seeds < 2 for runs in small):
         return {"no_rule": "one seed says nothing about the range"}
     points: list[tuple[float, float]] = []
@@ -154,9 +162,11 @@ def _write_forecast(values: Mapping[str, Any]) -> str:
     first, second = likeliest
     shown, what = (second, f"{second.label} ") if first is CONTINUED else (first, "")
     one = values["above_continued"][shown.name]
-    value, low, high = (
-        f"{100 * part:+.{0 if abs(part) >= 0.1 else 1}f}" for part in (one["value"], one["low"], one["high"])
-    )
+    parts = one["value"], one["low"], one["high"]
+    if stored_gap_kind(values) == "difference":
+        value, low, high = (f"{part:+.2g}" for part in parts)
+        return f"{about}: {first.phrase} ends lowest, {what}{value} in loss ({low} to {high}) against continuing."
+    value, low, high = (f"{100 * part:+.{0 if abs(part) >= 0.1 else 1}f}" for part in parts)
     return f"{about}: {first.phrase} ends lowest, {what}{value} % ({low} to {high}) against continuing."
 
 
@@ -164,16 +174,19 @@ def check_forecast(forecast: Mapping[str, Any], runs: SystemRuns, answer: Mappin
     """Forecast against outcome: a row for every quantity with both, and whether the outcome lies in the range."""
     rows: list[dict[str, Any]] = []
 
-    def add(name: str, what: str, expected: Mapping[str, Any], measured: float) -> None:
+    def add(name: str, what: str, expected: Mapping[str, Any], measured: float, **more: Any) -> None:
         held = None if "no_rule" in expected else expected["low"] <= measured <= expected["high"]
         about = f"{contender_named(name).label}{what}"
-        rows.append({"what": about, "forecast": dict(expected), "measured": measured, "held": held})
+        rows.append({"what": about, "forecast": dict(expected), "measured": measured, "held": held, **more})
 
     continued = runs.get(CONTINUED.name)
     for name, expected in forecast["above_continued"].items():
         one = runs.get(name)
         if one is not None and one.final is not None and continued is not None and continued.final is not None:
-            add(name, LOSS_ROW, expected, one.final / continued.final - 1)
+            gap = stored_gap_kind(forecast)
+            if gap == "share" and choose_gap_kind([one.final, continued.final]) == "difference":
+                gap, expected = "difference", {"no_rule": "only the large models' losses are negative"}
+            add(name, LOSS_ROW, expected, gap_above(one.final, continued.final, gap), gap=gap)
     # With one budget a ratio of costs would be that of what was spent, whatever the losses are.
     has_curves = any(len(one.points) > 1 for one in runs.contenders)
     for name, ways in forecast["cost"].items() if has_curves else ():

@@ -49,6 +49,7 @@ from mupscale.study.tree import Stretch, hash_values
 from mupscale.study.verdict import compute_costs, compute_gain, write_verdict, write_warnings
 from mupscale.study.wording import count_of, write_paper_words
 from mupscale.system import (
+    Diverged,
     MupscaleError,
     derive,
     parse_record,
@@ -241,7 +242,7 @@ class PaperStudy:
         stretches = [small.base_model(lr, seed) for seed in range(self.settings.small_seeds)]
         outcomes = self._train(f"small-width-{label}", {"small": stretches})["small"]
         if any(outcome.status != "finished" for outcome in outcomes):
-            raise MupscaleError(
+            raise Diverged(
                 f"the small base model of width {label} diverged at learning rate {lr:g}: let Sweep 1 "
                 f"({recipe_entry('study.lrs')}) choose among smaller ones"
             )
@@ -478,6 +479,7 @@ class PaperStudy:
             sentences=verdict,
             tuned=[replace(sweep, lr=sweep.best.lr, noise=sweep.best.noise) for sweep in self.sweeps],
             large=SystemRuns(self.system.narrow, self.system.wide, costs["base"], self.protocol.unit, runs),
+            diverged=not any(one.finals for one in runs),
             answer={"sentence": verdict[0], "costs": costs, "gain": gain, "choice": vars(choice)},
             stages=stages,
             notes=[

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ from mupscale.study.training import Ground, MakeGround, Note, Trainer, describe_
 from mupscale.study.tree import Candidate, Stretch, list_stretches
 from mupscale.study.verdict import answer_comparison
 from mupscale.study.wording import write_pay_words
-from mupscale.system import MupscaleError, print_at_once, recipe_entry
+from mupscale.system import Diverged, MupscaleError, print_at_once, recipe_entry
 from mupscale.train import Recipe, describe_start
 
 NO_FLOPS = (
@@ -157,7 +158,12 @@ class PayStudy:
                 if self.system.start is None:  # where growing starts from
                     models = [self.system.base_model(told["base"]["lr"], seed) for seed in range(self.settings.seeds)]
                     told["base"]["losses"] = trainer.ends(models)
-                answer = answer_comparison(large)
+                try:
+                    answer = answer_comparison(large)
+                except Diverged as error:
+                    said = f"There is no answer: {error}."
+                    say = partial(_say_instead, said)
+                    return trainer.save_summary(self.recipe, self.settings, say, **told, diverged=True)
                 told["forecast"] = {**forecast, "held": check_forecast(forecast, large, answer)}
                 told |= {"large": large, "answer": answer}
                 summary = trainer.save_summary(self.recipe, self.settings, write_pay_words, **told)
@@ -310,6 +316,12 @@ class PayStudy:
         return SystemRuns(system.narrow, system.wide, system.base_cost, self.ground.unit, runs)
 
 
+def _say_instead(sentence: str, summary: StudySummary) -> StudySummary:
+    """The summary of the forecast alone, where the large models gave nothing to compare with it."""
+    forecast = write_pay_words(summary)
+    return replace(forecast, sentences=[sentence, str(summary.forecast["sentence"])])
+
+
 # ---------------------------------------------------------------------------------------------- before it is trained
 
 
@@ -442,7 +454,7 @@ def choose(name: str, tried: Sequence[Tried], among: Collection[tuple[float, flo
     """
     ended = [cell for cell in tried if cell.loss is not None and (not among or cell.cell in among)]
     if not ended:
-        raise MupscaleError(
+        raise Diverged(
             f"{name}: all {len(tried)} trials at the small width diverged, with learning rates from "
             f"{min(cell.lr for cell in tried):g} to {max(cell.lr for cell in tried):g}: give smaller ones "
             f"({recipe_entry('study.lrs')})"

@@ -236,6 +236,7 @@ class StudySummary:
 
     sentences: the answer first. cards, tables: words about it, made by the preset. measured: how the losses came about.
     large: the user's own sizes; None where only a forecast was asked for. small: the systems that it was forecast from.
+    diverged: whether every model that the answer would be about did, so that there is none.
     base, forecast, answer: the preset's own numbers. coords: a coordinate check. notes: sentences to keep in mind.
     """
 
@@ -257,6 +258,7 @@ class StudySummary:
     stages: list[StageSpent] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     coords: CoordCheck | None = None
+    diverged: bool = False
     format: Literal[3] = 3
 
     def __post_init__(self) -> None:

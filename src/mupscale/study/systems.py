@@ -13,7 +13,7 @@ from mupscale.growth import OPERATORS, NoiseLevel
 from mupscale.study.contenders import Contender, contender_named
 from mupscale.study.training import Ground
 from mupscale.study.tree import DECAY, Candidate, Stretch, branch_off, plan_candidate
-from mupscale.system import MupscaleError, checks_arguments, not_advising, recipe_entry
+from mupscale.system import Diverged, MupscaleError, checks_arguments, not_advising, recipe_entry
 from mupscale.train import Growth, Recipe, Schedule, sizes_like
 
 NoiseUnit = Literal["init", "theory", "signal"]
@@ -168,7 +168,7 @@ def find_alive(system: System, lr: float, finished: Sequence[bool]) -> list[int]
     """Seeds with which the base model came to its end; with another it cannot be grown."""
     alive = [seed for seed, is_finished in enumerate(finished) if is_finished]
     if not alive:
-        raise MupscaleError(
+        raise Diverged(
             f"the base model of {Width.of(system.narrow).phrase} diverged with every seed at learning rate {lr:g}: "
             f"give smaller ones ({recipe_entry('study.lrs')})"
         )

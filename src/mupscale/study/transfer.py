@@ -11,7 +11,7 @@ rates, once for each rule set. Three numbers say how well a rate transfers, each
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -25,13 +25,14 @@ from mupscale.engine import Engine
 from mupscale.growth import OPERATORS
 from mupscale.study.contenders import COPIES
 from mupscale.study.forecast import vertex
+from mupscale.study.loss_gaps import GapKind, choose_gap_kind, format_gap, gap_above, stored_gap_kind
 from mupscale.study.paper import Protocol
 from mupscale.study.space import Cell, Space
 from mupscale.study.systems import StudySettings, System
 from mupscale.study.training import Ground, Note, Trainer, describe_stages
 from mupscale.study.tree import Stretch
 from mupscale.study.wording import count_of
-from mupscale.system import MupscaleError, recipe_entry, text_table, words, write_json
+from mupscale.system import Diverged, MupscaleError, recipe_entry, text_table, words, write_json
 from mupscale.train import Recipe, TunedAt
 
 TRANSFER_FILE, RULES_FILE = "transfer-check.json", "rules-check.json"
@@ -92,7 +93,7 @@ def transfer_check(
             width, cells = Width.of(system.narrow), asked.cells
             with trainer.stage(f"base-{width.label}", f"width {width}: {count_of(seeds, 'base model')}"):
                 if None in trainer.train([system.base_model(asked.base_rate, seed) for seed in range(seeds)]):
-                    raise MupscaleError(
+                    raise Diverged(
                         f"the base model of width {width} diverged at learning rate {asked.base_rate:g}: take a "
                         f"smaller one (--optimizer.lr)"
                     )
@@ -219,6 +220,15 @@ def read_width_line(entry: Mapping[str, Any]) -> WidthLine:
     return WidthLine(entry["width"], {x: some for x, some in seeds.items() if x not in diverged}, diverged, seeds)
 
 
+def nothing_finished(sizes: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether every run of these sizes diverged, as their points tell."""
+    return all(loss is None for loss in _losses(sizes))
+
+
+def _losses(sizes: Iterable[Mapping[str, Any]]) -> list[float | None]:
+    return [loss for size in sizes for point in size["points"] for loss in point["losses"]]
+
+
 def _moves(entries: Sequence[Mapping[str, Any]], what: str) -> list[str]:
     grid = sorted({float(point["x"]) for entry in entries for point in entry["points"]})
     if len(grid) < 2:
@@ -226,11 +236,15 @@ def _moves(entries: Sequence[Mapping[str, Any]], what: str) -> list[str]:
     lines = [read_width_line(entry) for entry in entries]
     said = [f"at width {line} every {what} tried diverged" for line in lines if not line.losses]
     lines = [line for line in lines if line.losses]
+    if not lines:
+        rates = recipe_entry("study.grown_lrs")
+        return [f"every {what} tried diverged at every width: give smaller learning rates ({rates})"]
     if len(lines) < 2:
         return [*said, f"whether the best {what} transfers cannot be seen at {len(lines)} width(s): give two or more"]
     small, large, at = lines[0], lines[-1], [grid.index(line.best) for line in lines]
     # the optimum may lie beyond the grid; below no noise at all there is nothing
     on_edge = [line for line in lines if line.best == grid[-1] or 0 < line.best == grid[0]]
+    gap = choose_gap_kind(_losses(entries))
     moved, over = max(at) - min(at), f"over grown widths {small} … {large}"
     steps = [(grid[i], grid[i + 1]) for i in range(min(at), max(at))]
     ratios = {f"{after / before:.3g}" if before > 0 else "" for before, after in steps}
@@ -240,8 +254,10 @@ def _moves(entries: Sequence[Mapping[str, Any]], what: str) -> list[str]:
         said.append(f"the best {what} of width {small}, {small.best:.3g}, is the best at width {large}, too")
     elif moved and small.best not in large.losses:
         said.append(f"{taken} diverges there")
+    elif moved and gap == "difference":
+        said.append(f"{taken} ends {format_gap(_extra_loss(small, large, gap), gap)} higher in loss there")
     elif moved:
-        said.append(f"{taken} costs {_extra_loss(small, large):.1%} of the loss there")
+        said.append(f"{taken} costs {_extra_loss(small, large, gap):.1%} of the loss there")
     if moved == 0:
         end = "whether it transfers cannot be seen on the edge" if on_edge else "it transfers"
         said.append(f"the best {what}, {small.best:.3g}, does not move {over}: {end}")
@@ -249,7 +265,10 @@ def _moves(entries: Sequence[Mapping[str, Any]], what: str) -> list[str]:
         end = "the optimum transfers"
         if on_edge:
             end = "whether it transfers cannot be seen on the edge"
-        elif max(_extra_loss(small, line) for line in lines) > _MOST_EXTRA:
+        elif gap == "difference":  # nothing says which difference is large but the seeds
+            apart = any(line.tells_apart(small.best) for line in lines if line.best != small.best)
+            end = "the optimum does not transfer, since every seed ends higher there" if apart else end
+        elif max(_extra_loss(small, line, gap) for line in lines) > _MOST_EXTRA:
             end = f"the optimum does not transfer, since that costs more than {_MOST_EXTRA:.0%} of the loss"
         said.append(f"the best {what} moves by at most 1 grid step{ratio} {over}: {end}")
     else:
@@ -263,12 +282,13 @@ def _moves(entries: Sequence[Mapping[str, Any]], what: str) -> list[str]:
     return said
 
 
-def _extra_loss(small: WidthLine, large: WidthLine) -> float:
-    """By how much of the lowest loss the small width's best value ends above it."""
+def _extra_loss(small: WidthLine, large: WidthLine, gap: GapKind) -> float:
+    """By how much the small width's best value ends above the lowest loss."""
     if small.best == large.best:
         return 0.0
-    lowest = large.loss(large.best)
-    return large.loss(small.best) / lowest - 1 if small.best in large.losses and lowest else math.inf
+    if small.best not in large.losses:
+        return math.inf
+    return gap_above(large.loss(small.best), large.loss(large.best), gap)
 
 
 # ---------------------------------------------------------------------------------------------- rule sets
@@ -281,7 +301,7 @@ NUMBERS = {
 }
 """What is measured of a rule set: how a table calls it, and by what it is multiplied there.
 
-Rates move by doublings; costs are shares of the lowest loss at the largest size."""
+Rates move by doublings; costs are shares of the lowest loss at the largest size, or differences from it."""
 
 
 def compare_rules(
@@ -321,11 +341,19 @@ def compare_rules(
             points = [{"x": lr, "losses": each} for lr, each in zip(lrs, losses, strict=True)]
             lines = values["rules"].setdefault(str(chosen), {"sizes": []})
             lines["sizes"].append({"size": size, "points": points})
-            lines["numbers"] = measure_transfer(lines["sizes"])
+            _measure_all(values)
             write_json(Path(out) / RULES_FILE, values)
         values["verdict"] = rules_in_words(values)
         write_json(Path(out) / RULES_FILE, values)
     return values
+
+
+def _measure_all(values: dict[str, Any]) -> None:
+    """The numbers of every rule set so far, with losses of all compared in the same way."""
+    gap = choose_gap_kind(_losses(size for lines in values["rules"].values() for size in lines["sizes"]))
+    values["gap"] = gap
+    for lines in values["rules"].values():
+        lines["numbers"] = measure_transfer(lines["sizes"], gap)
 
 
 @dataclass
@@ -396,19 +424,20 @@ class RuleComparison:
         return describe_stages(stages, self.ground, engine)
 
 
-def measure_transfer(sizes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
+def measure_transfer(sizes: Sequence[Mapping[str, Any]], gap: GapKind = "share") -> dict[str, dict[str, float | None]]:
     """The numbers of a rule set, each as a mean over seeds and its standard error; None: it cannot be said.
 
     moved: log2 of the best rate at the largest size over that at the smallest, each the vertex of a parabola through
     the best of the grid and its neighbours. wrong_rate: what a rate that is wrong by a factor of 2 costs at the largest
-    size. transferred: what the best rate of the smallest costs there. Costs are shares of the lowest loss.
+    size. transferred: what the best rate of the smallest costs there. gap: whether costs are shares of
+    the lowest loss, or differences from it.
     """
     seeds = range(len(sizes[0]["points"][0]["losses"]))
-    by_seed = [_of_seed(sizes, seed) for seed in seeds]
+    by_seed = [_of_seed(sizes, seed, gap) for seed in seeds]
     return {name: _with_error([one[name] for one in by_seed]) for name in NUMBERS}
 
 
-def _of_seed(sizes: Sequence[Mapping[str, Any]], seed: int) -> dict[str, float]:
+def _of_seed(sizes: Sequence[Mapping[str, Any]], seed: int, gap: GapKind) -> dict[str, float]:
     """The numbers of one seed; a loss is infinite where it diverged."""
     small, large = (
         {
@@ -422,11 +451,11 @@ def _of_seed(sizes: Sequence[Mapping[str, Any]], seed: int) -> dict[str, float]:
         return dict.fromkeys(NUMBERS, math.inf)
     at = vertex(large)
     wrong = [_between(large, at + side) for side in (-1.0, 1.0)]
-    costs = [loss / lowest - 1 for loss in wrong if loss is not None]
+    costs = [gap_above(loss, lowest, gap) for loss in wrong if loss is not None]
     return {
         "moved": at - vertex(small),
         "wrong_rate": fmean(costs) if costs else math.inf,
-        "transferred": large[best] / lowest - 1,
+        "transferred": gap_above(large[best], lowest, gap),
         "lowest": lowest,
     }
 
@@ -446,9 +475,12 @@ def _with_error(values: Sequence[float]) -> dict[str, float | None]:
 
 def rules_table(values: Mapping[str, Any]) -> str:
     """The numbers of every rule set, each with its standard error over seeds; and below, the best rate at each size."""
-    header = ("rules", *(words for words, _ in NUMBERS.values()))
+    columns = NUMBERS
+    if stored_gap_kind(values) == "difference":
+        columns = {key: (what.replace("costs, %", "costs, in loss"), 1) for key, (what, _) in NUMBERS.items()}
+    header = ("rules", *(what for what, _ in columns.values()))
     rows = [
-        (name, *(_shown(lines["numbers"][key], times) for key, (_, times) in NUMBERS.items()))
+        (name, *(_shown(lines["numbers"][key], times) for key, (_, times) in columns.items()))
         for name, lines in values["rules"].items()
     ]
     sizes = [one["size"] for one in next(iter(values["rules"].values()))["sizes"]]
@@ -479,10 +511,14 @@ def rules_in_words(values: Mapping[str, Any]) -> list[str]:
             if name != best and abs((one["mean"] or 0.0) - lowest) <= 2 * math.hypot(one["error"] or 0.0, spread)
         ]
         within = f"; within the errors, as little with {', '.join(alike)}" if alike else ""
+        is_share = stored_gap_kind(values) == "share"
+        cost = f"{_shown(costs[best], 100)} % of the loss" if is_share else f"{_shown(costs[best], 1)} in loss"
         told.append(
             f"from {values['over']} {sizes[0]} to {sizes[-1]}, taking the best rate along costs least with {best}: "
-            f"{_shown(costs[best], 100)} % of the loss{within}"
+            f"{cost}{within}"
         )
+    if nothing_finished(size for lines in values["rules"].values() for size in lines["sizes"]):
+        return [f"every run diverged: give smaller learning rates ({recipe_entry('study.lrs')})"]
     ends, edges = (None, min(values["lrs"]), max(values["lrs"])), dict[str, list[str]]()
     for name, lines in values["rules"].items():
         if at_edge := [str(one["size"]) for one in lines["sizes"] if _best_rate(one) in ends]:

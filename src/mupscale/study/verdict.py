@@ -26,9 +26,10 @@ from mupscale.study.contenders import (
     Kind,
     contender_named,
 )
+from mupscale.study.loss_gaps import GapKind, choose_gap_kind, format_gap, gap_above
 from mupscale.study.results import BreakEven, ContenderRuns, Curve, Points, StageSpent, SystemRuns
 from mupscale.study.space import Sweep, sweep_remarks
-from mupscale.system import MupscaleError, recipe_entry, words
+from mupscale.system import Diverged, recipe_entry
 
 # ---------------------------------------------------------------------------------------------- loss against cost
 
@@ -112,16 +113,18 @@ def answer_comparison(runs: SystemRuns) -> dict[str, Any]:
     tell the lowest from the next of these three. winner: the contender with the lowest loss; None likewise. sentence:
     in words. grown: the best grown model. cost_charged, cost_there: what it costs over starting over, to the
     same loss, with the base model's training charged and with the base model already there. above_continued: by how
-    much of its loss it ends above the base model continued (negative: below). break_even: by rival, from which cost on
-    it is lower, in these two ways. Contenders that cost more than the others are no part of it.
+    much it ends above the base model continued (negative: below). gap: whether that is a share of the loss, or a
+    difference. break_even: by rival, from which cost on it is lower, in these two ways. Contenders that cost more than
+    the others are no part of it.
     """
     finals = {one.name: one.final for one in runs.contenders if one.final is not None}
     judged = [one for one in runs.contenders if one.name in finals and not one.contender.full_steps]
     if not judged:
-        raise MupscaleError(
+        raise Diverged(
             f"every contender diverged: give smaller learning rates ({recipe_entry('study.lrs')}), or look at the base "
             "model's curve"
         )
+    gap = choose_gap_kind(loss for one in runs.contenders for loss in one.finals)
     ranked = sorted(judged, key=lambda one: finals[one.name])
     best = next((one.name for one in ranked if one.contender.is_grown), None)
     kinds = ["grow" if one.contender.is_grown else one.name for one in ranked]
@@ -135,6 +138,7 @@ def answer_comparison(runs: SystemRuns) -> dict[str, Any]:
         "cost_charged": None,
         "cost_there": None,
         "above_continued": None,
+        "gap": gap,
         "break_even": {},
     }
     if best is not None:
@@ -148,7 +152,7 @@ def answer_comparison(runs: SystemRuns) -> dict[str, Any]:
             ratios = {way: compare_costs(*curves) for way, curves in both[FROM_SCRATCH.name].items()}
             values |= {f"cost_{way}": ratio and asdict(ratio) for way, ratio in ratios.items()}
         if CONTINUED.name in finals:
-            values["above_continued"] = finals[best] / finals[CONTINUED.name] - 1
+            values["above_continued"] = gap_above(finals[best], finals[CONTINUED.name], gap)
         values["break_even"] = {
             name: {way: asdict(find_break_even(*curves)) for way, curves in by_way.items()}
             for name, by_way in both.items()
@@ -172,9 +176,10 @@ def is_clear(lower: ContenderRuns, higher: ContenderRuns, at: int = -1) -> bool:
 
 def _write_sentence(runs: SystemRuns, finals: Mapping[str, float], values: Mapping[str, Any]) -> str:
     first, *others = map(contender_named, values["ranking"])
+    gap: GapKind = values["gap"]
 
     def above(one: Contender) -> str:
-        return words.format_share(finals[one.name] / finals[first.name] - 1)
+        return format_gap(gap_above(finals[one.name], finals[first.name], gap), gap)
 
     if runs.seeds < 2 and others:
         return (
@@ -204,8 +209,7 @@ def _write_sentence(runs: SystemRuns, finals: Mapping[str, float], values: Mappi
         even = values["break_even"][CONTINUED.name]
         always = (even.get("charged") or even["there"])["kind"] == "always"
         where = "at every budget" if always else "though it is lower at small budgets"
-        higher = words.format_share(1 / (1 + values["above_continued"]) - 1)
-        parts.append(f"continuing the base model ends {higher} higher, {where}")
+        parts.append(f"continuing the base model ends {above(CONTINUED)} higher, {where}")
     whose = f". {first.phrase.capitalize()}" if alike else ""  # the figures are of one of them
     return f"{advice}{whose}: {'; '.join(parts)}." if parts else f"{advice}."
 

@@ -13,11 +13,12 @@ from statistics import fmean
 
 from mupscale.core import WholeWidth, Width
 from mupscale.study.contenders import CONTINUED, FRESH, FROM_SCRATCH
+from mupscale.study.loss_gaps import choose_gap_kind, format_gap, gap_above
 from mupscale.study.results import ContenderRuns, StudySummary, SystemRuns
 from mupscale.study.systems import StudySettings, read_system
 from mupscale.study.training import Ground, Note, Trainer, describe_stages
 from mupscale.study.tree import DECAY, Stretch, branch_off
-from mupscale.system import MupscaleError, print_at_once, words
+from mupscale.system import MupscaleError, print_at_once
 from mupscale.train import Recipe, Schedule
 
 PARTS = (0.1, 0.25, 0.5)
@@ -103,6 +104,7 @@ def run_when(
             settings,
             sentences=[sentence],
             large=SystemRuns(recipe.width, recipe.grow[0].width, 0.0, ground.unit, list(runs.values())),
+            diverged=all(one.final is None for one in runs.values()),
             answer={"sentence": sentence, "losses": {label: one.points[0].losses for label, one in runs.items()}},
         )
 
@@ -127,8 +129,11 @@ def rank_arms(runs: dict[str, ContenderRuns]) -> str:
     order = sorted(ended, key=lambda label: fmean(ended[label]))
     best = ended[order[0]]
     span = f" ({min(best):.4g} to {max(best):.4g})" if len(best) > 1 else ""
-    above = {label: words.format_share(fmean(ended[label]) / fmean(best) - 1) for label in order[1:]}
-    others = [f"{label} ends {part} higher" for label, part in above.items()]
+    gap = choose_gap_kind(loss for losses in ended.values() for loss in losses)
+    others = list[str]()
+    for label in order[1:]:
+        above = gap_above(fmean(ended[label]), fmean(best), gap)
+        others.append(f"{label} ends {format_gap(above, gap)} higher")
     lost = [f"{label} diverged" for label in runs if label not in ended]
     first = f"{order[0][0].upper()}{order[0][1:]} ends lowest, at {fmean(best):.4g}{span}"
     return "; ".join([first, *others, *lost]) + "."

@@ -10,6 +10,7 @@ from typing import Any
 from mupscale.core import Width
 from mupscale.study.contenders import COPIES, COPIES_OWN, FROM_SCRATCH, contender_named
 from mupscale.study.forecast import COST_ROWS, LOSS_ROW
+from mupscale.study.loss_gaps import format_gap_in_table, signed_gaps, stored_gap_kind
 from mupscale.study.results import BudgetPoint, Card, ContenderRuns, Curve, PageTable, StudySummary, SystemRuns
 from mupscale.study.verdict import CostRatio, is_clear
 from mupscale.system import MupscaleError, words
@@ -189,7 +190,7 @@ def _pay_cards(summary: StudySummary) -> Iterator[Card]:
         return
     phrase, costs = contender_named(grown).phrase, forecast["cost"].get(grown, {})
     for what, way in {COST: "charged", COST_THERE: "there", LOSS: ""}.items():
-        shown = words.format_times if way else words.format_change
+        shown = words.format_times if way else signed_gaps(stored_gap_kind(forecast))
         expected = costs.get(way) if way else forecast["above_continued"].get(grown)
         if large is None and not expected:
             yield Card(what, "unknown", f"{phrase}; training from scratch was left out")
@@ -211,7 +212,8 @@ def _pay_cards(summary: StudySummary) -> Iterator[Card]:
         range_ = f"; forecast {words.format_range(expected, shown)}" if expected else ""
         number = f"{CostRatio(**measured)}×" if way else "the same"
         if measured and not way:
-            number = f"{words.format_percent(abs(measured))} {'higher' if measured > 0 else 'lower'}"
+            size = format_gap_in_table(measured, stored_gap_kind(summary.answer))
+            number = f"{size} {'higher' if measured > 0 else 'lower'}"
         yield Card(what, number, f"{_MORE[what]}; {phrase}{range_}")
 
 
@@ -290,8 +292,9 @@ def _pay_tables(summary: StudySummary) -> Iterator[PageTable]:
     """Forecast and outcome, then the contenders; or the forecast, and the small contenders."""
     forecast, rows = summary.forecast, list[list[str]]()
     if summary.large is None:
+        show_gap = signed_gaps(stored_gap_kind(forecast))
         for name, one in forecast["above_continued"].items():
-            rows.append([f"{contender_named(name).label}{LOSS_ROW}", words.format_range(one, words.format_change)])
+            rows.append([f"{contender_named(name).label}{LOSS_ROW}", words.format_range(one, show_gap)])
         for name, ways in forecast["cost"].items():
             label = contender_named(name).label
             rows += [
@@ -308,7 +311,7 @@ def _pay_tables(summary: StudySummary) -> Iterator[PageTable]:
             foretold = "too close to call" if expected is None else contender_named(expected).label
             ended = contender_named(measured).label
         else:
-            shown = words.format_change if what.endswith(LOSS_ROW) else words.format_times
+            shown = signed_gaps(stored_gap_kind(row)) if what.endswith(LOSS_ROW) else words.format_times
             foretold, ended = words.format_range(expected, shown), shown(measured)
         rows.append([what, foretold, ended, {True: "yes", False: "no"}.get(row["held"], words.UNKNOWN)])
     judged = [row["held"] for row in forecast["held"] if row["held"] is not None]

@@ -78,7 +78,8 @@ def draw_curves(runs: list[str], out: str = "curves.png", against: Against = "st
                 color=color,
             )
     low, high = ax.get_ylim()
-    if low <= 0 or high > 3 * low:  # else a linear axis has more round numbers, and looks the same
+    lowest = min((loss for points, _ in lines for _, loss in points if math.isfinite(loss)), default=0.0)
+    if lowest > 0 and (low <= 0 or high > 3 * low):  # else a linear axis has more round numbers, and looks the same
         ax.set_yscale("log")
         low, high = ax.get_ylim()
         ticks = round_numbers(low, high, 9)
