@@ -16,6 +16,7 @@ import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -428,9 +429,11 @@ def _visible_names(frame: FrameType) -> Iterator[tuple[str, Any]]:
 def _is_users(frame: FrameType) -> bool:
     """Whether somebody who writes a loop may edit it: not Python's, not installed, not ours."""
     module = str(frame.f_globals.get("__name__", ""))
-    if module.partition(".")[0] in ("mupscale", "torch"):
-        return False
-    file = frame.f_code.co_filename
+    return module.partition(".")[0] not in ("mupscale", "torch") and _is_users_file(frame.f_code.co_filename)
+
+
+@cache
+def _is_users_file(file: str) -> bool:
     if file.startswith("<"):
         return file.startswith(_TYPED_IN)  # other code without a file is generated, by torch.compile for one
     path = Path(file).resolve()
