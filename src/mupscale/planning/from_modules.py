@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -264,8 +265,42 @@ def find_uneven(narrow: nn.Module, wide: nn.Module) -> str:
     return ""
 
 
-def check_axis(name: str, small: Tensor, large: Tensor, dim: int, role: Role, how: How) -> None:
-    """Refuse an axis that cannot grow in this way from the narrow tensor to the wide one, with the reason."""
+def most_common_ratio(sizes: Iterable[tuple[int, int]]) -> Fraction:
+    """By what the most sizes grow, of these pairs; by the larger ratio where two are as common, and 1 for none."""
+    ratios = Counter(Fraction(wide, n) for n, wide in sizes if n and wide and n != wide)
+    return max(ratios, key=lambda ratio: (ratios[ratio], ratio), default=Fraction(1))
+
+
+def paired_sizes(narrow: nn.Module, wide: nn.Module) -> Iterator[tuple[int, int]]:
+    """The sizes of parameters that both models have, in pairs."""
+    theirs = naming.parameters(wide)
+    for name, p in naming.parameters(narrow).items():
+        if name in theirs and not (is_lazy(p) or is_lazy(theirs[name])):
+            yield from zip(p.shape, theirs[name].shape, strict=False)
+
+
+def why_joined(name: str, n: int, wide: int, times: Fraction) -> str:
+    """In words, that inputs are a concatenation of units that grow so many times and some that stay; else nothing."""
+    if times <= 1:
+        return ""
+    staying = (times * n - wide) / (times - 1)
+    if staying.denominator != 1 or not 0 < staying < n:
+        return ""
+    return (
+        f"'{name}' reads {n} → {wide} inputs: a concatenation of {n - staying} → {wide - staying} that grow with the "
+        f"model and {staying} that {'stays' if staying == 1 else 'stay'}. The two parts need different learning rates "
+        "and initial values, which one parameter cannot have. Give each part a layer of its own, and add what the "
+        "layers give"
+    )
+
+
+def check_axis(
+    name: str, small: Tensor, large: Tensor, dim: int, role: Role, how: How, times: Fraction = Fraction(1)
+) -> None:
+    """Refuse an axis that cannot grow in this way from the narrow tensor to the wide one, with the reason.
+
+    times: by what most sizes of the model grow.
+    """
     n, wide = small.shape[dim], large.shape[dim]
     where = f"'{name}' of shape {tuple(small.shape)} → {tuple(large.shape)}"
     if how == "mup":
@@ -273,6 +308,8 @@ def check_axis(name: str, small: Tensor, large: Tensor, dim: int, role: Role, ho
     if wide < n:
         raise MupscaleError(f"{where}: dimension {dim} becomes narrower. The target must be at least as wide")
     if how == "copies" and (n == 0 or wide % n):
+        if dim in role.dims(small.dim())[1] and (joined := why_joined(name, n, wide, times)):
+            raise MupscaleError(joined)
         fits = ", ".join(str(n * k) for k in (2, 3, 4)) if n else "none"
         fresh = as_asked("grow=mupscale.Fresh()", "--how fresh")
         raise MupscaleError(
@@ -328,11 +365,14 @@ def check_read_widths(entries: Mapping[str, Entry], told: Collection[str], buffe
     told: parameters whose roles the user gave, who knows better. buffers: which may write units, too.
     """
     grown = {Fraction(e.axes[d].times) for e in (*entries.values(), *buffers.values()) for d in e.out if d in e.axes}
+    times = most_common_ratio(pair for e in entries.values() for pair in zip(e.narrow, e.wide, strict=True))
     for name, entry in entries.items():
         for d in entry.in_:
             if name not in told and entry.axes[d].times != 1 and Fraction(entry.axes[d].times) not in grown:
+                joined = why_joined(name, entry.narrow[d], entry.wide[d], times)
                 raise MupscaleError(
-                    f"'{name}' reads {entry.narrow[d]} → {entry.wide[d]} inputs, but nothing in the model grows by "
+                    joined
+                    or f"'{name}' reads {entry.narrow[d]} → {entry.wide[d]} inputs, but nothing in the model grows by "
                     "that factor. Does it join a width with a part that does not grow? Give each part its own layer"
                 )
 
@@ -416,6 +456,7 @@ class _Walk:
                     f"'{where}' is a quantised {ours.__name__}: only floating-point weights can be widened. Widen the "
                     "model first, then quantise the wide one"
                 )
+        self.times = most_common_ratio(paired_sizes(self.narrow, self.wide))
         self.roles = self._collect_roles()
 
     def _collect_roles(self) -> dict[str, Role]:
@@ -558,7 +599,7 @@ class _Walk:
                         f"from {small.shape[d]} to {large.shape[d]}, but that dimension is not a width: is it {what}? "
                         f"Keep that size{ways_out(', or ', roles=say_it)}"
                     )
-                check_axis(name, small, large, d, role, self.how)
+                check_axis(name, small, large, d, role, self.how, self.times)
         keep = {d for d in out + in_ if small.shape[d] != large.shape[d] or self.is_width(name, d)}
         return replace(role, out=tuple(d for d in out if d in keep), in_=tuple(d for d in in_ if d in keep))
 

@@ -205,6 +205,8 @@ def _plan_with_silent_units(narrow: nn.Module, wide: nn.Module, trials: Trials, 
         try:
             return _plan_from_twice(narrow, wide, trials, roles)
         except MupscaleError as refused:
+            if refused.__cause__ is not None:  # it is the model at twice the size that does not run, and not the user's
+                raise error from None
             both = f"{refused}. That is from a run at twice the size. By the modules alone: {error}"
             raise type(error)(str(error) if str(refused) in str(error) else both) from None
     return replace(planned, tried_by="silent units")

@@ -13,7 +13,6 @@ import copy
 import math
 import operator
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from torch.utils._pytree import tree_map
 from mupscale.core import Axis, Entry, Plan, Role, check_same_names, copy_model, naming, plain_type
 from mupscale.planning import tracing
 from mupscale.planning.comparing import is_large, tied_parameters
-from mupscale.planning.from_modules import ONE_DEPTH, find_role
+from mupscale.planning.from_modules import ONE_DEPTH, find_role, most_common_ratio, paired_sizes
 from mupscale.system import MupscaleError
 
 _FEW = 3  # blocks that are not worth leaving out
@@ -75,9 +74,7 @@ class Resizing:
         self.modules = {path: (module, theirs[path]) for path, module in ours.items()}
         small, large = (dict(model.named_parameters()) for model in (self.narrow, self.wide))
         check_same_names("the narrow model", small, "the wide model", large, ONE_DEPTH, what="parameter")
-        sizes = [zip(p.shape, large[name].shape, strict=False) for name, p in small.items()]
-        ratios = Counter(Fraction(m, n) for pairs in sizes for n, m in pairs if n and m and n != m)
-        self.ratio = max(ratios, key=lambda ratio: (ratios[ratio], ratio)) if ratios else Fraction(1)
+        self.ratio = most_common_ratio(paired_sizes(self.narrow, self.wide))
 
     def copy(
         self,
