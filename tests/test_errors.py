@@ -114,9 +114,9 @@ class Registered(Ours):
 
 def test_an_optimizer_that_cannot_follow(ready: Any) -> None:
     narrow, wide, plan, *_ = ready
-    mu.register_optimizer(Registered, degree=0, decoupled=False, state={"exp_avg": 1})
+    mu.register_optimizer(Registered, degree=0, decoupled="decoupled_weight_decay", state={"exp_avg": 1})
     for optimizer, parts in (
-        (trained(narrow, Ours), ("unknown optimizer Ours", "mupscale.register_optimizer(Ours, degree=m")),
+        (trained(narrow, Ours), ("unknown optimizer Ours", "mupscale.register_optimizer(Ours, degree=0")),
         (trained(narrow, optim.RAdam), ("RAdam cannot follow the width", "Use AdamW")),
         (trained(narrow, Registered), ("'layers.0.weight'", "'exp_avg_sq' is unknown", "state={'exp_avg_sq'")),
         (trained(mlp()), ("that is not the narrow model's",)),

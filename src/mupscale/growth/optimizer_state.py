@@ -148,6 +148,14 @@ def grow_state(
     if not isinstance(value, Tensor):
         return scale(value, factor) if isinstance(value, float) else value
     value = gather_whole(value.detach())
+    is_plain = type(value) in (Tensor, nn.Parameter) and (value.dtype.is_floating_point or value.dtype.is_complex)
+    if not is_plain and factor != 1 and not is_scalar(value, entry):
+        kind = str(value.dtype) if type(value) in (Tensor, nn.Parameter) else type(value).__name__
+        raise MupscaleError(
+            f"optimizer state '{label}' is stored as {kind}, as 8-bit optimizers store it, and such numbers cannot be "
+            "rescaled. Grow the model without optimizer=, and start the wide optimizer without state "
+            "(mupscale.make_optimizer)"
+        )
     refuse_nonfinite({label: value})
     if is_scalar(value, entry):
         on_device = group.get("capturable") or group.get("fused")

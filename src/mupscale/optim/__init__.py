@@ -1,6 +1,8 @@
 """What each optimizer is, and so its parameter groups; clipping and schedules that do not depend on the width.
 
 optimizer_traits  how an optimizer's hyperparameters and state scale; Muon and AdamW as one optimizer
+optimizer_trials  what an optimizer does, found by taking steps with it
+registration   teaching the library an optimizer, with the steps of optimizer_trials as its test
 groups         parameters collected into groups for a model, and for a wide model from a narrow one's optimizer
 clipping       clipping by a norm that does not depend on the width
 saved_optimizers  what torch.save wrote of one: which parameter is which
@@ -14,7 +16,6 @@ from mupscale.optim.groups import (
     NORM_FACTOR,
     GroupBuilder,
     change_of_decay,
-    default_hyper,
     following_rules,
     groups_by_rules,
     grown_groups,
@@ -24,9 +25,9 @@ from mupscale.optim.groups import (
     per_group,
     rate_shares,
     recognise_optimizer,
-    scale,
 )
-from mupscale.optim.optimizer_traits import MuonAdamW, Traits, known_traits, muon_groups, register_optimizer, traits_of
+from mupscale.optim.optimizer_traits import MuonAdamW, Traits, default_hyper, known_traits, muon_groups, scale
+from mupscale.optim.registration import register_optimizer, traits_of
 from mupscale.optim.saved_optimizers import SavedOptimizer, decay_groups, read_optimizer
 from mupscale.optim.schedulers import Schedule, load_schedule, saved_schedule, widen_scheduler
 

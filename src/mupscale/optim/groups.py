@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale.core import Entry, Plan, RuleSet, decay_change, is_sharded, naming
-from mupscale.optim.optimizer_traits import Hyper, Traits, traits_of
+from mupscale.optim.optimizer_traits import Hyper, Traits, default_hyper, scale
+from mupscale.optim.registration import traits_of
 from mupscale.system import MupscaleError, NotNegative, check_argument, checks_arguments, warn
 
 FROM_GROUP = "from_group"
@@ -41,30 +42,13 @@ FOLLOW_LR = ("initial_lr", "max_lr", "min_lr", "swa_lr")
 """Keys of a group that torch's schedulers leave there: learning rates, too."""
 
 
-def scale(value: Any, factor: Any) -> Any:
-    """A hyperparameter times its factor, never in place; tuples entry by entry, None stays None.
-
-    >>> scale(0.5, 4.0), scale((0.9, 0.5), (1.0, 4.0)), scale(None, 4.0)
-    (2.0, (0.9, 2.0), None)
-    """
-    if value is None:
-        return None
-    if isinstance(value, tuple | list):
-        factors = factor if isinstance(factor, tuple) else (factor,) * len(value)
-        return type(value)(scale(v, f) for v, f in zip(value, factors, strict=True))
-    if isinstance(value, Tensor):
-        return value.detach().clone() * factor if factor != 1 else value.detach().clone()
-    return value if factor == 1 else value * factor
-
-
 class GroupBuilder:
     """Collects parameters into groups with equal hyperparameters."""
-
-    _FACTORS = ("lr", "weight_decay", "eps")  # whose factors a group shows
 
     def __init__(self, traits: Traits, embeddings: Mapping[str, float] | None = None) -> None:
         """embeddings: by name, factors of rates that no rule knows."""
         self.traits, self.rates = traits, embeddings or {}
+        self._shown_factors = ("lr", traits.decay, "eps")
         self.by_key: dict[Any, dict[str, Any]] = {}
         self.changes: dict[tuple[str, float], list[str]] = {}
 
@@ -78,21 +62,22 @@ class GroupBuilder:
         complete = self.traits.implicit(complete, p)
         factors = {n: factor(entry, complete) for n, factor in self.traits.hyper.items() if n in complete}
         total = {}
-        if shown.get(DECAY_RULE) and "weight_decay" in factors:
+        decay = self.traits.decay
+        if shown.get(DECAY_RULE) and decay in factors:
             change = change_of_decay(name, entry, complete, self.traits)
-            if complete.get("weight_decay"):
+            if complete.get(decay):
                 self.changes.setdefault((complete[DECAY_RULE], change), []).append(name)
-            factors["weight_decay"] = factors["weight_decay"] * change
+            factors[decay] = factors[decay] * change
             total[DECAY_CHANGE] = shown.get(DECAY_CHANGE, 1.0) * change
         if name in self.rates:
             factors["lr"] = factors["lr"] * self.rates[name]
         follow = {n: factors["lr"] for n in FOLLOW_LR if n in shown}
-        shown_factors = {NORM_FACTOR, DECAY_CHANGE, *(f"{n}_factor" for n in self._FACTORS)}
+        shown_factors = {NORM_FACTOR, DECAY_CHANGE, *(f"{n}_factor" for n in self._shown_factors)}
         before = {n: v for n, v in shown.items() if n not in shown_factors}
         if "eps" in before:
             before["eps"] = complete["eps"]
         values = tuple((n, v if _is_hashable(v) else id(v)) for n, v in sorted(before.items()))
-        earlier = {n: shown.get(f"{n}_factor", 1.0) for n in self._FACTORS if n in factors}
+        earlier = {n: shown.get(f"{n}_factor", 1.0) for n in self._shown_factors if n in factors}
         total |= {f"{n}_factor": scale(factors[n], factor) for n, factor in earlier.items()}
         total[NORM_FACTOR] = shown.get(NORM_FACTOR, 1.0) * entry.rule.norm(2.0)
         key = (values, tuple(sorted(factors.items())), tuple(total.items()))
@@ -108,7 +93,7 @@ class GroupBuilder:
                 f"Muon is for matrices, and '{name}' has shape {entry.wide}; give it a different optimizer (groups=), "
                 "or use mupscale.optim.MuonAdamW, which uses AdamW for the rest"
             )
-        if entry.shift and complete.get("weight_decay"):
+        if entry.shift and complete.get(self.traits.decay):
             raise MupscaleError(
                 f"'{name}' is stored without the {entry.offset} that the model adds to it, so weight decay pulls it to "
                 "different values in the two models. Give it a group with weight_decay=0 (groups=; "
@@ -133,7 +118,7 @@ class GroupBuilder:
 def change_of_decay(name: str, entry: Entry, hyper: Hyper, traits: Traits) -> float:
     """By what a decay differs from the one with which copies are exact, as the rule among the hyperparameters says."""
     if not traits.decoupled(hyper):
-        if not hyper.get("weight_decay"):
+        if not hyper.get(traits.decay):
             return 1.0
         raise MupscaleError(
             f"decay={hyper[DECAY_RULE]} is a rule for decoupled weight decay, and this optimizer adds the decay of "
@@ -374,17 +359,6 @@ def rate_shares(groups: Sequence[Mapping[str, Any]]) -> list[float]:
         if first := next((rate for rate in rates if rate), 0.0):
             return [1.0 if math.isclose(rate, first) else rate / first for rate in rates]
     return [1.0] * len(groups)
-
-
-def default_hyper(optimizer: type[Optimizer], hyper: Hyper) -> dict[str, Any]:
-    """What the class would fill in: its signature's defaults, and what its constructor makes of them."""
-    parameters = inspect.signature(optimizer.__init__).parameters.values()
-    signature = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    try:
-        constructed = optimizer([nn.Parameter(torch.zeros(1, 1))], **hyper).defaults
-    except Exception:  # it will say so itself when the user makes it
-        constructed = {}
-    return {n: v for n, v in {**signature, **constructed}.items() if n not in ("self", "params")}
 
 
 def _names_of(params: Any, plan: Plan, parameters: Mapping[str, nn.Parameter]) -> list[str]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale.core import Entry, Plan
-from mupscale.system import MupscaleError, checks_arguments
+from mupscale.system import MupscaleError
 
 Hyper = Mapping[str, Any]
 Factor = Callable[[Entry, Hyper], Any]
@@ -33,6 +33,7 @@ class Traits:
     the optimizer takes where they are None. as_is: state that does not scale. rates: state that is a learning rate.
     begins_at_mean: state in which new units start at the mean of old ones, since it is shared with old units' steps.
     decoupled: whether weight decay shrinks the weight by lr·λ, given a group's hyperparameters.
+    decay: the name of the hyperparameter that is the weight decay.
     by_size: whether steps or state follow the stored weight itself, which is not what scales where there is an offset.
     """
 
@@ -44,6 +45,7 @@ class Traits:
     rates: frozenset[str] = frozenset()
     begins_at_mean: frozenset[str] = frozenset()
     matrices_only: bool = False
+    decay: str = "weight_decay"
     by_size: bool = False
     decoupled: Callable[[Hyper], bool] = lambda hyper: True
     mup_hyper: Mapping[str, Factor] = field(default_factory=dict)
@@ -74,12 +76,13 @@ def _relative_lr(entry: Entry, hyper: Hyper) -> float:
     return entry.rule.lr(0) / entry.init
 
 
-def _entrywise(
+def entrywise_traits(
     degree: int,
     *,
     decoupled: bool | str = False,
     eps: Iterable[str] = ("eps",),
     state: Mapping[str, int] | None = None,
+    decay: str = "weight_decay",
     **more: Any,
 ) -> Traits:
     """An entrywise optimizer of degree m; `decoupled` may name the flag that decides it."""
@@ -87,14 +90,19 @@ def _entrywise(
     def is_decoupled(hyper: Hyper) -> bool:
         return bool(hyper.get(decoupled, False)) if isinstance(decoupled, str) else decoupled
 
-    def decay(entry: Entry, hyper: Hyper) -> float:
+    def of_decay(entry: Entry, hyper: Hyper) -> float:
         return entry.rule.decoupled_decay(degree) if is_decoupled(hyper) else entry.rule.coupled_decay
 
-    scaled: dict[str, Factor] = {"lr": _lr(degree), "weight_decay": decay}
+    scaled: dict[str, Factor] = {"lr": _lr(degree), decay: of_decay}
     scaled.update({name: lambda entry, hyper: entry.rule.eps for name in eps})
-    states: dict[str, Factor] = {name: _gradient(d) for name, d in (state or {}).items()}
+    states = states_by_degree(state or {})
     own = {**scaled, **more.pop("hyper", {})}, {**states, **more.pop("more_state", {})}
-    return Traits(*own, decoupled=is_decoupled, **more)
+    return Traits(*own, decoupled=is_decoupled, decay=decay, **more)
+
+
+def states_by_degree(state: Mapping[str, int]) -> dict[str, Factor]:
+    """Factors of state tensors by their degrees in the gradient."""
+    return {name: _gradient(degree) for name, degree in state.items()}
 
 
 def _adafactor_eps(entry: Entry, hyper: Hyper) -> tuple[float, float]:
@@ -116,6 +124,33 @@ def _muon_adjustment(shape: tuple[int, ...], hyper: Hyper) -> float:
     if hyper.get("adjust_lr_fn") == "match_rms_adamw":
         return 0.2 * math.sqrt(max(rows, columns))
     return math.sqrt(max(1, rows / columns))
+
+
+def scale(value: Any, factor: Any) -> Any:
+    """A hyperparameter times its factor, never in place; tuples entry by entry, None stays None.
+
+    >>> scale(0.5, 4.0), scale((0.9, 0.5), (1.0, 4.0)), scale(None, 4.0)
+    (2.0, (0.9, 2.0), None)
+    """
+    if value is None:
+        return None
+    if isinstance(value, tuple | list):
+        factors = factor if isinstance(factor, tuple) else (factor,) * len(value)
+        return type(value)(scale(v, f) for v, f in zip(value, factors, strict=True))
+    if isinstance(value, Tensor):
+        return value.detach().clone() * factor if factor != 1 else value.detach().clone()
+    return value if factor == 1 else value * factor
+
+
+def default_hyper(optimizer: type[Optimizer], hyper: Hyper) -> dict[str, Any]:
+    """What the class would fill in: its signature's defaults, and what its constructor makes of them."""
+    parameters = inspect.signature(optimizer.__init__).parameters.values()
+    signature = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    try:
+        constructed = optimizer([nn.Parameter(torch.zeros(1, 1))], **hyper).defaults
+    except Exception:  # it will say so itself when the user makes it
+        constructed = {}
+    return {n: v for n, v in {**signature, **constructed}.items() if n not in ("self", "params")}
 
 
 # Adafactor's step is relative to the weight's rms: copies have the right one, so lr and decay stay
@@ -157,20 +192,22 @@ def _check_adagrad(hyper: Hyper) -> None:
 
 _ADAM = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2}
 
-_TRAITS: dict[type[Optimizer], Traits] = {
-    torch.optim.SGD: _entrywise(1, eps=(), state={"momentum_buffer": 1}),
-    torch.optim.Adam: _entrywise(0, decoupled="decoupled_weight_decay", state=_ADAM),
-    torch.optim.AdamW: _entrywise(0, decoupled=True, state=_ADAM),
-    torch.optim.NAdam: _entrywise(0, decoupled="decoupled_weight_decay", state=_ADAM),
-    torch.optim.SparseAdam: _entrywise(0, state=_ADAM),
-    torch.optim.Adamax: _entrywise(0, state={"exp_avg": 1, "exp_inf": 1}),
-    torch.optim.Adagrad: _entrywise(0, state={"sum": 2}, check=_check_adagrad),
+TRAITS: dict[type[Optimizer], Traits] = {
+    torch.optim.SGD: entrywise_traits(1, eps=(), state={"momentum_buffer": 1}),
+    torch.optim.Adam: entrywise_traits(0, decoupled="decoupled_weight_decay", state=_ADAM),
+    torch.optim.AdamW: entrywise_traits(0, decoupled=True, state=_ADAM),
+    torch.optim.NAdam: entrywise_traits(0, decoupled="decoupled_weight_decay", state=_ADAM),
+    torch.optim.SparseAdam: entrywise_traits(0, state=_ADAM),
+    torch.optim.Adamax: entrywise_traits(0, state={"exp_avg": 1, "exp_inf": 1}),
+    torch.optim.Adagrad: entrywise_traits(0, state={"sum": 2}, check=_check_adagrad),
     # RMSprop's momentum averages updates, which have degree 0
-    torch.optim.RMSprop: _entrywise(0, state={"square_avg": 2, "grad_avg": 1, "momentum_buffer": 0}),
+    torch.optim.RMSprop: entrywise_traits(0, state={"square_avg": 2, "grad_avg": 1, "momentum_buffer": 0}),
     # Adadelta's eps sits under both roots: with eps of degree 2, its update has degree 1
-    torch.optim.Adadelta: _entrywise(1, eps=(), state={"square_avg": 2, "acc_delta": 2}, hyper={"eps": _gradient(2)}),
+    torch.optim.Adadelta: entrywise_traits(
+        1, eps=(), state={"square_avg": 2, "acc_delta": 2}, hyper={"eps": _gradient(2)}
+    ),
     # Rprop's update is sign(g)·step_size: step sizes, and their bounds, are learning rates
-    torch.optim.Rprop: _entrywise(
+    torch.optim.Rprop: entrywise_traits(
         0,
         eps=(),
         state={"prev": 1},
@@ -179,7 +216,7 @@ _TRAITS: dict[type[Optimizer], Traits] = {
         hyper={"step_sizes": _lr(0)},
     ),
     # ASGD's eta is a learning rate, lambd a decoupled decay, ax an average of weights
-    torch.optim.ASGD: _entrywise(
+    torch.optim.ASGD: entrywise_traits(
         1,
         eps=(),
         more_state={"eta": _lr(1), "ax": _weight},
@@ -265,13 +302,13 @@ def muon_groups(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _of_either(name: str) -> Factor:
-    adamw = _TRAITS[torch.optim.AdamW]
+    adamw = TRAITS[torch.optim.AdamW]
     return lambda entry, hyper: (_MUON if hyper.get("muon") else adamw).hyper[name](entry, hyper)
 
 
-_TRAITS[MuonAdamW] = Traits(
+TRAITS[MuonAdamW] = Traits(
     hyper={name: _of_either(name) for name in ("lr", "weight_decay", "eps")},
-    state={**_MUON.state, **_TRAITS[torch.optim.AdamW].state},
+    state={**_MUON.state, **TRAITS[torch.optim.AdamW].state},
 )
 
 _REFUSED: dict[type[Optimizer], str] = {
@@ -282,55 +319,21 @@ _REFUSED: dict[type[Optimizer], str] = {
 }
 
 
-@checks_arguments
-def register_optimizer(
-    optimizer: type[Optimizer],
-    *,
-    degree: int = 0,
-    decoupled: bool = True,
-    eps: Iterable[str] = ("eps",),
-    state: Mapping[str, int] | None = None,
-    like: type[Optimizer] | None = None,
-) -> None:
-    """Teach the library an optimizer whose update is entrywise and homogeneous of `degree` in the gradient.
-
-    decoupled: whether weight decay shrinks the weight by lr·λ instead of being added to the gradient.
-    eps: names of hyperparameters that are added to quantities of degree 1. state: degree of each state tensor.
-    like: an optimizer known already, where this one has the same hyperparameters and state.
-
-    >>> import mupscale as mu
-    >>> class Lion(torch.optim.Optimizer):  # steps by the sign of a momentum: degree 0
-    ...     def step(self, closure=None): ...
-    >>> mu.register_optimizer(Lion, degree=0, decoupled=True, eps=(), state={"exp_avg": 1})
-    >>> mu.register_optimizer(type("MyAdam", (torch.optim.Optimizer,), {}), like=torch.optim.Adam)
-    """
-    _TRAITS[optimizer] = (
-        traits_of(like) if like is not None else _entrywise(degree, decoupled=decoupled, eps=tuple(eps), state=state)
-    )
-
-
-def traits_of(optimizer: type[Optimizer]) -> Traits:
-    """The traits of an optimizer class, or of a base class whose `step` it keeps; refused with the reason."""
-    if (traits := known_traits(optimizer)) is not None:
-        return traits
-    if (refused := _known_base(optimizer)) is not None:
-        raise MupscaleError(f"{optimizer.__name__} cannot follow the width: {_REFUSED[refused]}")
-    raise MupscaleError(
-        f"unknown optimizer {optimizer.__name__}. If its update is entrywise and homogeneous of degree m in the "
-        f"gradient, write mupscale.register_optimizer({optimizer.__name__}, degree=m, decoupled=…, eps=(…), "
-        "state={'NAME': DEGREE})"
-    )
-
-
 def known_traits(optimizer: type[Optimizer]) -> Traits | None:
     """The traits of an optimizer class, as `traits_of`; None where there are none."""
     base = _known_base(optimizer)
-    return None if base is None else _TRAITS.get(base)
+    return None if base is None else TRAITS.get(base)
+
+
+def why_refused(optimizer: type[Optimizer]) -> str | None:
+    """Why an optimizer class, or a base class whose `step` it keeps, cannot follow the width; None where it may."""
+    base = _known_base(optimizer)
+    return None if base is None else _REFUSED.get(base)
 
 
 def _known_base(optimizer: type[Optimizer]) -> type[Optimizer] | None:
     """The class itself or a base class whose `step` it keeps, of those that something is known of."""
-    base = next((cls for cls in optimizer.__mro__ if cls in _TRAITS or cls in _REFUSED), None)
+    base = next((cls for cls in optimizer.__mro__ if cls in TRAITS or cls in _REFUSED), None)
     # torch wraps the step of every class it instantiates; another one below the wrappers is another algorithm
     keeps = base is not None and inspect.unwrap(optimizer.step) is inspect.unwrap(base.step)
     return base if keeps else None

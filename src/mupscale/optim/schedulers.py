@@ -11,7 +11,8 @@ from typing import Any, Literal
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mupscale.optim.groups import FROM_GROUP, RATE_CHANGE, scale
+from mupscale.optim.groups import FROM_GROUP, RATE_CHANGE
+from mupscale.optim.optimizer_traits import scale
 from mupscale.system import MupscaleError, checks_arguments, warn
 
 _RATES = ("min_lrs", "max_lrs")  # absolute rates, one per group
