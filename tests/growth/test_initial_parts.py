@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import mupscale as mu
 from mupscale.core import part_of_units
+from mupscale.growth import NewTensor
 from mupscale.planning import initial_std, measure_laws
 from toys import Toy
 
@@ -200,6 +201,66 @@ def test_a_pattern_with_noise_stays_at_other_widths(name: str) -> None:
     ):
         noise = wide.get_parameter(name).detach() - PATTERNS[name](128)
         check_law(noise[units], (0.0, std))
+
+
+class Chrono(nn.Module):
+    """An LSTM for long sequences: its forget gates open for times of up to 1,000 steps, its input gates close alike."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.lstm, self.last = nn.LSTM(5, width), nn.Linear(width, 2)
+        with torch.no_grad():
+            forget = torch.empty(width).uniform_(1, 999).log()
+            self.lstm.bias_hh_l0.zero_()
+            self.lstm.bias_ih_l0.copy_(torch.cat([-forget, forget, torch.zeros(2 * width)]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.lstm(x[:, None])[0][:, 0])
+
+
+def test_what_follows_no_law_is_as_the_author_starts_it() -> None:
+    """Input gates are the negative of forget gates, which are no normal numbers; other gates are 0, exactly."""
+    family = mu.Family(Chrono, base=64, inputs=BATCH)
+    torch.manual_seed(1)
+    narrow = Chrono(64)
+    pair = mu.upscale(narrow, Chrono(128), inputs=BATCH)[0]
+    for wide in (family.init(128, seed=3), family.upscale(narrow, width=128)[0], pair):
+        enter, forget, *others = wide.get_parameter("lstm.bias_ih_l0").detach().view(4, 128)
+        assert torch.equal(enter, -forget)
+        assert float(forget.min()) >= 0
+        assert float(forget.max()) <= math.log(999)
+        assert not any(bool(gate.any()) for gate in others)
+
+
+class Block(nn.Module):
+    """A residual block around a packed projection."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.packed = nn.LayerNorm(width), packed(width)
+        self.packed.first, self.packed.last = nn.Identity(), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.packed(self.norm(x))
+
+
+def blocks(width: int, layers: int) -> nn.Module:
+    inner = (Block(width) for _ in range(layers))
+    return nn.Sequential(nn.Linear(5, width), nn.Sequential(*inner), nn.Linear(width, 2))
+
+
+def test_parts_in_new_blocks_that_are_drawn_from_a_plan() -> None:
+    """As in a folder that is grown tensor by tensor, with no model in memory."""
+    family = mu.Family(blocks, base={"width": 64, "layers": 1}, inputs=BATCH)
+    plan = family.growth_plan({"width": 64, "layers": 1}, {"width": 64, "layers": 2})
+    for parts, scale in zip(PACKED, (64**-0.5, 1.0), strict=True):
+        name = f"1.1.packed.{parts.name}"
+        new = NewTensor.of(name, plan, seed=3)
+        assert new is not None
+        laws = [(mean, std * scale) for mean, std in parts.laws]
+        values = new.whole(plan[name].wide, torch.float64)
+        for number, law in enumerate(laws):
+            check_law(values.chunk(3)[number], law)
 
 
 def test_noise_on_copies_follows_the_spread_of_each_part() -> None:

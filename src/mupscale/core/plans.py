@@ -199,11 +199,11 @@ class Plan:
         return replace(self, initial=told)
 
     def with_laws(self, laws: Mapping[str, Initial]) -> Plan:
-        """The plan with the laws that parameters start by; what is known of norms stays."""
-        known = {}
-        for name in self.parameters:
-            law, own = laws.get(name, _UNKNOWN), self.initial.get(name, _UNKNOWN)
-            known[name] = replace(law, norm=own.norm, past_norms=own.past_norms, drawn_as=own.drawn_as)
+        """The plan with the laws that these parameters start by; what else is known of them stays."""
+        known = {name: self.initial.get(name, _UNKNOWN) for name in self.parameters}
+        for name in laws.keys() & known.keys():
+            own = known[name]
+            known[name] = replace(laws[name], norm=own.norm, past_norms=own.past_norms, drawn_as=own.drawn_as)
         return replace(self, initial=known)
 
     def drawn_as(self, name: str) -> str:

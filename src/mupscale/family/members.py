@@ -31,6 +31,7 @@ _MOST_WIDTHS = 64  # that a model of somebody else's is compared with
 _PROBE_WIDTH = 8  # the least width of the models that are run to learn or check roles
 _WIDE_ENOUGH = 64  # below this width an initialisation says little about wide ones
 _PIECE = 1 << 20  # numbers that are measured in double precision at a time
+_BY_CHANCE = 6.0  # standard errors by which a spread may be another
 _DRAWS = 4  # freshly built models that the initialisation is measured on; of large ones two will do
 _MOST_NUMBERS = 1 << 22  # of a model that is not large
 
@@ -541,7 +542,12 @@ def _rescale_about(p: Tensor, centre: Tensor, law: Initial, entry: Entry) -> Non
 
 
 def _rescale_parts(p: Tensor, law: Initial, entry: Entry) -> None:
-    """Give each part of the tensor the standard deviation that the law has; parts of one law are one."""
+    """Give each part of the tensor the standard deviation that the law has; parts of one law are one.
+
+    Of what follows no law nothing tells what is constant in it, so it is left alone where its spread may be right.
+    """
+    if law.means == () and entry.fold == 1 and _has_spread(p, law.std or 0.0):
+        return
     if len(law.means or ()) < 2:
         _rescale_spread(p, law.std or 0.0, entry, centred=law.means != (0.0,))
         return
@@ -554,6 +560,12 @@ def _rescale_parts(p: Tensor, law: Initial, entry: Entry) -> None:
         rows = p.index_select(law.dim, index)
         _rescale_spread(rows, std, entry, centred=mean != 0)
         p.index_copy_(law.dim, index, rows)
+
+
+def _has_spread(p: Tensor, std: float) -> bool:
+    """Whether the tensor may have this standard deviation, as far as its numbers tell."""
+    spread = float(p.detach().double().std(correction=0))
+    return abs(spread - std) <= std * _BY_CHANCE / math.sqrt(p.numel())
 
 
 def _rescale_spread(p: Tensor, std: float, entry: Entry, *, centred: bool) -> None:

@@ -9,7 +9,7 @@ moments and the distribution of any projection are the normal one's within some 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mupscale.core import Initial, Plan, Shape
-from mupscale.system import derive
+from mupscale.system import MupscaleError, derive
 
 _POINTS = 1 << 16
 _GRID = float(1 << 20)  # coordinates are multiples of 1 / this, which float32 has exactly
@@ -77,12 +77,16 @@ def _points() -> Tensor:
 
 @dataclass(frozen=True)
 class NewTensor:
-    """A tensor of a new layer: its name, what it is drawn from (a constant for a std of 0), and the seed."""
+    """A tensor of a new layer: its name, what it is drawn from (a constant for a std of 0), and the seed.
+
+    law: where its parts start differently, so that mean and std are those of no part.
+    """
 
     name: str
     mean: float
     std: float
     seed: int
+    law: Initial | None = None
 
     @classmethod
     def of(cls, name: str, plan: Plan, seed: int) -> NewTensor | None:
@@ -90,8 +94,18 @@ class NewTensor:
         source, law = plan.sources[name], plan.initial.get(name, Initial())
         if source.is_taken:
             return None
-        mean, *_ = (source.value,) if source.kind == "silent" else law.means or (0.0,)
-        return cls(plan.drawn_as(name), mean, 0.0 if source.kind == "silent" else law.std or 0.0, seed)
+        is_silent = source.kind == "silent"
+        if is_silent:
+            return cls(plan.drawn_as(name), source.value, 0.0, seed)
+        if law.means == ():
+            raise MupscaleError(
+                f"'{name}' of a new block starts as a pattern, or by no law that its values could be drawn from, and "
+                "no model that has them is in memory here. Copy blocks instead (Stack), or grow the models in memory "
+                "with mupscale.upscale"
+            )
+        means = law.means or (0.0,)
+        in_parts = law if len(means) > 1 else None
+        return cls(plan.drawn_as(name), means[0], law.std or 0.0, seed, in_parts)
 
     def part(self, start: int, count: int, size: int, dtype: torch.dtype) -> Tensor:
         """So many of its `size` entries; what is drawn follows from the seed and the name alone."""
@@ -103,4 +117,8 @@ class NewTensor:
     def whole(self, shape: Shape, dtype: torch.dtype) -> Tensor:
         """All of it."""
         size = math.prod(shape)
-        return self.part(0, size, size, dtype).view(shape)
+        if self.law is None:
+            return self.part(0, size, size, dtype).view(shape)
+        standard = replace(self, mean=0.0, std=1.0, law=None).whole(shape, torch.float32)
+        spreads, means = (self.law.by_unit(numbers, shape) for numbers in (self.law.spreads, self.law.means or (0.0,)))
+        return (standard * spreads + means).to(dtype)

@@ -373,7 +373,8 @@ def law_of(plan: Plan, name: str) -> Initial:
 def no_pattern(name: str) -> MupscaleError:
     """The error where new units of what starts as a pattern have no wide model to take their values from."""
     return MupscaleError(
-        f"'{name}' starts as a pattern, neither constant nor random, so new units take the values that the wide model "
-        "is built with; but no such model is in memory here. Grow by copies, to a whole multiple of the width. For "
-        "models of your own: build the wide one on a real device, and grow with mupscale.upscale(narrow, wide)"
+        f"'{name}' starts as a pattern, or by no law that new units could be drawn from. They take the values that the "
+        "wide model is built with, but no such model is in memory here. Grow by copies, to a whole multiple of the "
+        "width. For models of your own: build the wide one on a real device, and grow with "
+        "mupscale.upscale(narrow, wide)"
     )

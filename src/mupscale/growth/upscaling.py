@@ -277,15 +277,18 @@ def _checked(plan: Plan, wide: nn.Module, operator: Operator) -> Plan:
         values = {name: gather_whole(p.detach()) for name, p in naming.parameters(wide).items()}
         if all(not value.is_meta and bool(value.isfinite().all()) for value in values.values()):
             draw = {name: nn.Parameter(value, requires_grad=False) for name, value in values.items()}
-            plan = with_measured_initial(plan, [draw])
+            plan = with_measured_initial(plan, [draw], as_built=True)
     check_operator(operator, plan)
     return plan
 
 
-def with_measured_initial(plan: Plan, draws: list[dict[str, nn.Parameter]]) -> Plan:
-    """The plan with the laws of the wide model's own values; what follows no single one is taken as that has it."""
+def with_measured_initial(plan: Plan, draws: list[dict[str, nn.Parameter]], *, as_built: bool = False) -> Plan:
+    """The plan with the laws of the wide model's own values.
+
+    as_built: that model is at hand, so that what follows no single law is taken as it has it.
+    """
     stds = planning.initial_std(draws)
-    laws = planning.measure_laws(draws, stds, lambda name: plan[name].axes, as_built=True)
+    laws = planning.measure_laws(draws, stds, lambda name: plan[name].axes, as_built=as_built)
     return plan.with_laws(laws)
 
 

@@ -26,7 +26,7 @@ _MOST_PARTS = 16  # equal parts of an axis with a law each, such as the gates of
 _CHANCE = 6.0  # standard errors that chance does not reach
 _ENOUGH_TO_TELL = 1 << 17  # numbers of a large tensor that are looked at for parts and patterns
 _LONG_ROW = 64  # numbers from which a row's mean and variance have about a normal distribution
-_MANY = 512  # numbers that show the shape of their distribution
+_MANY = 128  # numbers that show the shape of their distribution
 _SKEWED, _HEAVY = 0.5, 5.0  # a skewness and a kurtosis that are no normal or uniform distribution's
 
 Axes = Mapping[int, Axis]
@@ -219,13 +219,13 @@ class _UnitScores:
         rows = torch.cat(by_unit, 1).double().cpu()
         self.units, self.numbers = rows.shape
         self.lowest, self.highest = rows.amin(1), rows.amax(1)
-        centred = rows - rows.mean()
-        squares = centred.square()
+        self.centred = rows - rows.mean()
+        squares = self.centred.square()
         self.variance = max(float(squares.mean()), 1e-300)
         self.sums_of_squares = squares.sum(1)
         unequal = squares - self.variance
         self.of_squares = max(float(unequal.square().mean()), 1e-300)
-        self.means = centred.sum(1) / math.sqrt(self.variance * self.numbers)
+        self.means = self.centred.sum(1) / math.sqrt(self.variance * self.numbers)
         self.variances = unequal.sum(1) / math.sqrt(self.of_squares * self.numbers)
 
     def has_constants_apart(self, layout: Layout) -> bool:
@@ -253,6 +253,14 @@ class _UnitScores:
         # of few numbers the variance is skewed to one side and its logarithm to the other, so both have to say so
         return bool((torch.minimum(of_variances, in_logarithms) > _CHANCE).any())
 
+    def are_coupled(self, layout: Layout) -> bool:
+        """Whether parts tell of each other, as copies do, or gates of which one is the other's negative."""
+        if layout.count < 2:
+            return False
+        parts = self.centred.reshape(-1, layout.count, layout.run, self.numbers).transpose(0, 1).flatten(1)
+        products = parts @ parts.T / (self.variance * math.sqrt(parts.shape[1]))
+        return bool((products.triu(1).abs() > _CHANCE).any())
+
     def change_along(self) -> bool:
         """Whether means or variances rise or fall along the axis, or differ from unit to unit."""
         if self.units * self.numbers < _LONG_ROW or self.units < 2:
@@ -276,7 +284,8 @@ def _law_of_parts(samples: Sequence[Tensor], axes: Axes) -> Initial | None:
         score = scores[layout.dim]
         if not (score.has_constants_apart(layout) or score.differ(layout)):
             continue
-        if is_one_law(_standardised(samples, layout, *_moments(samples, layout)), axes):
+        has_odd_parts = any(_has_another_shape([part]) for part in _parts_of(samples, layout) if _spread(part))
+        if not has_odd_parts and is_one_law(_standardised(samples, layout, *_moments(samples, layout)), axes):
             means, stds = _moments_together(samples, layout)
             if is_one_law(_standardised(samples, layout, means, stds), axes):
                 of_all = math.sqrt(sum(std**2 for std in stds) / len(stds))
@@ -316,9 +325,9 @@ def is_one_law(samples: Sequence[Tensor], axes: Axes) -> bool:
         if scores.change_along():
             return False
         for layout in _layouts(shape, {dim: axes.get(dim, Axis())}):
-            by_turns = Layout(dim, layout.count, 1)
-            if any(scores.differ(one) or scores.has_constants_apart(one) for one in (layout, by_turns)):
-                return False
+            for parts in (layout, Layout(dim, layout.count, 1)):
+                if scores.differ(parts) or scores.has_constants_apart(parts) or scores.are_coupled(parts):
+                    return False
     return not (_share_a_pattern(samples) or _has_a_diagonal(samples) or _has_another_shape(samples))
 
 
