@@ -577,10 +577,10 @@ ONLY_CODE = [
 SHOWING = [*VALUES, *FUNCTIONS, *OUTSIDE]
 
 
-def find(script: str, folder: Path, **given: Any) -> tuple[str, list[str]]:
+def find(script: str, folder: Path, *, file: str = "a_script.py", **given: Any) -> tuple[str, list[str]]:
     """Which version of the code this script is, in a folder that may know others; and what is said of it."""
     scope: dict[str, Any] = {"__name__": "a_script", "FOLDER": folder}
-    code = compile(script, "a_script.py", "exec", dont_inherit=True)
+    code = compile(script, file, "exec", dont_inherit=True)
     exec(code, scope)
     functions = [scope[name] for name in ("family", "train", "held_out", "make_optimizer")]
     loop = OwnLoop(*functions, lr=0.02, folder=folder, note=quiet, **given)
@@ -719,7 +719,7 @@ def test_training_that_nearly_repeats_itself_is_compared_to_within_what_it_varie
     )
     same, (said,) = stub([1.0002]).find(tmp_path, FIRST)
     assert same == first
-    assert "end as they did then to within 1%, and the code that ran in them has not changed" in said
+    assert "end as they did then, to within 1%, and the code that ran in them has not changed" in said
     other, _ = stub([1.1, 1.1001]).find(tmp_path, FIRST)
     assert other != first
 
@@ -734,8 +734,19 @@ def test_training_that_does_not_repeat_itself_rests_on_its_code(tmp_path: Path) 
     assert "Give OwnLoop another version= if you change anything else, such as data or values" in said
     same, (said,) = find(script.replace("Generator()", "Generator().manual_seed(7)"), tmp_path)
     assert same == first
-    assert "Training is not reproducible, so its results are not compared" in said
+    assert "do not end the same when they are repeated, so ends are not compared" in said
     assert find(script.replace("error.square()", "error.abs()"), tmp_path)[0] != first
+
+
+def test_where_no_code_can_be_read_the_lines_say_so(tmp_path: Path) -> None:
+    """Of a script that was generated, or compiled to a library."""
+    script = SCRIPT.replace("{setup}", "").replace("{loss}", SQUARES)
+    _, (said,) = find(script, tmp_path, file="<string>")
+    assert "recognised by where these steps end. Give" in said
+    _, (said,) = find(script, tmp_path, file="<string>")
+    assert "and none of your functions that ran in them can be read" in said
+    _, (typed_in,) = find(script, tmp_path / "notebook", file="<ipython-input-1>")
+    assert "the 4 functions of yours" in typed_in
 
 
 def test_reproducible_training_that_no_longer_is_counts_as_other_code(tmp_path: Path) -> None:

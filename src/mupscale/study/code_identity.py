@@ -41,7 +41,8 @@ _PART = 200  # of the smallest size's steps are tried at a time: 1 % when they a
 _LEAST, _MOST = 2, 10  # steps; momentum acts from the second on
 _COMPILED = ("torch_dynamo_resume", "__compiled_fn", "__resume_at")
 """Names in code that torch.compile has written, which differs from one time to the next."""
-_TYPED_IN = ("<stdin", "<console", "<input", "<ipython-input", "<python-input", "<doctest")
+_TYPED_IN = ("<stdin", "<console", "<input", "<ipython-input", "<python-input", "<doctest", "<cell", "<command")
+"""Names of files that stand for code which was typed in: Python's prompt, notebooks."""
 _PYTHON = Path(sysconfig.get_paths()["stdlib"]).resolve()
 
 
@@ -328,38 +329,39 @@ def _count_finished(folder: Path, code: str, what: str = "are reused where they 
 
 def _describe_match(now: CodeVersion, same: CodeVersion) -> str:
     tolerance = now.tolerance(same)
-    code = "the code that ran in them has not changed"
-    if now.machine[0] != same.machine[0]:
+    if not now.evidence.code:
+        code = "none of your functions that ran in them can be read"
+    elif now.machine[0] != same.machine[0]:
         code = f"their code is not compared, since this is Python {now.machine[0]} and that was {same.machine[0]}"
+    else:
+        code = "the code that ran in them has not changed"
     if math.isinf(tolerance):
-        return (
-            f"the code that ran in {now.steps.phrase} has not changed. Training is not reproducible, so its results "
-            f"are not compared"
-        )
-    if tolerance == 0:
-        return f"{now.steps.phrase} end as they did then, to the bit, and {code}"
-    return f"{now.steps.phrase} end as they did then to within {tolerance:.0%}, and {code}"
+        return f"{now.steps.phrase} do not end the same when they are repeated, so ends are not compared, and {code}"
+    how_near = "to the bit" if tolerance == 0 else f"to within {tolerance:.0%}"
+    return f"{now.steps.phrase} end as they did then, {how_near}, and {code}"
 
 
 def _describe_new(now: CodeVersion) -> str:
-    steps, ran = now.steps.phrase, len(now.evidence.code)
+    """What a version is recognised by, and what is left to the user's own word."""
+    ran = len(now.evidence.code)
     functions = f"the code of {'the function' if ran == 1 else f'the {ran} functions'} of yours that ran in them"
-    twice = f"{steps}, taken twice,"
     advice = "Give OwnLoop another version= if you change something that acts only later"
     if now.spread > _MOST_SPREAD:
-        apart = "with quite other weights" if now.spread >= 1 else f"{now.spread:.0%} apart"
-        return (
-            f"{twice} ended {apart}: training is not reproducible. Finished stretches are recognised by {functions}. "
-            f"Give OwnLoop another version= if you change anything else, such as data or values"
-        )
-    if now.spread:
-        return (
-            f"{twice} ended nearly the same. Finished stretches are recognised by where these steps end, to within "
-            f"{max(_SAME_ELSEWHERE, 4 * now.spread):.0%}, and by {functions}. {advice}"
-        )
+        ended = "far apart" if now.spread >= 1 else f"{now.spread:.0%} apart"
+        ended = f"{ended}: training is not reproducible"
+        evidence = [functions] if ran else ["the shapes of the model's parameters alone"]
+        advice = "Give OwnLoop another version= if you change anything else, such as data or values"
+    elif now.spread:
+        ended = "nearly the same"
+        evidence = [f"where these steps end, to within {max(_SAME_ELSEWHERE, 4 * now.spread):.0%}"]
+    else:
+        ended = "the same to the bit"
+        evidence = ["where these steps end"]
+    if ran and functions not in evidence:
+        evidence.append(functions)
+    recognised = " and by ".join(evidence)
     return (
-        f"{twice} ended the same to the bit. Finished stretches are recognised by where these steps end and by "
-        f"{functions}. {advice}"
+        f"{now.steps.phrase}, taken twice, ended {ended}. Finished stretches are recognised by {recognised}. {advice}"
     )
 
 
