@@ -21,6 +21,7 @@ from mupscale.cli.recipe_options import RECIPE, class_arguments, read_recipe_and
 from mupscale.cli.training import read_recipe
 from mupscale.system import parse_given
 from mupscale.train import import_path
+from mupscale.train.callbacks import make_callbacks
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -239,3 +240,30 @@ def test_a_recipe_says_what_its_file_was_read_as(here: Path, written: str, capsy
         (here / "mine.yaml").write_text(f"{entry}\n")
         said = refused(capsys, ["train", "mlp-covtype-tiny", "mine.yaml"], 2)
         assert f"{shown} was read as {READ[written]}, but must be text: put what you wrote in quotes" in said
+
+
+@pytest.mark.parametrize("written", ["", "#2", "&x", "null", "~"])
+def test_a_recipe_without_a_folder_says_that_nothing_is_written(
+    here: Path, written: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "mine.yaml").write_text(f"out: {written}\n")
+    assert read_recipe(["mlp-covtype-tiny", "mine.yaml"])[0].out is None
+    assert "the recipe's out is null, so nothing is written" in capsys.readouterr().err
+    assert read_recipe(["mlp-covtype-tiny", "mine.yaml", "--out", "none"])[0].out is None
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("start", ["--callbacks", "--callbacks+"])
+@pytest.mark.parametrize(
+    "value",
+    ["of_ones_own.A", "[of_ones_own.A]", "mupscale.train.TensorBoard,of_ones_own.A", "[{class_path: of_ones_own.A}]"],
+)
+def test_every_class_in_a_list_may_be_of_ones_own(
+    here: Path, monkeypatch: pytest.MonkeyPatch, start: str, value: str
+) -> None:
+    (here / "of_ones_own.py").write_text("from mupscale.train import Callback\nclass A(Callback): pass\n")
+    monkeypatch.delitem(sys.modules, "of_ones_own", raising=False)
+    with finding_own_modules():
+        recipe, _ = read_recipe(["mlp-covtype-tiny", start, value])
+        made = make_callbacks(recipe.callbacks)
+    assert type(made[-1]).__name__ == "A"

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
+from mupscale.system import Typed
+
 _FOR_CHILDREN = "MUPSCALE_OWN_MODULES"  # folder and names, for processes that are started while a command runs
 _SAFE_PATH = "PYTHONSAFEPATH"  # which keeps the current folder out of the path of these
 _IMPORTLIB = {"importlib", "_frozen_importlib", "_frozen_importlib_external"}
@@ -75,6 +77,8 @@ def allow_modules(names: Iterable[str]) -> None:
 
 def named_classes(values: Any, key: str = "") -> Iterator[str]:
     """The import paths in the plain values of a recipe, or in the value of an option of this name."""
+    if isinstance(values, Typed):  # one, several between commas, or a list in brackets
+        values = [str(each) if isinstance(each, str) else each for each in values.texts()]
     if isinstance(values, str):
         yield from [values] if key.rstrip("+").rpartition(".")[2] in _NAME_CLASSES else []
     elif isinstance(values, dict):

@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 from mupscale.cli.arguments import Answered, Given, UsageError, Words, add_to_lists, read_value, read_yaml, set_options
 from mupscale.cli.command_lines import CommandLine, Option, Section, help_of_rows, meanings, rows_of
 from mupscale.cli.own_modules import allow_modules, named_classes
-from mupscale.system import MupscaleError, did_you_mean, parse_given, show, told_fields
+from mupscale.system import (
+    MupscaleError,
+    did_you_mean,
+    number_in_environment,
+    parse_given,
+    print_at_once,
+    show,
+    told_fields,
+    wrap_text,
+)
 
 if TYPE_CHECKING:
     from mupscale.train import Recipe
@@ -109,6 +118,7 @@ def read_recipe_and_options(
     tree = _merged(line, [find_recipe(name) for name in names], options)
     adjust(tree)
     allow_modules(named_classes(tree))
+    allow_modules(named_classes({option.name: option.value for option in options}))  # what is added to lists, too
     width = parse_given(WholeWidth | None, tree.get("width"), ("width",), UsageError)
     for name in _CLASSES:
         tree[name] = _complete(name, tree.get(name), {*width} if isinstance(width, dict) else {"width"})
@@ -117,6 +127,9 @@ def read_recipe_and_options(
     others = [part for part in line.parts if not _is_of_recipe(part)]
     values = {name: value for part in others for name, value in part.read(tree).items()}
     own = {name: value for name, value in tree.items() if name not in {*values, "print_config"}}
+    if own.get("out", "") is None and not number_in_environment("RANK", 0):  # as YAML reads 'out: #2', too
+        note = "Note: the recipe's out is null, so nothing is written. To write a run, name its folder (--out FOLDER)."
+        print_at_once(wrap_text(note), "stderr")
     if says_nothing_is_written(own.get("out")):
         own["out"] = None
     recipe = Recipe.from_json(own, parse=parse_recipe)
