@@ -279,32 +279,59 @@ def grow_optimizer_file(
         write_optimizer(Path(out), grown)
 
 
+_BOOKKEEPING = (optim.FROM_GROUP, optim.RATE_CHANGE)  # which later growths and schedulers need, and no update
+
+
 def compare_optimizer_file(
-    path: Path, wide: Path, source: Source, config: Config, steps: Sequence[PlannedGrowth]
+    path: Path, wide: SavedOptimizer, source: Source, steps: Sequence[PlannedGrowth], rules: RuleSet
 ) -> tuple[str, float]:
-    """What in the optimizer at `wide`, of a model of this config, is farthest from the one at `path`, grown with it.
+    """What in the wide optimizer is farthest from the one at `path`, grown with its model; and how far, relatively.
 
-    And how far that is, relatively: a state tensor, or a learning rate, decay or eps.
+    Compared are all state tensors, all hyperparameters of every parameter, and which parameters are in a group.
     """
-    found = optim.read_optimizer(find_optimizer_file(wide), sketch_model(config), mmap=True)
-    rules = RuleSet(decay=found.groups[0][1].get(optim.DECAY_RULE, RuleSet.decay))
     grown = _grown_optimizer(path, source, steps, rules, warns=False)
-    far = {f"{name}/{key}": math.inf for name, state in found.states.items() for key in state}
+    off: dict[str, float] = {}
+    for name in dict.fromkeys((*grown.states, *wide.states)):
+        expected_state, state = grown.states.get(name, {}), wide.states.get(name, {})
+        for key in dict.fromkeys((*expected_state, *state)):
+            expected = expected_state.get(key)
+            if isinstance(expected, StateTensor):
+                expected = expected.make()
+            off[f"{name}/{key}"] = _distance(expected, state.get(key))
 
-    def compare(what: str, expected: Any, actual: Any) -> None:
-        """Numbers or tensors, relatively; infinitely far where one of them is not there, or they are not alike."""
-        a, b = (torch.as_tensor(math.nan if v is None else v, dtype=torch.float64) for v in (expected, actual))
-        far[what] = relative_difference(a, b) if a.shape == b.shape else math.inf
+    expected_hypers, hypers = grown.hyper_by_name, wide.hyper_by_name
+    for name in dict.fromkeys((*expected_hypers, *hypers)):
+        expected_hyper, hyper = expected_hypers.get(name, {}), hypers.get(name, {})
+        for key in dict.fromkeys((*expected_hyper, *hyper)):
+            if key not in _BOOKKEEPING:
+                off[f"{key} of {name}"] = _distance(expected_hyper.get(key), hyper.get(key))
 
-    for name, state in grown.states.items():
-        for key, part in state.items():
-            expected = part.make() if isinstance(part, StateTensor) else part
-            compare(f"{name}/{key}", expected, found.states.get(name, {}).get(key))
-    ours = grown.hyper_by_name
-    for name, group in found.hyper_by_name.items():
-        for key in (key for key in ("lr", "weight_decay", "eps") if key in {*group, *ours.get(name, {})}):
-            compare(f"{key} of {name}", ours.get(name, {}).get(key), group.get(key))
-    return max(far.items(), key=lambda item: item[1], default=("", 0.0))
+    companions = _companions(wide)
+    for name, expected_companions in _companions(grown).items():
+        if companions.get(name) != expected_companions:
+            off[f"the group of {name}"] = math.inf
+    return max(off.items(), key=lambda item: item[1], default=("", 0.0))
+
+
+def _companions(saved: SavedOptimizer) -> dict[str, frozenset[str]]:
+    """By name of a parameter: all that are in its group."""
+    return {name: frozenset(names) for names, _ in saved.groups for name in names}
+
+
+def _distance(expected: Any, actual: Any) -> float:
+    """How far two values of an optimizer are apart, relatively; infinitely where they are not alike."""
+    if isinstance(expected, list | tuple) and isinstance(actual, list | tuple):
+        if len(expected) != len(actual):
+            return math.inf
+        return max(map(_distance, expected, actual), default=0.0)
+    if not all(isinstance(value, int | float | Tensor) and not isinstance(value, bool) for value in (expected, actual)):
+        return 0.0 if type(expected) is type(actual) and expected == actual else math.inf
+    a, b = (torch.as_tensor(value, dtype=torch.float64) for value in (expected, actual))
+    if a.shape != b.shape:
+        return math.inf
+    if a.numel() == 1 and not a.any():  # a rate or a decay of 0 has no relative difference
+        return math.inf if b.any() else 0.0
+    return relative_difference(a, b)
 
 
 def _grown_optimizer(
@@ -332,7 +359,9 @@ def _grown_once(saved: SavedOptimizer, step: PlannedGrowth, cls: type[Optimizer]
         wide.warn_of_inexact_decay()
     groups = [([name for name, _ in group.pop("params")], group) for group in wide.groups()]
     for _, group in groups if step.growth.scale_lr != 1 else ():
-        group["lr"] = optim.scale(group["lr"], step.growth.scale_lr)
+        for rate in ("lr", "initial_lr"):  # the latter is what a schedule begins with
+            if rate in group:
+                group[rate] = optim.scale(group[rate], step.growth.scale_lr)
     hypers, first, build = saved.hyper_by_name, saved.groups[0][1], partial(cls, [nn.Parameter(torch.zeros(1, 1))])
     needed = [n for n, p in inspect.signature(cls).parameters.items() if p.default is p.empty and n in first]
     one = build(**{name: first[name] for name in needed})  # which tells what new entries of a state start with

@@ -162,13 +162,15 @@ class Record:
     """The growths of a model from the first one on, whose config this is; none of one that has not grown.
 
     plan: of all growths in one, by the model's own names, where it is known. Of several growths it says by how much,
-    not where copies lie. decay: the rule of `RuleSet` by which weight decay grew.
+    not where copies lie. decay: the rule of `RuleSet` by which weight decay grew. optimizer: the SHA-256 of the saved
+    optimizer that was written beside the wide checkpoint; empty where none was.
     """
 
     config: Mapping[str, Any]
     growths: tuple[GrowthStep, ...] = ()
     plan: Plan | None = None
     decay: DecayRule = RuleSet.decay
+    optimizer: str = ""
 
     @property
     def times(self) -> Times:
@@ -204,7 +206,7 @@ class Record:
         else:
             whole = then_parts(in_no_blocks(self.whole_plan()), in_no_blocks(plan)) if self.widenings or whole else plan
             whole = whole if growth.grow.needs_multiples else replace(whole, mup=True)
-        return replace(self, growths=(*self.growths, growth), plan=whole)
+        return replace(self, growths=(*self.growths, growth), plan=whole, optimizer="")
 
     def whole_plan(self) -> Plan:
         """From the first model to this one, by the model's own names; made again where it is not on record."""
@@ -217,6 +219,7 @@ class Record:
             "config": dict(self.config),
             "plan": None if self.plan is None else json.loads(self.plan.to_json()),
             **({} if self.decay == RuleSet.decay else {"decay": self.decay}),
+            **({"optimizer": self.optimizer} if self.optimizer else {}),
         }
         replace_text(folder / RECORD_FILE, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
@@ -235,7 +238,8 @@ class Record:
             plan = None if content["plan"] is None else Plan.from_json(json.dumps(content["plan"]))
             if not isinstance(content["config"], dict):
                 raise TypeError("its config is no mapping")
-            return cls(content["config"], growths, plan, RuleSet(decay=content.get("decay", RuleSet.decay)).decay)
+            decay = RuleSet(decay=content.get("decay", RuleSet.decay)).decay
+            return cls(content["config"], growths, plan, decay, str(content.get("optimizer", "")))
         except OSError:
             raise MupscaleError(
                 f"there is no {RECORD_FILE} at {path}: give the folder that mupscale upscale wrote (a model saved "

@@ -190,7 +190,9 @@ def upscale(
                 reasons = ConfigFamily(small.config).obstacles(width.times, steps[0].plan)
                 why += f"; it is not lossless, since {reasons[0]}" if reasons else ""
             if file is not None:
-                grow_optimizer_file(file, folder / output_folder.OPTIMIZER_FILE, small, steps, rules=rules)
+                grown_file = folder / output_folder.OPTIMIZER_FILE
+                grow_optimizer_file(file, grown_file, small, steps, rules=rules)
+                replace(record, optimizer=system.sha256_of(grown_file)).save(folder)
             checked = f"not made, since {why}." if comparison is None else comparison.verdict
             growths = record.growths[len(before.growths) :]
             output_folder.write_model_card(folder, out.name, small, config, growths, sizes, checked)

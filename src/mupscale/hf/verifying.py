@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mupscale import planning
+from mupscale import planning, system
 from mupscale.checks import Difference, first_differing_module
 from mupscale.checks import verify as train_both
-from mupscale.core import Axis, Entry, Plan, expand, index_of_old, naming, places
+from mupscale.core import Axis, Entry, Plan, RuleSet, expand, index_of_old, naming, places
 from mupscale.growth import EPS, Copies, Fresh, Part, is_replica, upscale_untried, widen, word_of_operator
 from mupscale.hf import building
 from mupscale.hf.building import Config
@@ -33,7 +33,7 @@ from mupscale.hf.groups import compare_optimizer_file, match_plan
 from mupscale.hf.output_folder import OPTIMIZER_FILE
 from mupscale.hf.record import RECORD_FILE, GrowthStep, History, PlannedGrowth, Record, names_after, plan_growths, trace
 from mupscale.hf.source import Source, StoredTensor, open_source
-from mupscale.optim import decay_groups
+from mupscale.optim import decay_groups, read_optimizer
 from mupscale.system import MupscaleError, as_asked, checks_arguments, generator, html_table, text_table, wrap_text
 
 _AT_A_TIME = 1 << 22  # entries that are compared in double precision at a time
@@ -136,7 +136,8 @@ def _relative_difference(expected: Tensor, actual: Tensor) -> float:
 class Relation:
     """Two checkpoints, and the growths that lead from the one to the other.
 
-    plan: of all of them in one, where the caller or mupscale.json has it. before: how the small one had grown.
+    plan: of all of them in one, where the caller or mupscale.json has it. before: how the small one had grown. record:
+    mupscale.json of the wide one, if there is one.
     """
 
     small: Source
@@ -144,6 +145,7 @@ class Relation:
     growths: tuple[GrowthStep, ...]
     plan: Plan | None = None
     before: Record | None = None
+    record: Record | None = None
 
     @property
     def times(self) -> Times:
@@ -242,7 +244,7 @@ def relate(small: Source, wide: Source, plan: Plan | None = None) -> Relation:
         growths = record.growths[start:]
         if _becomes(small.config, growths, wide.config):
             whole = plan if plan is not None else record.plan if start == 0 and len(growths) == 1 else None
-            return Relation(small, wide, growths, whole, before or _before(record, start))
+            return Relation(small, wide, growths, whole, before or _before(record, start), record)
     raise _unrelated(
         f"by its {RECORD_FILE} it grew {record.in_words} from {_sizes_in_words(record.config)}, and the small one "
         f"has {_sizes_in_words(small.config)}"
@@ -588,7 +590,8 @@ def verify(
     """Compare two checkpoints: their files, their outputs, their training.
 
     The tensors of WIDE are compared with those of SMALL, grown as mupscale.json says, noise included; and so is a saved
-    optimizer (optimizer.pt) where both have one. Both models then compute on the same random tokens, pixels or `text`.
+    optimizer (optimizer.pt), with its groups and hyperparameters, or by its checksum in mupscale.json where SMALL holds
+    none. Both models then compute on the same random tokens, pixels or `text`.
     train: so many steps of AdamW with weight decay, an eps that matters and clipping that binds. tolerance: by default
     1e-10 in float64, 1e-4 in float32 (ten times that after training), also for files that had to round. With noise,
     fresh units or copied layers the two are not meant to compute the same: the table tells how far outputs moved, which
@@ -624,8 +627,8 @@ def verify(
     for config in (ours.config, theirs.config):
         if hasattr(config, "use_cache"):
             config.use_cache = False
-    if (relation.wide.folder / OPTIMIZER_FILE).exists():
-        first = first or _compare_optimizer(relation, rows, notes)
+    unlike = _compare_optimizer(relation, rows, notes)
+    first = first or unlike
     try:
         words = None if text is None else Path(text).read_text(encoding="utf-8")
     except OSError as error:
@@ -827,19 +830,37 @@ def _compare_files(relation: Relation) -> tuple[list[ComparisonRow], Difference 
 
 
 def _compare_optimizer(relation: Relation, rows: list[ComparisonRow], notes: list[str]) -> Difference | None:
-    """A row for the saved optimizer beside the wide checkpoint, or a note that says why there is none."""
+    """A row for the saved optimizer beside the wide checkpoint, or a note that nothing says what it should be."""
     small, wide = (source.folder / OPTIMIZER_FILE for source in (relation.small, relation.wide))
-    if not small.exists():
+    recorded = "" if relation.record is None else relation.record.optimizer
+    times = math.prod(growth.scale_lr for growth in relation.growths)
+    note = "" if times == 1 else f"rates × {times:.3g}"
+    if not wide.exists():
+        if not recorded:
+            return None
+        rows.append(ComparisonRow(OPTIMIZER_FILE, math.inf, _OF_STATE, "missing"))
+        lost = (
+            f"{RECORD_FILE} says that it was written to {relation.wide.folder}. Copy it from there, or grow it again."
+        )
+        return Difference(OPTIMIZER_FILE, "file", math.inf, lost)
+    if not small.exists() and not recorded:
         notes.append(f"Not compared: {OPTIMIZER_FILE}, since {relation.small.folder} holds none.")
         return None
-    try:
-        name, far = compare_optimizer_file(small, wide, relation.small, relation.wide.config, relation.steps)
-    except MupscaleError as error:
-        notes.append(f"Not compared: {OPTIMIZER_FILE}, since {error}")
+
+    advice = _STATE_ADVICE
+    if not small.exists():
+        name, far, note = OPTIMIZER_FILE, 0.0 if system.sha256_of(wide) == recorded else math.inf, "as recorded"
+    else:
+        try:
+            found = read_optimizer(wide, building.sketch_model(relation.wide.config), mmap=True)
+            rules = RuleSet() if relation.record is None else RuleSet(decay=relation.record.decay)
+            name, far = compare_optimizer_file(small, found, relation.small, relation.steps, rules)
+        except MupscaleError as error:
+            name, far, advice = OPTIMIZER_FILE, math.inf, f"It cannot be compared: {error}."
+    rows.append(ComparisonRow(OPTIMIZER_FILE, far, _OF_STATE, note))
+    if far <= _OF_STATE:
         return None
-    times = math.prod(growth.scale_lr for growth in relation.growths)
-    rows.append(ComparisonRow(OPTIMIZER_FILE, far, _OF_STATE, "" if times == 1 else f"rates × {times:.3g}"))
-    return None if far <= _OF_STATE else Difference(name, "parameter", far, _STATE_ADVICE + _right_after(relation))
+    return Difference(name, "file" if name == OPTIMIZER_FILE else "optimizer", far, advice + _right_after(relation))
 
 
 def _right_after(relation: Relation) -> str:

@@ -14,6 +14,7 @@ from mupscale.optim.groups import (
     DECAY_RULE,
     FROM_GROUP,
     NORM_FACTOR,
+    RATE_CHANGE,
     GroupBuilder,
     change_of_decay,
     following_rules,

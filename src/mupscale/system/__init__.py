@@ -54,6 +54,7 @@ from mupscale.system.files import (
     remove,
     replace_text,
     replacing,
+    sha256_of,
     too_much_unpacked,
     write_json,
     writing_into,

@@ -371,6 +371,12 @@ def _here() -> str:
     return hashlib.sha256(machine_name().encode()).hexdigest()[:6]
 
 
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's content."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def fingerprint_files(paths: Iterable[Path]) -> str:
     """Eight digits that change with any byte of the files, in their order."""
     total = 0
