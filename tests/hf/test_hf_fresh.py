@@ -33,7 +33,12 @@ from refusals import refuses
 from slow_cases import with_slow
 
 LARGER = {"hidden": 24, "ffn": 30, "heads": 6}
-OPERATORS = {"fresh": mu.Fresh(), "half": mu.Fresh(outgoing=0.5), "lossless": mu.Fresh(lossless=True)}
+OPERATORS = {
+    "fresh": mu.Fresh(),
+    "half": mu.Fresh(outgoing=0.5),
+    "lossless": mu.Fresh(lossless=True),
+    "trained": mu.Fresh(spread="trained"),
+}
 
 
 def grow(source: Path, out: Path, operator: mu.Operator | None = None, **options: Any) -> Upscaled:

@@ -383,7 +383,7 @@ def test_a_record_has_its_fields(tmp_path: Path) -> None:
     fields = {
         "train": where | {"loss", "lr", "width", "grad_norm"},
         "eval": where | {"loss", "accuracy"},
-        "grow": where | {"width", "noise", "noise_unit", "lr", "how", "outgoing", "deepen"},
+        "grow": where | {"width", "noise", "noise_unit", "shrink", "lr", "how", "outgoing", "spread", "deepen"},
         "end": where | {"status"},
     }
     records = metrics(tmp_path)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch.nn.functional import normalize
 from mupscale.core import Axis, Entry, Plan, gather_whole, laid_out_like
 from mupscale.growth.draws import standard_normal
 from mupscale.growth.operators import Operator, Part, StatePart
-from mupscale.system import MupscaleError, NotNegative, as_asked, check_argument, checks_arguments, generator
+from mupscale.system import MupscaleError, Must, NotNegative, as_asked, check_argument, checks_arguments, generator
 
 _EXACT = 512  # up to this size of its smaller side a matrix is as large as its Gram matrix says
 _STEPS = 64  # dimensions of the Krylov space of a larger one
@@ -210,14 +210,17 @@ class CopiesSettings:
             replica of the small one. In a recipe also one value per parameter name
         noise_unit: unit of noise: init (a fresh initialisation), theory (the paper's constants) or signal (each
             weight's spectral norm)
+        shrink: for copies, what trained matrices and embeddings are multiplied by before noise is added, above 0 and
+            at most 1 (not shrunk)
     """
 
     noise: NoiseLevel = 0.0
     noise_unit: Literal["init", "theory", "signal"] = field(default="init", metadata={"of": "noise"})
+    shrink: float = 1.0
 
     def operator_arguments(self) -> dict[str, Any]:
         """What `Copies` and its kin are made with."""
-        return {"noise": build_noise(self.noise, self.noise_unit)}
+        return {"noise": build_noise(self.noise, self.noise_unit), "shrink": self.shrink}
 
 
 def build_noise(level: NoiseLevel, unit: str) -> Noise:
@@ -239,6 +242,8 @@ class Copies(Operator):
 
     noise: how much the copies are made to differ, as in `perturb`. paired: noise that sums to 0 over the copies of each
     input (+ε on one and −ε on the other), so that the function stays; parameters that no copies feed get none.
+    shrink: what trained matrices and embeddings are multiplied by before the noise. Gains stay, and biases do where the
+    model has norms. A network whose trained weights have become large learns on better from smaller ones.
 
     >>> import torch, mupscale as mu
     >>> narrow, wide = torch.nn.Linear(2, 1, bias=False), torch.nn.Linear(4, 1, bias=False)
@@ -250,14 +255,28 @@ class Copies(Operator):
 
     noise: Noise = 0.0
     paired: bool = False
+    shrink: Annotated[float, Must("a number above 0 and at most 1", lambda value: 0 < value <= 1)] = 1.0
 
     def check(self, plan: Plan) -> None:
         check_noise(self.noise, plan)
 
     def parameter(self, out: Tensor, narrow: Tensor, part: Part) -> None:
-        """The copies, each 1/in_ of the weight, and their noise."""
+        """The copies, each 1/in_ of the weight, shrunk, and their noise."""
         part.entry.widened(narrow, out)
+        self.shrink_in_place(out, part)
         add_noise(out, part.name, part.plan, as_noise(self.noise), part.seed, paired=self.paired)
+
+    def shrink_in_place(self, out: Tensor, part: Part) -> None:
+        factor = self.shrink_of(part.name, part.plan)
+        if factor != 1:
+            out.mul_(factor)
+
+    def shrink_of(self, name: str, plan: Plan) -> float:
+        """The factor of one parameter or buffer: 1 for what starts as a constant, and for biases beside norms."""
+        if self.shrink == 1 or name not in plan.parameters or _is_gain(name, plan):
+            return 1.0
+        is_matrix = len(plan.parameters[name].narrow) > 1
+        return self.shrink if is_matrix or not _has_norms(plan) else 1.0
 
     def buffer(self, out: Tensor, narrow: Tensor, part: Part) -> None:
         """The copies; of one that is summed over its inputs, as a fixed projection is, each 1/in_ of it."""
@@ -268,9 +287,24 @@ class Copies(Operator):
         part.entry.widened(narrow, out, factor=part.factor(part.entry), axes=part.axes)
 
 
+def _is_gain(name: str, plan: Plan) -> bool:
+    """Whether a parameter is a gain: it belongs to a norm, or starts at a constant that is not 0."""
+    if name in plan.norms:
+        return True
+    law = plan.initial.get(name)
+    if law is None or law.means is None:
+        return False
+    return any(law.means) and not any(law.spreads)
+
+
+def _has_norms(plan: Plan) -> bool:
+    """Whether the model divides by norms; then the size of what comes before them does not matter."""
+    return any(_is_gain(name, plan) for name in plan.parameters)
+
+
 def is_replica(operator: Operator) -> bool:
     """Whether the wide model would be copies without noise; what is there for comparison alone says nothing."""
-    return type(operator) is Copies and as_noise(operator.noise).is_none
+    return type(operator) is Copies and as_noise(operator.noise).is_none and operator.shrink == 1
 
 
 def replica_in_words() -> str:
@@ -319,6 +353,7 @@ class Net2Net(NaiveCopies):
     def parameter(self, out: Tensor, narrow: Tensor, part: Part) -> None:
         """Random copies, what reads them divided by how many there are of each, and their noise."""
         self.buffer(out, narrow, part)
+        self.shrink_in_place(out, part)
         add_noise(out, part.name, part.plan, as_noise(self.noise), part.seed)
 
     def buffer(self, out: Tensor, narrow: Tensor, part: Part) -> None:

@@ -3,7 +3,7 @@
 GROWTH in one table, for a weight from inputs to outputs:
 
     old inputs, old outputs    the narrow weight (times Constants.keep, which undoes what the model itself divides by)
-    any inputs, new outputs    fresh
+    any inputs, new outputs    fresh, at the initial spread or at that of the trained weights
     new inputs, old outputs    fresh, times `outgoing`
 
 Learning rate, weight decay and eps are those of μP at the wide width: rules.py does not know of this.
@@ -22,14 +22,30 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from mupscale.core import Axis, Constants, Entry, Initial, Plan, index_of_old, index_of_units, is_new, places
+from mupscale.core import (
+    Axis,
+    Constants,
+    Entry,
+    Initial,
+    Plan,
+    Shape,
+    index_of_old,
+    index_of_units,
+    is_new,
+    part_of_units,
+    places,
+)
 from mupscale.growth.draws import draw_normal
 from mupscale.growth.lossless import gain_factor, silent_start
 from mupscale.growth.operators import Operator, Part, StatePart
 from mupscale.system import MupscaleError, Must, checks_arguments
 
 _ZEROS = Initial(0.0, (0.0,))
+_MEASURED = 1 << 17  # entries whose spread is measured at a time, each with a few numbers beside it
 _SUMMED = 1 << 20  # entries that are summed at a time where a mean is over the whole tensor
+
+Spread = Literal["initial", "trained"]
+"""How large fresh values are: as in a new model, or as the trained ones have become."""
 
 Read = Callable[[int, int], Tensor]
 """From the first and the last place to the entries of the flattened narrow tensor that lie between."""
@@ -50,6 +66,7 @@ class FreshTensor:
     keep: the factor of the old weights. outgoing: the factor of what leads from new inputs to old outputs.
     new_outputs: whether new outputs are fresh, zero or the mean of the old ones. built: the wide tensor, where it
     starts as a pattern, from which new units are taken in place of random numbers.
+    spread: that of the law, or as large as the trained entries have become, part by part.
     """
 
     entry: Entry
@@ -60,6 +77,7 @@ class FreshTensor:
     outgoing: float = 1.0
     new_outputs: Literal["drawn", "zero", "mean"] = "drawn"
     built: Tensor | None = None
+    spread: Spread = "initial"
 
     def __post_init__(self) -> None:
         entry = self.entry
@@ -109,6 +127,8 @@ class FreshTensor:
         with self._lock:
             if self.grows and not self._ready:  # what only the whole of the narrow tensor can tell
                 self._zero_rows = self._find_zero_rows(read)
+                if self.spread == "trained" and self.built is None and any(self.law.spreads):
+                    self.law = self._trained_law(read)
                 if self.new_outputs == "mean" and self.entry.out == (self._split,):
                     self._mean = self._mean_of_old(read, out)
                 self._ready = True
@@ -177,6 +197,36 @@ class FreshTensor:
         for d in entry.out:
             where = where & ~self._cut(self._is_new[d], region)
         out.mul_(torch.where(where, self.outgoing, 1.0).to(out))
+
+    def _trained_law(self, read: Read) -> Initial:
+        """The law with the spread that each part has in the narrow tensor, carried to the wide width as μP's init is.
+
+        Parts that start as constants stay so. Rows of padding, which are zero and stay zero, do not count.
+        """
+        law, shape = self.law, self.entry.narrow or (1,)
+        parts = max(len(law.spreads), len(law.means or ()))
+        means = _for_each_part(law.means or (0.0,), parts)
+        part_of_unit = part_of_units(shape[law.dim], parts, law.run)
+
+        squares, counts = torch.zeros(2, parts, dtype=torch.float64)
+        for start in range(0, math.prod(shape), _MEASURED):
+            stop = min(start + _MEASURED, math.prod(shape))
+            trained = read(start, stop).reshape(-1).cpu().double()
+            place = torch.arange(start, stop)
+            part = part_of_unit[_index_along(law.dim, place, shape)]
+            counted = torch.ones_like(trained)
+            if self._zero_rows is not None:
+                (row_dim,) = (d for d, size in enumerate(self._zero_rows.shape) if size > 1)
+                is_padding = self._zero_rows.reshape(-1)[_index_along(row_dim, place, shape)]
+                counted.masked_fill_(is_padding, 0.0)
+            difference = (trained - means[part]) * counted
+            squares += torch.bincount(part, difference.square(), minlength=parts)
+            counts += torch.bincount(part, counted, minlength=parts)
+
+        trained_spreads = (squares / counts.clamp(min=1)).sqrt() * self.entry.init
+        is_drawn = _for_each_part(law.spreads, parts) > 0
+        spreads = tuple(torch.where(is_drawn, trained_spreads, 0.0).tolist())
+        return replace(law, std=max(spreads), stds=spreads if parts > 1 else ())
 
     def _mean_of_old(self, read: Read, out: Tensor) -> Tensor:
         """The mean over the old units of the first axis that grows, in parts that do not depend on the region."""
@@ -255,8 +305,34 @@ def _sum(values: Tensor, dim: int) -> Tensor:
     return values
 
 
+def _index_along(dim: int, places: Tensor, shape: Shape) -> Tensor:
+    """Of places in a flattened tensor, the index along one of its dimensions."""
+    return places // math.prod(shape[dim + 1 :]) % shape[dim]
+
+
+def _for_each_part(numbers: tuple[float, ...], parts: int) -> Tensor:
+    """One number for each part, where one alone is for all of them."""
+    return torch.tensor(numbers, dtype=torch.float64).expand(parts)
+
+
 @dataclass(frozen=True, kw_only=True)
-class FreshSettings:
+class LosslessSettings:
+    """What recipes, commands and records may say of fresh units, lossless ones included.
+
+    Args:
+        spread: for fresh units, how large what is drawn is: initial (as a new model's) or trained (as large as the
+            trained weights have become, part by part)
+    """
+
+    spread: Spread = "initial"
+
+    def operator_arguments(self) -> dict[str, Any]:
+        """What `Fresh` is made with."""
+        return {"spread": self.spread}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreshSettings(LosslessSettings):
     """What recipes, commands and records may say of fresh units.
 
     Args:
@@ -268,7 +344,7 @@ class FreshSettings:
 
     def operator_arguments(self) -> dict[str, Any]:
         """What `Fresh` is made with."""
-        return {"outgoing": self.outgoing}
+        return {**super().operator_arguments(), "outgoing": self.outgoing}
 
 
 @checks_arguments
@@ -280,7 +356,8 @@ class Fresh(Operator):
 
     outgoing: between 0 and 1, how much of its fresh weight a new unit has towards old ones. At 0 the function stays on
     every axis that no norm reads. lossless: the function stays on the axes that norms read, too, where a batch
-    (inputs=) has shown who reads them; `upscale` tells by how much it does not.
+    (inputs=) has shown who reads them; `upscale` tells by how much it does not. spread: how large what is drawn is,
+    "initial" (as a new model's), or "trained": the root mean square of the trained entries, part by part.
 
     >>> import torch, mupscale as mu
     >>> from torch.nn import Linear, Sequential, Tanh
@@ -294,6 +371,7 @@ class Fresh(Operator):
 
     outgoing: Annotated[float, Must("a number between 0 and 1", lambda value: 0 <= value <= 1)] = 1.0
     lossless: bool = False
+    spread: Spread = "initial"
     needs_multiples = False
 
     def check(self, plan: Plan) -> None:
@@ -319,7 +397,7 @@ class Fresh(Operator):
             return FreshTensor(entry, stream, part.seed, keep=keep)
         law = law_of(plan, part.name)
         outgoing, outputs = silent_start(part.name, entry, plan) if self.lossless else (self.outgoing, "drawn")
-        return FreshTensor(entry, stream, part.seed, law, keep, outgoing, outputs)
+        return FreshTensor(entry, stream, part.seed, law, keep, outgoing, outputs, spread=self.spread)
 
     def state(self, out: Tensor, narrow: Tensor, part: StatePart) -> None:
         """The old state in its places, and beside it what a fresh optimizer has, or the mean of the old state."""

@@ -6,13 +6,13 @@ Each operator has its own settings beside it (`CopiesSettings`, `FreshSettings`)
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 from mupscale.growth.copies import Copies, CopiesSettings, NaiveCopies, Net2Net, NoiseLevel, is_replica
 from mupscale.growth.depth_plans import DepthOperator, Identity, Stack
-from mupscale.growth.fresh import Fresh, FreshSettings
+from mupscale.growth.fresh import Fresh, FreshSettings, LosslessSettings
 from mupscale.growth.operator_pairs import choose_operator
 from mupscale.growth.operators import Operator
 from mupscale.system import MupscaleError
@@ -49,7 +49,7 @@ OPERATORS = {
     "copies": OperatorWord(Copies, CopiesSettings),
     "paired": OperatorWord(partial(Copies, paired=True), CopiesSettings),
     "fresh": OperatorWord(Fresh, FreshSettings),
-    "lossless": OperatorWord(partial(Fresh, lossless=True)),
+    "lossless": OperatorWord(partial(Fresh, lossless=True), LosslessSettings),
     "net2net": OperatorWord(Net2Net, CopiesSettings),
     "naive": OperatorWord(NaiveCopies, CopiesSettings),
 }
@@ -137,13 +137,17 @@ class GrowthSettings(CopiesSettings, FreshSettings):
         """The settings that are given, and that what fills new units does not take."""
         takes = self._operator_word.takes
         foreign = list[str]()
-        for field in fields(GrowthSettings):
+        for field in self._operator_fields:
             is_given = getattr(self, field.name) != field.default
-            is_of_operator = field.name not in ("how", "deepen")
             qualifies_another = "of" in field.metadata  # a unit says nothing where there is no amount
-            if is_given and is_of_operator and not qualifies_another and field.name not in takes:
+            if is_given and not qualifies_another and field.name not in takes:
                 foreign.append(field.name)
         return foreign
+
+    @property
+    def _operator_fields(self) -> list[Field[Any]]:
+        """The fields that are settings of operators."""
+        return [field for field in fields(GrowthSettings) if field.name not in ("how", "deepen")]
 
     def build_operator(self) -> Operator:
         """The operator to grow in width with; an error where a setting is given that it does not take."""
@@ -168,9 +172,14 @@ class GrowthSettings(CopiesSettings, FreshSettings):
         how = self._settled_how
         if how in DEPTH_OPERATORS:
             return f"new blocks: {how}"
-        if "noise" not in word_in_table(how).takes:
-            return f"{how} units"
         if is_replica(self.build_operator()):
             return f"{how} without noise, which stay equal: the wide model remains a replica"
-        noise = "by parameter" if isinstance(self.noise, dict) else f"{self.noise:g}"
-        return f"{'' if how == 'copies' else f'{how} '}noise {noise}"
+        said = [f"{how} units"]
+        if "noise" in word_in_table(how).takes:
+            noise = "by parameter" if isinstance(self.noise, dict) else f"{self.noise:g}"
+            said = [f"{'' if how == 'copies' else f'{how} '}noise {noise}"]
+        for field in self._operator_fields:
+            value = getattr(self, field.name)
+            if value != field.default and field.name not in ("noise", "noise_unit"):
+                said.append(f"{field.name} {value}")
+        return ", ".join(said)

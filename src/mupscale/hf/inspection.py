@@ -61,6 +61,8 @@ class InspectionRow:
         law = values.law
         mean = "|".join(f"{m:.3g}" for m in law.means or ()) if any(law.means or ()) else ""
         spread = "|".join(f"{std:.3g}" for std in law.spreads) if any(law.spreads) else ""
+        if spread and values.spread == "trained":
+            spread = "trained"
         return f"{mean} ± {spread}".strip() if spread else mean or "0"
 
     @property

@@ -249,8 +249,9 @@ def _tasks(tensor: WideTensor) -> Iterator[Make]:
         for region in fresh.regions(_PIECE):
             yield partial(_make_fresh, tensor, fresh, region)
     elif (std := 0.0 if part is None or not is_number else _spread_of_copies(part, grow)) is not None:
+        shrink = grow.shrink_of(part.name, part.plan) if part is not None and isinstance(grow, growth.Copies) else 1.0
         for piece in pieces(tensor.source.shape, tensor.entry.axes, _PIECE):
-            yield partial(_make_copies, tensor, std, piece)
+            yield partial(_make_copies, tensor, std, shrink, piece)
     elif part is not None:
         yield partial(_make_whole, tensor, part)
 
@@ -374,18 +375,23 @@ def _make_fresh(
     yield fresh.place_of(region), out
 
 
-def _make_copies(tensor: WideTensor, std: float, piece: Piece, desk: _Desk) -> Iterator[tuple[int, Tensor]]:
+def _make_copies(
+    tensor: WideTensor, std: float, shrink: float, piece: Piece, desk: _Desk
+) -> Iterator[tuple[int, Tensor]]:
     entry, narrow = tensor.entry, desk.read(tensor, piece.start, piece.shape)
     if not narrow.is_floating_point():
         yield piece.at[0], narrow
         return
     exact = torch.promote_types(narrow.dtype, torch.float32)
     # rounding comes once, at the end: what is only copied and scaled may stay in its own dtype
-    if narrow.dtype != exact and (std or entry.shift or narrow.dtype != tensor.target.dtype):
+    is_changed = std or shrink != 1 or entry.shift
+    if narrow.dtype != exact and (is_changed or narrow.dtype != tensor.target.dtype):
         narrow = desk.buffer("exact", narrow.shape, exact).copy_(narrow)
     shape = widened_shape(piece.shape, piece.axes)
     out = desk.buffer("wide", shape, narrow.dtype) if piece.axes else narrow
     wide = entry.widened(narrow, out, axes=piece.axes, overwrite=True)
+    if shrink != 1:
+        wide.mul_(shrink)
     if not std or tensor.part is None:
         yield from ((at, wide) for at in piece.at)
         return
