@@ -155,7 +155,7 @@ def test_what_inspect_says_of_fresh_units_is_what_upscale_writes(grow: mu.Fresh)
         if row.new_units == "0":
             assert not new.any() or row.entry.in_, name
         elif row.new_units.startswith("±") and values.outgoing == 1:
-            assert float(new.std()) == pytest.approx(values.std, rel=0.15), name
+            assert float(new.std()) == pytest.approx(values.law.std, rel=0.15), name
     silent = {row.name for row in found.rows if row.outgoing == "0×"}
     assert ("model.layers.*.mlp.down_proj.weight" in silent) == grow.lossless
 

@@ -162,6 +162,8 @@ def test_noise() -> None:
 OTHER: dict[str, Any] = {
     "how": "paired",
     "outgoing": 0.5,
+    "spread": "trained",
+    "shrink": 0.5,
     "model": Spec("mupscale.models.MLP", {**MLP.init_args, "bias": False}),
     "data": Spec("small_runs.Slow"),
     "optimizer": SGD,
@@ -198,7 +200,7 @@ OTHER: dict[str, Any] = {
     "tuned_at": TunedAt(4, 20),
 }
 """For every field of a recipe another value than it has by itself."""
-FULL = recipe(**{name: value for name, value in OTHER.items() if name not in ("outgoing", "tuned_at")})
+FULL = recipe(**{name: value for name, value in OTHER.items() if name not in ("outgoing", "spread", "tuned_at")})
 
 
 def test_a_recipe_comes_back_from_json() -> None:
@@ -208,12 +210,12 @@ def test_a_recipe_comes_back_from_json() -> None:
         assert again == one
         assert again.describe_difference(one, 10**9) is None
     default = Recipe(MLP, MLP, ADAMW, 8, 4, 20, 8)
-    fresh = replace(FULL, noise=0.0, how="fresh", outgoing=0.5)
+    fresh = replace(FULL, noise=0.0, shrink=1.0, how="fresh", outgoing=0.5)
     assert Recipe.from_json(json.loads(json.dumps(fresh.to_json()))) == fresh
-    changed = replace(FULL, noise=0.0, grow=[Growth(5, 17, how="fresh", outgoing=0.5)])
+    changed = replace(FULL, noise=0.0, shrink=1.0, grow=[Growth(5, 17, how="fresh", outgoing=0.5)])
     assert Recipe.from_json(json.loads(json.dumps(changed.to_json()))) == changed
     same = [each.name for each in fields(Recipe) if getattr(FULL, each.name) == getattr(default, each.name)]
-    assert same == ["outgoing", "tuned_at"]  # every other field was put to the test
+    assert same == ["spread", "outgoing", "tuned_at"]  # every other field was put to the test
 
 
 def test_what_fills_new_units_is_defined_once() -> None:
@@ -267,7 +269,7 @@ def test_paths_are_text_in_a_recipe() -> None:
 def test_what_may_change_in_the_middle_of_a_run(name: str) -> None:
     """A field is named where it differs and would have made another model; this test knows all fields."""
     one = recipe(start="b.safetensors", how="copies")
-    if name == "outgoing":  # which only fresh units have
+    if name in ("outgoing", "spread"):  # which only fresh units have
         one = replace(one, how="fresh")
     why = one.describe_difference(replace(one, **{name: OTHER[name]}), 10)
     name = {"start": "from", "start_width": "from_width", "tuned_at": "optimizer"}.get(name, name)
