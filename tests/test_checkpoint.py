@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import os
 import pickle
 from collections.abc import Callable
@@ -515,3 +516,35 @@ def test_a_state_with_more_in_it_is_refused_where_the_optimizer_is_known(saved: 
     mu.load(paths["AdamW"], model, Lion(model.parameters()))
     mu.register_optimizer(Lion, degree=0, eps=(), state={"exp_avg": 1})
     refuses("has 'exp_avg_sq', which Lion does not keep", mu.load, paths["AdamW"], model, Lion(model.parameters()))
+
+
+def test_an_optimizer_comes_back_from_the_file_alone_after_two_growths(tmp_path: Path) -> None:
+    """Its class, groups, rates and state, for a model that was built anew, with no plan."""
+    torch.manual_seed(0)
+    models, batch = [MLP(5, width, 3).double() for width in (8, 16, 48)], torch.randn(7, 5).double()
+    optimizer = torch.optim.Adam(models[0].parameters(), lr=0.01, eps=1e-3)
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+        loss = model(batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    for narrow, wide in itertools.pairwise(models):
+        step(narrow, optimizer)
+        _, optimizer = mu.upscale(narrow, wide, optimizer=optimizer, inputs=batch, exact=True)
+    path = mu.save(tmp_path / "wide.safetensors", models[-1], optimizer)
+    again = MLP(5, 48, 3).double()
+    mu.load(path, again)
+    resumed = mu.load_optimizer(path, again)
+    assert type(resumed) is torch.optim.Adam
+    assert [step(again, resumed) for _ in range(3)] == [step(models[-1], optimizer) for _ in range(3)]
+    halved = mu.load_optimizer(path, again, torch.optim.Adam, lr=0.005)
+    rates = [[group["lr"] for group in one.param_groups] for one in (halved, optimizer)]
+    assert rates[0] == pytest.approx([rate / 2 for rate in rates[1]], rel=1e-12)
+    refuses("which is not a state of SGD", mu.load_optimizer, path, again, torch.optim.SGD)
+    refuses("belongs to a different model", mu.load_optimizer, path, MLP(5, 16, 3))
+    refuses("there is no saved optimizer at", mu.load_optimizer, tmp_path / "absent", again)
+    refuses("it was written without a saved optimizer", mu.load_optimizer, tmp_path, again)
+    refuses("holds no optimizer state", mu.load_optimizer, mu.save(tmp_path / "alone", again), again)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mupscale.system import VERSION, MupscaleError, PlanError, ReplicaWarning, UncheckedPlan, load_torch
 
 if TYPE_CHECKING:
-    from mupscale.checkpoint import load, save
+    from mupscale.checkpoint import load, load_optimizer, save
     from mupscale.checks import coord_check, growth_table, verify
     from mupscale.core import Axis, Entry, Plan, Role, Rule, RuleSet, expand, index_of_old
     from mupscale.family import Family
@@ -55,9 +55,10 @@ __version__ = VERSION
 __all__ = [
     "Axis", "Copies", "Entry", "Experts", "Family", "Fresh", "GaussianNoise", "Identity", "MupscaleError", "Operator",
     "Plan", "PlanError", "ReplicaWarning", "Role", "Rule", "RuleSet", "SignalNoise", "Stack", "UncheckedPlan",
-    "clip_grad_norm_", "coord_check", "expand", "growth_table", "index_of_old", "load", "load_torch", "make_optimizer",
-    "measure_statistics", "param_groups", "per_group", "perturb", "plan", "plan_depth", "plan_experts",
-    "register_optimizer", "register_roles", "save", "upscale", "verify", "widen", "widen_optimizer", "widen_scheduler",
+    "clip_grad_norm_", "coord_check", "expand", "growth_table", "index_of_old", "load", "load_optimizer",
+    "load_torch", "make_optimizer", "measure_statistics", "param_groups", "per_group", "perturb", "plan", "plan_depth",
+    "plan_experts", "register_optimizer", "register_roles", "save", "upscale", "verify", "widen", "widen_optimizer",
+    "widen_scheduler",
 ]
 # fmt: on
 _HOMES = ("core", "planning", "optim", "growth", "checkpoint", "checks", "family")

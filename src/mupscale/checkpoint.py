@@ -23,9 +23,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from mupscale.core import Plan, copy_into, gather_whole, laid_out_like, naming
 from mupscale.growth import what_is_foreign
-from mupscale.optim import load_schedule, saved_schedule, watch_first_steps
+from mupscale.optim import load_schedule, name_parameters, read_optimizer, saved_schedule, watch_first_steps
 from mupscale.system import (
     MupscaleError,
+    NotNegative,
     check_tensors,
     checks_arguments,
     make_folder,
@@ -173,6 +174,52 @@ def load(
     if scheduler is not None and schedule is not None:
         load_schedule(schedule, scheduler)
     return checkpoint
+
+
+@checks_arguments
+def load_optimizer(
+    path: str | Path,
+    model: nn.Module,
+    optimizer_class: type[Optimizer] | None = None,
+    *,
+    lr: NotNegative | None = None,
+) -> Optimizer:
+    """The optimizer of a checkpoint, with its groups and state: after any number of growths, no plan is needed.
+
+    path: a file of `save`, a folder that `mupscale upscale` wrote, or a file in which torch.save wrote an optimizer's
+    state dict. model: as large as the saved one. optimizer_class: if it is none of torch's, or to be sure.
+    lr: another learning rate, in the units of the model that grew first.
+
+    >>> import tempfile
+    >>> import mupscale as mu
+    >>> narrow, wide = nn.Linear(2, 2, bias=False), nn.Linear(4, 4, bias=False)
+    >>> wide, optimizer = mu.upscale(narrow, wide, optimizer=torch.optim.SGD(narrow.parameters(), lr=0.1, momentum=0.9))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = mu.save(f"{folder}/wide.safetensors", wide, optimizer)
+    ...     again = mu.load_optimizer(path, wide, torch.optim.SGD)
+    >>> again.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+    True
+    """
+    file = Path(path)
+    if file.is_dir():
+        file = file / "optimizer.pt"
+        if not file.is_file():
+            raise MupscaleError(
+                f"{path} holds no optimizer.pt: it was written without a saved optimizer. For a new one, "
+                "mupscale.hf.param_groups(folder, model, optimizer_class, lr=…) makes its groups"
+            )
+    if is_checkpoint(file):
+        content = load(file).optimizer
+        if content is None:
+            raise MupscaleError(f"{file} holds no optimizer state: save it with mupscale.save(path, model, optimizer)")
+        saved = name_parameters(content, file, model)
+    elif file.is_file():
+        saved = read_optimizer(file, model)
+    else:
+        raise MupscaleError(f"there is no saved optimizer at {file}")
+    optimizer = saved.build(model, optimizer_class or saved.optimizer_class(), lr)
+    watch_first_steps(optimizer)  # a loop that goes on in another process may go on as before the growth, too
+    return optimizer
 
 
 def _parse_header(header: str, tensors: Mapping[str, Tensor], has_checksums: bool, path: str | Path) -> Checkpoint:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import itertools
 import math
 import os
 import pickle
@@ -828,3 +829,28 @@ def test_adapters_and_quantised_models_are_refused(tmp_path: Path) -> None:
     wrapper = Wrapper()
     wrapper.base_model = wide
     refuses(r"PEFT adapter.*merge_and_unload", training.plan, tmp_path, wrapper)
+
+
+def test_a_folder_that_grew_twice_gives_its_optimizer_and_its_groups(tmp_path: Path) -> None:
+    """One call each, with no plan composed by hand and no names matched: training goes on as the small model's."""
+    no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=16, vocab_size=11, **no_dropout)
+    torch.manual_seed(0)
+    small = transformers.GPT2LMHeadModel(config).double()
+    optimizer = torch.optim.AdamW(decayed(small, 0.2), lr=1e-2, eps=1e-4)
+    data = batches(14) % 11
+    train(small, optimizer, data[:3])
+    folders = [tmp_path / "small", tmp_path / "wide", tmp_path / "wider"]
+    small.save_pretrained(folders[0])
+    torch.save(optimizer.state_dict(), folders[0] / "optimizer.pt")
+    for before, after in itertools.pairwise(folders):
+        state = before / "optimizer.pt"
+        hf.upscale(before, after, exact=True, optimizer=state, verify=False, progress=False)
+    wider = transformers.GPT2LMHeadModel.from_pretrained(folders[2], dtype=torch.float64)
+    resumed = mu.load_optimizer(folders[2], wider)
+    assert type(resumed) is torch.optim.AdamW
+    assert wider.config.n_embd == 32
+    assert close(train(small, optimizer, data[3:]), train(wider, resumed, data[3:]))
+    made = hf.param_groups(folders[2], wider, torch.optim.AdamW, lr=1e-2, eps=1e-4, groups=decay_groups(wider, 0.2))
+    rates = [[(g["lr"], g["weight_decay"], g["eps"]) for g in groups] for groups in (made, resumed.param_groups)]
+    assert sorted(rates[0]) == sorted(rates[1])

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale import optim
-from mupscale.core import Entry, Initial, Plan, RuleSet, Shape, laid_out_like, naming
+from mupscale.core import Entry, Initial, Plan, RuleSet, Shape, naming
 from mupscale.growth import Operator, Part, grow_state, is_scalar, shape_of_state, state_factor
 from mupscale.hf.building import Config, model_class, sketch_model
 from mupscale.hf.config_family import ConfigFamily
@@ -33,7 +33,7 @@ from mupscale.hf.record import PlannedGrowth, Record
 from mupscale.hf.source import Source
 from mupscale.optim import SavedOptimizer
 from mupscale.planning import relative_difference
-from mupscale.system import MupscaleError, NotNegative, checks_arguments, open_file, replacing, warn
+from mupscale.system import MupscaleError, NotNegative, checks_arguments, open_file, replacing
 
 State = Mapping[str, Any]
 _IN_BLOCK = re.compile(r"[^.]+\.\d+\.")  # the first of a name's numbered modules, as in model.layers.0.mlp
@@ -229,34 +229,7 @@ def resume_optimizer(
     """
     refuse_untrainable(model)
     saved = optim.read_optimizer(find_optimizer_file(path), model)
-    own, held = optim.traits_of(optimizer_class), {key for state in saved.states.values() for key in state}
-    if strangers := held - {*own.state, *own.as_is}:
-        raise MupscaleError(
-            f"{saved.path} holds '{min(strangers)}', which is not a state of {optimizer_class.__name__}"
-        )
-    parameters = naming.parameters(model)
-    groups = [{"params": [(n, parameters[n]) for n in names], **hyper} for names, hyper in saved.groups]
-    if lr is not None:
-        for group, share in zip(groups, optim.rate_shares(groups), strict=True):
-            group["lr"] = optim.scale(lr * share, group.get("lr_factor", 1.0))
-            group.pop("initial_lr", None)
-    if not any(group.get("lr", 1.0) for group in groups):  # of a schedule that has ended at 0, as the Trainer's does
-        first = groups[0]
-        began = f"{float(first['initial_lr']) / first.get('lr_factor', 1.0):g}" if "initial_lr" in first else "1e-4"
-        warn(
-            f"{saved.path} was saved with a learning rate of 0, at the end of its schedule. Give a learning rate in "
-            f"the small model's units (lr={began}), or let a new run's scheduler set it, as the Trainer's does"
-        )
-    build: Callable[[Any], Optimizer] = optimizer_class
-    optimizer = build(groups)
-    content = optimizer.state_dict()
-    numbers = [name for group in content["param_groups"] for name in group["param_names"]]
-    content["state"] = {number: saved.states[name] for number, name in enumerate(numbers) if name in saved.states}
-    optimizer.load_state_dict(content)
-    for p, state in optimizer.state.items():
-        whole = {key: v for key, v in state.items() if isinstance(v, Tensor) and v.shape == p.shape}
-        state.update({key: laid_out_like(value, p) for key, value in whole.items()})
-    return optimizer
+    return saved.build(model, optimizer_class, lr)
 
 
 def grow_optimizer_file(

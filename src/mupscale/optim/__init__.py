@@ -29,7 +29,7 @@ from mupscale.optim.groups import (
 )
 from mupscale.optim.optimizer_traits import MuonAdamW, Traits, default_hyper, known_traits, muon_groups, scale
 from mupscale.optim.registration import register_optimizer, traits_of
-from mupscale.optim.saved_optimizers import SavedOptimizer, decay_groups, read_optimizer
+from mupscale.optim.saved_optimizers import SavedOptimizer, decay_groups, name_parameters, read_optimizer
 from mupscale.optim.schedulers import Schedule, load_schedule, saved_schedule, widen_scheduler
 
 __all__ = ["MuonAdamW", "load_schedule", "muon_groups"]

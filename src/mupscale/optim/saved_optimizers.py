@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.core import Shape, naming
-from mupscale.optim.groups import recognise_optimizer
-from mupscale.system import MupscaleError, checks_arguments
+from mupscale.core import Shape, laid_out_like, naming
+from mupscale.optim.groups import rate_shares, recognise_optimizer
+from mupscale.optim.optimizer_traits import scale
+from mupscale.optim.registration import traits_of
+from mupscale.system import MupscaleError, checks_arguments, warn
 
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(^|\.|_)norm(\.|$)")
 State = Mapping[str, Any]
@@ -55,6 +57,37 @@ class SavedOptimizer:
         held = {key for state in self.states.values() for key in state}
         return recognise_optimizer(held, self.groups[0][1], self.path)
 
+    def build(self, model: nn.Module, optimizer_class: type[Optimizer], lr: float | None = None) -> Optimizer:
+        """The optimizer for this model, with the saved groups and state; lr: another rate, in the base's units."""
+        own, held = traits_of(optimizer_class), {key for state in self.states.values() for key in state}
+        if strangers := held - {*own.state, *own.as_is}:
+            raise MupscaleError(
+                f"{self.path} holds '{min(strangers)}', which is not a state of {optimizer_class.__name__}"
+            )
+        parameters = naming.parameters(model)
+        groups = [{"params": [(n, parameters[n]) for n in names], **hyper} for names, hyper in self.groups]
+        if lr is not None:
+            for group, share in zip(groups, rate_shares(groups), strict=True):
+                group["lr"] = scale(lr * share, group.get("lr_factor", 1.0))
+                group.pop("initial_lr", None)
+        if not any(group.get("lr", 1.0) for group in groups):  # of a schedule that ended at 0, as the Trainer's does
+            first = groups[0]
+            began = f"{float(first['initial_lr']) / first.get('lr_factor', 1.0):g}" if "initial_lr" in first else "1e-4"
+            warn(
+                f"{self.path} was saved with a learning rate of 0, at the end of its schedule. Give a learning rate in "
+                f"the small model's units (lr={began}), or let a new run's scheduler set it, as the Trainer's does"
+            )
+        construct: Callable[[Any], Optimizer] = optimizer_class
+        optimizer = construct(groups)
+        content = optimizer.state_dict()
+        numbers = [name for group in content["param_groups"] for name in group["param_names"]]
+        content["state"] = {number: self.states[name] for number, name in enumerate(numbers) if name in self.states}
+        optimizer.load_state_dict(content)
+        for p, state in optimizer.state.items():
+            whole = {key: v for key, v in state.items() if isinstance(v, Tensor) and v.shape == p.shape}
+            state.update({key: laid_out_like(value, p) for key, value in whole.items()})
+        return optimizer
+
 
 def read_optimizer(path: Path, model: nn.Module, *, mmap: bool = False) -> SavedOptimizer:
     """The optimizer of this model (a sketch will do) that torch.save wrote; mmap: tensors are mapped, not read.
@@ -62,7 +95,11 @@ def read_optimizer(path: Path, model: nn.Module, *, mmap: bool = False) -> Saved
     Which parameter is which: by the names in the groups, or else by the model's own order, or else by the Trainer's
     two groups, with and without weight decay; always checked against the shapes of the state.
     """
-    content = _load(path, mmap)
+    return name_parameters(_load(path, mmap), path, model)
+
+
+def name_parameters(content: Mapping[str, Any], path: Path, model: nn.Module) -> SavedOptimizer:
+    """As `read_optimizer`, of a state dict; path: where it was read from, for errors."""
     keys = [list(group["params"]) for group in content["param_groups"]]
     hypers = [{k: v for k, v in g.items() if k not in ("params", "param_names")} for g in content["param_groups"]]
     shapes = {name: tuple(p.shape) for name, p in naming.parameters(model).items()}
