@@ -510,7 +510,7 @@ def test_what_cannot_be_grown_is_refused() -> None:
         refuses(match, mu.plan, narrow, wide, grow=mu.Fresh(), **more)
 
     refused(MLP(3, 8, 2), MLP(3, 6, 2), "becomes narrower")
-    refused(halves(8), halves(12), "reads 11 → 15 inputs, but nothing in the model grows by that factor")
+    refused(halves(8), halves(12), "a concatenation of 8 → 12 that grow with the model and 3 that stay")
     groups = [nn.Conv2d(8, 8, 1, groups=4), nn.Conv2d(12, 12, 1, groups=6)]
     refused(*groups, "from 4 to 6 groups of more than one channel")
     block = mu.Role(out=0, in_=1, in_block=16)

@@ -130,3 +130,49 @@ def test_a_frozen_table_is_followed_whether_or_not_the_wide_one_is_frozen(kind: 
     plan = mu.plan(narrow, wide, inputs=tokens)
     assert plan["matrix"].rule == mu.Rule(out=2, in_=2)
     assert torch.allclose(narrow(tokens), mu.widen(narrow, wide, plan)(tokens), rtol=1e-10)
+
+
+class Divided(nn.Module):
+    """Units, or weights that read them, are divided by a length or a sum over units."""
+
+    def __init__(self, width: int, kind: str) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, width), nn.Linear(width, 3)
+        middle = nn.Linear(width, width)
+        self.middle = parametrizations.weight_norm(middle) if kind == "weight_norm" else middle
+        if kind == "DoRA":
+            self.lengths = nn.Parameter(torch.rand(width) + 0.5)
+            self.down, self.up = nn.Parameter(torch.randn(2, width)), nn.Parameter(torch.randn(width, 2))
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x).tanh()
+        if self.kind == "normalize":
+            hidden = nn.functional.normalize(hidden, dim=-1)
+        if self.kind == "softmax":
+            hidden = hidden.softmax(-1)
+        if self.kind == "DoRA":
+            weight = self.middle.weight + self.up @ self.down
+            weight = weight / weight.norm(dim=1, keepdim=True) * self.lengths[:, None]
+            return self.last(nn.functional.linear(hidden, weight, self.middle.bias).relu())
+        return self.last(self.middle(hidden).relu())
+
+
+@pytest.mark.parametrize("width", [6, 8])
+@pytest.mark.parametrize("kind", ["normalize", "weight_norm", pytest.param("DoRA", marks=pytest.mark.slow)])
+def test_lengths_over_units_let_fresh_units_in_and_old_constants_stay(kind: str, width: int) -> None:
+    """At twice the width a constant for copies is found, which was asked for of the user."""
+    narrow, wide = (Divided(width, kind).double() for width in (4, width))
+    plan = mu.plan(narrow, wide, inputs=BATCH, grow=mu.Fresh())
+    assert all(entry.keep == 1 for entry in plan.parameters.values())
+    grown, _ = mu.upscale(narrow, wide, plan, grow=mu.Fresh())
+    assert bool(grown(BATCH).isfinite().all())
+
+
+@pytest.mark.parametrize("width", [6, 8])
+def test_a_softmax_over_units_keeps_fresh_units_out_and_the_refusal_says_that_copies_work(width: int) -> None:
+    narrow, wide = (Divided(width, "softmax").double() for width in (4, width))
+    with pytest.raises(mu.MupscaleError, match=r"'middle.weight' has a constant .* Copies work, at whole multiples"):
+        mu.plan(narrow, wide, inputs=BATCH, grow=mu.Fresh())
+    twice = Divided(8, "softmax").double()
+    assert_exact(narrow, twice, mu.plan(narrow, twice, inputs=BATCH), BATCH)

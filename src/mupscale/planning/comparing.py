@@ -35,6 +35,10 @@ _UNITS = 256  # of an axis, at most, whose gradients are compared
 
 _in_full: ContextVar[bool] = ContextVar("in_full", default=False)
 
+_SILENT = 1e-100
+"""What weights of new units are while these are silent: nothing beside the old ones, but its own length divides it, as
+weight_norm has it. In single precision it is 0."""
+
 Shapes = Sequence[tuple[int, ...]]
 Write = Callable[[str, Tensor], object]
 """Writes the weight of this name into a tensor."""
@@ -203,7 +207,7 @@ class GenericPair:
         entry, is_parameter = self.plan[name], name in self.plan.parameters
         if self.silent:
             old = _kept(entry, weight) if is_parameter else weight
-            target.zero_()[index_of_old(entry.narrow, entry.axes)] = old
+            target.fill_(_SILENT)[index_of_old(entry.narrow, entry.axes)] = old
         else:
             entry.widened(weight, target, factor=None if is_parameter else entry.rule.weight)
 

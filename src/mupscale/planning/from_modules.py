@@ -667,18 +667,22 @@ class _Walk:
 
     def check_kept(self, entries: Mapping[str, Entry]) -> None:
         """Beside fresh units, a constant that copies need folded in may be another one, which has to be told."""
-        remedy = (
-            "The batch shows no such factor: new units change what the model computes from the old ones, as a softmax "
-            "over units does. Copies fit at whole multiples of the width"
-            if self.assume
-            else "With a batch (inputs=) and a wide model at a whole multiple of the width, a run finds it"
-        )
+        known = "pass Role(…, fold=…, keep=…) if you know what to multiply the weights of old units by"
+        copies = as_asked("grow=mupscale.Copies(noise=1.0)", "--how copies --noise 1")
         for name in entries:
-            if name in self.unkept:
+            if name not in self.unkept:
+                continue
+            if self.assume:  # and a run has looked for the constant
                 raise MupscaleError(
-                    f"'{name}' has fold={float(entries[name].fold):.6g} for copies; say what to multiply the weights "
-                    f"of old units by if the other units are fresh: Role(…, fold=…, keep=…). {remedy}"
+                    f"'{name}' has a constant that fresh units cannot keep: beside new units, as in a softmax over "
+                    "units, the old ones no longer compute what they did, whatever the constant is. Copies work, at "
+                    f"whole multiples of the width ({copies}){ways_out(', or ', roles=known)}"
                 )
+            raise MupscaleError(
+                f"'{name}' has fold={float(entries[name].fold):.6g} for copies; say what to multiply the weights "
+                f"of old units by if the other units are fresh: Role(…, fold=…, keep=…). With a batch (inputs=) and a "
+                "wide model at a whole multiple of the width, a run finds it"
+            )
 
 
 def find_role(roles: Mapping[str, Role], name: str) -> Role | None:

@@ -8,6 +8,7 @@ past the norms.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -128,7 +129,9 @@ def _compared(pair: comparing.GenericPair) -> list[tuple[Tensor, Tensor]]:
     return pairs
 
 
-_SUMS = (1, 0, 2, -1)  # over how many growing axes the copies are summed beside the weight itself
+_SUMS = (1, 0, 2, -1, 0.5, -0.5)
+"""Over how many growing axes the copies are summed beside the weight itself; half of one where a length is taken, as by
+F.normalize, weight_norm and DoRA, since zeros beside old units make no vector longer."""
 
 
 def with_keeps(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Role], inputs: Any) -> dict[str, Role]:
@@ -148,7 +151,7 @@ def with_keeps(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Role], in
             keys = sorted({*groups.values()})
             for sums in itertools.islice(itertools.product(_SUMS, repeat=len(keys)), _MOST_TRIALS):
                 share = dict(zip(keys, sums, strict=True))
-                keeps = {name: fold * times ** share[groups[name]] for name, fold in folds.items()}
+                keeps = {name: _near_one(fold * times ** share[groups[name]]) for name, fold in folds.items()}
                 kept = {escape(a): replace(role, keep=k) for n, k in keeps.items() for a, role in lacking[n].items()}
                 trial = kept | {pattern: role for pattern, role in roles.items() if pattern not in kept}
                 if keeps_outputs(narrow, wide, build_plan(narrow, wide, roles=trial, how="fresh", assume=True), trials):
@@ -157,6 +160,11 @@ def with_keeps(narrow: nn.Module, wide: nn.Module, roles: Mapping[str, Role], in
 
 
 _ROUNDING = 1e-12
+
+
+def _near_one(constant: float) -> float:
+    """The constant, or 1 where it is that but for rounding."""
+    return 1.0 if math.isclose(constant, 1.0, rel_tol=_ROUNDING) else constant
 
 
 def find_past_norms(narrow: nn.Module, wide: nn.Module, plan: Plan, inputs: Any) -> dict[str, tuple[int, ...]] | None:
