@@ -285,6 +285,18 @@ def test_where_it_cannot_be_lossless_verify_says_so(tmp_path: Path, name: str, w
     assert why in unverified
 
 
+def test_what_the_norms_eps_moves_far_is_not_called_lossless(tmp_path: Path) -> None:
+    """Gemma 3 has norms behind its sublayers, whose outputs are as small as their eps before training."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "vocab_size": 29, "head_dim": 4}
+    config = transformers.Gemma3TextConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
+    transformers.Gemma3ForCausalLM(config).save_pretrained(tmp_path / "small")
+    made = grow(tmp_path / "small", tmp_path / "wide", mu.Fresh(lossless=True), verify=True)
+    rows = {row.what: row for row in made.comparison.rows}
+    assert rows["logits"].difference > 0.01
+    assert rows["logits, eps scaled"].difference < 1e-5
+    assert "it is not lossless, since activations are small compared with the norms' eps" in made.comparison.verdict
+
+
 @pytest.mark.slow
 def test_a_feed_forward_layer_of_the_residual_streams_size(tmp_path: Path) -> None:
     """A run tells its new units from those of the stream."""

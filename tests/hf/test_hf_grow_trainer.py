@@ -75,6 +75,13 @@ def test_copies_go_on_as_the_small_model_would(tmp_path: Path) -> None:
     assert grown.args.max_grad_norm == 0.5
 
 
+def test_a_model_with_adapters_is_refused_by_that_name(tmp_path: Path) -> None:
+    model = small_llama()
+    model.model.layers[0].mlp.up_proj.lora_A = torch.nn.Linear(16, 2, bias=False)
+    grow = hf.GrowTrainerCallback(at=2, times=2, exact=True)
+    refuses("the model has a LoRA or another PEFT adapter", train, tmp_path, grow, model=model)
+
+
 def test_checkpoints_before_and_after(tmp_path: Path) -> None:
     train(tmp_path, hf.GrowTrainerCallback(at=2, times=2, exact=True), steps=3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "narrow-checkpoint-2"]

@@ -26,7 +26,7 @@ from mupscale.hf import groups
 from mupscale.hf.building import Config, require_transformers
 from mupscale.hf.config_family import ConfigFamily, names_in_files, names_in_model
 from mupscale.hf.config_fields import Times
-from mupscale.hf.groups import check_rules, plan_for_model, shapes_of
+from mupscale.hf.groups import check_rules, plan_for_model, refuse_untrainable, shapes_of
 from mupscale.hf.output_folder import CARD_FILE, OPTIMIZER_FILE, sizes_in_words, write_size_card
 from mupscale.hf.record import GrowthStep, PlannedGrowth, Record, plan_growths, settle_growth
 from mupscale.hf.source import open_source
@@ -249,6 +249,7 @@ class GrowTrainerCallback(InvariantClipping):
         if self._loading is not None:  # whatever was to be loaded has been
             self._loading.remove()
             self._loading = None
+        refuse_untrainable(kwargs["model"])
         if args.world_size > 1 or args.deepspeed or args.torch_compile:
             raise MupscaleError(
                 "GrowTrainerCallback grows a model in one process, uncompiled. With several processes, stop at this "
@@ -337,6 +338,7 @@ class GrowTrainerCallback(InvariantClipping):
 
     def _grow(self, model: nn.Module, optimizer: Optimizer, scheduler: Any) -> None:
         """Grow all three in place, since the Trainer's loop holds on to them."""
+        refuse_untrainable(model)
         (width, *deeper), config = self._asked(model), _config_of(model)
         earlier, lr, rates, scale_lr = _IN_CHARGE.get(model), self.lr, _rates(optimizer), self.scale_lr
         if lr is not None:

@@ -558,6 +558,7 @@ def _optimizer(model: nn.Module, batch: building.Batch) -> tuple[torch.optim.Opt
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=_LR, eps=eps), norm / 2
 
 
+_OF_EPS = 1e-3  # by which the norms' eps may move the outputs of a growth that is called lossless
 _OF_ROUNDING = 2**-8  # of two numbers in bfloat16, at most
 _BATCHES = 8  # of training, used in turn
 _OF_STATE = 1e-6  # what state in float32 may be rounded by
@@ -775,6 +776,9 @@ class _Pair:
         if not fresh.lossless:
             return self._comparison(outputs, f"{kept}; they move {what} by {moved:.1%}")
         if obstacles:
+            return self._comparison(outputs, f"{kept}; it is not lossless, since {why}: {what} move by {moved:.1%}")
+        if moved > _OF_EPS:
+            why = "activations are small compared with the norms' eps, as in a model that has hardly been trained"
             return self._comparison(outputs, f"{kept}; it is not lossless, since {why}: {what} move by {moved:.1%}")
         return self._comparison(outputs, f"{kept}, lossless: {what} move by {moved:.1e}, through the norms' eps")
 
