@@ -208,7 +208,8 @@ def test_a_transfer_check_takes_the_recipes_rate_and_says_what_its_figures_are(
 
     def check(recipe: Recipe, **given: Any) -> dict[str, Any]:
         asked.update(given, own=recipe.optimizer.init_args["lr"])
-        return {"times": 2.0, "steps": 30, "verdict": ["it transfers"]}
+        measured = [{"points": [{"losses": [1.0]}]}]
+        return {"times": 2.0, "steps": 30, "verdict": ["it transfers"], "lr": measured, "noise": []}
 
     monkeypatch.setattr("mupscale.study.transfer_check", check)
     monkeypatch.setattr("mupscale.report.save_transfer_picture", lambda check, folder: folder)

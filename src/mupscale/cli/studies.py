@@ -61,7 +61,7 @@ where it stopped. If you add seeds or contenders later, only the new ones train.
     needs=("matplotlib", "optuna --paper"),
 )
 
-_GROWING = ("how", "noise", "noise_unit", "outgoing", "deepen", "state")
+_GROWING = ("how", "noise", "noise_unit", "shrink", "outgoing", "spread", "deepen", "state")
 """What a recipe says of growing from a checkpoint, and its section `family` of the trunk, which alone counts there."""
 _FAMILYS_OWN = (
     Option("--how", None, "how to fill new units: fresh (the default), lossless, copies or paired", metavar="WORD"),
