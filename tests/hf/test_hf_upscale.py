@@ -160,6 +160,25 @@ def test_not_into_the_checkpoint_itself(small: Path) -> None:
     refuses(r"already exists", grow, small, small)
 
 
+def test_overwrite_replaces_what_mupscale_wrote_alone(small: Path, tmp_path: Path) -> None:
+    out = tmp_path / "wide"
+    grow(small, out, overwrite=True)
+    refuses(r"wide already exists\. Use overwrite=True to replace it", grow, small, out)
+    refuses("no saved optimizer at nowhere.pt", grow, small, out, overwrite=True, optimizer="nowhere.pt")
+    assert grow(small, out, times=3, overwrite=True).path == out
+    sizes = [json.loads((folder / "config.json").read_text())["hidden_size"] for folder in (small, out)]
+    assert sizes[1] == 3 * sizes[0]
+    assert "wide" in (out / "README.md").read_text()
+    assert ".new" not in (out / "README.md").read_text()
+    assert {path.name for path in tmp_path.iterdir()} <= {"small", "wide"}
+
+    occupied(tmp_path / "mine")
+    refuses("overwrite=True: mupscale did not write", grow, small, tmp_path / "mine", overwrite=True)
+    refuses("lies inside the checkpoint", grow, out, out, overwrite=True)
+    shutil.copytree(small, out / "within")
+    refuses("holds the checkpoint", grow, out / "within", out, overwrite=True)
+
+
 def test_a_place_that_cannot_be_written(small: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     refuses(r"wide could not be written: .*; nothing was left behind", grow, small, tmp_path / "file" / "wide")

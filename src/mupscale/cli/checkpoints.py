@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-import secrets
 from collections import Counter
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -253,52 +251,29 @@ def upscale_command(words: list[str]) -> int:
     options, is_dcp = _read(UPSCALE, words)
     path, out = options.checkpoint, options.out
     if is_dcp:
-        place = _check_place(Path(out), options.overwrite)
+        place = system.place_for(Path(out), options.overwrite)
         said = upscale_dcp_folder(path, place, options)
         if said and place != Path(out):
-            _replace_folder(place, Path(out))
+            system.replace_folder(place, Path(out))
         system.show(said.replace(str(place), out, 1)) if said else None
         return 0
-    depth, place = check_before_imports(options), _check_place(Path(out), options.overwrite)
+    depth = check_before_imports(options)
+    system.place_for(Path(out), options.overwrite)  # which is refused before anything is imported
     from mupscale.hf import upscale
 
     upscaled = upscale(
         _checkpoint(path, options),
-        place,
+        out,
         **depth,
-        **_taken_over(options, *_ALIKE, "exact", "seed", "shard_size", "dtype", "threads"),
+        **_taken_over(options, *_ALIKE, "exact", "seed", "shard_size", "dtype", "threads", "overwrite"),
         optimizer=options.optimizer_state,
         grow=_operator(options),
         rules=_rules(options),
         verify=not options.no_verify,
         note=lambda line: system.print_at_once(system.wrap_text(system.printable(line)), "stderr"),
     )
-    if place != Path(out):
-        _replace_folder(place, Path(out))
-        upscaled = replace(upscaled, path=Path(out))
     system.show(system.wrap_text(str(upscaled)))
     return 0
-
-
-def _check_place(out: Path, overwrite: bool) -> Path:
-    """Where to write; what stands at `out` already is refused, unless it is mupscale's and is to be replaced."""
-    is_ours = (out / "mupscale.json").is_file() and not out.is_symlink()
-    if overwrite and not is_ours and (out.exists() or out.is_symlink()):
-        raise UsageError(f"--overwrite: mupscale did not write {out}: remove it yourself, or choose another OUT")
-    if overwrite:
-        return out.with_name(f".{out.name}.new") if out.exists() else out
-    if system.is_taken(out):
-        own = "Use --overwrite to replace it" if is_ours else "Remove it"
-        raise system.MupscaleError(f"{out} already exists. {own}, or choose a different name")
-    return out
-
-
-def _replace_folder(new: Path, old: Path) -> None:
-    """Put a finished folder into the place of another, which is gone only then."""
-    aside = old.with_name(f".{old.name}.{secrets.token_hex(8)}")
-    system.move(old, aside)
-    system.move(new, old)
-    system.remove(aside)
 
 
 @VERIFY.command

@@ -109,6 +109,7 @@ def upscale(
     rules: RuleSet | None = None,
     verify: bool = True,
     trust_remote_code: bool = False,
+    overwrite: bool = False,
     threads: int | None = None,
     progress: bool = True,
     note: Callable[[str], None] | None = None,
@@ -124,7 +125,8 @@ def upscale(
     Qwen3 as Qwen3-MoE), or of a mixture's experts, with top_k of them active for a token, and a router that is drawn,
     or zero if exact. dtype: of the output, else each tensor's own. optimizer: a saved one that goes along, and rules:
     by which its weight decay grows. verify: compare both, if memory allows. trust_remote_code: run the checkpoint's own
-    code. note: called with lines about what is done, and what to keep in mind, which are warnings otherwise.
+    code. overwrite: replace what stands at `out`, once the new folder is finished, if mupscale wrote it. note: called
+    with lines about what is done, and what to keep in mind, which are warnings otherwise.
 
     >>> import tempfile, transformers
     >>> folder = tempfile.TemporaryDirectory()
@@ -144,6 +146,7 @@ def upscale(
         note(replica_in_words())
         if told is None:  # a caller who reads no lines must hear it, too
             warn(replica_in_words(), system.ReplicaWarning)
+    place = system.place_for(out, overwrite)
     before = _check(small, out, width, optimizer, rules)
     width = replace(width, sizes=sizes_of(width.config_after(small.config)))
     steps = plan_growths([width, *deeper], small.config, small.shapes, before)
@@ -177,7 +180,7 @@ def upscale(
         )
     comparison, why = None, "verification is off"
     try:
-        with system.appearing(out) as folder:
+        with system.appearing(place) as folder:
             system.replace_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
             write_index(shards, folder)
             output_folder.copy_companions(folder, small)
@@ -196,6 +199,8 @@ def upscale(
             checked = f"not made, since {why}." if comparison is None else comparison.verdict
             growths = record.growths[len(before.growths) :]
             output_folder.write_model_card(folder, out.name, small, config, growths, sizes, checked)
+        if place != out:
+            system.replace_folder(place, out)
     except OSError as error:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         what = "the disk is full" if is_full else f"{error.strerror or error}"
@@ -215,10 +220,11 @@ def _check(small: Source, out: Path, width: GrowthStep, optimizer: str | Path | 
     if rules is not None and optimizer is None:
         saved = system.as_asked("optimizer=", "--optimizer-state")
         raise MupscaleError(f"rules are about an optimizer's decay: give the saved optimizer, too ({saved})")
-    if system.is_taken(out):
-        raise MupscaleError(f"{out} already exists. Remove it, or choose a different name")
-    if small.folder.resolve() in (out.resolve(), *out.resolve().parents):
+    source, target = small.folder.resolve(), out.resolve()
+    if source in (target, *target.parents):
         raise MupscaleError(f"{out} lies inside the checkpoint {small.folder}. Choose a folder outside it")
+    if target in source.parents:
+        raise MupscaleError(f"{out} holds the checkpoint {small.folder}. Choose a different folder")
     check_nothing_missing(small.config, small.shapes, small.folder)
     return find_record(small) or Record(small.config)
 

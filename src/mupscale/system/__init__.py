@@ -13,7 +13,13 @@ checkpoint_arguments  a checkpoint, a place and multipliers as a person names th
 """
 
 from mupscale.system import words
-from mupscale.system.checkpoint_arguments import check_has_config, is_dcp_folder, is_taken, parse_multipliers
+from mupscale.system.checkpoint_arguments import (
+    check_has_config,
+    is_dcp_folder,
+    is_taken,
+    parse_multipliers,
+    place_for,
+)
 from mupscale.system.errors import (
     EXTRAS,
     Diverged,
@@ -52,6 +58,7 @@ from mupscale.system.files import (
     read_json,
     read_regular,
     remove,
+    replace_folder,
     replace_text,
     replacing,
     sha256_of,

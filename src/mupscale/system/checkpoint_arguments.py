@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from pathlib import Path
 
 from mupscale.system.errors import MupscaleError, as_asked, setting
@@ -39,6 +40,23 @@ def is_dcp_folder(path: str | Path) -> bool:
 def is_taken(place: Path) -> bool:
     """Whether something stands where a folder is to appear; an empty folder does not count."""
     return place.is_symlink() or (place.exists() and (not place.is_dir() or any(place.iterdir())))
+
+
+def place_for(out: Path, overwrite: bool) -> Path:
+    """Where to write a folder that is to stand at `out`: there, or beside what it is to replace (`replace_folder`).
+
+    What stands at `out` already is refused, unless it is mupscale's and is to be replaced.
+    """
+    is_ours = (out / "mupscale.json").is_file() and not out.is_symlink()
+    asked = as_asked("overwrite=True", "--overwrite")
+    if not is_taken(out):
+        return out
+    if not is_ours and overwrite:
+        raise MupscaleError(f"{asked}: mupscale did not write {out}. Remove it yourself, or choose a different name")
+    if not overwrite:
+        remedy = f"Use {asked} to replace it" if is_ours else "Remove it"
+        raise MupscaleError(f"{out} already exists. {remedy}, or choose a different name")
+    return out.with_name(f".{out.name}.new-{secrets.token_hex(8)}")
 
 
 def parse_multipliers(text: str) -> int | dict[str, int]:

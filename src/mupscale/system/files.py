@@ -129,6 +129,14 @@ def move(path: Path, target: Path) -> None:
     sync_folder(target.parent)
 
 
+def replace_folder(new: Path, old: Path) -> None:
+    """Put a finished folder into the place of another, which is gone only then."""
+    aside = old.with_name(f".{old.name}.{secrets.token_hex(8)}")
+    move(old, aside)
+    move(new, old)
+    remove(aside)
+
+
 def sync_folder(folder: Path) -> None:
     """See to it that what was renamed in a folder is on the disk; nothing where folders cannot be synced."""
     with suppress(OSError):
