@@ -194,8 +194,10 @@ def facts(summary: StudySummary) -> dict[str, Any]:
 
 
 def results(summary: StudySummary) -> dict[str, Any]:
-    """The same without the stages, a part of whose costs a kill has paid twice."""
-    return {name: value for name, value in facts(summary).items() if name != "stages"}
+    """The same without the stages, a part of whose costs a kill has paid twice, and what is said of their time."""
+    told = {name: value for name, value in facts(summary).items() if name != "stages"}
+    told["measured"] = [sentence for sentence in told["measured"] if "of the time" not in sentence]
+    return told
 
 
 def written(path: Path, recipe: Recipe, how: StudySettings | None = None) -> Path:

@@ -104,6 +104,29 @@ def test_a_page_of_negative_losses_has_no_per_cent_of_them() -> None:
     assert re.fullmatch(r"[−+]0\.\d+", row[2])
 
 
+def test_cards_say_which_way_a_ratio_points_and_what_time_tuning_took() -> None:
+    summary = comparisons.comparison()
+    for card in summary.cards:
+        if card.number.endswith("×"):
+            way = "less" if float(card.number[:-1]) < 1 else "more"
+            assert f"so growing costs {way}" in card.more
+    forecast = comparisons.forecast_only(summary)
+    cost = next(card for card in forecast.cards if "growing costs" in card.more)
+    assert "1×" in cost.more
+    loss = next(card for card in forecast.cards if card.what == LOSS)
+    assert "− means that growing ends at a lower loss" in loss.more
+    assert any(
+        re.search(r"Tuning took 2 % of the total cost and 8 % of the time, .* 11 %", one) for one in summary.measured
+    )
+
+
+def test_a_forecast_from_data_gone_over_again_and_again_says_so(tmp_path: Path) -> None:
+    often = PayStudy(growing(batch=500), few(), tmp_path, lambda text: None)
+    assert any("overfit" in note and "times" in note for note in often.notes)
+    once = PayStudy(growing(batch=2), few(), tmp_path, lambda text: None)
+    assert not any("overfit" in note for note in once.notes)
+
+
 def test_lower_at_every_budget_says_where_seeds_cross() -> None:
     losses = four(1.05, 1.02, 1.03, 1.0)
     losses["fresh"][0] = [1.19, 1.225]  # at a quarter of the budget, against 1.22 and 1.221

@@ -15,7 +15,7 @@ from mupscale.study.training import Ground
 from mupscale.study.tree import list_stretches
 from mupscale.study.when import PARTS, Arm, plan_when, rank_arms
 from mupscale.system import MupscaleError
-from mupscale.train import Growth, Recipe, Schedule
+from mupscale.train import Growth, Recipe, Schedule, Spec, with_absent_data_replaced
 from paper_runs import quiet, read, settings, small, written
 from small_runs import metrics
 
@@ -124,6 +124,37 @@ def test_a_dry_run_costs_what_is_spent_to_the_last_digit(whole: Path) -> None:
     assert f" {stage.cost:.3g} FLOPs" in lines[-3]
     assert lines[-2].startswith("Times are estimates for this machine")
     assert " epochs over " in lines[-1]
+
+
+FILES = {
+    "mupscale.data.CoverType": ({"path": "absent.gz"}, (3, 54)),
+    "mupscale.data.CIFAR100": ({"path": "absent.tar.gz"}, (3, 3, 32, 32)),
+    "mupscale.data.Text": ({"tokens": "absent", "context": 16, "source": "absent.txt"}, (3, 16)),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_plan_needs_none_of_the_datas_files(name: str) -> None:
+    arguments, shape = FILES[name]
+    recipe, said = with_absent_data_replaced(short(data=Spec(name, arguments)))
+    assert said == f"the files of {name} are not there, so random examples of the same shape stand in for this plan"
+    data = recipe.make_data()
+    assert data.batch(seed=0, start=0, count=3)[0].shape == shape
+    assert bool(data.describe_epochs(10**9)) == (name != "mupscale.data.Text")  # whose length nobody knows
+
+
+def test_data_that_is_there_is_the_plans_own() -> None:
+    assert with_absent_data_replaced(short()) == (short(), "")
+
+
+def test_a_dry_run_without_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = Spec("mupscale.models.MLP", {"d_in": 54, "d_out": 7})
+    recipe = short(model=model, data=Spec("mupscale.data.CoverType", {"path": "absent.gz"}))
+    file = written(tmp_path / "recipe.yaml", recipe, settings(seeds=1))
+    assert main(["run", str(file), "--when", "--dry-run", "--out", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("Note: the files of mupscale.data.CoverType are not there")
+    assert "\ntogether" in said
 
 
 def ended(*losses: float | None) -> ContenderRuns:

@@ -127,7 +127,8 @@ def test_forecast_alone() -> None:
         "This is only a forecast: the large models were not trained.",
         RATES,
     ]
-    said = "base model's cost included; growing with fresh units; in the middle 0.58×"
+    way = "below 1×, so growing costs less"
+    said = f"{way}; base model's cost included; growing with fresh units; in the middle 0.58×"
     assert cards(summary)[COST] == ("0.51× to 0.65×", said)
     assert re.fullmatch(r"−\S+ % to −\S+ %", cards(summary)[LOSS][0])
     assert any(one.startswith("Seeds of small models: 3") for one in summary.measured)

@@ -424,6 +424,12 @@ def read_study(
         )
     recipe, options = recipe_options.read_recipe_and_options(line, words, adjust, lambda tree: _usual_lists(line, tree))
     settings = options.pop("study")
+    if options.get("dry_run"):
+        from mupscale.train import with_absent_data_replaced
+
+        recipe, said = with_absent_data_replaced(recipe)
+        if said:
+            system.show(system.wrap_text(f"Note: {said}."))
     return StudyArguments(recipe if line is FAMILY else replace(recipe, callbacks=[]), settings, options)
 
 

@@ -11,11 +11,11 @@ import math
 import tarfile
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
 from lzma import LZMAError
 from pathlib import Path
-from typing import IO, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from mupscale.data.stream import Batch, Data
 from mupscale.system import MupscaleError, generator, open_gzip, require
 
 CONTINUOUS, FEATURES, CLASSES = 10, 54, 7
+ROWS = 581_012
 CLASS_NUMBERS = range(1, CLASSES + 1)
 LAYOUT = f"UCI's covtype.data has no header and {FEATURES + 1} numbers a line, the last of them a class 1 … {CLASSES}"
 WILDERNESS_AREAS, SOIL_TYPES = 4, 40
@@ -109,6 +110,14 @@ class CoverType(Table):
         table[:, :CONTINUOUS] = standardise(table[:, :CONTINUOUS], ~test)
         x = table[:, :FEATURES]
         super().__init__(Split(x[~test], labels[~test], x[test], labels[test]), CLASSES)
+
+    @classmethod
+    def shape_without_files(cls, arguments: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        path = arguments.get("path")
+        if path is not None and Path(path).expanduser().exists():
+            return None
+        held_out = round(float(arguments.get("test_fraction", 0.2)) * ROWS)
+        return {"shape": [FEATURES], "classes": CLASSES, "rows": ROWS - held_out, "held_out": held_out}
 
 
 class CoverTypeSample(Table):
@@ -261,6 +270,12 @@ class CIFAR100(Images):
             FINE_CLASSES,
             augment=augment,
         )
+
+    @classmethod
+    def shape_without_files(cls, arguments: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        if Path(str(arguments.get("path"))).expanduser().exists():
+            return None
+        return {"shape": [CHANNELS, SIDE, SIDE], "classes": FINE_CLASSES, "rows": 50_000, "held_out": 10_000}
 
 
 class Shapes(Images):

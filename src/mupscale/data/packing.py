@@ -730,6 +730,13 @@ class Text(TokenWindows):
         folder = Path(str(arguments.get("tokens"))).expanduser()
         return None if (folder / INDEX).exists() else folder
 
+    @classmethod
+    def shape_without_files(cls, arguments: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Windows of the context's length; how many there are only the packed tokens tell."""
+        if (Path(str(arguments.get("tokens"))).expanduser() / INDEX).exists():
+            return None
+        return {"shape": [int(arguments.get("context", 1024))], "is_text": True}
+
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the packed text; training does not need it."""

@@ -65,13 +65,26 @@ class Data(ABC):
 
     def describe_epochs(self, examples: int) -> str:
         """How often training on so many examples goes over the data; nothing where it does not get through once."""
-        if examples <= self.size:
+        epochs = self.epochs(examples)
+        if epochs is None or epochs <= 1:
             return ""
-        return f"{examples / self.size:.{2 if examples < 10 * self.size else 0}f} epochs over {self.size:,} examples"
+        return f"{epochs:.{2 if epochs < 10 else 0}f} epochs over {self.size:,} examples"
+
+    def epochs(self, examples: int) -> float | None:
+        """How often so many examples go over the data; None where nobody knows its size."""
+        return examples / self.size
 
     @classmethod
     def writes_to(cls, arguments: Mapping[str, Any]) -> Path | None:
         """Where making it with these arguments would write; None where it reads alone. A stored recipe is asked."""
+        return None
+
+    @classmethod
+    def shape_without_files(cls, arguments: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """What `StandIn` takes to stand for this data where its files are not there, so that a dry run can do without.
+
+        None where they are there, or where nothing but the files tells the shape.
+        """
         return None
 
     def augment(self, x: Tensor, bits: Tensor) -> Tensor:

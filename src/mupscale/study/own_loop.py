@@ -10,7 +10,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
@@ -287,6 +287,9 @@ class _LoopGround(Ground):
         tensors = [one for one in tree_leaves(self.own.family.inputs) if isinstance(one, Tensor)]
         tokens = [one[0].numel() for one in tensors if one.dim() > 1 and not one.is_floating_point()]
         return (tokens[0], "tokens") if tokens else (1, "examples")
+
+    def epochs(self, leaves: Iterable[Stretch]) -> float | None:
+        return None
 
     @cached_property
     def code(self) -> list[str]:

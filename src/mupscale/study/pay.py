@@ -48,6 +48,9 @@ NO_FLOPS = (
     "base model, which favours the wide ones"
 )
 
+MANY_EPOCHS = 4
+"""How often data may be gone over and still teach about as much as new data (Muennighoff et al., 2023)."""
+
 
 def run_pay(
     recipe: Recipe,
@@ -109,12 +112,27 @@ class PayStudy:
             self._check(one)
         if self.ground.unit == "steps":
             self.notes.append(NO_FLOPS)
+        self.notes += self._describe_overfitting()
         self.notes += describe_own_width(widths, system.narrow)
         if min(Width.of(widths[0]).sizes.values()) < NARROW:
             self.notes.append(
                 f"learning rates and noise are tuned at {Width.of(widths[0]).phrase}: so narrow a model is a poor "
                 f"guide to a large one; {recipe_entry('study.widths')} takes wider ones"
             )
+
+    def _describe_overfitting(self) -> list[str]:
+        """What to keep in mind where models go over the data so often that they learn it by heart."""
+        if self.ground.measure != "held-out":
+            return []
+        leaves = [leaf for one in self.contenders for leaf in self.system.leaves(one, 1.0, 1.0, 0.0, 0).values()]
+        epochs = self.ground.epochs(leaves)
+        if epochs is None or epochs <= MANY_EPOCHS:
+            return []
+        return [
+            f"the model with the most steps goes over the training data {epochs:.0f} times. Models overfit then, and "
+            f"large ones more than the small ones that the forecast is made from, so its held-out losses may not hold: "
+            f"train for fewer steps, or on more data"
+        ]
 
     def _check(self, one: System) -> None:
         """Refuse widths at which the model cannot be built, budgets too short for the schedule, and growth."""

@@ -96,6 +96,11 @@ class Ground:
         """What an example of the data counts: so many tokens of text, else one example."""
         return self.data.per_example, "examples" if self.data.unit == "samples" else self.data.unit
 
+    def epochs(self, leaves: Iterable[Stretch]) -> float | None:
+        """How often the model with the most steps goes over the training data; None where nobody knows its size."""
+        steps = max(sum(stretch.steps for stretch in leaf.path) for leaf in leaves)
+        return self.data.epochs(steps * self.recipe.batch)
+
     @property
     def unit(self) -> str:
         return "FLOPs" if self.flops_per_step(self.recipe.width) is not None else "steps"
@@ -401,7 +406,9 @@ _LONG = 1.0  # seconds after which no further step is taken
 
 
 def describe_stages(stages: Mapping[str, Sequence[Stretch]], ground: Ground, engine: str) -> str:
-    """A row for every stage: its finished models, its cost beyond what earlier stages have trained, share and time.
+    """A row for every stage: its finished models, its cost beyond what earlier stages have trained, and its time.
+
+    Both have their shares of the whole beside them.
 
     engine: with which a few steps of every size are measured.
     """
@@ -414,21 +421,22 @@ def describe_stages(stages: Mapping[str, Sequence[Stretch]], ground: Ground, eng
             cost = math.fsum(ground.cost(one) for one in new)
             rows.append((name, len({leaf.key for leaf in leaves}), cost, clock.measure(new)))
     total, unit, wide = math.fsum(row[2] for row in rows), ground.unit, max(len(name) for name in stages) + 4
-    lines = [
-        f"{name:<{wide}}{count:>5} {'model' if count == 1 else 'models':<6}  {cost:9.3g} {unit}  {cost / total:6.1%}"
-        f"{_about(seconds)}"
-        for name, count, cost, seconds in rows
-    ]
     spent = [seconds for *_, seconds in rows]
     known = None if None in spent else math.fsum(each or 0.0 for each in spent)
+    lines = list[str]()
+    for name, count, cost, seconds in rows:
+        what = f"{name:<{wide}}{count:>5} {'model' if count == 1 else 'models':<6}"
+        # small models do few FLOPs a second: their share of the time is far above that of the FLOPs
+        share_of_time = f"{seconds / known:8.1%}" if known and seconds is not None else ""
+        lines.append(f"{what}  {cost:9.3g} {unit}  {cost / total:6.1%}{_about(seconds)}{share_of_time}")
     lines.append(f"{'together':<{wide}}{'':>12}  {total:9.3g} {unit}{'':8}{_about(known)}")
-    lines.append(clock.remark(known))
+    lines.append(clock.remark(known) + (" The share behind a time is its share of the time." if known else ""))
     lines += describe_epochs([leaf for leaves in stages.values() for leaf in leaves], ground)
     return "\n".join(line.rstrip() for line in lines)
 
 
 def describe_epochs(leaves: Sequence[Stretch], ground: Ground) -> list[str]:
-    """A line on how often models go over the data, if one does so more than once."""
+    """A line on how often models go over the data, if one does so more than once and the size of the data is known."""
     steps = max(sum(stretch.steps for stretch in leaf.path) for leaf in leaves)
     epochs = ground.data.describe_epochs(steps * ground.recipe.batch)
     return [f"The model with the most steps trains for {epochs}."] if epochs else []

@@ -138,8 +138,9 @@ _TUNING = {
 _STAGES = {**_TUNING, "base": "Full-size base models", "contenders": "Full-size contenders"}
 _FORECAST = "forecast-"
 FORECAST_RANGE = (
-    "A range covers the seeds of the small models and the trend over their widths. It is not a confidence interval: in "
-    "the four comparisons that come with mupscale, 24 of 28 measured values lay in their range."
+    "A cost below 1× means that growing costs less; a loss with − that it ends lower. A range covers the seeds of the "
+    "small models and the trend over their widths. It is not a confidence interval: in the four comparisons that come "
+    "with mupscale, 24 of 28 measured values lay in their range."
 )
 _ONE_SEED = "Seeds: one, so the variation between seeds is unknown."
 
@@ -200,7 +201,9 @@ def _pay_cards(summary: StudySummary) -> Iterator[Card]:
             continue
         if large is None:  # the range is the forecast: its middle alone would stand beside "too close to call"
             number = f"{shown(expected['low'])} to {shown(expected['high'])}"
-            yield Card(what, number, f"{_MORE[what]}; {phrase}; in the middle {shown(expected['value'])}")
+            middle = f"in the middle {shown(expected['value'])}"
+            direction = say_which_costs_less(expected["low"], expected["high"]) if way else _LOWER_ENDS_LOWER
+            yield Card(what, number, f"{direction}; {_MORE[what]}; {phrase}; {middle}")
             continue
         measured = summary.answer[f"cost_{way}" if way else "above_continued"]
         if measured is None:
@@ -211,10 +214,29 @@ def _pay_cards(summary: StudySummary) -> Iterator[Card]:
             continue
         range_ = f"; forecast {words.format_range(expected, shown)}" if expected else ""
         number = f"{CostRatio(**measured)}×" if way else "the same"
+        direction = f"{say_which_costs_less(measured['value'], measured['value'])}; " if way else ""
         if measured and not way:
             size = format_gap_in_table(measured, stored_gap_kind(summary.answer))
             number = f"{size} {'higher' if measured > 0 else 'lower'}"
-        yield Card(what, number, f"{_MORE[what]}; {phrase}{range_}")
+        yield Card(what, number, f"{direction}{_MORE[what]}; {phrase}{range_}")
+
+
+def say_which_costs_less(low: float, high: float) -> str:
+    """What a ratio of costs means: which way it points, for somebody who has not counted in it.
+
+    >>> say_which_costs_less(1.06, 48.1), say_which_costs_less(0.4, 0.7)
+    ('above 1×, so growing costs more', 'below 1×, so growing costs less')
+    >>> say_which_costs_less(0.8, 1.2)
+    'below 1× growing costs less, above 1× it costs more'
+    """
+    if low > 1:
+        return "above 1×, so growing costs more"
+    if high < 1:
+        return "below 1×, so growing costs less"
+    return "equal cost" if low == high else "below 1× growing costs less, above 1× it costs more"
+
+
+_LOWER_ENDS_LOWER = "− means that growing ends at a lower loss"
 
 
 def break_evens(answer: Mapping[str, Any], large: SystemRuns) -> Iterator[str]:
@@ -285,7 +307,18 @@ def _pay_measuring(summary: StudySummary) -> Iterator[str]:
     if total := sum(spent.values()):
         tuning = sum(cost for name, cost in spent.items() if name in _TUNING) / total
         forecast = sum(cost for name, cost in spent.items() if name.startswith(_FORECAST)) / total
-        yield f"Tuning took {100 * tuning:.0f} % of the total cost, the forecast {100 * forecast:.0f} %."
+        # a small model does few FLOPs a second, so a share of the FLOPs alone would make tuning look cheaper than it is
+        seconds = {stage.name: stage.seconds for stage in summary.stages}
+        time = sum(seconds.values())
+        of_time = ["", ""]
+        if time:
+            tuning_time = sum(each for name, each in seconds.items() if name in _TUNING) / time
+            forecast_time = sum(each for name, each in seconds.items() if name.startswith(_FORECAST)) / time
+            of_time = [f" and {100 * tuning_time:.0f} % of the time", f" and {100 * forecast_time:.0f} %"]
+        yield (
+            f"Tuning took {100 * tuning:.0f} % of the total cost{of_time[0]}, the forecast {100 * forecast:.0f} %"
+            f"{of_time[1]}."
+        )
 
 
 def _pay_tables(summary: StudySummary) -> Iterator[PageTable]:

@@ -47,6 +47,7 @@ from mupscale.train.recipe import (
     import_path,
     load_of_kind,
     sizes_like,
+    with_absent_data_replaced,
 )
 from mupscale.train.run_curves import draw_curves
 from mupscale.train.run_folder import (

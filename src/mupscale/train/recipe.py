@@ -623,6 +623,23 @@ def make_data(spec: Spec) -> Data:
         raise MupscaleError(f"data: {spec.class_path}: {error}") from error
 
 
+def with_absent_data_replaced(recipe: Recipe) -> tuple[Recipe, str]:
+    """The recipe with a `StandIn` where its data's files are not there, for a dry run; and a sentence about that.
+
+    Nothing is downloaded or packed. The sentence is empty where the recipe is as it was.
+    """
+    spec = recipe.data
+    target: object = import_path(spec.class_path)
+    if not isinstance(target, type) or not issubclass(target, Data):
+        return recipe, ""
+    shape = target.shape_without_files(spec.init_args)
+    if shape is None:
+        return recipe, ""
+    stand_in = Spec("mupscale.data.StandIn", dict(shape))
+    said = f"the files of {spec.class_path} are not there, so random examples of the same shape stand in for this plan"
+    return replace(recipe, data=stand_in), said
+
+
 def few_examples(data: Data) -> Tensor:
     rows = torch.arange(_ROWS, device=data.rows_on or data.device) % data.size
     return data.examples(rows)[0].cpu()
