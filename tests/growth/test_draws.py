@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mupscale.growth.draws import _points, draw_normal, standard_normal
+from mupscale.growth.draws import _points, draw_normal, draw_uniform, standard_normal
 
 
 def points() -> Tensor:
@@ -107,3 +107,14 @@ def test_another_seed_name_or_block_gives_other_numbers() -> None:
         assert not torch.equal(first, standard_normal((64,), torch.float32, seed, name))
     later = draw_normal(torch.empty(64), 1 << 20, 0, "a")
     assert not torch.equal(first, later)
+
+
+def test_uniform_numbers_have_a_mean_of_0_and_a_variance_of_1_and_are_drawn_in_any_parts() -> None:
+    whole = draw_uniform(torch.empty(1 << 21, dtype=torch.float64), 0, 3, "w")
+    assert float(whole.abs().max()) < math.sqrt(3)
+    assert float(whole.mean()) == pytest.approx(0, abs=5 / math.sqrt(1 << 21))
+    assert float(whole.square().mean()) == pytest.approx(1, abs=5 / math.sqrt(1 << 21))
+    assert float(whole.pow(4).mean()) == pytest.approx(9 / 5, rel=0.01)
+    for start, count in ((0, 5), (3, 9), ((1 << 20) - 3, 10), (1 << 20, 4)):
+        part = draw_uniform(torch.empty(count, dtype=torch.float64), start, 3, "w")
+        assert torch.equal(part, whole[start : start + count])

@@ -263,6 +263,22 @@ def test_parts_in_new_blocks_that_are_drawn_from_a_plan() -> None:
             check_law(values.chunk(3)[number], law)
 
 
+@pytest.mark.parametrize("door", ["family", "pair"])
+def test_new_units_of_a_uniform_law_are_uniform(door: str) -> None:
+    """As Linear starts: none is farther from 0 than √3 standard deviations, each part by its own."""
+    torch.manual_seed(1)
+    narrow, wide = by_turns(64), by_turns(128)
+    plan = mu.plan(narrow, wide, inputs=BATCH, grow=mu.Fresh(), fresh=lambda: by_turns(64))
+    if door == "family":
+        wide, _ = mu.Family(by_turns, base=64, inputs=BATCH).upscale(narrow, width=128)
+    else:
+        mu.upscale(narrow, wide, plan)
+    for name, spread in (("first.weight", 5**-0.5), ("two.weight", 5 * 128**-0.5)):
+        new = wide.get_parameter(name).detach()[new_entries(plan)(name)]
+        assert float(new.abs().max()) < 1.03 * spread
+        assert float(new.abs().max()) > 0.9 * spread
+
+
 def test_noise_on_copies_follows_the_spread_of_each_part() -> None:
     """A part that starts as a constant gets none, as constants do."""
     torch.manual_seed(1)

@@ -225,7 +225,7 @@ class Initial:
     means, stds: one for each part of the axis `dim`, where parts start differently: means of (0, 1, 0, 0) for an LSTM's
     bias whose forget gate starts at 1, with stds of (0.1, 0, 0.1, 0.1) if the other gates are drawn. No stds: all parts
     have std. run: how many units of a part follow each other, after which those of the next part come; 0 for equal
-    parts, each of them once.
+    parts, each of them once. shape: of the distribution.
     norm: of a parameter of a norm over a growing axis, what that does: "layer" (centres and divides), "rms" (divides)
     or "group" (centres and divides groups of units) at its gain, and "bias" at the other.
     past_norms: the growing dimensions whose units no norm reads (outputs) or made (inputs); None if no run has
@@ -241,6 +241,7 @@ class Initial:
     stds: tuple[float, ...] = ()
     dim: int = 0
     run: int = 0
+    shape: Literal["normal", "uniform"] = "normal"
 
     def then(self, later: Initial, *, is_wider: bool) -> Initial:
         """After a later growth; is_wider: whether the parameter grew in it, so that what was known of it is stale."""

@@ -21,6 +21,7 @@ from mupscale.system import MupscaleError, derive
 
 _POINTS = 1 << 16
 _GRID = float(1 << 20)  # coordinates are multiples of 1 / this, which float32 has exactly
+_VALUES_PER_WORD = 4  # uniform numbers that 64 random bits pick
 _PER_WORD = 8  # numbers that 64 random bits pick
 _BLOCK = 1 << 20  # numbers that are drawn from one stream
 
@@ -42,6 +43,21 @@ def draw_normal(out: Tensor, start: int, seed: int, name: str) -> Tensor:
         labels = name, *([first // _BLOCK] if first else [])
         begin, end = max(first, start), min(first + _BLOCK, stop)
         _pick_points(out[begin - start : end - start], begin - first, np.random.SFC64(derive(seed, *labels)))
+    return out
+
+
+def draw_uniform(out: Tensor, start: int, seed: int, name: str) -> Tensor:
+    """The same for numbers with a mean of 0 and a variance of 1 that are uniform: 65,536 values between ±√3."""
+    stop = start + out.numel()
+    for first in range(start // _BLOCK * _BLOCK, stop, _BLOCK):
+        stream = np.random.SFC64(derive(seed, "uniform", name, first // _BLOCK))
+        begin, end = max(first, start), min(first + _BLOCK, stop)
+        skipped = (begin - first) // _VALUES_PER_WORD
+        stream.random_raw(skipped, output=False)
+        words = stream.random_raw(-(-(end - first) // _VALUES_PER_WORD) - skipped)
+        ranks = words.astype("<u8", copy=False).view("<u2").astype(np.int32)
+        wanted = torch.from_numpy(ranks)[begin - first - skipped * _VALUES_PER_WORD :][: end - begin].double()
+        out[begin - start : end - start] = (2 * wanted + 1 - _POINTS) * (math.sqrt(3) / _POINTS)
     return out
 
 

@@ -35,7 +35,7 @@ from mupscale.core import (
     part_of_units,
     places,
 )
-from mupscale.growth.draws import draw_normal
+from mupscale.growth.draws import draw_normal, draw_uniform
 from mupscale.growth.lossless import gain_factor, silent_start
 from mupscale.growth.operators import Operator, Part, StatePart
 from mupscale.system import MupscaleError, Must, checks_arguments
@@ -167,7 +167,8 @@ class FreshTensor:
             exact = torch.float64 if out.dtype == torch.float64 else torch.float32
             in_place = out.dtype == exact and out.device.type == "cpu" and out.is_contiguous()
             flat = out.view(-1) if in_place else torch.empty(out.numel(), dtype=exact)
-            draw_normal(flat, self.place_of(region), self.seed, self.stream)
+            draw = draw_uniform if self.law.shape == "uniform" else draw_normal
+            draw(flat, self.place_of(region), self.seed, self.stream)
             drawn = flat.view(out.shape)
             drawn.mul_(self._cut(self._spreads, region).to(drawn) if self.law.stds else self.law.spreads[0])
             if not in_place:

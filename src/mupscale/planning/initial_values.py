@@ -27,6 +27,7 @@ _CHANCE = 6.0  # standard errors that chance does not reach
 _ENOUGH_TO_TELL = 1 << 17  # numbers of a large tensor that are looked at for parts and patterns
 _LONG_ROW = 64  # numbers from which a row's mean and variance have about a normal distribution
 _MANY = 128  # numbers that show the shape of their distribution
+_MANY_FOR_SHAPE, _FLAT = 512, 2.1  # numbers that tell a uniform distribution from a normal one, by this kurtosis
 _SKEWED, _HEAVY = 0.5, 5.0  # a skewness and a kurtosis that are no normal or uniform distribution's
 
 Axes = Mapping[int, Axis]
@@ -69,7 +70,8 @@ def measure_laws(
             continue
         without_padding = _without_zero_rows(samples, axes)
         if is_one_law(without_padding, axes):
-            laws[name] = Initial(std, (_mean_beyond_chance(samples, std),))
+            mean = _mean_beyond_chance(samples, std)
+            laws[name] = Initial(std, (mean,), shape="uniform" if _is_uniform(without_padding) else "normal")
             continue
         of_parts = None if as_built else _law_of_parts(without_padding, axes)
         laws[name] = of_parts or Initial(_spread_between(samples, std), ())
@@ -289,7 +291,9 @@ def _law_of_parts(samples: Sequence[Tensor], axes: Axes) -> Initial | None:
             means, stds = _moments_together(samples, layout)
             if is_one_law(_standardised(samples, layout, means, stds), axes):
                 of_all = math.sqrt(sum(std**2 for std in stds) / len(stds))
-                return _in_parts(of_all, means, stds, layout, axes[layout.dim], shape[layout.dim])
+                law = _in_parts(of_all, means, stds, layout, axes[layout.dim], shape[layout.dim])
+                is_uniform = _is_uniform(_standardised(samples, layout, means, stds))
+                return replace(law, shape="uniform" if is_uniform else "normal")
     return None
 
 
@@ -382,6 +386,15 @@ def _some_of(samples: Sequence[Tensor]) -> Tensor:
     """The numbers of all draws in a row; of large tensors some of them."""
     step = _step(sum(sample.numel() for sample in samples))
     return torch.cat([sample.reshape(-1)[::step].cpu() for sample in samples]).double()
+
+
+def _is_uniform(samples: Sequence[Tensor]) -> bool:
+    """Whether enough numbers show a uniform distribution, whose kurtosis is 1.8, rather than one of 3."""
+    values = _some_of(samples)
+    if len(values) < _MANY_FOR_SHAPE:
+        return False
+    scaled = (values - values.mean()) / values.std(correction=0)
+    return float(scaled.pow(4).mean()) < _FLAT
 
 
 def _has_pattern(values: Tensor) -> bool:
