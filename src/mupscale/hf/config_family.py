@@ -154,9 +154,14 @@ def plan_for_files(
     for name, entry in entries.items():
         own, (path, _, local) = plan.initial.get(by_model[name], Initial()), by_model[name].rpartition(".")
         if plan.fresh is not None:
-            # a BatchNorm's running variance divides, and a frozen one's gain is a buffer, too
-            is_one = by_model[name] in buffers and path in norms and local in ("running_var", "weight")
-            own = replace(own, std=own.std or 0.0, means=own.means or (float(is_one),))
+            means = own.means
+            if means is None and by_model[name] in buffers and path not in norms:
+                means = ()  # the model computes it, as decays of heads: nothing is drawn
+            elif means is None:
+                # a BatchNorm's running variance divides, and a frozen one's gain is a buffer, too
+                is_one = by_model[name] in buffers and local in ("running_var", "weight")
+                means = (float(is_one),)
+            own = replace(own, std=own.std or 0.0, means=means)
         if own.past_norms:  # a tensor may be a part of a parameter that has one dimension more
             ahead = len(plan[by_model[name]].narrow) - len(entry.narrow)
             own = replace(own, past_norms=tuple(d - ahead for d in own.past_norms if d >= ahead))

@@ -560,8 +560,9 @@ def initial_law(config: Config) -> tuple[dict[str, float], Means]:
         std = first.stds[one] * float(by ** _power(first.stds[one], second.stds[one], grown))
         more = _layers(third.shapes) / few
         stds[name] = std * (layers / few) ** _power(first.stds[one], third.stds[deep[name]], more)
-        if one in second.means:
-            means[name] = second.means[one]
+        # in a miniature a pattern may be too short to be told from constants
+        is_pattern = () in (first.means[one], second.means[one])
+        means[name] = () if is_pattern else second.means[one]
     return stds, means
 
 
@@ -592,9 +593,11 @@ def _start(config: str) -> _Start:
         if drawn.numel():
             mean = float(drawn.mean())
             means[name] = (mean if abs(mean) > _SMALL * stds[name] else 0.0,)
-        else:  # a pattern, such as a table of sinusoids, has no mean to speak of; new columns of a table start at 0
-            constant = planning.initial_means([{name: first}], {name: 0.0})[name]
-            means |= {name: constant or (0.0,)} if constant or first.dim() != 1 else {}
+            undrawn = values[0][values[0] == values[1]]
+            if undrawn.numel() and not bool((undrawn == undrawn[0]).all()):  # a row of padding would be all alike
+                means[name] = ()
+        else:  # the constants of its parts; nothing of a pattern, such as decays or a table of sinusoids
+            means[name] = planning.initial_means([{name: first}], {name: 0.0})[name]
     return _Start({name: tuple(p.shape) for name, p in draws[0].items()}, stds, means)
 
 

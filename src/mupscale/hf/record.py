@@ -13,6 +13,8 @@ from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+from torch import Tensor
+
 from mupscale.core import Axis, DecayRule, Plan, RuleSet, Shape, TensorSource
 from mupscale.growth import (
     OPERATORS,
@@ -27,11 +29,13 @@ from mupscale.growth import (
     as_noise,
     choose_operator,
     is_replica,
+    no_pattern,
     word_of_operator,
 )
 from mupscale.hf import depths
-from mupscale.hf.building import Config
-from mupscale.hf.config_family import ConfigFamily
+from mupscale.hf.building import Config, sketch_model
+from mupscale.hf.built_values import build_tensors
+from mupscale.hf.config_family import ConfigFamily, names_in_model
 from mupscale.hf.config_fields import (
     Sizes,
     Times,
@@ -312,6 +316,22 @@ class PlannedGrowth:
     def shapes(self) -> dict[str, Shape]:
         """Of the files after it, tied tensors under each of their names."""
         return {alias: self.plan[name].wide for alias, name in self.plan.names.items()}
+
+    @cached_property
+    def built(self) -> dict[str, Tensor]:
+        """What starts as a pattern, as transformers builds the wide model, by its name in the files.
+
+        An error where a tensor of the files has no such values, as one of several that are stacked in the model.
+        """
+        if self.growth.fresh is None:
+            return {}
+        held = names_in_model(sketch_model(self.config), self.plan.patterned)
+        own_names = {name: in_model.names[0] for name, in_model in held.items()}
+        tensors = build_tensors(self.config, own_names)
+        for name, values in tensors.items():
+            if tuple(values.shape) != self.plan[name].wide:
+                raise no_pattern(name)
+        return tensors
 
 
 def plan_growths(

@@ -38,7 +38,8 @@ class WideTensor:
 
     part: what it is in the plan of the growth in width, under which name its noise is drawn; tied tensors have one.
     grow: the operator of that growth. new: what it is instead, in a new layer. rows: how many copies of each row of
-    what it grows to there are, as a router with more experts has.
+    what it grows to there are, as a router with more experts has. built: what new units take their values from, where
+    it starts as a pattern.
     """
 
     name: str
@@ -48,6 +49,7 @@ class WideTensor:
     grow: growth.Operator
     new: growth.NewTensor | None = None
     rows: int = 1
+    built: Tensor | None = None
 
     @property
     def entry(self) -> Entry:
@@ -122,9 +124,11 @@ def _wide_tensor(name: str, source: Source, steps: Sequence[PlannedGrowth], dtyp
     stored, rows, shape = source.tensors[history.name], 1, steps[-1].shapes[name]
     part: growth.Part | None = None
     grow: growth.Operator = growth.Copies()
+    built: Tensor | None = None
     for step, planned in history.ways:
         if step.growth.is_width:
             part, grow = growth.Part(planned, step.plan, step.growth.seed), step.growth.grow
+            built = step.built.get(planned)
         else:
             rows = step.plan[planned].axes.get(0, Axis()).copies
     if part is not None and stored.shape != part.entry.narrow:
@@ -137,7 +141,7 @@ def _wide_tensor(name: str, source: Source, steps: Sequence[PlannedGrowth], dtyp
             check_dtype(name, torch.empty(0, dtype=stored.dtype))
         dtype = None
     target = StoredTensor(Path(), dtype or stored.dtype, shape, 0)
-    return WideTensor(name, stored, target, part, grow, history.drawn, rows)
+    return WideTensor(name, stored, target, part, grow, history.drawn, rows, built)
 
 
 def _place(file: str, tensors: Mapping[str, WideTensor]) -> WeightShard:
@@ -245,7 +249,7 @@ def _tasks(tensor: WideTensor) -> Iterator[Make]:
         for piece in pieces(tensor.target.shape, {}, _PIECE):
             yield partial(_draw, tensor, tensor.new, piece)
     elif part is not None and is_number and type(grow) is growth.Fresh:
-        fresh = grow.tensor(part)
+        fresh = replace(grow.tensor(part), built=tensor.built)
         for region in fresh.regions(_PIECE):
             yield partial(_make_fresh, tensor, fresh, region)
     elif (std := 0.0 if part is None or not is_number else _spread_of_copies(part, grow)) is not None:

@@ -118,6 +118,8 @@ def _grown(name: str, narrow: Tensor, planned: str, step: PlannedGrowth, dtype: 
         exact = torch.promote_types(narrow.dtype, torch.float32)
         narrow = narrow.to(exact)
     out = torch.empty(entry.wide, dtype=exact)
+    if (built := step.built.get(planned)) is not None:
+        out.copy_(built)
     step.growth.grow.parameter(out, narrow, Part(planned, step.plan, step.growth.seed))
     return out.to(dtype)
 
