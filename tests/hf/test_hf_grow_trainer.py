@@ -76,10 +76,12 @@ def test_copies_go_on_as_the_small_model_would(tmp_path: Path) -> None:
 
 
 def test_a_model_with_adapters_is_refused_by_that_name(tmp_path: Path) -> None:
-    model = small_llama()
-    model.model.layers[0].mlp.up_proj.lora_A = torch.nn.Linear(16, 2, bias=False)
+    """Before the first step; its class was called unknown to transformers."""
+    kind = type("PeftModelForCausalLM", (transformers.LlamaForCausalLM,), {"__module__": "peft.peft_model"})
+    adapted = small_llama()
+    adapted.__class__ = kind
     grow = hf.GrowTrainerCallback(at=2, times=2, exact=True)
-    refuses("the model has a LoRA or another PEFT adapter", train, tmp_path, grow, model=model)
+    refuses("the model has a LoRA or another PEFT adapter", train, tmp_path, grow, model=adapted)
 
 
 def test_checkpoints_before_and_after(tmp_path: Path) -> None:
