@@ -27,8 +27,8 @@ SMALL: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "vocab_size"
 STATES: dict[str, Any] = {**SMALL, "state_size": 3, "intermediate_size": 32}
 ROUTED: dict[str, Any] = {**SMALL, "intermediate_size": 20, "num_attention_heads": 4, "num_key_value_heads": 2}
 JAMBA = {"mamba_d_state": 3, "attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False}
-JAMBA |= {"num_experts": 2, "num_experts_per_tok": 1, "expert_layer_offset": 1}
-MINIMAX = {"num_local_experts": 2, "num_experts_per_tok": 1, "block_size": 4}
+JAMBA |= {"num_experts": 4, "num_experts_per_tok": 2, "expert_layer_offset": 1}
+MINIMAX = {"num_local_experts": 4, "num_experts_per_tok": 2, "block_size": 4}
 MINIMAX |= {"layer_types": ["linear_attention", "full_attention"]}
 SERIES = {"num_input_channels": 2, "context_length": 16, "patch_length": 4, "patch_stride": 4, "d_model": 16}
 SERIES |= {"ffn_dim": 20, "num_attention_heads": 4, "num_hidden_layers": 2, "prediction_length": 4}
@@ -73,11 +73,12 @@ def test_new_units_of_a_pattern_are_those_of_the_wide_model(tmp_path: Path, name
     wide = tensors_of(json.loads((tmp_path / "wide" / "config.json").read_text()))
     narrow = {**naming.buffers(small), **naming.parameters(small)}
     family = ConfigFamily(json.loads((tmp_path / "small" / "config.json").read_text()))
-    plan = family.plan_files(Times.of(times).for_units(fresh=True), {n: tuple(narrow[n].shape) for n in files})
+    plan = family.plan(Times.of(times).for_units(fresh=True))
+    entries = {**plan.buffers, **plan.parameters}
     patterned = [n for n in files if n.endswith(endings)]
     assert patterned
     for tensor in patterned:
-        entry = plan[tensor]
+        entry = entries[tensor]
         old = index_of_old(entry.narrow, entry.axes)
         expected = wide[tensor].detach().clone()
         expected[old] = narrow[tensor].detach()
