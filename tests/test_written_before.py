@@ -36,9 +36,9 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 
 def assert_close(ours: Any, theirs: Any) -> None:
-    """The same values, numbers to 1e-6: another CPU rounds otherwise."""
+    """The same values, numbers to 1e-6: another CPU rounds otherwise. A later version may record more of them."""
     if isinstance(theirs, dict):
-        assert ours.keys() == theirs.keys()
+        assert ours.keys() >= theirs.keys()
         for key in theirs:
             assert_close(ours[key], theirs[key])
     elif isinstance(theirs, list):

@@ -179,7 +179,7 @@ def test_recipes_follow_the_one_place_that_decides() -> None:
     assert not Growth(at=1, width=8).build_operator().needs_multiples
     assert Growth(at=1, width=8, noise=0.5).build_operator() == mu.Copies(mu.GaussianNoise(0.5))
     replica = Growth(at=1, width=8, how="copies")
-    assert "the wide model remains a replica" in replica.words
+    assert "the wide model remains a replica" in replica.in_words
 
 
 def gated(width: int) -> nn.Module:
@@ -189,10 +189,12 @@ def gated(width: int) -> nn.Module:
 
 def test_a_refused_softmax_over_units_names_no_remedy_that_was_taken(x: Tensor) -> None:
     """A batch, and a wide model at a multiple of the width, are there."""
-    with pytest.raises(mu.MupscaleError, match=r"no such factor: .* softmax over units .*Copies fit") as refused:
+    with pytest.raises(
+        mu.MupscaleError, match=r"as in a softmax over units.* Copies work, at whole multiples"
+    ) as refused:
         mu.upscale(gated(8), gated(16), inputs=x)
     assert "inputs=" not in str(refused.value)
-    with pytest.raises(mu.MupscaleError, match="no such factor") as refused:
+    with pytest.raises(mu.MupscaleError, match="as in a softmax over units") as refused:
         mu.Family(gated, base=8, inputs=x).check_growth(8, 16)
     assert "inputs=" not in str(refused.value)
 

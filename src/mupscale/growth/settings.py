@@ -93,16 +93,26 @@ def usual_how(noise: NoiseLevel) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrowthSettings(CopiesSettings, FreshSettings):
-    """What new units and new blocks are filled with, in a growth event and in a recipe that starts from a checkpoint.
-
-    The settings of all operators are fields; one that the operator in `how` does not take must be left out.
+class HowSettings:
+    """The word that stands before all settings of operators, in files as well: hashes of what is stored go by that.
 
     Args:
         how: how to fill new units (outside `grow`, when the checkpoint `from` is upscaled): fresh (add newly
             initialised units; the default), lossless (fresh units that leave the outputs unchanged at first), copies
             (copy every unit and add noise; the default if you give noise) or paired (copies whose noise cancels at
             first). For comparison: net2net (random copies) and naive (copies), both without the optimizer state
+    """
+
+    how: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowthSettings(FreshSettings, CopiesSettings, HowSettings):
+    """What new units and new blocks are filled with, in a growth event and in a recipe that starts from a checkpoint.
+
+    The settings of all operators are fields; one that the operator in `how` does not take must be left out.
+
+    Args:
         deepen: what new blocks are: identity (they change nothing at first), stack (copies appended after all blocks)
             or interleaved (each copy follows its original). If only the depth grows, you can give this as `how`
 
@@ -110,7 +120,6 @@ class GrowthSettings(CopiesSettings, FreshSettings):
     Copies(noise=GaussianNoise(std=0.5, unit='init'), paired=False)
     """
 
-    how: str | None = None
     deepen: Deepen = "identity"
 
     @property
