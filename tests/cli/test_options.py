@@ -117,7 +117,7 @@ def test_a_shell_asks_what_may_follow(here: Path, capsys: pytest.CaptureFixture[
 
     assert {"upscale", "limit", "--version"} <= {*complete("")}
     assert complete("small", "--sh") == []  # no such command
-    assert complete("upscale", "small", "--sh") == ["--shard-size"]
+    assert complete("upscale", "small", "--sha") == ["--shard-size"]
     assert complete("limit", "ml") == ["mlp"]
     assert complete("limit", "mlp", "--act") == ["--activation"]
     assert complete("train", "mlp-covtype-t") == ["mlp-covtype-tiny"]
@@ -128,7 +128,7 @@ def test_a_shell_asks_what_may_follow(here: Path, capsys: pytest.CaptureFixture[
 
 
 def test_completion_in_bash(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ask = "COMP_WORDS=(mupscale upscale small --sh); COMP_CWORD=3; _mupscale; echo ${COMPREPLY[@]}"
+    ask = "COMP_WORDS=(mupscale upscale small --sha); COMP_CWORD=3; _mupscale; echo ${COMPREPLY[@]}"
     command = f"mupscale() {{ {sys.executable} -m mupscale $@; }}\n{told(capsys, '--completion bash')}\n{ask}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout == "--shard-size\n"

@@ -446,7 +446,7 @@ def test_rows_of_another_file_are_encoded_as_those_that_were_trained_on(tmp_path
     colours = np.array(["red", "green"] * 10)
     columns = {"height": 1.5 * np.arange(20), "colour": colours, "wet": np.arange(20) % 2}
     assert torch.equal(data.encode(columns), x)
-    refuses("a file or a table with named columns, and not the list", data.encode, [1.5, "red", 0])
+    refuses("a file or a table with named columns, not the list", data.encode, [1.5, "red", 0])
     for cells, message in {
         "1,blue,0": "no training row has colour=blue",
         "1,red,2": "the column has 0 and 1 alone in training",

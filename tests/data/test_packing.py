@@ -529,7 +529,7 @@ def test_folders_that_are_not_whole(packed: Path, tmp_path: Path) -> None:
     for text, said in (
         ('{"version": 1', ""),
         ("[]", ""),
-        (index.replace('"version": 1', '"version": 2'), "of version 2"),
+        (index.replace('"version": 1', '"version": 2'), "has version 2"),
     ):
         (packed / "index.json").write_text(text)
         refused(f"is not an index of packed tokens: .*{said}")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from mupscale.models import MLP
-from mupscale.optim.optimizer_traits import traits_of
+from mupscale.optim import traits_of
 from toys import Toy
 from weights import take_step
 from zoo import ARCHITECTURES, TRAININGS, VOCAB, Architecture, Training, train_pair

@@ -9,8 +9,8 @@ import mupscale.hf
 
 ROOT = Path(mupscale.hf.__file__).parent
 ORDER = [
-    *("building", "config_fields", "miniatures", "config_family", "depths"),
-    *("source", "record", "stream", "output_folder"),
+    *("building", "built_values", "config_fields", "miniatures", "config_family", "depths"),
+    *("source", "gguf_files", "record", "stream", "output_folder"),
     *("groups", "verifying", "trainer"),
     *("inspection", "upscaling", "language_model"),
 ]

@@ -413,7 +413,7 @@ def test_a_folder_of_any_name(name: str, tmp_path: Path) -> None:
         ("{}/no/study.db", "unable to open database file"),
         ("journal:{}/no/study.log", "No such file or directory"),
         ("{}/text", "not a database"),
-        ("journal:{}/text", "no journal of optuna's"),
+        ("journal:{}/text", "not a journal of optuna's"),
         ("nosuch://me:secret@host/db", "nosuch"),
         ("postgresql+nosuch://me:secret@host/db", "nosuch"),
         ("postgresql://me:secret@127.0.0.1:1/db", "refused"),

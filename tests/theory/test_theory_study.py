@@ -141,7 +141,7 @@ def test_ticks_count_every_network_and_seed() -> None:
 
 @pytest.mark.parametrize("widths", [[0], [8, 8], [-1, 8]])
 def test_widths_must_be_different_and_positive(widths: list[int]) -> None:
-    refuses("widths are distinct numbers of units", compare_with_limit, experiment(), widths, Draws(500))
+    refuses("widths must be distinct numbers of units", compare_with_limit, experiment(), widths, Draws(500))
 
 
 @pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])

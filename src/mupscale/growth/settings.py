@@ -117,7 +117,7 @@ class GrowthSettings(FreshSettings, CopiesSettings, HowSettings):
             or interleaved (each copy follows its original). If only the depth grows, you can give this as `how`
 
     >>> GrowthSettings(how="copies", noise=0.5).build_operator()
-    Copies(noise=GaussianNoise(std=0.5, unit='init'), paired=False)
+    Copies(noise=GaussianNoise(std=0.5, unit='init'), paired=False, shrink=1.0)
     """
 
     deepen: Deepen = "identity"

@@ -134,8 +134,8 @@ class TransferCheck:
         self.growth = self.recipe.grow[0]
         if not self.growth.takes_noise and (self.noise or any(self.noises)):
             raise MupscaleError(
-                f"the recipe grows by {self.growth.in_words}, which take no noise: leave noises and noise out, or grow "
-                f"by copies (how: copies)"
+                f"the recipe grows by {self.growth.how} units, which take no noise: leave noises and noise out, or "
+                f"grow by copies (how: copies)"
             )
         how = self.growth.how if self.growth.how in OPERATORS else COPIES.how
         self.contender = replace(COPIES, name=how, how=how)

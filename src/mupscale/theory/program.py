@@ -213,8 +213,8 @@ class Program(ABC):
     def check(self, x: Tensor, what: str) -> None:
         if not isinstance(x, Tensor):
             raise MupscaleError(
-                f"{what} takes vectors, not a {type(x).__name__}; multiply from the right, one matrix after the "
-                f"other: A @ (B @ x)"
+                f"{what} takes vectors, and this is a {type(x).__name__}; multiply from the right, one matrix after "
+                f"the other: A @ (B @ x)"
             )
         if x.dim() < 2 or tuple(x.shape[-2:]) != (self.units, self.k):
             raise MupscaleError(

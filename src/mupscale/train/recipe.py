@@ -184,7 +184,7 @@ class Growth(GrowthSettings):
         >>> Growth(at=2000, width=512, noise=0.3).lr is None
         True
         >>> Growth(at=2000, width=640).build_operator()
-        Fresh(outgoing=1.0, lossless=False)
+        Fresh(outgoing=1.0, lossless=False, spread='initial')
     """
 
     at: int
