@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
 import mupscale as mu
-from mupscale.planning import initial_means, initial_std
+from mupscale.planning import initial_std, measure_laws
 from mupscale.train import Growth, Spec, run_recipe, upscale_dcp
 from small_runs import FEATURES, recipe
 from weights import take_step
@@ -109,10 +109,11 @@ def test_what_is_a_pattern() -> None:
         "gains": torch.ones(8),
     }
     draw = {name: nn.Parameter(values) for name, values in one.items()}
-    means = initial_means([draw], initial_std([draw]))
-    assert [name for name, values in means.items() if values == ()] == ["sorted", "repeated", "sinusoids"]
+    laws = measure_laws([draw], initial_std([draw]), lambda name: {})
+    assert [name for name, law in laws.items() if law.means == ()] == ["sorted", "repeated", "sinusoids"]
     few = {
         "heads": nn.Parameter(torch.arange(1.0, 5.0)),
         "gates": nn.Parameter(torch.tensor([0.0, 1, 0, 0]).repeat_interleave(2)),
     }
-    assert initial_means([few, few], initial_std([few, few])) == {"heads": (), "gates": (0.0, 1.0, 0.0, 0.0)}
+    laws = measure_laws([few, few], initial_std([few, few]), lambda name: {})
+    assert {name: law.means for name, law in laws.items()} == {"heads": (), "gates": (0.0, 1.0, 0.0, 0.0)}

@@ -30,8 +30,8 @@ from mupscale.hf.config_fields import (
     sizes_of,
     wide_config,
 )
-from mupscale.hf.miniatures import LAYER, LAYERS, initial_law, moves_outputs, plan_by_miniatures
-from mupscale.planning import with_initial
+from mupscale.hf.miniatures import LAYER, LAYERS, initial_laws, moves_outputs, plan_by_miniatures
+from mupscale.planning import with_laws
 from mupscale.system import MupscaleError, checks_arguments, not_advising, setting, show_short
 
 GIVEN: dict[str, dict[str, Role]] = {}
@@ -329,7 +329,7 @@ class ConfigFamily:
     def plan(self, times: Times, *, initial: bool = True) -> Plan:
         """The plan by the model's own names. initial: with what new units start with, which copies do not need."""
         planned = self._unchanged() if times == Times() else plan_by_miniatures(self.config, times)
-        return with_initial(planned, planned.parameters, *initial_law(self.config)) if initial else planned
+        return with_laws(planned, planned.parameters, initial_laws(self.config)) if initial else planned
 
     def _unchanged(self) -> Plan:
         model = sketch_model(self.config)

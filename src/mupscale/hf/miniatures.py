@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mupscale import planning
-from mupscale.core import Plan, Role, Shape, naming
+from mupscale.core import Axis, Initial, Plan, Role, Shape, naming, part_of_units
 from mupscale.growth import EPS, Copies, Fresh, find_writers, upscale_untried
 from mupscale.hf.building import (
     IN_MEMORY,
@@ -255,7 +255,7 @@ def _moves_outputs(config: str, times: Times) -> bool:
         warnings.simplefilter("ignore")
         ran = planning.plan(narrow, wide, inputs=batch, grow=Fresh())
     stds = {name: 0.1 if len(entry.narrow) > 1 else 0.0 for name, entry in ran.parameters.items()}
-    start = planning.with_initial(ran, ran.parameters, stds, dict.fromkeys(stds, (0.0,)))
+    start = planning.with_laws(ran, ran.parameters, {name: Initial(std, (0.0,)) for name, std in stds.items()})
     upscale_untried(narrow, wide, start, grow=Fresh(lossless=True))
     for module in (*narrow.modules(), *wide.modules()):
         for name in EPS:  # which a lossless growth divides
@@ -525,21 +525,20 @@ def _kinds_of_layers(config: Config) -> Any:
     return kind
 
 
-Means = dict[str, tuple[float, ...]]
 _SMALL = 0.05  # of the spread: a mean below that is an accident
+_DRAWS, _NUMBERS_DRAWN = 16, 1 << 22  # of a miniature that tell what follows one law, and the numbers in all of them
 
 
 @dataclass(frozen=True)
 class _Start:
-    """What the parameters of one miniature start with."""
+    """How the parameters of one miniature start."""
 
     shapes: Mapping[str, Shape]
-    stds: Mapping[str, float]
-    means: Means
+    laws: Mapping[str, Initial]
 
 
-def initial_law(config: Config) -> tuple[dict[str, float], Means]:
-    """Standard deviations and means of all parameters of the model that a config names, which is not built."""
+def initial_laws(config: Config) -> dict[str, Initial]:
+    """How all parameters of the model start that a config names, which is not built."""
     real = {name: tuple(p.shape) for name, p in naming.parameters(sketch_model(config)).items()}
     small, large = miniature_configs(config, Times())
     first, second = (_start(json.dumps(one, sort_keys=True)) for one in (small, large))
@@ -550,20 +549,50 @@ def initial_law(config: Config) -> tuple[dict[str, float], Means]:
     like, deep = (counterparts(config, real, one.shapes) for one in (first, third))
     hidden = [parts_of(each).get("hidden", 1) for each in (small, large, config)]
     units = hidden[1] / hidden[0], hidden[2] / hidden[0]
-    stds: dict[str, float] = {}
-    means: Means = {}
+    depths = _layers(third.shapes) / few, layers / few
+    laws = {}
     for name, shape in real.items():
         one = like[name]
         sizes = zip(first.shapes[one], second.shapes[one], shape, strict=True)
         ratios = [(b / a, real_size / a) for a, b, real_size in sizes if a != b]
-        grown, by = ratios[-1] if ratios else units  # the last dimension is what a Linear reads, so the fan-in
-        std = first.stds[one] * float(by ** _power(first.stds[one], second.stds[one], grown))
-        more = _layers(third.shapes) / few
-        stds[name] = std * (layers / few) ** _power(first.stds[one], third.stds[deep[name]], more)
-        # in a miniature a pattern may be too short to be told from constants
-        is_pattern = () in (first.means[one], second.means[one])
-        means[name] = () if is_pattern else second.means[one]
-    return stds, means
+        widths = ratios[-1] if ratios else units  # the last dimension is what a Linear reads, so the fan-in
+        start, wider, deeper = first.laws[one], second.laws[one], third.laws[deep[name]]
+        laws[name] = _law_of_real(start, _Seen(wider, *widths), _Seen(deeper, *depths))
+    return laws
+
+
+class _Seen(NamedTuple):
+    """The law in a miniature that is so many times as wide or deep as another, which the model is `by` times."""
+
+    law: Initial
+    ratio: float
+    by: float
+
+    def factor(self, std: float, seen: float) -> float:
+        """By what the model's standard deviation differs from the first miniature's: by a power of the size."""
+        return float(self.by ** _power(std, seen, self.ratio))
+
+
+def _law_of_real(first: Initial, wider: _Seen, deeper: _Seen) -> Initial:
+    """The law at the model's own size; a pattern where miniatures do not show the same parts.
+
+    In a miniature a pattern may be too short to be told from constants.
+    """
+    laws = first, wider.law, deeper.law
+    is_pattern = len({(len(law.means or ()), law.dim, law.run) for law in laws}) > 1 or first.means == ()
+    if is_pattern:
+        std = (first.std or 0.0) * wider.factor(first.std or 0.0, wider.law.std or 0.0)
+        return Initial(std * deeper.factor(first.std or 0.0, deeper.law.std or 0.0), ())
+    each = zip(*(law.spreads for law in laws), strict=True)
+    stds = [std * wider.factor(std, wide) * deeper.factor(std, deep) for std, wide, deep in each]
+    if len(stds) == 1:
+        return replace(wider.law, std=stds[0])
+    return replace(wider.law, std=_of_all(stds), stds=tuple(stds))
+
+
+def _of_all(stds: Sequence[float]) -> float:
+    """The standard deviation about the means of equal parts."""
+    return math.sqrt(sum(std**2 for std in stds) / len(stds))
 
 
 def _layers(names: Mapping[str, Any]) -> int:
@@ -579,26 +608,78 @@ def _power(std: float, other: float, ratio: float) -> float:
 
 @lru_cache(maxsize=64)
 def _start(config: str) -> _Start:
+    """The laws are found on random draws, and their numbers measured on even ones, which have them exactly."""
+    one = json.loads(config)
+    laws, draws = _find_laws(one), []
+    for numbers in (_EvenDraws(mirrored=False), _EvenDraws(mirrored=True), planning.CentralDraws()):
+        with torch.random.fork_rng(devices=[]), built_in_float64(), numbers, _truncated_draws():
+            parameters = naming.parameters(build_model(one))
+        draws.append({name: p.detach().double() for name, p in parameters.items()})
+    shapes = {name: tuple(p.shape) for name, p in draws[0].items()}
+    return _Start(shapes, {n: _exactly(law, *(draw[n] for draw in draws)) for n, law in laws.items()})
+
+
+def _find_laws(config: Config) -> dict[str, Initial]:
+    """What parts the parameters have, and which of them are patterns, on some random draws of the model."""
+    axes = _width_axes(config)
+    numbers = sum(p.numel() for p in naming.parameters(sketch_model(config)).values())
     draws = []
-    for mirrored in (False, True):
-        with torch.random.fork_rng(devices=[]), built_in_float64(), _EvenDraws(mirrored), _truncated_draws():
-            draws.append(naming.parameters(build_model(json.loads(config))))
-    stds: dict[str, float] = {}
-    means: Means = {}
-    for name, first in draws[0].items():
-        values = torch.stack([draw[name].detach().double().flatten() for draw in draws])
-        drawn = values[:, values[0] != values[1]]
-        spread = float(drawn.var(correction=0).sqrt()) if drawn.numel() else 0.0
-        stds[name] = float(f"{spread:.12g}")  # without what the sum rounds
-        if drawn.numel():
-            mean = float(drawn.mean())
-            means[name] = (mean if abs(mean) > _SMALL * stds[name] else 0.0,)
-            undrawn = values[0][values[0] == values[1]]
-            if undrawn.numel() and not bool((undrawn == undrawn[0]).all()):  # a row of padding would be all alike
-                means[name] = ()
-        else:  # the constants of its parts; nothing of a pattern, such as decays or a table of sinusoids
-            means[name] = planning.initial_means([{name: first}], {name: 0.0})[name]
-    return _Start({name: tuple(p.shape) for name, p in draws[0].items()}, stds, means)
+    for seed in range(max(2, min(_DRAWS, _NUMBERS_DRAWN // max(1, numbers)))):
+        with torch.random.fork_rng(devices=[]), built_in_float64():
+            torch.manual_seed(seed)
+            draws.append(naming.parameters(build_model(config)))
+    return planning.measure_laws(draws, planning.initial_std(draws), lambda name: axes.get(name, {}))
+
+
+def _width_axes(config: Config) -> dict[str, dict[int, Axis]]:
+    """By parameter, the dimensions that a wider model has longer; but the first, where no model is wider in all."""
+    small = {name: tuple(p.shape) for name, p in naming.parameters(sketch_model(config)).items()}
+    for times in (Times.of(2), Times(hidden=2, ffn=2)):
+        with suppress(MupscaleError):
+            wide = naming.parameters(sketch_model(wide_config(config, times)))
+            grown = {n: [d for d, size in enumerate(shape) if wide[n].shape[d] != size] for n, shape in small.items()}
+            return {name: dict.fromkeys(dims, Axis()) for name, dims in grown.items()}
+    return {name: dict.fromkeys(range(1, len(shape)), Axis()) for name, shape in small.items()}
+
+
+def _exactly(law: Initial, draw: Tensor, mirrored: Tensor, centre: Tensor) -> Initial:
+    """The law with the numbers of a pair of even draws; a pattern, if it is no multiple of what was drawn.
+
+    centre: the same from the middle of each distribution, which is no middle any more after a logarithm.
+    """
+    if law.std == 0:
+        return law
+    is_drawn = draw != mirrored
+    noise, middle = (draw - mirrored)[is_drawn] / 2, (draw + mirrored)[is_drawn] / 2
+    off = (middle - centre[is_drawn]).nan_to_num()  # of weights over their norm there is no centre
+    is_linear = noise.numel() > 0 and bool((off.abs() <= _SAME * (noise.abs() + middle.abs())).all())
+    if not law.means or not is_linear:
+        std = _rounded(noise.square().mean().sqrt()) if noise.numel() else law.std
+        return Initial(std, ())
+    count = len(law.means)
+    if count == 1:
+        mean, std = _moments(draw, mirrored)
+        return replace(law, std=std, means=(mean,))
+    labels = part_of_units(draw.shape[law.dim], count, law.run)
+    chosen = [torch.nonzero(labels == part).flatten() for part in range(count)]
+    moments = [_moments(*(each.index_select(law.dim, units) for each in (draw, mirrored))) for units in chosen]
+    means, stds = zip(*moments, strict=True)
+    return replace(law, std=_of_all(stds), means=means, stds=stds)
+
+
+def _moments(draw: Tensor, mirrored: Tensor) -> tuple[float, float]:
+    """Mean and standard deviation of what is drawn, so without rows of padding; or a constant, and 0."""
+    is_drawn = draw != mirrored
+    if not bool(is_drawn.any()):
+        return float(draw.flatten()[0]), 0.0
+    values = torch.cat([draw[is_drawn], mirrored[is_drawn]])
+    mean, std = float(values.mean()), _rounded(values.std(correction=0))
+    return (mean if abs(mean) > _SMALL * std else 0.0), std
+
+
+def _rounded(number: Tensor) -> float:
+    """Without what the sum rounds."""
+    return float(f"{float(number):.12g}")
 
 
 @contextmanager
@@ -636,7 +717,8 @@ class _EvenDraws(TorchDispatchMode):
         if func is aten.normal_.default:
             return result.copy_(first + second * self._signs(result))
         if func is aten.uniform_.default:
-            return result.copy_(first + (second - first) * self._ranks(result))
+            half, spread = (first + second) / 2, (second - first) / math.sqrt(12)
+            return result.copy_(half + spread * self._signs(result))  # so that every part of it has the moments, too
         if func.overloadpacket in (aten.randn, aten.randn_like):
             return result.copy_(self._signs(result))
         return result.copy_(self._ranks(result)) if func.overloadpacket in (aten.rand, aten.rand_like) else result

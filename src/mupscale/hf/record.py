@@ -46,7 +46,7 @@ from mupscale.hf.config_fields import (
     sizes_by_part,
     times_to_parts,
 )
-from mupscale.planning import with_initial
+from mupscale.planning import with_laws
 from mupscale.system import MupscaleError, read_json, replace_text, setting, show_short
 
 RECORD_FILE = "mupscale.json"
@@ -288,14 +288,12 @@ def count_from_first(record: Record, plan: Plan) -> Plan:
     if plan.fresh is None or not record.widenings:
         return plan
     first, so_far = ConfigFamily(record.first_config).plan(Times()), in_no_blocks(record.whole_plan())
-    assert first.fresh is not None
-    assert first.means is not None
     now = in_no_blocks(plan).parameters
     entries = {name: so_far[so_far.names[name]].then(entry) for name, entry in now.items()}
-    owners = {name: first.names[name] for name in entries}
-    stds = {name: first.fresh[owner] for name, owner in owners.items()}
-    means = {name: first.means[owner] for name, owner in owners.items() if owner in first.means}
-    return with_initial(plan, entries, stds, means)
+    laws = {name: first.initial[first.names[name]] for name in entries}
+    patterns = (plan.means or {}).items()  # also what is one for its blocks, which the product of growths leaves out
+    laws |= {name: replace(laws[name], means=(), stds=(), run=0) for name, means in patterns if means == ()}
+    return with_laws(plan, entries, laws)
 
 
 @dataclass(frozen=True)

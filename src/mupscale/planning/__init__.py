@@ -16,12 +16,10 @@ from mupscale.planning.from_modules import How, bare_norms, build_plan, find_une
 from mupscale.planning.initial_values import (
     CentralDraws,
     count_draws,
-    initial_means,
     initial_std,
     law_at_width,
     lie_about,
     measure_laws,
-    with_initial,
     with_laws,
 )
 from mupscale.planning.making_plans import (

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mupscale.core import Axis, Entry, Initial, Plan, part_of_units
+from mupscale.core import Axis, Entry, Initial, Plan, part_of_units, places
 
 _FEW_NUMBERS, _ENOUGH_NUMBERS = 4, 256  # of a parameter in one model, and in all that are drawn
 _SMALL_MODEL = 10_000  # numbers of a model that may be drawn often
@@ -91,15 +91,6 @@ def initial_std(draws: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     return stds
 
 
-def initial_means(draws: Sequence[Mapping[str, Tensor]], stds: Mapping[str, float]) -> dict[str, tuple[float, ...]]:
-    """Mean of each parameter over freshly initialised models, for each of the parts that start differently.
-
-    What starts as a pattern, which is nothing to draw, has none: ().
-    """
-    laws = measure_laws(draws, stds, lambda name: {})
-    return {name: law.means or () for name, law in laws.items()}
-
-
 def count_draws(draws: Sequence[Mapping[str, Tensor]], names: Collection[str]) -> int:
     """How many models to draw for the spread of these parameters: more where a small model has few numbers of one."""
     few = [
@@ -113,17 +104,6 @@ def count_draws(draws: Sequence[Mapping[str, Tensor]], names: Collection[str]) -
 
 
 # ---------------------------------------------------------------------------------------- laws at the wide width
-
-
-def with_initial(
-    plan: Plan, entries: Mapping[str, Entry], stds: Mapping[str, float], means: Mapping[str, tuple[float, ...]]
-) -> Plan:
-    """The plan with the initial values that μP has at its wide width, for parameters of one law, or of constant parts.
-
-    entries: how the measured model becomes the wide one. stds, means: as measured.
-    """
-    laws = {name: Initial(std, means.get(name)) for name, std in stds.items()}
-    return with_laws(plan, entries, laws)
 
 
 def with_laws(plan: Plan, entries: Mapping[str, Entry], laws: Mapping[str, Initial]) -> Plan:
@@ -150,10 +130,21 @@ def _run_at_width(law: Initial, entry: Entry) -> int | None:
     """How many units of a part follow each other in the wide tensor; 0 for equal parts, None where nothing tells."""
     count = len(law.means or ())
     axis = entry.axes.get(law.dim, Axis())
-    if not law.run or axis.times == 1:
+    if axis.times == 1:
         return law.run
+    if not law.run:
+        return 0 if _stay_equal_parts(law, entry.stacked) else None
     is_each_block_whole = axis.block % (law.run * count) == 0
     return law.run if is_each_block_whole else None
+
+
+def _stay_equal_parts(law: Initial, entry: Entry) -> bool:
+    """Whether every unit is in the same of the equal parts of the wide tensor as before: not where blocks are wider."""
+    count, narrow, wide = len(law.means or ()), entry.narrow[law.dim], entry.wide[law.dim]
+    if narrow % count or wide % count:
+        return False
+    now = part_of_units(wide, count)[places(entry.axes[law.dim], narrow)]
+    return bool((now == part_of_units(narrow, count)).all())
 
 
 # ---------------------------------------------------------------------------------------- constants
