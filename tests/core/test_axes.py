@@ -251,7 +251,8 @@ def test_an_out_of_another_shape_is_refused_and_not_touched(widths: dict[int, Ax
     [
         (lambda: {0: Axis(2, 3)}, "axis of 4 units does not divide into blocks of 3"),
         (lambda: {0: Axis(2, 0)}, "a block has at least one unit"),
-        (lambda: {0: Axis(2, sections=((4, 2), (4, 0)))}, "a block has at least one unit"),
+        (lambda: {0: Axis(2, sections=((4, 2), (4, -1)))}, "a block has at least one unit"),
+        (lambda: {0: Axis(2, sections=((4, 0),))}, "a block has at least one unit"),
         (lambda: {0: Axis(2, sections=((2, 1), (1, 1)))}, "do not add up to an axis of 4 units"),
         (lambda: {-1: Axis(2)}, "no dimension -1"),
         (lambda: {1: Axis(2)}, "no dimension 1"),

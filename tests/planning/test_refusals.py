@@ -639,28 +639,3 @@ def test_outputs_that_tell_nothing_are_the_reason() -> None:
     said = "every output of the model grows, to a size that no layer has"
     with without_resizing(), pytest.raises(mu.MupscaleError, match=said):
         mu.plan(doubled(8), doubled(12), inputs=ROWS, grow=mu.Fresh())
-
-
-class Messages(nn.Module):
-    """A graph network's messages: both ends of an edge, and a distance, in one layer."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.enter, self.leave = nn.Linear(5, width), nn.Linear(width, 3)
-        self.message = nn.Linear(2 * width + 1, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h, others = self.enter(x).relu(), x.roll(1, 0)
-        distance = (x - others).square().sum(-1, keepdim=True)
-        return self.leave(self.message(torch.cat([h, h.roll(1, 0), distance], -1)).relu())
-
-
-@pytest.mark.parametrize(("width", "grow"), [(16, mu.Copies()), (16, mu.Fresh()), (12, mu.Fresh())])
-def test_a_width_that_is_joined_with_a_part_that_stays_is_named_as_the_reason(width: int, grow: Any) -> None:
-    """It was said that the model does not run on the batch, which was the library's own copy at twice the size."""
-    said = refuses("a concatenation of", mu.plan, Messages(8), Messages(width), inputs=torch.randn(6, 5), grow=grow)
-    assert said == (
-        f"'message.weight' reads 17 → {2 * width + 1} inputs: a concatenation of 16 → {2 * width} that grow with the "
-        "model and 1 that stays. The two parts need different learning rates and initial values, which one parameter "
-        "cannot have. Give each part a layer of its own, and add what the layers give"
-    )

@@ -64,6 +64,10 @@ _UPDATE = (
     "copied as whole groups), plain clipping instead of clip_grad_norm_ with the plan, or an optimizer registered with "
     "a wrong degree."
 )
+_STAYING = (
+    "It reads inputs that grow and inputs that do not. A parameter has one learning rate, that of those that grow, so "
+    "such copies cannot train exactly as the narrow model does: give the other inputs a layer of their own."
+)
 _MISPLACED = (
     "Its old units are not the narrow model's: it has been trained since, the plan is another, or it never grew."
 )
@@ -284,7 +288,7 @@ class _Pair:
             source = self.plan.sources[name]
             buffer = ours.get(source.name)
             if buffer is not None and buffer.is_floating_point() and source.is_taken:
-                expected = entry.widened(buffer, torch.empty_like(theirs[name]), factor=entry.rule.weight)
+                expected = entry.widened(buffer, torch.empty_like(theirs[name]), is_buffer=True)
                 if not torch.allclose(expected, theirs[name], rtol=tolerance, atol=tolerance, equal_nan=True):
                     return Difference(name, "buffer", planning.relative_difference(expected, theirs[name]), _BUFFER)
         return None
@@ -414,9 +418,10 @@ def _first_difference(
     """Where the models begin to differ, if their outputs (by `difference`) or, before any update, their buffers do."""
     if not difference <= tolerance:
         off, name = pair.furthest(pair.off_copies, tolerance) if step else (0.0, "")
+        reads_what_stays = bool(name) and any(axis.staying for axis in pair.plan.parameters[name].axes.values())
         level = max(tolerance, min(_MAY_ROUND, difference / 1000))  # not the first that merely rounds
         first = (
-            Difference(name, "parameter", off, _UPDATE)
+            Difference(name, "parameter", off, _STAYING if reads_what_stays else _UPDATE)
             if name
             else first_differing_module(ours, theirs, pair.plan, level, may_round=not pair.in_double)
         )

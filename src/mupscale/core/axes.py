@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Literal
@@ -23,13 +23,16 @@ class Axis:
     """A width axis that grows by `times`, copied in whole blocks of `block` narrow units.
 
     `sections`, where given, lists (length, block) of the parts of a packed axis whose blocks differ, as in a
-    fused q|k|v projection with grouped queries; parts with equal blocks need no sections. last: beside fresh units, an
+    fused q|k|v projection with grouped queries; parts with equal blocks need no sections. A part with a block of 0 does
+    not grow: its units stay one each, as those of an input that is joined with a width do. last: beside fresh units, an
     old block is the last of those that come in its place, not the first (ALiBi's slopes are then its own). side:
     whether the units along it are outputs of the parameter that has it, inputs, or (empty) neither.
 
     >>> import mupscale as mu
     >>> mu.Axis(times=2, block=2).source(4)  # of two heads of two units, each is copied whole
     tensor([0, 1, 0, 1, 2, 3, 2, 3])
+    >>> mu.Axis(times=2, sections=((3, 1), (1, 0))).source(4)  # the last unit stays
+    tensor([0, 0, 1, 1, 2, 2, 3])
     """
 
     times: Number = 1
@@ -39,7 +42,9 @@ class Axis:
     side: Literal["out", "in", ""] = ""
 
     def __post_init__(self) -> None:
-        if min((self.block, *(block for _, block in self.sections))) < 1:
+        blocks = [block for _, block in self.sections]
+        nothing_grows = bool(blocks) and not any(blocks)
+        if nothing_grows or min((self.block, *(block for block in blocks if block))) < 1:
             raise MupscaleError(f"a block has at least one unit, but {self} has a smaller one")
 
     @property
@@ -48,6 +53,15 @@ class Axis:
         if self.times != int(self.times):
             raise MupscaleError(f"an axis that grows {self.times} times cannot be copied. Choose a whole multiple")
         return int(self.times)
+
+    @property
+    def staying(self) -> int:
+        """How many units there are in parts that do not grow."""
+        return sum(length for length, block in self.sections if not block)
+
+    def wide(self, n: int) -> int:
+        """How many units an axis of n units has when it is wide."""
+        return int((n - self.staying) * Fraction(self.times)) + self.staying
 
     @property
     def layout(self) -> Axis:
@@ -59,17 +73,22 @@ class Axis:
 
         >>> Axis(sections=((32, 16), (16, 8), (16, 8))).at(128).sections
         ((64, 16), (32, 8), (32, 8))
+        >>> Axis(sections=((32, 1), (1, 0))).at(65).sections
+        ((64, 1), (1, 0))
         """
-        whole = sum(length for length, _ in self.sections)
-        if not whole or whole == units:
+        whole = sum(length for length, block in self.sections if block)
+        growing = units - self.staying
+        if not whole or whole == growing:
             return self
-        if any(length * units % (whole * block) for length, block in self.sections):
+        cut = any(length * growing % (whole * block) for length, block in self.sections if block)
+        if cut or growing < 1:
             lengths, blocks = (", ".join(map(str, numbers)) for numbers in zip(*self.sections, strict=True))
             raise MupscaleError(
-                f"an axis of {whole} units is copied in parts of {lengths}, in blocks of {blocks}. An axis of {units} "
-                "units does not divide into such parts: choose a size that does"
+                f"an axis of {whole + self.staying} units is copied in parts of {lengths}, in blocks of {blocks}. An "
+                f"axis of {units} units does not divide into such parts: choose a size that does"
             )
-        return replace(self, sections=tuple((length * units // whole, block) for length, block in self.sections))
+        parts = ((length * growing // whole if block else length, block) for length, block in self.sections)
+        return replace(self, sections=tuple(parts))
 
     def source(self, n: int) -> Tensor:
         """For an axis of n units: the narrow unit that each of the wide units copies."""
@@ -81,7 +100,7 @@ class Axis:
         if self.times == 1 or other.times == 1:
             growing = other if self.times == 1 else self
             return replace(growing, times=times, side=side)
-        grown = tuple((length * self.times, block) for length, block in self.sections)
+        grown = tuple((length * self.times if block else length, block) for length, block in self.sections)
         if self.block != other.block or grown != other.sections or self.last != other.last:
             first, then = (axis.sections or axis.block for axis in (self, other))
             raise MupscaleError(
@@ -98,20 +117,32 @@ def multiplier(narrow: Number, wide: Number) -> Number:
 
 def widened_shape(shape: Sequence[int], axes: Mapping[int, Axis]) -> tuple[int, ...]:
     """The shape that a tensor of this shape has when it is copied along its axes."""
-    return tuple(n * axes[d].copies if d in axes else n for d, n in enumerate(shape))
+    staying = {d: axis.staying for d, axis in axes.items()}
+    return tuple((n - staying[d]) * axes[d].copies + staying[d] if d in axes else n for d, n in enumerate(shape))
 
 
 @checks_arguments
-def expand(narrow: Tensor, axes: Mapping[int, Axis], out: Tensor | None = None, scale: float = 1.0) -> Tensor:
+def expand(
+    narrow: Tensor,
+    axes: Mapping[int, Axis],
+    out: Tensor | None = None,
+    scale: float = 1.0,
+    shared: Collection[int] = (),
+) -> Tensor:
     """`scale` times the narrow tensor, copied along its axes, in one pass over the output.
 
     It is written into `out` where that is given, and into new memory of the narrow tensor's dtype and device otherwise.
+    shared: the dimensions among whose copies the scale shares each entry out. What stays there is not copied, and has
+    nothing to share: it keeps the whole.
 
     >>> import mupscale as mu
     >>> mu.expand(torch.tensor([1.0, 2.0, 3.0, 4.0]), {0: mu.Axis(times=2)}, scale=0.5)
     tensor([0.5000, 0.5000, 1.0000, 1.0000, 1.5000, 1.5000, 2.0000, 2.0000])
     >>> mu.expand(torch.tensor([1, 2, 3, 4]), {0: mu.Axis(times=2, block=2)})  # two heads of two units
     tensor([1, 2, 1, 2, 3, 4, 3, 4])
+    >>> joined = mu.Axis(times=2, sections=((2, 1), (1, 0)))
+    >>> mu.expand(torch.tensor([2.0, 4.0, 6.0]), {0: joined}, scale=0.5, shared=[0])
+    tensor([1., 1., 2., 2., 6.])
     """
     axes = {dim: axis for dim, axis in axes.items() if axis.times != 1}
     for dim in axes:
@@ -127,13 +158,19 @@ def expand(narrow: Tensor, axes: Mapping[int, Axis], out: Tensor | None = None, 
         if out.numel():
             _copy(narrow, axes, out, scale)
         return out
-    dim, axis, start = packed[0], axes[packed[0]], 0
+    dim, axis, start, wide_start = packed[0], axes[packed[0]], 0, 0
     if sum(length for length, _ in axis.sections) != narrow.shape[dim]:
         raise MupscaleError(f"sections {axis.sections} do not add up to an axis of {narrow.shape[dim]} units")
+    others = {d: other for d, other in axes.items() if d != dim}
     for length, block in axis.sections:
-        wide = out.narrow(dim, start * axis.copies, length * axis.copies)
-        expand(narrow.narrow(dim, start, length), {**axes, dim: Axis(axis.times, block)}, wide, scale)
-        start += length
+        part = narrow.narrow(dim, start, length)
+        if block:
+            wide = out.narrow(dim, wide_start, length * axis.copies)
+            expand(part, {**axes, dim: Axis(axis.times, block)}, wide, scale, shared)
+        else:
+            wide = out.narrow(dim, wide_start, length)
+            expand(part, others, wide, scale * axis.copies if dim in shared else scale, shared)
+        start, wide_start = start + length, wide_start + wide.shape[dim]
     return out
 
 
@@ -203,9 +240,15 @@ def places(axis: Axis, n: int) -> Tensor:
     tensor([0, 1, 4, 5])
     >>> places(Axis(2, block=2, last=True), 4)
     tensor([2, 3, 6, 7])
+    >>> places(Axis(2, sections=((2, 1), (1, 0))), 3)  # the last unit stays, behind the four that two become
+    tensor([0, 2, 4])
     """
     parts, old, new, times = [], 0, 0, Fraction(axis.times)
     for length, block in axis.sections or ((n, axis.block),):
+        if not block:
+            parts.append(new + torch.arange(length))
+            old, new = old + length, new + length
+            continue
         numbers = torch.arange(length // block)
         first = numbers * times.numerator // times.denominator
         if axis.last:
@@ -264,6 +307,6 @@ def _slice_of(units: Tensor) -> slice | None:
 
 def is_new(axis: Axis, n: int) -> Tensor:
     """Which of an axis's wide units are new, for n old ones."""
-    new = torch.ones(int(n * Fraction(axis.times)), dtype=torch.bool)
+    new = torch.ones(axis.wide(n), dtype=torch.bool)
     new[places(axis, n)] = False
     return new

@@ -166,13 +166,15 @@ class Entry:
         *,
         factor: float | None = None,
         axes: Mapping[int, Axis] | None = None,
+        is_buffer: bool = False,
         overwrite: bool = False,
     ) -> Tensor:
         """The wide tensor that a narrow one becomes: copied along the axes, times `weight`, plus `shift`.
 
-        out: where to write it; new memory if not given. factor: what to multiply by instead, with no shift, for buffers
-        (1) and optimizer state. axes: others than the parameter's own, for a piece of it. overwrite: whether the narrow
-        tensor's memory may be used for the product, which saves an allocation.
+        out: where to write it; new memory if not given. factor: what to multiply by instead, with no shift, for
+        optimizer state. is_buffer: buffers have no shift, and nothing of their fold is taken back. axes: others than
+        the parameter's own, for a piece of it. overwrite: whether the narrow tensor's memory may be used for the
+        product, which saves an allocation.
 
         >>> import torch
         >>> entry = Entry(narrow=(1, 2), wide=(1, 4), axes={1: Axis(2, side="in")})
@@ -180,11 +182,16 @@ class Entry:
         tensor([[1.5000, 1.5000, 2.5000, 2.5000]])
         """
         scale, shift = (self.weight, self.shift) if factor is None else (factor, 0.0)
+        if is_buffer:
+            scale, shift = self.rule.weight, 0.0
         if overwrite and scale != 1:
             narrow, scale = narrow.mul_(scale), 1.0
         if axes is None and narrow.dim() < len(self.wide):
             narrow = narrow.expand(self.stacked.narrow)
-        wide = expand(narrow, self.axes if axes is None else axes, out, scale)
+        axes = self.axes if axes is None else axes
+        # inputs that stay are not copied, and each has its whole weight
+        summed = [d for d, axis in axes.items() if axis.side == "in"] if factor is None else []
+        wide = expand(narrow, axes, out, scale, summed)
         return wide.add_(shift) if shift else wide
 
     def then(self, later: Entry) -> Entry:

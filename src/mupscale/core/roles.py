@@ -22,7 +22,8 @@ class Role:
 
     `out_block` and `in_block` are the length of these blocks. Where an axis has several parts whose blocks differ, they
     are the (length, block) of each part in turn, in units of the narrow model, so that the lengths add up to the axis.
-    Where the plan is tried, as by a family, they serve every width: the parts grow with the axis. An `Axis` says both.
+    Where the plan is tried, as by a family, they serve every width: the parts grow with the axis. A block of 0 says
+    that a part of the inputs does not grow. An `Axis` says both.
     `fold` is a constant for the stored weight, as in Rule; a callable gets the multipliers (out, in_).
     `keep` is what the weights of old units are multiplied by where new units come beside them, as in Entry; where there
     is a fold, it has to be said.

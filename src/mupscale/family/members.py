@@ -236,6 +236,7 @@ class DepthMembers(BuiltMembers):
             probes = self._probes(inputs)
             plan = self._between_probes(probes, "copies")
             planning.warn_of_growing_outputs(probes.narrow, probes.wide, plan, probes.inputs, probes.given(roles or {}))
+            planning.warn_of_staying_inputs(plan)
             self._pairs.clear()
 
     def _find_width_dims(self) -> dict[str, set[int]]:
@@ -336,7 +337,8 @@ class DepthMembers(BuiltMembers):
             self.check_widths(trials)
         if not self.tried:
             narrow, wide = probes.narrow, probes.wide
-            if uneven := find_uneven(narrow, wide):
+            uneven = find_uneven(narrow, wide)
+            if uneven and not planning.joins_what_stays(narrow, wide):
                 even = list[str]()  # two multiples of the base, if there are any, from which all sizes double
                 for base in (self._base.times(factor) for factor in (Fraction(3, 2), 2, 3, 4, 6, 8)):
                     with suppress(Exception):  # no model can be built at this width

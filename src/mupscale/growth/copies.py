@@ -121,9 +121,7 @@ def add_noise(
     delta = standard_normal(entry.wide, p.dtype, seed, plan.drawn_as(name))
     if paired:  # less its mean over the copies of each input, at the same spread: for two copies, +ε and −ε
         dim, axis = copied[0], entry.axes[copied[0]]
-        copies: Tensor = delta.unflatten(dim, (-1, axis.copies, axis.block))
-        copies = copies - copies.mean(dim + 1, keepdim=True)
-        delta = (copies * math.sqrt(axis.copies / (axis.copies - 1))).flatten(dim, dim + 2)
+        delta = _without_mean_of_copies(delta, dim, axis, entry.narrow[dim])
     law = plan.initial.get(name)
     if noise.unit == "init" and law is not None and law.stds:  # parts that start with other spreads get other noise
         delta.mul_((law.by_unit(law.stds, entry.wide) / std).to(delta))
@@ -136,6 +134,22 @@ def add_noise(
     check_spread(name, level * std, p.dtype)
     p.add_(laid_out_like(delta.to(p.device), p), alpha=level * std)
     return level
+
+
+def _without_mean_of_copies(delta: Tensor, dim: int, axis: Axis, n: int) -> Tensor:
+    """The noise less its mean over the copies of each of n narrow units, at the same spread; none on what stays."""
+    parts, start = [], 0
+    for length, block in axis.sections or ((n, axis.block),):
+        wide_length = length * axis.copies if block else length
+        part = delta.narrow(dim, start, wide_length)
+        start += wide_length
+        if block:
+            copies: Tensor = part.unflatten(dim, (-1, axis.copies, block))
+            apart = copies - copies.mean(dim + 1, keepdim=True)
+            parts.append((apart * math.sqrt(axis.copies / (axis.copies - 1))).flatten(dim, dim + 2))
+        else:
+            parts.append(torch.zeros_like(part))
+    return torch.cat(parts, dim)
 
 
 def check_spread(name: str, std: float, dtype: torch.dtype) -> None:
@@ -280,7 +294,7 @@ class Copies(Operator):
 
     def buffer(self, out: Tensor, narrow: Tensor, part: Part) -> None:
         """The copies; of one that is summed over its inputs, as a fixed projection is, each 1/in_ of it."""
-        part.entry.widened(narrow, out, factor=part.entry.rule.weight)
+        part.entry.widened(narrow, out, is_buffer=True)
 
     def state(self, out: Tensor, narrow: Tensor, part: StatePart) -> None:
         """The copies, rescaled as the gradient is."""

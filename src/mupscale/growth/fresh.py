@@ -15,7 +15,6 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -425,7 +424,7 @@ def _with_means(old: Tensor, axes: Mapping[int, Axis]) -> Tensor:
         if axis.times == 1:
             continue
         n = grown.shape[dim]
-        wide_shape = [int(n * Fraction(axis.times)) if d == dim else size for d, size in enumerate(grown.shape)]
+        wide_shape = [axis.wide(n) if d == dim else size for d, size in enumerate(grown.shape)]
         mean = grown.mean(dim, keepdim=True)
         old_places = places(axis, n).to(grown.device)
         grown = mean.expand(wide_shape).index_copy(dim, old_places, grown)

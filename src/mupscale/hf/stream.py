@@ -276,6 +276,11 @@ def pieces(shape: Shape, axes: Mapping[int, Axis], size: int, start: int = 0, at
     written as often as it is copied. Dimensions before those that grow are gone through one by one where need be.
     """
     axes = {d: axis for d, axis in axes.items() if axis.times != 1}
+    if any(axis.staying for axis in axes.values()):
+        raise MupscaleError(
+            "inputs that are joined with a width do not grow with it, which a checkpoint on disk cannot do: load the "
+            "model, and grow it in memory with mupscale.upscale"
+        )
     if 0 in shape:
         return
     if not axes:

@@ -12,7 +12,7 @@ miniatures         small models in place of large ones, and models at sizes betw
 """
 
 from mupscale.planning.comparing import find_parting, is_large, relative_difference
-from mupscale.planning.from_modules import How, bare_norms, build_plan, find_uneven, register_roles
+from mupscale.planning.from_modules import How, bare_norms, build_plan, find_uneven, joins_what_stays, register_roles
 from mupscale.planning.initial_values import (
     CentralDraws,
     count_draws,
@@ -28,6 +28,7 @@ from mupscale.planning.making_plans import (
     plan,
     roles_for_any_width,
     warn_of_growing_outputs,
+    warn_of_staying_inputs,
 )
 from mupscale.planning.miniatures import Miniature, Resizing, roles_of
 from mupscale.planning.silent_units import (

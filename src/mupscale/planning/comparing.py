@@ -209,7 +209,7 @@ class GenericPair:
             old = _kept(entry, weight) if is_parameter else weight
             target.fill_(_SILENT)[index_of_old(entry.narrow, entry.axes)] = old
         else:
-            entry.widened(weight, target, factor=None if is_parameter else entry.rule.weight)
+            entry.widened(weight, target, is_buffer=not is_parameter)
 
     def _look_at_old_units_alone(self, new_units: list[Tensor] | None) -> None:
         """Let the wide model's norms do to the old units what the narrow one's do, and give zeros for new ones.

@@ -39,22 +39,29 @@ _MOST_COMBINATIONS = 64
 
 
 def growing_dims(narrow: Sequence[int], wide: Sequence[int]) -> tuple[int, ...] | None:
-    """The dimensions along which a shape grows by a whole multiple; none where it does not fit."""
+    """The dimensions along which a shape grows; none where it does not fit.
+
+    One that grows by no whole multiple may join parts that do with parts that stay.
+    """
     if len(narrow) != len(wide):
         return None
     dims = tuple(d for d, (n, m) in enumerate(zip(narrow, wide, strict=True)) if n != m)
-    return dims if all(narrow[d] and wide[d] % narrow[d] == 0 for d in dims) else None
+    return dims if all(0 < narrow[d] < wide[d] for d in dims) else None
 
 
 def possible_axes(n: int, wide: int, hints: Iterable[Axis] = ()) -> list[Axis]:
-    """Every order in which n units can be copied to so many: the hints that fit first, then blocks of any length."""
+    """Every order in which n units can be copied to so many: the hints that fit first, then blocks of any length.
+
+    Of a size that is no whole multiple, the hints alone can tell which part of it stays.
+    """
 
     def fits(axis: Axis) -> bool:
         parts = axis.sections or ((n, axis.block),)
-        whole = sum(length for length, _ in parts) == n and all(length % block == 0 for length, block in parts)
-        return whole and axis.times == wide // n
+        whole = sum(length for length, _ in parts) == n
+        uncut = all(length % block == 0 for length, block in parts if block)
+        return whole and uncut and axis.wide(n) == wide
 
-    blocks = [Axis(wide // n, block) for block in range(1, n + 1) if n % block == 0]
+    blocks = [Axis(wide // n, block) for block in range(1, n + 1) if n % block == 0 and wide % n == 0]
     return list(dict.fromkeys([*filter(fits, hints), *blocks]))
 
 
@@ -79,7 +86,7 @@ def explanations(narrow: Tensor, wide: Tensor, hints: Iterable[Axis]) -> Iterato
     def orders() -> Iterator[tuple[Axis, ...]]:
         yield from itertools.islice(itertools.product(*choices), _MOST_COMBINATIONS)
         if not found:  # else it would show what was found once more
-            yield from _read_axes(narrow, wide, dims)
+            yield from _read_axes(narrow, wide, dims, {axis.copies for axis in hints if axis.times != 1})
 
     for axes in orders():
         by_dim = dict(zip(dims, axes, strict=True))
@@ -89,8 +96,13 @@ def explanations(narrow: Tensor, wide: Tensor, hints: Iterable[Axis]) -> Iterato
             yield by_dim, factor
 
 
-def _read_axes(narrow: Tensor, wide: Tensor, dims: Sequence[int]) -> Iterator[tuple[Axis, ...]]:
-    """The orders that the values show: parts that were joined or split off may each have blocks of their own."""
+def _read_axes(
+    narrow: Tensor, wide: Tensor, dims: Sequence[int], multiples: Collection[int]
+) -> Iterator[tuple[Axis, ...]]:
+    """The orders that the values show: parts that were joined or split off may each have blocks of their own.
+
+    multiples: by which units may grow where some stay, so that sizes do not tell.
+    """
     if not dims or not narrow.numel() or not narrow.is_floating_point():
         return
     shape = [1 if d in dims else n for d, n in enumerate(narrow.shape)]
@@ -105,9 +117,13 @@ def _read_axes(narrow: Tensor, wide: Tensor, dims: Sequence[int]) -> Iterator[tu
             return pushed.movedim(dim, 0).reshape(t.shape[dim], -1).sum(1)
 
         ours, theirs = number(narrow), number(wide)
-        ordered, places = (ours * (theirs.mean() / ours.mean())).sort()
+        times, stay = divmod(len(theirs), len(ours))
+        factor = 1.0 if stay else theirs.mean() / ours.mean()  # what stays changes the mean
+        ordered, places = (ours * factor).sort()
         nearest = torch.bucketize(theirs, (ordered[1:] + ordered[:-1]) / 2)
-        axis = axis_of_units(places[nearest].cpu(), len(ours), len(theirs) // len(ours))
+        units = places[nearest].cpu()
+        found = (axis_of_units(units, len(ours), k) for k in (sorted(multiples) if stay else [times]))
+        axis = next((axis for axis in found if axis is not None), None)
         if axis is None:
             return
         axes.append(axis)
@@ -117,25 +133,32 @@ def _read_axes(narrow: Tensor, wide: Tensor, dims: Sequence[int]) -> Iterator[tu
 def axis_of_units(units: Tensor, n: int, times: int, borders: Collection[int] = ()) -> Axis | None:
     """The axis that copies n units in this order (the narrow unit of each wide one); None where none does.
 
+    Where there are fewer than so many times as many units, those that occur once stay.
+
     borders: where a part with blocks of its own may end, so that parts are told apart even where blocks are equal.
 
     >>> axis_of_units(torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4, 4, 5, 5]), 6, 2)
     Axis(times=2, block=1, sections=((4, 4), (2, 1)), side='')
+    >>> axis_of_units(torch.tensor([0, 0, 1, 1, 2]), 3, 2)
+    Axis(times=2, block=1, sections=((2, 1), (1, 0)), side='')
     """
     sections: list[tuple[int, int]] = []
-    start = 0
+    start, wide_start, may_stay = 0, 0, len(units) < n * times
     while start < n:
-        ahead = units[start * times :]
+        ahead = units[wide_start:]
         again = (ahead[1:] == start).nonzero()
         block = int(again[0]) + 1 if len(again) else 0
-        copies = torch.arange(start, start + block).repeat(times)
-        if not block or not torch.equal(ahead[: len(copies)], copies):
+        length = block or 1
+        copies = torch.arange(start, start + length).repeat(times if block else 1)
+        if not (block or may_stay) or not torch.equal(ahead[: len(copies)], copies):
             return None
         if sections and sections[-1][1] == block and start not in borders:
-            sections[-1] = (sections[-1][0] + block, block)
+            sections[-1] = (sections[-1][0] + length, block)
         else:
-            sections.append((block, block))
-        start += block
+            sections.append((length, block))
+        start, wide_start = start + length, wide_start + len(copies)
+    if wide_start != len(units):
+        return None
     blocks = {block for _, block in sections}
     return Axis(times, blocks.pop()) if len(blocks) == 1 else Axis(times, sections=tuple(sections))
 
@@ -157,9 +180,10 @@ def factor_between(expected: Tensor, actual: Tensor) -> float | None:
     return None
 
 
-def _copies(axes: Axes) -> float:
-    """How many copies there are of each narrow entry."""
-    return float(math.prod((axis.times for axis in axes.values()), start=1))
+def _shared_out(narrow: Tensor, axes: Axes, among: Collection[int], scale: float = 1.0) -> Tensor:
+    """A tensor copied along its axes, and each entry shared out among its copies along some of the dimensions."""
+    copies = math.prod((axes[d].times for d in among), start=1)
+    return expand(narrow, axes, scale=scale / float(copies), shared=among)
 
 
 Dim = tuple[str, int]
@@ -506,8 +530,14 @@ class Follower:
         """Orders for what weights give out: as guessed, as the arguments lie, and in blocks of any length."""
         sizes = {(name, d): self._sizes((name, d)) for name, dims in grown.items() for d in dims}
         free = {spot: pair for spot, pair in sizes.items() if spot not in inputs}
-        guessed = {spot: self.guess.axes.get(spot, Axis(wide // n)) for spot, (n, wide) in sizes.items()}
-        fitting = {spot: [a for a in possible_axes(*pair, hints) if a in hints] for spot, pair in sizes.items()}
+        possible = {spot: possible_axes(*pair, hints) for spot, pair in sizes.items()}
+        if not all(possible.values()):  # what joins units that grow with others that do not, as no argument does
+            return []
+        in_single_units = {
+            spot: Axis(wide // n) if wide % n == 0 else possible[spot][0] for spot, (n, wide) in sizes.items()
+        }
+        guessed = {spot: self.guess.axes.get(spot, axis) for spot, axis in in_single_units.items()}
+        fitting = {spot: [a for a in axes if a in hints] for spot, axes in possible.items()}
         orders = [guessed, {spot: [*fitting[spot], guessed[spot]][0] for spot in sizes}]
         for block in range(1, min((n for n, _ in free.values()), default=0) + 1):
             if all(n % block == 0 for n, _ in free.values()):
@@ -520,8 +550,8 @@ class Follower:
         dims = growing_dims(narrow, wide)
         if dims is None:
             raise MupscaleError(
-                f"'{name}' of shape {tuple(narrow)} → {tuple(wide)} does not grow by a whole multiple. Build that size "
-                "as a multiple of the width"
+                f"'{name}' of shape {tuple(narrow)} → {tuple(wide)} becomes narrower, or has no units to grow from. "
+                "Build the wide model at least as wide"
             )
         return dims
 
@@ -533,9 +563,9 @@ class Follower:
         """Widen these weights."""
         for name, written in choice.items():
             fold, offset = self.guess.constants(name)
-            weight = fold / _copies({d: written.axes[d] for d in written.inputs})
-            wide = expand(self.small.weights[name], written.axes, scale=weight)
-            self.large.weights[name] = wide.add_(offset * (weight - 1)) if offset else wide
+            narrow = self.small.weights[name]
+            wide = _shared_out(narrow + offset if offset else narrow, written.axes, written.inputs, fold)
+            self.large.weights[name] = wide.sub_(offset) if offset else wide
             self.written[name] = written
 
     def _explain(
@@ -580,18 +610,18 @@ class Follower:
         generator = torch.Generator().manual_seed(position)
         push = {i: torch.randn(v.shape, generator=generator, dtype=v.dtype).to(v.device) for i, v in pushed.items()}
         expanded = {
-            i: expand(value, results[i][0], scale=1 / (_copies(results[i][0]) * results[i][1]))
+            i: _shared_out(value, axes_of_result, [*axes_of_result], 1 / factor)
             for i, value in push.items()
+            for axes_of_result, factor in [results[i]]
         }
         small, large = _pulled(ours, push), _pulled(theirs, expanded)
         for key, gradient in small.items():
             if isinstance(key, int):
-                copied, share = axes[key], 1 / (_copies(axes[key]) * self.scales[key])
+                expected = _shared_out(gradient, axes[key], [*axes[key]], 1 / self.scales[key])
             else:
                 written = self.written[key]
-                out = _copies({d: written.axes[d] for d in written.outputs})
-                copied, share = dict(written.axes), 1 / (out * self.guess.fold(key))
-            if not are_close(expand(gradient, copied, scale=share), large[key], loosened=10):
+                expected = _shared_out(gradient, written.axes, written.outputs, 1 / self.guess.fold(key))
+            if not are_close(expected, large[key], loosened=10):
                 return False
         return True
 

@@ -279,18 +279,34 @@ def paired_sizes(narrow: nn.Module, wide: nn.Module) -> Iterator[tuple[int, int]
             yield from zip(p.shape, theirs[name].shape, strict=False)
 
 
+def count_staying(n: int, wide: int, times: Fraction) -> int:
+    """How many of n units stay, if the others grow so many times and there are `wide` then; 0 where none fit."""
+    if times <= 1:
+        return 0
+    staying = (times * n - wide) / (times - 1)
+    return int(staying) if staying.denominator == 1 and 0 < staying < n else 0
+
+
+def joins_what_stays(narrow: nn.Module, wide: nn.Module) -> bool:
+    """Whether some size looks like whole widths that grow as most sizes do, and a part that stays."""
+    sizes = list(paired_sizes(narrow, wide))
+    times = most_common_ratio(sizes)
+    unit = math.gcd(*(n for n, m in sizes if m != n and m == n * times))
+    staying = [(n, count_staying(n, m, times)) for n, m in sizes]
+    return any(count and (n - count) % unit == 0 for n, count in staying)
+
+
 def why_joined(name: str, n: int, wide: int, times: Fraction) -> str:
     """In words, that inputs are a concatenation of units that grow so many times and some that stay; else nothing."""
-    if times <= 1:
+    staying = count_staying(n, wide, times)
+    if not staying:
         return ""
-    staying = (times * n - wide) / (times - 1)
-    if staying.denominator != 1 or not 0 < staying < n:
-        return ""
+    batch = "pass a batch, inputs=, and a run of the model shows it"
+    role = f"say it: mupscale.Role(out=0, in_=1, in_block=(({n - staying}, 1), ({staying}, 0))) if the latter come last"
+    ways = ways_out(inputs=batch, roles=role, apart="give each part a layer of its own, and add what the layers give")
     return (
         f"'{name}' reads {n} → {wide} inputs: a concatenation of {n - staying} → {wide - staying} that grow with the "
-        f"model and {staying} that {'stays' if staying == 1 else 'stay'}. The two parts need different learning rates "
-        "and initial values, which one parameter cannot have. Give each part a layer of its own, and add what the "
-        "layers give"
+        f"model and {staying} that {'stays' if staying == 1 else 'stay'}. Where these lie is not known{ways}"
     )
 
 
@@ -307,9 +323,16 @@ def check_axis(
         return
     if wide < n:
         raise MupscaleError(f"{where}: dimension {dim} becomes narrower. The target must be at least as wide")
-    if how == "copies" and (n == 0 or wide % n):
-        if dim in role.dims(small.dim())[1] and (joined := why_joined(name, n, wide, times)):
-            raise MupscaleError(joined)
+    is_input = dim in role.dims(small.dim())[1]
+    staying = (role.in_axis if is_input else role.out_axis).staying
+    if staying and not is_input:
+        raise MupscaleError(
+            f"{where}: along dimension {dim}, {staying} of the outputs {'stays' if staying == 1 else 'stay'} while the "
+            "others grow. Only inputs can do that: give these outputs a layer of their own"
+        )
+    if how == "copies" and (n <= staying or (wide - staying) % (n - staying)):
+        if is_input and not staying and (joined := why_joined(name, n, wide, times)):
+            raise PlanError(joined)
         fits = ", ".join(str(n * k) for k in (2, 3, 4)) if n else "none"
         fresh = as_asked("grow=mupscale.Fresh()", "--how fresh")
         raise MupscaleError(
@@ -340,7 +363,8 @@ def check_blocks(entries: Mapping[str, Entry], how: How) -> None:
         if how == "fresh":
             try:
                 for length, block in axis.sections or ((n, axis.block),):
-                    whole_blocks(axis, length, block)
+                    if block:
+                        whole_blocks(axis, length, block)
             except MupscaleError as error:
                 alike = [(units, other) for _, units, _, other in growing if other.times == axis.times]
                 raise MupscaleError(f"'{name}', dimension {dim}: {error}{_sizes_that_fit(n, alike)}") from None
@@ -348,7 +372,8 @@ def check_blocks(entries: Mapping[str, Entry], how: How) -> None:
 
 def _sizes_that_fit(n: int, alike: Sequence[tuple[int, Axis]]) -> str:
     """The sizes nearest to the one asked for, of an axis of n units, at which no axis that grows alike is cut."""
-    parts = [part for units, axis in alike for part in axis.sections or ((units, axis.block),)]
+    each = (axis.sections or ((units, axis.block),) for units, axis in alike)
+    parts = [(length, block) for sections in each for length, block in sections if block]
     if any(length % block for length, block in parts):
         return ""
     times, common = Fraction(alike[0][1].times), math.gcd(*(length // block for length, block in parts))
@@ -369,10 +394,10 @@ def check_read_widths(entries: Mapping[str, Entry], told: Collection[str], buffe
     for name, entry in entries.items():
         for d in entry.in_:
             if name not in told and entry.axes[d].times != 1 and Fraction(entry.axes[d].times) not in grown:
-                joined = why_joined(name, entry.narrow[d], entry.wide[d], times)
+                if joined := why_joined(name, entry.narrow[d], entry.wide[d], times):
+                    raise PlanError(joined)
                 raise MupscaleError(
-                    joined
-                    or f"'{name}' reads {entry.narrow[d]} → {entry.wide[d]} inputs, but nothing in the model grows by "
+                    f"'{name}' reads {entry.narrow[d]} → {entry.wide[d]} inputs, but nothing in the model grows by "
                     "that factor. Does it join a width with a part that does not grow? Give each part its own layer"
                 )
 
@@ -515,7 +540,7 @@ class _Walk:
             return False
         if not small.is_meta and not large.is_meta:
             at_old = large[index_of_old(entry.narrow, entry.axes)] if self.how == "fresh" else large
-            grown = small if self.how == "fresh" else entry.widened(small, factor=entry.rule.weight)
+            grown = small if self.how == "fresh" else entry.widened(small, is_buffer=True)
             if torch.equal(grown, at_old.to(grown)):
                 return False
             if self.assume:
@@ -632,10 +657,13 @@ class _Walk:
         out, in_ = role.dims(small.dim())
         axes: dict[int, Axis] = {}
         for d in out + in_:
-            times, axis = multiplier(small.shape[d], large.shape[d]), role.out_axis if d in out else role.in_axis
-            if times != 1 and self.assume:  # where they are tried, sections are parts of any width, and no slip passes
-                axis = axis.at(small.shape[d])
-            axes[d] = replace(axis if times != 1 else Axis(), times=times, side="out" if d in out else "in")
+            n, wide, axis = small.shape[d], large.shape[d], role.out_axis if d in out else role.in_axis
+            if n == wide:
+                axis = Axis()
+            elif self.assume:  # where they are tried, sections are parts of any width, and no slip passes
+                axis = axis.at(n)
+            times = multiplier(n - axis.staying, wide - axis.staying)
+            axes[d] = replace(axis, times=times, side="out" if d in out else "in")
         entry = Entry(tuple(small.shape), tuple(large.shape), axes, names=group)
         fold, keep = (f(entry.rule.out, entry.rule.in_) if callable(f) else f for f in (role.fold, role.keep))
         if keep is None and fold != 1:

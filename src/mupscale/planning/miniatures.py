@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_map
 from mupscale.core import Axis, Entry, Plan, Role, check_same_names, copy_model, naming, plain_type
 from mupscale.planning import tracing
 from mupscale.planning.comparing import is_large, tied_parameters
-from mupscale.planning.from_modules import ONE_DEPTH, find_role, most_common_ratio, paired_sizes
+from mupscale.planning.from_modules import ONE_DEPTH, count_staying, find_role, most_common_ratio, paired_sizes
 from mupscale.system import MupscaleError
 
 _FEW = 3  # blocks that are not worth leaving out
@@ -164,9 +164,14 @@ class Resizing:
         return short | {length - 1: least - 1 for length in short}
 
     def scaled(self, pair: tuple[int, int], own: int, factor: Fraction) -> int:
-        """A size that is `own` in one of the models, and so large in the two."""
+        """A size that is `own` in one of the models, and so large in the two.
+
+        One that follows no power of the width may join a part that does with a part that stays.
+        """
         power = self._power(*pair)
-        size = own * factor ** (round(power) if round(power) and math.isclose(power, round(power), rel_tol=1e-6) else 1)
+        is_power = bool(round(power)) and math.isclose(power, round(power), rel_tol=1e-6)
+        staying = 0 if is_power else count_staying(*pair, self.ratio)
+        size = (own - staying) * factor ** (round(power) if is_power else 1) + staying
         if size.denominator != 1 or size < 1:
             raise MupscaleError(f"a size of {own} cannot become {factor} times as large")
         return int(size)
