@@ -55,7 +55,7 @@ def test_labels_at_the_ends_do_not_overlap(shape: Shape, case: str) -> None:
         "diverged": lambda: system(names=ALL, seeds=3, lost={"copies": 1, "fresh": 3, "from-scratch": 3}),
     }[case]()
     with styled("test"):
-        fig, ax, _ = sketched(runs, shape)
+        fig, ax, _ = sketched(runs, shape.with_room_for(len(ALL)))
         boxes = [text.get_window_extent() for text in ax.texts]
         assert len(boxes) == len(runs.contenders)
         for one, other in itertools.combinations(boxes, 2):

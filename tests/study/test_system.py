@@ -151,12 +151,15 @@ def test_where_contenders_begin() -> None:
     assert {each.start for each in recipes.values()} == {None, base.out}
     assert {name: each.how for name, each in recipes.items() if each.how not in (None, "copies")} == {
         "fresh": "fresh",
+        "fresh-trained": "fresh",
         "paired-noise": "paired",
         "net2net": "net2net",
         "naive-widening": "naive",
         "identity-blocks": "identity",
         "copied-blocks": "interleaved",
     }
+    assert recipes["fresh-trained"].spread == "trained"
+    assert {name: each.shrink for name, each in recipes.items() if each.shrink != 1} == {"copies-shrunk": 0.7}
     assert {name: each.width for name, each in recipes.items() if each.width == 8} == {"continued": 8}
     assert {each.seeds.data for each in recipes.values()} == {10_001}
     later = own.ground.recipe_of(first["fresh"][2], stretches)

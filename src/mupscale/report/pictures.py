@@ -97,7 +97,18 @@ class Shape:
     letters: int
     ticks: int
 
+    def with_room_for(self, labels: int) -> Shape:
+        """The same shape, taller where so many labels would not fit beside it."""
+        width, height = self.size
+        return replace(self, size=(width, height + _INCHES_A_LABEL * max(0, labels - _MOST_LABELS)))
 
+    @property
+    def is_narrow(self) -> bool:
+        return self.letters == NARROW.letters
+
+
+_MOST_LABELS, _INCHES_A_LABEL = 11, 0.35
+"""Labels that stand beside any picture, two lines each, and the room that another one takes."""
 WIDE, HALF, NARROW = Shape((8.8, 4.5), 30, 7), Shape((4.8, 3.7), 17, 4), Shape((3.75, 3.9), 16, 4)
 
 
@@ -131,7 +142,8 @@ def draw_system(
     alt += "".join(f" Break-even with {mark.words(unit)}." for mark in marks)
     dark = dark_colors(find_looks(runs.contenders).values())
 
-    def draw(shape: Shape, end: str) -> Picture:
+    def draw(usual_shape: Shape, end: str) -> Picture:
+        shape = usual_shape.with_room_for(len(runs.contenders))
         sketch = partial(sketch_system, runs=runs, measure=measure, shape=shape, marks=marks)
         return gallery.draw(f"{name}{end}", alt, caption, sketch, size=shape.size, dark=dark)
 
@@ -182,7 +194,7 @@ def sketch_system(ax: Any, runs: SystemRuns, measure: str, shape: Shape, marks: 
     if runs.base_cost == 0:  # each cost is all that was spent
         ax.set_xlabel(f"cost, {unit[1]}")
     else:
-        ax.set_xlabel(f"cost, {base}, {unit[1]}" if shape is not NARROW else f"cost, {unit[1]},\n{base}")
+        ax.set_xlabel(f"cost, {base}, {unit[1]}" if not shape.is_narrow else f"cost, {unit[1]},\n{base}")
     ax.set_ylabel(f"final {measure}")
     losses = [loss for one in runs.contenders for point in one.points for loss in point.finite]
     top = find_top(runs)
@@ -191,14 +203,14 @@ def sketch_system(ax: Any, runs: SystemRuns, measure: str, shape: Shape, marks: 
         ax.set_ylim(min(losses) - _MARGIN * (top - min(losses)), top)
     if not losses:
         ax.set_yticks([])
-    rows = 2 if shape is NARROW else 1
+    rows = 2 if shape.is_narrow else 1
     heights = [(8.5 * 1.3 * rows + 7) / (0.75 * 72 * shape.size[1]) for _ in marks]
     crosses = plots.add_crosses(ax, [(at, looks[name].color) for name, at in lost.items()], sum(heights))
     for one, height in zip(filter(None, map(runs.get, lost)), crosses, strict=True):
         if one.final is None:
             look = looks[one.name]
             labels.append(EndLabel(_wrap(f"diverged: {one.shown}", shape), look.color, height, look.contender.is_usual))
-    plots.add_end_labels(ax, labels, 8.5 if shape is not NARROW else 8.0)
+    plots.add_end_labels(ax, labels, 8.0 if shape.is_narrow else 8.5)
     _add_marks(ax, marks, heights, unit, rows)
 
 

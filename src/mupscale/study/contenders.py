@@ -6,9 +6,9 @@ An operator that no entry has takes part under its own word, where it is asked f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 from mupscale.growth import OPERATORS, GrowthSettings
 from mupscale.system import MupscaleError
@@ -55,6 +55,7 @@ class Contender:
         is_wide: whether it has the wide model's width
         from_base: whether it begins with the base model, whose cost then belongs to it
         how: how new units are filled, as in a growth event
+        settings: the operator's other settings, as in a growth event; noise is tuned, or stands there
         tunes_noise: whether a noise level is tuned for it
         full_steps: whether it has all the steps of base model and growth, whatever they cost
         keeps_rates: whether it trains with the narrow model's rates, decay and eps, as if its width were the same
@@ -71,6 +72,7 @@ class Contender:
     is_wide: bool = True
     from_base: bool = True
     how: str = "copies"
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     tunes_noise: bool = False
     full_steps: bool = False
     keeps_rates: bool = False
@@ -141,6 +143,11 @@ CONTENDERS = (
     Contender("copies-plain", "plain transfer", "#8e5ea2",
               paper=InPaper("beside", "(e″)", "plain transfer, not extrapolated", "plain")),
     Contender("fresh", "grown with fresh units", "#2a7fb8", "growing with fresh units", how="fresh"),
+    Contender("fresh-trained", "fresh, as trained", "#1f9e9a",
+              "growing with fresh units as large as trained ones", how="fresh", settings={"spread": "trained"},
+              is_usual=False),
+    Contender("copies-shrunk", "shrunk copies", "#d98b5f", "growing from shrunk copies",
+              settings={"shrink": 0.7}, tunes_noise=True, is_usual=False),
     Contender("identity-blocks", "grown with identity blocks", "#3a9d6e",
               "growing with blocks that change nothing at first", how="identity", is_usual=False),
     Contender("copied-blocks", "grown with copied blocks", "#7a5aa6", "growing with a copy behind every block",

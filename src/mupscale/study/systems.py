@@ -98,6 +98,8 @@ class System:
         growing: dict[str, Any] = {"how": one.how, "noise": noise, "noise_unit": unit} if one.is_grown else {}
         if one.is_grown and one.how in OPERATORS and "outgoing" in OPERATORS[one.how].takes:
             growing["outgoing"] = self.outgoing
+        if one.is_grown:
+            growing |= one.settings
         return replace(first, parent=self.base_model(base_lr, seed), **growing)
 
     def leaves(self, one: Contender, base_lr: float, lr: float, noise: NoiseLevel, seed: int) -> dict[float, Stretch]:
@@ -207,8 +209,9 @@ class StudySettings:
         schedule: learning rate schedule of every contender: wsd (constant, then linear to zero over the last quarter of
             the budget), cosine, or recipe (the recipe's own; always used by --paper)
         contenders: the ways to train that are compared; contenders+ adds one to the usual ones. Usual: from-scratch,
-            continued, copies, fresh. More: copies-without-noise, paired-noise, net2net, naive-widening,
-            from-scratch-all-steps. If only the depth grows: identity-blocks and copied-blocks replace copies and fresh
+            continued, copies, fresh. More: fresh-trained (spread: trained), copies-shrunk (shrink: 0.7),
+            copies-without-noise, paired-noise, net2net, naive-widening, from-scratch-all-steps. If only the depth
+            grows: identity-blocks and copied-blocks replace copies and fresh
         measure: the loss to compare: held-out (mean over the whole held-out set) or train (default: held-out; train
             with --paper)
         base_steps: with --from, how many steps the checkpoint has trained, if it does not record it
