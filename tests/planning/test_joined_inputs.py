@@ -187,6 +187,47 @@ def test_a_family_learns_it_for_every_width() -> None:
     assert_same(narrow, wide)
 
 
+class SkipConnections(nn.Module):
+    """A convolution reads what came in beside units that are often zero; the head reads flattened positions."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.enter = nn.Conv2d(3, width, 3, padding=1)
+        self.again, self.leave = nn.Conv2d(width + 2, width, 3, padding=1), nn.Linear(width * 16 + 5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = (self.enter(x) - 1.0).relu()
+        h = self.again(torch.cat([h, x[:, 1:]], 1)).relu()
+        return self.leave(torch.cat([h.flatten(1), x.new_ones(len(x), 5)], 1))
+
+
+class Densely(nn.Module):
+    """Every layer reads what came in and all layers before it; one is a GRU's cell, and one a parameter."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, width), nn.GRUCell(width + 5, width)
+        self.third, self.leave = nn.Parameter(torch.randn(2 * width + 5, width)), nn.Linear(3 * width + 5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([x, self.first(x).tanh()], -1)
+        x = torch.cat([x, self.second(x, x[:, 5:])], -1)
+        return self.leave(torch.cat([x, (x @ self.third).tanh()], -1))
+
+
+@KNOWN
+@pytest.mark.parametrize("width", [8, 6])
+@pytest.mark.parametrize(("kind", "batch"), [(SkipConnections, (3, 3, 4, 4)), (Densely, (7, 5))])
+def test_other_layers_that_read_inputs_that_do_not_grow(kind: Any, batch: tuple[int, ...], width: int) -> None:
+    """Units that are zero on the batch look alike, so that it is the arguments that tell how they lie."""
+    torch.manual_seed(0)
+    narrow, wide, x = kind(4).double(), kind(width).double(), torch.randn(batch, dtype=torch.float64)
+    grow = mu.Copies() if width == 8 else mu.Fresh(outgoing=0.0)
+    plan = mu.plan(narrow, wide, inputs=x, grow=grow)
+    wide, _ = mu.upscale(narrow, wide, plan, grow=grow, exact=width == 8)
+    assert torch.allclose(narrow(x), wide(x), rtol=1e-10, atol=1e-12)
+
+
 class Slices(nn.Module):
     """One layer whose outputs are cut into w, w and 2w units, and one that reads all three in another order."""
 

@@ -581,6 +581,9 @@ class Follower:
         hints = [self.written[name].axes[d] for name in self.weights_of(op) for d in self.written[name].outputs]
         hints += [axis for by_dim in axes.values() for axis in by_dim.values()]
         used = {n: i for i, n in enumerate(op.results) if n is not None and n in self.used}
+        sizes = [pair for i in used.values() for pair in zip(ours[1][i].shape, theirs[1][i].shape, strict=False)]
+        if any(n and wide % n for n, wide in sizes):
+            hints += self._joined(op, axes)
         each = [itertools.islice(explanations(ours[1][i], theirs[1][i], hints), 6) for i in used.values()]
         lazily = len(each) == 1 and not op.is_view  # the first is mostly right, and the others need not be looked for
         options = [] if lazily else [list(some) for some in each]
@@ -591,6 +594,24 @@ class Follower:
             if is_clear or self._gradients_agree(position, axes, places, ours, theirs):
                 return Accepted(dict(choice), results)
         return None
+
+    def _joined(self, op: Operation, axes: Mapping[int, Mapping[int, Axis]]) -> list[Axis]:
+        """How the arguments' units lie one after another, along each dimension, where some grow and others do not."""
+        shapes = {n: self.tensor(self.small, n).shape for n in op.refs}
+        joined = []
+        for d in range(max((len(shape) for shape in shapes.values()), default=0)):
+            found = {axes[n][d].times for n in op.refs if d in axes.get(n, {})}
+            if len(found) != 1 or not all(d < len(shape) for shape in shapes.values()):
+                continue
+            sections: list[tuple[int, int]] = []
+            for number in op.refs:
+                length, axis = shapes[number][d], axes.get(number, {}).get(d)
+                for part, block in [(length, 0)] if axis is None else axis.sections or [(length, axis.block)]:
+                    before = sections.pop()[0] if sections and sections[-1][1] == block else 0
+                    sections.append((before + part, block))
+            if any(not block for _, block in sections):
+                joined.append(Axis(found.pop(), sections=tuple(sections)))
+        return joined
 
     def _gradients_agree(
         self,
