@@ -121,6 +121,8 @@ def test_two_growths_are_one() -> None:
             mu.plan(GraphNetwork(a), GraphNetwork(b), inputs=NODES.float()) for a, b in ((4, 8), (8, 24), (4, 24))
         )
     assert first.then(second)["layers.0.message.weight"] == both["layers.0.message.weight"]
+    assert mu.Plan.from_json(both.to_json()) == both
+    assert "inputs that do not grow train at the rate of those beside them" in " ".join(str(both).split())
 
 
 @KNOWN

@@ -418,10 +418,9 @@ def _first_difference(
     """Where the models begin to differ, if their outputs (by `difference`) or, before any update, their buffers do."""
     if not difference <= tolerance:
         off, name = pair.furthest(pair.off_copies, tolerance) if step else (0.0, "")
-        reads_what_stays = bool(name) and any(axis.staying for axis in pair.plan.parameters[name].axes.values())
         level = max(tolerance, min(_MAY_ROUND, difference / 1000))  # not the first that merely rounds
         first = (
-            Difference(name, "parameter", off, _STAYING if reads_what_stays else _UPDATE)
+            Difference(name, "parameter", off, _STAYING if name in pair.plan.joined else _UPDATE)
             if name
             else first_differing_module(ours, theirs, pair.plan, level, may_round=not pair.in_double)
         )

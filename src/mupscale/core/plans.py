@@ -153,7 +153,17 @@ class Plan:
             numbers = (rule.out, rule.in_, rule.fold, rule.weight, rule.lr(m=0), rule.lr(m=1))
             rows.append((name_of_group(names), shapes_in_words(narrow, wide), *map(_short, numbers)))
         copies = "axes tried with copies, at a whole multiple: exact" if self.mup else "copies tried: exact"
-        return HEADER, rows, _TRIED.get(self.tried_by, copies)
+        words = _TRIED.get(self.tried_by, copies)
+        if self.joined:
+            joined = ", ".join(dict.fromkeys(map(pattern_of_name, self.joined)))
+            words += f"; but inputs that do not grow train at the rate of those beside them that do: {joined}"
+        return HEADER, rows, words
+
+    @property
+    def joined(self) -> tuple[str, ...]:
+        """Parameters that read inputs that grow and inputs that do not, for which they have one learning rate."""
+        entries = self.parameters.items()
+        return tuple(name for name, entry in entries if any(entry.axes[d].staying for d in entry.in_))
 
     @property
     def checked(self) -> bool:

@@ -84,12 +84,12 @@ def warn_of_staying_inputs(plan: Plan) -> None:
     Without that, a graph network of two layers at twice its width is off by 5e-2 (Adam) to 1e-1 (SGD with momentum)
     within 20 steps, relative to its outputs; its loss after 500 steps was no worse.
     """
-    names = [name for name, entry in plan.parameters.items() if any(entry.axes[d].staying for d in entry.in_)]
-    if not names:
+    if not plan.joined:
         return
-    and_more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+    first, *others = plan.joined
+    and_more = f" (and {len(others)} more)" if others else ""
     warn(
-        f"'{names[0]}'{and_more} reads inputs that grow and inputs that do not. A parameter has one learning rate, so "
+        f"'{first}'{and_more} reads inputs that grow and inputs that do not. A parameter has one learning rate, so "
         "that all of its inputs train at the rate of those that grow. That is too slow for the others, and copies do "
         "not train exactly as the narrow model does. If it matters, give the inputs that do not grow a layer of their "
         "own, and add what the two layers give"
