@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mupscale import Axis, MupscaleError, expand
-from mupscale.core import axes
+from mupscale.core import axes, is_new, places
 from mupscale.core.axes import multiplier
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -263,3 +263,18 @@ def test_an_out_of_another_shape_is_refused_and_not_touched(widths: dict[int, Ax
 def test_what_cannot_be_copied_is_refused(widths: Callable[[], dict[int, Axis]], told: str) -> None:
     with pytest.raises(MupscaleError, match=told):
         expand(torch.randn(4), widths(), torch.empty(8))
+
+
+@pytest.mark.parametrize("sections", [((4, 1), (2, 0)), ((2, 0), (4, 2)), ((1, 0), (2, 1), (1, 0), (4, 2), (3, 0))])
+def test_a_part_with_a_block_of_0_stays(sections: tuple[tuple[int, int], ...]) -> None:
+    axis, n = Axis(2, sections=sections), sum(length for length, _ in sections)
+    wide = expand(torch.arange(n), {0: axis})
+    stays = torch.cat([torch.full((length,), block == 0) for length, block in sections])
+    assert len(wide) == axis.wide(n)
+    assert torch.equal(wide.bincount(), 2 - stays.long())
+    assert torch.equal(wide[places(axis, n)], torch.arange(n))
+    assert torch.equal(wide[is_new(axis, n)].unique(), torch.arange(n)[~stays])
+    halved = expand(torch.ones(n), {0: axis}, scale=0.5, shared=[0])
+    assert torch.equal(halved, torch.where(stays, 1.0, 0.5)[wide])
+    again = Axis(3, sections=axis.at(axis.wide(n)).sections)
+    assert torch.equal((axis * again).source(n), wide[again.source(len(wide))])

@@ -64,6 +64,12 @@ def test_pieces_make_up_the_widened_tensor(of: tuple[tuple[int, ...], dict[int, 
     assert torch.equal(made.view(wide), expand(narrow, axes, narrow.new_empty(wide)))
 
 
+def test_inputs_that_do_not_grow_are_refused() -> None:
+    """They are not divided among copies, as the rest of a tensor on disk is."""
+    joined = {1: Axis(2, sections=((4, 1), (1, 0)))}
+    refuses("which a checkpoint on disk cannot do", lambda: list(pieces((3, 5), joined, 100)))
+
+
 def test_a_tensor_of_experts_is_cut_within_an_expert() -> None:
     assert max(math.prod(p.shape) for p in pieces((4, 64, 32), {1: Axis(2), 2: Axis(2)}, 512)) == 128
 
