@@ -42,7 +42,7 @@ from mupscale.growth.depth_plans import (
 from mupscale.growth.draws import NewTensor, draw_normal
 from mupscale.growth.experts import Experts, plan_experts
 from mupscale.growth.fresh import Fresh, FreshTensor, Region, no_pattern
-from mupscale.growth.lossless import EPS, gain_factor, obstacles, without_gains
+from mupscale.growth.lossless import EPS, gain_factor, obstacles, silent_start, without_gains
 from mupscale.growth.operator_pairs import (
     Grow,
     choose_operator,

@@ -33,6 +33,7 @@ from mupscale.hf.groups import compare_optimizer_file, match_plan
 from mupscale.hf.output_folder import OPTIMIZER_FILE
 from mupscale.hf.record import RECORD_FILE, GrowthStep, History, PlannedGrowth, Record, names_after, plan_growths, trace
 from mupscale.hf.source import Source, StoredTensor, open_source
+from mupscale.hf.starting_values import ALLOWED, compare_start
 from mupscale.optim import decay_groups, read_optimizer
 from mupscale.system import MupscaleError, as_asked, checks_arguments, generator, html_table, text_table, wrap_text
 
@@ -574,6 +575,12 @@ _FILES_ADVICE = (
 )
 
 
+_START_ADVICE = (
+    "{why}, by transformers' own initialisation and μP's factor. The law that new units were drawn from is wrong: "
+    "please report it, with config.json."
+)
+
+
 @building.runs_trusted_code
 @checks_arguments
 def verify(
@@ -812,7 +819,7 @@ def _precision(dtype: str | torch.dtype) -> torch.dtype:
 
 
 def _compare_files(relation: Relation) -> tuple[list[ComparisonRow], Difference | None]:
-    """One row for all tensors; the first that is wrong is named."""
+    """A row for all tensors, or for the old and the new, and one for how new units start; what is wrong is named."""
     steps = relation.steps
     limit = rounding_limit(relation.small, relation.wide)
     is_kept = relation.fresh is not None and (len(steps) == 1 or relation.deepened_after_fresh is not None)
@@ -827,12 +834,20 @@ def _compare_files(relation: Relation) -> tuple[list[ComparisonRow], Difference 
             first = Difference(off.name, "parameter", off.whole, _FILES_ADVICE + _right_after(relation))
     if relation.fresh is None and not relation.deepened:
         return [ComparisonRow("tensors in the files", worst, limit)], first
-    return [
+    rows = [
         ComparisonRow(f"{'copied' if copied else 'old'} weights in the files", old, exact),
         ComparisonRow(
             f"new {' and '.join(parts)} in the files", new, limit, "as recorded" if relation.deepened else "as drawn"
         ),
-    ], first
+    ]
+    if first is None and relation.fresh is not None:  # else they were changed or trained since
+        start = compare_start(relation.small, relation.wide, steps)
+        if start.tensors:
+            what = f"start of new units ({start.tensors} {'tensors' if start.tensors > 1 else 'tensor'})"
+            rows.append(ComparisonRow(what, start.errors, ALLOWED, "standard errors"))
+        if not start.ok:
+            first = Difference(start.name, "the start of", start.errors, _START_ADVICE.format(why=start.why))
+    return rows, first
 
 
 def _compare_optimizer(relation: Relation, rows: list[ComparisonRow], notes: list[str]) -> Difference | None:
