@@ -339,23 +339,32 @@ class DepthMembers(BuiltMembers):
             narrow, wide = probes.narrow, probes.wide
             uneven = find_uneven(narrow, wide)
             if uneven and not planning.joins_what_stays(narrow, wide):
-                even = list[str]()  # two multiples of the base, if there are any, from which all sizes double
-                for base in (self._base.times(factor) for factor in (Fraction(3, 2), 2, 3, 4, 6, 8)):
-                    with suppress(Exception):  # no model can be built at this width
-                        members = [self.sketch(Width.of(base, whole=True).times(k)) for k in (1, 2, 4)]
-                        even += [str(base)] if not any(find_uneven(*pair) for pair in pairwise(members)) else []
-                such = f", such as {' or '.join(even[:2])}" if even else ""
-                raise MupscaleError(
-                    f"{uneven} does not grow by a whole multiple. If a size is rounded up, build it as a multiple of "
-                    f"the width, or use a base at which it is not rounded{such}. The base may differ from the width "
-                    "of the model that grows"
-                )
-            learnt = planning.learn_roles(narrow, wide, trials, probes.given(self.roles or {}))
+                raise self._rounded_size_error(uneven)
+            try:
+                learnt = planning.learn_roles(narrow, wide, trials, probes.given(self.roles or {}))
+            except MupscaleError as error:
+                if uneven:  # nothing is joined that stays: the size is rounded, and that is what to mend
+                    raise self._rounded_size_error(uneven) from error
+                raise
             any_width = planning.roles_for_any_width(narrow, wide, planning.with_keeps(narrow, wide, learnt, trials))
             self.roles = probes.patterns(any_width, self.roles or {})
             self._check_at(2, trials)  # at another width, too, since roles are for all of them
             self.check_widths(trials)
         trials.renamed(probes.originals).warn(given)
+
+    def _rounded_size_error(self, uneven: str) -> MupscaleError:
+        """The error for a size that does not double with the width, with other bases at which all sizes do."""
+        even_bases = list[str]()
+        for base in (self._base.times(factor) for factor in (Fraction(3, 2), 2, 3, 4, 6, 8)):
+            with suppress(Exception):  # no model can be built at this width
+                members = [self.sketch(Width.of(base, whole=True).times(k)) for k in (1, 2, 4)]
+                if not any(find_uneven(*pair) for pair in pairwise(members)):
+                    even_bases.append(str(base))
+        such = f", such as {' or '.join(even_bases[:2])}" if even_bases else ""
+        return MupscaleError(
+            f"{uneven} does not grow by a whole multiple. If a size is rounded up, build it as a multiple of the width, "
+            f"or use a base at which it is not rounded{such}. The base may differ from the width of the model that grows"
+        )
 
     @cached_property
     def _past_norms(self) -> Mapping[str, tuple[int, ...]] | None:
