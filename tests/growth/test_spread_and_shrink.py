@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,12 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from mupscale.core import is_new
+from mupscale.engine import train_many
 from mupscale.growth import GrowthSettings
 from mupscale.models import GPT2, MLP
+from mupscale.train import run_recipe
 from refusals import refuses
+from small_runs import ADAMW, GENTLE, recipe
 
 pytestmark = pytest.mark.usefixtures("float64")
 TRAINED = mu.Fresh(spread="trained")
@@ -166,6 +170,17 @@ def test_words_of_recipes() -> None:
     assert trained.build_operator() == TRAINED
     assert trained.in_words == "fresh units, spread trained"
     assert replace(trained, how="lossless").build_operator() == mu.Fresh(lossless=True, spread="trained")
+
+
+@pytest.mark.parametrize("settings", [{"how": "fresh", "spread": "trained"}, {"how": "copies", "shrink": 0.5}])
+def test_a_stack_of_runs_grows_as_each_run_alone(tmp_path: Path, settings: dict[str, Any]) -> None:
+    run_recipe(recipe(tmp_path / "base", steps=6))
+    grown = {"start": str(tmp_path / "base"), "width": 16, "steps": 4, **settings}
+    runs = [recipe(tmp_path / name, optimizer=adamw, **grown) for name, adamw in (("a", ADAMW), ("b", GENTLE))]
+    stacked = train_many(runs, note=lambda line: None, engine="vectorised")
+    assert all((tmp_path / name / "checkpoints").exists() for name in ("a", "b"))
+    alone = train_many([replace(run, out=None) for run in runs], note=lambda line: None, engine="serial")
+    assert [one.loss for one in stacked] == pytest.approx([one.loss for one in alone], rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -408,7 +408,8 @@ class RunStack:
 
     def export(self, row: int) -> tuple[nn.Module, Optimizer]:
         """One run's model and optimizer, as `train` would have them."""
-        fresh = replace(self.recipes[row], start=None, noise=0.0, start_width=None, how="copies", outgoing=1.0)
+        no_growth = GrowthSettings(how="copies").growth_settings
+        fresh = replace(self.recipes[row], start=None, start_width=None, **no_growth)
         model, optimizer = starting_point(fresh, self.family, self.processes)
         self.replicas.copy_out(self._rows[row], model, optimizer)
         for group in optimizer.param_groups if self.step else ():

@@ -362,8 +362,9 @@ class DepthMembers(BuiltMembers):
                     even_bases.append(str(base))
         such = f", such as {' or '.join(even_bases[:2])}" if even_bases else ""
         return MupscaleError(
-            f"{uneven} does not grow by a whole multiple. If a size is rounded up, build it as a multiple of the width, "
-            f"or use a base at which it is not rounded{such}. The base may differ from the width of the model that grows"
+            f"{uneven} does not grow by a whole multiple. If a size is rounded up, build it as a multiple of the "
+            f"width, or use a base at which it is not rounded{such}. The base may differ from the width of the model "
+            "that grows"
         )
 
     @cached_property

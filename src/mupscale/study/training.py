@@ -539,7 +539,8 @@ class Stopwatch:
 
 
 def _probe(stretch: Stretch, ground: Ground, engine: str, count: int) -> Speed:
-    alone = replace(stretch, parent=None, start=None, change=None, noise=0.0, how="copies", batch=None, tuned_at=None)
+    no_growth = GrowthSettings(how="copies").growth_settings
+    alone = replace(stretch, parent=None, start=None, change=None, batch=None, tuned_at=None, **no_growth)
     alone = replace(alone, steps=max(2 * _STEPS, stretch.steps, stretch.schedule.warmup + stretch.schedule.decay))
     recipe = replace(ground.recipe_of(alone, Path()), compile=False, out=None, callbacks=[])
     with join_processes(recipe.device, recipe.parallel) as processes, matmul_precision(recipe.precision):
