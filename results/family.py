@@ -268,8 +268,9 @@ def markdown(found: dict[str, Any]) -> str:
 
 
 def compare(ours: Sequence[float | None], theirs: Sequence[float | None]) -> str:
-    """By how much the one is above the other, from seed to seed."""
-    apart = [100 * (a / b - 1) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
+    """By how much the one is above the other, from seed to seed; controls of another family may have more seeds."""
+    pairs = zip(ours, theirs, strict=False)
+    apart = [100 * (a / b - 1) for a, b in pairs if a is not None and b is not None]
     lost = sum(loss is None for loss in ours)
     ends = f"{min(apart):+.2f} to {max(apart):+.2f} %" if apart else ""
     return f"{ends}{', ' if ends and lost else ''}{f'{lost} of {len(ours)} diverged' if lost else ''}"
