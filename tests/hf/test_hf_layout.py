@@ -11,7 +11,7 @@ ROOT = Path(mupscale.hf.__file__).parent
 ORDER = [
     *("building", "built_values", "config_fields", "miniatures", "config_family", "depths"),
     *("source", "gguf_files", "record", "stream", "output_folder"),
-    *("groups", "verifying", "trainer"),
+    *("groups", "starting_values", "verifying", "trainer"),
     *("inspection", "upscaling", "language_model"),
 ]
 
