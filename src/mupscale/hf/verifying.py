@@ -23,7 +23,7 @@ from mupscale import planning, system
 from mupscale.checks import Difference, first_differing_module
 from mupscale.checks import verify as train_both
 from mupscale.core import Axis, Entry, Plan, RuleSet, expand, index_of_old, naming, places
-from mupscale.growth import EPS, Copies, Fresh, Part, is_replica, upscale_untried, widen, word_of_operator
+from mupscale.growth import EPS, Copies, Fresh, Part, as_noise, is_replica, upscale_untried, widen, word_of_operator
 from mupscale.hf import building
 from mupscale.hf.building import Config
 from mupscale.hf.config_family import ConfigFamily
@@ -156,9 +156,16 @@ class Relation:
 
     @property
     def draws(self) -> list[str]:
-        """What makes copies differ, in words: noise, or the operator's own word."""
+        """What makes copies differ, in words: noise, shrinking, or the operator's own word."""
         grown = [g.grow for g in self.growths if g.is_width and g.fresh is None and not is_replica(g.grow)]
-        return list(dict.fromkeys("noise" if type(one) is Copies else word_of_operator(one) for one in grown))
+        words = list[str]()
+        for operator in grown:
+            if type(operator) is not Copies:
+                words.append(word_of_operator(operator))
+                continue
+            words += [] if as_noise(operator.noise).is_none else ["noise"]
+            words += [] if operator.shrink == 1 else ["shrinking"]
+        return list(dict.fromkeys(words))
 
     @property
     def fresh(self) -> Fresh | None:
@@ -723,7 +730,9 @@ class _Pair:
             row, self.first = compare_training(*trained)
             self.rows.append(replace(row, what=f"{row.what}{without}"))
         what, moved = next(iter(outputs.differences.items()))
-        return self._comparison(outputs, f"the noise moves {what} by {moved:.1%}" if self.relation.draws else "")
+        return self._comparison(
+            outputs, f"the {movers} {_move(movers)} {what} by {moved:.1%}" if self.relation.draws else ""
+        )
 
     def _compare_fresh(self, fresh: Fresh, plan: Plan, limits: _Limits) -> Comparison:
         """Outputs as they are, and once more where they must be the same: with new units silent, or eps scaled."""
@@ -794,7 +803,7 @@ class _Pair:
     def _compare_layers(self, outputs: OutputComparison, movers: str) -> Comparison:
         """Outputs: the same where new layers are identity and experts copies, moved where anything is not."""
         what, moved = outputs.worst
-        told = f"{movers} {'moves' if movers == 'noise' else 'move'} {what} by {moved:.1%}" if movers else ""
+        told = f"{movers} {_move(movers)} {what} by {moved:.1%}" if movers else ""
         if not movers and all(row.ok for row in self.rows):
             if any(growth.layers is not None for growth in self.relation.growths):
                 self.notes.append("New layers write nothing into the residual stream yet, so the function is the same.")
@@ -915,3 +924,8 @@ def _rounding_of_files(relation: Relation, entries: Mapping[str, Entry]) -> floa
     if relation.fresh is None and is_exact(entries) and few == many:
         return 1e-4 if torch.float16 in many and entries else 0.0  # whose smallest numbers lose bits even so
     return max(torch.finfo(dtype).eps for dtype in many)
+
+
+def _move(movers: str) -> str:
+    """The verb behind what moves outputs."""
+    return "moves" if movers in ("noise", "shrinking") else "move"
