@@ -109,6 +109,7 @@ def test_clipping_does_not_depend_on_the_depth() -> None:
     assert difference("SGD", clip=True) < 1e-11
 
 
+@pytest.mark.filterwarnings("ignore:all groups have the learning rate")  # that is the tampering
 @pytest.mark.quick("AdamW-*")
 @pytest.mark.parametrize("key", ["lr", "eps", "weight_decay"])
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])

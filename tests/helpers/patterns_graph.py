@@ -80,7 +80,7 @@ class Messages(Network):
 
 add("graph, messages from both ends", lambda k: Messages(k, "ends"), G)
 add("graph, messages from both ends and embedded features", lambda k: Messages(k, "embedded"), G)
-add("graph, messages from both ends and raw features", lambda k: Messages(k, "raw"), G, refused=UNEQUAL)
+add("graph, messages from both ends and raw features", lambda k: Messages(k, "raw"), G, warned=UNEQUAL)
 
 
 @pattern("graph, sums with a learned weight of the node itself", G)

@@ -22,7 +22,8 @@ class Pattern:
     `expected` is "exact" where an exact widening by copying units exists: every wide unit is a copy of a narrow one,
     weights are divided by the number of copies on their input side, constants that depend on the width are folded into
     a weight, and the wide model then computes the same function, and goes on doing so in training. It is "refused"
-    where there is none, and "either" where there is one that asks for more than that (`reason` says what).
+    where there is none, "either" where there is one that asks for more than that (`reason` says what), and "warned"
+    where the function is kept and training is not, which the plan has to say.
     """
 
     name: str
@@ -42,15 +43,23 @@ def tokens(vocabulary: int, *shape: int) -> Draw:
     return lambda generator: torch.randint(0, vocabulary, shape, generator=generator)
 
 
-def add(name: str, build: Callable[[int], nn.Module], *inputs: Draw, refused: str = "", either: str = "") -> None:
-    """Put a pattern on the list; refused, either: the reason why that is expected."""
+def add(
+    name: str,
+    build: Callable[[int], nn.Module],
+    *inputs: Draw,
+    refused: str = "",
+    either: str = "",
+    warned: str = "",
+) -> None:
+    """Put a pattern on the list; refused, either, warned: the reason why that is expected."""
 
     def draw() -> tuple[Tensor, ...]:
         generator = torch.Generator().manual_seed(0)
         return tuple(one(generator) for one in inputs)
 
-    expected = "refused" if refused else "either" if either else "exact"
-    REGISTERED.append(Pattern(name, build, draw, expected, refused or either))
+    reasons = {"refused": refused, "either": either, "warned": warned}
+    expected = next((what for what, reason in reasons.items() if reason), "exact")
+    REGISTERED.append(Pattern(name, build, draw, expected, refused or either or warned))
 
 
 def pattern(name: str, *inputs: Draw, **reason: str) -> Callable[[Build], Build]:

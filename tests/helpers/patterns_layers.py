@@ -480,7 +480,7 @@ habit("python loop over units", "a loop over units")
 habit("gradient", "the output is a gradient")
 
 
-@pattern("skip, raw coordinates beside units", X, refused=UNEQUAL)
+@pattern("skip, raw coordinates beside units", X, warned=UNEQUAL)
 @toy(lambda k: of(a=(5, 8 * k), b=(8 * k + 5, 8 * k), m=(5, 8 * k), c=(8 * k, 3)))
 def raw_skip(m: Any, x: Tensor) -> Tensor:
     return m.c(torch.relu(m.b(torch.cat((torch.relu(m.a(x)), x), -1))) + torch.sin(m.m(x)))

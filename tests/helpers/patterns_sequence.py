@@ -96,7 +96,7 @@ def joined(m: Any, x: Tensor) -> Tensor:
     return m.c(s)
 
 
-@pattern("recurrence by hand, raw input beside the state", X, refused="units and inputs lie on one axis")
+@pattern("recurrence by hand, raw input beside the state", X, warned="units and inputs lie on one axis")
 @toy(lambda k: of(n=6 * k, h=(6 * k + 4, 6 * k), c=(6 * k, 3)))
 def beside(m: Any, x: Tensor) -> Tensor:
     s = x.new_zeros(len(x), m.n)

@@ -238,8 +238,8 @@ class Raw(Network):
         return self.c(torch.relu(self.b(torch.cat((torch.relu(self.a(x)), more), 1))).mean((2, 3)))
 
 
-add("image, channels beside the raw image", lambda k: Raw(k, "input"), X, refused=UNEQUAL)
-add("image, channels beside coordinates", lambda k: Raw(k, "places"), X, refused=UNEQUAL)
+add("image, channels beside the raw image", lambda k: Raw(k, "input"), X, warned=UNEQUAL)
+add("image, channels beside coordinates", lambda k: Raw(k, "places"), X, warned=UNEQUAL)
 
 
 @pattern("image, raw image beside coordinates", X)
