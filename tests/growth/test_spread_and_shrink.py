@@ -158,6 +158,9 @@ def test_bad_values_are_refused() -> None:
     refuses("spread= is 'big', but must be", mu.Fresh, spread="big")
     fresh = GrowthSettings(how="fresh", shrink=0.5)
     refuses("how: fresh takes no shrink: leave shrink out, or use how: copies", fresh.build_operator)
+    for setting in ({"shrink": 0.5}, {"spread": "trained"}, {"outgoing": 0.5}, {"noise": 1.0}):
+        blocks = GrowthSettings(how="identity", **setting)  # type: ignore[arg-type]
+        refuses(f"how: identity is for new blocks and takes no {next(iter(setting))}", blocks.build_operator)
     copies = GrowthSettings(how="copies", noise=1.0, spread="trained")
     refuses("how: copies takes no spread: leave spread out, or use how: ", copies.build_operator)
 

@@ -145,13 +145,17 @@ class GrowthSettings(FreshSettings, CopiesSettings, HowSettings):
     def foreign_settings(self) -> list[str]:
         """The settings that are given, and that what fills new units does not take."""
         takes = self._operator_word.takes
-        foreign = list[str]()
+        return [name for name in self._given_settings if name not in takes]
+
+    @property
+    def _given_settings(self) -> list[str]:
+        """The settings of operators that differ from their defaults."""
+        given = list[str]()
         for field in self._operator_fields:
-            is_given = getattr(self, field.name) != field.default
             qualifies_another = "of" in field.metadata  # a unit says nothing where there is no amount
-            if is_given and not qualifies_another and field.name not in takes:
-                foreign.append(field.name)
-        return foreign
+            if getattr(self, field.name) != field.default and not qualifies_another:
+                given.append(field.name)
+        return given
 
     @property
     def _operator_fields(self) -> list[Field[Any]]:
@@ -161,9 +165,10 @@ class GrowthSettings(FreshSettings, CopiesSettings, HowSettings):
     def build_operator(self) -> Operator:
         """The operator to grow in width with; an error where a setting is given that it does not take."""
         how, word = self._settled_how, self._operator_word
-        if how in DEPTH_OPERATORS and self.noise != 0:
+        if how in DEPTH_OPERATORS and self._given_settings:
             raise MupscaleError(
-                f"how: {how} is for new blocks and takes no noise: use deepen: {how}, and how for new units"
+                f"how: {how} is for new blocks and takes no {self._given_settings[0]}: use deepen: {how}, and how for "
+                "new units"
             )
         for name in self.foreign_settings:
             taker = words_that_take(name)[0]
@@ -183,12 +188,9 @@ class GrowthSettings(FreshSettings, CopiesSettings, HowSettings):
             return f"new blocks: {how}"
         if is_replica(self.build_operator()):
             return f"{how} without noise, which stay equal: the wide model remains a replica"
-        said = [f"{how} units"]
+        parts = [f"{how} units"]
         if "noise" in word_in_table(how).takes:
             noise = "by parameter" if isinstance(self.noise, dict) else f"{self.noise:g}"
-            said = [f"{'' if how == 'copies' else f'{how} '}noise {noise}"]
-        for field in self._operator_fields:
-            value = getattr(self, field.name)
-            if value != field.default and field.name not in ("noise", "noise_unit"):
-                said.append(f"{field.name} {value}")
-        return ", ".join(said)
+            parts = [f"{'' if how == 'copies' else f'{how} '}noise {noise}"]
+        parts += [f"{name} {getattr(self, name)}" for name in self._given_settings if name != "noise"]
+        return ", ".join(parts)

@@ -25,8 +25,8 @@ class System:
 
     ground: tells what a step costs at every width; all have the warm-up and the floor of its recipe's schedule. start:
     the checkpoint that all contenders begin from; None where base models are trained here. base_steps: None where it is
-    not known how long that checkpoint has trained. noise_unit: of noise. said: the other settings of operators that the
-    recipe's growth event has, of which a contender takes its operator's.
+    not known how long that checkpoint has trained. noise_unit: of noise. event_settings:
+    what the recipe's growth event says, of which a contender takes its operator's settings, but for the noise.
     """
 
     settings: StudySettings
@@ -37,7 +37,7 @@ class System:
     grown_steps: int
     start: str | None = None
     noise_unit: NoiseUnit = "init"
-    said: Mapping[str, Any] = field(default_factory=dict)
+    event_settings: Mapping[str, Any] = field(default_factory=dict)
 
     def smaller(self, width: WholeWidth) -> System:
         """The same at a small width, with a base model that is trained here; it grows as many times."""
@@ -99,7 +99,7 @@ class System:
         growing: dict[str, Any] = {"how": one.how, "noise": noise, "noise_unit": unit} if one.is_grown else {}
         if one.is_grown and one.how in OPERATORS:
             takes = OPERATORS[one.how].takes - {"noise", "noise_unit"}
-            growing |= {name: value for name, value in self.said.items() if name in takes}
+            growing |= {name: value for name, value in self.event_settings.items() if name in takes}
             growing |= one.settings
         return replace(first, parent=self.base_model(base_lr, seed), **growing)
 
@@ -131,7 +131,7 @@ def read_system(recipe: Recipe, settings: StudySettings, ground: Ground, what: s
     if Width.of(growth.width) == Width.of(recipe.width):
         raise MupscaleError(f"the recipe's growth event keeps the width at {recipe.width}: give a larger one")
     sizes = recipe.width, growth.width, growth.at, recipe.steps - growth.at
-    return System(settings, ground, *sizes, noise_unit=growth.noise_unit, said=growth.growth_settings)
+    return System(settings, ground, *sizes, noise_unit=growth.noise_unit, event_settings=growth.growth_settings)
 
 
 def check_builds(recipe: Recipe, system: System, if_small: str = "") -> None:
